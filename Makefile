@@ -1,0 +1,60 @@
+# Everything runs from a .venv in this folder; `make setup` makes it, and every other target does so first.
+#
+#   PYTHON=python3.12 make setup     another interpreter
+#   ARGS="-k resume -x" make test    options handed on to pytest
+
+PYTHON ?= python3
+ARGS ?=
+
+BIN := .venv/bin
+STAMP := .venv/.set-up
+
+# Also pins what the build of the package itself needs.
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PYTHONUNBUFFERED := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test soak lint format bench docs clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP)  ## make .venv with the package and all that the tests need
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rankfeed needs Python 3.11 or newer; choose one with PYTHON=...")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --editable '.[dev,docs]'
+	@touch $@
+
+demo: setup  ## train, kill, resume on other ranks, and prove that nothing was lost
+	$(BIN)/rankfeed demo
+
+# Two at a time; tests that start ranks of their own run one after the other (tests/conftest.py). A test that runs
+# into its time limit takes its worker with it; no restart, since that would only run into the limit again.
+test: setup  ## run the tests
+	$(BIN)/python -m pytest -n 2 --max-worker-restart 0 $(ARGS)
+
+# One at a time and with its output shown: a soak's figures are its point.
+soak: setup  ## run the tests that take long and print what they measured
+	$(BIN)/python -m pytest -m soak -s -v --timeout 3600 $(ARGS)
+
+lint: setup  ## check style, types and the floors of the house
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup  ## put the code into the common style
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+bench: setup  ## measure against hand-written references
+	$(BIN)/python -m bench $(ARGS)
+
+docs: setup  ## build the documentation into site/
+	$(BIN)/mkdocs build --strict
+
+clean:  ## remove what was built, .venv included
+	rm -rf .venv site dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

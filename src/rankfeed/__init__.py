@@ -1,0 +1,73 @@
+"""rankfeed feeds the ranks of a PyTorch training job.
+
+Every rank, and every data-loading worker under it, reads its own share of a data set: each sample exactly
+once an epoch, in an order that can be repeated, in the same number of steps on every rank.
+
+Names are loaded when they are first asked for, so that ``import rankfeed`` brings in neither torch nor Arrow.
+
+Example:
+    >>> import rankfeed as rf
+    >>> rf.Topology(rank=1, world_size=4).world_size
+    4
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from rankfeed import errors
+
+if TYPE_CHECKING:
+    from rankfeed.building import pack
+    from rankfeed.loading import AuditReport, DistributedBatchSampler, DistributedSampler, Loader, split
+    from rankfeed.plan import Plan, Schedule
+    from rankfeed.sources import Source, from_dataset, open
+    from rankfeed.topology import Topology
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AuditReport",
+    "DistributedBatchSampler",
+    "DistributedSampler",
+    "Loader",
+    "Plan",
+    "Schedule",
+    "Source",
+    "Topology",
+    "__version__",
+    "errors",
+    "from_dataset",
+    "open",
+    "pack",
+    "split",
+]
+
+# Public name -> the room that holds it; the same as the imports above, which only type checkers follow.
+_ROOMS = {
+    "AuditReport": "rankfeed.loading",
+    "DistributedBatchSampler": "rankfeed.loading",
+    "DistributedSampler": "rankfeed.loading",
+    "Loader": "rankfeed.loading",
+    "Plan": "rankfeed.plan",
+    "Schedule": "rankfeed.plan",
+    "Source": "rankfeed.sources",
+    "Topology": "rankfeed.topology",
+    "from_dataset": "rankfeed.sources",
+    "open": "rankfeed.sources",
+    "pack": "rankfeed.building",
+    "split": "rankfeed.loading",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ROOMS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_ROOMS[name]), name)
+    globals()[name] = value  # found at once the next time
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

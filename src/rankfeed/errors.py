@@ -1,0 +1,124 @@
+"""Every error that a user can meet.
+
+All derive from :class:`RankfeedError`. An error is a short summary and up to four facts that turn it into
+something to act on: what was expected, what was found, where, and what to do about it.
+
+Example:
+    >>> raise CorruptError(
+    ...     "checksum does not match",
+    ...     expected="9f3c",
+    ...     found="01aa",
+    ...     where="data/shard-00003.arrow",
+    ...     remedy="pack the data set again, or fetch this shard anew",
+    ... )
+    Traceback (most recent call last):
+        ...
+    rankfeed.errors.CorruptError: checksum does not match
+      expected: 9f3c
+      found: 01aa
+      where: data/shard-00003.arrow
+      remedy: pack the data set again, or fetch this shard anew
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+class RankfeedError(Exception):
+    """Base of all errors of rankfeed.
+
+    Args:
+        summary: one line that says what went wrong.
+        expected: what would have been right.
+        found: what there was instead.
+        where: file and offset, key, rank, step: whatever leads there.
+        remedy: what the user can do.
+    """
+
+    def __init__(
+        self,
+        summary: str,
+        *,
+        expected: object = None,
+        found: object = None,
+        where: object = None,
+        remedy: str | None = None,
+    ) -> None:
+        self.summary = summary
+        self.expected = expected
+        self.found = found
+        self.where = where
+        self.remedy = remedy
+        facts = {"expected": expected, "found": found, "where": where, "remedy": remedy}
+        lines = [f"  {name}: {value}" for name, value in facts.items() if value is not None]
+        super().__init__("\n".join([summary, *lines]))
+
+    def __reduce__(self) -> tuple[Callable[..., RankfeedError], tuple[Any, ...]]:
+        # Errors travel from workers and other ranks by pickle; keyword arguments need help to survive that,
+        # and a fact that cannot be pickled (an exception, a handle) must not keep the error from arriving.
+        facts = tuple(
+            None if fact is None else str(fact)
+            for fact in (self.expected, self.found, self.where, self.remedy)
+        )
+        return _rebuild, (type(self), self.summary, *facts)
+
+
+def _rebuild(
+    kind: type[RankfeedError],
+    summary: str,
+    expected: str | None,
+    found: str | None,
+    where: str | None,
+    remedy: str | None,
+) -> RankfeedError:
+    return kind(summary, expected=expected, found=found, where=where, remedy=remedy)
+
+
+class ArgumentError(RankfeedError, ValueError):
+    """An argument has a value that cannot be meant."""
+
+
+class MissingExtraError(RankfeedError, ImportError):
+    """A feature needs a package that is not installed; the message names the extra that brings it."""
+
+
+class TopologyError(RankfeedError):
+    """The environment does not say, or contradicts itself about, which process of how many this is."""
+
+
+class PlanError(RankfeedError, ValueError):
+    """A plan or schedule that cannot be carried out, such as fewer samples than ranks."""
+
+
+class StateError(RankfeedError, ValueError):
+    """A checkpoint that belongs to other data or another plan, or is no checkpoint at all."""
+
+
+class SourceError(RankfeedError):
+    """Data that cannot be read: no such path, an empty data set, an unknown format, an unknown column."""
+
+
+class CorruptError(SourceError):
+    """Data that are damaged: truncated, flipped bits, a missing shard, a manifest that does not fit."""
+
+
+class UnsafeError(SourceError):
+    """Data whose reading could run code or leave its folder, refused unless the caller allows it."""
+
+
+class PackError(RankfeedError):
+    """A sample that cannot be packed, or a destination that cannot be written."""
+
+
+class TransformError(RankfeedError):
+    """A user's transform or collate function raised; names sample id, step and rank."""
+
+
+class WorkerError(RankfeedError):
+    """A worker process died again and again on the same step."""
+
+
+class AuditError(RankfeedError):
+    """What the ranks delivered is not what the plan promised: samples missing or repeated."""

@@ -1,0 +1,46 @@
+"""What all tests share: hypothesis profiles, one thread a process, groups of tests that must not overlap."""
+
+import os
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# Two workers, each with processes of its own, on two cores: more threads only fight. Set before torch is
+# imported, and inherited by whatever the tests start.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+START_PROCESSES = ("tests/launch/", "tests/faults/")
+
+# No deadlines: how long an example took on a shared machine says nothing about the code.
+settings.register_profile("default", deadline=None)
+settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+settings.register_profile(
+    "soak", deadline=None, max_examples=5_000, suppress_health_check=[HealthCheck.too_slow]
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the hypothesis profile: the same examples every time in CI, many more in a soak."""
+    if config.getoption("markexpr", "") == "soak":
+        settings.load_profile("soak")
+    elif os.environ.get("CI"):
+        settings.load_profile("ci")
+    else:
+        settings.load_profile("default")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Send tests that start ranks and launchers to one xdist worker, one after the other; others one by one.
+
+    xdist's own marker for this, ``xdist_group``, is silently without effect from pytest 9.2 on with xdist 3.8
+    (pytest-xdist#1386). Where a test lies says it as well.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ProcessesTogether(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "processes" if nodeid.startswith(START_PROCESSES) else nodeid
+
+    return ProcessesTogether(config, log)
