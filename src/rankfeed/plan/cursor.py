@@ -1,0 +1,40 @@
+"""Where a job stands in its data: the few integers of a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rankfeed.plan.plan import whole
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """A place between two steps, the same on every rank.
+
+    Positions count samples over all ranks, so another number of ranks or another batch size can go on from it.
+
+    Args:
+        epoch: the epoch it lies in.
+        position: samples consumed in this epoch.
+        steps: steps taken in this epoch, by whatever topologies.
+
+    Example:
+        >>> Cursor(epoch=1, position=96, steps=3).next_epoch()
+        Cursor(epoch=2, position=0, steps=0)
+    """
+
+    epoch: int = 0
+    position: int = 0
+    steps: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("epoch", "position", "steps"):
+            object.__setattr__(self, name, whole(name, getattr(self, name), at_least=0))
+
+    def after(self, position: int) -> Cursor:
+        """One step on, with ``position`` samples consumed."""
+        return Cursor(self.epoch, position, self.steps + 1)
+
+    def next_epoch(self) -> Cursor:
+        """The start of the next epoch."""
+        return Cursor(self.epoch + 1)

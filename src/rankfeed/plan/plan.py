@@ -1,0 +1,261 @@
+"""The order of an epoch: position -> sample id, for any size, in constant memory in the number of samples.
+
+An epoch's positions are dealt to ``lanes`` like cards: position p is place ``p // lanes`` of lane ``p % lanes``.
+Each lane owns one equal stretch of the epoch's line of samples, and reads along it. What the line is, is the
+kind of shuffle: the samples as they lie ("none"), a keyed bijection of all of them ("global"), or whole blocks
+in a keyed order with the samples mixed inside windows of each lane's stretch ("window").
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Literal, TypeVar, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from rankfeed.errors import PlanError
+from rankfeed.plan.permutation import CHUNK, MAX_SIZE, Key, UInt64, mix, permutation
+
+Int64 = npt.NDArray[np.int64]
+Shuffle = Literal["none", "global", "window"]
+_Number = TypeVar("_Number", int, float)
+
+#: Lanes where nobody says how many. A property of the order, so never taken from the number of ranks.
+DEFAULT_LANES: dict[str, int] = {"none": 1, "global": 1, "window": 64}
+
+#: An ``int`` given for ``blocks`` is cut into blocks for "window", into no more than this many.
+_MAX_IMPLIED_BLOCKS = 2**20
+
+
+class Plan:
+    """Which sample is read at which position of which epoch.
+
+    Args:
+        blocks: number of samples, or the number in each block, a block being what is read in one go.
+        shuffle: "none", "global" (one keyed bijection of all samples) or "window" (blocks in a keyed order,
+            samples mixed inside windows, so that few blocks are open at a time).
+        seed: any integer; orders of different (seed, epoch) have nothing in common.
+        window: samples mixed with each other under "window", about.
+        lanes: independent streams along the epoch's line. Part of the order, so never take it from the topology.
+
+    Raises:
+        PlanError: an argument makes no plan; no samples; more than 2**62 of them.
+
+    Example:
+        >>> plan = Plan([3, 2, 4], shuffle="window", seed=1, window=4)
+        >>> sorted(plan.sample_ids(epoch=0, positions=range(9)).tolist())
+        [0, 1, 2, 3, 4, 5, 6, 7, 8]
+        >>> plan.sample_ids(0, [7]) == plan.sample_ids(0, range(9))[7]
+        array([ True])
+    """
+
+    def __init__(
+        self,
+        blocks: int | Sequence[int] | npt.NDArray[np.integer],
+        *,
+        shuffle: Shuffle = "global",
+        seed: int = 0,
+        window: int = 65536,
+        lanes: int = 1,
+    ) -> None:
+        if shuffle not in get_args(Shuffle):
+            raise PlanError("unknown kind of shuffle", expected=" | ".join(get_args(Shuffle)), found=repr(shuffle))
+        self.shuffle = shuffle
+        self.seed = whole("seed", seed)
+        self.window = whole("window", window, at_least=1)
+        self.lanes = whole("lanes", lanes, at_least=1)
+        self._starts = _block_starts(blocks, self.window if shuffle == "window" else None)
+        self.num_samples = int(self._starts[-1])
+        if self.num_samples == 0:
+            raise PlanError("there are no samples to plan", remedy="check that the data set is not empty")
+        self._line: tuple[int, Int64, Int64] | None = None
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the data set, empty ones included."""
+        return len(self._starts) - 1
+
+    def describe(self) -> dict[str, int | str]:
+        """What the order depends on: the same description, the same order. A few hundred bytes of JSON."""
+        facts: dict[str, int | str] = {
+            "samples": self.num_samples,
+            "shuffle": self.shuffle,
+            "seed": self.seed,
+            "lanes": self.lanes,
+        }
+        if self.shuffle == "window":
+            digest = hashlib.blake2b(self._starts.astype("<i8").tobytes(), digest_size=8)
+            facts |= {"window": self.window, "blocks": self.num_blocks, "block_sizes": digest.hexdigest()}
+        return facts
+
+    @property
+    def fingerprint(self) -> str:
+        """32 hexadecimal digits; equal fingerprints deliver equal orders."""
+        text = "rankfeed-plan-1" + json.dumps(self.describe(), sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+    def sample_ids(self, epoch: int, positions: npt.ArrayLike) -> Int64:
+        """The samples at some positions of an epoch.
+
+        Args:
+            epoch: any integer of at least 0.
+            positions: int array-like of any shape, each in [0, num_samples).
+
+        Returns:
+            int64 array of the same shape, sample ids in [0, num_samples).
+
+        Raises:
+            PlanError: a position outside the epoch, or a negative epoch.
+        """
+        epoch = whole("epoch", epoch, at_least=0)
+        places = _positions(positions, self.num_samples)
+        ids = np.empty_like(places)
+        flat, out = places.reshape(-1), ids.reshape(-1)
+        for start in range(0, flat.size, CHUNK):
+            part = slice(start, start + CHUNK)
+            out[part] = self._chunk_of_ids(epoch, flat[part])
+        return ids
+
+    def _chunk_of_ids(self, epoch: int, places: Int64) -> Int64:
+        short, longer = divmod(self.num_samples, self.lanes)
+        if self.lanes == 1:
+            lanes: Int64 | int = 0
+            line: Int64 | int = 0
+        else:
+            lanes, places = _dealt(places, self.lanes)
+            line = lanes * short
+            line += np.minimum(lanes, longer)
+        if self.shuffle == "none":
+            return line + places
+        if self.shuffle == "global":
+            return permutation(line + places, self.num_samples, Key.of("global", self.seed, epoch))
+        line = line + self._mixed(epoch, lanes, places)
+        ends, shifts = self._block_line(epoch)
+        line += shifts[ends.searchsorted(line, side="right")]
+        return line
+
+    def _mixed(self, epoch: int, lanes: Int64 | int, places: Int64) -> Int64:
+        """Places after mixing each inside its window of its lane.
+
+        A lane of n samples has about n / window windows whose sizes differ by one. The windows are laid out for
+        the shorter lanes; where a lane is one longer, its last window is too.
+        """
+        length, longer = divmod(self.num_samples, self.lanes)
+        windows = max(1, round(length / self.window))
+        size, larger = divmod(length, windows)
+        if larger:
+            beyond = places - larger * (size + 1)
+            index = np.where(beyond < 0, places // (size + 1), larger + beyond // size)
+        else:
+            index = places // max(size, 1)
+        if longer:  # the one sample more stays in the last window
+            np.minimum(index, windows - 1, out=index)
+        starts = index * size
+        sizes: UInt64 | None = None
+        if larger:
+            starts += np.minimum(index, larger)
+        if larger or longer:
+            own = size + (index < larger) + ((index == windows - 1) & (lanes < longer))
+            sizes = own.astype(np.uint64)
+        index += lanes * windows
+        starts += permutation(
+            places - starts,
+            size + (sizes is not None),
+            Key.of("window", self.seed, epoch),
+            tweaks=mix(index.view(np.uint64)),
+            sizes=sizes,
+        )
+        return starts
+
+    def _block_line(self, epoch: int) -> tuple[Int64, Int64]:
+        """The permuted blocks as a line: where each ends on it, and what takes a place on it to a sample id."""
+        cached = self._line
+        if cached is not None and cached[0] == epoch:
+            return cached[1], cached[2]
+        self._line = cached = None  # freed before the next is made: two of them would double the peak
+        count = self.num_blocks
+        order = permutation(np.arange(count), count, Key.of("blocks", self.seed, epoch))
+        ends = np.diff(self._starts)[order]
+        np.cumsum(ends, out=ends)
+        shifts = self._starts[order]
+        shifts[1:] -= ends[:-1]
+        self._line = (epoch, ends, shifts)
+        return ends, shifts
+
+    def __repr__(self) -> str:
+        facts = ", ".join(f"{name}={value!r}" for name, value in self.describe().items())
+        return f"Plan({facts})"
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_line": None}
+
+
+def whole(name: str, value: object, *, at_least: int | None = None) -> int:
+    """``value`` as an int, if it is a whole number (numpy's count, bools don't) of at least ``at_least``.
+
+    Raises:
+        PlanError: it isn't.
+
+    Example:
+        >>> whole("batch_size", np.int32(8), at_least=1)
+        8
+    """
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+        number = int(value)
+        if at_least is None or number >= at_least:
+            return number
+    least = "" if at_least is None else f" of at least {at_least}"
+    raise PlanError(f"{name} cannot be used", expected=f"a whole number{least}", found=repr(value))
+
+
+def _block_starts(blocks: int | Sequence[int] | npt.NDArray[np.integer], implied: int | None) -> Int64:
+    """Where each block starts, and at the end the number of samples."""
+    if isinstance(blocks, (int, np.integer)):
+        total = _checked_total(whole("blocks", blocks, at_least=0))
+        if implied is None or total == 0:
+            return np.array([0, total], np.int64)
+        size = max(implied, -(-total // _MAX_IMPLIED_BLOCKS))
+        return np.append(np.arange(0, total, size, dtype=np.int64), total)
+    sizes = np.asarray(blocks)
+    if sizes.size == 0:
+        return np.zeros(1, np.int64)
+    if sizes.ndim != 1 or sizes.dtype.kind not in "iu":
+        found = f"an array of dtype {sizes.dtype} and shape {sizes.shape}"
+        raise PlanError("blocks cannot be used", expected="a whole number, or a sequence of them", found=found)
+    if sizes.min() < 0 or sizes.max() > MAX_SIZE:
+        bad = int(np.argmax((sizes < 0) | (sizes > MAX_SIZE)))
+        raise PlanError("a block has an impossible size", found=int(sizes[bad]), where=f"block {bad}")
+    _checked_total(float(sizes.sum(dtype=np.float64)))
+    starts = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=starts[1:], dtype=np.int64)
+    return starts
+
+
+def _checked_total(total: _Number) -> _Number:
+    if total > MAX_SIZE:
+        raise PlanError("too many samples for one plan", expected="at most 2**62", found=total)
+    return total
+
+
+def _dealt(positions: Int64, lanes: int) -> tuple[Int64, Int64]:
+    """Lane and place of each position (numpy's floor division is vectorised, its remainder isn't)."""
+    places = positions // lanes
+    return positions - places * lanes, places
+
+
+def _positions(positions: npt.ArrayLike, num_samples: int) -> Int64:
+    given = np.asarray(positions)
+    if given.dtype.kind not in "iu" and given.size:
+        raise PlanError("positions must be whole numbers", found=f"dtype {given.dtype}")
+    checked = given.astype(np.int64, copy=False)
+    # Seen as unsigned, a negative position is a huge one: one comparison finds both.
+    if checked.size and int(np.ascontiguousarray(checked).view(np.uint64).max()) >= num_samples:
+        raise PlanError(
+            "a position lies outside the epoch",
+            expected=f"0 to {num_samples - 1}",
+            found=f"{checked.min()} to {checked.max()}",
+        )
+    return checked

@@ -1,0 +1,238 @@
+"""Which samples a rank reads at which step: the epoch's positions cut into steps, the steps into ranks.
+
+Everything here is arithmetic on a plan and three numbers (rank, world size, batch size). Workers do not appear:
+a batch is the same whoever computes it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from rankfeed.errors import PlanError
+from rankfeed.plan.plan import Int64, whole
+
+Tail = Literal["even", "drop", "pad"]
+
+#: Sample ids are worked out for several steps at once, about this many: numpy's calls cost the same for 256
+#: numbers as for a few thousand.
+_AHEAD = 4096
+
+
+class Order(Protocol):
+    """What a schedule needs of a plan."""
+
+    @property
+    def lanes(self) -> int: ...
+    @property
+    def num_samples(self) -> int: ...
+    def sample_ids(self, epoch: int, positions: npt.ArrayLike) -> Int64: ...
+
+
+class Ranks(Protocol):
+    """What a schedule needs of a topology."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def world_size(self) -> int: ...
+
+
+class Schedule:
+    """The steps of one rank through one epoch, or through what is left of it.
+
+    With the global batch ``G = batch_size * world_size`` and ``M`` samples left, the last steps are, by ``tail``:
+
+    - "even": if G divides M, M / G full steps. If not, the last two steps share what is left after the full
+      ones, the larger half first; if M < G there is one step. With batch_size 1 the rest joins the last step.
+      Over the ranks sizes differ by at most one and none is empty; only where M < world_size some ranks have
+      none, and get one stand-in row that :meth:`valid` masks.
+    - "drop": M // G full steps; the rest is left out.
+    - "pad": the last step is filled with the first samples of the epoch's order, masked by :meth:`valid`.
+
+    Args:
+        plan: the order of the samples.
+        batch_size: rows of this rank at a full step.
+        topology: this rank and the number of ranks.
+        epoch: which epoch.
+        start: samples already consumed in it, by whatever topology.
+        tail: "even", "drop" or "pad".
+
+    Raises:
+        PlanError: an argument makes no schedule; an epoch has fewer samples than ranks (but under "pad").
+
+    Example:
+        >>> from rankfeed.plan import Plan
+        >>> from rankfeed.topology import Topology
+        >>> schedule = Schedule(Plan(10, shuffle="none"), batch_size=2, topology=Topology(rank=1, world_size=2))
+        >>> [schedule.batch(step).tolist() for step in range(len(schedule))]
+        [[2, 3], [5, 6], [8, 9]]
+    """
+
+    def __init__(
+        self,
+        plan: Order,
+        *,
+        batch_size: int,
+        topology: Ranks,
+        epoch: int = 0,
+        start: int = 0,
+        tail: Tail = "even",
+    ) -> None:
+        self.plan = plan
+        self.batch_size = whole("batch_size", batch_size, at_least=1)
+        self.rank, self.world_size = topology.rank, topology.world_size
+        self.epoch = whole("epoch", epoch, at_least=0)
+        self.start = whole("start", start, at_least=0)
+        if tail not in get_args(Tail):
+            raise PlanError("unknown kind of tail", expected=" | ".join(get_args(Tail)), found=repr(tail))
+        self.tail = tail
+        total = plan.num_samples
+        if self.start > total:
+            raise PlanError("start lies beyond the epoch", expected=f"at most {total}", found=self.start)
+        if total < self.world_size and tail != "pad":
+            raise PlanError(
+                "an epoch has fewer samples than there are ranks",
+                expected=f"at least {self.world_size} samples",
+                found=total,
+                remedy='train on fewer ranks, or take tail="pad", which masks the rows it repeats',
+            )
+        self.global_batch_size = self.batch_size * self.world_size
+        self._full, self._last = cut(total - self.start, self.batch_size, self.world_size, tail)
+        self._ahead: tuple[int, list[Int64]] = (0, [])
+
+    def __len__(self) -> int:
+        return self._full + len(self._last)
+
+    def batch(self, step: int) -> Int64:
+        """Sample ids of this rank at ``step`` (counted from ``start``): int64, batch_size of them at a full step.
+
+        Raises:
+            PlanError: there is no such step.
+        """
+        step = self._checked(step)
+        first, batches = self._ahead
+        if not first <= step < first + len(batches):
+            first, batches = (
+                step,
+                self._batches(step, min(len(self), step + max(1, _AHEAD // self.batch_size))),
+            )
+            self._ahead = first, batches
+        return batches[step - first].copy()
+
+    def valid(self, step: int) -> npt.NDArray[np.bool_]:
+        """Which rows of :meth:`batch` are samples of this step, and which only fill: bool, True where they are."""
+        first, last, rows = self._share(self._checked(step))
+        return np.arange(rows) < last - first
+
+    def global_batch(self, step: int) -> Int64:
+        """Sample ids of all ranks together at ``step``, in the epoch's order.
+
+        Under "pad" the samples that fill the last step are among them, at the end. The stand-in rows of ranks
+        that have no sample (see "even") are not: they are no part of what is delivered.
+        """
+        low, high = self._bounds(self._checked(step))
+        positions = np.arange(low, high)
+        if self.tail == "pad":
+            missing = self.global_batch_size - (high - low)
+            positions = np.append(positions, np.arange(missing) % self.plan.num_samples)
+        return self.plan.sample_ids(self.epoch, positions)
+
+    def position_after(self, step: int) -> int:
+        """Samples consumed once ``step`` is done, counted from the epoch's start."""
+        return self._bounds(self._checked(step))[1]
+
+    def first_position(self, step: int) -> int:
+        """The first position of this rank's rows at ``step``: the epoch's count of samples before them."""
+        step = self._checked(step)
+        return self._bounds(step)[0] + self._share(step)[0]
+
+    @property
+    def end(self) -> int:
+        """Samples consumed when the last step is done, counted from the epoch's start."""
+        return self._bounds(len(self) - 1)[1] if len(self) else self.start
+
+    def _checked(self, step: int) -> int:
+        step = whole("step", step, at_least=0)
+        if step >= len(self):
+            raise PlanError("there is no such step", expected=f"less than {len(self)}", found=step)
+        return step
+
+    def _bounds(self, step: int) -> tuple[int, int]:
+        """The stretch of positions that all ranks read at a step."""
+        low = self.start + min(step, self._full) * self.global_batch_size
+        if step < self._full:
+            return low, low + self.global_batch_size
+        index = step - self._full
+        low += sum(self._last[:index])
+        return low, low + self._last[index]
+
+    def _share(self, step: int) -> tuple[int, int, int]:
+        """This rank's share of a step: from, to (counted within the step), and rows with those that fill."""
+        low, high = self._bounds(step)
+        first = self.rank * (high - low) // self.world_size
+        last = (self.rank + 1) * (high - low) // self.world_size
+        return first, last, self.batch_size if self.tail == "pad" else max(1, last - first)
+
+    def _batches(self, step: int, until: int) -> list[Int64]:
+        positions = [self._positions(each) for each in range(step, until)]
+        ids = self.plan.sample_ids(self.epoch, np.concatenate(positions))
+        return np.split(ids, np.cumsum([len(each) for each in positions[:-1]]))
+
+    def _positions(self, step: int) -> Int64:
+        low, high = self._bounds(step)
+        first, last, rows = self._share(step)
+        positions = by_lane(low, high, self.plan.lanes, first, last)
+        if rows == last - first:
+            return positions
+        # The ranks before this one took rank * rows rows, `first` of them real: the rest were fillers.
+        filler = self.rank * rows - first
+        fill = np.arange(filler, filler + rows - (last - first)) % self.plan.num_samples
+        return np.concatenate([positions, fill])
+
+
+def cut(samples: int, batch_size: int, world_size: int, tail: Tail) -> tuple[int, list[int]]:
+    """Number of full steps, and the samples of the steps after them (two at most).
+
+    Example:
+        >>> cut(10, batch_size=2, world_size=2, tail="even")
+        (1, [3, 3])
+        >>> cut(10, batch_size=2, world_size=2, tail="pad")
+        (2, [2])
+    """
+    whole_batch = batch_size * world_size
+    full, rest = divmod(samples, whole_batch)
+    if rest == 0 or tail == "drop":
+        return full, []
+    if tail == "pad" or full == 0:
+        return full, [rest]
+    if batch_size == 1:
+        return full - 1, [whole_batch + rest]
+    shared = whole_batch + rest
+    return full - 1, [shared - shared // 2, shared // 2]
+
+
+def by_lane(low: int, high: int, lanes: int, first: int, last: int) -> Int64:
+    """Positions ``first`` to ``last`` of the stretch [low, high) when that is sorted by (lane, place).
+
+    A rank so gets samples that lie in few lanes, without anybody sorting the global batch.
+
+    Returns:
+        int64 array of ``last - first`` positions.
+
+    Example:
+        >>> by_lane(4, 12, lanes=3, first=0, last=8).tolist()
+        [6, 9, 4, 7, 10, 5, 8, 11]
+    """
+    if lanes == 1:
+        return np.arange(low + first, low + last)
+    # How far into the stretch each lane's first position is, and how many positions the lane has in it.
+    offsets = (np.arange(lanes) - low) % lanes
+    counts = np.maximum(0, -(-(high - low - offsets) // lanes))
+    ends = np.cumsum(counts)
+    index = np.arange(first, last)
+    lane = np.searchsorted(ends, index, side="right")
+    positions: Int64 = low + offsets[lane] + (index - (ends - counts)[lane]) * lanes
+    return positions
