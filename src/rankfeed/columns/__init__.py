@@ -1,0 +1,23 @@
+"""What a batch is made of: dense, ragged and bytes columns, and buffers that are used again."""
+
+from rankfeed.columns.buffers import BufferPool
+from rankfeed.columns.column import Allocate, Bytes, Column, Dense, Objects, Ragged, Rows, Runs
+from rankfeed.columns.columns import Columns, as_array, column_of
+from rankfeed.columns.field import Field, Kind
+
+__all__ = [
+    "Allocate",
+    "BufferPool",
+    "Bytes",
+    "Column",
+    "Columns",
+    "Dense",
+    "Field",
+    "Kind",
+    "Objects",
+    "Ragged",
+    "Rows",
+    "Runs",
+    "as_array",
+    "column_of",
+]
