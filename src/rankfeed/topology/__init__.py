@@ -1,0 +1,5 @@
+"""Where this process stands: which launcher started it, which rank of how many it is, on which node."""
+
+from rankfeed.topology.topology import Topology
+
+__all__ = ["Topology"]

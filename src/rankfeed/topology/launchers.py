@@ -1,0 +1,231 @@
+"""What the launchers say in the environment: a table of their variables, and how one row of it is read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from rankfeed.errors import TopologyError
+
+REMEDY = (
+    "unset what an earlier job or another launcher left behind, or initialise torch.distributed first, "
+    "or pass topology=rankfeed.Topology(rank=..., world_size=...)"
+)
+
+# Slurm numbers what is no step of tasks (batch script, interactive shell, prolog) from the top of 32 bits down.
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """One row of the table: which variables a launcher sets. Of several names for one thing the first set counts.
+
+    Args:
+        name: what :attr:`rankfeed.Topology.launcher` will say.
+        rank, size: this process in the whole launch, and how many there are.
+        local_rank, local_size: the same among the processes on this node.
+        node, num_nodes: this node, and how many there are.
+        tasks_per_node: where the local size has to be read from Slurm's list of nodes.
+        inside: the row counts only where this variable is set.
+        marks, without: the row counts only where a variable with this prefix is set, or none is.
+    """
+
+    name: str
+    rank: tuple[str, ...] = ()
+    size: tuple[str, ...] = ()
+    local_rank: tuple[str, ...] = ()
+    local_size: tuple[str, ...] = ()
+    node: tuple[str, ...] = ()
+    num_nodes: tuple[str, ...] = ()
+    tasks_per_node: tuple[str, ...] = ()
+    inside: str = ""
+    marks: str = ""
+    without: str = ""
+
+
+TORCHRUN = Launcher(
+    "torchrun",
+    rank=("RANK",),
+    size=("WORLD_SIZE",),
+    local_rank=("LOCAL_RANK",),
+    local_size=("LOCAL_WORLD_SIZE",),
+    node=("GROUP_RANK", "NODE_RANK"),
+    num_nodes=("GROUP_WORLD_SIZE",),
+)
+# Lightning's own children have no RANK until Lightning initialises torch.distributed in them.
+LIGHTNING = replace(TORCHRUN, name="lightning", rank=(), node=("NODE_RANK",), num_nodes=())
+SLURM = Launcher(
+    "slurm",
+    rank=("SLURM_PROCID",),
+    size=("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
+    local_rank=("SLURM_LOCALID",),
+    node=("SLURM_NODEID",),
+    num_nodes=("SLURM_STEP_NUM_NODES", "SLURM_NNODES"),
+    tasks_per_node=("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"),
+    # In a batch script without srun PROCID is 0 and NTASKS is 2, and yet there is one process.
+    inside="SLURM_STEP_ID",
+)
+OPENMPI = Launcher(
+    "openmpi",
+    rank=("OMPI_COMM_WORLD_RANK",),
+    size=("OMPI_COMM_WORLD_SIZE",),
+    local_rank=("OMPI_COMM_WORLD_LOCAL_RANK",),
+    local_size=("OMPI_COMM_WORLD_LOCAL_SIZE",),
+    # OMPI_COMM_WORLD_NODE_RANK is not here: it counts processes on this node, over jobs.
+)
+MPICH = Launcher(
+    "mpich",
+    rank=("PMI_RANK",),
+    size=("PMI_SIZE",),
+    local_rank=("MPI_LOCALRANKID", "PMI_LOCAL_RANK"),
+    local_size=("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"),
+    without="I_MPI_",
+)
+INTEL_MPI = replace(MPICH, name="intelmpi", marks="I_MPI_", without="")
+MVAPICH2 = Launcher(
+    "mvapich2",
+    rank=("MV2_COMM_WORLD_RANK",),
+    size=("MV2_COMM_WORLD_SIZE",),
+    local_rank=("MV2_COMM_WORLD_LOCAL_RANK",),
+    local_size=("MV2_COMM_WORLD_LOCAL_SIZE",),
+)
+# PMIx says no size: it has to come from whoever else is there.
+PMIX = Launcher("pmix", rank=("PMIX_RANK",))
+LSF = Launcher(
+    "lsf",
+    rank=("JSM_NAMESPACE_RANK",),
+    size=("JSM_NAMESPACE_SIZE",),
+    local_rank=("JSM_NAMESPACE_LOCAL_RANK",),
+    local_size=("JSM_NAMESPACE_LOCAL_SIZE",),
+)
+# All that start processes, in the order in which they are read; torchrun and its like come before.
+OUTER = (SLURM, OPENMPI, MPICH, INTEL_MPI, MVAPICH2, PMIX, LSF)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What one launcher says of this process; None is what it does not say. ``variables`` is for the messages."""
+
+    launcher: str
+    rank: int | None = None
+    size: int | None = None
+    local_rank: int | None = None
+    local_size: int | None = None
+    node: int | None = None
+    num_nodes: int | None = None
+    variables: str = ""
+
+
+def read(row: Launcher, environ: Mapping[str, str]) -> Claim | None:
+    """What the environment says under the names of one row, or None where the row does not count.
+
+    Args:
+        row: a row of the table.
+        environ: environment variables.
+
+    Raises:
+        TopologyError: a value that is no number, or a list of nodes that cannot be read.
+
+    Example:
+        >>> read(MPICH, {"PMI_RANK": "1", "PMI_SIZE": "2"}).variables
+        'PMI_RANK=1, PMI_SIZE=2'
+    """
+    if not _counts(row, environ):
+        return None
+    fields = (row.rank, row.size, row.local_rank, row.local_size, row.node, row.num_nodes)
+    rank, size, local_rank, local_size, node, num_nodes = (_number(names, environ) for names in fields)
+    if row.tasks_per_node:
+        local_size = _local_tasks(row.tasks_per_node, environ, node or 0)
+    names = [name for group in (*fields, row.tasks_per_node, (row.inside,)) for name in group if name in environ]
+    variables = ", ".join(f"{name}={environ[name]}" for name in names)
+    return Claim(row.name, rank, size, local_rank, local_size, node, num_nodes, variables) if names else None
+
+
+def place(claim: Claim) -> tuple[int, int, int, int]:
+    """Local rank, local size, node and number of nodes of a complete claim, worked out where it does not say.
+
+    Where nothing says how many processes a node has, or nodes differ in it and are not numbered, one node is
+    assumed; no share of the data depends on it.
+
+    Args:
+        claim: with rank and size.
+
+    Returns:
+        (local_rank, local_size, node, num_nodes), not checked.
+
+    Example:
+        >>> place(read(OPENMPI, {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8",
+        ...     "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}))
+        (1, 4, 1, 2)
+    """
+    rank, size = claim.rank or 0, claim.size or 1
+    local_size, num_nodes = claim.local_size, claim.num_nodes
+    if local_size is None and num_nodes and size % num_nodes == 0:
+        local_size = size // num_nodes
+    if local_size is None:
+        return rank if claim.local_rank is None else claim.local_rank, size, 0, 1
+    if local_size < 1:
+        return 0, local_size, 0, 1
+    local_rank = rank % local_size if claim.local_rank is None else claim.local_rank
+    if num_nodes is None:
+        num_nodes = size // local_size if size % local_size == 0 else None
+    if num_nodes is None:
+        return local_rank, local_size, 0, 1
+    node = _node(rank, local_rank, local_size, num_nodes) if claim.node is None else claim.node
+    return local_rank, local_size, node, num_nodes
+
+
+def _node(rank: int, local_rank: int, local_size: int, num_nodes: int) -> int:
+    """The node by the order in which ranks were dealt out: node after node, or one to each in turn."""
+    if num_nodes and rank % local_size != local_rank and rank // num_nodes == local_rank:
+        return rank % num_nodes
+    return min(rank // local_size, num_nodes - 1)
+
+
+def _counts(row: Launcher, environ: Mapping[str, str]) -> bool:
+    if row.inside:
+        step = environ.get(row.inside)
+        if step is None:
+            return False
+        if row is SLURM and re.fullmatch(r"[0-9]{1,18}", step.strip()) and int(step) >= _FIRST_SPECIAL_STEP:
+            return False
+    if row.marks and not any(name.startswith(row.marks) for name in environ):
+        return False
+    return not (row.without and any(name.startswith(row.without) for name in environ))
+
+
+def _number(names: Iterable[str], environ: Mapping[str, str]) -> int | None:
+    name = next((name for name in names if name in environ), None)
+    if name is None:
+        return None
+    value = str(environ[name]).strip()
+    if not re.fullmatch(r"[0-9]{1,18}", value):
+        raise TopologyError(
+            f"the environment variable {name} is not a count of processes",
+            expected="a whole number from 0 up",
+            found=f"{name}={environ[name]!r}",
+            remedy=REMEDY,
+        )
+    return int(value)
+
+
+def _local_tasks(names: Iterable[str], environ: Mapping[str, str], node: int) -> int | None:
+    """The tasks on one node out of Slurm's list, such as ``2(x3),1`` for 2, 2, 2 and 1."""
+    name = next((name for name in names if name in environ), None)
+    if name is None:
+        return None
+    first = 0
+    for part in environ[name].split(","):
+        match = re.fullmatch(r"\s*([0-9]{1,9})(?:\(x([0-9]{1,9})\))?\s*", part)
+        if match is None:
+            break
+        first += int(match[2] or 1)
+        if node < first:
+            return int(match[1])
+    raise TopologyError(
+        f"the environment variable {name} does not say how many tasks node {node} has",
+        expected="a list such as 2(x3),1 with a place for each node",
+        found=f"{name}={environ[name]!r}",
+        remedy=REMEDY,
+    )

@@ -1,0 +1,247 @@
+"""The topology of a job as one process sees it: a few integers, found out or given, that travel by pickle."""
+
+from __future__ import annotations
+
+import operator
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Self, SupportsIndex
+
+import numpy as np
+
+from rankfeed.errors import TopologyError
+from rankfeed.topology.launchers import REMEDY, TORCHRUN, Claim, place, read
+from rankfeed.topology.nesting import find
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Which process of how many this is, and on which node.
+
+    Args:
+        rank: this process, from 0. Any integer type will do; floats and bools will not.
+        world_size: how many processes share the data.
+        local_rank: this process among those on its node, as its launcher says (``torchrun --virtual-local-rank``
+            says 0 to all of them).
+        local_world_size: how many processes its node has.
+        node: this node, from 0.
+        num_nodes: how many nodes there are.
+        launcher: who started the processes; for people, nothing depends on it.
+
+    Raises:
+        TopologyError: values that cannot be, such as a rank that is not below the world size.
+
+    Example:
+        >>> Topology(rank=1, world_size=2, local_rank=1, local_world_size=2).world_size
+        2
+        >>> Topology(rank=2, world_size=2)
+        Traceback (most recent call last):
+            ...
+        rankfeed.errors.TopologyError: rank is not below world_size
+          expected: 0 <= rank < 2
+          found: rank=2
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    node: int = 0
+    num_nodes: int = 1
+    launcher: str = "single"
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if field.name != "launcher":
+                object.__setattr__(self, field.name, _integer(field.name, getattr(self, field.name)))
+        if not self.launcher or type(self.launcher) is not str:
+            raise TopologyError("launcher is not a name", expected="a str", found=repr(self.launcher))
+        self._check("rank", "world_size")
+        self._check("local_rank", "local_world_size")
+        self._check("node", "num_nodes")
+        for part in ("local_world_size", "num_nodes"):
+            if getattr(self, part) > self.world_size:
+                raise TopologyError(
+                    f"{part} is above world_size",
+                    expected=f"{part} <= {self.world_size}",
+                    found=f"{part}={getattr(self, part)}",
+                )
+
+    def _check(self, index: str, count: str) -> None:
+        value, bound = getattr(self, index), getattr(self, count)
+        if bound < 1:
+            raise TopologyError(f"{count} is not positive", expected=f"{count} >= 1", found=f"{count}={bound}")
+        if not 0 <= value < bound:
+            problem = "is negative" if value < 0 else f"is not below {count}"
+            raise TopologyError(f"{index} {problem}", expected=f"0 <= {index} < {bound}", found=f"{index}={value}")
+
+    @classmethod
+    def detect(cls, environ: Mapping[str, str] | None = None) -> Self:
+        """Find out where this process stands.
+
+        An initialised ``torch.distributed`` is believed first, then torchrun, Slurm (inside a step), Open MPI,
+        MPICH, Intel MPI, MVAPICH2, PMIx and LSF. Nothing is imported to find out.
+
+        Args:
+            environ: variables to read instead of this process's; torch is then not asked.
+
+        Raises:
+            TopologyError: the variables are half-set or contradict each other, or there are several processes
+                and nothing says which this is.
+
+        Example:
+            >>> Topology.detect({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"})
+            Topology(rank=3, world_size=4, local_rank=1, local_world_size=2, node=1, num_nodes=2,
+                     launcher='torchrun')
+            >>> Topology.detect({})
+            Topology(rank=0, world_size=1, local_rank=0, local_world_size=1, node=0, num_nodes=1,
+                     launcher='single')
+            >>> Topology.detect({"WORLD_SIZE": "4"})
+            Traceback (most recent call last):
+                ...
+            rankfeed.errors.TopologyError: there may be several processes, but torchrun's variables do not say ...
+        """
+        if environ is not None:
+            return cls._from_claim(find(environ))
+        group = _process_group()
+        return cls._from_claim(find(os.environ)) if group is None else cls._from_group(*group)
+
+    @classmethod
+    def from_mesh(cls, mesh: DeviceMesh, dims: str | Sequence[str]) -> Self:
+        """The coordinates of this process along some dimensions of a torch ``DeviceMesh``.
+
+        Give the dimensions that see different data (data-parallel, sharded or replicated). Peers along all
+        others (tensor-, context-, pipeline-parallel) get the same rank, so they read the same samples.
+
+        Args:
+            mesh: a mesh with named dimensions.
+            dims: one name, or several in the order in which they are flattened (the last varies fastest).
+
+        Raises:
+            TopologyError: a name that the mesh has not, the same one twice, none, or a mesh without this process.
+
+        Example:
+            >>> from types import SimpleNamespace
+            >>> mesh = SimpleNamespace(mesh_dim_names=("dp", "tp"), mesh=np.arange(4).reshape(2, 2),
+            ...                        get_coordinate=lambda: [1, 0])
+            >>> Topology.from_mesh(mesh, "dp").rank
+            1
+        """
+        axes = _axes(mesh, (dims,) if isinstance(dims, str) else tuple(dims))
+        coordinate = mesh.get_coordinate()
+        if coordinate is None:
+            raise TopologyError("this process is not part of the mesh", remedy="call this on members only")
+        members = np.asarray(mesh.mesh.tolist(), dtype=np.int64)
+        shape = [members.shape[axis] for axis in axes]
+        # For each member its rank along `axes`: row-major, in the order asked for.
+        ranks = np.ravel_multi_index([np.indices(members.shape)[axis] for axis in axes], shape)
+        rank, size = int(ranks[tuple(coordinate)]), int(np.prod(shape))
+        here = cls.detect()
+        on_this_node = np.unique(ranks[members // here.local_world_size == here.node])
+        # Only where ranks were dealt out node after node does the node number say which members are here.
+        in_order = here.rank // here.local_world_size == here.node
+        if in_order and here.num_nodes <= size and rank in on_this_node:
+            node, num_nodes, local = here.node, here.num_nodes, on_this_node
+        else:
+            node, num_nodes, local = 0, 1, np.arange(size)
+        return cls(rank, size, int(np.searchsorted(local, rank)), len(local), node, num_nodes, "mesh")
+
+    @staticmethod
+    def worker() -> tuple[int, int]:
+        """The torch ``DataLoader`` worker that asks now: (id, number of workers), and (0, 1) outside of one.
+
+        Example:
+            >>> Topology.worker()
+            (0, 1)
+        """
+        data = sys.modules.get("torch.utils.data")
+        ask = getattr(data, "get_worker_info", None)
+        info = None if ask is None else ask()
+        return (0, 1) if info is None else (int(info.id), int(info.num_workers))
+
+    @property
+    def global_rank(self) -> int:
+        """``rank * num_workers + worker id``, asked anew each time.
+
+        Example:
+            >>> Topology(rank=1, world_size=2).global_rank
+            1
+        """
+        worker, num_workers = self.worker()
+        return self.rank * num_workers + worker
+
+    @property
+    def global_world_size(self) -> int:
+        """``world_size * num_workers``, asked anew each time.
+
+        Example:
+            >>> Topology(rank=1, world_size=2).global_world_size
+            2
+        """
+        return self.world_size * self.worker()[1]
+
+    @classmethod
+    def _from_claim(cls, claim: Claim | None) -> Self:
+        if claim is None:
+            return cls()
+        try:
+            return cls(claim.rank or 0, claim.size or 0, *place(claim), claim.launcher)
+        except TopologyError as error:
+            raise TopologyError(
+                f"{claim.launcher}'s variables contradict each other: {error.summary}",
+                expected=error.expected,
+                found=claim.variables,
+                remedy=REMEDY,
+            ) from None
+
+    @classmethod
+    def _from_group(cls, rank: int, size: int) -> Self:
+        """Rank and size of the process group; the rest from whoever agrees with it, or else one node."""
+        with suppress(TopologyError):
+            claim = find(os.environ)
+            if claim is not None and (claim.rank, claim.size) == (rank, size):
+                return cls._from_claim(claim)
+        whole = Claim("torch.distributed", rank, size)
+        with suppress(TopologyError):
+            local = read(TORCHRUN, os.environ) or whole
+            return cls._from_claim(replace(local, launcher=whole.launcher, rank=rank, size=size))
+        return cls._from_claim(whole)
+
+
+def _process_group() -> tuple[int, int] | None:
+    """Rank and size of torch's default process group, if torch is imported and the group initialised."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is None:
+        return None
+    # A torch built without it, or one that is just being imported, has the module but not all of its names.
+    if not all(getattr(dist, asked, bool)() for asked in ("is_available", "is_initialized")):
+        return None
+    return int(dist.get_rank()), int(dist.get_world_size())
+
+
+def _axes(mesh: DeviceMesh, dims: tuple[str, ...]) -> list[int]:
+    names = tuple(mesh.mesh_dim_names or ())
+    unknown = [dim for dim in dims if dim not in names]
+    if unknown or not dims or len(set(dims)) < len(dims):
+        raise TopologyError(
+            f"the mesh has no dimension {unknown[0]!r}" if unknown else "dims must name each dimension once",
+            expected=f"one or more of {', '.join(map(repr, names)) or 'no names: this mesh was made without'}",
+            found=dims,
+            remedy="make the mesh with mesh_dim_names, and name those that see different data",
+        )
+    return [names.index(dim) for dim in dims]
+
+
+def _integer(name: str, value: SupportsIndex) -> int:
+    try:
+        if isinstance(value, bool | np.bool_):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise TopologyError(f"{name} is not an integer", expected="an int", found=f"{name}={value!r}") from None
