@@ -1,0 +1,145 @@
+"""A real Slurm on one machine, as root: a controller and nodes n1, n2, ... with ports and folder of their own."""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+# What keeps a machine without cgroups, accounting or a second host content.
+CONFIG = """\
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={port}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={root}/munge.sock
+CredType=cred/munge
+StateSaveLocation={root}/state
+SlurmdSpoolDir={root}/spool.%n
+TmpFS={root}
+SlurmctldPidFile={root}/slurmctld.pid
+SlurmdPidFile={root}/slurmd.%n.pid
+SlurmctldLogFile={root}/slurmctld.log
+SlurmdLogFile={root}/slurmd.%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SchedulerParameters=sched_interval=1,bf_interval=1
+MpiDefault=none
+ReturnToService=2
+SwitchType=switch/none
+KillWait=2
+SlurmdParameters=config_overrides
+PropagateResourceLimits=NONE
+"""
+
+
+@contextlib.contextmanager
+def slurm(nodes: int = 2, cpus: int = 4, patience: float = 30) -> Iterator[dict[str, str]]:
+    """Start Slurm and give the environment in which srun, sbatch and salloc talk to it; leave nothing behind."""
+    # munge's socket needs a short path.
+    root = Path(tempfile.mkdtemp(prefix="slurm-"))
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+    environ["SLURM_CONF"] = str(root / "slurm.conf")
+    daemons: list[subprocess.Popen[bytes]] = []
+    try:
+        _configure(root, nodes, cpus)
+        munge = [
+            f"--{name}={root}/munge.{name.split('-')[0]}"
+            for name in ("key-file", "pid-file", "log-file", "seed-file")
+        ]
+        for command in (
+            ["munged", "--foreground", "--force", f"--socket={root}/munge.sock", *munge],
+            ["slurmctld", "-D", "-c"],
+            *(["slurmd", "-D", "-N", f"n{node}"] for node in range(1, nodes + 1)),
+        ):
+            with (root / f"{command[0]}.{len(daemons)}.out").open("wb") as out:
+                daemons.append(
+                    subprocess.Popen(
+                        command,
+                        env=environ,
+                        stdin=subprocess.DEVNULL,
+                        stdout=out,
+                        stderr=out,
+                        start_new_session=True,
+                    )
+                )
+            if command[0] == "munged":
+                _until(lambda: (root / "munge.sock").exists(), patience, root)
+        _until(lambda: _idle(environ) == nodes, patience, root)
+        yield environ
+    finally:
+        _end(daemons, environ["SLURM_CONF"])
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def _configure(root: Path, nodes: int, cpus: int) -> None:
+    (root / "state").mkdir()
+    (root / "munge.key").write_bytes(os.urandom(1024))
+    (root / "munge.key").chmod(0o400)
+    host = socket.gethostname().split(".")[0]
+    port, *ports = _free_ports(nodes + 1)
+    lines = [CONFIG.format(host=host, port=port, root=root)]
+    for node, its_port in enumerate(ports, 1):
+        (root / f"spool.n{node}").mkdir()
+        lines.append(f"NodeName=n{node} NodeHostname={host} NodeAddr=127.0.0.1 Port={its_port} CPUs={cpus}\n")
+    lines.append(f"PartitionName=all Nodes=n[1-{nodes}] Default=YES MaxTime=INFINITE State=UP\n")
+    (root / "slurm.conf").write_text("".join(lines))
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def _idle(environ: dict[str, str]) -> int:
+    done = subprocess.run(
+        ["sinfo", "-h", "-N", "-o", "%T"], env=environ, capture_output=True, text=True, timeout=30
+    )
+    return done.stdout.split().count("idle")
+
+
+def _until(happened, patience: float, root: Path) -> None:
+    end = time.monotonic() + patience
+    while not happened():
+        if time.monotonic() > end:
+            logs = [
+                f"{log.name}:\n{log.read_text()[-2000:]}"
+                for log in sorted((*root.glob("*.log"), *root.glob("*.out")))
+            ]
+            raise RuntimeError("Slurm does not start\n" + "\n".join(logs))
+        time.sleep(0.1)
+
+
+def _end(daemons: list["subprocess.Popen[bytes]"], conf: str) -> None:
+    """End the daemons, then whatever else runs with this configuration (a step's keeper outlives its daemon)."""
+    for daemon in reversed(daemons):
+        daemon.send_signal(signal.SIGTERM)
+    for daemon in daemons:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            daemon.wait(5)
+    ours = [daemon.pid for daemon in daemons if daemon.poll() is None]
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.pid != os.getpid() and process.environ().get("SLURM_CONF") == conf:
+                ours.append(process.pid)
+    for pid in ours:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    for daemon in daemons:
+        daemon.wait()

@@ -1,0 +1,192 @@
+"""Every process of a real launch knows which it is, and all of them together are all there are."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from tests.launch.slurm import slurm
+from tests.support.jobs import free_port
+
+PRINT = [sys.executable, str(Path(__file__).parent / "jobs" / "print_topology.py")]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+OPENMPI = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe"]
+PREFIXES = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_",
+    "GROUP_",
+    "NODE_RANK",
+    "TORCHELASTIC",
+    "SLURM_",
+    "OMPI_",
+    "PMI",
+    "MPI_",
+)
+PACKAGES = {
+    "srun": "slurmctld slurmd slurm-client munge",
+    "mpirun.openmpi": "openmpi-bin",
+    "mpiexec.mpich": "mpich",
+}
+
+
+def need(program: str) -> None:
+    """A launcher that is not installed fails where all have to be, and is left out elsewhere."""
+    if shutil.which(program) and (program != "srun" or os.geteuid() == 0):
+        return
+    message = f"needs root and {program}: apt-get install --no-install-recommends {PACKAGES[program]}"
+    if os.environ.get("CI") == "true" or os.environ.get("RANKFEED_REQUIRE_LAUNCHERS") == "1":
+        pytest.fail(message)
+    pytest.skip(message)
+
+
+def run(command: list[str], environ: dict[str, str] | None = None, timeout: float = 60, **more: str) -> str:
+    """What a launch prints; past its time all of it is ended."""
+    environ = {n: v for n, v in (environ or os.environ).items() if n == "SLURM_CONF" or not n.startswith(PREFIXES)}
+    process = subprocess.Popen(
+        command,
+        env={**environ, "OMP_NUM_THREADS": "1", **more},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        out, err = process.communicate(timeout=timeout)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, f"{command}\n{out}\n{err}"
+    return out
+
+
+def seen(out: str) -> list[dict]:
+    return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+
+
+def count(topologies: list[dict], *names: str) -> Counter:
+    return Counter(tuple(topology[name] for name in names) for topology in topologies)
+
+
+WHERE = ("launcher", "rank", "world_size", "local_rank", "local_world_size", "node", "num_nodes")
+
+
+def one_node(launcher: str, size: int) -> Counter:
+    return Counter((launcher, rank, size, rank, size, 0, 1) for rank in range(size))
+
+
+def two_nodes(launcher: str) -> Counter:
+    return Counter((launcher, rank, 4, rank % 2, 2, rank // 2, 2) for rank in range(4))
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    need("srun")
+    with slurm(nodes=2, cpus=4) as environ:
+        yield environ
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_every_rank_of_torchrun_knows_itself(size):
+    out = run([*TORCHRUN, "--standalone", f"--nproc-per-node={size}", *PRINT[1:]])
+    assert count(seen(out), *WHERE) == one_node("torchrun", size)
+
+
+def test_every_rank_knows_itself_by_its_process_group():
+    out = run([*TORCHRUN, "--standalone", "--nproc-per-node=2", *PRINT[1:], "--group"])
+    assert count(seen(out), *WHERE) == one_node("torch.distributed", 2)
+
+
+def test_every_rank_of_virtual_local_ranks_knows_itself():
+    out = run([*TORCHRUN, "--standalone", "--virtual-local-rank", "--nproc-per-node=2", *PRINT[1:]])
+    assert count(seen(out), *WHERE) == Counter(("torchrun", rank, 2, 0, 2, 0, 1) for rank in range(2))
+
+
+def test_peers_in_a_mesh_have_one_share():
+    out = run(
+        [*TORCHRUN, "--standalone", "--nproc-per-node=4", *PRINT[1:], "--mesh", "dp", "tp", "dp,tp", "tp,dp"]
+    )
+    # On 2 shares of 2 peers each: by dp, by tp, and by dp out of a mesh that was cut down to it before.
+    two = Counter({("mesh", 0, 2): 2 * 3, ("mesh", 1, 2): 2 * 3})
+    four = Counter({("mesh", rank, 4): 2 for rank in range(4)})
+    assert count(seen(out), "launcher", "rank", "world_size") == two + four
+
+
+def test_every_rank_of_open_mpi_knows_itself():
+    need("mpirun.openmpi")
+    out = run([*OPENMPI, "-np", "4", *PRINT])
+    assert count(seen(out), *WHERE) == one_node("openmpi", 4)
+
+
+def test_every_rank_of_mpich_knows_itself():
+    need("mpiexec.mpich")
+    out = run(["mpiexec.mpich", "-n", "4", *PRINT])
+    assert count(seen(out), *WHERE) == one_node("mpich", 4)
+
+
+@pytest.mark.parametrize("mpi", [[], ["--mpi=pmi2"]])
+def test_every_task_of_a_slurm_step_knows_itself(cluster, mpi):
+    out = run(["srun", *mpi, "-n4", "-N2", "--ntasks-per-node=2", *PRINT], cluster)
+    assert count(seen(out), *WHERE) == two_nodes("slurm")
+
+
+def test_tasks_on_uneven_nodes_know_themselves(cluster):
+    out = run(["srun", "-n3", "-N2", "-m", "plane=2", *PRINT], cluster)
+    assert count(seen(out), *WHERE) == Counter(
+        [("slurm", 0, 3, 0, 2, 0, 2), ("slurm", 1, 3, 1, 2, 0, 2), ("slurm", 2, 3, 0, 1, 1, 2)]
+    )
+
+
+def test_a_batch_script_without_srun_is_one_process_and_its_steps_are_many(cluster, tmp_path):
+    script = tmp_path / "job.sh"
+    words = " ".join(PRINT)
+    script.write_text(f"#!/bin/bash\n{words}\nexport WORLD_SIZE=$SLURM_NTASKS\nsrun {words}\n")
+    run(
+        ["sbatch", "--wait", "-n4", "-N2", "--ntasks-per-node=2", "-o", str(tmp_path / "out"), str(script)],
+        cluster,
+    )
+    alone, *step = seen((tmp_path / "out").read_text())
+    assert count([alone], *WHERE) == one_node("single", 1)
+    assert count(step, *WHERE) == two_nodes("slurm")
+
+
+def test_a_torchrun_on_each_node_of_a_step_is_one_world(cluster, tmp_path):
+    # Both agents on one machine, told their node by Slurm: the step has 2 tasks, the world 4 ranks.
+    agent = tmp_path / "agent.sh"
+    agent.write_text(
+        "#!/bin/bash\n"
+        f"exec {' '.join(TORCHRUN)} --nnodes=2 --node-rank=$SLURM_NODEID --nproc-per-node=2"
+        f" --master-addr=127.0.0.1 --master-port={free_port()} {PRINT[1]}\n"
+    )
+    out = run(["srun", "-n2", "-N2", "bash", str(agent)], cluster)
+    assert count(seen(out), *WHERE) == two_nodes("torchrun")
+
+
+@pytest.mark.parametrize(
+    ("program", "command", "launcher"),
+    [
+        ("mpirun.openmpi", [*OPENMPI, "-np", "4", "--map-by", "ppr:2:node"], "openmpi"),
+        ("mpiexec.mpich", ["mpiexec.mpich", "-n", "4", "-ppn", "2"], "mpich"),
+    ],
+)
+def test_an_mpi_world_in_an_allocation_is_not_taken_for_the_step_of_its_daemons(
+    cluster, program, command, launcher
+):
+    need(program)
+    out = run(["salloc", "-n4", "-N2", "--ntasks-per-node=2", *command, *PRINT], cluster)
+    assert count(seen(out), *WHERE) == two_nodes(launcher)
+
+
+def test_a_rank_left_over_from_a_shell_ends_every_task(cluster):
+    command = ["srun", "-n2", "-N1", *PRINT]
+    with pytest.raises(AssertionError) as caught:
+        run(command, cluster, RANK="0", WORLD_SIZE="1")
+    assert str(caught.value).count("contradict each other") >= 1
+    assert seen(str(caught.value)) == []

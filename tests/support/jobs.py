@@ -1,0 +1,79 @@
+"""Starting jobs of several processes, and ending them for certain."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+ENVIRON = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+
+def free_port() -> int:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return int(server.getsockname()[1])
+
+
+def torchrun(ranks: int, script: Path, *arguments: object) -> list[str]:
+    """The command that starts a script on that many ranks of this machine."""
+    place = ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), *place]
+    return [*launcher, str(script), *map(str, arguments)]
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """A process and all that descend from it."""
+    try:
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def end(processes: Sequence[psutil.Process]) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(processes, timeout=10)
+
+
+@contextmanager
+def started(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A job under way; whatever of it is left at the end is killed."""
+    with log.open("wb") as out:
+        job = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=ENVIRON, start_new_session=True)
+    try:
+        yield job
+    finally:
+        end(family(job.pid))
+        with suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGKILL)
+        job.wait(10)
+
+
+def run(command: Sequence[str], log: Path, timeout: float) -> None:
+    """Run a job to its end. A job that fails or hangs fails the test, and shows what it said."""
+    with started(command, log) as job:
+        try:
+            code = job.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running after {timeout} s:\n{log.read_text()[-6000:]}") from None
+    assert code == 0, f"exit status {code}:\n{log.read_text()[-6000:]}"
+
+
+def until(condition: object, job: subprocess.Popen[bytes], log: Path, timeout: float) -> None:
+    """Wait for something that a job does."""
+    deadline = time.monotonic() + timeout
+    while not condition():  # type: ignore[operator]
+        assert job.poll() in (None, 0), f"the job ended early:\n{log.read_text()[-6000:]}"
+        assert time.monotonic() < deadline, f"nothing after {timeout} s:\n{log.read_text()[-6000:]}"
+        time.sleep(0.01)
