@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -55,9 +56,10 @@ class Key:
     rounds: tuple[int, ...]
 
     @classmethod
+    @lru_cache(maxsize=256)  # asked for at every batch, and the same one for an epoch
     def of(cls, *parts: str | int) -> Key:
-        text = "|".join(f"{type(part).__name__}:{part}" for part in parts)
-        digest = hashlib.shake_128(text.encode()).digest(8 * 2 * _ROUNDS[-1][1])
+        # repr, because it can be read back: no two different lists of parts have the same.
+        digest = hashlib.shake_128(repr(parts).encode()).digest(8 * 2 * _ROUNDS[-1][1])
         return cls(tuple(int(word) for word in np.frombuffer(digest, "<u8")))
 
 
@@ -85,7 +87,7 @@ def permutation(
     # A copy, worked on in place.
     values = np.array(indices, dtype=np.uint64, order="C")
     if n > 1:
-        network = _Network(n, key)
+        network = _network(n, key)
         flat = values.reshape(-1)
         for start in range(0, flat.size, CHUNK):
             part = slice(start, start + CHUNK)
@@ -114,14 +116,19 @@ def mix(values: UInt64) -> UInt64:
 
 
 def _radices(n: int) -> tuple[int, int]:
-    """Bits of the low digit and base of the high one: of the near-square choices the one that overhangs least.
+    """Bits of the low digit and base of the high one, near-square whatever the overhang.
 
+    A low digit of few values (or one) would leave neighbours together: each round moves all that share it alike.
     In a small domain the base is even: with an odd one only even permutations could be reached.
     """
-    half = (n - 1).bit_length() // 2
+    low_bits = (n - 1).bit_length() // 2
     even = 2 if n < 2**10 else 1
-    choices = ((bits, even * -(-n // (even << bits))) for bits in range(half, max(-1, half - 3), -1))
-    return min(choices, key=lambda choice: choice[1] << choice[0])
+    return low_bits, even * -(-n // (even << low_bits))
+
+
+@lru_cache(maxsize=64)
+def _network(n: int, key: Key) -> _Network:
+    return _Network(n, key)
 
 
 class _Network:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -67,6 +67,8 @@ class Plan:
         self.seed = whole("seed", seed)
         self.window = whole("window", window, at_least=1)
         self.lanes = whole("lanes", lanes, at_least=1)
+        if self.lanes > MAX_SIZE:
+            raise PlanError("too many lanes for one plan", expected="at most 2**62", found=self.lanes)
         self._starts = _block_starts(blocks, self.window if shuffle == "window" else None)
         self.num_samples = int(self._starts[-1])
         if self.num_samples == 0:
@@ -144,7 +146,7 @@ class Plan:
         the shorter lanes; where a lane is one longer, its last window is too.
         """
         length, longer = divmod(self.num_samples, self.lanes)
-        windows = max(1, round(length / self.window))
+        windows = max(1, (2 * length + self.window) // (2 * self.window))
         size, larger = divmod(length, windows)
         if larger:
             beyond = places - larger * (size + 1)
@@ -219,7 +221,7 @@ def _block_starts(blocks: int | Sequence[int] | npt.NDArray[np.integer], implied
             return np.array([0, total], np.int64)
         size = max(implied, -(-total // _MAX_IMPLIED_BLOCKS))
         return np.append(np.arange(0, total, size, dtype=np.int64), total)
-    sizes = np.asarray(blocks)
+    sizes = _array("blocks", blocks)
     if sizes.size == 0:
         return np.zeros(1, np.int64)
     if sizes.ndim != 1 or sizes.dtype.kind not in "iu":
@@ -231,6 +233,7 @@ def _block_starts(blocks: int | Sequence[int] | npt.NDArray[np.integer], implied
     _checked_total(float(sizes.sum(dtype=np.float64)))
     starts = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=starts[1:], dtype=np.int64)
+    _checked_total(int(starts[-1]))  # the float, which cannot overflow, is not exact
     return starts
 
 
@@ -246,8 +249,15 @@ def _dealt(positions: Int64, lanes: int) -> tuple[Int64, Int64]:
     return positions - places * lanes, places
 
 
+def _array(name: str, values: object) -> npt.NDArray[Any]:
+    try:
+        return np.asarray(values)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise PlanError(f"{name} cannot be used", expected="whole numbers", found=str(error)) from None
+
+
 def _positions(positions: npt.ArrayLike, num_samples: int) -> Int64:
-    given = np.asarray(positions)
+    given = _array("positions", positions)
     if given.dtype.kind not in "iu" and given.size:
         raise PlanError("positions must be whole numbers", found=f"dtype {given.dtype}")
     checked = given.astype(np.int64, copy=False)

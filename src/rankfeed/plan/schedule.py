@@ -154,6 +154,9 @@ class Schedule:
         """Samples consumed when the last step is done, counted from the epoch's start."""
         return self._bounds(len(self) - 1)[1] if len(self) else self.start
 
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_ahead": (0, [])}  # made again where it is needed: a step is a few integers
+
     def _checked(self, step: int) -> int:
         step = whole("step", step, at_least=0)
         if step >= len(self):
@@ -228,11 +231,26 @@ def by_lane(low: int, high: int, lanes: int, first: int, last: int) -> Int64:
     """
     if lanes == 1:
         return np.arange(low + first, low + last)
-    # How far into the stretch each lane's first position is, and how many positions the lane has in it.
-    offsets = (np.arange(lanes) - low) % lanes
-    counts = np.maximum(0, -(-(high - low - offsets) // lanes))
-    ends = np.cumsum(counts)
-    index = np.arange(first, last)
-    lane = np.searchsorted(ends, index, side="right")
-    positions: Int64 = low + offsets[lane] + (index - (ends - counts)[lane]) * lanes
-    return positions
+    # The stretch deals `every` positions to each lane, and one more to `more` of them, from lane `at` on.
+    # So there are runs of lanes with equally many each, and within a run it is plain division.
+    every, more = divmod(high - low, lanes)
+    at = low % lanes
+    around = max(0, at + more - lanes)
+    runs = (
+        (0, around, lanes - at, every + 1),
+        (around, at, around + lanes - at, every),
+        (at, min(at + more, lanes), 0, every + 1),
+        (min(at + more, lanes), lanes, more, every),
+    )
+    parts, done = [], 0
+    for start, stop, offset, each in runs:
+        here = (stop - start) * each
+        rows = np.arange(max(0, first - done), min(here, last - done))
+        if rows.size:
+            lane = rows // each
+            rows -= lane * each
+            rows *= lanes
+            rows += lane + (low + offset)
+            parts.append(rows)
+        done += here
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)

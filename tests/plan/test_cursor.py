@@ -1,0 +1,64 @@
+"""A cursor is the few integers that any rank may write and any other topology may read."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rankfeed.errors import PlanError
+from rankfeed.plan import Cursor, Plan, Schedule
+from rankfeed.topology import Topology
+
+
+def test_a_new_cursor_stands_at_the_start_of_the_first_epoch() -> None:
+    assert Cursor() == Cursor(epoch=0, position=0, steps=0)
+
+
+def test_a_step_counts_once_and_moves_to_where_it_ended() -> None:
+    assert Cursor(2, 10, 1).after(16) == Cursor(epoch=2, position=16, steps=2)
+
+
+def test_the_next_epoch_starts_from_nothing() -> None:
+    assert Cursor(2, 10, 1).next_epoch() == Cursor(epoch=3, position=0, steps=0)
+
+
+def test_a_cursor_cannot_be_changed_and_is_plain_integers() -> None:
+    cursor = Cursor(np.int64(1), np.uint8(2), np.int32(3))
+    assert [type(each) for each in dataclasses.astuple(cursor)] == [int, int, int]
+    assert pickle.loads(pickle.dumps(cursor)) == cursor
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        cursor.epoch = 5  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", ["epoch", "position", "steps"])
+@pytest.mark.parametrize("value", [-1, 1.0, True, None, "1"])
+def test_what_is_no_count_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(PlanError, match=name):
+        Cursor(**{name: value})
+
+
+def test_a_cursor_carried_over_three_topologies_delivers_every_sample_once() -> None:
+    plan, delivered = Plan(100, lanes=3), Counter[int]()
+    cursor = Cursor(epoch=4)
+    for world_size, batch_size, steps in ((2, 5, 3), (3, 4, 2), (4, 2, 99)):
+        ranks = [
+            Schedule(
+                plan,
+                batch_size=batch_size,
+                topology=Topology(rank=rank, world_size=world_size),
+                epoch=cursor.epoch,
+                start=cursor.position,
+            )
+            for rank in range(world_size)
+        ]
+        for step in range(min(steps, len(ranks[0]))):
+            for rank in ranks:
+                delivered.update(rank.batch(step)[rank.valid(step)].tolist())
+            cursor = cursor.after(ranks[0].position_after(step))
+    assert cursor.position == 100
+    assert delivered == Counter(range(100))

@@ -1,0 +1,496 @@
+"""An epoch's order holds every sample once, in few open blocks, whatever the blocks, lanes and windows."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import tracemalloc
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankfeed.errors import PlanError, RankfeedError
+from rankfeed.plan import Plan, Schedule
+from rankfeed.plan.permutation import MAX_SIZE
+from rankfeed.topology import Topology
+
+KINDS = ["none", "global", "window"]
+
+BLOCKS = st.lists(st.integers(0, 40), min_size=1, max_size=30).filter(any)
+
+
+def order(plan: Plan, epoch: int = 0) -> list[int]:
+    return [int(sample) for sample in plan.sample_ids(epoch, np.arange(plan.num_samples))]
+
+
+def lane_lengths(samples: int, lanes: int) -> list[int]:
+    return [max(0, -(-(samples - lane) // lanes)) for lane in range(lanes)]
+
+
+# Once
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 3, 7, 64, 500])
+@pytest.mark.parametrize("shuffle", KINDS)
+def test_every_sample_once_for_every_size_up_to_300(shuffle: Any, lanes: int) -> None:
+    for n in range(1, 301):
+        plan = Plan(n, shuffle=shuffle, seed=n, lanes=lanes, window=1 + n % 17)
+        assert Counter(order(plan, epoch=n % 3)) == Counter(range(n)), n
+
+
+@given(
+    blocks=BLOCKS,
+    shuffle=st.sampled_from(KINDS),
+    seed=st.integers(),
+    window=st.integers(1, 300),
+    lanes=st.integers(1, 700),
+    epoch=st.integers(0, 2**70),
+)
+def test_every_sample_once_for_any_blocks(
+    blocks: list[int], shuffle: Any, seed: int, window: int, lanes: int, epoch: int
+) -> None:
+    plan = Plan(blocks, shuffle=shuffle, seed=seed, window=window, lanes=lanes)
+    assert Counter(order(plan, epoch)) == Counter(range(sum(blocks)))
+
+
+@pytest.mark.parametrize(
+    "blocks",
+    [[1], [1] * 50, [0, 1], [1, 0], [0, 0, 5, 0, 0], [0, 3, 0, 0, 4, 0], [1, 1000, 1], [0] * 99 + [7] + [0] * 99],
+    ids=str,
+)
+@pytest.mark.parametrize("lanes", [1, 2, 5, 2000])
+@pytest.mark.parametrize("window", [1, 2, 3, 10, 10**9, 2**80])
+def test_every_sample_once_with_empty_and_tiny_blocks(blocks: list[int], lanes: int, window: int) -> None:
+    plan = Plan(blocks, shuffle="window", lanes=lanes, window=window)
+    for epoch in range(3):
+        assert Counter(order(plan, epoch)) == Counter(range(sum(blocks)))
+
+
+@pytest.mark.parametrize("n", [2**k + offset for k in (10, 14, 16, 18, 20) for offset in (-1, 0, 1)])
+@pytest.mark.parametrize("shuffle", ["global", "window"])
+def test_every_sample_once_around_powers_of_two(shuffle: Any, n: int) -> None:
+    plan = Plan(n, shuffle=shuffle, window=1000, lanes=64)
+    counts = np.bincount(plan.sample_ids(1, np.arange(n)), minlength=n)
+    assert (counts == 1).all()
+    assert counts.size == n
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 1000, 2**40])
+@pytest.mark.parametrize("window", [1, 1000, 65536, 2**61])
+@pytest.mark.parametrize("shuffle", KINDS)
+@pytest.mark.parametrize("n", [2**53 + 1, 10**18 + 9, MAX_SIZE - 1, MAX_SIZE])
+def test_sampled_positions_of_the_largest_plans_stay_distinct_and_inside(
+    n: int, shuffle: Any, window: int, lanes: int
+) -> None:
+    plan = Plan(n, shuffle=shuffle, window=window, lanes=lanes)
+    middle = np.random.default_rng(0).integers(300, n - 300, 300)
+    positions = np.unique(np.concatenate([np.arange(300), middle, np.arange(n - 300, n)]))
+    ids = plan.sample_ids(0, positions)
+    assert ids.min() >= 0
+    assert ids.max() < n
+    assert max(Counter(ids.tolist()).values()) == 1
+
+
+# Order
+
+
+@pytest.mark.parametrize("shuffle", ["global", "window"])
+def test_seeds_and_epochs_have_orders_of_their_own(shuffle: Any) -> None:
+    orders = Counter(
+        tuple(order(Plan([7] * 10, shuffle=shuffle, seed=seed, window=20), epoch))
+        for seed in range(-5, 10)
+        for epoch in range(10)
+    )
+    assert max(orders.values()) == 1
+
+
+def test_without_shuffling_samples_come_as_they_lie() -> None:
+    assert order(Plan([3, 4], shuffle="none"), epoch=8) == list(range(7))
+    assert order(Plan(7, shuffle="none", lanes=3)) == [0, 3, 5, 1, 4, 6, 2]
+
+
+@given(blocks=BLOCKS, shuffle=st.sampled_from(KINDS), lanes=st.integers(1, 50), window=st.integers(1, 99))
+def test_a_lane_is_an_equal_stretch_of_the_line_that_one_lane_reads(
+    blocks: list[int], shuffle: Any, lanes: int, window: int
+) -> None:
+    n = sum(blocks)
+    # With windows of one sample nothing is mixed inside them: the line itself.
+    line = order(Plan(blocks, shuffle=shuffle, seed=3, window=1))
+    dealt = order(Plan(blocks, shuffle=shuffle, seed=3, window=window, lanes=lanes))
+    start = 0
+    for lane, length in enumerate(lane_lengths(n, lanes)):
+        assert Counter(dealt[lane::lanes]) == Counter(line[start : start + length])
+        start += length
+    assert start == n
+
+
+@given(blocks=BLOCKS, seed=st.integers(0, 99))
+def test_the_line_is_whole_blocks_in_another_order(blocks: list[int], seed: int) -> None:
+    line = order(Plan(blocks, shuffle="window", window=1, seed=seed))
+    starts = np.cumsum([0, *blocks])
+    ranges = {int(start): size for start, size in zip(starts, blocks, strict=False) if size}
+    place = 0
+    while place < len(line):
+        size = ranges.pop(line[place])
+        assert line[place : place + size] == list(range(line[place], line[place] + size))
+        place += size
+    assert ranges == {}
+
+
+@given(blocks=BLOCKS, lanes=st.integers(1, 9), window=st.integers(1, 99))
+def test_samples_move_only_inside_windows_of_about_the_asked_size(
+    blocks: list[int], lanes: int, window: int
+) -> None:
+    n = sum(blocks)
+    line = {sample: place for place, sample in enumerate(order(Plan(blocks, shuffle="window", window=1)))}
+    dealt = order(Plan(blocks, shuffle="window", window=window, lanes=lanes))
+    start = 0
+    for lane, length in enumerate(lane_lengths(n, lanes)):
+        moved = [abs(line[sample] - start - place) for place, sample in enumerate(dealt[lane::lanes])]
+        assert max(moved, default=0) <= 1.5 * window + 1
+        start += length
+
+
+def test_samples_are_mixed_across_the_whole_of_their_window() -> None:
+    window = 1000
+    plan = Plan([100] * 100, shuffle="window", window=window)
+    line = {sample: place for place, sample in enumerate(order(Plan([100] * 100, shuffle="window", window=1)))}
+    places = np.array([line[sample] for sample in order(plan)]).reshape(-1, window)
+    assert ((places // window) == np.arange(10)[:, None]).all()
+    inside = places % window
+    stayed = (inside == np.arange(window)).sum(axis=1)  # one is expected
+    assert stayed.max() < 9
+    assert (np.abs(np.array([np.corrcoef(each, np.arange(window))[0, 1] for each in inside])) < 0.16).all()
+    assert max(Counter(map(tuple, inside.tolist())).values()) == 1  # each window in an order of its own
+
+
+@pytest.mark.parametrize("lanes", [1, 4, 16])
+@pytest.mark.parametrize("size", [100, 1_000])
+def test_few_blocks_are_open_at_a_time(size: int, lanes: int) -> None:
+    window = 2_000
+    plan = Plan([size] * (200_000 // size), shuffle="window", window=window, lanes=lanes)
+    blocks = plan.sample_ids(0, np.arange(plan.num_samples)) // size
+    for lane in range(lanes):
+        own = blocks[lane::lanes]
+        # A block is open from its first sample to its last: count how many are at each place of the lane.
+        opened, closed = np.zeros(len(own) + 1, int), np.zeros(len(own) + 1, int)
+        for block in np.unique(own):
+            at = np.flatnonzero(own == block)
+            opened[at[0]] += 1
+            closed[at[-1] + 1] += 1
+        assert np.cumsum(opened - closed).max() <= window // size + 3
+
+
+def test_lanes_share_no_block_but_those_they_are_cut_in() -> None:
+    lanes, size = 8, 50
+    plan = Plan([size] * 200, shuffle="window", window=500, lanes=lanes)
+    blocks = plan.sample_ids(0, np.arange(plan.num_samples)) // size
+    opened = sum(len(np.unique(blocks[lane::lanes])) for lane in range(lanes))
+    assert opened <= 200 + lanes - 1
+
+
+def test_window_needs_no_blocks_to_be_given() -> None:
+    plan = Plan(10_000, shuffle="window", window=100)
+    assert Counter(order(plan)) == Counter(range(10_000))
+    assert plan.num_blocks == 100
+    assert Plan(MAX_SIZE, shuffle="window", window=1).num_blocks <= 2**20
+
+
+# Positions
+
+
+@given(
+    blocks=BLOCKS,
+    shuffle=st.sampled_from(KINDS),
+    lanes=st.integers(1, 50),
+    data=st.data(),
+    epoch=st.integers(0, 9),
+)
+def test_a_batch_is_what_one_by_one_gives(
+    blocks: list[int], shuffle: Any, lanes: int, data: st.DataObject, epoch: int
+) -> None:
+    plan = Plan(blocks, shuffle=shuffle, lanes=lanes, window=7)
+    positions = data.draw(st.lists(st.integers(0, plan.num_samples - 1), max_size=30))
+    one_by_one = [int(plan.sample_ids(epoch, each)) for each in positions]
+    assert plan.sample_ids(epoch, positions).tolist() == one_by_one
+
+
+@pytest.mark.parametrize("shuffle", KINDS)
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3), (2, 0), (20, 500)])
+def test_ids_are_int64_in_the_shape_of_the_positions(shuffle: Any, shape: tuple[int, ...]) -> None:
+    plan = Plan([4_000, 6_000], shuffle=shuffle, lanes=3, window=100)
+    positions = np.arange(np.prod(shape, dtype=int)).reshape(shape)
+    ids = plan.sample_ids(0, positions)
+    assert ids.dtype == np.int64
+    assert ids.shape == shape
+    assert np.array_equal(ids.reshape(-1), plan.sample_ids(0, positions.reshape(-1)))
+    assert np.array_equal(positions.reshape(-1), np.arange(positions.size))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "uint64", ">i4"])
+@pytest.mark.parametrize("shuffle", KINDS)
+def test_positions_and_blocks_may_have_any_whole_dtype(shuffle: Any, dtype: str) -> None:
+    plan, same = (Plan(sizes, shuffle=shuffle) for sizes in ([50, 0, 50], np.array([50, 0, 50], dtype)))
+    positions = np.arange(100).astype(dtype)
+    assert same.fingerprint == plan.fingerprint
+    assert same.sample_ids(0, positions[::-1]).tolist() == order(plan)[::-1]
+
+
+@pytest.mark.parametrize(
+    "positions",
+    [
+        -1,
+        10,
+        [0, 10],
+        [0, -1],
+        2**63,
+        2**64 - 1,
+        [2**64],
+        -(2**63),
+        0.0,
+        [1.0],
+        [True],
+        ["1"],
+        [None],
+        [[0], [1, 2]],
+        np.array([1], object),
+        np.array([float("nan")]),
+        np.array(["2020-01-01"], "M8[D]"),
+        {0},
+        {0: 1},
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("shuffle", KINDS)
+def test_positions_that_are_none_are_refused(shuffle: Any, positions: Any) -> None:
+    with pytest.raises(PlanError):
+        Plan(10, shuffle=shuffle, lanes=3).sample_ids(0, positions)
+
+
+@pytest.mark.parametrize("epoch", [-1, 0.0, True, None, "0", np.float64(1), [0]])
+def test_epochs_that_are_none_are_refused(epoch: Any) -> None:
+    with pytest.raises(PlanError, match="epoch"):
+        Plan(10).sample_ids(epoch, [0])
+
+
+@pytest.mark.parametrize(
+    "blocks",
+    [
+        0,
+        [],
+        [0],
+        [0, 0],
+        -1,
+        [-1],
+        [5, -1],
+        True,
+        5.0,
+        [5.0],
+        "5",
+        ["5"],
+        None,
+        [None],
+        [True],
+        {5},
+        {5: 5},
+        [[5]],
+        [[5], [5, 6]],
+        np.array([5], object),
+        np.zeros((2, 2), int),
+        np.array(5.0),
+        MAX_SIZE + 1,
+        2**100,
+        [2**62, 1],
+        [2**61, 2**61, 64],
+        [2**63] * 2,
+        [2**100],
+        [2**62] * 8,
+        iter([5]),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("shuffle", KINDS)
+def test_blocks_that_make_no_plan_are_refused(shuffle: Any, blocks: Any) -> None:
+    with pytest.raises(PlanError):
+        Plan(blocks, shuffle=shuffle)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"shuffle": "blocks"},
+        {"shuffle": True},
+        {"shuffle": None},
+        {"shuffle": ["none"]},
+        {"seed": 1.0},
+        {"seed": None},
+        {"window": 0},
+        {"window": -1},
+        {"window": 2.5},
+        {"lanes": 0},
+        {"lanes": 2**64},
+        {"lanes": True},
+        {"lanes": None},
+    ],
+    ids=repr,
+)
+def test_options_that_make_no_plan_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(PlanError):
+        Plan(10, **options)
+
+
+def test_a_refusal_says_which_block_and_what_was_found() -> None:
+    with pytest.raises(RankfeedError, match=r"(?s)found: -3.*where: block 2"):
+        Plan([5, 1, -3, 4])
+    with pytest.raises(RankfeedError, match=r"(?s)expected: 0 to 9.*found: -1 to 12"):
+        Plan(10).sample_ids(0, [3, -1, 12])
+
+
+# Small
+
+
+@pytest.mark.parametrize("shuffle", KINDS)
+def test_a_plan_of_a_trillion_samples_is_small_for_the_first_and_the_last_of_16_384_ranks(shuffle: Any) -> None:
+    blocks = np.full(10**6, 10**6)
+    tracemalloc.start()
+    try:
+        plan = Plan(blocks, shuffle=shuffle, lanes=16_384, seed=1)
+        batches = []
+        for rank in (0, 8_191, 16_383):
+            topology = Topology(rank=rank, world_size=16_384)
+            schedule = Schedule(plan, batch_size=32, topology=topology, start=123_456_789)
+            batches += [schedule.batch(0), schedule.batch(len(schedule) - 1)]
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 100 * 2**20
+    ids = np.concatenate(batches)
+    assert max(Counter(ids.tolist()).values()) == 1
+    assert 0 <= ids.min() <= ids.max() < 10**12
+
+
+@pytest.mark.parametrize("shuffle", ["none", "global"])
+def test_memory_does_not_grow_with_the_number_of_samples(shuffle: Any) -> None:
+    def peak(samples: int) -> int:
+        tracemalloc.start()
+        try:
+            Plan(samples, shuffle=shuffle, lanes=64).sample_ids(0, np.arange(samples - 20_000, samples))
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    peak(10**6)
+    assert peak(10**15) < 1.1 * peak(10**6) + 10_000
+
+
+@pytest.mark.parametrize("shuffle", KINDS)
+def test_a_plan_travels_small_and_reads_on_the_same(shuffle: Any) -> None:
+    plan = Plan([10] * 1000, shuffle=shuffle, lanes=7, seed=4, window=55)
+    before = order(plan, epoch=3)
+    text = pickle.dumps(plan)
+    assert len(text) < 8 * 1000 + 1000
+    assert order(pickle.loads(text), epoch=3) == before
+    assert len(pickle.dumps(Plan(10**12))) < 1000
+
+
+# Fingerprint
+
+BASE: dict[str, Any] = {"blocks": [5, 5, 10], "shuffle": "window", "seed": 1, "window": 4, "lanes": 2}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"blocks": [5, 10, 5]},
+        {"blocks": [5, 5, 11]},
+        {"blocks": [5, 5, 10, 0]},
+        {"blocks": 20},
+        {"shuffle": "global"},
+        {"shuffle": "none"},
+        {"seed": 2},
+        {"window": 5},
+        {"lanes": 1},
+    ],
+    ids=str,
+)
+def test_another_order_has_another_fingerprint(change: dict[str, Any]) -> None:
+    assert Plan(**{**BASE, **change}).fingerprint != Plan(**BASE).fingerprint
+
+
+def test_the_same_order_has_the_same_fingerprint() -> None:
+    plan = Plan(**BASE)
+    plan.sample_ids(3, [0])
+    assert plan.fingerprint == Plan(**{**BASE, "blocks": np.array([5, 5, 10], np.uint8)}).fingerprint
+    assert plan.fingerprint == pickle.loads(pickle.dumps(plan)).fingerprint
+    assert Plan([5, 15]).fingerprint == Plan(20, window=3).fingerprint  # "global" looks at neither
+    assert len(plan.fingerprint) == 32
+    assert int(plan.fingerprint, 16) >= 0
+
+
+# Threads
+
+
+def test_threads_that_ask_for_different_epochs_of_one_plan_get_the_right_ones() -> None:
+    blocks, positions = [3, 0, 9, 1] * 50, np.arange(650)
+    expected = [
+        Plan(blocks, shuffle="window", window=30, lanes=2).sample_ids(epoch, positions).tolist()
+        for epoch in range(8)
+    ]
+    shared = Plan(blocks, shuffle="window", window=30, lanes=2)
+
+    def read(thread: int) -> int:
+        asked = [(thread + turn) % 8 for turn in range(60)]
+        return sum(shared.sample_ids(epoch, positions).tolist() != expected[epoch] for epoch in asked)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            assert sum(pool.map(read, range(8))) == 0
+    finally:
+        sys.setswitchinterval(interval)
+
+
+# The order is part of every checkpoint: another one must never come without a word.
+
+PINNED_BLOCKS = [3, 0, 4, 1, 6]
+
+
+@pytest.mark.parametrize(
+    ("shuffle", "lanes", "expected"),
+    [
+        ("none", 1, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13]),
+        ("none", 3, [0, 5, 10, 1, 6, 11, 2, 7, 12, 3, 8, 13, 4, 9]),
+        ("global", 1, [11, 3, 12, 9, 4, 10, 0, 1, 5, 2, 7, 13, 8, 6]),
+        ("global", 3, [11, 10, 7, 3, 0, 13, 12, 1, 8, 9, 5, 6, 4, 2]),
+        ("window", 1, [2, 0, 3, 4, 1, 6, 10, 5, 8, 9, 7, 13, 12, 11]),
+        ("window", 3, [2, 6, 7, 0, 10, 13, 3, 5, 12, 4, 8, 11, 1, 9]),
+    ],
+)
+def test_the_order_is_the_one_that_was_first_released(shuffle: Any, lanes: int, expected: list[int]) -> None:
+    assert order(Plan(PINNED_BLOCKS, shuffle=shuffle, seed=5, window=5, lanes=lanes), epoch=1) == expected
+
+
+def test_the_order_of_a_trillion_is_the_one_that_was_first_released() -> None:
+    positions = [0, 1, 2, 10**9, 10**12 - 1]
+    assert Plan(10**12, seed=5).sample_ids(1, positions).tolist() == [
+        947174574738,
+        288543916434,
+        300561310602,
+        799614988616,
+        92613703839,
+    ]
+    plan = Plan(10**12, shuffle="window", seed=5, lanes=64)
+    assert plan.sample_ids(1, positions).tolist() == [
+        433688519413,
+        807416554623,
+        594035583733,
+        904421871659,
+        863116874671,
+    ]
+    assert plan.fingerprint == "aa4f9b78af9b9e809270fee93d6e1cfe"

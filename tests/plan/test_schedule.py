@@ -1,0 +1,466 @@
+"""The steps of all ranks, held to the design's words: a plain model in lists, and what every user is promised."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankfeed.errors import PlanError
+from rankfeed.plan import Plan, Schedule
+from rankfeed.plan.schedule import by_lane
+from rankfeed.topology import Topology
+
+TAILS = ["even", "drop", "pad"]
+TOPOLOGIES = [(world_size, batch_size) for world_size in (1, 2, 3, 4) for batch_size in range(1, 9)]
+
+
+class Step(NamedTuple):
+    """What the design says about one step, in plain lists."""
+
+    positions: list[int]  # of all ranks together, sorted by (lane, place)
+    fill: list[int]  # positions that only fill, under "pad"
+    end: int
+
+
+def model(samples: int, lanes: int, batch_size: int, world_size: int, start: int, tail: str) -> list[Step]:
+    whole, left = batch_size * world_size, samples - start
+    if left % whole == 0 or tail == "drop":
+        sizes = [whole] * (left // whole)
+    elif tail == "pad":
+        sizes = [whole] * (left // whole) + [left % whole]
+    elif left < whole:
+        sizes = [left]
+    elif batch_size == 1:
+        sizes = [whole] * (left // whole - 1) + [whole + left % whole]
+    else:
+        rest = whole + left % whole
+        smaller = rest // 2
+        sizes = [whole] * (left // whole - 1) + [rest - smaller, smaller]
+    steps = []
+    for size in sizes:
+        positions = sorted(range(start, start + size), key=lambda p: (p % lanes, p // lanes))
+        fill = [index % samples for index in range(whole - size)] if tail == "pad" else []
+        start += size
+        steps.append(Step(positions, fill, start))
+    return steps
+
+
+def ranks_of(plan: Plan, world_size: int, batch_size: int, **options: Any) -> list[Schedule]:
+    return [
+        Schedule(plan, batch_size=batch_size, topology=Topology(rank=rank, world_size=world_size), **options)
+        for rank in range(world_size)
+    ]
+
+
+def hold_to_the_model(
+    plan: Plan, world_size: int, batch_size: int, epoch: int = 0, start: int = 0, tail: str = "even"
+) -> None:
+    """Every promise about one schedule, rank by rank and step by step."""
+    ranks = ranks_of(plan, world_size, batch_size, epoch=epoch, start=start, tail=tail)
+    order = plan.sample_ids(epoch, np.arange(plan.num_samples)).tolist()
+    expected = model(plan.num_samples, plan.lanes, batch_size, world_size, start, tail)
+    assert [len(rank) for rank in ranks] == [len(expected)] * world_size
+    low = start
+    for step, (positions, fill, end) in enumerate(expected):
+        delivered: list[int] = []
+        filled: list[int] = []
+        sizes = []
+        for rank in ranks:
+            ids, valid = rank.batch(step), rank.valid(step)
+            assert ids.dtype == np.int64
+            assert valid.dtype == bool
+            assert ids.shape == valid.shape
+            rows = len(ids)
+            real = int(valid.sum())
+            assert valid.tolist() == [True] * real + [False] * (rows - real)  # what fills comes last
+            assert rank.first_position(step) == low + len(delivered)
+            delivered += ids[:real].tolist()
+            filled += ids[real:].tolist()
+            sizes.append(real)
+            if tail == "pad":
+                assert rows == batch_size
+            elif len(positions) < world_size:
+                assert rows == 1
+            else:
+                assert rows == real
+            assert rank.position_after(step) == end
+        assert delivered == [order[position] for position in positions]
+        assert max(sizes) - min(sizes) <= 1
+        assert min(sizes) > 0 or len(positions) < world_size
+        assert max(sizes) <= (batch_size if batch_size > 1 or tail != "even" else 2)
+        if tail == "pad":
+            assert filled == [order[position] for position in fill]
+        together = order[low:end] + [order[position] for position in fill]
+        assert ranks[0].global_batch(step).tolist() == together
+        low = end
+    assert all(rank.end == low for rank in ranks)
+    if tail != "drop":
+        assert low == plan.num_samples
+
+
+def plan_of(n: int) -> Plan:
+    """A plan of n samples, its kind and number of lanes changing with n."""
+    shuffle: Any = ("none", "global", "window")[n % 3]
+    return Plan(n, shuffle=shuffle, seed=n, lanes=(1, 2, 3, 5, 64)[n % 5], window=7)
+
+
+# The model
+
+
+@pytest.mark.parametrize("tail", TAILS)
+def test_every_sample_once_in_equal_steps_for_any_topology(tail: str) -> None:
+    sizes = [*range(1, 26), *range(26, 140, 19), 255, 256, 257, 300]
+    for n, (world_size, batch_size) in product(sizes, TOPOLOGIES):
+        if n >= world_size or tail == "pad":
+            hold_to_the_model(plan_of(n), world_size, batch_size, tail=tail)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("tail", TAILS)
+@pytest.mark.parametrize("first", range(1, 301, 25))
+@pytest.mark.timeout(600)
+def test_every_sample_once_in_equal_steps_for_any_topology_and_every_size(first: int, tail: str) -> None:
+    for n, (world_size, batch_size) in product(range(first, first + 25), TOPOLOGIES):
+        if n >= world_size or tail == "pad":
+            hold_to_the_model(plan_of(n), world_size, batch_size, tail=tail)
+
+
+@pytest.mark.parametrize("tail", TAILS)
+def test_every_start_of_a_small_epoch_is_scheduled_as_designed(tail: str) -> None:
+    for n, world_size, batch_size in product((4, 9, 17, 24), (1, 2, 3, 4), (1, 2, 3, 5)):
+        for start in range(n + 1):
+            hold_to_the_model(plan_of(n), world_size, batch_size, epoch=1, start=start, tail=tail)
+
+
+@given(
+    n=st.integers(1, 400),
+    lanes=st.integers(1, 80),
+    world_size=st.integers(1, 20),
+    batch_size=st.integers(1, 40),
+    start=st.integers(0, 400),
+    tail=st.sampled_from(TAILS),
+    shuffle=st.sampled_from(["none", "global", "window"]),
+)
+def test_any_schedule_is_as_designed(
+    n: int, lanes: int, world_size: int, batch_size: int, start: int, tail: str, shuffle: Any
+) -> None:
+    if n >= world_size or tail == "pad":
+        plan = Plan(n, lanes=lanes, shuffle=shuffle, window=10)
+        hold_to_the_model(plan, world_size, batch_size, start=min(start, n), tail=tail)
+
+
+@pytest.mark.parametrize("world_size", [5, 7, 8, 16, 33, 64])
+def test_wide_topologies_are_as_designed(world_size: int) -> None:
+    for n, batch_size, tail in product((64, 65, 100, 129, 200), (1, 2, 3), TAILS):
+        hold_to_the_model(plan_of(n), world_size, batch_size, tail=tail)
+
+
+def test_every_sample_once_counted_plainly() -> None:
+    for n, (world_size, batch_size) in product((4, 5, 50, 63, 64, 65, 101), TOPOLOGIES):
+        ranks = ranks_of(plan_of(n), world_size, batch_size, epoch=3)
+        batches = [rank.batch(step) for rank in ranks for step in range(len(rank))]
+        assert Counter(np.concatenate(batches).tolist()) == Counter(range(n))
+
+
+# Resuming
+
+
+def delivered(ranks: list[Schedule], steps: int) -> Iterator[int]:
+    for step, rank in product(range(steps), ranks):
+        yield from rank.batch(step)[rank.valid(step)].tolist()
+
+
+def stops(ranks: list[Schedule]) -> Iterator[tuple[int, int]]:
+    """Every point between two steps: how many were taken, and the position then."""
+    yield 0, ranks[0].start
+    for step in range(len(ranks[0])):
+        yield step + 1, ranks[0].position_after(step)
+
+
+SMALL = list(product((1, 2, 3, 4), (1, 2, 3)))
+
+
+def resume_from_every_stop(n: int, before: tuple[int, int], after: tuple[int, int], tail: str) -> None:
+    plan = plan_of(n)
+    ranks = ranks_of(plan, *before, epoch=2, tail=tail)
+    for steps, position in stops(ranks):
+        resumed = ranks_of(plan, *after, epoch=2, start=position)
+        assert len({len(rank) for rank in resumed}) == 1
+        count = Counter(delivered(ranks, steps))
+        count.update(delivered(resumed, len(resumed[0])))
+        assert count == Counter(range(n)), (n, before, after, steps)
+        assert resumed[0].end == n
+        if position == n:
+            assert len(resumed[0]) == 0
+
+
+@pytest.mark.parametrize("tail", TAILS)
+@pytest.mark.parametrize("n", [4, 7, 12, 17])
+def test_nothing_is_lost_or_repeated_when_resumed_anywhere_on_other_ranks_and_batch_sizes(
+    n: int, tail: str
+) -> None:
+    for before, after in product(SMALL, SMALL):
+        resume_from_every_stop(n, before, after, tail)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("tail", TAILS)
+@pytest.mark.parametrize("n", range(4, 41))
+def test_nothing_is_lost_or_repeated_when_resumed_anywhere_for_many_sizes(n: int, tail: str) -> None:
+    for before, after in product([*SMALL, (2, 8), (4, 5)], [*SMALL, (2, 8), (4, 5)]):
+        resume_from_every_stop(n, before, after, tail)
+
+
+@given(
+    n=st.integers(8, 500),
+    lanes=st.integers(1, 20),
+    legs=st.lists(st.tuples(st.integers(1, 8), st.integers(1, 9), st.integers(0, 9)), max_size=8),
+)
+def test_nothing_is_lost_or_repeated_over_any_chain_of_topologies(
+    n: int, lanes: int, legs: list[tuple[int, int, int]]
+) -> None:
+    plan, position, count = Plan(n, lanes=lanes), 0, Counter[int]()
+    for world_size, batch_size, steps in [*legs, (1, 7, n)]:
+        ranks = ranks_of(plan, world_size, batch_size, start=position)
+        steps = min(steps, len(ranks[0]))
+        count.update(delivered(ranks, steps))
+        position = ranks[0].position_after(steps - 1) if steps else position
+    assert position == n
+    assert count == Counter(range(n))
+
+
+def test_resuming_on_the_same_topology_goes_on_with_the_same_batches() -> None:
+    plan = Plan(101, lanes=4)
+    for tail, (world_size, batch_size) in product(TAILS, SMALL):
+        ranks = ranks_of(plan, world_size, batch_size, tail=tail)
+        whole = plan.num_samples // (world_size * batch_size) - 1  # the steps that are full for sure
+        for steps, position in list(stops(ranks))[:whole]:
+            for before, after in zip(
+                ranks, ranks_of(plan, world_size, batch_size, tail=tail, start=position), strict=True
+            ):
+                assert len(after) == len(before) - steps
+                for step in range(len(after)):
+                    assert np.array_equal(after.batch(step), before.batch(step + steps))
+                    assert after.position_after(step) == before.position_after(step + steps)
+
+
+def test_fewer_samples_left_than_ranks_make_one_step_that_masks_the_ranks_without() -> None:
+    for left in (1, 2, 3):
+        ranks = ranks_of(Plan(20, lanes=3), 4, 3, start=20 - left)
+        assert [len(rank) for rank in ranks] == [1] * 4
+        assert [len(rank.batch(0)) for rank in ranks] == [1] * 4
+        assert sum(int(rank.valid(0).sum()) for rank in ranks) == left
+        assert len(ranks[0].global_batch(0)) == left
+
+
+def test_a_finished_epoch_has_no_steps() -> None:
+    for tail in TAILS:
+        schedule = Schedule(Plan(20), batch_size=3, topology=Topology(1, 2), start=20, tail=tail)  # type: ignore[arg-type]
+        assert len(schedule) == 0
+        assert schedule.end == 20
+
+
+# The same global batches
+
+
+@pytest.mark.parametrize("tail", TAILS)
+@pytest.mark.parametrize("whole", [4, 6, 12, 24])
+def test_the_global_batches_are_the_same_sets_for_any_number_of_ranks(whole: int, tail: str) -> None:
+    # A batch of one row is the design's exception under "even".
+    worlds = [w for w in range(1, whole + 1) if whole % w == 0 and (w < whole or tail != "even")]
+    for n in [*range(whole, 2 * whole + 3), 3 * whole - 1, 100]:
+        for start in (0, 1, n // 2):
+            seen = []
+            for world_size in worlds:
+                ranks = ranks_of(plan_of(n), world_size, whole // world_size, epoch=1, start=start, tail=tail)
+                batches = []
+                for step in range(len(ranks[0])):
+                    count = Counter(np.concatenate([rank.batch(step) for rank in ranks]).tolist())
+                    masked = n - start < world_size and tail == "even"
+                    if not masked:
+                        assert count == Counter(ranks[0].global_batch(step).tolist())
+                    batches.append(Counter(ranks[0].global_batch(step).tolist()))
+                seen.append(batches)
+            assert all(batches == seen[0] for batches in seen), (n, start)
+
+
+# Tails, by example
+
+
+def sizes(n: int, world_size: int, batch_size: int, tail: str = "even") -> list[list[int]]:
+    ranks = ranks_of(Plan(n), world_size, batch_size, tail=tail)
+    return [[int(rank.valid(step).sum()) for rank in ranks] for step in range(len(ranks[0]))]
+
+
+def test_the_last_two_steps_take_the_larger_and_the_smaller_half_of_the_rest() -> None:
+    assert sizes(10, 1, 4) == [[4], [3], [3]]
+    assert sizes(9, 1, 4) == [[4], [3], [2]]
+    assert sizes(11, 1, 4) == [[4], [4], [3]]
+    assert sizes(5, 1, 4) == [[3], [2]]
+    assert sizes(13, 2, 3) == [[3, 3], [2, 2], [1, 2]]
+
+
+def test_a_rest_alone_is_one_step_and_a_multiple_only_full_ones() -> None:
+    assert sizes(3, 1, 4) == [[3]]
+    assert sizes(8, 2, 2) == [[2, 2], [2, 2]]
+    assert sizes(5, 4, 8) == [[1, 1, 1, 2]]
+
+
+def test_with_batches_of_one_the_rest_joins_the_last_step() -> None:
+    assert sizes(7, 3, 1) == [[1, 1, 1], [1, 1, 2]]
+    assert sizes(5, 3, 1) == [[1, 2, 2]]
+    assert sizes(5, 1, 1) == [[1]] * 5
+
+
+def test_drop_leaves_the_rest_out_and_pad_fills_it_up() -> None:
+    assert sizes(11, 2, 2, "drop") == [[2, 2], [2, 2]]
+    assert sizes(3, 2, 2, "drop") == []
+    assert sizes(11, 2, 2, "pad") == [[2, 2], [2, 2], [1, 2]]
+
+
+def test_pad_repeats_an_epoch_smaller_than_a_batch_as_often_as_it_takes() -> None:
+    ranks = ranks_of(Plan(2, shuffle="none"), 3, 2, tail="pad")
+    assert [rank.valid(0).tolist() for rank in ranks] == [[False, False], [True, False], [True, False]]
+    assert ranks[0].global_batch(0).tolist() == [0, 1, 0, 1, 0, 1]
+
+
+# Lanes
+
+
+def test_positions_by_lane_are_those_of_a_plain_sort() -> None:
+    for low, length, lanes in product(range(12), (0, 1, 2, 3, 5, 7, 8, 20), (1, 2, 3, 5, 7, 12, 40)):
+        expected = sorted(range(low, low + length), key=lambda p: (p % lanes, p // lanes))
+        for first in range(length + 1):
+            for last in {first, (first + length) // 2, length}:
+                assert by_lane(low, low + length, lanes, first, last).tolist() == expected[first:last]
+
+
+@given(
+    low=st.integers(0, 2**62),
+    length=st.integers(0, 300),
+    lanes=st.integers(1, 400),
+    cut=st.tuples(*[st.floats(0, 1)] * 2),
+)
+def test_any_stretch_by_lane_is_that_of_a_plain_sort(
+    low: int, length: int, lanes: int, cut: tuple[float, float]
+) -> None:
+    first, last = sorted(int(each * length) for each in cut)
+    expected = sorted(range(low, low + length), key=lambda p: (p % lanes, p // lanes))
+    found = by_lane(low, low + length, lanes, first, last)
+    assert found.dtype == np.int64
+    assert found.tolist() == expected[first:last]
+
+
+@pytest.mark.parametrize("world_size", [2, 4, 8])
+def test_a_rank_reads_its_share_of_the_lanes_and_few_blocks(world_size: int) -> None:
+    lanes, size = 16, 100
+    plan = Plan([size] * 160, shuffle="window", window=300, lanes=lanes)
+    for rank in ranks_of(plan, world_size, 64):
+        positions = np.concatenate([rank._positions(step) for step in range(len(rank) - 2)])
+        assert len(np.unique(positions % lanes)) == lanes // world_size
+        blocks = np.concatenate([rank.batch(step) for step in range(len(rank) - 2)]) // size
+        assert len(np.unique(blocks)) <= 160 / world_size + 2 * lanes // world_size
+
+
+# Asking
+
+
+def test_steps_may_be_asked_in_any_order_and_again() -> None:
+    schedule = Schedule(Plan(10_007, lanes=3), batch_size=16, topology=Topology(1, 3))
+    in_order = [schedule.batch(step).tolist() for step in range(len(schedule))]
+    asked = np.random.default_rng(0).integers(0, len(schedule), 500)
+    fresh = Schedule(Plan(10_007, lanes=3), batch_size=16, topology=Topology(1, 3))
+    assert [fresh.batch(step).tolist() for step in asked] == [in_order[step] for step in asked]
+
+
+def test_a_batch_that_is_written_over_stays_right_when_asked_again() -> None:
+    schedule = Schedule(Plan(100), batch_size=10, topology=Topology())
+    before = schedule.batch(3).tolist()
+    schedule.batch(3)[:] = -1
+    assert schedule.batch(3).tolist() == before
+
+
+def test_threads_that_ask_for_different_steps_get_the_right_ones() -> None:
+    plan = Plan([5, 0, 11] * 100, shuffle="window", window=64, lanes=4)
+    expected = [Schedule(plan, batch_size=4, topology=Topology(0, 2)).batch(step).tolist() for step in range(190)]
+    shared = Schedule(plan, batch_size=4, topology=Topology(0, 2))
+
+    def read(seed: int) -> int:
+        asked = np.random.default_rng(seed).integers(0, 190, 300)
+        return sum(shared.batch(step).tolist() != expected[step] for step in asked)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            assert sum(pool.map(read, range(8))) == 0
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def test_a_schedule_travels_small_and_reads_on_the_same() -> None:
+    schedule = Schedule(Plan(10**12, lanes=64), batch_size=16_384, topology=Topology(5, 8), start=77)
+    before = schedule.batch(1_000)
+    text = pickle.dumps(schedule)
+    assert len(text) < 2_000
+    assert np.array_equal(pickle.loads(text).batch(1_000), before)
+
+
+@pytest.mark.parametrize("step", [-1, 5, 2**70, 1.0, True, None, "0"])
+@pytest.mark.parametrize("ask", ["batch", "valid", "global_batch", "position_after", "first_position"])
+def test_steps_that_there_are_not_are_refused(ask: str, step: Any) -> None:
+    with pytest.raises(PlanError, match="step"):
+        getattr(Schedule(Plan(10), batch_size=2, topology=Topology()), ask)(step)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_size": 0},
+        {"batch_size": -2},
+        {"batch_size": 2.0},
+        {"batch_size": True},
+        {"batch_size": None},
+        {"epoch": -1},
+        {"epoch": 1.5},
+        {"start": -1},
+        {"start": 11},
+        {"start": 2.0},
+        {"start": None},
+        {"tail": "pads"},
+        {"tail": None},
+        {"tail": True},
+    ],
+    ids=str,
+)
+def test_options_that_make_no_schedule_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(PlanError):
+        Schedule(Plan(10), **{"batch_size": 2, "topology": Topology(), **options})
+
+
+@pytest.mark.parametrize("tail", ["even", "drop"])
+def test_an_epoch_with_fewer_samples_than_ranks_is_refused_with_a_remedy(tail: Any) -> None:
+    with pytest.raises(PlanError, match=r"(?s)fewer samples than there are ranks.*pad"):
+        Schedule(Plan(3), batch_size=2, topology=Topology(0, 4), tail=tail)
+    with pytest.raises(PlanError, match="fewer samples than there are ranks"):
+        Schedule(Plan(3), batch_size=2, topology=Topology(0, 4), tail=tail, start=3)
+
+
+def test_numpy_integers_count_as_integers() -> None:
+    schedule = Schedule(
+        Plan(np.int64(30)), batch_size=np.int32(4), topology=Topology(0, 2), epoch=np.uint8(1), start=np.int64(2)
+    )
+    same = Schedule(Plan(30), batch_size=4, topology=Topology(0, 2), epoch=1, start=2)
+    assert [type(schedule.position_after(np.int64(0))), type(len(schedule))] == [int, int]
+    assert np.array_equal(schedule.batch(np.int16(1)), same.batch(1))
