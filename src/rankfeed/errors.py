@@ -59,8 +59,7 @@ class RankfeedError(Exception):
         # Errors travel from workers and other ranks by pickle; keyword arguments need help to survive that,
         # and a fact that cannot be pickled (an exception, a handle) must not keep the error from arriving.
         facts = tuple(
-            None if fact is None else str(fact)
-            for fact in (self.expected, self.found, self.where, self.remedy)
+            None if fact is None else str(fact) for fact in (self.expected, self.found, self.where, self.remedy)
         )
         return _rebuild, (type(self), self.summary, *facts)
 

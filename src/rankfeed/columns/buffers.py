@@ -16,7 +16,7 @@ Buffer = npt.NDArray[np.uint8]
 #: Below this many bytes the allocator's own reuse is as good.
 _SMALLEST = 1 << 16
 #: Free buffers kept of each size.
-_KEPT = 8
+_KEPT = 32
 
 
 class BufferPool:

@@ -16,12 +16,16 @@ import numpy as np
 import numpy.typing as npt
 
 from rankfeed.columns.field import Field
-from rankfeed.columns.gather import copy_segments, scatter_rows, take_rows
+from rankfeed.columns.gather import copy_segments, take_rows
 
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
 #: Makes room for an array: (shape, dtype) -> uninitialised array.
 Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]
+
+
+#: From this many bytes a row on, a Python loop that copies once beats two vectorised copies.
+_LARGE_ROW = 16384
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,11 @@ class Runs:
     starts: Int64
     lengths: Int64
     slots: Int64 | None = None
+
+
+def _slots(part: Rows) -> Int64:
+    assert part.slots is not None
+    return part.slots
 
 
 class Column(ABC):
@@ -85,13 +94,25 @@ class Dense(Column):
 
     def gather(self, allocate: Allocate = np.empty) -> Array:
         """The rows in one array: [rows, *shape]."""
-        values = self.parts[0].values
-        out = allocate((self._length, *values.shape[1:]), values.dtype)
-        for part in self.parts:
-            if part.slots is None:
-                take_rows(part.values, part.rows, out)
-            else:
-                scatter_rows(part.values, part.rows, out, part.slots)
+        parts, shape = self.parts, self.parts[0].values.shape[1:]
+        out = allocate((self._length, *shape), parts[0].values.dtype)
+        if parts[0].slots is None:
+            take_rows(parts[0].values, parts[0].rows, out)
+        elif out.nbytes >= _LARGE_ROW * len(out):
+            for part in parts:
+                for row, slot in zip(part.rows.tolist(), _slots(part).tolist(), strict=True):
+                    out[slot] = part.values[row]
+        else:
+            # First part by part, then into the batch's order: a second copy, but one that stays in the cache.
+            by_part = allocate(out.shape, out.dtype)
+            place = np.empty(len(out), np.int64)
+            first = 0
+            for part in parts:
+                last = first + len(part.rows)
+                take_rows(part.values, part.rows, by_part[first:last])
+                place[_slots(part)] = np.arange(first, last)
+                first = last
+            take_rows(by_part, place, out)
         return out
 
     def rows(self) -> Sequence[Any]:
@@ -112,6 +133,15 @@ class _Segmented(Column):
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    def compact(self, allocate: Allocate = np.empty) -> tuple[Array, Int64]:
+        """All elements in a row, and where each row starts: [sum of lengths, *inner], int64 [rows + 1]."""
+        values = self.parts[0].values
+        offsets = np.zeros(len(self) + 1, np.int64)
+        np.cumsum(self.lengths, out=offsets[1:])
+        out = allocate((int(offsets[-1]), *values.shape[1:]), values.dtype)
+        self._copy(out, offsets[:-1])
+        return out, offsets
 
     def _copy(self, out: Array, targets: Int64) -> None:
         for part in self.parts:
@@ -145,15 +175,6 @@ class Ragged(_Segmented):
         lengths = np.array([len(row) for row in rows], np.int64)
         values = np.concatenate(rows) if len(rows) else np.empty(0)
         return cls([Runs(values, np.cumsum(lengths) - lengths, lengths)])
-
-    def compact(self, allocate: Allocate = np.empty) -> tuple[Array, Int64]:
-        """All elements in a row, and where each row starts: [sum of lengths, *inner], int64 [rows + 1]."""
-        values = self.parts[0].values
-        offsets = np.zeros(len(self) + 1, np.int64)
-        np.cumsum(self.lengths, out=offsets[1:])
-        out = allocate((int(offsets[-1]), *values.shape[1:]), values.dtype)
-        self._copy(out, offsets[:-1])
-        return out, offsets
 
     def pad(self, allocate: Allocate = np.empty, *, fill: Any = 0) -> Array:
         """The rows side by side, filled up to the longest: [rows, longest, *inner]."""

@@ -101,7 +101,14 @@ def as_array(name: str, value: Any) -> npt.NDArray[Any]:
         ArgumentError: it is none of these: None, an object array, a mixture.
     """
     if hasattr(value, "detach"):  # a torch tensor, without importing torch to find out
-        value = value.detach().cpu().numpy()
+        try:
+            value = value.detach().cpu().numpy()
+        except (TypeError, RuntimeError) as error:  # bfloat16, sparse, nested
+            raise ArgumentError(
+                f"{name!r} is a tensor that numpy cannot hold",
+                found=f"{getattr(value, 'dtype', type(value).__name__)}: {error}",
+                remedy="turn it into a dense tensor of a type that numpy has, or give a collate_fn",
+            ) from error
     try:
         array = np.asarray(value)
     except ValueError:
@@ -113,7 +120,7 @@ def as_array(name: str, value: Any) -> npt.NDArray[Any]:
             found=what if hasattr(value, "dtype") else f"{type(value).__name__}: {value!r:.60}",
             remedy="turn it into one of these; objects are not stored, since reading them back would run code",
         )
-    return array
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def _mixture(name: str, values: Sequence[Any]) -> ArgumentError:

@@ -28,16 +28,7 @@ def take_rows(values: Array, rows: Int64, out: Array) -> None:
         out: [m, ...], C-contiguous, of the dtype of ``values``.
     """
     # Any mode but "raise" writes into `out` directly; rows were checked where they were given.
-    np.take(values, rows, axis=0, out=out, mode="clip")
-
-
-def scatter_rows(values: Array, rows: Int64, out: Array, slots: Int64) -> None:
-    """``out[slots[i]] = values[rows[i]]``."""
-    if out.ndim > 1 and out.nbytes >= LOOP_BYTES * len(out):
-        for row, slot in zip(rows.tolist(), slots.tolist(), strict=True):
-            out[slot] = values[row]
-    else:
-        out[slots] = values[rows]
+    values.take(rows, axis=0, out=out, mode="clip")
 
 
 def copy_segments(values: Array, starts: Int64, lengths: Int64, out: Array, targets: Int64) -> None:

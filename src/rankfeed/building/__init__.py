@@ -1,0 +1,5 @@
+"""Data made ready: prepared once, packed."""
+
+from rankfeed.building.pack import pack
+
+__all__ = ["pack"]

@@ -1,0 +1,168 @@
+"""A single `.npy` or `.npz` file: samples are rows along the first dimension."""
+
+from __future__ import annotations
+
+import os
+import threading
+import zipfile
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rankfeed.columns import Columns, Dense, Field, Rows
+from rankfeed.errors import CorruptError, SourceError
+from rankfeed.sources.npy import Header, array_at, check_size, file_header, read_header
+from rankfeed.sources.source import Int64, Source, check_columns, check_ids
+from rankfeed.storage import digest_of, map_file, touched
+
+#: About what is read in one go.
+_BLOCK_BYTES = 4 << 20
+
+
+class NumpyFileSource(Source):
+    """Rows of one `.npy` file (column "array"), or of the arrays in one `.npz` file.
+
+    The file is memory-mapped; members of a `.npz` that are compressed are decompressed into memory.
+
+    Args:
+        path: of the file.
+        columns: names of those to offer; None for all.
+
+    Raises:
+        SourceError: it cannot be read, has no rows, or its arrays differ in their first dimension.
+        CorruptError: it is damaged.
+        UnsafeError: it holds objects.
+    """
+
+    def __init__(self, path: str, *, columns: Sequence[str] | None = None) -> None:
+        self.path = path
+        self._wanted = None if columns is None else tuple(columns)
+        self._lock = threading.Lock()
+        self._arrays: dict[str, npt.NDArray[Any]] = {}
+        try:
+            self._size = os.stat(path).st_size
+        except OSError as error:
+            raise SourceError("the file cannot be read", found=error, where=path) from error
+        headers = _npz_headers(path) if path.endswith(".npz") else {"array": file_header(path)}
+        if any(not header.shape for header in headers.values()):
+            raise SourceError("an array without dimensions has no rows", where=path)
+        lengths = {name: header.shape[0] for name, header in headers.items()}
+        if len(set(lengths.values())) != 1 or not min(lengths.values()):
+            raise SourceError(
+                "the arrays of the file have no rows in common",
+                expected="arrays of one length, at least 1",
+                found=", ".join(f"{name!r}: {length}" for name, length in lengths.items()) or "no arrays",
+                where=path,
+            )
+        self._length = min(lengths.values())
+        self._headers = {name: headers[name] for name in check_columns(self._wanted, self._all_fields(headers))}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (self.path, self._wanted, self.fingerprint)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __repr__(self) -> str:
+        return f"NumpyFileSource({self.path!r}, {len(self)} samples)"
+
+    @staticmethod
+    def _all_fields(headers: Mapping[str, Header]) -> dict[str, Field]:
+        return {name: Field("dense", header.dtype.name, header.shape[1:]) for name, header in headers.items()}
+
+    @cached_property
+    def fields(self) -> Mapping[str, Field]:
+        """What each column holds."""
+        return self._all_fields(self._headers)
+
+    @cached_property
+    def blocks(self) -> Int64:
+        """Runs of rows of about 4 MiB: int64."""
+        row_bytes = max(1, sum(field.row_bytes() for field in self.fields.values()))
+        rows = max(1, min(self._length, _BLOCK_BYTES // row_bytes))
+        full, rest = divmod(self._length, rows)
+        return np.array([rows] * full + [rest] * (rest > 0), np.int64)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of name, size, types and shapes."""
+        schema = ",".join(f"{name}:{header}" for name, header in self._headers.items())
+        return digest_of(os.path.basename(self.path).encode(), str(self._size).encode(), schema.encode())
+
+    def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
+        """The rows of some samples: pointers into the mapped file; nothing is copied.
+
+        Args:
+            sample_ids: ints in [0, len(self)).
+            columns: names of those wanted; None for all.
+
+        Raises:
+            SourceError: no such sample, or the file cannot be read.
+        """
+        ids = check_ids(sample_ids, self._length)
+        out = {}
+        for name in check_columns(columns, self.fields):
+            values = self._array(name)
+            touched(len(ids) * values[:1].nbytes, len(ids))
+            out[name] = Dense([Rows(values, ids)])
+        return Columns(out, len(ids))
+
+    def _array(self, name: str) -> npt.NDArray[Any]:
+        found = self._arrays.get(name)
+        if found is None:
+            with self._lock:
+                found = self._arrays[name] = self._load(name)
+        return found
+
+    def _load(self, name: str) -> npt.NDArray[Any]:
+        header = self._headers[name]
+        if not self.path.endswith(".npz"):
+            data = map_file(self.path)
+            check_size(header, len(data), self.path)
+            return array_at(data, header)
+        try:
+            with zipfile.ZipFile(self.path) as archive:
+                info = archive.getinfo(name + ".npy")
+                if info.compress_type != zipfile.ZIP_STORED:
+                    content = archive.read(info)
+                    check_size(header, len(content), f"{self.path}, array {name!r}")
+                    return array_at(np.frombuffer(content, np.uint8), header)
+        except (zipfile.BadZipFile, KeyError, NotImplementedError, OSError) as error:
+            raise CorruptError("the file is damaged", found=error, where=self.path) from error
+        data = map_file(self.path)
+        # A member that is not compressed lies as it is behind its local header: 30 bytes, its name, its extra field.
+        local = data[info.header_offset : info.header_offset + 30].tobytes()
+        start = (
+            info.header_offset
+            + 30
+            + int.from_bytes(local[26:28], "little")
+            + int.from_bytes(local[28:30], "little")
+        )
+        if local[:4] != b"PK\x03\x04" or start + header.offset + header.nbytes > len(data):
+            raise CorruptError(
+                "the file is damaged", found="a wrong local header", where=f"{self.path}, array {name!r}"
+            )
+        check_size(header, info.file_size, f"{self.path}, array {name!r}")
+        return array_at(data, header, start)
+
+
+def _npz_headers(path: str) -> dict[str, Header]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            headers = {}
+            for member in archive.namelist():
+                with archive.open(member) as file:
+                    headers[member.removesuffix(".npy")] = read_header(file, f"{path}, member {member!r}")  # type: ignore[arg-type]
+            return headers
+    except (zipfile.BadZipFile, NotImplementedError, OSError) as error:
+        raise CorruptError("the file is damaged", found=error, where=path, remedy="write it again") from error
+
+
+def _reopen(path: str, columns: Any, fingerprint: str) -> NumpyFileSource:
+    source = NumpyFileSource(path, columns=columns)
+    if source.fingerprint != fingerprint:
+        raise SourceError("the file changed while it was in use", where=path)
+    return source

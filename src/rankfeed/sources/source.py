@@ -1,0 +1,144 @@
+"""What every source of samples is: a length, blocks, and rows on demand."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from rankfeed.columns import Columns, Field
+from rankfeed.errors import ArgumentError, SourceError
+
+Int64 = npt.NDArray[np.int64]
+
+
+class Source(ABC):
+    """Samples that lie somewhere, read in place. Also a map-style torch Dataset.
+
+    A source knows nothing of ranks and workers: it is handed sample ids. It pickles as a path and a few integers
+    and opens its files in the process that reads, so that it is safe after fork and spawn.
+
+    To add a format, give ``blocks``, ``fields``, ``fingerprint`` and ``fetch``; the rest follows.
+
+    Attributes:
+        default_shuffle: the kind that suits the format; what ``shuffle=True`` means.
+        runs_user_code: whether reading a sample calls code of the user's, which may draw random numbers.
+    """
+
+    default_shuffle: ClassVar[Literal["global", "window"]] = "global"
+    runs_user_code: ClassVar[bool] = False
+
+    @property
+    @abstractmethod
+    def blocks(self) -> Int64:
+        """Samples in each block (what is read in one go), in the order of sample ids: int64."""
+
+    @property
+    @abstractmethod
+    def fields(self) -> Mapping[str, Field]:
+        """What each column holds."""
+
+    @property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Hexadecimal digits that change with the data, not with where they are mounted."""
+
+    @abstractmethod
+    def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
+        """The rows of some samples, in the order given.
+
+        Args:
+            sample_ids: ints in [0, len(self)).
+            columns: names of those wanted; None for all.
+
+        Raises:
+            SourceError: no such sample or column, or the data cannot be read.
+        """
+
+    def expect(self, sample_ids: npt.ArrayLike) -> None:  # noqa: B027  (a hint: doing nothing is right)
+        """What will be read next: a hint, for a source that can fetch ahead."""
+
+    def __len__(self) -> int:
+        return int(np.sum(self.blocks))
+
+    def __getitem__(self, index: int) -> Any:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        size = len(self)
+        ids = [int(index) + size if index < 0 else int(index) for index in indices]
+        if any(not 0 <= each < size for each in ids):
+            raise IndexError(f"sample {max(ids)} of a source of {size}")
+        return self.fetch(ids).samples()
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[index] for index in range(len(self)))
+
+
+def check_ids(sample_ids: npt.ArrayLike, size: int) -> Int64:
+    """Sample ids as int64.
+
+    Raises:
+        SourceError: one is outside [0, size).
+    """
+    ids = np.asarray(sample_ids)
+    if ids.dtype.kind not in "iu" and ids.size:
+        raise SourceError("sample ids must be whole numbers", found=f"dtype {ids.dtype}")
+    ids = ids.astype(np.int64, copy=False).reshape(-1)
+    if ids.size and int(ids.view(np.uint64).max()) >= size:
+        raise SourceError(
+            "no such sample", expected=f"ids from 0 to {size - 1}", found=f"{ids.min()} to {ids.max()}"
+        )
+    return ids
+
+
+def check_columns(columns: Sequence[str] | None, fields: Mapping[str, Field]) -> list[str]:
+    """Names of the columns wanted.
+
+    Raises:
+        ArgumentError: one is not there; names those that are.
+    """
+    if columns is None:
+        return list(fields)
+    missing = [name for name in columns if name not in fields]
+    if isinstance(columns, str) or missing:
+        raise ArgumentError(
+            "no such column",
+            expected="some of " + ", ".join(fields),
+            found=columns if isinstance(columns, str) else ", ".join(missing),
+        )
+    return list(columns)
+
+
+def by_chunk(ids: Int64, starts: Int64) -> list[tuple[int, Int64, Int64 | None]]:
+    """Sample ids grouped by the chunk (shard, file, row group) that they lie in.
+
+    Args:
+        ids: int64 [m].
+        starts: int64 [chunks + 1], the first id of each chunk, and at the end their number.
+
+    Returns:
+        for each chunk that is met: its number, rows within it, and which of ``ids`` they are (None for all).
+
+    Example:
+        >>> by_chunk(np.array([5, 0, 4]), np.array([0, 2, 6]))
+        [(0, array([0]), array([1])), (1, array([3, 2]), array([0, 2]))]
+    """
+    if len(starts) == 2:
+        return [(0, ids, None)]
+    chunk = starts.searchsorted(ids, side="right") - 1
+    rows = ids - starts[chunk]
+    # Few chunks have small numbers, which numpy sorts by their digits.
+    order = chunk.astype(np.uint16 if len(starts) < 2**16 else np.int64).argsort(kind="stable")
+    chunk = chunk[order]
+    edges = (np.flatnonzero(chunk[1:] != chunk[:-1]) + 1).tolist()
+    if not edges:
+        return [(int(chunk[0]) if len(ids) else 0, rows, None)]
+    rows = rows[order]
+    return [
+        (number, rows[first:last], order[first:last])
+        for number, first, last in zip(chunk[[0, *edges]].tolist(), [0, *edges], [*edges, len(ids)], strict=True)
+    ]

@@ -1,0 +1,194 @@
+"""The layout of a shard: an Arrow IPC file of one record batch, so that each column is one run of bytes.
+
+Dense rows are primitive values or (nested) fixed-size lists, ragged rows large lists of these, bytes and text the
+large kinds. Nothing is compressed and nothing is null, hence each column is a numpy view of the mapped file.
+Two numpy types have no Arrow type that numpy can view: booleans are stored as uint8, complex numbers as pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from rankfeed.columns import Field
+from rankfeed.errors import CorruptError
+
+Array = npt.NDArray[Any]
+Int64 = npt.NDArray[np.int64]
+
+REMEDY = "fetch the shard anew, or pack the data set again; `rankfeed verify` lists what is damaged"
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A column as it lies in a shard.
+
+    Args:
+        values: dense: [rows, *shape]; ragged: [elements, *shape]; bytes and text: uint8 [bytes].
+        offsets: int64 [rows + 1], where each row starts; None for dense.
+    """
+
+    values: Array
+    offsets: Int64 | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of it in the file."""
+        return int(self.values.nbytes) + (0 if self.offsets is None else int(self.offsets.nbytes))
+
+
+def arrow_schema(fields: Mapping[str, Field]) -> Any:
+    """The Arrow schema (a `pyarrow.Schema`) of shards that hold these fields.
+
+    Example:
+        >>> arrow_schema({"x": Field("ragged", "float32", (2,))}).field("x").type
+        LargeListType(large_list<item: fixed_size_list<item: float not null>[2] not null>)
+    """
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            pa.field(name, _arrow_type(field), nullable=False, metadata={"rankfeed": str(field)})
+            for name, field in fields.items()
+        ]
+    )
+
+
+def _arrow_type(field: Field) -> Any:
+    import pyarrow as pa
+
+    if field.kind == "bytes":
+        return pa.large_binary()
+    if field.kind == "str":
+        return pa.large_string()
+    dtype, shape = np.dtype(field.dtype), field.shape
+    if dtype.kind == "c":
+        dtype, shape = np.empty(0, dtype).real.dtype, (*shape, 2)
+    kind = pa.uint8() if dtype.kind == "b" else pa.from_numpy_dtype(dtype)
+    for extent in reversed(shape):
+        kind = pa.list_(pa.field("item", kind, nullable=False), extent)
+    return pa.large_list(pa.field("item", kind, nullable=False)) if field.kind == "ragged" else kind
+
+
+def write_shard(file: BinaryIO, columns: Mapping[str, Stored], fields: Mapping[str, Field], rows: int) -> None:
+    """Write the columns of a shard; the same bytes for the same columns.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    import pyarrow as pa
+
+    schema = arrow_schema(fields)
+    arrays = [_arrow_array(schema.field(name).type, columns[name], rows) for name in fields]
+    batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
+    options = pa.ipc.IpcWriteOptions(compression=None, use_threads=False)
+    with pa.ipc.new_file(file, schema, options=options) as writer:
+        writer.write_batch(batch)
+
+
+def _arrow_array(kind: Any, stored: Stored, rows: int) -> Any:
+    import pyarrow as pa
+
+    data = pa.py_buffer(np.ascontiguousarray(stored.values).reshape(-1).view(np.uint8))
+    if stored.offsets is None:
+        return _nested(kind, data, rows)
+    offsets = pa.py_buffer(stored.offsets)
+    if pa.types.is_large_list(kind):
+        values = _nested(kind.value_type, data, len(stored.values))
+        return pa.Array.from_buffers(kind, rows, [None, offsets], null_count=0, children=[values])
+    return pa.Array.from_buffers(kind, rows, [None, offsets, data], null_count=0)
+
+
+def _nested(kind: Any, data: Any, length: int) -> Any:
+    import pyarrow as pa
+
+    if not pa.types.is_fixed_size_list(kind):
+        return pa.Array.from_buffers(kind, length, [None, data], null_count=0)
+    values = _nested(kind.value_type, data, length * kind.list_size)
+    return pa.Array.from_buffers(kind, length, [None], null_count=0, children=[values])
+
+
+def read_shard(
+    data: npt.NDArray[np.uint8], fields: Mapping[str, Field], rows: int, where: str
+) -> dict[str, Stored]:
+    """The columns of a shard, as views of its bytes.
+
+    Args:
+        data: uint8, the whole file.
+        fields: what it should hold.
+        rows: how many it should have.
+        where: the file's name, for errors.
+
+    Raises:
+        CorruptError: it is no Arrow file, or holds something else.
+    """
+    import pyarrow as pa
+
+    try:
+        reader = pa.ipc.open_file(pa.py_buffer(data))
+        expected = arrow_schema(fields)
+        if not reader.schema.equals(expected):
+            raise CorruptError(
+                "the columns of a shard are not those of its data set",
+                expected=_one_line(expected),
+                found=_one_line(reader.schema),
+                where=where,
+                remedy=REMEDY,
+            )
+        if reader.num_record_batches != 1:
+            raise _damaged(where, "one record batch", reader.num_record_batches)
+        batch = reader.get_batch(0)
+        if batch.num_rows != rows:
+            raise _damaged(where, f"{rows} rows", f"{batch.num_rows} rows")
+        return {
+            name: _stored(batch.column(number).buffers(), field, rows, f"{where}, column {name!r}")
+            for number, (name, field) in enumerate(fields.items())
+        }
+    except (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
+        if isinstance(error, CorruptError):
+            raise
+        raise _damaged(where, "an Arrow IPC file", error) from error
+
+
+def _stored(buffers: list[Any], field: Field, rows: int, where: str) -> Stored:
+    # The order of buffers is Arrow's: for each level of nesting its validity, then offsets, and the values last.
+    offsets = None
+    if field.kind != "dense":
+        if buffers[0] is not None:
+            raise _damaged(where, "no nulls", "nulls")
+        offsets = _view(buffers[1], np.dtype(np.int64), rows + 1, where)
+        buffers = buffers[2:]
+    if any(buffer is not None for buffer in buffers[:-1]):
+        raise _damaged(where, "no nulls", "nulls")
+    if offsets is None:
+        return Stored(_values(buffers[-1], field, rows, where))
+    if offsets[0] != 0 or offsets[-1] < 0:
+        raise _damaged(where, "offsets from 0 upwards", f"{offsets[0]} to {offsets[-1]}")
+    if field.kind == "ragged":
+        return Stored(_values(buffers[-1], field, int(offsets[-1]), where), offsets)
+    return Stored(_view(buffers[-1], np.dtype(np.uint8), int(offsets[-1]), where), offsets)
+
+
+def _values(buffer: Any, field: Field, length: int, where: str) -> Array:
+    dtype = np.dtype(field.dtype)
+    per_row = int(np.prod(field.shape, dtype=object))
+    return _view(buffer, dtype, length * per_row, where).reshape(length, *field.shape)
+
+
+def _view(buffer: Any, dtype: np.dtype[Any], count: int, where: str) -> Array:
+    size = 0 if buffer is None else buffer.size
+    if size != count * dtype.itemsize:
+        raise _damaged(where, f"{count * dtype.itemsize} bytes", f"{size} bytes")
+    return np.empty(0, dtype) if not count else np.frombuffer(buffer, dtype, count)
+
+
+def _damaged(where: str, expected: object, found: object) -> CorruptError:
+    return CorruptError("a shard is damaged", expected=expected, found=found, where=where, remedy=REMEDY)
+
+
+def _one_line(schema: Any) -> str:
+    return ", ".join(f"{field.name!r}: {field.type}" for field in schema)[:500]

@@ -1,0 +1,177 @@
+"""The manifest of a packed data set: ``rankfeed.json``, written last, so that where it is the data are whole.
+
+It is untrusted input: decoded into typed structs, then checked, and no path in it leads out of its folder.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Literal
+
+import msgspec
+import numpy as np
+
+from rankfeed.columns import Field
+from rankfeed.errors import CorruptError, SourceError, UnsafeError
+from rankfeed.storage.checksum import digest_of
+
+#: A folder that holds a file of this name is a packed data set.
+MANIFEST_NAME = "rankfeed.json"
+VERSION = 1
+
+_MOST = (1 << 63) - 1
+Count = Annotated[int, msgspec.Meta(ge=1, le=_MOST)]
+Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
+
+
+class Shard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One file of rows.
+
+    Args:
+        path: relative to the manifest, with forward slashes.
+        rows: in it.
+        bytes: of the file.
+        xxh3: checksum of the file, XXH3 of 128 bits.
+        block_rows: rows that are read in one go; the last block has what remains.
+        content: checksum of the rows as they came, whatever way they are stored.
+    """
+
+    path: Annotated[str, msgspec.Meta(min_length=1)]
+    rows: Count
+    bytes: Count
+    xxh3: Digest
+    block_rows: Count
+    content: Digest
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a packed data set consists of.
+
+    Args:
+        num_rows: over all shards.
+        fields: what each column holds.
+        shards: in the order of sample ids.
+        origin: digits that stand for the input and parameters it was packed from; empty where the input
+            (an iterable) has no identity.
+        format: says whose file this is.
+        version: of the layout.
+    """
+
+    num_rows: Count
+    fields: dict[str, Field]
+    shards: list[Shard]
+    origin: str = ""
+    format: Literal["rankfeed-packed"] = "rankfeed-packed"
+    version: int = VERSION
+
+    def encode(self) -> bytes:
+        """As JSON, laid out for people; the same bytes for the same content."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
+
+    @property
+    def fingerprint(self) -> str:
+        """Hexadecimal digits that change with counts, schema and checksums, not with the folder's place."""
+        parts = (self.num_rows, self.fields, self.shards)
+        return digest_of(msgspec.json.encode(parts))
+
+
+class _Head(msgspec.Struct):
+    """What is looked at first, so that another version is named as such and not as a damaged file."""
+
+    format: str
+    version: int
+
+
+def load_manifest(folder: str | os.PathLike[str]) -> Manifest:
+    """Read and check the manifest of a folder.
+
+    Raises:
+        SourceError: there is none, or it is of a version that this rankfeed does not read.
+        CorruptError: it is not what a manifest is; names what is wrong and where in the file.
+        UnsafeError: a shard lies outside the folder.
+    """
+    root = Path(folder)
+    path = root / MANIFEST_NAME
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise SourceError("the manifest cannot be read", found=error, where=path) from error
+    remedy = "restore the file, or pack the data set again"
+    try:
+        head = msgspec.json.decode(content, type=_Head)
+        if head.format == "rankfeed-packed" and head.version != VERSION:
+            raise SourceError(
+                "the data set was packed in a layout that this rankfeed does not know",
+                expected=f"version {VERSION}",
+                found=f"version {head.version}",
+                where=path,
+                remedy="install a newer rankfeed" if head.version > VERSION else "pack it again",
+            )
+        manifest = msgspec.json.decode(content, type=Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CorruptError("the manifest is damaged", found=error, where=path, remedy=remedy) from error
+    problem = _problem(manifest)
+    if problem is not None:
+        raise CorruptError("the manifest contradicts itself", found=problem, where=path, remedy=remedy)
+    _check_paths(root, manifest)
+    return manifest
+
+
+def _problem(manifest: Manifest) -> str | None:
+    """What does not fit together, or None."""
+    if not manifest.shards or not manifest.fields:
+        return "no shards" if manifest.fields else "no fields"
+    total = sum(shard.rows for shard in manifest.shards)
+    if total != manifest.num_rows:
+        return f"num_rows is {manifest.num_rows}, the shards have {total} rows"
+    if len({shard.path for shard in manifest.shards}) < len(manifest.shards):
+        return "a shard is named twice"
+    for name, field in manifest.fields.items():
+        if (why := _field_problem(field)) is not None:
+            return f"field {name!r}: {why}"
+    return None
+
+
+def _field_problem(field: Field) -> str | None:
+    if field.kind in ("bytes", "str"):
+        return "bytes and str have neither dtype nor shape" if field.dtype or field.shape else None
+    if field.kind not in ("dense", "ragged"):
+        return f"{field.kind!r} cannot be packed"
+    try:
+        dtype = np.dtype(field.dtype)
+    except (TypeError, ValueError, SyntaxError):
+        return f"unknown dtype {field.dtype!r:.40}"
+    if dtype.name != field.dtype or dtype.kind not in "biufc" or dtype.itemsize > 16:
+        return f"dtype {field.dtype!r:.40} cannot be packed"
+    size = 1
+    for extent in field.shape:
+        size *= extent
+        if extent < 1 or size > _MOST:
+            return f"shape {field.shape} cannot be packed"
+    return None
+
+
+def _check_paths(root: Path, manifest: Manifest) -> None:
+    """Refuse shards outside the folder, whether by name or by symbolic link."""
+    home = os.path.realpath(root)
+    folders: set[str] = set()
+    for shard in manifest.shards:
+        pure = PurePosixPath(shard.path)
+        inside = (
+            not pure.is_absolute() and ".." not in pure.parts and "\0" not in shard.path and "\\" not in shard.path
+        )
+        if inside:
+            place = root / pure
+            # Only what is a link need be followed, so that opening costs little for many shards.
+            if place.is_symlink() or str(pure.parent) not in folders:
+                inside = os.path.commonpath([home, os.path.realpath(place)]) == home
+                folders.add(str(pure.parent))
+        if not inside:
+            raise UnsafeError(
+                "a shard lies outside the folder of its data set",
+                expected=f"a path under {root}",
+                found=shard.path,
+                where=root / MANIFEST_NAME,
+                remedy="do not read data sets from people you do not trust; move the shard into the folder",
+            )

@@ -1,0 +1,158 @@
+"""Memory-mapped files, and a bound on how much of them counts as this process's memory.
+
+A page of a mapped file that this process alone has looked at counts as its private memory, although the kernel
+takes it back at will. With data far larger than memory that figure would grow until all of memory is "used",
+and whoever watches it (a scheduler, a person) would be misled. So readers say what they touched, and
+once more than :data:`RESIDENT_BYTES` of mapped files are resident, some of the pages are let go. They stay in the
+page cache: the next read finds them there.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+import weakref
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rankfeed.errors import SourceError
+
+#: Resident bytes of mapped files above which pages are let go. A page that was let go costs about 5 us to see
+#: again, more than the copy of a small row: data sets up to this size are read at full speed.
+RESIDENT_BYTES = 3 << 29
+#: Touched bytes between two looks at what is resident.
+CHECK_BYTES = 32 << 20
+#: What the kernel maps around a page that is missing.
+_AROUND = 64 << 10
+#: Address space that is let go at once.
+_SLICE = 64 << 20
+
+_PAGE = mmap.PAGESIZE
+
+
+def map_file(path: str | os.PathLike[str]) -> npt.NDArray[np.uint8]:
+    """The bytes of a file as a read-only array, read from disk where they are looked at.
+
+    Arrays over it keep the mapping alive. It may be inherited by a forked child and used by several threads.
+
+    Raises:
+        SourceError: there is no such file, or it cannot be read.
+
+    Example:
+        >>> import tempfile, pathlib
+        >>> path = pathlib.Path(tempfile.mkdtemp(), "three")
+        >>> path.write_bytes(b"abc")
+        3
+        >>> map_file(path)
+        array([97, 98, 99], dtype=uint8)
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            size = os.fstat(handle).st_size
+            if size == 0:
+                return np.empty(0, np.uint8)  # nothing cannot be mapped
+            mapping = mmap.mmap(handle, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+        finally:
+            os.close(handle)
+    except (OSError, ValueError) as error:
+        raise SourceError("the file cannot be read", found=error, where=os.fspath(path)) from error
+    _residency.add(mapping, size)
+    return np.frombuffer(mapping, np.uint8)
+
+
+def touched(nbytes: int, places: int = 1) -> None:
+    """Say that bytes of mapped files are about to be looked at.
+
+    Args:
+        nbytes: how many.
+        places: in how many separate runs; the kernel maps some more around each.
+    """
+    _residency.touched(nbytes + places * _AROUND)
+
+
+class _Residency:
+    """Counts what is touched, and lets pages go. One for the process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._mappings: list[tuple[weakref.ref[mmap.mmap], int]] = []
+        self._mapped = 0
+        self._touched = 0
+        self._hand = 0
+        self._baseline: int | None = None
+
+    def add(self, mapping: mmap.mmap, size: int) -> None:
+        with self._lock:
+            self._mappings = [entry for entry in self._mappings if entry[0]() is not None]
+            self._mappings.append((weakref.ref(mapping), size))
+            self._mapped = sum(entry[1] for entry in self._mappings)
+            if self._baseline is None:
+                self._baseline = _shared_resident_bytes()
+
+    def touched(self, nbytes: int) -> None:
+        if self._mapped <= RESIDENT_BYTES:
+            return  # all of it may stay
+        with self._lock:
+            self._touched += nbytes
+            if self._touched < CHECK_BYTES:
+                return
+            self._touched = 0
+            resident, baseline = _shared_resident_bytes(), self._baseline
+            if resident is None or baseline is None or resident - baseline <= RESIDENT_BYTES:
+                return
+            self._let_go(resident - baseline - RESIDENT_BYTES * 15 // 16)
+
+    def _let_go(self, surplus: int) -> None:
+        """Walk on over the mappings, as the hand of a clock, until enough pages are let go."""
+        before = _shared_resident_bytes()
+        slices = [
+            (mapping, start)
+            for entry in self._mappings
+            if (mapping := entry[0]()) is not None
+            for start in range(0, entry[1], _SLICE)
+        ]
+        for _ in range(len(slices)):
+            self._hand = (self._hand + 1) % len(slices)
+            mapping, start = slices[self._hand]
+            length = min(_SLICE, len(mapping) - start)
+            try:
+                # Safe under a reader: the mapping is of a file and read-only, so the page comes back as it was.
+                mapping.madvise(mmap.MADV_DONTNEED, start, length)
+            except (AttributeError, OSError, ValueError):
+                return
+            now = _shared_resident_bytes()
+            if before is None or now is None or before - now >= surplus:
+                return
+        # All was let go and it is still too much: the surplus is somebody else's (libraries, shared memory).
+        self._baseline = _shared_resident_bytes()
+
+
+def _shared_resident_bytes() -> int | None:
+    """Resident bytes of this process that belong to files and shared memory; None where nobody says."""
+    try:
+        with open("/proc/self/statm", "rb", buffering=0) as file:
+            return int(file.read().split()[2]) * _PAGE
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+_residency = _Residency()
+
+
+def _start_anew_in_child() -> None:
+    # The lock may have been held by a thread that does not exist here; what was mapped is inherited.
+    global _residency
+    inherited: list[Any] = _residency._mappings
+    _residency = _Residency()
+    for reference, size in inherited:
+        mapping = reference()
+        if mapping is not None:
+            _residency.add(mapping, size)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_start_anew_in_child)
