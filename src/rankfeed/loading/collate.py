@@ -1,0 +1,96 @@
+"""Columns into tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+
+from rankfeed.columns import Allocate, Bytes, Columns, Dense, Ragged
+from rankfeed.errors import ArgumentError
+
+RaggedAs = Literal["pad", "nested", "list"]
+
+
+def check_ragged(ragged: str) -> None:
+    """Raise ArgumentError unless ``ragged`` is one of the ways to deliver a ragged column."""
+    if ragged not in get_args(RaggedAs):
+        raise ArgumentError(
+            "unknown way to deliver ragged columns",
+            expected=" | ".join(get_args(RaggedAs)),
+            found=repr(ragged),
+        )
+
+
+def collate(columns: Columns, ragged: RaggedAs, allocate: Allocate = np.empty) -> dict[str, Any]:
+    """A batch as a dict of tensors.
+
+    Args:
+        columns: rows of the batch.
+        ragged: "pad" gives a tensor [rows, longest, *inner] and ``<name>_lengths`` (int64 [rows]), "nested" a
+            jagged nested tensor, "list" a list of tensors.
+        allocate: makes room for the tensors.
+
+    Returns:
+        tensors by column name; bytes and text as lists.
+
+    Raises:
+        ArgumentError: the lengths of a ragged column would take the name of another column.
+
+    Example:
+        >>> rows = Columns.from_samples([{"x": [1, 2], "y": 5}, {"x": [3], "y": 6}])
+        >>> batch = collate(rows, "pad")
+        >>> batch["x"].tolist(), batch["x_lengths"].tolist(), batch["y"].tolist()
+        ([[1, 2], [3, 0]], [2, 1], [5, 6])
+    """
+    batch: dict[str, Any] = {}
+    for name, column in columns.items():
+        if isinstance(column, Dense):
+            batch[name] = torch.from_numpy(column.gather(allocate))
+        elif isinstance(column, Ragged):
+            if ragged == "pad":
+                if f"{name}_lengths" in columns:
+                    raise ArgumentError(
+                        "the loader would add a column whose name is taken",
+                        found=repr(f"{name}_lengths"),
+                        remedy='rename that column, or take ragged="list"',
+                    )
+                batch[name] = torch.from_numpy(column.pad(allocate))
+                batch[f"{name}_lengths"] = torch.from_numpy(column.lengths.copy())
+            else:
+                values, offsets = column.compact(allocate)
+                batch[name] = _jagged(values, offsets) if ragged == "nested" else _pieces(values, offsets)
+        elif isinstance(column, Bytes):
+            batch[name] = column.rows()
+        else:
+            batch[name] = list(column.rows())
+    return batch
+
+
+def collate_samples(samples: Sequence[Any]) -> Any:
+    """A batch out of samples that are no dicts of columns, as torch does it; but tuples stay tuples.
+
+    Example:
+        >>> collate_samples([(1, "a"), (2, "b")])
+        (tensor([1, 2]), ['a', 'b'])
+    """
+    first = samples[0]
+    if isinstance(first, tuple):
+        fields = [collate_samples(field) for field in zip(*samples, strict=True)]
+        return type(first)(*fields) if hasattr(first, "_fields") else tuple(fields)
+    if isinstance(first, dict):
+        return {name: collate_samples([sample[name] for sample in samples]) for name in first}
+    return torch.utils.data.default_collate(list(samples))
+
+
+def _jagged(values: np.ndarray[Any, Any], offsets: np.ndarray[Any, Any]) -> torch.Tensor:
+    nested: torch.Tensor = torch.nested.nested_tensor_from_jagged(
+        torch.from_numpy(values), offsets=torch.from_numpy(offsets)
+    )
+    return nested
+
+
+def _pieces(values: np.ndarray[Any, Any], offsets: np.ndarray[Any, Any]) -> list[torch.Tensor]:
+    return list(torch.from_numpy(values).split(np.diff(offsets).tolist()))

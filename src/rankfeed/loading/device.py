@@ -1,0 +1,27 @@
+"""Batches on their way to an accelerator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """The batch with its tensors on a device, copied through pinned memory where that is an accelerator.
+
+    Example:
+        >>> to_device({"x": torch.zeros(2), "names": ["a"]}, torch.device("cpu"))["names"]
+        ['a']
+    """
+    if isinstance(batch, torch.Tensor):
+        if device.type == "cuda" and batch.device.type == "cpu" and not batch.is_nested:
+            batch = batch.pin_memory()
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, dict):
+        return {name: to_device(value, device) for name, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(to_device(value, device) for value in batch))
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(to_device(value, device) for value in batch)
+    return batch

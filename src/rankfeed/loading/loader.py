@@ -1,0 +1,278 @@
+"""The loader: a source, a plan and a place in it, iterated."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import torch
+
+from rankfeed.errors import ArgumentError
+from rankfeed.loading import audit as proof
+from rankfeed.loading import state as states
+from rankfeed.loading.collate import RaggedAs, check_ragged
+from rankfeed.loading.device import to_device
+from rankfeed.loading.engine import Engine, InlineEngine, ThreadEngine
+from rankfeed.loading.maker import Made, Maker
+from rankfeed.loading.options import check_names, one_of, plan_of
+from rankfeed.loading.placed import Placed
+from rankfeed.loading.processes import ProcessEngine
+from rankfeed.loading.randomness import kept_globals
+from rankfeed.loading.stats import Stats
+from rankfeed.plan import Cursor, Plan, Schedule, Tail, Tally
+from rankfeed.plan.plan import whole
+from rankfeed.sources import Source
+from rankfeed.topology import Topology
+
+WorkerKind = Literal["thread", "process"]
+#: Lanes taken over from a state: one made by hand must not ask for an array of any length.
+_MOST_LANES = 2**20
+
+
+class Loader(Placed):
+    """Feeds one rank its share of a data set, batch by batch.
+
+    Iterating yields this rank's batches of one epoch, each a dict of tensors (see ``ragged``). When an epoch is
+    exhausted the loader moves on to the next; after a break, iterating begins the same epoch anew.
+
+    Args:
+        source: what :func:`rankfeed.open` returned, or any source.
+        batch_size: rows of this rank's batches.
+        shuffle: False, True (the kind that suits the source), "global" or "window".
+        seed: of the order and of all random streams.
+        tail: how an epoch ends where the global batch doesn't divide it (see :class:`rankfeed.Schedule`).
+        window: samples mixed with each other under "window", about.
+        lanes: streams of blocks read at the same time; part of the order. 64 for "window", else 1.
+        plan: an order of your own, instead of shuffle, window and lanes.
+        columns: names of the columns to read; None for all.
+        transform: called with each sample (a dict), or with the sample and a numpy Generator that belongs to
+            (seed, epoch, sample id); returns the new sample.
+        batch_transform: called with each batch, or with the batch and a Generator.
+        collate_fn: makes a batch of a list of samples, instead of the loader's own way.
+        ragged: "pad" (with ``<name>_lengths``), "nested" (jagged nested tensors) or "list".
+        num_workers: threads or processes that make batches ahead; 0 makes each when it is asked for.
+        worker_kind: "thread" or "process". What is delivered is the same.
+        prefetch_factor: batches that each worker makes ahead.
+        device: where tensors go; to an accelerator through pinned memory, without waiting.
+        topology: rank and world size; found from the environment at the first ``len`` or ``iter`` if left out.
+        on_error: "raise".
+        id_column: name of a column to add, with the sample ids (int64).
+        audit: count what is delivered and compare with the plan at the end of each epoch.
+
+    Raises:
+        ArgumentError: an argument cannot be meant.
+        PlanError: no samples; fewer samples than ranks (at the first ``len`` or ``iter``).
+
+    Example:
+        >>> import rankfeed as rf
+        >>> source = rf.from_dataset([{"x": float(i)} for i in range(5)])
+        >>> loader = rf.Loader(source, batch_size=2)
+        >>> [batch["x"].tolist() for batch in loader]
+        [[0.0, 1.0], [2.0, 3.0], [4.0]]
+        >>> loader.epoch
+        1
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        batch_size: int = 1,
+        *,
+        shuffle: bool | Literal["global", "window"] = False,
+        seed: int = 0,
+        tail: Tail = "even",
+        window: int = 65536,
+        lanes: int | None = None,
+        plan: Plan | None = None,
+        columns: Sequence[str] | None = None,
+        transform: Callable[..., Any] | None = None,
+        batch_transform: Callable[..., Any] | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        ragged: RaggedAs = "pad",
+        num_workers: int = 0,
+        worker_kind: WorkerKind = "thread",
+        prefetch_factor: int = 2,
+        device: str | torch.device | None = None,
+        topology: Topology | None = None,
+        on_error: Literal["raise"] = "raise",
+        id_column: str | None = None,
+        audit: bool = False,
+    ) -> None:
+        if not isinstance(source, Source):
+            raise ArgumentError(
+                "a Loader reads from a source",
+                expected="what rankfeed.open() or rankfeed.from_dataset() returned",
+                found=type(source).__name__,
+            )
+        self.source = source
+        self.batch_size = whole("batch_size", batch_size, at_least=1)
+        self.tail: Tail = one_of("tail", tail, get_args(Tail))
+        self.num_workers = whole("num_workers", num_workers, at_least=0)
+        self.worker_kind: WorkerKind = one_of("worker_kind", worker_kind, get_args(WorkerKind))
+        self.prefetch_factor = whole("prefetch_factor", prefetch_factor, at_least=1)
+        self.device = None if device is None else torch.device(device)
+        self.audit = audit
+        self.audit_report: proof.AuditReport | None = None
+        one_of("on_error", on_error, ("raise",))
+        check_ragged(ragged)
+        self._topology = topology
+        if plan is not None and (shuffle is not False or lanes is not None):
+            raise ArgumentError("a plan brings its own order", remedy="leave out shuffle and lanes, or the plan")
+        self._lanes_given = lanes is not None or plan is not None
+        self.plan = plan or plan_of(source, shuffle, seed, window, lanes)
+        if self.plan.num_samples != len(source):
+            raise ArgumentError(
+                "the plan is not of this source",
+                expected=f"a plan of {len(source)} samples",
+                found=f"one of {self.plan.num_samples}",
+            )
+        with kept_globals():  # a wrapped Dataset is asked for a few samples, which may draw random numbers
+            check_names(source, columns, id_column, self.tail, ragged)
+        self._maker = Maker(
+            source=source,
+            columns=columns,
+            transform=transform,
+            batch_transform=batch_transform,
+            collate_fn=collate_fn,
+            ragged=ragged,
+            seed=self.plan.seed,
+            id_column=id_column,
+            seed_globals=self.num_workers == 0 or self.worker_kind == "process",
+        )
+        self._engine: Engine | None = None
+        self._stats = Stats()
+        #: Where the epoch in hand was begun (its start, or a loaded place), and where it stands now.
+        self._begun = self._cursor = Cursor()
+        #: Counts iterations and moves: only the iteration that has the turn moves the loader. A number, not the
+        #: iteration itself, so that one that is left early is gone at once, and its workers with it.
+        self._turn = 0
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next iteration delivers, or the one in hand."""
+        return self._cursor.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to an epoch: to the start of another one; in the current one a loaded place stays."""
+        epoch = whole("epoch", epoch, at_least=0)
+        if epoch != self._cursor.epoch:
+            self._go_to(Cursor(epoch))
+
+    def __len__(self) -> int:
+        """Steps of the epoch in hand: those done and those left."""
+        return self._begun.steps + len(self._schedule())
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._cursor != self._begun:
+            self._go_to(Cursor(self._cursor.epoch))
+        schedule = self._schedule()
+        self._turn += 1
+        return _Iteration(self, schedule, self._turn)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the job stands, after the last delivered step: JSON-able, under 1 KiB, the same on every rank."""
+        return states.save(self._cursor, self.plan.describe(), self.source.fingerprint)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a state was taken, on whatever number of ranks, workers and batch size.
+
+        Raises:
+            StateError: it belongs to other data or another plan; says what differs.
+        """
+        parsed = states.parse(state)
+        plan = self.plan
+        lanes = parsed.plan.get("lanes")
+        if not self._lanes_given and isinstance(lanes, int) and 1 <= lanes <= _MOST_LANES:
+            # Lanes are part of the order: a job goes on with those it began with.
+            plan = Plan(self.source.blocks, shuffle=plan.shuffle, seed=plan.seed, window=plan.window, lanes=lanes)
+        cursor = states.check(parsed, plan.describe(), self.source.fingerprint)
+        self.plan = plan
+        self._go_to(cursor)
+
+    def stats(self) -> dict[str, Any]:
+        """Steps, samples, rates, time waited for data, share of padding, private memory of this rank."""
+        return self._stats.as_dict()
+
+    def _go_to(self, cursor: Cursor) -> None:
+        """Stand somewhere else. An iteration under way goes on, but no longer moves the loader."""
+        self._begun = self._cursor = cursor
+        self._turn += 1
+
+    def _schedule(self) -> Schedule:
+        return Schedule(
+            self.plan,
+            batch_size=self.batch_size,
+            topology=self.topology,
+            epoch=self._begun.epoch,
+            start=self._begun.position,
+            tail=self.tail,
+        )
+
+    def _run(self, schedule: Schedule) -> Iterator[Made]:
+        if self._engine is None:
+            self._engine = self._make_engine()
+        return self._engine.run(schedule)
+
+    def _make_engine(self) -> Engine:
+        if self.num_workers == 0:
+            return InlineEngine(self._maker)
+        if self.worker_kind == "thread":
+            return ThreadEngine(self._maker, self.num_workers, self.prefetch_factor)
+        return ProcessEngine(self._maker, self.num_workers, self.prefetch_factor)
+
+    def _moved(self, turn: int, position: int) -> None:
+        if self._turn == turn:
+            self._cursor = self._cursor.after(position)
+
+    def _exhausted(self, turn: int) -> None:
+        if self._turn == turn:
+            self._go_to(self._cursor.next_epoch())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_engine": None}  # what runs stays behind
+
+
+class _Iteration:
+    """One pass over what is left of an epoch."""
+
+    def __init__(self, loader: Loader, schedule: Schedule, turn: int) -> None:
+        self._loader = loader
+        self._schedule = schedule
+        self._turn = turn
+        self._made = loader._run(schedule)
+        self._delivered = Tally() if loader.audit else None
+        self._over = False
+
+    def __iter__(self) -> _Iteration:
+        return self
+
+    def __next__(self) -> Any:
+        if self._over:
+            raise StopIteration
+        asked = time.perf_counter()
+        try:
+            made = next(self._made)
+        except StopIteration:
+            self._over = True
+            self._finish()
+            raise
+        except BaseException:
+            self._over = True
+            raise
+        batch = made.batch if self._loader.device is None else to_device(made.batch, self._loader.device)
+        if self._delivered is not None:
+            self._delivered.add(made.sample_ids)
+        self._loader._stats.delivered(made, asked)
+        self._loader._moved(self._turn, self._schedule.position_after(made.step))
+        return batch
+
+    def _finish(self) -> None:
+        self._loader._exhausted(self._turn)
+        if self._delivered is not None:
+            report = proof.AuditReport.of_rank(self._schedule, self._delivered)
+            self._loader.audit_report = report
+            together = proof.gather(report)
+            if together is not None:
+                self._loader.audit_report = together
+                together.check()

@@ -1,0 +1,219 @@
+"""The batch of a step, made from plan and source alone: fetch, transform, collate.
+
+What a step's batch holds depends on nothing else, so any engine may make it, anywhere, twice if need be.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from rankfeed.columns import Allocate, BufferPool, Columns, Ragged
+from rankfeed.errors import ArgumentError, RankfeedError, TransformError
+from rankfeed.loading.collate import RaggedAs, collate, collate_samples
+from rankfeed.loading.randomness import Streams, kept_globals, wants_rng
+from rankfeed.plan import Schedule
+from rankfeed.sources import Source
+
+Int64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Made:
+    """The batch of a step.
+
+    Attributes:
+        step: which, counted from the schedule's start.
+        batch: what the user gets.
+        sample_ids: int64, the samples in it that count (rows that only fill are left out).
+        rows: with those that fill.
+        padding: bytes of ragged padding and of all ragged columns, for the loader's statistics.
+    """
+
+    step: int
+    batch: Any
+    sample_ids: Int64
+    rows: int
+    padding: tuple[int, int] = (0, 0)
+
+
+@dataclass
+class Maker:
+    """Makes batches. Pickles: a worker process gets one, with a source that opens itself there.
+
+    Args:
+        seed_globals: whether torch's, numpy's and random's global generators are seeded for each sample; not
+            where threads share them.
+    """
+
+    source: Source
+    columns: Sequence[str] | None
+    transform: Callable[..., Any] | None
+    batch_transform: Callable[..., Any] | None
+    collate_fn: Callable[[list[Any]], Any] | None
+    ragged: RaggedAs
+    seed: int
+    id_column: str | None
+    seed_globals: bool
+    allocate: Allocate = field(default_factory=lambda: BufferPool().allocate)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "allocate"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, allocate=BufferPool().allocate)
+
+    def make(self, schedule: Schedule, step: int) -> Made:
+        """The batch of one step.
+
+        Raises:
+            TransformError: a transform or collate function raised; names sample, step and rank.
+            RankfeedError: the data cannot be read.
+        """
+        ids = schedule.batch(step)
+        valid = schedule.valid(step)
+        where = f"rank {schedule.rank}, epoch {schedule.epoch}, step {step}"
+        padding = (0, 0)
+        with kept_globals() if self.seed_globals and self._runs_user_code else nullcontext():
+            rows = self._rows(ids, schedule.epoch, where)
+            streams = Streams("batch", self.seed, schedule.epoch)
+            if self.seed_globals and self._runs_user_code:
+                streams.seed_globals(schedule.first_position(step))
+            if isinstance(rows, Columns) and self.collate_fn is None:
+                batch: Any = self._tensors(rows, where)
+                padding = _padding(rows) if self.ragged == "pad" else (0, 0)
+            else:
+                samples = rows.samples() if isinstance(rows, Columns) else rows
+                batch = self._collated(samples, where)
+            self._add_columns(batch, ids, valid, where, filled=schedule.tail == "pad")
+            if self.batch_transform is not None:
+                batch = self._batch_transformed(batch, streams, schedule.first_position(step), where)
+        return Made(step, batch, ids[valid], len(ids), padding)
+
+    @property
+    def _runs_user_code(self) -> bool:
+        functions = (self.transform, self.batch_transform, self.collate_fn)
+        return self.source.runs_user_code or any(function is not None for function in functions)
+
+    def _rows(self, ids: Int64, epoch: int, where: str) -> Columns | list[Any]:
+        """The samples of a batch, transformed: as columns where they have some."""
+        rows = self._read(ids, Streams("read", self.seed, epoch))
+        if self.transform is None:
+            return rows
+        streams = Streams("sample", self.seed, epoch)
+        transform, with_rng = self.transform, wants_rng(self.transform)
+        done = []
+        for sample_id, sample in zip(ids.tolist(), self._samples(rows), strict=True):
+            if self.seed_globals:
+                streams.seed_globals(sample_id)
+            try:
+                done.append(transform(sample, streams.generator(sample_id)) if with_rng else transform(sample))
+            except Exception as error:
+                raise _blamed("the transform raised", error, f"sample {sample_id}, {where}") from error
+            if done[-1] is None and self.collate_fn is None:
+                raise TransformError(
+                    "the transform returned None",
+                    expected="the new sample",
+                    where=f"sample {sample_id}, {where}",
+                    remedy="return the sample at its end; to leave samples out, give a collate_fn that does",
+                )
+        try:
+            return self._as_columns(done)
+        except RankfeedError as error:
+            raise _blamed("what the transform returned fits in no columns", error, where) from error
+
+    def _read(self, ids: Int64, streams: Streams) -> Columns | list[Any]:
+        if not (self.source.runs_user_code and self.seed_globals):
+            return self._plain(self.source.fetch(ids, self.columns))
+        samples: list[Any] = []
+        for sample_id in ids.tolist():
+            streams.seed_globals(sample_id)
+            samples += self._samples(self._plain(self.source.fetch([sample_id], self.columns)))
+        return self._as_columns(samples)
+
+    @staticmethod
+    def _plain(columns: Columns) -> Columns | list[Any]:
+        """A wrapped Dataset's own samples (tuples, say), where they are no dicts."""
+        return list(columns[""].rows()) if "" in columns else columns
+
+    @staticmethod
+    def _samples(rows: Columns | list[Any]) -> list[Any]:
+        return rows.samples() if isinstance(rows, Columns) else rows
+
+    def _as_columns(self, samples: list[Any]) -> Columns | list[Any]:
+        if self.collate_fn is not None or not all(isinstance(sample, dict) for sample in samples):
+            return samples
+        return Columns.from_samples(samples, self.source.fields)
+
+    def _tensors(self, rows: Columns, where: str) -> dict[str, Any]:
+        try:
+            return collate(rows, self.ragged, self.allocate)
+        except ArgumentError as error:
+            raise _blamed("the samples could not be collated", error, where) from error
+
+    def _collated(self, samples: list[Any], where: str) -> Any:
+        try:
+            return collate_samples(samples) if self.collate_fn is None else self.collate_fn(samples)
+        except Exception as error:
+            raise _blamed("the samples could not be collated", error, where) from error
+
+    def _batch_transformed(self, batch: Any, streams: Streams, position: int, where: str) -> Any:
+        function = self.batch_transform
+        assert function is not None
+        try:
+            return function(batch, streams.generator(position)) if wants_rng(function) else function(batch)
+        except Exception as error:
+            raise _blamed("the batch transform raised", error, where) from error
+
+    def _add_columns(
+        self, batch: Any, ids: Int64, valid: npt.NDArray[np.bool_], where: str, *, filled: bool
+    ) -> None:
+        extra: dict[str, npt.NDArray[Any]] = {}
+        if self.id_column is not None:
+            extra[self.id_column] = ids
+        if filled or not valid.all():
+            extra["valid"] = valid
+        if extra and not isinstance(batch, dict):
+            if self.id_column is None and not filled:
+                # Raising would stop the ranks at the few samples left of a resumed epoch, each time anew.
+                warnings.warn(
+                    f"a row that only fills is not marked, the batch being no dict ({where})", stacklevel=2
+                )
+                return
+            raise TransformError(
+                f"a batch that is no dict has no room for {' and '.join(map(repr, extra))}",
+                expected="samples that are dicts, or a collate_fn that returns one",
+                found=type(batch).__name__,
+                where=where,
+            )
+        for name, values in extra.items():
+            if name in batch:
+                raise TransformError(
+                    "a column of the batch has a name that the loader needs",
+                    found=repr(name),
+                    where=where,
+                    remedy="rename the column, or choose another id_column",
+                )
+            batch[name] = torch.from_numpy(values)
+
+
+def _padding(rows: Columns) -> tuple[int, int]:
+    """Bytes of padding and of everything in the padded columns."""
+    waste = total = 0
+    for column in rows.values():
+        if isinstance(column, Ragged):
+            cells = len(column) * int(column.lengths.max(initial=0))
+            total += column.field.row_bytes(cells)
+            waste += column.field.row_bytes(cells - int(column.lengths.sum()))
+    return waste, total
+
+
+def _blamed(summary: str, error: Exception, where: str) -> TransformError:
+    return TransformError(summary, found=f"{type(error).__name__}: {error}", where=where)

@@ -1,0 +1,248 @@
+"""Worker processes: for transforms that hold Python's lock for long.
+
+A worker is sent step numbers and sends batches back, through a pipe of its own. Step s belongs to worker
+s mod their number. A worker that dies (out of memory, say) is started again and its steps are made again: a batch
+is a pure function of its step. There is no named shared memory and no lock; when the parent is gone, a worker
+reads the end of its pipe and goes too.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from rankfeed.errors import ArgumentError, RankfeedError, WorkerError
+from rankfeed.loading import parcel
+from rankfeed.loading.maker import Made, Maker
+from rankfeed.plan import Schedule
+
+#: How often a step may kill the worker that makes it.
+_ATTEMPTS = 3
+#: Seconds between looks whether the parent is still there, where no pipe says so.
+_PULSE = 1.0
+
+
+class _RemoteTraceback(Exception):
+    """The traceback of an error in a worker, as text."""
+
+    def __str__(self) -> str:
+        return "\n" + str(self.args[0])
+
+
+@dataclass
+class _Worker:
+    process: BaseProcess
+    connection: Connection
+    #: The process that started it. Under fork others inherit this object, and must leave the worker alone.
+    owner: int = field(default_factory=os.getpid)
+    #: Steps sent to it whose batches have not come back, in order.
+    steps: deque[int] = field(default_factory=deque)
+
+    @property
+    def ours(self) -> bool:
+        return self.owner == os.getpid()
+
+    def send(self, message: object) -> None:
+        with suppress(OSError):  # it died: whoever waits for its next batch starts it again
+            self.connection.send(message)
+
+
+class ProcessEngine:
+    """Processes make batches ahead. They are started at the first iteration and stay for the next.
+
+    Args:
+        num_workers: processes, started by multiprocessing's default method.
+        prefetch_factor: batches each makes ahead of need.
+    """
+
+    def __init__(self, maker: Maker, num_workers: int, prefetch_factor: int) -> None:
+        self.maker = maker
+        self.num_workers = num_workers
+        self.prefetch_factor = prefetch_factor
+        #: Workers of an iteration that came to its end, for the next one.
+        self._idle: list[_Worker] = []
+
+    def run(self, schedule: Schedule) -> Iterator[Made]:
+        idle, self._idle = self._idle, []
+        # Each iteration has workers of its own, so that two of them at once do not get each other's batches.
+        crew = _Crew(self.maker, schedule, [worker for worker in idle if worker.ours])
+        try:
+            yield from crew.batches(min(self.num_workers, len(schedule)), self.prefetch_factor)
+            if not self._idle:
+                self._idle, crew.workers = crew.workers, []
+        finally:
+            # Left early, workers are in the middle of batches nobody wants: they go rather than be drained.
+            _dismiss(crew.workers)
+
+    def close(self) -> None:
+        idle, self._idle = self._idle, []
+        _dismiss(idle)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class _Crew:
+    """The workers of one iteration."""
+
+    def __init__(self, maker: Maker, schedule: Schedule, workers: list[_Worker]) -> None:
+        self.maker = maker
+        self.schedule = schedule
+        self.workers = workers
+
+    def batches(self, count: int, prefetch_factor: int) -> Iterator[Made]:
+        """All batches in order, by ``count`` workers or as many as there are already."""
+        for worker in self.workers:
+            worker.send(self.schedule)
+        while len(self.workers) < count:
+            self.workers.append(self._start())
+        steps, count = len(self.schedule), len(self.workers)
+        ahead = count * prefetch_factor
+        for step in range(min(ahead, steps)):
+            self._ask(step % count, step)
+        for step in range(steps):
+            made = self._receive(step % count, step)
+            if step + ahead < steps:
+                self._ask(step % count, step + ahead)
+            yield made
+
+    def _start(self) -> _Worker:
+        context = multiprocessing.get_context()
+        ours, theirs = context.Pipe()
+        process = context.Process(
+            target=_work, args=(theirs, ours, self.maker, self.schedule), name="rankfeed", daemon=True
+        )
+        try:
+            process.start()
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise ArgumentError(
+                "the loader cannot be sent to a worker process",
+                found=str(error),
+                remedy="make transforms functions of a module (no lambdas), or take worker_kind='thread'",
+            ) from error
+        finally:
+            theirs.close()
+        return _Worker(process, ours)
+
+    def _ask(self, index: int, step: int) -> None:
+        worker = self.workers[index]
+        worker.steps.append(step)
+        worker.send(step)
+
+    def _receive(self, index: int, step: int) -> Made:
+        ending = ""
+        for _ in range(_ATTEMPTS):
+            worker = self.workers[index]
+            try:
+                wait([worker.connection, worker.process.sentinel])
+                if not worker.connection.poll():
+                    raise EOFError
+                made = parcel.receive(worker.connection, self.maker.allocate)
+            except (EOFError, OSError):
+                ending = self._replace(index)
+                continue
+            worker.steps.popleft()
+            if isinstance(made, Made):
+                return made
+            error, text = made
+            raise error from _RemoteTraceback(text)
+        raise WorkerError(
+            f"a worker process died {_ATTEMPTS} times making the same batch",
+            found=ending,
+            where=f"rank {self.schedule.rank}, step {step}, worker {index}",
+            remedy="if it was killed for memory, take fewer workers or smaller batches",
+        )
+
+    def _replace(self, index: int) -> str:
+        """Start a worker instead of one that is gone; how that one ended."""
+        old = self.workers[index]
+        old.connection.close()
+        old.process.join(5)
+        ending = _ending(old.process.exitcode)
+        _dismiss([old])
+        self.workers[index] = self._start()
+        for step in old.steps:
+            self._ask(index, step)
+        return ending
+
+
+def _dismiss(workers: Sequence[_Worker], exiting: Callable[[], bool] = sys.is_finalizing) -> None:
+    """End workers, whatever they are doing: one in the middle of a batch is not waited for."""
+    if exiting():  # modules are being taken down, and multiprocessing has ended its daemons before that
+        return
+    for worker in workers:
+        worker.connection.close()
+        if worker.ours:
+            worker.process.terminate()
+    for worker in workers:
+        if worker.ours:
+            worker.process.join(5)
+            if worker.process.is_alive():
+                worker.process.kill()
+                worker.process.join()
+
+
+def _ending(exitcode: int | None) -> str:
+    if exitcode is not None and exitcode < 0:
+        return f"killed by {signal.Signals(-exitcode).name}"
+    return f"exit status {exitcode}"
+
+
+def _work(connection: Connection, others: Connection, maker: Maker, schedule: Schedule) -> None:
+    """What a worker process does: make the batch of each step it is sent, until the pipe ends."""
+    import torch
+
+    others.close()  # under fork this process holds the parent's end too, and would never read the end of it
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the parent's to handle
+    # A job's own handler (saving a checkpoint before preemption, say) is inherited by fork, and not meant here.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    parent = os.getppid()
+    try:
+        while True:
+            while not connection.poll(_PULSE):
+                if os.getppid() != parent:
+                    return
+            message: Any = connection.recv()
+            if isinstance(message, Schedule):
+                schedule = message
+                continue
+            _deliver(connection, _attempt(maker, schedule, message), f"rank {schedule.rank}, step {message}")
+    except (EOFError, OSError):
+        return
+
+
+def _deliver(connection: Connection, made: object, where: str) -> None:
+    try:
+        content = parcel.pack(made)
+    except Exception as error:
+        refusal = WorkerError(
+            "a batch cannot be sent from its worker process",
+            found=f"{type(error).__name__}: {error}",
+            where=where,
+            remedy="let transform and collate_fn return what pickles, or take worker_kind='thread'",
+        )
+        content = parcel.pack((refusal, traceback.format_exc()))
+    parcel.send(connection, content)
+
+
+def _attempt(maker: Maker, schedule: Schedule, step: int) -> Made | tuple[RankfeedError, str]:
+    try:
+        return maker.make(schedule, step)
+    except RankfeedError as error:
+        return error, traceback.format_exc()
+    except Exception as error:
+        # An error of ours that the maker did not foresee still has to arrive, and in one piece.
+        where = f"rank {schedule.rank}, step {step}"
+        return WorkerError(f"{type(error).__name__}: {error}", where=where), traceback.format_exc()

@@ -1,0 +1,245 @@
+"""Samplers for those who keep torch's own DataLoader.
+
+They run in the process that iterates the DataLoader, not in its workers, so the number and the kind of workers
+change nothing. The rank is found at the first ``len`` or ``iter``.
+"""
+
+from __future__ import annotations
+
+import warnings
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Any, Generic, TypeVar
+
+from torch.utils.data import Dataset, Sampler
+from torch.utils.data.distributed import DistributedSampler as TorchDistributedSampler
+
+from rankfeed.loading import state as states
+from rankfeed.loading.placed import Placed
+from rankfeed.plan import Cursor, Plan, Schedule, Tail
+from rankfeed.plan.plan import whole
+from rankfeed.sources import Source
+from rankfeed.topology import Topology
+
+_Yield = TypeVar("_Yield")
+
+
+class _Planned(Placed, Generic[_Yield]):
+    """What both samplers are: a plan, a place in it, and what they yield of each step."""
+
+    def __init__(
+        self,
+        num_samples_or_source: int | Source | Dataset[Any],
+        batch_size: int = 1,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        tail: Tail = "even",
+        start: int = 0,
+        topology: Topology | None = None,
+    ) -> None:
+        # torch's own initialisers are not called: they ask for a process group before there need be one.
+        self._size, self._fingerprint = _size_of(num_samples_or_source)
+        self.plan = Plan(self._size, shuffle="global" if shuffle else "none", seed=seed)
+        self.batch_size = whole("batch_size", batch_size, at_least=1)
+        self.tail: Tail = tail
+        self.seed = self.plan.seed
+        self.shuffle = bool(shuffle)
+        self.drop_last = tail == "drop"
+        self._topology = topology
+        self._begun = Cursor(0, whole("start", start, at_least=0))
+        self._steps_given = 0
+        self._exhausted = False
+
+    @property
+    def epoch(self) -> int:
+        """The epoch in hand; iterating again after the last step begins the next."""
+        return self._begun.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to an epoch: to the start of another one; in the current one a loaded place stays."""
+        epoch = whole("epoch", epoch, at_least=0)
+        if epoch != self.epoch or self._exhausted:
+            self._go_to(Cursor(epoch))
+
+    def schedule(self) -> Schedule:
+        """The steps of the epoch in hand."""
+        return self._schedule_from(self._begun.position, self.tail)
+
+    def _schedule_from(self, start: int, tail: Tail) -> Schedule:
+        return Schedule(
+            self.plan,
+            batch_size=self.batch_size,
+            topology=self.topology,
+            epoch=self._begun.epoch,
+            start=start,
+            tail=tail,
+        )
+
+    def __iter__(self) -> Iterator[_Yield]:
+        if self._exhausted:
+            self._go_to(self._begun.next_epoch())
+        elif self._steps_given:
+            self._go_to(Cursor(self.epoch))
+        return self._run(self.schedule(), self._begun)
+
+    def state_dict(self, delivered_steps: int | None = None) -> dict[str, Any]:
+        """Where the job stands, the same on every rank.
+
+        Args:
+            delivered_steps: batches that the training loop has had since it began to iterate. A DataLoader with
+                workers asks for batches ahead, which only the loop can tell; None counts those asked for.
+        """
+        steps = self._steps_given if delivered_steps is None else whole("delivered_steps", delivered_steps)
+        cursor = self._begun
+        if steps:
+            cursor = Cursor(cursor.epoch, self._position_after(steps), cursor.steps + steps)
+        return states.save(cursor, self.plan.describe(), self._fingerprint)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a state was taken, on whatever number of ranks and batch size.
+
+        Raises:
+            StateError: it belongs to other data or another plan; says what differs.
+        """
+        self._go_to(states.check(states.parse(state), self.plan.describe(), self._fingerprint))
+
+    def _go_to(self, cursor: Cursor) -> None:
+        self._begun, self._steps_given, self._exhausted = cursor, 0, False
+
+    def _run(self, schedule: Schedule, begun: Cursor) -> Iterator[_Yield]:
+        for step, given in enumerate(self._steps(schedule)):
+            # Counted before it is handed over: who asks for a step has it, whatever becomes of this generator.
+            if self._begun is begun:
+                self._steps_given = step + 1
+            yield from given
+        if self._begun is begun:
+            self._exhausted = True
+
+    @abstractmethod
+    def _steps(self, schedule: Schedule) -> Iterator[list[_Yield]]:
+        """What is yielded at each step."""
+
+    @abstractmethod
+    def _position_after(self, steps: int) -> int: ...
+
+
+class DistributedBatchSampler(_Planned[list[int]], Sampler[list[int]]):
+    """Batches of sample ids for ``DataLoader(dataset, batch_sampler=...)``: each sample once, equal steps.
+
+    Args:
+        num_samples_or_source: number of samples, a source, or any map-style Dataset.
+        batch_size: rows of this rank's batches.
+        shuffle: whether to shuffle, by a keyed bijection that takes no memory.
+        seed: of the order.
+        tail: how an epoch ends (see :class:`rankfeed.Schedule`); which rows only fill tells ``valid(step)``.
+        start: samples already consumed in the first epoch.
+        topology: rank and world size; found at the first ``len`` or ``iter`` if left out.
+
+    Raises:
+        PlanError: no samples, or fewer samples than ranks.
+
+    Example:
+        >>> import rankfeed as rf
+        >>> list(DistributedBatchSampler(5, 2, topology=rf.Topology(rank=1, world_size=2)))
+        [[1, 2], [4]]
+    """
+
+    def __len__(self) -> int:
+        return len(self.schedule())
+
+    @property
+    def sampler(self) -> DistributedBatchSampler:
+        """Itself: frameworks look for ``batch_sampler.sampler`` to call ``set_epoch``."""
+        return self
+
+    def valid(self, step: int) -> list[bool]:
+        """Which rows of a step are samples, and which only fill."""
+        valid: list[bool] = self.schedule().valid(step).tolist()
+        return valid
+
+    def _steps(self, schedule: Schedule) -> Iterator[list[list[int]]]:
+        return ([schedule.batch(step).tolist()] for step in range(len(schedule)))
+
+    def _position_after(self, steps: int) -> int:
+        return self.schedule().position_after(steps - 1)
+
+
+# Torch's `epoch` may be written by anyone; ours is set by set_epoch alone.
+class DistributedSampler(_Planned[int], TorchDistributedSampler[Any]):  # type: ignore[override]
+    """Sample ids for ``DataLoader(dataset, batch_size=..., sampler=...)``; also a torch ``DistributedSampler``.
+
+    Give it the DataLoader's batch size: then the global batches are those of every rankfeed loader, the rest of
+    an epoch being one smaller step. A DataLoader cuts the ids into batches by itself, so where the rest is
+    smaller than the number of ranks the steps can't be equal: that warns, and names
+    :class:`DistributedBatchSampler`, which has no such limit.
+
+    Args: as of :class:`DistributedBatchSampler`.
+
+    Raises:
+        PlanError: no samples, or fewer samples than ranks.
+
+    Example:
+        >>> import rankfeed as rf
+        >>> list(DistributedSampler(6, 2, topology=rf.Topology(rank=1, world_size=2)))
+        [2, 3, 5]
+    """
+
+    @property
+    def rank(self) -> int:  # type: ignore[override]
+        """This process's rank."""
+        return self.topology.rank
+
+    @property
+    def num_replicas(self) -> int:  # type: ignore[override]
+        """Number of ranks."""
+        return self.topology.world_size
+
+    @property
+    def num_samples(self) -> int:  # type: ignore[override]
+        """Sample ids that this rank yields in the epoch in hand."""
+        return len(self)
+
+    def schedule(self) -> Schedule:
+        """The full steps of the epoch in hand (and under "pad" the filled one after them)."""
+        tail: Tail = "drop" if self.tail == "even" else self.tail
+        return self._schedule_from(self._begun.position, tail)
+
+    def __len__(self) -> int:
+        schedule = self.schedule()
+        return len(schedule) * self.batch_size + len(self._rest(schedule))
+
+    def _steps(self, schedule: Schedule) -> Iterator[list[int]]:
+        rest = self._rest(schedule)
+        if self.tail == "even" and 0 < self.plan.num_samples - schedule.end < schedule.world_size:
+            warnings.warn(
+                f"{schedule.plan.num_samples} samples cannot be dealt to {schedule.world_size} ranks in equal "
+                f"steps of batch_size={self.batch_size} by a sampler of single ids: some ranks may take one step "
+                'more, and wait for the others there. Use DistributedBatchSampler, or tail="drop" or "pad".',
+                stacklevel=3,
+            )
+        for step in range(len(schedule)):
+            yield schedule.batch(step).tolist()
+        if rest:
+            yield rest
+
+    def _rest(self, schedule: Schedule) -> list[int]:
+        """This rank's share of what is left after the full steps: one step, which the DataLoader cuts smaller."""
+        if self.tail != "even" or schedule.end == self.plan.num_samples:
+            return []
+        last = self._schedule_from(schedule.end, "even")
+        ids: list[int] = last.batch(0)[last.valid(0)].tolist()
+        return ids
+
+    def _position_after(self, steps: int) -> int:
+        position = self._begun.position + steps * self.schedule().global_batch_size
+        return min(position, self.plan.num_samples)
+
+
+def _size_of(samples: int | Source | Dataset[Any]) -> tuple[int, str]:
+    """Number of samples, and the fingerprint of the data where they have one."""
+    if isinstance(samples, Source):
+        return len(samples), samples.fingerprint
+    if hasattr(samples, "__len__"):
+        return len(samples), ""
+    return whole("num_samples", samples, at_least=0), ""

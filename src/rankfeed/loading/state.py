@@ -1,0 +1,111 @@
+"""What a checkpoint says of the data: a few integers, and what they are the integers of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from rankfeed.errors import PlanError, StateError
+from rankfeed.plan import Cursor
+
+_VERSION = 1
+
+
+class LoaderState(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The decoded form of a ``state_dict``.
+
+    Args:
+        rankfeed: version of this layout.
+        epoch: epoch that the job is in.
+        position: samples delivered in it, over all ranks.
+        steps: steps delivered in it.
+        plan: what the order depends on (``Plan.describe``).
+        source: fingerprint of the data; empty where only their number was known.
+    """
+
+    rankfeed: int
+    epoch: int
+    position: int
+    steps: int
+    plan: dict[str, int | str]
+    source: str = ""
+
+
+def save(cursor: Cursor, plan: Mapping[str, int | str], source: str) -> dict[str, Any]:
+    """A state as a dict of JSON's own types, the same on every rank.
+
+    Example:
+        >>> save(Cursor(2, 40, 5), {"samples": 100}, "9f")["position"]
+        40
+    """
+    state: dict[str, Any] = msgspec.to_builtins(
+        LoaderState(
+            rankfeed=_VERSION,
+            epoch=cursor.epoch,
+            position=cursor.position,
+            steps=cursor.steps,
+            plan=dict(plan),
+            source=source,
+        )
+    )
+    return state
+
+
+def parse(state: object) -> LoaderState:
+    """Decode a ``state_dict``.
+
+    Raises:
+        StateError: it is none, or of another version.
+    """
+    # The version first: another one may have another layout, and "unknown field" would lead nowhere.
+    version = state.get("rankfeed", _VERSION) if isinstance(state, Mapping) else _VERSION
+    if isinstance(version, int) and version != _VERSION:
+        raise StateError(
+            "the state has another version",
+            expected=_VERSION,
+            found=version,
+            remedy="read it with the rankfeed that wrote it",
+        )
+    try:
+        parsed = msgspec.convert(state, LoaderState)
+    except msgspec.ValidationError as error:
+        raise StateError(
+            "this is no state of a rankfeed loader or sampler",
+            found=str(error),
+            remedy="hand over what state_dict() returned, unchanged",
+        ) from None
+    return parsed
+
+
+def check(state: LoaderState, plan: Mapping[str, int | str], source: str) -> Cursor:
+    """The place that a state names, if it is a place in this plan over these data.
+
+    Raises:
+        StateError: it belongs to another plan or other data; says what differs.
+    """
+    differing = [
+        f"{name} was {state.plan.get(name, 'not set')}, is {plan.get(name, 'not set')}"
+        for name in {**state.plan, **plan}
+        if state.plan.get(name) != plan.get(name)
+    ]
+    if state.source and source and state.source != source:
+        differing.append(f"data fingerprint was {state.source}, is {source}")
+    if differing:
+        raise StateError(
+            "the checkpoint belongs to other data or another plan",
+            found="; ".join(differing),
+            remedy="resume with the same data, seed and shuffle; or start an epoch anew with set_epoch()",
+        )
+    try:
+        cursor = Cursor(state.epoch, state.position, state.steps)
+    except PlanError as error:
+        raise StateError("the checkpoint names an impossible place", found=error.summary) from error
+    if cursor.position > int(plan["samples"]):
+        raise StateError(
+            "the checkpoint lies beyond the epoch",
+            expected=f"at most {plan['samples']}",
+            found=cursor.position,
+        )
+    return cursor

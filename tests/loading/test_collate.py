@@ -1,0 +1,213 @@
+"""What a batch looks like: ragged as padded, nested or lists; bytes and text as lists; tuples stay tuples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.loading.feeds import ENGINES, NAMES, Memory, Pair, Pairs, Tuples, Wrapped, feed, same, sample
+
+from rankfeed import errors
+from rankfeed.columns import Columns
+from rankfeed.loading import Loader
+from rankfeed.loading.collate import collate, collate_samples
+from rankfeed.loading.state import save
+from rankfeed.plan import Cursor
+from rankfeed.topology import Topology
+
+every_engine = pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
+
+
+def rows_of(name: str, ids: torch.Tensor) -> list[Any]:
+    return [sample(each)[name] for each in ids.tolist()]
+
+
+@every_engine
+def test_ragged_columns_are_padded_with_zeros_and_have_lengths(engine: dict[str, Any]) -> None:
+    for batch in feed(**engine):
+        for name in ("x", "tokens"):
+            rows = rows_of(name, batch["id"])
+            assert batch[f"{name}_lengths"].tolist() == [len(row) for row in rows]
+            assert batch[name].shape[1] == max(len(row) for row in rows)
+            for padded, row in zip(batch[name], rows, strict=True):
+                assert np.array_equal(padded[: len(row)], row)
+                assert not padded[len(row) :].any()
+
+
+@every_engine
+@pytest.mark.parametrize("ragged", ["nested", "list"])
+def test_ragged_columns_are_nested_tensors_or_lists(engine: dict[str, Any], ragged: str) -> None:
+    for batch in feed(ragged=ragged, **engine):
+        assert "x_lengths" not in batch
+        for name in ("x", "tokens"):
+            if ragged == "nested":
+                assert batch[name].is_nested
+                assert batch[name].layout == torch.jagged
+            else:
+                assert isinstance(batch[name], list)
+            pieces = list(batch[name].unbind() if ragged == "nested" else batch[name])
+            rows = rows_of(name, batch["id"])
+            assert all(map(np.array_equal, pieces, rows))
+            assert pieces[0].dtype == (torch.float32 if name == "x" else torch.int32)
+
+
+@every_engine
+def test_dense_columns_are_tensors_of_their_dtype_and_text_and_bytes_are_lists(engine: dict[str, Any]) -> None:
+    for batch in feed(**engine):
+        assert (batch["y"].dtype, batch["point"].dtype) == (torch.int64, torch.float32)
+        assert batch["y"].tolist() == [each * 10 for each in batch["id"].tolist()]
+        assert np.array_equal(batch["point"], np.stack(rows_of("point", batch["id"])))
+        assert batch["raw"] == rows_of("raw", batch["id"])
+        assert batch["name"] == rows_of("name", batch["id"])
+
+
+@every_engine
+def test_tuples_of_a_dataset_stay_tuples(engine: dict[str, Any]) -> None:
+    loader = Loader(Wrapped(Tuples(10)), 4, topology=Topology(), **engine)
+    batches = list(loader)
+    for batch in batches:
+        assert type(batch) is tuple
+        pixels, labels, (halves, names) = batch
+        assert pixels.shape == (len(labels), 2)
+        assert [float(name) / 2 for name in names] == halves.tolist()
+    assert [label for batch in batches for label in batch[1].tolist()] == list(range(10))
+
+
+@every_engine
+def test_named_tuples_stay_what_they_are(engine: dict[str, Any]) -> None:
+    for batch in Loader(Wrapped(Pairs(6)), 2, device="cpu", topology=Topology(), **engine):
+        assert type(batch) is Pair
+        assert torch.equal(batch.image[:, 0], batch.label.float())
+
+
+@every_engine
+def test_a_collate_function_gets_the_samples(engine: dict[str, Any]) -> None:
+    options: dict[str, Any] = {"collate_fn": _longest, "columns": ["tokens"]}
+    for batch, usual in zip(feed(**options, **engine), feed(), strict=True):
+        assert batch["longest"] == int(usual["tokens_lengths"].max())
+        assert same(batch["id"], usual["id"])
+
+
+def _longest(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"longest": max(len(each["tokens"]) for each in samples)}
+
+
+@every_engine
+@pytest.mark.parametrize("options", [{"id_column": "id"}, {"id_column": None, "tail": "pad"}], ids=["id", "pad"])
+def test_what_has_no_room_in_a_batch_is_refused_not_left_out(
+    engine: dict[str, Any], options: dict[str, Any]
+) -> None:
+    with pytest.raises(errors.TransformError, match=r"(?s)no dict has no room for.*rank 0, epoch 0, step 0"):
+        next(iter(feed(collate_fn=_number, **options, **engine)))
+
+
+def _number(samples: list[Any]) -> int:
+    return len(samples)
+
+
+def test_a_stand_in_row_that_cannot_be_masked_is_warned_of() -> None:
+    state = save(Cursor(0, 9, 3), {"samples": 10, "shuffle": "none", "seed": 0, "lanes": 1}, "")
+    batches = []
+    for rank in range(3):
+        loader = Loader(Wrapped(Tuples(10)), 1, topology=Topology(rank=rank, world_size=3))
+        loader.load_state_dict(state)
+        if rank == 2:
+            batches += list(loader)
+        else:
+            with pytest.warns(UserWarning, match=f"is not marked.*rank {rank}"):
+                batches += list(loader)
+    assert len(batches) == 3
+
+
+@every_engine
+def test_names_that_a_transform_makes_and_the_loader_needs_are_refused(engine: dict[str, Any]) -> None:
+    for transform, options in (
+        (_with_lengths, {}),
+        (_with_id, {}),
+        (_with_valid, {"tail": "pad"}),
+    ):
+        with pytest.raises(errors.TransformError, match=r"(?s)name.*step 0"):
+            next(iter(feed(transform=transform, **options, **engine)))
+    assert "valid" in next(iter(feed(transform=_with_valid, **engine)))
+
+
+def _with_lengths(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"tokens_lengths": 1, **sample}
+
+
+def _with_id(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "id": 1}
+
+
+def _with_valid(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "valid": 1}
+
+
+def test_source_columns_whose_names_the_loader_needs_are_refused_when_it_is_made() -> None:
+    source = Memory(5)
+    source.fields = {**Memory.fields, "x_lengths": Memory.fields["y"], "valid": Memory.fields["y"]}  # type: ignore[misc]
+    for options in ({}, {"ragged": "list", "tail": "pad"}):
+        with pytest.raises(errors.ArgumentError, match="taken"):
+            Loader(source, **options)  # type: ignore[arg-type]
+    Loader(source, ragged="list")
+    Loader(source, columns=["x", "y"], tail="pad")
+
+
+def test_ids_are_those_of_the_schedule_and_come_last() -> None:
+    batch = next(iter(feed(tail="pad")))
+    assert list(batch)[-2:] == ["id", "valid"]
+    assert batch["id"].dtype == torch.int64
+    assert batch["valid"].dtype == torch.bool
+
+
+def test_transformed_samples_may_hold_tensors_numbers_lists_and_strings() -> None:
+    def transform(sample: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "tensor": torch.ones(2, requires_grad=True),
+            "number": 1.5,
+            "flag": True,
+            "list": [1, 2],
+            "text": "a",
+            "ragged": torch.arange(sample["y"] // 10 + 1),
+        }
+
+    batch = next(iter(feed(transform=transform)))
+    assert batch["tensor"].shape == (4, 2)
+    assert not batch["tensor"].requires_grad
+    assert batch["number"].dtype == torch.float64
+    assert batch["flag"].dtype == torch.bool
+    assert batch["list"].tolist() == [[1, 2]] * 4
+    assert batch["text"] == ["a"] * 4
+    assert batch["ragged_lengths"].tolist() == [each + 1 for each in batch["id"].tolist()]
+
+
+def test_a_tensor_that_numpy_cannot_hold_is_named() -> None:
+    with pytest.raises(errors.TransformError, match="'y'"):
+        next(iter(feed(transform=lambda sample: {"y": torch.ones(2, dtype=torch.bfloat16)})))
+
+
+def test_a_column_that_is_ragged_stays_ragged_where_a_batch_happens_to_be_even() -> None:
+    (batch, *_) = Loader(Memory(2), 1, columns=["x"], topology=Topology())
+    assert "x_lengths" in batch
+
+
+def test_a_batch_of_tuples_that_cannot_be_stacked_is_an_error_that_names_the_step() -> None:
+    ragged = Wrapped([(torch.ones(each), each) for each in range(1, 5)])
+    with pytest.raises(errors.TransformError, match=r"(?s)could not be collated.*step 0"):
+        next(iter(Loader(ragged, 2, topology=Topology())))
+
+
+def test_collate_of_plain_samples_follows_torch() -> None:
+    assert collate_samples([1, 2]).tolist() == [1, 2]
+    assert collate_samples(["a", "b"]) == ["a", "b"]
+    assert collate_samples([{"a": (1, 2)}, {"a": (3, 4)}])["a"][1].tolist() == [2, 4]
+
+
+def test_all_rows_may_be_empty() -> None:
+    rows = Columns.from_samples([{"x": []}, {"x": []}], Memory.fields)
+    batch = collate(rows, "pad")
+    assert batch["x"].shape[:2] == (2, 0)
+    assert batch["x_lengths"].tolist() == [0, 0]
+    assert [len(row) for row in collate(rows, "list")["x"]] == [0, 0]

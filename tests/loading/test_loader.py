@@ -1,0 +1,369 @@
+"""What iterating a loader promises: every sample once, equal steps, the same order, epochs in a row."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.loading.feeds import (
+    ENGINES,
+    NAMES,
+    Memory,
+    Tuples,
+    Wrapped,
+    assert_once,
+    delivered,
+    feed,
+    same,
+    steps_of,
+    take,
+)
+
+from rankfeed import errors
+from rankfeed.columns import Columns
+from rankfeed.loading import Loader
+from rankfeed.plan import Plan
+from rankfeed.topology import Topology
+
+
+def of_ranks(world_size: int, **options: Any) -> list[Loader]:
+    return [feed(rank, world_size, **options) for rank in range(world_size)]
+
+
+@given(
+    size=st.integers(1, 60),
+    world_size=st.integers(1, 5),
+    batch_size=st.integers(1, 7),
+    tail=st.sampled_from(["even", "pad"]),
+    shuffle=st.sampled_from([False, "global", "window"]),
+    num_workers=st.sampled_from([0, 0, 2]),
+)
+def test_every_sample_once_and_equal_steps_for_any_topology(
+    size: int, world_size: int, batch_size: int, tail: str, shuffle: Any, num_workers: int
+) -> None:
+    if size < world_size:
+        tail = "pad"
+    loaders = of_ranks(
+        world_size, size=size, batch_size=batch_size, tail=tail, shuffle=shuffle, window=8, num_workers=num_workers
+    )
+    steps = steps_of(loaders)
+    assert_once([each for step in steps for each in delivered(step)], size)
+    assert {len(loader) for loader in loaders} == {len(steps)}
+
+
+@pytest.mark.parametrize("tail", ["even", "drop", "pad"])
+@pytest.mark.parametrize("shuffle", ["none", "global", "window"])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_batches_are_the_same_bytes_for_any_kind_and_number_of_workers(
+    tail: str, shuffle: str, world_size: int
+) -> None:
+    options: dict[str, Any] = {"tail": tail, "shuffle": shuffle, "size": 41, "lanes": 3, "window": 10}
+    for rank in range(world_size):
+        expected = list(feed(rank, world_size, **options))
+        for engine in ({"num_workers": 1}, {"num_workers": 3}, {"num_workers": 2, "prefetch_factor": 5}):
+            assert same(list(feed(rank, world_size, **options, **engine)), expected)
+
+
+@pytest.mark.parametrize("tail", ["even", "drop", "pad"])
+def test_batches_of_processes_are_the_same_bytes_in_the_same_order(tail: str) -> None:
+    options: dict[str, Any] = {"tail": tail, "size": 41}
+    expected = list(feed(1, 2, **options))
+    for num_workers in (1, 2, 3):
+        loader = feed(1, 2, **options, num_workers=num_workers, worker_kind="process")
+        assert same(list(loader), expected)
+
+
+@pytest.mark.parametrize("tail", ["even", "drop"])
+@pytest.mark.parametrize("shuffle", ["none", "global", "window"])
+@pytest.mark.parametrize("size", [48, 49, 67, 71, 24])
+def test_global_batches_are_the_same_sets_for_any_world_size(tail: str, shuffle: str, size: int) -> None:
+    by_world = []
+    for world_size in (1, 2, 3, 4, 6):
+        loaders = of_ranks(
+            world_size, size=size, batch_size=12 // world_size, tail=tail, shuffle=shuffle, window=9
+        )
+        by_world.append([sorted(delivered(step)) for step in steps_of(loaders)])
+    assert all(each == by_world[0] for each in by_world)
+
+
+def test_padded_rows_are_marked_and_nothing_else_is() -> None:
+    loaders = of_ranks(2, size=13, batch_size=4, tail="pad")
+    steps = steps_of(loaders)
+    assert all(len(batch["valid"]) == 4 for step in steps for batch in step)
+    assert sum(int(batch["valid"].sum()) for step in steps for batch in step) == 13
+    assert all(bool(batch["valid"].all()) for batch in steps[0])
+
+
+def test_more_ranks_than_samples_is_refused_but_under_pad() -> None:
+    with pytest.raises(errors.PlanError, match="fewer samples than there are ranks"):
+        iter(feed(0, 5, size=4))
+    with pytest.raises(errors.PlanError):
+        len(feed(0, 5, size=4))
+    assert_once(delivered(steps_of(of_ranks(5, size=4, tail="pad"))[0]), 4)
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
+def test_exhausting_moves_on_to_the_next_epoch_and_a_break_begins_it_anew(engine: dict[str, Any]) -> None:
+    loader = feed(**engine)
+    first = delivered(list(loader))
+    assert loader.epoch == 1
+    for _ in zip(range(5), loader, strict=False):
+        pass
+    assert loader.epoch == 1
+    second = delivered(list(loader))
+    assert loader.epoch == 2
+    assert_once(second, 50)
+    assert first != second
+    assert second == delivered(list(_at_epoch(feed(), 1)))
+
+
+def _at_epoch(loader: Loader, epoch: int) -> Loader:
+    loader.set_epoch(epoch)
+    return loader
+
+
+def test_len_is_steps_done_and_steps_left() -> None:
+    loader = feed()
+    total = len(loader)
+    iterator = iter(loader)
+    for _ in range(total):
+        assert len(loader) == total
+        next(iterator)
+    other = feed(batch_size=8)
+    halfway = feed()
+    take(iter(halfway), 5)
+    other.load_state_dict(halfway.state_dict())
+    assert len(other) == 5 + len(list(other))
+
+
+def test_set_epoch_to_the_current_one_keeps_a_loaded_place_and_another_starts_anew() -> None:
+    donor = feed()
+    donor.set_epoch(4)
+    take(iter(donor), 3)
+    loader = feed()
+    loader.load_state_dict(donor.state_dict())
+    loader.set_epoch(4)
+    assert loader.state_dict() == donor.state_dict()
+    assert len(delivered(list(loader))) == 50 - 12
+    loader.load_state_dict(donor.state_dict())
+    loader.set_epoch(5)
+    assert loader.state_dict()["position"] == 0
+    assert_once(delivered(list(loader)), 50)
+
+
+def test_set_epoch_in_the_way_of_pytorch_gives_every_epoch_whole() -> None:
+    loader = feed()
+    for epoch in range(3):
+        loader.set_epoch(epoch)
+        assert_once(delivered(list(loader)), 50)
+        assert loader.epoch == epoch + 1
+
+
+def test_set_epoch_while_iterating_lets_the_iteration_end_but_not_move_the_loader() -> None:
+    loader = feed()
+    iterator = iter(loader)
+    seen = take(iterator, 2)
+    loader.set_epoch(7)
+    assert_once(delivered(seen + list(iterator)), 50)
+    assert (loader.epoch, loader.state_dict()["position"]) == (7, 0)
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
+def test_two_iterators_at_once_both_deliver_the_epoch_and_the_later_one_counts(engine: dict[str, Any]) -> None:
+    loader = feed(**engine)
+    first, second = iter(loader), iter(loader)
+    batches: tuple[list[Any], list[Any]] = ([], [])
+    for step in range(len(loader)):
+        batches[0].append(next(first))
+        if step < 4:
+            batches[1].append(next(second))
+    assert loader.state_dict()["steps"] == 4
+    assert next(first, None) is None
+    assert loader.epoch == 0
+    batches[1].extend(second)
+    assert loader.epoch == 1
+    assert same(batches[0], batches[1])
+    assert_once(delivered(batches[0]), 50)
+
+
+def test_an_exhausted_iterator_stays_exhausted() -> None:
+    loader = feed()
+    iterator = iter(loader)
+    list(iterator)
+    assert next(iterator, None) is None
+    assert loader.epoch == 1
+
+
+def test_a_loader_pickles_and_copies_with_its_place() -> None:
+    loader = feed(num_workers=2)
+    iterator = iter(loader)
+    take(iterator, 3)
+    for twin in (pickle.loads(pickle.dumps(loader)), copy.deepcopy(loader)):
+        assert twin.state_dict() == loader.state_dict()
+        resumed = feed()
+        resumed.load_state_dict(twin.state_dict())
+        assert delivered(list(resumed)) == delivered(list(iter(_resumed(loader.state_dict()))))
+    assert len(list(iterator)) == len(loader) - 3
+
+
+def _resumed(state: dict[str, Any], **options: Any) -> Loader:
+    loader = feed(**options)
+    loader.load_state_dict(state)
+    return loader
+
+
+def test_a_topology_left_out_is_found_at_the_first_len_or_iter(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = Loader(Memory(10), 2, id_column="id")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert len(loader) == 3
+    monkeypatch.setenv("RANK", "0")
+    travelled = pickle.loads(pickle.dumps(loader))
+    assert travelled.topology.rank == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size"),
+        ({"batch_size": 2.0}, "batch_size"),
+        ({"batch_size": True}, "batch_size"),
+        ({"num_workers": -1}, "num_workers"),
+        ({"prefetch_factor": 0}, "prefetch_factor"),
+        ({"tail": "odd"}, "tail"),
+        ({"shuffle": "well"}, "shuffle"),
+        ({"ragged": "torn"}, "ragged"),
+        ({"worker_kind": "fibre"}, "worker_kind"),
+        ({"on_error": "ignore"}, "on_error"),
+        ({"columns": ["y", "z"]}, "no such column"),
+        ({"columns": "y"}, "no such column"),
+        ({"id_column": "y"}, "taken"),
+        ({"id_column": "x_lengths"}, "taken"),
+        ({"tail": "pad", "id_column": "valid"}, "taken"),
+        ({"seed": 1.5}, "seed"),
+        ({"lanes": 0}, "lanes"),
+        ({"plan": Plan(49), "shuffle": False}, "not of this source"),
+        ({"plan": Plan(50)}, "its own order"),
+    ],
+    ids=str,
+)
+def test_arguments_that_cannot_be_meant_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(errors.RankfeedError, match=message) as caught:
+        feed(**options)
+    assert isinstance(caught.value, ValueError)
+
+
+def test_only_a_source_can_be_loaded() -> None:
+    with pytest.raises(errors.ArgumentError, match="reads from a source"):
+        Loader([1, 2, 3])  # type: ignore[arg-type]
+
+
+def test_an_epoch_without_samples_is_refused() -> None:
+    with pytest.raises(errors.PlanError, match="no samples"):
+        feed(size=0)
+
+
+def test_a_plan_of_ones_own_is_the_order() -> None:
+    plan = Plan(50, shuffle="global", seed=99)
+    assert delivered(list(feed(plan=plan, shuffle=False))) == plan.sample_ids(0, np.arange(50)).tolist()
+
+
+def test_columns_reads_only_those() -> None:
+    (batch, *_) = feed(columns=["y"], id_column=None)
+    assert list(batch) == ["y"]
+
+
+def test_only_the_columns_wanted_are_asked_for() -> None:
+    asked = []
+
+    class Watched(Memory):
+        def fetch(self, sample_ids: Any, columns: Any = None) -> Columns:
+            asked.append(columns)
+            return super().fetch(sample_ids, columns)
+
+    list(Loader(Watched(5), 2, columns=["y"], topology=Topology()))
+    assert set(map(tuple, asked)) == {("y",)}
+
+
+def test_batches_on_the_cpu_are_what_they_are_without_a_device() -> None:
+    assert same(list(feed(device="cpu")), list(feed()))
+
+
+def test_stats_count_what_was_delivered() -> None:
+    loader = feed(size=30, tail="pad", num_workers=2)
+    steps = len(list(loader))
+    stats = loader.stats()
+    assert stats["steps"] == steps
+    assert stats["samples"] == 30
+    assert 0 <= stats["waited_seconds"] <= stats["seconds"]
+    assert 0 <= stats["waited_share"] <= 1
+    assert stats["samples_per_second"] > 0
+    assert stats["private_bytes"] > 1 << 20
+
+
+def test_stats_tell_the_share_of_padding() -> None:
+    loader = feed(size=10, batch_size=10, columns=["tokens"])
+    (batch,) = loader
+    cells = batch["tokens"].numel()
+    assert loader.stats()["padding_share"] == (cells - int(batch["tokens_lengths"].sum())) / cells
+    assert feed().stats()["padding_share"] == 0.0
+
+
+def test_columns_that_only_look_like_lengths_are_left_alone() -> None:
+    loader = feed(transform=_with_lookalikes, columns=["point"])
+    batch = next(iter(loader))
+    assert batch["point_lengths"] == ["a", "a", "a", "a"]
+    assert loader.stats()["padding_share"] == 0.0
+
+
+def _with_lookalikes(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "point_lengths": "a"}
+
+
+def test_tuples_of_a_dataset_refuse_what_needs_a_dict() -> None:
+    for options in ({"id_column": "id"}, {"tail": "pad"}, {"columns": ["a"]}):
+        with pytest.raises(errors.ArgumentError, match="needs samples that are dicts"):
+            Loader(Wrapped(Tuples(5)), 2, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("engine", ENGINES[:3], ids=NAMES[:3])
+def test_batches_kept_are_never_written_over(engine: dict[str, Any]) -> None:
+    class Wide(Memory):
+        def fetch(self, sample_ids: Any, columns: Any = None) -> Columns:
+            rows = [{"w": np.full(20_000, each, np.float32)} for each in np.asarray(sample_ids).tolist()]
+            return Columns.from_samples(rows)
+
+    loader = Loader(Wide(60), 4, id_column="id", topology=Topology(), **engine)
+    kept = []
+    for epoch in range(2):
+        for step, batch in enumerate(loader):
+            if (step + epoch) % 3 == 0:
+                kept.append((batch["id"].clone(), batch["w"][1:3, 5:7].numpy()))
+    assert all((rows == ids[1:3, None].numpy()).all() for ids, rows in kept)
+
+
+def test_a_thread_engine_left_early_leaves_no_batches_behind() -> None:
+    made = []
+
+    def note(sample: dict[str, Any]) -> dict[str, Any]:
+        made.append(int(sample["y"]))
+        return sample
+
+    loader = feed(size=400, num_workers=1, prefetch_factor=1, transform=note)
+    for _ in loader:
+        break
+    assert len(made) <= 4 * 5
+
+
+def test_zero_length_rows_and_empty_strings_are_delivered() -> None:
+    loader = Loader(Memory(10), 5, columns=["x", "raw"], topology=Topology())
+    batch = next(iter(loader))
+    assert batch["x_lengths"].tolist() == [0, 2, 4, 1, 3]
+    assert torch.equal(batch["x"][0], torch.zeros(4, 2))
+    assert batch["raw"][0] == b""

@@ -1,0 +1,89 @@
+"""A batch is a pure function of its step: whoever makes it, however often, it is the same."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.loading.feeds import Drawing, Memory, Wrapped, batch_from_globals, from_globals, keyed_all, same
+
+from rankfeed.loading.maker import Maker
+from rankfeed.plan import Plan, Schedule
+from rankfeed.topology import Topology
+
+
+def maker(**options: Any) -> Maker:
+    usual: dict[str, Any] = {
+        "source": Memory(40),
+        "columns": None,
+        "transform": None,
+        "batch_transform": None,
+        "collate_fn": None,
+        "ragged": "pad",
+        "seed": 5,
+        "id_column": "id",
+        "seed_globals": True,
+    }
+    return Maker(**{**usual, **options})
+
+
+def schedule(**options: Any) -> Schedule:
+    topology = Topology(rank=1, world_size=2)
+    return Schedule(Plan(40, seed=5), batch_size=3, topology=topology, tail="pad", **options)
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=12))
+def test_steps_made_in_any_order_and_twice_are_the_same(order: list[int]) -> None:
+    ours, plan = maker(transform=keyed_all), schedule()
+    expected = [maker(transform=keyed_all).make(schedule(), step).batch for step in range(len(plan))]
+    for step in order:
+        assert same(ours.make(plan, step).batch, expected[step])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"transform": from_globals, "batch_transform": batch_from_globals},
+        {"batch_transform": batch_from_globals},
+        {"source": Wrapped(Drawing(40)), "collate_fn": dict, "id_column": None},
+        {"ragged": "list", "columns": ["x", "name"]},
+    ],
+    ids=["plain", "globals", "batch", "dataset", "list"],
+)
+def test_a_maker_that_travelled_makes_the_same(options: dict[str, Any]) -> None:
+    if options.get("collate_fn") is dict:
+        options = {**options, "collate_fn": _rows}
+    ours = maker(**options)
+    theirs, plan = pickle.loads(pickle.dumps((ours, schedule(epoch=2))))
+    for step in (3, 0):
+        one, other = ours.make(schedule(epoch=2), step), theirs.make(plan, step)
+        assert same(one.batch, other.batch)
+        assert one.sample_ids.tolist() == other.sample_ids.tolist()
+        assert (one.rows, one.padding) == (other.rows, other.padding)
+
+
+def _rows(samples: list[Any]) -> dict[str, Any]:
+    return {"rows": samples}
+
+
+def test_a_samples_numbers_do_not_depend_on_its_neighbours() -> None:
+    plans = [schedule(), Schedule(Plan(40, seed=5), batch_size=7, topology=Topology())]
+    drawn: dict[int, set[float]] = {}
+    for plan in plans:
+        for step in range(len(plan)):
+            batch = maker(transform=from_globals).make(plan, step).batch
+            for each, number in zip(batch["id"].tolist(), batch["numpy"].tolist(), strict=True):
+                drawn.setdefault(each, set()).add(number)
+    assert len(drawn) == 40
+    assert all(len(numbers) == 1 for numbers in drawn.values())
+
+
+def test_ids_that_count_leave_out_rows_that_only_fill() -> None:
+    plan = schedule()
+    made = maker().make(plan, len(plan) - 1)
+    assert made.rows == 3
+    assert len(made.sample_ids) == int(made.batch["valid"].sum()) < 3

@@ -1,0 +1,191 @@
+"""Random numbers belong to a sample: the same for any order, rank and worker, and others in the next epoch."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.loading.feeds import (
+    ENGINES,
+    NAMES,
+    Drawing,
+    Wrapped,
+    batch_from_globals,
+    batch_noise,
+    drawn_too,
+    feed,
+    from_globals,
+    keyed,
+    same,
+    take,
+)
+
+from rankfeed.columns import Field
+from rankfeed.loading import Loader
+from rankfeed.loading.randomness import Streams, wants_rng
+from rankfeed.topology import Topology
+
+
+def draws(*loaders: Loader, name: str = "draw") -> dict[int, Any]:
+    """What each sample drew."""
+    out = {}
+    for loader in loaders:
+        for batch in loader:
+            out |= dict(zip(batch["id"].tolist(), batch[name].tolist(), strict=True))
+    return out
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
+def test_a_samples_generator_is_the_same_for_any_order_rank_batch_size_and_engine(engine: dict[str, Any]) -> None:
+    expected = draws(feed(transform=keyed))
+    assert len(set(expected.values())) == 50
+    pair = [feed(rank, 2, transform=keyed, batch_size=3, **engine) for rank in range(2)]
+    assert draws(*pair) == expected
+    assert draws(feed(transform=keyed, shuffle=False, **engine)) == expected
+
+
+def test_epochs_and_seeds_draw_other_numbers() -> None:
+    loader = feed(transform=keyed)
+    first, second = draws(loader), draws(loader)
+    other = draws(feed(transform=keyed, seed=4))
+    for one, two in ((first, second), (first, other), (second, other)):
+        assert not set(one.values()) & set(two.values())
+
+
+def test_a_resumed_epoch_draws_what_it_would_have() -> None:
+    donor = feed(transform=keyed, batch_transform=batch_noise)
+    take(iter(donor), 4)
+    loader = feed(transform=keyed, batch_transform=batch_noise, num_workers=2)
+    loader.load_state_dict(donor.state_dict())
+    assert same(list(loader), list(feed(transform=keyed, batch_transform=batch_noise))[4:])
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
+def test_a_batch_has_a_generator_of_its_own(engine: dict[str, Any]) -> None:
+    expected = [list(feed(rank, 2, batch_transform=batch_noise)) for rank in range(2)]
+    noises = [tuple(batch["noise"].tolist()) for batches in expected for batch in batches]
+    assert len(set(noises)) == len(noises)
+    for rank in range(2):
+        assert same(list(feed(rank, 2, batch_transform=batch_noise, **engine)), expected[rank])
+
+
+@pytest.mark.parametrize("engine", [ENGINES[0], ENGINES[3]], ids=[NAMES[0], NAMES[3]])
+def test_global_generators_are_seeded_for_each_sample_and_batch(engine: dict[str, Any]) -> None:
+    expected = list(feed(transform=from_globals, batch_transform=batch_from_globals))
+    torch.rand(5), np.random.rand(5), random.random()
+    assert same(list(feed(transform=from_globals, batch_transform=batch_from_globals, **engine)), expected)
+    for name in ("torch", "numpy", "random"):
+        drawn = draws(feed(transform=from_globals, **engine), name=name)
+        assert len(set(drawn.values())) == 50
+        assert drawn == draws(feed(1, 2, transform=from_globals), feed(0, 2, transform=from_globals), name=name)
+
+
+@pytest.mark.parametrize("engine", [ENGINES[0], ENGINES[3]], ids=[NAMES[0], NAMES[3]])
+def test_a_datasets_own_random_numbers_are_seeded_for_each_sample(engine: dict[str, Any]) -> None:
+    def rows(shuffle: Any, transform: Any = None, **engine: Any) -> list[tuple[Any, ...]]:
+        loader = Loader(
+            Wrapped(Drawing(20)), 3, shuffle=shuffle, transform=transform, topology=Topology(), **engine
+        )
+        return sorted(tuple(map(float, row)) for batch in loader for row in zip(*batch, strict=True))
+
+    expected = rows(False)
+    assert rows("global", **engine) == expected
+    assert len({row[1:] for row in expected}) == 20
+    # The transform's numbers are not those of the Dataset over again.
+    both = rows(True, drawn_too, **engine)
+    assert [row[:4] for row in both] == expected
+    assert all(row[4] != row[1] for row in both)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"transform": from_globals},
+        {"batch_transform": batch_from_globals},
+        {"collate_fn": lambda samples: {"noise": torch.rand(2)}, "id_column": None},
+        {"transform": keyed},
+        {},
+    ],
+    ids=["transform", "batch_transform", "collate_fn", "keyed", "none"],
+)
+@pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
+def test_iterating_leaves_the_global_generators_of_the_training_process_alone(
+    options: dict[str, Any], engine: dict[str, Any]
+) -> None:
+    if engine.get("worker_kind", "thread") == "thread" and engine["num_workers"]:
+        options = {}  # threads share the generators with everybody, which is documented
+
+    def numbers() -> list[Any]:
+        return [float(torch.rand(())), float(np.random.rand()), random.random(), float(torch.randn(()))]
+
+    torch.manual_seed(1), np.random.seed(1), random.seed(1)
+    expected = [numbers() for _ in range(4)]
+    torch.manual_seed(1), np.random.seed(1), random.seed(1)
+    loader = feed(**options, **engine)
+    assert [numbers() for _ in zip(range(4), loader, strict=False)] == expected
+
+
+def test_global_generators_are_left_alone_even_when_the_transform_raises() -> None:
+    def broken(sample: dict[str, Any]) -> Any:
+        torch.rand(3)
+        raise RuntimeError
+
+    torch.manual_seed(5)
+    expected = torch.rand(2)
+    torch.manual_seed(5)
+    with pytest.raises(Exception, match="raised"):
+        next(iter(feed(transform=broken)))
+    assert torch.equal(torch.rand(2), expected)
+
+
+def test_streams_of_neighbours_and_of_other_purposes_are_unrelated() -> None:
+    streams = [Streams(purpose, seed, epoch) for purpose in ("a", "b") for seed in (0, 1) for epoch in (0, 1)]
+    firsts = [int(each.generator(which).integers(1 << 62)) for each in streams for which in range(200)]
+    assert len(set(firsts)) == len(firsts)
+    values = np.array([Streams("a", 0, 0).generator(which).random() for which in range(4000)])
+    assert abs(values.mean() - 0.5) < 0.03
+    assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 0.08
+
+
+class _Callable:
+    def __call__(self, sample: Any, rng: Any) -> Any:
+        return sample
+
+
+def _optional(sample: Any, rng: Any = None) -> Any:
+    return sample
+
+
+def _scaled(sample: Any, scale: float = 2.0) -> Any:
+    return sample
+
+
+@pytest.mark.parametrize(
+    ("function", "wants"),
+    [
+        (_Callable(), True),
+        (_optional, True),
+        (_scaled, False),
+        (lambda *samples: samples, False),
+        (torch.nn.Identity(), False),
+        (dict, False),
+    ],
+)
+def test_a_transform_gets_a_generator_if_it_asks_for_one(function: Any, wants: bool) -> None:
+    assert wants_rng(function) is wants
+
+
+def test_looking_at_a_dataset_leaves_the_global_generators_alone() -> None:
+    class Probed(Wrapped):
+        @property
+        def fields(self) -> Any:  # type: ignore[override]
+            return {"": Field("object")} if self.dataset[0] else {}
+
+    torch.manual_seed(3), np.random.seed(3), random.seed(3)
+    expected = float(torch.rand(())), float(np.random.rand()), random.random()
+    torch.manual_seed(3), np.random.seed(3), random.seed(3)
+    Loader(Probed(Drawing(5)), topology=Topology())
+    assert (float(torch.rand(())), float(np.random.rand()), random.random()) == expected

@@ -1,0 +1,359 @@
+"""rankfeed's samplers under torch's own DataLoader: each sample once, equal steps, states shared with a Loader."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.loading.feeds import Memory, Tuples, Wrapped, assert_once, delivered, feed, ranks, steps_of, take
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler as TorchDistributedSampler
+
+from rankfeed import errors
+from rankfeed.loading import DistributedBatchSampler, DistributedSampler, Loader
+from rankfeed.topology import Topology
+
+BOTH = [DistributedBatchSampler, DistributedSampler]
+
+
+class Ids:
+    """A Dataset of its own indices."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def stock(sampler: Any, size: int, batch_size: int, **options: Any) -> DataLoader[Any]:
+    """torch's own DataLoader over a sampler of either kind."""
+    if isinstance(sampler, DistributedBatchSampler):
+        return DataLoader(Ids(size), batch_sampler=sampler, **options)
+    return DataLoader(Ids(size), batch_size, sampler=sampler, **options)
+
+
+def flat(batches: Any) -> list[int]:
+    return [each for batch in batches for each in batch.tolist()]
+
+
+def of_ranks(kind: Any, size: int, world_size: int, batch_size: int, **options: Any) -> list[Any]:
+    return [kind(size, batch_size, topology=topology, **options) for topology in ranks(world_size)]
+
+
+@given(
+    size=st.integers(1, 80),
+    world_size=st.integers(1, 5),
+    batch_size=st.integers(1, 7),
+    shuffle=st.booleans(),
+)
+def test_batches_of_ids_hold_every_sample_once_in_equal_steps(
+    size: int, world_size: int, batch_size: int, shuffle: bool
+) -> None:
+    if size < world_size:
+        return
+    samplers = of_ranks(DistributedBatchSampler, size, world_size, batch_size, shuffle=shuffle)
+    for _ in range(2):
+        lengths = {len(sampler) for sampler in samplers}
+        batches = [list(sampler) for sampler in samplers]
+        assert {len(each) for each in batches} == lengths
+        assert_once([each for mine in batches for batch in mine for each in batch], size)
+
+
+@given(
+    size=st.integers(1, 80),
+    world_size=st.integers(1, 5),
+    batch_size=st.integers(1, 7),
+    shuffle=st.booleans(),
+    tail=st.sampled_from(["even", "drop"]),
+)
+def test_single_ids_hold_every_sample_once_and_len_tells_how_many(
+    size: int, world_size: int, batch_size: int, shuffle: bool, tail: Any
+) -> None:
+    if size < world_size:
+        return
+    samplers = of_ranks(DistributedSampler, size, world_size, batch_size, shuffle=shuffle, tail=tail)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        shares = [list(sampler) for sampler in samplers]
+    fresh = of_ranks(DistributedSampler, size, world_size, batch_size, shuffle=shuffle, tail=tail)
+    assert [len(share) for share in shares] == [len(sampler) for sampler in fresh]
+    rest = size % (batch_size * world_size)
+    steps = {-(-len(share) // batch_size) for share in shares}
+    if tail == "drop":
+        assert sum(map(len, shares)) == len({each for share in shares for each in share}) == size - rest
+        assert len(steps) == 1
+    else:
+        assert_once([each for share in shares for each in share], size)
+        assert len(steps) == 1 or said
+        assert bool(said) == (0 < rest < world_size)
+
+
+@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_under_pad_every_batch_is_full_and_every_sample_there(kind: Any, world_size: int) -> None:
+    size, batch_size = 23, 4
+    ids = []
+    for sampler in of_ranks(kind, size, world_size, batch_size, tail="pad", shuffle=True):
+        for batch in stock(sampler, size, batch_size):
+            assert len(batch) == batch_size
+            ids += batch.tolist()
+    assert set(ids) == set(range(size))
+
+
+def test_the_batch_sampler_tells_which_rows_only_fill() -> None:
+    samplers = of_ranks(DistributedBatchSampler, 13, 2, 4, tail="pad", shuffle=True)
+    ids = []
+    for sampler in samplers:
+        for step, batch in enumerate(sampler):
+            ids += [each for each, valid in zip(batch, sampler.valid(step), strict=True) if valid]
+    assert_once(ids, 13)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_batches_are_those_of_a_loader(world_size: int) -> None:
+    source = Memory(50)
+    for topology in ranks(world_size):
+        sampler = DistributedBatchSampler(source, 4, shuffle=True, seed=3, topology=topology)
+        loader = Loader(source, 4, shuffle="global", seed=3, id_column="id", topology=topology)
+        for _ in range(2):
+            assert list(sampler) == [batch["id"].tolist() for batch in loader]
+
+
+def test_a_sampler_of_ids_is_a_torch_distributed_sampler_without_a_process_group() -> None:
+    sampler = DistributedSampler(20, 2, topology=Topology(rank=1, world_size=4))
+    assert isinstance(sampler, TorchDistributedSampler)
+    assert (sampler.rank, sampler.num_replicas, sampler.epoch, sampler.num_samples) == (1, 4, 0, 5)
+    assert sampler.drop_last is False
+    assert isinstance(DistributedBatchSampler(20, 2), torch.utils.data.Sampler)
+
+
+def test_frameworks_reach_set_epoch_through_the_batch_sampler() -> None:
+    sampler = DistributedBatchSampler(20, 2, shuffle=True, topology=Topology())
+    DataLoader(Ids(20), batch_sampler=sampler).batch_sampler.sampler.set_epoch(3)  # type: ignore[union-attr]
+    assert sampler.epoch == 3
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_epochs_follow_each_other_with_and_without_set_epoch(kind: Any) -> None:
+    counting, told = (kind(30, 4, shuffle=True, topology=Topology()) for _ in range(2))
+    orders = []
+    for epoch in range(3):
+        told.set_epoch(epoch)
+        orders.append(list(counting))
+        assert list(told) == orders[-1]
+        assert counting.epoch == epoch
+    assert orders[0] != orders[1] != orders[2]
+    told.set_epoch(0)
+    assert list(told) == orders[0]
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_iterating_anew_after_a_break_begins_the_same_epoch(kind: Any) -> None:
+    sampler = kind(30, 4, shuffle=True, topology=Topology())
+    loader = stock(sampler, 30, 4)
+    expected = flat(loader)
+    sampler.set_epoch(0)
+    for _ in zip(range(3), loader, strict=False):
+        pass
+    assert flat(loader) == expected
+
+
+WORKERS: list[dict[str, Any]] = [
+    {"num_workers": 0},
+    {"num_workers": 1},
+    {"num_workers": 2},
+    {"num_workers": 2, "persistent_workers": True},
+]
+
+
+@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize("options", WORKERS, ids=["0", "1", "2", "2-persistent"])
+def test_a_stock_dataloader_delivers_the_same_with_any_workers(kind: Any, options: dict[str, Any]) -> None:
+    expected = kind(31, 4, shuffle=True, topology=Topology(rank=1, world_size=2))
+    sampler = kind(31, 4, shuffle=True, topology=Topology(rank=1, world_size=2))
+    loader = stock(sampler, 31, 4, **options)
+    for _ in range(3):
+        assert flat(loader) == flat(stock(expected, 31, 4))
+        assert sampler.epoch == expected.epoch
+
+
+def test_the_number_of_workers_may_change_between_epochs() -> None:
+    sampler = DistributedBatchSampler(31, 4, shuffle=True, topology=Topology())
+    for epoch, num_workers in enumerate([0, 2, 1, 0]):
+        assert_once(flat(stock(sampler, 31, 4, num_workers=num_workers)), 31)
+        assert sampler.epoch == epoch
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("kind", BOTH)
+def test_a_stock_dataloader_delivers_the_same_with_any_start_method(
+    kind: Any, persistent: bool, method: str
+) -> None:
+    sampler = kind(31, 4, shuffle=True, topology=Topology())
+    options = {"num_workers": 2, "persistent_workers": persistent, "multiprocessing_context": method}
+    loader = stock(sampler, 31, 4, **options)
+    expected = kind(31, 4, shuffle=True, topology=Topology())
+    for _ in range(2):
+        assert flat(loader) == flat(stock(expected, 31, 4))
+
+
+@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_state_counts_the_steps_that_the_training_loop_had(kind: Any, num_workers: int) -> None:
+    expected = [batch.tolist() for batch in stock(kind(50, 4, shuffle=True, topology=Topology()), 50, 4)]
+    sampler = kind(50, 4, shuffle=True, topology=Topology())
+    iterator = iter(stock(sampler, 50, 4, num_workers=num_workers))
+    for stop in range(len(expected) + 1):
+        state = json.loads(json.dumps(sampler.state_dict(stop)))
+        resumed = kind(50, 4, shuffle=True, topology=Topology())
+        resumed.load_state_dict(state)
+        rest = [batch.tolist() for batch in stock(resumed, 50, 4)]
+        if kind is DistributedBatchSampler or stop < len(expected):
+            assert flat_lists(rest) == flat_lists(expected[stop:])
+        if stop < len(expected):
+            assert next(iterator).tolist() == expected[stop]
+
+
+def flat_lists(batches: Sequence[Sequence[int]]) -> list[int]:
+    return [each for batch in batches for each in batch]
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_a_state_without_a_count_counts_the_steps_asked_for(kind: Any) -> None:
+    sampler = kind(50, 4, shuffle=True, topology=Topology())
+    iterator: Iterator[Any] = iter(stock(sampler, 50, 4))
+    for step in range(1, 13):
+        next(iterator)
+        assert sampler.state_dict() == sampler.state_dict(step)
+
+
+@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize("new", [1, 2, 4])
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
+def test_a_sampler_resumes_on_other_ranks_and_batch_sizes(kind: Any, new: int, batch_size: int) -> None:
+    size = 45
+    for stop in range(6):
+        before = of_ranks(kind, size, 2, 4, shuffle=True)
+        ids = []
+        for sampler in before:
+            batches = iter(stock(sampler, size, 4))
+            ids += flat(take(batches, stop))
+        (state,) = {json.dumps(sampler.state_dict(stop)) for sampler in before}
+        assert len(state) < 1024
+        for topology in ranks(new):
+            after = kind(size, batch_size, shuffle=True, topology=topology)
+            after.load_state_dict(json.loads(state))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                ids += flat(stock(after, size, batch_size))
+        assert_once(ids, size)
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_states_go_from_a_loader_to_a_sampler_and_back(kind: Any) -> None:
+    source = Memory(50)
+    loaders = [feed(rank, 2) for rank in range(2)]
+    ids = [each for step in steps_of(loaders, 3) for each in delivered(step)]
+    state = loaders[0].state_dict()
+    for topology in ranks(3):
+        sampler = kind(source, 3, shuffle=True, seed=3, topology=topology)
+        sampler.load_state_dict(state)
+        assert sampler.state_dict() == state
+        iterator = iter(stock(sampler, 50, 3))
+        ids += flat(take(iterator, 1))
+        later = sampler.state_dict(1)
+    resumed = feed()
+    resumed.load_state_dict(later)
+    assert resumed.state_dict() == {**state, "position": 24 + 9, "steps": 4}
+    ids += delivered(list(resumed))
+    assert_once(ids, 50)
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_set_epoch_to_the_current_one_keeps_a_loaded_place(kind: Any) -> None:
+    donor = kind(50, 4, shuffle=True, topology=Topology())
+    donor.set_epoch(2)
+    state = donor.state_dict(5)
+    sampler = kind(50, 4, shuffle=True, topology=Topology())
+    sampler.load_state_dict(state)
+    sampler.set_epoch(2)
+    assert sum(map(len, stock(sampler, 50, 4))) == 30
+    sampler.load_state_dict(state)
+    sampler.set_epoch(3)
+    assert sum(map(len, stock(sampler, 50, 4))) == 50
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_a_state_of_another_plan_or_source_is_refused(kind: Any) -> None:
+    state = feed().state_dict()
+    for sampler in (
+        kind(Memory(50), 4, shuffle=True, seed=9),
+        kind(Memory(50), 4, seed=3),
+        kind(Memory(51), 4, shuffle=True, seed=3),
+        kind(Memory(50, mark="a"), 4, shuffle=True, seed=3),
+    ):
+        with pytest.raises(errors.StateError, match=r"was .*, is "):
+            sampler.load_state_dict(state)
+    with pytest.raises(errors.StateError):
+        kind(50).load_state_dict({"epoch": 1})
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_start_leaves_out_what_was_consumed(kind: Any) -> None:
+    whole = flat(stock(kind(30, 5, shuffle=True, topology=Topology()), 30, 5))
+    sampler = kind(30, 5, shuffle=True, start=10, topology=Topology())
+    assert flat(stock(sampler, 30, 5)) == whole[10:]
+    assert len(flat(stock(sampler, 30, 5))) == 30
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_the_rank_is_found_late_and_travels(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler = kind(9, 2)
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    travelled = pickle.dumps(sampler)
+    monkeypatch.setenv("RANK", "0")
+    assert pickle.loads(travelled).topology.rank == 2
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_what_cannot_be_meant_is_refused(kind: Any) -> None:
+    for arguments, options in (((10, 0), {}), ((0, 2), {}), ((-1,), {}), ((10, 2), {"start": -1}), ((1.5,), {})):
+        with pytest.raises(errors.PlanError):
+            kind(*arguments, **options)
+    for options in ({"tail": "odd"}, {"start": 11}):
+        with pytest.raises(errors.PlanError):
+            list(kind(10, 2, topology=Topology(), **options))
+    with pytest.raises(errors.PlanError, match="fewer samples than there are ranks"):
+        len(kind(3, 2, topology=Topology(rank=0, world_size=4)))
+    with pytest.raises(errors.PlanError):
+        kind(10, 2, topology=Topology()).state_dict(-1)
+
+
+def test_any_dataset_or_source_tells_how_many_samples_there_are() -> None:
+    for samples in (Tuples(7), Wrapped(Tuples(7)), Memory(7), [0] * 7, 7):
+        assert sum(map(len, DistributedBatchSampler(samples, 2, topology=Topology()))) == 7
+
+
+def test_sources_are_datasets_for_a_stock_dataloader() -> None:
+    source = Memory(20)
+    sampler = DistributedBatchSampler(source, 4, shuffle=True, topology=Topology())
+    loader = DataLoader(source, batch_sampler=sampler, num_workers=1, collate_fn=_ys)
+    assert_once([each // 10 for batch in loader for each in batch], 20)
+
+
+def _ys(samples: list[dict[str, Any]]) -> list[int]:
+    return [int(each["y"]) for each in samples]

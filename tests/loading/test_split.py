@@ -1,0 +1,79 @@
+"""split() hands every item of a stream to one worker of one rank, ranks first."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch.utils.data
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.loading.feeds import ranks
+
+from rankfeed.loading import split
+from rankfeed.topology import Topology
+
+
+@given(st.integers(0, 80), st.integers(1, 5), st.integers(1, 4))
+def test_every_item_once_and_totals_of_ranks_differ_by_at_most_one(
+    items: int, world_size: int, num_workers: int
+) -> None:
+    totals, everything = [], Counter[int]()
+    for topology in ranks(world_size):
+        mine: list[int] = []
+        for worker in range(num_workers):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(Topology, "worker", staticmethod(lambda worker=worker: (worker, num_workers)))
+                mine += split(range(items), topology=topology)
+        totals.append(len(mine))
+        everything.update(mine)
+    assert everything == Counter(range(items))
+    assert max(totals) - min(totals) <= 1
+
+
+def loaded(dataset: Any, num_workers: int, **options: Any) -> list[int]:
+    return list(torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=num_workers, **options))
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.soak)])
+def test_workers_of_a_stock_dataloader_share_a_ranks_items(method: str) -> None:
+    for num_workers in (0, 1, 2):
+        context = method if num_workers else None
+        shares = [
+            loaded(split(range(23), topology=topology), num_workers, multiprocessing_context=context)
+            for topology in ranks(2)
+        ]
+        assert [len(share) for share in shares] == [12, 11]
+        assert Counter(itertools.chain(*shares)) == Counter(range(23))
+
+
+def test_persistent_workers_share_the_items_anew_each_epoch() -> None:
+    dataset = split(range(11), topology=Topology(rank=1, world_size=2))
+    loader = torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=2, persistent_workers=True)
+    for _ in range(2):
+        assert sorted(loader) == [1, 3, 5, 7, 9]
+
+
+def test_the_rank_is_found_when_iteration_starts_and_travels(monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = split(range(6))
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    travelled = pickle.dumps(dataset)
+    monkeypatch.delenv("RANK")
+    monkeypatch.delenv("WORLD_SIZE")
+    assert list(pickle.loads(travelled)) == [1, 4]
+
+
+def test_it_can_be_iterated_again_and_does_not_read_ahead() -> None:
+    dataset = split(range(5), topology=Topology())
+    assert list(dataset) == list(dataset) == [0, 1, 2, 3, 4]
+    endless = split(_Endless(), topology=Topology(rank=1, world_size=4))
+    assert list(itertools.islice(iter(endless), 3)) == [1, 5, 9]
+
+
+class _Endless:
+    def __iter__(self) -> Any:
+        return itertools.count()

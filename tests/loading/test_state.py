@@ -1,0 +1,315 @@
+"""A checkpoint after any step resumes on any topology, nothing lost or repeated, or is refused with a reason."""
+
+from __future__ import annotations
+
+import collections
+import json
+import types
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.loading.feeds import ENGINES, NAMES, Memory, assert_once, delivered, feed, same, steps_of, take
+
+from rankfeed.errors import StateError
+from rankfeed.loading import Loader
+from rankfeed.loading.state import save
+from rankfeed.plan import Cursor, Plan
+from rankfeed.topology import Topology
+
+
+def loaded(state: dict[str, Any], *arguments: Any, **options: Any) -> Loader:
+    loader = feed(*arguments, **options)
+    loader.load_state_dict(json.loads(json.dumps(state)))
+    return loader
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
+def test_a_state_after_every_step_resumes_with_the_very_next_batch(engine: dict[str, Any]) -> None:
+    expected = list(feed(1, 2, size=37))
+    loader = feed(1, 2, size=37, **engine)
+    states = [loader.state_dict()]
+    for _ in loader:
+        states.append(loader.state_dict())
+    assert states[-1] == loader.state_dict() or loader.epoch == 1
+    for step, state in enumerate(states):
+        assert state["steps"] == step
+        assert same(list(loaded(state, 1, 2, size=37)), expected[step:])
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
+def test_resuming_in_every_engine_gives_the_same_batches(engine: dict[str, Any]) -> None:
+    expected = list(feed(1, 2))
+    donor = feed(1, 2)
+    take(iter(donor), 3)
+    assert same(list(loaded(donor.state_dict(), 1, 2, **engine)), expected[3:])
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
+def test_batches_made_ahead_do_not_count(engine: dict[str, Any]) -> None:
+    loader = feed(size=80, prefetch_factor=4, **engine)
+    for step, _ in enumerate(loader, start=1):
+        assert loader.state_dict() == {**loader.state_dict(), "steps": step, "position": 4 * step}
+
+
+@given(data=st.data())
+def test_a_chain_of_resumes_on_changing_topologies_delivers_each_sample_once(data: st.DataObject) -> None:
+    size = data.draw(st.integers(5, 120), "samples")
+    shuffle = data.draw(st.sampled_from(["none", "global", "window"]), "shuffle")
+    state, ids = None, []
+    for _ in range(data.draw(st.integers(1, 6), "legs")):
+        world_size = data.draw(st.integers(1, 5), "ranks")
+        loaders = _leg(data, size, world_size, shuffle)
+        if state is not None:
+            for loader in loaders:
+                loader.load_state_dict(state)
+        steps = steps_of(loaders, data.draw(st.integers(0, 9), "steps"))
+        ids += [each for step in steps for each in delivered(step)]
+        states = [json.dumps(loader.state_dict()) for loader in loaders]
+        assert len(set(states)) == 1
+        assert len(states[0]) < 1024
+        state = json.loads(states[0])
+        if state["epoch"]:
+            break
+    else:
+        ids += [each for step in steps_of([loaded_window(state, size, shuffle)]) for each in delivered(step)]
+    assert_once(ids, size)
+
+
+def _leg(data: st.DataObject, size: int, world_size: int, shuffle: str) -> list[Loader]:
+    batch_size = data.draw(st.integers(1, 6), "batch")
+    workers = data.draw(st.sampled_from([0, 0, 1, 2]), "workers")
+    return [
+        feed(
+            rank,
+            world_size,
+            size=size,
+            shuffle=shuffle,
+            window=11,
+            batch_size=batch_size,
+            num_workers=workers,
+        )
+        for rank in range(world_size)
+    ]
+
+
+def loaded_window(state: dict[str, Any], size: int, shuffle: str) -> Loader:
+    return loaded(state, size=size, shuffle=shuffle, window=11)
+
+
+@pytest.mark.parametrize("old", [1, 2, 3])
+@pytest.mark.parametrize("new", [1, 2, 4])
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
+def test_every_stopping_point_resumes_on_other_ranks_and_batch_sizes(old: int, new: int, batch_size: int) -> None:
+    size = 31
+    total = len(feed(0, old, size=size))
+    for stop in range(total + 1):
+        before = [feed(rank, old, size=size) for rank in range(old)]
+        ids = [each for step in steps_of(before, stop) for each in delivered(step)]
+        (state,) = {json.dumps(loader.state_dict()) for loader in before}
+        after = [feed(rank, new, size=size, batch_size=batch_size) for rank in range(new)]
+        for loader in after:
+            loader.load_state_dict(json.loads(state))
+        ids += [each for step in steps_of(after) for each in delivered(step)]
+        assert_once(ids, size)
+        assert {loader.epoch for loader in after} == {1}
+
+
+def test_fewer_samples_left_than_ranks_is_one_step_with_stand_ins_masked() -> None:
+    state = save(Cursor(0, 48, 12), feed().plan.describe(), Memory(50).fingerprint)
+    loaders = [loaded(state, rank, 4) for rank in range(4)]
+    (step,) = steps_of(loaders)
+    assert len(delivered(step)) == 2
+    assert sorted(len(batch["id"]) for batch in step) == [1, 1, 1, 1]
+    assert sorted(delivered(step)) == sorted(delivered(list(loaded(state))))
+
+
+def test_a_state_of_the_very_end_begins_nothing_and_moves_on() -> None:
+    loader = feed()
+    for _ in loader:
+        state = loader.state_dict()
+    assert state["position"] == 50
+    resumed = loaded(state)
+    assert len(resumed) == len(feed())
+    assert list(resumed) == []
+    assert resumed.epoch == 1
+    assert_once(delivered(list(resumed)), 50)
+    assert same(list(loaded(loader.state_dict())), list(loaded({**loader.state_dict()}, num_workers=2)))
+
+
+def test_loading_twice_is_loading_once() -> None:
+    donor = feed()
+    take(iter(donor), 2)
+    loader = loaded(donor.state_dict())
+    take(iter(loader), 3)
+    loader.load_state_dict(donor.state_dict())
+    assert loader.state_dict() == donor.state_dict()
+    assert same(list(loader), list(feed())[2:])
+
+
+def test_a_state_taken_between_iter_and_the_first_batch_is_the_place_itself() -> None:
+    loader = feed()
+    fresh = loader.state_dict()
+    iterator = iter(loader)
+    assert loader.state_dict() == fresh
+    take(iterator, 2)
+    resumed = loaded(loader.state_dict())
+    waiting = iter(resumed)
+    assert resumed.state_dict() == loader.state_dict()
+    assert same(list(waiting), list(feed())[2:])
+
+
+def test_iterating_anew_after_a_break_from_a_loaded_place_begins_the_epoch() -> None:
+    donor = feed()
+    take(iter(donor), 4)
+    loader = loaded(donor.state_dict())
+    take(iter(loader), 1)
+    again = iter(loader)
+    assert loader.state_dict()["position"] == 0
+    assert_once(delivered(list(again)), 50)
+
+
+def test_a_loaded_state_in_another_epoch_has_that_epochs_order() -> None:
+    donor = feed()
+    donor.set_epoch(3)
+    expected = list(donor)
+    donor.set_epoch(3)
+    take(iter(donor), 5)
+    assert same(list(loaded(donor.state_dict())), expected[5:])
+
+
+def test_lanes_go_with_the_state() -> None:
+    donor = feed(shuffle="window", lanes=5, window=10)
+    expected = list(donor)
+    donor.set_epoch(0)
+    take(iter(donor), 4)
+    loader = loaded(donor.state_dict(), shuffle="window", window=10)
+    assert loader.state_dict() == donor.state_dict()
+    assert same(list(loader), expected[4:])
+    with pytest.raises(StateError, match="lanes was 5, is 7"):
+        loaded(donor.state_dict(), shuffle="window", window=10, lanes=7)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"seed": 4}, "seed was 3, is 4"),
+        ({"shuffle": "none"}, "shuffle was global, is none"),
+        ({"shuffle": "window"}, "shuffle was global, is window"),
+        ({"size": 51}, "samples was 50, is 51"),
+        ({"shuffle": False, "plan": Plan(50, seed=8)}, "seed was 3, is 8"),
+    ],
+    ids=str,
+)
+def test_a_state_of_another_plan_is_refused_with_what_differs(options: dict[str, Any], reason: str) -> None:
+    state = feed().state_dict()
+    with pytest.raises(StateError, match=reason):
+        loaded(state, **options)
+
+
+def test_a_state_of_other_data_is_refused_with_what_differs() -> None:
+    loader = Loader(Memory(50, mark="ff"), 4, shuffle="global", seed=3, topology=Topology())
+    with pytest.raises(StateError, match="fingerprint was 32, is 32ff"):
+        loader.load_state_dict(feed().state_dict())
+
+
+def test_a_state_of_a_window_of_another_size_or_other_blocks_is_refused() -> None:
+    state = feed(shuffle="window", window=20).state_dict()
+    with pytest.raises(StateError, match="window was 20, is 21"):
+        loaded(state, shuffle="window", window=21)
+    other = Loader(Memory(50, block=10), shuffle="window", window=20, seed=3, topology=Topology())
+    with pytest.raises(StateError, match="blocks was 8, is 5"):
+        other.load_state_dict(state)
+
+
+GOOD = feed().state_dict()
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        None,
+        "state",
+        b"state",
+        [],
+        [1, 2],
+        {},
+        7,
+        {"epoch": 1},
+        {**GOOD, "more": 1},
+        {**GOOD, "epoch": -1},
+        {**GOOD, "epoch": 1.5},
+        {**GOOD, "epoch": "1"},
+        {**GOOD, "epoch": True},
+        {**GOOD, "position": -3},
+        {**GOOD, "position": 51},
+        {**GOOD, "position": 2**80},
+        {**GOOD, "position": None},
+        {**GOOD, "steps": -1},
+        {**GOOD, "plan": {}},
+        {**GOOD, "plan": None},
+        {**GOOD, "plan": {**GOOD["plan"], "lanes": 0}},
+        {**GOOD, "plan": {**GOOD["plan"], "lanes": "1"}},
+        {**GOOD, "plan": {**GOOD["plan"], "lanes": 2**70}},
+        {**GOOD, "plan": {**GOOD["plan"], "seed": [1]}},
+        {**GOOD, "source": 12},
+        {**GOOD, "rankfeed": 2},
+        {**GOOD, "rankfeed": "1"},
+        {**GOOD, "rankfeed": 2, "invented_later": {}},
+        {"_snapshot": {"_snapshot_step": 3}, "_num_workers": 2},
+    ],
+    ids=lambda bad: repr(bad)[:60],
+)
+def test_what_is_no_state_is_refused_and_leaves_the_loader_where_it_is(bad: Any) -> None:
+    loader = feed()
+    take(iter(loader), 2)
+    before = loader.state_dict()
+    with pytest.raises(StateError):
+        loader.load_state_dict(bad)
+    assert loader.state_dict() == before
+
+
+def test_a_state_of_another_version_says_so() -> None:
+    with pytest.raises(StateError, match="another version"):
+        feed().load_state_dict({**GOOD, "rankfeed": 2, "invented_later": {}})
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from([*GOOD, *GOOD["plan"], "x"]), inner),
+    ).flatmap(lambda value: st.sampled_from([value, *({**GOOD, name: value} for name in GOOD)]))
+)
+def test_garbage_is_refused_by_name_or_is_a_state(garbage: Any) -> None:
+    loader = feed()
+    # Anything but a StateError goes on to fail the test.
+    with suppress(StateError):
+        loader.load_state_dict(garbage)
+    assert 0 <= loader.state_dict()["position"] <= 50
+
+
+@pytest.mark.parametrize("kind", [dict, collections.OrderedDict, types.MappingProxyType])
+def test_any_kind_of_mapping_is_a_state(kind: Any) -> None:
+    loader = feed()
+    loader.load_state_dict(kind(GOOD))
+    assert loader.state_dict() == GOOD
+
+
+def test_a_state_is_not_changed_by_what_happens_later() -> None:
+    loader = feed()
+    iterator = iter(loader)
+    take(iterator, 1)
+    state = loader.state_dict()
+    copy = json.loads(json.dumps(state))
+    take(iterator, 3)
+    assert state == copy
+    state["plan"]["seed"] = 99
+    assert loader.state_dict()["plan"]["seed"] == 3
+
+
+def test_a_state_of_a_huge_epoch_stays_small() -> None:
+    plan = Plan(10**12, shuffle="window", seed=2**62, lanes=64)
+    state = save(Cursor(10**9, 10**12, 10**12), plan.describe(), "f" * 64)
+    assert len(json.dumps(state)) < 1024
