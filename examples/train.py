@@ -1,0 +1,81 @@
+"""Train on utterances of different lengths with DDP, and go on after a kill on another number of ranks.
+
+    python examples/train.py --pack vowels.ts data/
+    torchrun --nproc-per-node 2 examples/train.py data/ run/    # kill it, start it again with any number of ranks
+"""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import rankfeed as rf
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+def utterances(files: list[Path]):
+    """Each line is an utterance: twelve coefficients over time, and who spoke."""
+    for file in files:
+        for line in file.read_text().splitlines():
+            if line and line[0] not in "#@":
+                *coefficients, speaker = line.split(":")
+                frames = np.array([row.split(",") for row in coefficients], np.float32).T
+                yield {"frames": frames, "speaker": int(speaker) - 1}
+
+
+class Speaker(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.listen = nn.GRU(12, 48, batch_first=True)
+        self.name = nn.Linear(48, 9)
+
+    def forward(self, frames, lengths):
+        heard, _ = self.listen(frames)
+        return self.name(heard[torch.arange(len(lengths)), lengths - 1])  # the last real frame: padding is not heard
+
+
+def train(data: Path, run: Path, epochs: int, workers: int) -> None:
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    source = rf.open(data)
+    loader = rf.Loader(source, 8, shuffle=True, seed=7, num_workers=workers, id_column="id", audit=True)
+    model = DistributedDataParallel(Speaker())
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+    checkpoint = run / "checkpoint.pt"
+    if checkpoint.exists():
+        saved = torch.load(checkpoint)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        loader.load_state_dict(saved["loader"])
+    rank, world = dist.get_rank(), dist.get_world_size()
+    ledger = (run / f"delivered-{world}-ranks-{rank}.txt").open("w")
+    while loader.epoch < epochs:
+        for batch in loader:
+            loss = nn.functional.cross_entropy(model(batch["frames"], batch["frames_lengths"]), batch["speaker"])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            state = loader.state_dict()
+            print(state["epoch"], state["steps"], f"{loss:.4f}", *batch["id"].tolist(), file=ledger, flush=True)
+            if rank == 0 and state["steps"] % 4 == 0:
+                saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "loader": state}
+                torch.save(saved, run / "new.pt")
+                (run / "new.pt").rename(checkpoint)
+        if rank == 0:
+            print(f"  audit: {loader.audit_report}", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("paths", nargs="+", type=Path, help="with --pack: text files and the new data set; else: data, run")
+    parser.add_argument("--pack", action="store_true")
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=2)
+    options = parser.parse_args()
+    if options.pack:
+        rf.pack(utterances(options.paths[:-1]), options.paths[-1])
+    else:
+        train(*options.paths, options.epochs, options.workers)

@@ -1,0 +1,46 @@
+"""The ``rankfeed`` command."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from rankfeed.cli import data, plans
+from rankfeed.cli.output import Json, show
+from rankfeed.errors import ArgumentError, RankfeedError
+
+app = typer.Typer(
+    name="rankfeed",
+    help="The data feed for distributed PyTorch training.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(data.inspect)
+app.command()(plans.plan)
+app.command()(data.pack)
+app.command()(plans.verify)
+
+
+@app.command()
+def demo(json: Json = False) -> None:
+    """Train on real data, kill the job, resume on other ranks, and count what was delivered.
+
+    Example: rankfeed demo
+    """
+    from rankfeed.cli import demo as main_job
+
+    figures = main_job.run(lambda text: typer.echo(text, err=json))
+    show(figures, as_json=json, title="proof")
+    if figures["missing"] or figures["repeated"]:
+        raise RankfeedError("samples went missing or came twice", found=str(figures))
+
+
+def main() -> None:
+    """Run the command; an error of ours is told without a traceback. Exit status 1, or 2 for bad arguments."""
+    try:
+        app()
+    except RankfeedError as error:
+        typer.secho(f"rankfeed: {error}", err=True, fg="red")
+        sys.exit(2 if isinstance(error, ArgumentError) else 1)

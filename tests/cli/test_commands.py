@@ -1,0 +1,139 @@
+"""The command line: figures for people and machines, and errors without a traceback."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rankfeed as rf
+
+COMMANDS = ("inspect", "plan", "pack", "verify", "demo")
+
+
+def rankfeed(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from rankfeed.cli import main; main()", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def figures(*arguments: object) -> dict[str, Any]:
+    done = rankfeed(*arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("cli") / "data"
+    rf.pack(({"x": np.full(i % 5, i), "y": i} for i in range(100)), path, shard_bytes=500, progress=False)
+    return path
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example_and_json(command: str) -> None:
+    done = rankfeed(command, "--help")
+    assert done.returncode == 0
+    assert f"Example: rankfeed {command}" in " ".join(done.stdout.split())
+    assert "--json" in done.stdout
+
+
+def test_inspect_tells_samples_blocks_columns_and_fingerprint(packed: Path) -> None:
+    told = figures("inspect", packed)
+    assert told["samples"] == 100
+    assert set(told["columns"]) == {"x", "y"}
+    assert told["fingerprint"] == rf.open(packed).fingerprint
+    assert "100" in rankfeed("inspect", packed).stdout
+
+
+def test_plan_tells_steps_and_shares_of_real_data(packed: Path) -> None:
+    told = figures("plan", packed, "--ranks", 3, "--workers", 2, "--batch-size", 8)
+    plan = rf.Plan(100, seed=0)
+    lengths = []
+    shares = []
+    for rank in range(3):
+        topology = rf.Topology(rank=rank, world_size=3, local_rank=rank, local_world_size=3)
+        schedule = rf.Schedule(plan, batch_size=8, topology=topology)
+        lengths.append(len(schedule))
+        shares.append(sum(len(schedule.batch(step)) for step in range(len(schedule))))
+    assert lengths == [told["steps_of_each_rank"]] * 3
+    least, most = told["samples_of_each_rank"]["least"], told["samples_of_each_rank"]["most"]
+    assert least <= min(shares) <= max(shares) <= most
+    assert told["left_out"] == 0
+
+
+def test_plan_of_a_trillion_samples_stays_small() -> None:
+    told = figures(
+        *("plan", "--samples", "1e12", "--blocks", "1e6", "--ranks", 16384, "--batch-size", 32),
+        *("--shuffle", "window"),
+    )
+    assert told["samples"] == 10**12
+    assert told["peak_planning_bytes"] < 100 * 2**20
+
+
+@pytest.mark.parametrize("tail", ["even", "drop", "pad"])
+@pytest.mark.parametrize("shuffle", ["none", "global", "window"])
+def test_verify_counts_every_delivery_of_a_small_plan(packed: Path, tail: str, shuffle: str) -> None:
+    told = figures("verify", packed, "--ranks", 3, "--batch-size", 7, "--tail", tail, "--shuffle", shuffle)
+    assert told["ok"]
+    assert told["counted"]
+    assert told["files"]["damaged"] == 0
+    assert told["deliveries"] + told["left_out"] == 100
+    assert (told["missing"], told["repeated"]) == (0, 0)
+
+
+def test_verify_samples_a_plan_too_large_to_count() -> None:
+    told = figures("verify", "--samples", "1e12", "--blocks", 1000, "--ranks", 64, "--batch-size", 32)
+    assert told["ok"]
+    assert not told["counted"]
+    assert told["deliveries"] > 1_000_000
+
+
+def test_verify_finds_a_flipped_bit(packed: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged"
+    damaged.mkdir()
+    for file in packed.iterdir():
+        if file.is_file():
+            (damaged / file.name).write_bytes(file.read_bytes())
+    shard = sorted(damaged.glob("*.arrow"))[1]
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 4
+    shard.write_bytes(content)
+    done = rankfeed("verify", damaged)
+    assert done.returncode == 1
+    assert shard.name in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_pack_writes_what_inspect_reads(tmp_path: Path) -> None:
+    folder = tmp_path / "arrays"
+    folder.mkdir()
+    for index in range(12):
+        np.save(folder / f"{index}.npy", np.full((index % 3, 2), index, np.float32))
+    told = figures("pack", folder, tmp_path / "packed")
+    assert told["samples"] == 12
+    assert figures("inspect", tmp_path / "packed")["fingerprint"] == told["fingerprint"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("inspect", "/nowhere/at/all"), "/nowhere/at/all"),
+        (("plan",), "--samples"),
+        (("plan", "--samples", "0"), "--blocks"),
+        (("plan", "--samples", "nan"), "numbers"),
+        (("plan", "--samples", "5", "--ranks", "9"), "fewer samples than"),
+        (("plan", "--samples", "5", "--tail", "odd"), "tail"),
+        (("plan", "--samples", "5", "--shuffle", "some"), "shuffle"),
+        (("verify", "/nowhere"), "/nowhere"),
+        (("pack", "/nowhere", "/also/nowhere"), "/nowhere"),
+    ],
+)
+def test_bad_input_gets_a_sentence_and_an_exit_code(arguments: tuple[str, ...], words: str) -> None:
+    done = rankfeed(*arguments)
+    assert done.returncode in (1, 2)
+    assert words in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,95 @@
+"""Ranks are killed at any moment; what counts is delivered once, relative to the checkpoints."""
+
+import json
+import random
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from tests.support import jobs
+
+import rankfeed as rf
+
+SCRIPT = Path(__file__).parent / "job.py"
+SAMPLES = 1201
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("killed") / "data"
+    rows = ({"x": np.full(i % 7, i, np.int32)} for i in range(SAMPLES))
+    rf.pack(rows, path, shard_bytes=4000, progress=False)
+    return path
+
+
+def campaign(data: Path, folder: Path, rounds: int, seed: int) -> dict[str, int]:
+    """Start, kill a random rank at a random time, start on another number of ranks; at the end let it finish.
+
+    Returns the figures: epochs counted, kills, samples missing and repeated.
+    """
+    chance = random.Random(seed)
+    ranks, kills = 2, 0
+    # More epochs than the kills can stop; what is left over is cut off at the end.
+    epochs = rounds + 1
+    for number in range(rounds + 1):
+        last = number == rounds
+        if last:
+            epochs = int(json.loads((folder / "checkpoint.json").read_text())["epoch"]) + 1 if kills else 1
+        kind, workers = chance.choice([("thread", 0), ("thread", 2), ("process", 1)])
+        log = folder / f"run{number}.log"
+        command = jobs.torchrun(ranks, SCRIPT, data, folder, number, epochs, workers, kind)
+        with jobs.started(command, log) as job:
+            if last:
+                assert job.wait(120) == 0, log.read_text()[-6000:]
+            else:
+                first = folder / f"run{number}.rank0"
+                jobs.until(lambda file=first: file.exists() and file.stat().st_size, job, log, 90)
+                time.sleep(chance.uniform(0.0, 1.5))
+                victims = [
+                    process
+                    for process in psutil.Process(job.pid).children()
+                    if SCRIPT.name in " ".join(process.cmdline())
+                ]
+                assert len(victims) == ranks, log.read_text()[-6000:]
+                chance.choice(victims).kill()
+                kills += 1
+        ranks = chance.choice([count for count in (1, 2, 3, 4) if count != ranks])
+    return {"kills": kills, **count(folder, rounds + 1)}
+
+
+def count(folder: Path, runs: int) -> dict[str, int]:
+    """Each run counts from where it began to where the next one began; the last one to its end."""
+    begins = [json.loads((folder / f"run{run}.begin").read_text()) for run in range(runs)]
+    places = [(state["epoch"], state["steps"]) for state in begins]
+    ends = [*places[1:], (1 << 60, 0)]
+    delivered: Counter[tuple[int, int]] = Counter()
+    for run in range(runs):
+        for file in folder.glob(f"run{run}.rank*"):
+            text = file.read_text()
+            for line in text[: text.rfind("\n") + 1].splitlines():
+                epoch, step, ids = json.loads(line)
+                if (epoch, step) <= ends[run]:
+                    delivered.update((epoch, sample) for sample in ids)
+    epochs = max(epoch for epoch, _ in delivered) + 1
+    promised = Counter((epoch, sample) for epoch in range(epochs) for sample in range(SAMPLES))
+    return {
+        "epochs": epochs,
+        "delivered": delivered.total(),
+        "missing": (promised - delivered).total(),
+        "repeated": (delivered - promised).total(),
+    }
+
+
+def test_nothing_is_lost_or_repeated_when_ranks_are_killed(data: Path, tmp_path: Path) -> None:
+    figures = campaign(data, tmp_path, rounds=3, seed=1)
+    assert (figures["kills"], figures["missing"], figures["repeated"]) == (3, 0, 0)
+
+
+@pytest.mark.soak
+def test_nothing_is_lost_or_repeated_in_fifty_kills(data: Path, tmp_path: Path) -> None:
+    figures = campaign(data, tmp_path, rounds=50, seed=2)
+    print(f"\n{figures}")
+    assert (figures["kills"], figures["missing"], figures["repeated"]) == (50, 0, 0)
