@@ -1,28 +1,27 @@
-"""Train on utterances of different lengths with DDP, and go on after a kill on another number of ranks.
+"""Train on utterances of different lengths with DDP, and go on after a kill on any number of ranks.
 
-    python examples/train.py --pack vowels.ts data/
-    torchrun --nproc-per-node 2 examples/train.py data/ run/    # kill it, start it again with any number of ranks
+python examples/train.py --pack vowels.ts data/; torchrun --nproc-per-node 2 examples/train.py data/ run/
 """
 
 import argparse
 from pathlib import Path
 
 import numpy as np
-import rankfeed as rf
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+import rankfeed as rf
+
 
 def utterances(files: list[Path]):
     """Each line is an utterance: twelve coefficients over time, and who spoke."""
-    for file in files:
-        for line in file.read_text().splitlines():
-            if line and line[0] not in "#@":
-                *coefficients, speaker = line.split(":")
-                frames = np.array([row.split(",") for row in coefficients], np.float32).T
-                yield {"frames": frames, "speaker": int(speaker) - 1}
+    for line in (line for file in files for line in file.read_text().splitlines()):
+        if line and line[0] not in "#@":
+            *coefficients, speaker = line.split(":")
+            frames = np.array([row.split(",") for row in coefficients], np.float32).T
+            yield {"frames": frames, "speaker": int(speaker) - 1}
 
 
 class Speaker(nn.Module):
@@ -33,7 +32,7 @@ class Speaker(nn.Module):
 
     def forward(self, frames, lengths):
         heard, _ = self.listen(frames)
-        return self.name(heard[torch.arange(len(lengths)), lengths - 1])  # the last real frame: padding is not heard
+        return self.name(heard[torch.arange(len(lengths)), lengths - 1])  # the last frame that is no padding
 
 
 def train(data: Path, run: Path, epochs: int, workers: int) -> None:
@@ -46,14 +45,14 @@ def train(data: Path, run: Path, epochs: int, workers: int) -> None:
     checkpoint = run / "checkpoint.pt"
     if checkpoint.exists():
         saved = torch.load(checkpoint)
-        model.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-        loader.load_state_dict(saved["loader"])
-    rank, world = dist.get_rank(), dist.get_world_size()
-    ledger = (run / f"delivered-{world}-ranks-{rank}.txt").open("w")
+        for part, name in ((model, "model"), (optimizer, "optimizer"), (loader, "loader")):
+            part.load_state_dict(saved[name])
+    rank = dist.get_rank()
+    ledger = (run / f"delivered-{dist.get_world_size()}-ranks-{rank}.txt").open("w")
     while loader.epoch < epochs:
         for batch in loader:
-            loss = nn.functional.cross_entropy(model(batch["frames"], batch["frames_lengths"]), batch["speaker"])
+            logits = model(batch["frames"], batch["frames_lengths"])
+            loss = nn.functional.cross_entropy(logits, batch["speaker"])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -64,13 +63,13 @@ def train(data: Path, run: Path, epochs: int, workers: int) -> None:
                 torch.save(saved, run / "new.pt")
                 (run / "new.pt").rename(checkpoint)
         if rank == 0:
-            print(f"  audit: {loader.audit_report}", flush=True)
+            print(f"audit: {loader.audit_report}", flush=True)
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("paths", nargs="+", type=Path, help="with --pack: text files and the new data set; else: data, run")
+    parser.add_argument("paths", nargs="+", type=Path, help="text files, data set (--pack); or data set, run")
     parser.add_argument("--pack", action="store_true")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--workers", type=int, default=2)

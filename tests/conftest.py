@@ -15,9 +15,7 @@ START_PROCESSES = ("tests/launch/", "tests/faults/")
 # No deadlines: how long an example took on a shared machine says nothing about the code.
 settings.register_profile("default", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
-settings.register_profile(
-    "soak", deadline=None, max_examples=5_000, suppress_health_check=[HealthCheck.too_slow]
-)
+settings.register_profile("soak", deadline=None, max_examples=5_000, suppress_health_check=[HealthCheck.too_slow])
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -26,9 +26,7 @@ def run(tool: str, *arguments: str) -> None:
 
 
 def python(code: str) -> str:
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    ).stdout.strip()
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
 def test_every_room_imports_only_from_the_floors_below_it() -> None:

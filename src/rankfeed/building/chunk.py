@@ -46,9 +46,9 @@ class Chunk:
         pieces: list[bytes | memoryview] = []
         for name, field in self.fields.items():
             stored = self.columns[name]
-            pieces += [name.encode(), str(field).encode(), memoryview(stored.values.reshape(-1).view(np.uint8))]
+            pieces += [name.encode(), str(field).encode(), stored.values.reshape(-1).view(np.uint8).data]
             if stored.offsets is not None:
-                pieces.append(memoryview(stored.offsets).cast("B"))
+                pieces.append(stored.offsets.view(np.uint8).data)
         return digest_of(str(self.rows).encode(), *pieces)
 
     def laid_out(self, fields: Fields) -> Chunk:
@@ -113,9 +113,9 @@ def not_a_dict(values: Iterable[Any], where: str) -> PackError:
     )
 
 
-def _stored(name: str, column: Column, where: str) -> tuple[Field, Stored]:
+def _stored(name: Any, column: Column, where: str) -> tuple[Field, Stored]:
     place = f"{where}, field {name!r}"
-    if not isinstance(name, str) or not name:
+    if type(name) is not str or not name:
         raise PackError("a field needs a name", found=repr(name), where=where)
     if isinstance(column, Objects):
         raise PackError(

@@ -51,20 +51,20 @@ def pack(
     *,
     runner: Literal["local", "ray", "ranks"] = "local",
     workers: int | None = None,
-    shard_bytes: int = 128 << 20,
+    shard_bytes: int = 256 << 20,
     progress: bool = True,
     resume: bool = True,
 ) -> PackedSource:
     """Write a data set as Arrow IPC shards, which any Arrow reader opens, and a manifest.
 
-    The same input gives the same bytes, whatever the number of workers and however often it was interrupted: a pack
-    that was killed leaves nothing that opens as a data set, and called again it goes on. An iterable is read again
-    from its start then, and compared with what is there.
+    The same input gives the same bytes, whatever the number of workers and however often it was interrupted: a
+    pack that was killed leaves nothing that opens as a data set, and called again it goes on. An iterable is read
+    again from its start then, and compared with what is there.
 
     Args:
         source_or_iterable: a source, or dicts of numbers, arrays, tensors, strings and bytes with the same keys.
-            A field whose arrays all have one shape becomes dense; one whose first dimensions differ ragged.
-        dest: folder, new or of a pack that was interrupted. Where this very input was packed before, nothing is done.
+            A field whose arrays all have one shape becomes dense, one whose first dimensions differ ragged.
+        dest: folder, new or of a pack that was interrupted; left as it is where this input was packed.
         runner: "local": on this machine. The others are not there yet.
         workers: processes for a source; as many as there are cores if None, 0 or 1 for none. An iterable is
             read by the process that calls.
@@ -93,12 +93,11 @@ def pack(
         raise ArgumentError("workers cannot be negative", found=workers)
     if shard_bytes < 1:
         raise ArgumentError("a shard has at least one byte", found=shard_bytes)
-    if not isinstance(source_or_iterable, (Source, Iterable)) or isinstance(
-        source_or_iterable, (str, bytes, dict)
-    ):
+    given: Any = source_or_iterable
+    if not isinstance(given, (Source, Iterable)) or isinstance(given, (str, bytes, dict)):
         raise ArgumentError(
             "this is neither a source nor an iterable of samples",
-            found=type(source_or_iterable).__name__,
+            found=type(given).__name__,
             remedy="give what rankfeed.open or rankfeed.from_dataset returns, or a generator of dicts",
         )
     target = Path(dest)
@@ -107,10 +106,13 @@ def pack(
         created = not target.exists()
         try:
             with locked(target) as staging:
-                finish(staging)
-                with _bar(progress, source_or_iterable) as advance:
-                    _pack(source_or_iterable, target, staging, workers, shard_bytes, resume, advance)
-                clear(target)
+                try:
+                    finish(staging)
+                    with _bar(progress, given) as advance:
+                        _pack(given, target, staging, workers, shard_bytes, resume, advance)
+                finally:
+                    if (target / MANIFEST_NAME).exists():
+                        clear(target)
         except PackError:
             if created and not any(target.glob(f"{STAGING_NAME}/*.arrow")):
                 clear(target)
@@ -138,7 +140,7 @@ def _pack(
     advance: Callable[[int], None],
 ) -> None:
     origin = ""
-    if isinstance(given, Source) and getattr(given, "identified", True):
+    if isinstance(given, Source) and given.identified:
         origin = digest_of(_LAYOUT.encode(), given.fingerprint.encode(), str(shard_bytes).encode())
     if (dest / MANIFEST_NAME).exists():
         _compare(PackedSource(dest), given, origin, shard_bytes, resume, advance)

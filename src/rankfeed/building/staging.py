@@ -1,8 +1,8 @@
 """Where a pack is until it is whole: a hidden folder inside its destination.
 
 Each finished part lies there with a record of it. When all are there, a plan of the last moves is written
-(`ready.json`), the parts are moved to their final names and the manifest last. Whoever finds a folder whose pack was
-killed knows from these files how far it got, and goes on.
+(`ready.json`), the parts are moved to their final names and the manifest last. Whoever finds a folder whose pack
+was killed knows from these files how far it got, and goes on.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def widened(staging: Path, part: Part, fields: Fields) -> Part:
     Raises:
         OSError: it cannot be written.
     """
-    if part.fields == fields:
+    if list(part.fields.items()) == list(fields.items()):  # in the same order, too
         return part
     path = staging / part.shard.path
     columns = read_shard(map_file(path), part.fields, part.shard.rows, str(path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ def stretches(source: Source, shard_bytes: int) -> tuple[list[tuple[int, int]], 
     row_bytes = max(1, total // seen)
     count = max(1, min(size, -(-size * row_bytes // shard_bytes)))
     bounds = [size * number // count for number in range(count + 1)]
-    ranges = list(zip(bounds[:-1], bounds[1:], strict=True))
+    ranges = list(pairwise(bounds))
     return ranges, max(1, min(_BATCH_ROWS, _batch_bytes(shard_bytes) // row_bytes))
 
 

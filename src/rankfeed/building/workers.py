@@ -1,8 +1,8 @@
 """Processes that pack stretches of a source.
 
-They are started as plain commands, not through `multiprocessing`, since that runs the user's script again in each: a
-script that calls `pack` outside of ``if __name__ == "__main__"``, a notebook or ``python -`` would fail. They speak in
-pickles over their standard input and output, with the process that started them alone, and end with it.
+They are started as plain commands, not through `multiprocessing`, since that runs the user's script again in each:
+a script that calls `pack` outside of ``if __name__ == "__main__"``, a notebook or ``python -`` would fail. They
+speak in pickles over their standard input and output, with the process that started them, and end with it.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ class _Worker:
         self._first: tuple[Any, ...] | None = (function, shared)
 
     def ask(self, task: tuple[Any, ...]) -> Any:
-        assert self.process.stdin is not None and self.process.stdout is not None
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
         try:
             if self._first is not None:
                 pickle.dump(sys.path, self.process.stdin)
@@ -106,7 +107,8 @@ class _Worker:
         return result
 
     def stop(self) -> None:
-        assert self.process.stdin is not None and self.process.stdout is not None
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
         self.process.kill()
         self.process.wait()
         with suppress(OSError):

@@ -27,7 +27,7 @@ def pack(
     source: Data,
     dest: Annotated[str, typer.Argument(help="Folder to write, new or of a pack that was interrupted.")],
     workers: Annotated[int | None, typer.Option(help="Processes; as many as there are cores if left out.")] = None,
-    shard_mib: Annotated[int, typer.Option(min=1, help="Size of a shard in MiB, about.")] = 128,
+    shard_mib: Annotated[int, typer.Option(min=1, help="Size of a shard in MiB, about.")] = 256,
     resume: Annotated[bool, typer.Option(help="Go on with what an interrupted pack left.")] = True,
     json: Json = False,
 ) -> None:

@@ -129,7 +129,7 @@ def _verify_files(data: str) -> dict[str, Any]:
     from rankfeed.sources.packed import verify_packed
 
     with progress_bar("reading shards") as progress:
-        report = verify_packed(data, progress=lambda done, total: progress(done / max(1, total)))
+        report = verify_packed(data, progress=progress)
     if report.damaged:
         raise CorruptError(
             f"{len(report.damaged)} of {report.shards} shards are damaged",

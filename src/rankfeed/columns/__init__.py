@@ -1,6 +1,6 @@
 """What a batch is made of: dense, ragged and bytes columns, and buffers that are used again."""
 
-from rankfeed.columns.buffers import BufferPool
+from rankfeed.columns.buffers import BufferPool, keep_heap
 from rankfeed.columns.column import Allocate, Bytes, Column, Dense, Objects, Ragged, Rows, Runs
 from rankfeed.columns.columns import Columns, as_array, column_of
 from rankfeed.columns.field import Field, Kind
@@ -20,4 +20,5 @@ __all__ = [
     "Runs",
     "as_array",
     "column_of",
+    "keep_heap",
 ]

@@ -5,7 +5,9 @@ A buffer goes back to its pool by itself, when the last array or tensor over it 
 
 from __future__ import annotations
 
+import ctypes
 from collections import deque
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -51,6 +53,25 @@ class BufferPool:
         except IndexError:
             buffer = np.empty(size, np.uint8)
         return np.asarray(_Lease(buffer, free))[:nbytes].view(dtype).reshape(shape)
+
+
+@cache
+def keep_heap() -> None:
+    """Have the C library keep the memory that byte strings are freed from, up to 64 MiB.
+
+    They cannot live in a pool, and glibc gives the end of its heap back at once when a batch of them is freed,
+    only to ask for fresh pages for the next one: half the rate. Where the library is another, nothing is done.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):
+        return
+    mallopt(_M_TRIM_THRESHOLD, 64 << 20)
+    mallopt(_M_MMAP_THRESHOLD, 32 << 20)
+
+
+#: Of glibc's malloc.h.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 class _Lease:

@@ -10,13 +10,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from rankfeed.columns.field import Field
 from rankfeed.columns.gather import copy_segments, take_rows
+from rankfeed.errors import CorruptError
 
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
@@ -30,39 +31,67 @@ _LARGE_ROW = 16384
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of one array: ``values[rows[i]]`` is row ``slots[i]`` of the batch (``i`` where slots is None)."""
+    """Rows of one array: ``values[rows[i]]`` is row ``slots[i]`` of the batch (``i`` where slots is None).
+
+    Where ``region`` is given, the bytes of ``values`` are better read from there (they are the same).
+    """
 
     values: Array
     rows: Int64
     slots: Int64 | None = None
+    region: Readable | None = None
 
 
 @dataclass(frozen=True)
 class Runs:
-    """Runs of one array: ``values[starts[i] : starts[i] + lengths[i]]`` is row ``slots[i]`` of the batch."""
+    """Runs of one array: ``values[starts[i] : starts[i] + lengths[i]]`` is row ``slots[i]`` of the batch.
+
+    Where ``region`` is given, as with :class:`Rows`.
+    """
 
     values: Array
     starts: Int64
     lengths: Int64
     slots: Int64 | None = None
+    region: Readable | None = None
 
 
-def _slots(part: Rows) -> Int64:
-    assert part.slots is not None
-    return part.slots
+class Readable(Protocol):
+    """A stretch of a file: bytes at an offset in it, as a new object or into a buffer."""
+
+    def read(self, size: int, offset: int) -> bytes: ...
+    def read_into(self, view: memoryview, offset: int) -> None: ...
+
+
+def _read(region: Readable, size: int, starts: Int64, lengths: Int64, out: Array, targets: Int64) -> None:
+    """Read runs of elements of ``size`` bytes to where they are wanted."""
+    view = out.reshape(-1).view(np.uint8).data
+    places = ((each * size).tolist() for each in (starts, lengths, targets))
+    for start, length, target in zip(*places, strict=True):
+        region.read_into(view[target : target + length], start)
+
+
+def _slots(part: Rows | Runs) -> Int64:
+    """Which rows of the batch a part has."""
+    count = len(part.rows if isinstance(part, Rows) else part.starts)
+    return np.arange(count) if part.slots is None else part.slots
 
 
 class Column(ABC):
-    """One column of a batch.
+    """One column of a batch."""
 
-    Attributes:
-        field: what it holds.
-    """
-
-    field: Field
+    @property
+    @abstractmethod
+    def field(self) -> Field:
+        """What it holds."""
 
     @abstractmethod
     def __len__(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the rows take, where that is known."""
+        return 0
 
     @abstractmethod
     def rows(self) -> Sequence[Any]:
@@ -81,8 +110,12 @@ class Dense(Column):
     def __init__(self, parts: Sequence[Rows]) -> None:
         self.parts = parts
         self._length = sum(len(part.rows) for part in parts)
-        values = parts[0].values
-        self.field = Field("dense", values.dtype.name, values.shape[1:])
+
+    @property
+    def field(self) -> Field:
+        """What it holds."""
+        values = self.parts[0].values
+        return Field("dense", values.dtype.name, values.shape[1:])
 
     @classmethod
     def of(cls, array: Array) -> Dense:
@@ -92,11 +125,21 @@ class Dense(Column):
     def __len__(self) -> int:
         return self._length
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the rows take."""
+        return self._length * int(self.parts[0].values[:1].nbytes)
+
     def gather(self, allocate: Allocate = np.empty) -> Array:
         """The rows in one array: [rows, *shape]."""
         parts, shape = self.parts, self.parts[0].values.shape[1:]
         out = allocate((self._length, *shape), parts[0].values.dtype)
-        if parts[0].slots is None:
+        if parts[0].region is not None:
+            for part in parts:
+                assert part.region is not None
+                one = np.ones(len(part.rows), np.int64)
+                _read(part.region, int(part.values[:1].nbytes), part.rows, one, out, _slots(part))
+        elif parts[0].slots is None:
             take_rows(parts[0].values, parts[0].rows, out)
         elif out.nbytes >= _LARGE_ROW * len(out):
             for part in parts:
@@ -134,6 +177,11 @@ class _Segmented(Column):
     def __len__(self) -> int:
         return len(self.lengths)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the rows take."""
+        return int(self.lengths.sum()) * int(self.parts[0].values[:1].nbytes)
+
     def compact(self, allocate: Allocate = np.empty) -> tuple[Array, Int64]:
         """All elements in a row, and where each row starts: [sum of lengths, *inner], int64 [rows + 1]."""
         values = self.parts[0].values
@@ -146,7 +194,10 @@ class _Segmented(Column):
     def _copy(self, out: Array, targets: Int64) -> None:
         for part in self.parts:
             place = targets if part.slots is None else targets[part.slots]
-            copy_segments(part.values, part.starts, part.lengths, out, place)
+            if part.region is None:
+                copy_segments(part.values, part.starts, part.lengths, out, place)
+                continue
+            _read(part.region, int(part.values[:1].nbytes), part.starts, part.lengths, out, place)
 
 
 class Ragged(_Segmented):
@@ -164,10 +215,11 @@ class Ragged(_Segmented):
         (array([1., 2., 3.]), array([0, 2, 3]))
     """
 
-    def __init__(self, parts: Sequence[Runs]) -> None:
-        super().__init__(parts)
-        values = parts[0].values
-        self.field = Field("ragged", values.dtype.name, values.shape[1:])
+    @property
+    def field(self) -> Field:
+        """What it holds."""
+        values = self.parts[0].values
+        return Field("ragged", values.dtype.name, values.shape[1:])
 
     @classmethod
     def of(cls, rows: Sequence[Array]) -> Ragged:
@@ -181,10 +233,13 @@ class Ragged(_Segmented):
         values = self.parts[0].values
         longest = int(self.lengths.max(initial=0))
         out = allocate((len(self), longest, *values.shape[1:]), values.dtype)
-        self._copy(out.reshape(-1, *values.shape[1:]), np.arange(len(self)) * longest)
-        for row, length in enumerate(self.lengths.tolist()):
+        flat = out.reshape(-1, *values.shape[1:])
+        self._copy(flat, np.arange(len(self)) * longest)
+        end = 0
+        for length in self.lengths.tolist():
+            end += longest
             if length < longest:
-                out[row, length:] = fill
+                flat[end - longest + length : end] = fill
         return out
 
     def rows(self) -> Sequence[Array]:
@@ -203,7 +258,11 @@ class Bytes(_Segmented):
     def __init__(self, parts: Sequence[Runs], *, text: bool = False) -> None:
         super().__init__(parts)
         self.text = text
-        self.field = Field("str" if text else "bytes")
+
+    @property
+    def field(self) -> Field:
+        """What it holds."""
+        return Field("str" if self.text else "bytes")
 
     @classmethod
     def of(cls, rows: Sequence[bytes] | Sequence[str]) -> Bytes:
@@ -221,18 +280,34 @@ class Bytes(_Segmented):
             view = memoryview(part.values.data)
             slots = range(len(part.starts)) if part.slots is None else part.slots.tolist()
             for slot, start, length in zip(slots, part.starts.tolist(), part.lengths.tolist(), strict=True):
-                piece = view[start : start + length]
-                out[slot] = str(piece, "utf-8") if self.text else bytes(piece)
+                if part.region is not None:
+                    read = part.region.read(length, start)
+                    out[slot] = _text(memoryview(read)) if self.text else read
+                else:
+                    piece = view[start : start + length]
+                    out[slot] = _text(piece) if self.text else bytes(piece)
         return out
+
+
+def _text(piece: memoryview) -> str:
+    try:
+        return str(piece, "utf-8")
+    except UnicodeDecodeError as error:
+        raise CorruptError(
+            "text is damaged", expected="UTF-8", found=error, remedy="`rankfeed verify` names the damaged shard"
+        ) from error
 
 
 class Objects(Column):
     """Whatever a wrapped Dataset returned: a list."""
 
-    field = Field("object")
-
     def __init__(self, values: Sequence[Any]) -> None:
         self.values = values
+
+    @property
+    def field(self) -> Field:
+        """What it holds."""
+        return Field("object")
 
     def __len__(self) -> int:
         return len(self.values)

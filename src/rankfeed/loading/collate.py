@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 
-from rankfeed.columns import Allocate, Bytes, Columns, Dense, Ragged
+from rankfeed.columns import Allocate, Bytes, Columns, Dense, Ragged, keep_heap
 from rankfeed.errors import ArgumentError
 
 RaggedAs = Literal["pad", "nested", "list"]
@@ -63,6 +63,7 @@ def collate(columns: Columns, ragged: RaggedAs, allocate: Allocate = np.empty) -
                 values, offsets = column.compact(allocate)
                 batch[name] = _jagged(values, offsets) if ragged == "nested" else _pieces(values, offsets)
         elif isinstance(column, Bytes):
+            keep_heap()
             batch[name] = column.rows()
         else:
             batch[name] = list(column.rows())

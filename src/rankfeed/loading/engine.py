@@ -11,11 +11,12 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
 from rankfeed.loading.maker import Made, Maker
+from rankfeed.loading.pace import Pace
 from rankfeed.plan import Schedule
 
 
@@ -45,8 +46,7 @@ class InlineEngine:
 class ThreadEngine:
     """Threads of this process make batches ahead: numpy's copies run while Python waits.
 
-    Waking a thread costs some 50 us, and of a batch that takes little longer most is Python. So small batches are
-    made a few at a time, by one thread after the other: two at once would only fight for Python's lock.
+    They do so all together, or one at a time, or leave it to the consumer: what proves fastest (see ``pace``).
 
     Args:
         num_workers: threads.
@@ -57,42 +57,79 @@ class ThreadEngine:
         self.maker = maker
         self.num_workers = num_workers
         self.prefetch_factor = prefetch_factor
+        self._pace = Pace(("together", "alone", "inline") if num_workers > 1 else ("together", "inline"))
+        #: Batches that a thread makes in one go: several where they are small, since waking it takes some 50 us.
         self._group = 1
 
     def run(self, schedule: Schedule) -> Iterator[Made]:
-        pool = ThreadPoolExecutor(self.num_workers, thread_name_prefix="rankfeed")
-        waiting: deque[Future[_Group]] = deque()
-        # Of this iteration alone: a process forked while a thread holds it would never get it.
-        alone = threading.Lock()
-        step = 0
-        try:
-            while waiting or step < len(schedule):
-                while step < len(schedule) and len(waiting) <= self.num_workers * self.prefetch_factor:
-                    steps = range(step, min(step + self._group, len(schedule)))
-                    waiting.append(pool.submit(self._make, schedule, steps, alone))
-                    step = steps.stop
-                group = waiting.popleft().result()
-                yield from group.made
-                if group.error is not None:
-                    raise group.error
-                self._group = max(1, min(_LARGEST_GROUP, round(_GROUP_SECONDS / group.seconds_each)))
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+        with closing(_Crew(self, schedule)) as crew:
+            step = 0
+            while step < len(schedule):
+                way, count = self._pace.next()
+                steps = range(step, min(step + count, len(schedule)))
+                yield from self._timed(
+                    crew.inline(steps) if way == "inline" else crew.ahead(steps, way == "alone")
+                )
+                step = steps.stop
 
-    def _make(self, schedule: Schedule, steps: range, alone: threading.Lock) -> _Group:
-        made: list[Made] = []
-        try:
-            with alone if len(steps) > 1 else nullcontext():
-                began = time.perf_counter()
-                for step in steps:
-                    made.append(self.maker.make(schedule, step))
-        except Exception as error:
-            # The batches before it are good, and are delivered first.
-            return _Group(made, 1.0, error)
-        return _Group(made, max(1e-9, (time.perf_counter() - began) / len(made)))
+    def _timed(self, batches: Iterator[Made]) -> Iterator[Made]:
+        """The batches, while what each took (the consumer's own time included) is noted."""
+        means: list[float] = []
+        began, count = time.perf_counter(), 0
+        for made in batches:
+            yield made
+            count += 1
+            if count == _TIMED:
+                now = time.perf_counter()
+                means.append((now - began) / count)
+                began, count = now, 0
+        self._pace.took(means)
 
     def close(self) -> None:
         pass
+
+
+class _Crew:
+    """The threads of one iteration."""
+
+    def __init__(self, engine: ThreadEngine, schedule: Schedule) -> None:
+        self._engine = engine
+        self._schedule = schedule
+        self._pool = ThreadPoolExecutor(engine.num_workers, thread_name_prefix="rankfeed")
+        # Of this iteration: a process forked while a thread of another holds it would never get it.
+        self._lock = threading.Lock()
+
+    def inline(self, steps: range) -> Iterator[Made]:
+        return (self._engine.maker.make(self._schedule, step) for step in steps)
+
+    def ahead(self, steps: range, alone: bool) -> Iterator[Made]:
+        engine = self._engine
+        waiting: deque[Future[_Group]] = deque()
+        step = steps.start
+        while waiting or step < steps.stop:
+            while step < steps.stop and len(waiting) <= engine.num_workers * engine.prefetch_factor:
+                group = range(step, min(step + engine._group, steps.stop))
+                waiting.append(self._pool.submit(self._make, group, alone))
+                step = group.stop
+            done = waiting.popleft().result()
+            yield from done.made
+            if done.error is not None:
+                raise done.error
+            engine._group = max(1, min(_LARGEST_GROUP, round(_GROUP_SECONDS / done.seconds_each)))
+
+    def _make(self, steps: range, alone: bool) -> _Group:
+        made: list[Made] = []
+        with self._lock if alone else nullcontext():
+            began = time.perf_counter()
+            try:
+                for step in steps:
+                    made.append(self._engine.maker.make(self._schedule, step))
+            except Exception as error:
+                return _Group(made, 1.0, error)  # the batches before it are good, and are delivered first
+            return _Group(made, max(1e-9, (time.perf_counter() - began) / len(made)))
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 @dataclass(frozen=True)
@@ -102,5 +139,7 @@ class _Group:
     error: Exception | None = None
 
 
-_GROUP_SECONDS = 8e-4
+_GROUP_SECONDS = 1e-3
 _LARGEST_GROUP = 4
+#: Steps whose mean is one measurement.
+_TIMED = 8

@@ -81,11 +81,11 @@ class Maker:
         valid = schedule.valid(step)
         where = f"rank {schedule.rank}, epoch {schedule.epoch}, step {step}"
         padding = (0, 0)
-        with kept_globals() if self.seed_globals and self._runs_user_code else nullcontext():
+        seeded = self.seed_globals and self._runs_user_code
+        with kept_globals() if seeded else nullcontext():
             rows = self._rows(ids, schedule.epoch, where)
-            streams = Streams("batch", self.seed, schedule.epoch)
-            if self.seed_globals and self._runs_user_code:
-                streams.seed_globals(schedule.first_position(step))
+            if seeded:
+                Streams("batch", self.seed, schedule.epoch).seed_globals(schedule.first_position(step))
             if isinstance(rows, Columns) and self.collate_fn is None:
                 batch: Any = self._tensors(rows, where)
                 padding = _padding(rows) if self.ragged == "pad" else (0, 0)
@@ -94,8 +94,9 @@ class Maker:
                 batch = self._collated(samples, where)
             self._add_columns(batch, ids, valid, where, filled=schedule.tail == "pad")
             if self.batch_transform is not None:
+                streams = Streams("batch", self.seed, schedule.epoch)
                 batch = self._batch_transformed(batch, streams, schedule.first_position(step), where)
-        return Made(step, batch, ids[valid], len(ids), padding)
+        return Made(step, batch, ids if valid.all() else ids[valid], len(ids), padding)
 
     @property
     def _runs_user_code(self) -> bool:
@@ -104,7 +105,7 @@ class Maker:
 
     def _rows(self, ids: Int64, epoch: int, where: str) -> Columns | list[Any]:
         """The samples of a batch, transformed: as columns where they have some."""
-        rows = self._read(ids, Streams("read", self.seed, epoch))
+        rows = self._read(ids, epoch)
         if self.transform is None:
             return rows
         streams = Streams("sample", self.seed, epoch)
@@ -129,9 +130,10 @@ class Maker:
         except RankfeedError as error:
             raise _blamed("what the transform returned fits in no columns", error, where) from error
 
-    def _read(self, ids: Int64, streams: Streams) -> Columns | list[Any]:
+    def _read(self, ids: Int64, epoch: int) -> Columns | list[Any]:
         if not (self.source.runs_user_code and self.seed_globals):
             return self._plain(self.source.fetch(ids, self.columns))
+        streams = Streams("read", self.seed, epoch)
         samples: list[Any] = []
         for sample_id in ids.tolist():
             streams.seed_globals(sample_id)
@@ -210,8 +212,9 @@ def _padding(rows: Columns) -> tuple[int, int]:
     for column in rows.values():
         if isinstance(column, Ragged):
             cells = len(column) * int(column.lengths.max(initial=0))
-            total += column.field.row_bytes(cells)
-            waste += column.field.row_bytes(cells - int(column.lengths.sum()))
+            cell = column.parts[0].values[:1].nbytes
+            total += cells * cell
+            waste += cells * cell - column.nbytes
     return waste, total
 
 

@@ -124,7 +124,10 @@ class Schedule:
 
     def valid(self, step: int) -> npt.NDArray[np.bool_]:
         """Which rows of :meth:`batch` are samples of this step, and which only fill: bool, True where they are."""
-        first, last, rows = self._share(self._checked(step))
+        step = self._checked(step)
+        if step < self._full:
+            return np.ones(self.batch_size, bool)
+        first, last, rows = self._share(step)
         return np.arange(rows) < last - first
 
     def global_batch(self, step: int) -> Int64:
@@ -158,6 +161,8 @@ class Schedule:
         return {**self.__dict__, "_ahead": (0, [])}  # made again where it is needed: a step is a few integers
 
     def _checked(self, step: int) -> int:
+        if type(step) is int and 0 <= step < self._full:
+            return step
         step = whole("step", step, at_least=0)
         if step >= len(self):
             raise PlanError("there is no such step", expected=f"less than {len(self)}", found=step)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import io
 import os
+import zipfile
+import zlib
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.errors import CorruptError, SourceError, UnsafeError
+from rankfeed.errors import CorruptError, RankfeedError, SourceError, UnsafeError
 
 #: Read at once to get at a header.
 _HEAD = 4096
@@ -41,7 +43,7 @@ class Header:
         return count
 
 
-def read_header(file: BinaryIO, where: str, *, allow_pickle: bool = False) -> Header:
+def read_header(file: IO[bytes], where: str, *, allow_pickle: bool = False) -> Header:
     """Read the header at the start of a file.
 
     Raises:
@@ -115,3 +117,30 @@ def array_at(data: npt.NDArray[np.uint8], header: Header, start: int = 0) -> npt
     begin = start + header.offset
     flat = data[begin : begin + header.nbytes].view(header.dtype)
     return flat.reshape(header.shape, order="F" if header.fortran else "C")
+
+
+class reading:
+    """Turns what numpy and zipfile raise into errors that name the file."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: Any, error: BaseException | None, _traceback: Any) -> None:
+        if isinstance(error, RankfeedError) or not isinstance(error, Exception):
+            return
+        if isinstance(error, OSError) and not isinstance(error, zipfile.BadZipFile):
+            raise SourceError("the file cannot be read", found=error, where=self.path) from error
+        if isinstance(error, ValueError) and "allow_pickle" in str(error):
+            raise UnsafeError(
+                "an array of objects is a pickle: reading it runs code that it contains",
+                where=self.path,
+                remedy="store numbers; or pass allow_pickle=True if you trust whoever wrote it",
+            ) from error
+        if isinstance(
+            error, (zipfile.BadZipFile, ValueError, EOFError, KeyError, zlib.error, NotImplementedError)
+        ):
+            raise CorruptError(
+                "the file is damaged", found=error, where=self.path, remedy="write it again"
+            ) from error

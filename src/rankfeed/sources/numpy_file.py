@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from rankfeed.columns import Columns, Dense, Field, Rows
 from rankfeed.errors import CorruptError, SourceError
-from rankfeed.sources.npy import Header, array_at, check_size, file_header, read_header
+from rankfeed.sources.npy import Header, array_at, check_size, file_header, read_header, reading
 from rankfeed.sources.source import Int64, Source, check_columns, check_ids
 from rankfeed.storage import digest_of, map_file, touched
 
@@ -46,7 +46,7 @@ class NumpyFileSource(Source):
             self._size = os.stat(path).st_size
         except OSError as error:
             raise SourceError("the file cannot be read", found=error, where=path) from error
-        headers = _npz_headers(path) if path.endswith(".npz") else {"array": file_header(path)}
+        headers = npz_headers(path) if path.endswith(".npz") else {"array": file_header(path)}
         if any(not header.shape for header in headers.values()):
             raise SourceError("an array without dimensions has no rows", where=path)
         lengths = {name: header.shape[0] for name, header in headers.items()}
@@ -105,9 +105,8 @@ class NumpyFileSource(Source):
         ids = check_ids(sample_ids, self._length)
         out = {}
         for name in check_columns(columns, self.fields):
-            values = self._array(name)
-            touched(len(ids) * values[:1].nbytes, len(ids))
-            out[name] = Dense([Rows(values, ids)])
+            out[name] = Dense([Rows(self._array(name), ids)])
+        touched(lambda: sum(column.nbytes for column in out.values()), len(ids) * len(out))
         return Columns(out, len(ids))
 
     def _array(self, name: str) -> npt.NDArray[Any]:
@@ -123,17 +122,14 @@ class NumpyFileSource(Source):
             data = map_file(self.path)
             check_size(header, len(data), self.path)
             return array_at(data, header)
-        try:
-            with zipfile.ZipFile(self.path) as archive:
-                info = archive.getinfo(name + ".npy")
-                if info.compress_type != zipfile.ZIP_STORED:
-                    content = archive.read(info)
-                    check_size(header, len(content), f"{self.path}, array {name!r}")
-                    return array_at(np.frombuffer(content, np.uint8), header)
-        except (zipfile.BadZipFile, KeyError, NotImplementedError, OSError) as error:
-            raise CorruptError("the file is damaged", found=error, where=self.path) from error
+        with reading(self.path), zipfile.ZipFile(self.path) as archive:
+            info = archive.getinfo(name + ".npy")
+            if info.compress_type != zipfile.ZIP_STORED:
+                content = archive.read(info)
+                check_size(header, len(content), f"{self.path}, array {name!r}")
+                return array_at(np.frombuffer(content, np.uint8), header)
         data = map_file(self.path)
-        # A member that is not compressed lies as it is behind its local header: 30 bytes, its name, its extra field.
+        # A member that is not compressed lies as it is behind its local header: 30 bytes, name, extra field.
         local = data[info.header_offset : info.header_offset + 30].tobytes()
         start = (
             info.header_offset
@@ -149,16 +145,21 @@ class NumpyFileSource(Source):
         return array_at(data, header, start)
 
 
-def _npz_headers(path: str) -> dict[str, Header]:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            headers = {}
-            for member in archive.namelist():
-                with archive.open(member) as file:
-                    headers[member.removesuffix(".npy")] = read_header(file, f"{path}, member {member!r}")  # type: ignore[arg-type]
-            return headers
-    except (zipfile.BadZipFile, NotImplementedError, OSError) as error:
-        raise CorruptError("the file is damaged", found=error, where=path, remedy="write it again") from error
+def npz_headers(path: str, *, allow_pickle: bool = False) -> dict[str, Header]:
+    """The headers of the arrays in a `.npz` file, by their names.
+
+    Raises:
+        SourceError: it cannot be read.
+        CorruptError: it is damaged.
+        UnsafeError: it holds objects, and pickles are not allowed.
+    """
+    headers = {}
+    with reading(path), zipfile.ZipFile(path) as archive:
+        for member in archive.namelist():
+            with archive.open(member) as file:
+                where = f"{path}, member {member!r}"
+                headers[member.removesuffix(".npy")] = read_header(file, where, allow_pickle=allow_pickle)
+    return headers
 
 
 def _reopen(path: str, columns: Any, fingerprint: str) -> NumpyFileSource:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import glob
 import os
 import re
-import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -18,9 +16,9 @@ import numpy.typing as npt
 
 from rankfeed.columns import Columns, Field, Objects, Ragged, Rows, Runs
 from rankfeed.columns import Dense as DenseColumn
-from rankfeed.errors import CorruptError, RankfeedError, SourceError, UnsafeError
-from rankfeed.sources.npy import Header, check_size, file_header, read_header
-from rankfeed.sources.numpy_file import NumpyFileSource
+from rankfeed.errors import CorruptError, SourceError
+from rankfeed.sources.npy import Header, check_size, file_header, read_header, reading
+from rankfeed.sources.numpy_file import NumpyFileSource, npz_headers
 from rankfeed.sources.source import Int64, Source, check_columns, check_ids
 from rankfeed.storage import digest_of
 
@@ -154,14 +152,7 @@ class NumpyFilesSource(Source):
         }
 
     def _npz_headers(self, sample_id: int) -> dict[str, Header]:
-        path = self._path(sample_id)
-        with _reading(path), zipfile.ZipFile(path) as archive:
-            headers = {}
-            for member in archive.namelist():
-                with archive.open(member) as file:
-                    where = f"{path}, member {member!r}"
-                    headers[member.removesuffix(".npy")] = read_header(file, where, allow_pickle=self.allow_pickle)  # type: ignore[arg-type]
-            return headers
+        return npz_headers(self._path(sample_id), allow_pickle=self.allow_pickle)
 
     def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
         """Read the files of some samples.
@@ -186,7 +177,7 @@ class NumpyFilesSource(Source):
     def _read_npy(self, sample_id: int) -> npt.NDArray[Any]:
         path = self._path(sample_id)
         if self.fields[ARRAY].kind == "object":
-            with _reading(path):
+            with reading(path):
                 return np.asarray(np.load(path, allow_pickle=self.allow_pickle))
         try:
             with open(path, "rb", buffering=0) as file:
@@ -195,7 +186,7 @@ class NumpyFilesSource(Source):
                 _check_alike(header, self.fields[ARRAY], path)
                 out = np.empty(header.nbytes, np.uint8)
                 file.seek(header.offset)
-                view, done = memoryview(out), 0
+                view, done = out.data, 0
                 while done < len(out):
                     size = file.readinto(view[done:])
                     if not size:
@@ -207,7 +198,7 @@ class NumpyFilesSource(Source):
 
     def _read_npz(self, sample_id: int, names: list[str]) -> dict[str, npt.NDArray[Any]]:
         path = self._path(sample_id)
-        with _reading(path), np.load(path, allow_pickle=self.allow_pickle) as archive:
+        with reading(path), np.load(path, allow_pickle=self.allow_pickle) as archive:
             missing = [name for name in names if name not in archive.files]
             if missing:
                 raise SourceError("a file lacks arrays that others have", found=", ".join(missing), where=path)
@@ -218,33 +209,6 @@ class NumpyFilesSource(Source):
                     Header(array.dtype, array.shape, False, 0), self.fields[name], f"{path}, array {name!r}"
                 )
         return sample
-
-
-class _reading:
-    """Turns what numpy and zipfile raise into errors that name the file."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: Any, error: BaseException | None, _traceback: Any) -> None:
-        if isinstance(error, RankfeedError) or not isinstance(error, Exception):
-            return
-        if isinstance(error, OSError) and not isinstance(error, zipfile.BadZipFile):
-            raise SourceError("the file cannot be read", found=error, where=self.path) from error
-        if isinstance(error, ValueError) and "allow_pickle" in str(error):
-            raise UnsafeError(
-                "an array of objects is a pickle: reading it runs code that it contains",
-                where=self.path,
-                remedy="store numbers; or pass allow_pickle=True if you trust whoever wrote it",
-            ) from error
-        if isinstance(
-            error, (zipfile.BadZipFile, ValueError, EOFError, KeyError, zlib.error, NotImplementedError)
-        ):
-            raise CorruptError(
-                "the file is damaged", found=error, where=self.path, remedy="write it again"
-            ) from error
 
 
 def _reopen(where: Any, columns: Any, allow_pickle: bool, fingerprint: str) -> NumpyFilesSource:

@@ -18,14 +18,17 @@ import numpy.typing as npt
 from rankfeed.columns import Bytes, Column, Columns, Dense, Field, Ragged, Rows, Runs
 from rankfeed.errors import CorruptError
 from rankfeed.sources.source import Source, by_chunk, check_columns, check_ids
-from rankfeed.storage import Manifest, file_digest, load_manifest, map_file, touched
+from rankfeed.storage import Manifest, file_digest, load_manifest, map_file, mapped, touched
 from rankfeed.storage.arrow_shard import REMEDY, Stored, read_shard
 from rankfeed.storage.manifest import Shard
+from rankfeed.storage.region import File, Region
 
 Int64 = npt.NDArray[np.int64]
 
 #: Shards that are held open; what a batch points into stays, however many others are opened.
 OPEN_SHARDS = 256
+#: From this many bytes a row on (on average), a call to read it costs less than seeing its pages anew.
+_LARGE_ROW = 1024
 
 
 class PackedSource(Source):
@@ -41,7 +44,7 @@ class PackedSource(Source):
     Example:
         >>> import tempfile, rankfeed as rf
         >>> source = rf.pack([{"x": 1}, {"x": 2}], tempfile.mkdtemp() + "/packed", progress=False)
-        >>> len(source), source[1]["x"]
+        >>> len(source), int(source[1]["x"])
         (2, 2)
     """
 
@@ -49,6 +52,8 @@ class PackedSource(Source):
         self.path = str(path)
         self._wanted = None if columns is None else tuple(columns)
         self._open_manifest()
+        for number in range(len(self._manifest.shards)):
+            self._check_file(number)
 
     def _open_manifest(self) -> None:
         self._manifest: Manifest = load_manifest(self.path)
@@ -56,7 +61,7 @@ class PackedSource(Source):
         self._fields = {name: self._manifest.fields[name] for name in names}
         self._starts = np.zeros(len(self._manifest.shards) + 1, np.int64)
         np.cumsum([shard.rows for shard in self._manifest.shards], out=self._starts[1:])
-        self._open: OrderedDict[int, dict[str, Stored]] = OrderedDict()
+        self._open: OrderedDict[int, _Shard] = OrderedDict()
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -89,7 +94,7 @@ class PackedSource(Source):
         return self._manifest.fingerprint
 
     def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
-        """The rows of some samples: pointers into the mapped shards; nothing is copied.
+        """The rows of some samples: pointers into the shards; nothing is copied yet.
 
         Args:
             sample_ids: ints in [0, len(self)).
@@ -103,34 +108,17 @@ class PackedSource(Source):
         names = list(self._fields) if columns is None else check_columns(columns, self._fields)
         parts: dict[str, list[Any]] = {name: [] for name in names}
         for number, rows, slots in by_chunk(ids, self._starts):
-            stored = self._shard(number)
+            shard = self._shard(number)
             for name in names:
-                parts[name].append(self._part(stored[name], rows, slots, number, name))
-        return Columns({name: _column(self._fields[name], part) for name, part in parts.items()}, len(ids))
-
-    def _part(self, stored: Stored, rows: Int64, slots: Int64 | None, number: int, name: str) -> Rows | Runs:
-        values, offsets = stored.values, stored.offsets
-        if offsets is None:
-            touched(len(rows) * values[:1].nbytes, len(rows))
-            return Rows(values, rows, slots)
-        starts, ends = offsets[rows], offsets[rows + 1]
-        lengths = ends - starts
-        if len(rows) and (int(starts.min()) < 0 or int(lengths.min()) < 0 or int(ends.max()) > len(values)):
-            bad = int(rows[np.flatnonzero((starts < 0) | (lengths < 0) | (ends > len(values)))[0]])
-            raise CorruptError(
-                "a shard is damaged: a row lies outside its column",
-                expected=f"within 0 and {len(values)}",
-                found=f"{offsets[bad]} to {offsets[bad + 1]} for row {bad}",
-                where=f"{self._place(number)}, column {name!r}",
-                remedy=REMEDY,
-            )
-        touched(int(lengths.sum()) * values[:1].nbytes + 8 * len(rows), 2 * len(rows))
-        return Runs(values, starts, lengths, slots)
+                parts[name].append(_part(shard.stored[name], rows, slots, shard.regions.get(name)))
+        fetched = {name: _column(self._fields[name], part) for name, part in parts.items()}
+        touched(lambda: sum(column.nbytes for column in fetched.values()), len(ids) * len(names))
+        return Columns(fetched, len(ids))
 
     def _place(self, number: int) -> Path:
         return Path(self.path, self._manifest.shards[number].path)
 
-    def _shard(self, number: int) -> dict[str, Stored]:
+    def _shard(self, number: int) -> _Shard:
         """The columns of a shard; opened where it is not open."""
         with self._lock:
             found = self._open.get(number)
@@ -144,22 +132,44 @@ class PackedSource(Source):
                 self._open.popitem(last=False)
         return opened
 
-    def _open_shard(self, number: int) -> dict[str, Stored]:
+    def _open_shard(self, number: int) -> _Shard:
+        self._check_file(number)
         shard, place = self._manifest.shards[number], self._place(number)
-        if not place.is_file():
-            raise CorruptError(
-                "a shard is missing", expected=f"{shard.bytes} bytes", found="no file", where=place, remedy=REMEDY
-            )
         data = map_file(place)
-        if len(data) != shard.bytes:
+        _check_size(len(data), shard, place)  # of the very file that is mapped
+        stored = read_shard(data, self._manifest.fields, shard.rows, str(place))
+        if sum(each.bytes for each in self._manifest.shards) <= mapped.RESIDENT_BYTES:
+            return _Shard(stored, {})
+        # More than may stay mapped: large rows are read by calls.
+        large = [name for name, each in stored.items() if _row_bytes(each) >= _LARGE_ROW]
+        file = File(place)
+        start = data.ctypes.data
+        return _Shard(stored, {name: Region(file, stored[name].values.ctypes.data - start) for name in large})
+
+    def _check_file(self, number: int) -> None:
+        shard, place = self._manifest.shards[number], self._place(number)
+        try:
+            size = place.stat().st_size
+        except OSError as error:
             raise CorruptError(
-                "a shard has another size than its data set says",
+                "a shard is missing",
                 expected=f"{shard.bytes} bytes",
-                found=f"{len(data)} bytes",
+                found=error.strerror,
                 where=place,
                 remedy=REMEDY,
-            )
-        return read_shard(data, self._manifest.fields, shard.rows, str(place))
+            ) from error
+        _check_size(size, shard, place)
+
+
+def _check_size(size: int, shard: Shard, place: Path) -> None:
+    if size != shard.bytes:
+        raise CorruptError(
+            "a shard has another size than its data set says",
+            expected=f"{shard.bytes} bytes",
+            found=f"{size} bytes",
+            where=place,
+            remedy=REMEDY,
+        )
 
 
 def _reopen(path: str, columns: tuple[str, ...] | None, fingerprint: str) -> PackedSource:
@@ -177,7 +187,27 @@ def _reopen(path: str, columns: tuple[str, ...] | None, fingerprint: str) -> Pac
 
 def _block_rows(shard: Shard) -> Int64:
     full, rest = divmod(shard.rows, shard.block_rows)
-    return np.array([shard.block_rows] * full + [rest] * (rest > 0), np.int64)
+    return np.append(np.full(full, shard.block_rows, np.int64), [rest] if rest else []).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class _Shard:
+    """An open shard: its columns, and where to read those that are not read through the mapping."""
+
+    stored: dict[str, Stored]
+    regions: dict[str, Region]
+
+
+def _row_bytes(stored: Stored) -> int:
+    """Bytes of a row, on average."""
+    return stored.nbytes // max(1, len(stored.values) if stored.offsets is None else len(stored.offsets) - 1)
+
+
+def _part(stored: Stored, rows: Int64, slots: Int64 | None, region: Region | None) -> Rows | Runs:
+    if stored.offsets is None:
+        return Rows(stored.values, rows, slots, region)
+    starts = stored.offsets[rows]
+    return Runs(stored.values, starts, stored.offsets[rows + 1] - starts, slots, region)
 
 
 def _column(field: Field, parts: list[Any]) -> Column:

@@ -32,6 +32,11 @@ class Source(ABC):
     runs_user_code: ClassVar[bool] = False
 
     @property
+    def identified(self) -> bool:
+        """Whether the fingerprint tells these samples from all others."""
+        return True
+
+    @property
     @abstractmethod
     def blocks(self) -> Int64:
         """Samples in each block (what is read in one go), in the order of sample ids: int64."""

@@ -20,6 +20,9 @@ from rankfeed.errors import CorruptError
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
 
+#: Offsets looked at in one go when a shard is opened.
+_CHECKED = 1 << 16
+
 REMEDY = "fetch the shard anew, or pack the data set again; `rankfeed verify` lists what is damaged"
 
 
@@ -166,8 +169,14 @@ def _stored(buffers: list[Any], field: Field, rows: int, where: str) -> Stored:
         raise _damaged(where, "no nulls", "nulls")
     if offsets is None:
         return Stored(_values(buffers[-1], field, rows, where))
-    if offsets[0] != 0 or offsets[-1] < 0:
-        raise _damaged(where, "offsets from 0 upwards", f"{offsets[0]} to {offsets[-1]}")
+    if offsets[0] != 0:
+        raise _damaged(where, "offsets from 0 upwards", f"the first is {offsets[0]}")
+    for first in range(0, rows, _CHECKED):
+        some = offsets[first : first + _CHECKED + 1]
+        down = some[1:] < some[:-1]
+        if down.any():
+            bad = first + int(np.argmax(down))
+            raise _damaged(where, "offsets from 0 upwards", f"{offsets[bad]} to {offsets[bad + 1]} for row {bad}")
     if field.kind == "ragged":
         return Stored(_values(buffers[-1], field, int(offsets[-1]), where), offsets)
     return Stored(_view(buffers[-1], np.dtype(np.uint8), int(offsets[-1]), where), offsets)

@@ -127,6 +127,9 @@ def _problem(manifest: Manifest) -> str | None:
         return f"num_rows is {manifest.num_rows}, the shards have {total} rows"
     if len({shard.path for shard in manifest.shards}) < len(manifest.shards):
         return "a shard is named twice"
+    for shard in manifest.shards:
+        if shard.rows > shard.bytes:  # a row has a byte at least
+            return f"{shard.path} has {shard.rows} rows in {shard.bytes} bytes"
     for name, field in manifest.fields.items():
         if (why := _field_problem(field)) is not None:
             return f"field {name!r}: {why}"

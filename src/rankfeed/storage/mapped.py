@@ -13,6 +13,7 @@ import mmap
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from rankfeed.errors import SourceError
 
 #: Resident bytes of mapped files above which pages are let go. A page that was let go costs about 5 us to see
 #: again, more than the copy of a small row: data sets up to this size are read at full speed.
-RESIDENT_BYTES = 3 << 29
+RESIDENT_BYTES = 768 << 20
 #: Touched bytes between two looks at what is resident.
 CHECK_BYTES = 32 << 20
 #: What the kernel maps around a page that is missing.
@@ -64,14 +65,15 @@ def map_file(path: str | os.PathLike[str]) -> npt.NDArray[np.uint8]:
     return np.frombuffer(mapping, np.uint8)
 
 
-def touched(nbytes: int, places: int = 1) -> None:
+def touched(nbytes: Callable[[], int], places: int = 1) -> None:
     """Say that bytes of mapped files are about to be looked at.
 
     Args:
-        nbytes: how many.
+        nbytes: tells how many; asked only where more is mapped than may stay.
         places: in how many separate runs; the kernel maps some more around each.
     """
-    _residency.touched(nbytes + places * _AROUND)
+    if _residency.is_watching:
+        _residency.touched(nbytes() + places * _AROUND)
 
 
 class _Residency:
@@ -93,9 +95,12 @@ class _Residency:
             if self._baseline is None:
                 self._baseline = _shared_resident_bytes()
 
+    @property
+    def is_watching(self) -> bool:
+        """Whether more is mapped than may stay."""
+        return self._mapped > RESIDENT_BYTES
+
     def touched(self, nbytes: int) -> None:
-        if self._mapped <= RESIDENT_BYTES:
-            return  # all of it may stay
         with self._lock:
             self._touched += nbytes
             if self._touched < CHECK_BYTES:

@@ -1,6 +1,6 @@
 """Run by torchrun: reads an epoch in a shuffled order and writes down the private memory of each rank.
 
-memory.py DATA FOLDER RESIDENT_BYTES
+memory.py DATA FOLDER RESIDENT_BYTES MOST_STEPS
 """
 
 import json
@@ -14,16 +14,19 @@ import rankfeed as rf
 from rankfeed.storage import mapped
 
 
-def main(data: str, folder: Path, resident: int) -> None:
+def main(data: str, folder: Path, resident: int, most_steps: int) -> None:
     dist.init_process_group("gloo")
     if resident:
         mapped.RESIDENT_BYTES = resident
-    loader = rf.Loader(rf.open(data), 64, shuffle=True, num_workers=2)
+    loader = rf.Loader(rf.open(data), 8, shuffle=True, num_workers=2)
     process = psutil.Process()
     seen = []
+    steps = min(len(loader), most_steps)
     for step, _ in enumerate(loader):
-        if step % max(1, len(loader) // 40) == 0:
+        if step % max(1, steps // 40) == 0:
             seen.append(process.memory_full_info().uss)
+        if step >= steps:
+            break
     # The second half: what there is to grow has grown by then.
     half = sorted(seen[len(seen) // 2 :])
     figures = {"median": half[len(half) // 2], "most": max(seen)}
@@ -32,4 +35,4 @@ def main(data: str, folder: Path, resident: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))

@@ -1,0 +1,88 @@
+"""Reading a file by calls instead of through a mapping.
+
+A page that is seen through a mapping costs several microseconds the first time, and counts as this process's
+memory until it is let go. Where data are larger than what may stay mapped, that is paid for every row; a call that
+copies the row out of the page cache then costs half, and leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from rankfeed.errors import CorruptError, SourceError
+
+
+class File:
+    """A file open for reading at given places; safe to use from several threads, and after fork.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        SourceError: it cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self.handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise SourceError("the file cannot be read", found=error, where=path) from error
+
+    def __del__(self) -> None:
+        if hasattr(self, "handle"):
+            os.close(self.handle)
+
+
+class Region:
+    """The bytes of a file from some place on.
+
+    Args:
+        file: it.
+        base: where the region begins, in bytes.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp(), "letters")
+        >>> path.write_bytes(b"abcdef")
+        6
+        >>> Region(File(path), 2).read(3, 1)
+        b'def'
+    """
+
+    def __init__(self, file: File, base: int) -> None:
+        self._file = file
+        self._base = base
+
+    def read(self, size: int, offset: int) -> bytes:
+        """Bytes as a new object.
+
+        Raises:
+            CorruptError: the file ends before.
+        """
+        got = os.pread(self._file.handle, size, self._base + offset)
+        if len(got) < size:
+            buffer = bytearray(size)
+            self.read_into(memoryview(buffer), offset)
+            return bytes(buffer)
+        return got
+
+    def read_into(self, view: memoryview, offset: int) -> None:
+        """Bytes into a buffer, as many as it holds.
+
+        Raises:
+            CorruptError: the file ends before.
+        """
+        done = 0
+        while done < len(view):
+            got = os.preadv(self._file.handle, [view[done:]], self._base + offset + done)
+            if got == 0:
+                raise CorruptError(
+                    "a shard ends too early",
+                    expected=f"{len(view)} bytes at {self._base + offset}",
+                    found=f"{done} bytes",
+                    where=self._file.path,
+                    remedy="fetch the shard anew, or pack the data set again",
+                )
+            done += got

@@ -1,0 +1,164 @@
+"""A pack that is killed leaves nothing that opens, and goes on to the very same bytes."""
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rankfeed as rf
+from rankfeed.building import staging as staging_module
+from rankfeed.errors import PackError, SourceError
+
+#: The module; its name in the package is the function's.
+pack_module = import_module("rankfeed.building.pack")
+ROWS = 3000
+SCRIPT = f"""
+import sys, numpy as np, rankfeed as rf
+def rows():
+    for i in range({ROWS}):
+        yield {{"x": np.full(3 if i < 2000 else i % 5, i, np.int32), "name": f"row {{i}}"}}
+given = rf.open(sys.argv[1]) if sys.argv[1] != "rows" else rows()
+print("go", flush=True)
+rf.pack(given, sys.argv[2], shard_bytes=1500, workers=int(sys.argv[3]), progress=False)
+"""
+
+
+def rows() -> list[dict[str, object]]:
+    return [{"x": np.full(3 if i < 2000 else i % 5, i, np.int32), "name": f"row {i}"} for i in range(ROWS)]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    source = rf.pack(rows(), folder / "rows", shard_bytes=1500, progress=False)
+    rf.pack(source, folder / "source", shard_bytes=1500, workers=0, progress=False)
+    return folder
+
+
+def killed(given: str, dest: Path, workers: int, after: float) -> bool:
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, given, str(dest), str(workers)], stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    time.sleep(after)
+    process.send_signal(signal.SIGKILL)
+    process.stdout.close()
+    return process.wait() == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(("kind", "workers"), [("rows", 0), ("source", 0), ("source", 2)])
+def test_a_killed_pack_goes_on_to_the_same_bytes(kind: str, workers: int, whole: Path, tmp_path: Path) -> None:
+    given = "rows" if kind == "rows" else str(whole / "rows")
+    chance = random.Random(kind + str(workers))
+    for attempt in range(3):
+        dest = tmp_path / str(attempt)
+        interrupted = killed(given, dest, workers, chance.uniform(0, 0.6))
+        if interrupted and not (dest / "rankfeed.json").exists():
+            with pytest.raises(SourceError, match=r"not finished|no such file"):
+                rf.open(dest)
+        rf.pack(rows() if kind == "rows" else rf.open(given), dest, shard_bytes=1500, workers=0, progress=False)
+        assert contents(dest) == contents(whole / kind)
+
+
+@pytest.mark.parametrize("stop_at", range(0, 120, 13))
+def test_it_goes_on_from_any_rename(
+    stop_at: int, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    count = 0
+    replace = staging_module.os.replace
+
+    def stopping(source: Path, target: Path) -> None:
+        nonlocal count
+        if count == stop_at:
+            raise Killed
+        count += 1
+        replace(source, target)
+
+    some = rows()[1800:2300]  # changes from dense to ragged on the way
+    reference = rf.pack(some, tmp_path / "reference", shard_bytes=1500, progress=False)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", stopping)
+        with suppress(Killed):
+            rf.pack(some, tmp_path / "p", shard_bytes=1500, progress=False)
+    if not (tmp_path / "p" / "rankfeed.json").exists():
+        with pytest.raises(SourceError, match="not finished"):
+            rf.open(tmp_path / "p")
+    assert rf.pack(some, tmp_path / "p", shard_bytes=1500, progress=False).fingerprint == reference.fingerprint
+    assert contents(tmp_path / "p") == contents(tmp_path / "reference")
+
+
+def test_finished_shards_are_kept(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stop(Exception):
+        pass
+
+    def stopping(*_: object) -> None:
+        raise Stop
+
+    source = rf.open(whole / "rows")
+    with monkeypatch.context() as patch:
+        patch.setattr(pack_module, "commit", stopping)
+        with pytest.raises(Stop):
+            rf.pack(source, tmp_path / "p", shard_bytes=1500, progress=False)
+    monkeypatch.setattr(staging_module, "write_shard", stopping)  # nothing is left to be written
+    rf.pack(source, tmp_path / "p", shard_bytes=1500, progress=False)
+    assert contents(tmp_path / "p") == contents(whole / "source")
+
+
+def test_a_staged_shard_that_was_damaged_is_written_again(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopping(*_: object) -> None:
+        raise InterruptedError
+
+    source = rf.open(whole / "rows")
+    with monkeypatch.context() as patch:
+        patch.setattr(pack_module, "commit", stopping)
+        with pytest.raises(PackError):
+            rf.pack(source, tmp_path / "p", shard_bytes=1500, progress=False)
+    staged = sorted((tmp_path / "p").rglob("*.arrow"))
+    staged[0].write_bytes(b"\0" * staged[0].stat().st_size)
+    staged[1].unlink()
+    staged[2].with_suffix(".json").write_text("{")
+    rf.pack(source, tmp_path / "p", shard_bytes=1500, progress=False)
+    assert contents(tmp_path / "p") == contents(whole / "source")
+
+
+def test_the_beginnings_of_another_pack_are_refused_or_started_over(whole: Path, tmp_path: Path) -> None:
+    def broken() -> object:
+        yield from rows()[:2500]
+        raise KeyError("the user's own")
+
+    with pytest.raises(KeyError, match="the user's own"):
+        rf.pack(broken(), tmp_path / "p", shard_bytes=1500, progress=False)  # type: ignore[arg-type]
+    with pytest.raises(PackError, match="another input"):
+        rf.pack(rf.open(whole / "rows"), tmp_path / "p", shard_bytes=1500, progress=False)
+    rf.pack(rf.open(whole / "rows"), tmp_path / "p", shard_bytes=1500, progress=False, resume=False)
+    assert contents(tmp_path / "p") == contents(whole / "source")
+
+
+def test_an_iterable_that_changed_in_between_is_packed_as_it_is_now(tmp_path: Path) -> None:
+    def broken() -> object:
+        yield from ({"x": np.arange(i % 3)} for i in range(500))
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        rf.pack(broken(), tmp_path / "p", shard_bytes=500, progress=False)  # type: ignore[arg-type]
+    now = [{"x": np.arange(2) + i} for i in range(100)]
+    rf.pack(now, tmp_path / "p", shard_bytes=500, progress=False)
+    rf.pack(now, tmp_path / "fresh", shard_bytes=500, progress=False)
+    assert contents(tmp_path / "p") == contents(tmp_path / "fresh")

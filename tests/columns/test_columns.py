@@ -1,0 +1,84 @@
+"""However the rows of a batch lie in parts, they come out as if taken one by one."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankfeed.columns import Bytes, Columns, Dense, Ragged, Rows, Runs
+from rankfeed.errors import ArgumentError, CorruptError
+
+INNER = st.sampled_from([(), (3,), (2, 2), (700,)])
+
+
+@st.composite
+def in_parts(draw: st.DrawFn) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """The slots of a batch, split over parts in any order."""
+    total = draw(st.integers(1, 12))
+    slots = np.array(draw(st.permutations(range(total))), np.int64)
+    cuts = sorted(draw(st.lists(st.integers(0, total), max_size=3)))
+    return [part for part in np.split(slots, cuts) if len(part)], [slots]
+
+
+@given(parts=in_parts(), inner=INNER, seed=st.integers(0, 99))
+def test_dense_rows_come_in_the_order_asked_for(parts: Any, inner: tuple[int, ...], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    made, expected = [], {}
+    for slots in parts[0]:
+        values = rng.integers(0, 100, (9, *inner))
+        rows = rng.integers(0, 9, len(slots))
+        made.append(Rows(values, rows, slots))
+        expected |= {int(slot): values[row] for slot, row in zip(slots, rows, strict=True)}
+    gathered = Dense(made).gather()
+    assert len(gathered) == len(expected)
+    for slot, row in expected.items():
+        np.testing.assert_array_equal(gathered[slot], row)
+
+
+@given(parts=in_parts(), inner=INNER, seed=st.integers(0, 99))
+def test_ragged_rows_compact_and_pad_alike(parts: Any, inner: tuple[int, ...], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    made, expected = [], {}
+    for slots in parts[0]:
+        values = rng.random((20, *inner))
+        starts = rng.integers(0, 15, len(slots))
+        lengths = rng.integers(0, 5, len(slots))
+        made.append(Runs(values, starts, lengths, slots))
+        for slot, start, length in zip(slots.tolist(), starts, lengths, strict=True):
+            expected[slot] = values[start : start + length]
+    column = Ragged(made)
+    values, offsets = column.compact()
+    padded = column.pad(fill=-1)
+    for slot, row in expected.items():
+        np.testing.assert_array_equal(values[offsets[slot] : offsets[slot + 1]], row)
+        np.testing.assert_array_equal(padded[slot, : len(row)], row)
+        assert (padded[slot, len(row) :] == -1).all()
+        np.testing.assert_array_equal(column.rows()[slot], row)
+
+
+@given(st.lists(st.text(max_size=4)))
+def test_text_comes_back(rows: list[str]) -> None:
+    assert Bytes.of(rows).rows() == rows
+
+
+def test_damaged_text_is_an_error_of_ours() -> None:
+    column = Bytes([Runs(np.array([0xC3], np.uint8), np.array([0]), np.array([1]))], text=True)
+    with pytest.raises(CorruptError, match="UTF-8"):
+        column.rows()
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        [{"x": 1}, {"y": 1}],
+        [{"x": "a"}, {"x": b"a"}],
+        [{"x": None}],
+        [{"x": np.zeros((1, 2))}, {"x": np.zeros((1, 3))}],
+        [{"x": np.array([{}], object)}],
+    ],
+)
+def test_samples_that_share_no_columns_are_refused(samples: list[dict[str, Any]]) -> None:
+    with pytest.raises(ArgumentError):
+        Columns.from_samples(samples)

@@ -1,0 +1,65 @@
+"""What lies at a path is found by looking; where there is nothing to read, it says why."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rankfeed as rf
+from rankfeed.errors import ArgumentError, SourceError
+from rankfeed.sources import PackedSource
+from rankfeed.sources.numpy_file import NumpyFileSource
+from rankfeed.sources.numpy_files import NumpyFilesSource
+
+
+def test_the_format_is_found_by_looking(tmp_path: Path) -> None:
+    rf.pack([{"x": 1}], tmp_path / "packed", progress=False)
+    (tmp_path / "files").mkdir()
+    np.save(tmp_path / "files" / "a.npy", np.zeros(3))
+    assert isinstance(rf.open(tmp_path / "packed"), PackedSource)
+    assert isinstance(rf.open(str(tmp_path / "packed"), format="packed"), PackedSource)
+    assert isinstance(rf.open(tmp_path / "files"), NumpyFilesSource)
+    assert isinstance(rf.open(tmp_path / "files" / "a.npy"), NumpyFileSource)
+    assert isinstance(rf.open([tmp_path / "files" / "a.npy"]), NumpyFilesSource)
+    with pytest.raises(SourceError):
+        rf.open(tmp_path / "files", format="packed")
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda path: None, "no such file or folder"),
+        (lambda path: path.mkdir(), "the folder is empty"),
+        (lambda path: (path.mkdir(), (path / "a.txt").touch()), r"no data that rankfeed reads[\s\S]*a\.txt"),
+        (lambda path: path.touch(), "unknown format"),
+        (lambda path: (path / ".rankfeed-pack").mkdir(parents=True), "was not finished"),
+    ],
+)
+def test_where_there_is_nothing_to_read_it_says_why(make: Any, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    make(path)
+    with pytest.raises(SourceError, match=said) as caught:
+        rf.open(path)
+    assert str(path) in str(caught.value)
+
+
+def test_patterns_and_lists_without_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="no file fits"):
+        rf.open(f"{tmp_path}/*.npy")
+    with pytest.raises(SourceError):
+        rf.open([])
+    with pytest.raises(SourceError):
+        rf.open([tmp_path / "a.npy"])
+
+
+def test_object_stores_are_refused_until_they_are_read(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="not read yet"):
+        rf.open("s3://bucket/data")
+    with pytest.raises(ArgumentError, match="not read yet"):
+        rf.open(tmp_path, storage_options={"region": "x"})
+
+
+def test_an_unknown_format_is_an_argument_error(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="packed or numpy"):
+        rf.open(tmp_path, format="parquet")

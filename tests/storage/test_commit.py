@@ -1,0 +1,55 @@
+"""A file is there whole or not at all."""
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from rankfeed.storage import atomic_file, digest_of, file_digest, write_atomic
+
+
+def test_a_reader_sees_the_old_file_or_the_new_one_and_nothing_between(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_atomic(path, b"0" * 100_000)
+    stop = threading.Event()
+
+    def writer() -> None:
+        for number in range(1, 60):
+            write_atomic(path, str(number % 10).encode() * 100_000)
+        stop.set()
+
+    thread = threading.Thread(target=writer)
+    thread.start()
+    while not stop.is_set():
+        content = path.read_bytes()
+        assert len(content) == 100_000
+        assert len(set(content)) == 1
+    thread.join()
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_writer_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_atomic(path, b"old")
+
+    def fail() -> None:
+        with atomic_file(path) as file:
+            file.write(b"half of the n")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_the_checksum_is_of_the_whole_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    content = os.urandom(3 << 20)
+    path.write_bytes(content)
+    seen: list[int] = []
+    assert file_digest(path, seen.append) == digest_of(content)
+    assert sum(seen) == len(content)
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert file_digest(path) != digest_of(content)

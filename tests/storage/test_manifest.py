@@ -1,0 +1,119 @@
+"""A manifest is untrusted input: whatever is wrong with it is named, and no path in it leads out."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rankfeed as rf
+from rankfeed.errors import CorruptError, SourceError, UnsafeError
+from rankfeed.storage import load_manifest
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Path:
+    rf.pack([{"x": i, "t": "a" * i} for i in range(40)], tmp_path / "p", shard_bytes=200, progress=False)
+    return tmp_path / "p"
+
+
+def edited(packed: Path, edit: Callable[[dict[str, Any]], None]) -> None:
+    path = packed / "rankfeed.json"
+    manifest = json.loads(path.read_text())
+    edit(manifest)
+    path.write_text(json.dumps(manifest))
+
+
+def put(*keys: Any, to: Any) -> Callable[[dict[str, Any]], None]:
+    def edit(manifest: Any) -> None:
+        for key in keys[:-1]:
+            manifest = manifest[key]
+        manifest[keys[-1]] = to
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (put("num_rows", to="forty"), r"\$\.num_rows"),
+        (put("num_rows", to=-1), r"\$\.num_rows"),
+        (put("num_rows", to=41), "num_rows is 41"),
+        (put("num_rows", to=10**30), "num_rows|range"),
+        (put("shards", to={}), r"\$\.shards"),
+        (put("shards", to=[]), "no shards"),
+        (put("shards", 0, "rows", to=1.5), r"\$\.shards\[0\]\.rows"),
+        (put("shards", 1, "xxh3", to="zz"), r"\$\.shards\[1\]\.xxh3"),
+        (put("shards", 1, "path", to="shard-00000.arrow"), "named twice"),
+        (put("shards", 0, "block_rows", to=0), "block_rows"),
+        (put("fields", to={}), "no fields"),
+        (put("fields", "x", "kind", to="object"), "cannot be packed"),
+        (put("fields", "x", "kind", to="pickle"), "kind"),
+        (put("fields", "x", "dtype", to="O"), "dtype"),
+        (put("fields", "x", "dtype", to="float32, object"), "dtype"),
+        (put("fields", "x", "shape", to=[-1]), "shape"),
+        (put("fields", "x", "shape", to=[2**62, 2**62]), "shape"),
+        (put("surprise", to=1), "surprise"),
+        (put("format", to="other"), "format"),
+    ],
+)
+def test_what_is_wrong_is_named(edit: Callable[[dict[str, Any]], None], said: str, packed: Path) -> None:
+    edited(packed, edit)
+    with pytest.raises(CorruptError, match=said) as caught:
+        rf.open(packed)
+    assert "rankfeed.json" in str(caught.value)
+
+
+def test_rows_that_no_file_could_hold_are_refused_before_room_is_made_for_them(packed: Path) -> None:
+    def edit(manifest: dict[str, Any]) -> None:
+        more = 10**15
+        manifest["shards"][0] |= {"rows": manifest["shards"][0]["rows"] + more, "block_rows": 1}
+        manifest["num_rows"] += more
+
+    edited(packed, edit)
+    with pytest.raises(CorruptError, match="rows in"):
+        rf.open(packed)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe", b"[" * 100_000, b"null"])
+def test_what_is_no_manifest_at_all_is_refused(content: bytes, packed: Path) -> None:
+    (packed / "rankfeed.json").write_bytes(content)
+    with pytest.raises(CorruptError, match="damaged"):
+        rf.open(packed)
+
+
+def test_another_version_is_no_damage(packed: Path) -> None:
+    edited(packed, put("version", to=99))
+    with pytest.raises(SourceError, match="newer rankfeed") as caught:
+        rf.open(packed)
+    assert not isinstance(caught.value, CorruptError)
+
+
+@pytest.mark.parametrize(
+    "path", ["/etc/passwd", "../p/shard-00000.arrow", "a/../../x", "..", "\\\\host\\x", "a\0b"]
+)
+def test_a_path_that_leaves_the_folder_is_refused(path: str, packed: Path) -> None:
+    edited(packed, put("shards", 0, "path", to=path))
+    with pytest.raises(UnsafeError, match="outside"):
+        load_manifest(packed)
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_a_link_that_leaves_the_folder_is_refused(kind: str, packed: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").mkdir()
+    name = "shard-00000.arrow"
+    os.rename(packed / name, tmp_path / "secret" / name)
+    if kind == "file":
+        (packed / name).symlink_to(tmp_path / "secret" / name)
+    else:
+        (packed / "sub").symlink_to(tmp_path / "secret")
+        edited(packed, put("shards", 0, "path", to=f"sub/{name}"))
+    with pytest.raises(UnsafeError, match="outside"):
+        rf.open(packed)
+
+
+def test_a_folder_reached_through_a_link_opens(packed: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(packed)
+    assert rf.open(tmp_path / "link").fingerprint == rf.open(packed).fingerprint
