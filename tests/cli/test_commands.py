@@ -123,7 +123,7 @@ def test_pack_writes_what_inspect_reads(tmp_path: Path) -> None:
     [
         (("inspect", "/nowhere/at/all"), "/nowhere/at/all"),
         (("plan",), "--samples"),
-        (("plan", "--samples", "0"), "--blocks"),
+        (("plan", "--samples", "0"), "no samples"),
         (("plan", "--samples", "nan"), "numbers"),
         (("plan", "--samples", "5", "--ranks", "9"), "fewer samples than"),
         (("plan", "--samples", "5", "--tail", "odd"), "tail"),

@@ -310,7 +310,7 @@ def test_epochs_that_are_none_are_refused(epoch: Any) -> None:
         [2**63] * 2,
         [2**100],
         [2**62] * 8,
-        iter([5]),
+        pytest.param(iter([5]), id="an iterator"),
     ],
     ids=repr,
 )

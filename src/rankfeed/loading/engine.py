@@ -75,15 +75,16 @@ class ThreadEngine:
     def _timed(self, batches: Iterator[Made]) -> Iterator[Made]:
         """The batches, while what each took (the consumer's own time included) is noted."""
         means: list[float] = []
-        began, count = time.perf_counter(), 0
+        began, count, steps = time.perf_counter(), 0, 0
         for made in batches:
             yield made
+            steps += 1
             count += 1
             if count == _TIMED:
                 now = time.perf_counter()
                 means.append((now - began) / count)
                 began, count = now, 0
-        self._pace.took(means)
+        self._pace.took(steps, means)
 
     def close(self) -> None:
         pass
@@ -142,4 +143,4 @@ class _Group:
 _GROUP_SECONDS = 1e-3
 _LARGEST_GROUP = 4
 #: Steps whose mean is one measurement.
-_TIMED = 8
+_TIMED = 16

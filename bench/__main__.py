@@ -1,0 +1,10 @@
+"""All measurements, one after the other: ``python -m bench`` (or one of them: ``python -m bench.plan``)."""
+
+import sys
+
+from bench import loader, plan
+
+if __name__ == "__main__":
+    for each in (plan, loader):
+        print(f"== {each.__name__}", file=sys.stderr)
+        each.main()
