@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 TRIAL = 64
 FIRST_STRETCH = 512
 LONGEST_STRETCH = 16384
-#: Seconds a step from which on the first way is kept untried: threads do not fight over large batches, nor where the
-#: consumer is the slower side, and trying another way there would cost seconds.
+#: Seconds a step from which on the first way is kept untried: threads do not fight over large batches, nor where
+#: the consumer is the slower side, and trying another way there would cost seconds.
 LARGE = 2e-3
 
 
