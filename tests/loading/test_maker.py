@@ -6,10 +6,12 @@ import pickle
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.loading.feeds import Drawing, Memory, Wrapped, batch_from_globals, from_globals, keyed_all, same
 
+import rankfeed as rf
 from rankfeed.loading.maker import Maker
 from rankfeed.plan import Plan, Schedule
 from rankfeed.topology import Topology
@@ -87,3 +89,35 @@ def test_ids_that_count_leave_out_rows_that_only_fill() -> None:
     made = maker().make(plan, len(plan) - 1)
     assert made.rows == 3
     assert len(made.sample_ids) == int(made.batch["valid"].sum()) < 3
+
+
+class Batched(torch.utils.data.Dataset[dict[str, float]]):
+    """A Dataset that reads batches, and counts how often."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> dict[str, float]:
+        return {"x": float(index), "noise": torch.rand(1).item()}
+
+    def __getitems__(self, indices: list[int]) -> list[dict[str, float]]:
+        self.asked += 1
+        return [self[index] for index in indices]
+
+
+def test_a_dataset_that_reads_batches_is_asked_for_batches_and_draws_the_same_each_time() -> None:
+    dataset = Batched()
+    source = rf.from_dataset(dataset)
+    first = list(rf.Loader(source, 4, topology=rf.Topology()))
+    asked = dataset.asked
+    again = list(rf.Loader(source, 4, topology=rf.Topology(), num_workers=1, worker_kind="process"))
+    assert asked <= 3 + 1  # three batches, and once to look at the fields
+    assert [batch["noise"].tolist() for batch in first] == [batch["noise"].tolist() for batch in again]
+
+
+def test_an_unknown_device_is_refused() -> None:
+    with pytest.raises(rf.errors.ArgumentError, match="unknown device"):
+        rf.Loader(rf.from_dataset([{"x": 1}]), device="nonsense")

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from rankfeed.errors import ArgumentError
+
 
 def to_device(batch: Any, device: torch.device) -> Any:
     """The batch with its tensors on a device, copied through pinned memory where that is an accelerator.
@@ -25,3 +27,19 @@ def to_device(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, (list, tuple)):
         return type(batch)(to_device(value, device) for value in batch)
     return batch
+
+
+def device_of(device: str | torch.device | None) -> torch.device | None:
+    """The device that is meant.
+
+    Raises:
+        ArgumentError: torch knows none of that name.
+
+    Example:
+        >>> device_of("cpu")
+        device(type='cpu')
+    """
+    try:
+        return None if device is None else torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ArgumentError("unknown device", expected="as torch.device takes it", found=repr(device)) from error

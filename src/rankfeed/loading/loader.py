@@ -12,7 +12,7 @@ from rankfeed.errors import ArgumentError
 from rankfeed.loading import audit as proof
 from rankfeed.loading import state as states
 from rankfeed.loading.collate import RaggedAs, check_ragged
-from rankfeed.loading.device import to_device
+from rankfeed.loading.device import device_of, to_device
 from rankfeed.loading.engine import Engine, InlineEngine, ThreadEngine
 from rankfeed.loading.maker import Made, Maker
 from rankfeed.loading.options import check_names, one_of, plan_of
@@ -111,7 +111,7 @@ class Loader(Placed):
         self.num_workers = whole("num_workers", num_workers, at_least=0)
         self.worker_kind: WorkerKind = one_of("worker_kind", worker_kind, get_args(WorkerKind))
         self.prefetch_factor = whole("prefetch_factor", prefetch_factor, at_least=1)
-        self.device = None if device is None else torch.device(device)
+        self.device = device_of(device)
         self.audit = audit
         self.audit_report: proof.AuditReport | None = None
         one_of("on_error", on_error, ("raise",))

@@ -134,6 +134,9 @@ class Maker:
         if not (self.source.runs_user_code and self.seed_globals):
             return self._plain(self.source.fetch(ids, self.columns))
         streams = Streams("read", self.seed, epoch)
+        if self.source.takes_batches:  # what it draws for a batch, it draws in one go
+            streams.seed_globals(int(ids[0]))
+            return self._plain(self.source.fetch(ids, self.columns))
         samples: list[Any] = []
         for sample_id in ids.tolist():
             streams.seed_globals(sample_id)

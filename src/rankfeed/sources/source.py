@@ -26,10 +26,12 @@ class Source(ABC):
     Attributes:
         default_shuffle: the kind that suits the format; what ``shuffle=True`` means.
         runs_user_code: whether reading a sample calls code of the user's, which may draw random numbers.
+        takes_batches: whether such code reads many samples at once, and is seeded for them together.
     """
 
     default_shuffle: ClassVar[Literal["global", "window"]] = "global"
     runs_user_code: ClassVar[bool] = False
+    takes_batches: bool = False
 
     @property
     def identified(self) -> bool:

@@ -61,6 +61,11 @@ class TorchDatasetSource(Source):
         return {name: column.field for name, column in columns.items()}
 
     @property
+    def takes_batches(self) -> bool:  # type: ignore[override]
+        """Whether the Dataset has a ``__getitems__``."""
+        return hasattr(self.dataset, "__getitems__")
+
+    @property
     def as_dicts(self) -> bool:
         """Whether samples become columns of their own."""
         return _WHOLE not in self.fields
