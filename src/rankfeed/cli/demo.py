@@ -161,9 +161,8 @@ def main_job(folder: Path, say: Any = print) -> dict[str, Any]:
     figures = proof(before, after, state, len(source))
     figures["loss_before"] = _mean_loss(line for line in before if line.epoch == 0 and line.step <= 8)
     figures["loss_after"] = _mean_loss(after[-8:])
-    figures["audit"] = [
-        line.strip() for line in (run / "log-3-ranks.txt").read_text().splitlines() if "audit" in line
-    ]
+    said = (run / "log-3-ranks.txt").read_text().splitlines()
+    figures["audit"] = [line.removeprefix("audit: ") for line in said if line.startswith("audit: ")]
     return figures
 
 
