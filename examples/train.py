@@ -36,7 +36,6 @@ class Speaker(nn.Module):
 
 
 def train(data: Path, run: Path, epochs: int, workers: int) -> None:
-    dist.init_process_group("gloo")
     torch.manual_seed(0)
     source = rf.open(data)
     loader = rf.Loader(source, 8, shuffle=True, seed=7, num_workers=workers, id_column="id", audit=True)
@@ -64,7 +63,6 @@ def train(data: Path, run: Path, epochs: int, workers: int) -> None:
                 (run / "new.pt").rename(checkpoint)
         if rank == 0:
             print(f"audit: {loader.audit_report}", flush=True)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
@@ -77,4 +75,6 @@ if __name__ == "__main__":
     if options.pack:
         rf.pack(utterances(options.paths[:-1]), options.paths[-1])
     else:
+        dist.init_process_group("gloo")
         train(*options.paths, options.epochs, options.workers)
+        dist.destroy_process_group()  # the model is gone by now: as long as it lives, so do gloo's threads

@@ -5,7 +5,7 @@ once an epoch, in an order that can be repeated, in the same number of steps on 
 
 Names are loaded when they are first asked for, so that ``import rankfeed`` brings in neither torch nor Arrow.
 
-Example:
+Examples:
     >>> import rankfeed as rf
     >>> rf.Topology(rank=1, world_size=4).world_size
     4

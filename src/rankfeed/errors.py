@@ -3,7 +3,7 @@
 All derive from :class:`RankfeedError`. An error is a short summary and up to four facts that turn it into
 something to act on: what was expected, what was found, where, and what to do about it.
 
-Example:
+Examples:
     >>> raise CorruptError(
     ...     "checksum does not match",
     ...     expected="9f3c",

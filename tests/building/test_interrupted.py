@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 import rankfeed as rf
 from rankfeed.building import staging as staging_module
-from rankfeed.errors import PackError, SourceError
+from rankfeed.errors import ArgumentError, PackError, SourceError
 
 #: The module; its name in the package is the function's.
 pack_module = import_module("rankfeed.building.pack")
@@ -162,3 +163,33 @@ def test_an_iterable_that_changed_in_between_is_packed_as_it_is_now(tmp_path: Pa
     rf.pack(now, tmp_path / "p", shard_bytes=500, progress=False)
     rf.pack(now, tmp_path / "fresh", shard_bytes=500, progress=False)
     assert contents(tmp_path / "p") == contents(tmp_path / "fresh")
+
+
+def test_of_two_packs_at_once_one_succeeds_and_the_other_says_why(tmp_path: Path) -> None:
+    code = (
+        "import sys, rankfeed as rf\n"
+        "try: print(len(rf.pack([{'x': i} for i in range(100)], sys.argv[1], progress=False)))\n"
+        "except rf.errors.PackError as error: print(error.summary)"
+    )
+    for attempt in range(3):
+        command = [sys.executable, "-c", code, str(tmp_path / f"{attempt}")]
+        both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+        said = sorted(process.communicate(timeout=60)[0].strip() for process in both)
+        assert said[0] == "100"
+        assert said[1] in ("100", "another process is packing into this folder")
+        assert len(rf.open(tmp_path / f"{attempt}")) == 100
+
+
+def test_an_input_that_cannot_be_read_is_not_blamed_on_the_output(tmp_path: Path) -> None:
+    def broken() -> Iterator[dict[str, int]]:
+        yield {"x": 1}
+        raise FileNotFoundError(2, "No such file", "/data/img7.jpg")
+
+    with pytest.raises(PackError, match=r"(?s)the input could not be read.*img7.*row 1"):
+        rf.pack(broken(), tmp_path / "p", progress=False)
+
+
+@pytest.mark.parametrize("dest", ["s3://bucket/data", "", "a\0b", None, 3])
+def test_what_is_no_folder_is_refused(dest: object) -> None:
+    with pytest.raises(ArgumentError, match="no folder to pack into"):
+        rf.pack([{"x": 1}], dest, progress=False)  # type: ignore[arg-type]

@@ -1,6 +1,7 @@
 """The command line: figures for people and machines, and errors without a traceback."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -137,3 +138,20 @@ def test_bad_input_gets_a_sentence_and_an_exit_code(arguments: tuple[str, ...], 
     assert done.returncode in (1, 2)
     assert words in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
+
+
+def test_verify_finds_a_manifest_that_contradicts_its_shards(packed: Path, tmp_path: Path) -> None:
+    lying = tmp_path / "lying"
+    shutil.copytree(packed, lying)
+    manifest = json.loads((lying / "rankfeed.json").read_text())
+    manifest["fields"]["y"]["dtype"] = "int32"
+    (lying / "rankfeed.json").write_text(json.dumps(manifest))
+    done = rankfeed("verify", lying)
+    assert done.returncode == 1
+    assert "damaged" in done.stderr
+
+
+def test_an_error_is_json_too_where_json_was_asked_for() -> None:
+    done = rankfeed("inspect", "/nowhere", "--json")
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["ok"] is False

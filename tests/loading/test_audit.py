@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tests.loading.feeds import ENGINES, NAMES, feed, steps_of, take
 
+import rankfeed as rf
 from rankfeed.errors import AuditError
 from rankfeed.loading import AuditReport, Loader
 from rankfeed.plan import Plan, Schedule, Tally
@@ -157,3 +158,15 @@ def test_a_report_is_of_one_size_whatever_it_counted() -> None:
     sizes = {len(pickle.dumps(counted(list(range(size)), size))) for size in (1000, 100_000)}
     assert max(sizes) < 64 * 1024
     assert max(sizes) - min(sizes) < 64
+
+
+def test_processes_that_each_take_themselves_for_the_only_rank_are_found_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)
+    loader = rf.Loader(rf.from_dataset([{"x": 1}] * 4), 2, topology=rf.Topology(), audit=True)
+    with pytest.raises(rf.errors.AuditError, match="takes itself for the only rank"):
+        list(loader)
+    peers = rf.Topology(launcher="mesh")  # the only data-parallel rank, with tensor-parallel peers
+    assert len(list(rf.Loader(rf.from_dataset([{"x": 1}] * 4), 2, topology=peers, audit=True))) == 2

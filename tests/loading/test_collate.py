@@ -15,6 +15,7 @@ from rankfeed.loading import Loader
 from rankfeed.loading.collate import collate, collate_samples
 from rankfeed.loading.state import save
 from rankfeed.plan import Cursor
+from rankfeed.sources import from_dataset
 from rankfeed.topology import Topology
 
 every_engine = pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
@@ -107,18 +108,25 @@ def _number(samples: list[Any]) -> int:
     return len(samples)
 
 
-def test_a_stand_in_row_that_cannot_be_masked_is_warned_of() -> None:
+def test_a_step_with_stand_in_rows_that_cannot_be_masked_is_refused_on_every_rank() -> None:
     state = save(Cursor(0, 9, 3), {"samples": 10, "shuffle": "none", "seed": 0, "lanes": 1}, "")
-    batches = []
-    for rank in range(3):
+    for rank in range(3):  # rank 2 has a sample, the others stand-ins: all must stop
         loader = Loader(Wrapped(Tuples(10)), 1, topology=Topology(rank=rank, world_size=3))
         loader.load_state_dict(state)
-        if rank == 2:
-            batches += list(loader)
-        else:
-            with pytest.warns(UserWarning, match=f"is not marked.*rank {rank}"):
-                batches += list(loader)
-    assert len(batches) == 3
+        with pytest.raises(errors.TransformError, match=r"no room for 'valid'"):
+            list(loader)
+
+
+def test_every_rank_has_the_mask_at_a_step_with_stand_in_rows() -> None:
+    state = save(Cursor(0, 9, 3), {"samples": 10, "shuffle": "none", "seed": 0, "lanes": 1}, "")
+    masks = []
+    for rank in range(3):
+        source = from_dataset([{"x": index} for index in range(10)])
+        loader = Loader(source, 1, topology=Topology(rank=rank, world_size=3), id_column="id")
+        state["source"] = source.fingerprint
+        loader.load_state_dict(state)
+        masks += [batch["valid"].tolist() for batch in loader]
+    assert masks == [[False], [False], [True]]
 
 
 @every_engine

@@ -179,7 +179,7 @@ def join_fields(one: Fields, other: Fields, where: str) -> dict[str, Field]:
     Raises:
         PackError: there are none; names the field.
 
-    Example:
+    Examples:
         >>> join_fields({"x": Field("dense", "int32", (3,))}, {"x": Field("dense", "int64", (5,))}, "row 7")
         {'x': Field(kind='ragged', dtype='int64', shape=())}
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
@@ -80,7 +80,7 @@ def pack(
             something else.
         ArgumentError: an argument that cannot be meant.
 
-    Example:
+    Examples:
         >>> import tempfile, numpy as np
         >>> clips = ({"frames": np.ones((n, 2)), "label": n % 2} for n in (3, 1, 2))
         >>> packed = pack(clips, tempfile.mkdtemp() + "/clips", progress=False)
@@ -100,24 +100,25 @@ def pack(
             found=type(given).__name__,
             remedy="give what rankfeed.open or rankfeed.from_dataset returns, or a generator of dicts",
         )
-    target = Path(dest)
+    target = _folder(dest)
     try:
         _refuse_foreign(target)
         created = not target.exists()
-        try:
-            with locked(target) as staging:
-                try:
-                    finish(staging)
-                    with _bar(progress, given) as advance:
-                        _pack(given, target, staging, workers, shard_bytes, resume, advance)
-                finally:
-                    if (target / MANIFEST_NAME).exists():
-                        clear(target)
-        except PackError:
-            if created and not any(target.glob(f"{STAGING_NAME}/*.arrow")):
-                clear(target)
-                target.rmdir()
-            raise
+        with locked(target) as staging:
+            try:
+                finish(staging)
+                with _bar(progress, given) as advance:
+                    _pack(given, target, staging, workers, shard_bytes, resume, advance)
+            except (RankfeedError, OSError):
+                # Still under the lock: what is there is ours, and nobody else's beginnings.
+                if created and not any(staging.glob("*.arrow")):
+                    clear(target)
+                    with suppress(OSError):  # not empty
+                        target.rmdir()
+                raise
+            finally:
+                if (target / MANIFEST_NAME).exists():
+                    clear(target)
     except OSError as error:
         if isinstance(error, RankfeedError):
             raise
@@ -128,6 +129,23 @@ def pack(
             remedy="make room or choose another folder; called again, pack goes on where it stopped",
         ) from error
     return PackedSource(target)
+
+
+def _folder(dest: Any) -> Path:
+    """The folder that is meant.
+
+    Raises:
+        ArgumentError: no folder of this machine's file systems.
+    """
+    if isinstance(dest, (str, os.PathLike)):
+        text = os.fspath(dest)
+        if isinstance(text, str) and text and "\0" not in text and "://" not in text:
+            return Path(text)
+    raise ArgumentError(
+        "this is no folder to pack into",
+        expected="a path (object stores are not written yet)",
+        found=repr(dest),
+    )
 
 
 def _pack(

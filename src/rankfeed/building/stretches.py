@@ -10,7 +10,7 @@ import numpy as np
 
 from rankfeed.building.chunk import Chunk, chunk_of, columns_of, concatenated, join_fields, not_a_dict
 from rankfeed.columns import as_array
-from rankfeed.errors import ArgumentError, PackError
+from rankfeed.errors import ArgumentError, PackError, RankfeedError
 from rankfeed.sources import Source
 
 #: Rows looked at to learn how large a row is, and bytes after which no more are.
@@ -51,7 +51,7 @@ def chunks_of_iterable(samples: Iterable[Any], shard_bytes: int) -> Iterator[Chu
     """The rows of an iterable of dicts."""
     waiting: list[dict[str, Any]] = []
     first = nbytes = 0
-    for number, sample in enumerate(samples):
+    for number, sample in enumerate(_read(samples)):
         if not isinstance(sample, dict):
             raise not_a_dict([sample], f"row {number}")
         row = {name: _value(name, value, number) for name, value in sample.items()}
@@ -64,11 +64,29 @@ def chunks_of_iterable(samples: Iterable[Any], shard_bytes: int) -> Iterator[Chu
         yield _batch(waiting, first)
 
 
+def _read(samples: Iterable[Any]) -> Iterator[Any]:
+    """The samples; an input that cannot be read is told from an output that cannot be written."""
+    number = 0
+    try:
+        for sample in samples:
+            yield sample
+            number += 1
+    except OSError as error:
+        if isinstance(error, RankfeedError):
+            raise
+        raise PackError("the input could not be read", found=error, where=f"row {number}") from error
+
+
 def _batch_bytes(shard_bytes: int) -> int:
     return max(1, min(_BATCH_BYTES, shard_bytes // 8))
 
 
 def _value(name: str, value: Any, number: int) -> Any:
+    if isinstance(value, str) and not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise PackError("text cannot be stored", found=error, where=f"row {number}, field {name!r}") from error
     if isinstance(value, (bytes, str)):
         return value
     if isinstance(value, (bytearray, memoryview)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import typer
@@ -24,15 +25,15 @@ app.command()(plans.verify)
 
 
 @app.command()
-def demo(json: Json = False) -> None:
+def demo(as_json: Json = False) -> None:
     """Train on real data, kill the job, resume on other ranks, and count what was delivered.
 
     Example: rankfeed demo
     """
     from rankfeed.cli import demo as main_job
 
-    figures = main_job.run(lambda text: typer.echo(text, err=json))
-    show(figures, as_json=json, title="proof")
+    figures = main_job.run(lambda text: typer.echo(text, err=as_json))
+    show(figures, as_json=as_json, title="proof")
     if figures["missing"] or figures["repeated"]:
         raise RankfeedError("samples went missing or came twice", found=str(figures))
 
@@ -42,5 +43,9 @@ def main() -> None:
     try:
         app()
     except RankfeedError as error:
+        if "--json" in sys.argv:
+            facts = {name: getattr(error, name) for name in ("expected", "found", "where", "remedy")}
+            told = {name: str(fact) for name, fact in facts.items() if fact is not None}
+            typer.echo(json.dumps({"ok": False, "error": error.summary, **told}))
         typer.secho(f"rankfeed: {error}", err=True, fg="red")
         sys.exit(2 if isinstance(error, ArgumentError) else 1)

@@ -24,7 +24,7 @@ _KEPT = 32
 class BufferPool:
     """Gives out arrays over recycled memory. Safe to use from several threads.
 
-    Example:
+    Examples:
         >>> pool = BufferPool()
         >>> first = pool.allocate((1024, 64), np.dtype("float32"))
         >>> address = first.ctypes.data

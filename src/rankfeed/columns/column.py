@@ -101,7 +101,7 @@ class Column(ABC):
 class Dense(Column):
     """Rows of one shape.
 
-    Example:
+    Examples:
         >>> column = Dense([Rows(np.array([10, 11, 12, 13]), np.array([3, 0]))])
         >>> column.gather()
         array([13, 10])
@@ -206,7 +206,7 @@ class Ragged(_Segmented):
     Attributes:
         lengths: int64 [rows], elements along the first dimension.
 
-    Example:
+    Examples:
         >>> column = Ragged.of([np.array([1.0, 2.0]), np.array([3.0])])
         >>> column.pad()
         array([[1., 2.],
@@ -250,7 +250,7 @@ class Ragged(_Segmented):
 class Bytes(_Segmented):
     """Byte strings, or text in UTF-8; its parts are runs of uint8.
 
-    Example:
+    Examples:
         >>> Bytes.of([b"ab", b""]).rows()
         [b'ab', b'']
     """

@@ -16,7 +16,7 @@ from rankfeed.errors import ArgumentError
 class Columns(Mapping[str, Column]):
     """The columns of a batch by name, all of one length.
 
-    Example:
+    Examples:
         >>> batch = Columns.from_samples([{"x": 1.0, "name": "a"}, {"x": 2.0, "name": "b"}])
         >>> batch["x"].gather(), batch.samples()[1]["name"]
         (array([1., 2.]), 'b')

@@ -20,7 +20,7 @@ class Field:
         dtype: numpy's name of the elements' type; empty for bytes, str and object.
         shape: of a row; for a ragged field, of an element along its first dimension.
 
-    Example:
+    Examples:
         >>> Field("ragged", "float32", (64,)).row_bytes(elements=10)
         2560
     """

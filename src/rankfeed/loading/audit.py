@@ -155,16 +155,31 @@ class AuditReport:
         return f"epoch {self.epoch}, positions {self.start} to {self.end}, {self.world_size} ranks"
 
 
-def gather(report: AuditReport) -> AuditReport | None:
+def gather(report: AuditReport, *, launcher: str) -> AuditReport | None:
     """The reports of all processes as one, if torch.distributed can bring them together; else None.
 
     A collective: every process must call it.
+
+    Args:
+        report: of this rank.
+        launcher: who says that it is this rank. Alone in a data-parallel dimension of a mesh is no contradiction.
+
+    Raises:
+        AuditError: this process takes itself for the only rank, and is one of several.
     """
     import torch.distributed as dist
 
+    together = dist.is_available() and dist.is_initialized()
     if report.world_size == 1:
+        if together and dist.get_world_size() > 1 and launcher != "mesh":
+            raise AuditError(
+                "each process takes itself for the only rank: all of them were given every sample",
+                expected=f"{dist.get_world_size()} ranks, as torch.distributed says",
+                found="1 rank",
+                remedy="leave topology out so that it is found, or take Topology.from_mesh for parallel peers",
+            )
         return report
-    if not (dist.is_available() and dist.is_initialized()):
+    if not together:
         return None
     reports: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(reports, report)

@@ -39,7 +39,7 @@ def collate(columns: Columns, ragged: RaggedAs, allocate: Allocate = np.empty) -
     Raises:
         ArgumentError: the lengths of a ragged column would take the name of another column.
 
-    Example:
+    Examples:
         >>> rows = Columns.from_samples([{"x": [1, 2], "y": 5}, {"x": [3], "y": 6}])
         >>> batch = collate(rows, "pad")
         >>> batch["x"].tolist(), batch["x_lengths"].tolist(), batch["y"].tolist()
@@ -73,7 +73,7 @@ def collate(columns: Columns, ragged: RaggedAs, allocate: Allocate = np.empty) -
 def collate_samples(samples: Sequence[Any]) -> Any:
     """A batch out of samples that are no dicts of columns, as torch does it; but tuples stay tuples.
 
-    Example:
+    Examples:
         >>> collate_samples([(1, "a"), (2, "b")])
         (tensor([1, 2]), ['a', 'b'])
     """

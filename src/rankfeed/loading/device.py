@@ -12,7 +12,7 @@ from rankfeed.errors import ArgumentError
 def to_device(batch: Any, device: torch.device) -> Any:
     """The batch with its tensors on a device, copied through pinned memory where that is an accelerator.
 
-    Example:
+    Examples:
         >>> to_device({"x": torch.zeros(2), "names": ["a"]}, torch.device("cpu"))["names"]
         ['a']
     """
@@ -35,11 +35,14 @@ def device_of(device: str | torch.device | None) -> torch.device | None:
     Raises:
         ArgumentError: torch knows none of that name.
 
-    Example:
+    Examples:
         >>> device_of("cpu")
         device(type='cpu')
     """
     try:
-        return None if device is None else torch.device(device)
+        found = None if device is None else torch.device(device)
+        if found is not None and found.type == "cuda" and not torch.cuda.is_available():
+            raise RuntimeError("there is no such accelerator here")
+        return found
     except (RuntimeError, TypeError) as error:
-        raise ArgumentError("unknown device", expected="as torch.device takes it", found=repr(device)) from error
+        raise ArgumentError("unknown device", expected="one that torch has here", found=repr(device)) from error

@@ -64,12 +64,15 @@ class Loader(Placed):
         ArgumentError: an argument cannot be meant.
         PlanError: no samples; fewer samples than ranks (at the first ``len`` or ``iter``).
 
-    Example:
+    Examples:
         >>> import rankfeed as rf
         >>> source = rf.from_dataset([{"x": float(i)} for i in range(5)])
         >>> loader = rf.Loader(source, batch_size=2)
-        >>> [batch["x"].tolist() for batch in loader]
-        [[0.0, 1.0], [2.0, 3.0], [4.0]]
+        >>> for batch in loader:
+        ...     print(batch["x"].tolist())
+        [0.0, 1.0]
+        [2.0, 3.0]
+        [4.0]
         >>> loader.epoch
         1
     """
@@ -272,7 +275,7 @@ class _Iteration:
         if self._delivered is not None:
             report = proof.AuditReport.of_rank(self._schedule, self._delivered)
             self._loader.audit_report = report
-            together = proof.gather(report)
+            together = proof.gather(report, launcher=self._loader.topology.launcher)
             if together is not None:
                 self._loader.audit_report = together
                 together.check()

@@ -5,7 +5,6 @@ What a step's batch holds depends on nothing else, so any engine may make it, an
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -92,7 +91,7 @@ class Maker:
             else:
                 samples = rows.samples() if isinstance(rows, Columns) else rows
                 batch = self._collated(samples, where)
-            self._add_columns(batch, ids, valid, where, filled=schedule.tail == "pad")
+            self._add_columns(batch, ids, valid, where, filled=schedule.is_filled(step))
             if self.batch_transform is not None:
                 streams = Streams("batch", self.seed, schedule.epoch)
                 batch = self._batch_transformed(batch, streams, schedule.first_position(step), where)
@@ -183,20 +182,16 @@ class Maker:
         extra: dict[str, npt.NDArray[Any]] = {}
         if self.id_column is not None:
             extra[self.id_column] = ids
-        if filled or not valid.all():
+        if filled:
             extra["valid"] = valid
         if extra and not isinstance(batch, dict):
-            if self.id_column is None and not filled:
-                # Raising would stop the ranks at the few samples left of a resumed epoch, each time anew.
-                warnings.warn(
-                    f"a row that only fills is not marked, the batch being no dict ({where})", stacklevel=2
-                )
-                return
+            # Under "even" this is the step of a job resumed with fewer samples than ranks: all ranks come here.
             raise TransformError(
                 f"a batch that is no dict has no room for {' and '.join(map(repr, extra))}",
                 expected="samples that are dicts, or a collate_fn that returns one",
                 found=type(batch).__name__,
                 where=where,
+                remedy=None if self.id_column else "or resume on no more ranks than there are samples left",
             )
         for name, values in extra.items():
             if name in batch:

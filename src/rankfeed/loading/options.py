@@ -34,6 +34,8 @@ def check_names(
     source: Source, columns: Sequence[str] | None, id_column: str | None, tail: Tail, ragged: str
 ) -> None:
     """Refuse columns that are not there, and names that the loader would write over."""
+    if id_column == "valid":
+        raise ArgumentError("the name 'valid' is taken: it is the mask's", remedy="choose another id_column")
     fields = source.fields
     if "" in fields:  # samples that are no dicts: nothing can be added to them
         for name, value, given in (

@@ -27,7 +27,7 @@ class Pace:
     Args:
         ways: names, the one to begin with first.
 
-    Example:
+    Examples:
         >>> pace = Pace(("threads", "inline"))
         >>> pace.next()
         ('threads', 64)

@@ -10,7 +10,7 @@ from rankfeed.topology import Topology
 class Placed:
     """Has a topology, given or found when it is first asked for.
 
-    Example:
+    Examples:
         >>> class Reader(Placed):
         ...     def __init__(self, topology=None):
         ...         self._topology = topology

@@ -23,7 +23,7 @@ class Streams:
     Args:
         purpose: keeps streams for different uses apart.
 
-    Example:
+    Examples:
         >>> one, same = (Streams("transform", seed=1, epoch=2).generator(7) for _ in range(2))
         >>> bool(one.integers(1 << 30) == same.integers(1 << 30))
         True
@@ -63,7 +63,7 @@ def kept_globals() -> Iterator[None]:
 def wants_rng(function: Callable[..., Any]) -> bool:
     """Whether a transform takes a generator as well: a second required argument, or one named ``rng``.
 
-    Example:
+    Examples:
         >>> wants_rng(lambda sample: sample), wants_rng(lambda sample, rng: sample)
         (False, True)
     """

@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 from torch.utils.data import Dataset, Sampler
 from torch.utils.data.distributed import DistributedSampler as TorchDistributedSampler
 
+from rankfeed.errors import ArgumentError
 from rankfeed.loading import state as states
 from rankfeed.loading.placed import Placed
 from rankfeed.plan import Cursor, Plan, Schedule, Tail
@@ -40,6 +41,8 @@ class _Planned(Placed, Generic[_Yield]):
     ) -> None:
         # torch's own initialisers are not called: they ask for a process group before there need be one.
         self._size, self._fingerprint = _size_of(num_samples_or_source)
+        if shuffle not in (False, True, "global"):
+            raise ArgumentError("a sampler shuffles globally or not at all", found=repr(shuffle))
         self.plan = Plan(self._size, shuffle="global" if shuffle else "none", seed=seed)
         self.batch_size = whole("batch_size", batch_size, at_least=1)
         self.tail: Tail = tail
@@ -139,7 +142,7 @@ class DistributedBatchSampler(_Planned[list[int]], Sampler[list[int]]):
     Raises:
         PlanError: no samples, or fewer samples than ranks.
 
-    Example:
+    Examples:
         >>> import rankfeed as rf
         >>> list(DistributedBatchSampler(5, 2, topology=rf.Topology(rank=1, world_size=2)))
         [[1, 2], [4]]
@@ -179,7 +182,7 @@ class DistributedSampler(_Planned[int], TorchDistributedSampler[Any]):  # type: 
     Raises:
         PlanError: no samples, or fewer samples than ranks.
 
-    Example:
+    Examples:
         >>> import rankfeed as rf
         >>> list(DistributedSampler(6, 2, topology=rf.Topology(rank=1, world_size=2)))
         [2, 3, 5]

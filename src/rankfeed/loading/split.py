@@ -39,7 +39,7 @@ def split(iterable: Iterable[_Item], *, topology: Topology | None = None) -> Ite
     Returns:
         an ``IterableDataset``, for a DataLoader or to be iterated as it is.
 
-    Example:
+    Examples:
         >>> import rankfeed as rf
         >>> list(split(range(7), topology=rf.Topology(rank=1, world_size=3)))
         [1, 4]

@@ -36,7 +36,7 @@ class LoaderState(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 def save(cursor: Cursor, plan: Mapping[str, int | str], source: str) -> dict[str, Any]:
     """A state as a dict of JSON's own types, the same on every rank.
 
-    Example:
+    Examples:
         >>> save(Cursor(2, 40, 5), {"samples": 100}, "9f")["position"]
         40
     """
@@ -102,6 +102,10 @@ def check(state: LoaderState, plan: Mapping[str, int | str], source: str) -> Cur
         cursor = Cursor(state.epoch, state.position, state.steps)
     except PlanError as error:
         raise StateError("the checkpoint names an impossible place", found=error.summary) from error
+    if cursor.steps > cursor.position:
+        raise StateError(
+            "the checkpoint names an impossible place", expected="a sample a step", found=f"{cursor.steps} steps"
+        )
     if cursor.position > int(plan["samples"]):
         raise StateError(
             "the checkpoint lies beyond the epoch",

@@ -18,7 +18,7 @@ class Cursor:
         position: samples consumed in this epoch.
         steps: steps taken in this epoch, by whatever topologies.
 
-    Example:
+    Examples:
         >>> Cursor(epoch=1, position=96, steps=3).next_epoch()
         Cursor(epoch=2, position=0, steps=0)
     """

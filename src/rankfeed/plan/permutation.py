@@ -48,7 +48,7 @@ class Key:
         parts: strings and integers of any size; two keys are unrelated if any part differs, so that
             (seed 5, epoch 1) and (seed 6, epoch 0) have nothing in common.
 
-    Example:
+    Examples:
         >>> Key.of("order", 5, 1) == Key.of("order", 6, 0)
         False
     """
@@ -79,7 +79,7 @@ def permutation(
     Returns:
         int64 array of the same shape.
 
-    Example:
+    Examples:
         >>> order = permutation(range(6), 6, Key.of("demo", 1))
         >>> sorted(order.tolist())
         [0, 1, 2, 3, 4, 5]
@@ -102,7 +102,7 @@ def permutation(
 def mix(values: UInt64) -> UInt64:
     """SplitMix64's finaliser: 64 well mixed bits for each 64-bit value, a bijection.
 
-    Example:
+    Examples:
         >>> int(mix(np.array([1], np.uint64))[0]) != int(mix(np.array([2], np.uint64))[0])
         True
     """

@@ -44,7 +44,7 @@ class Plan:
     Raises:
         PlanError: an argument makes no plan; no samples; more than 2**62 of them.
 
-    Example:
+    Examples:
         >>> plan = Plan([3, 2, 4], shuffle="window", seed=1, window=4)
         >>> sorted(plan.sample_ids(epoch=0, positions=range(9)).tolist())
         [0, 1, 2, 3, 4, 5, 6, 7, 8]
@@ -201,7 +201,7 @@ def whole(name: str, value: object, *, at_least: int | None = None) -> int:
     Raises:
         PlanError: it isn't.
 
-    Example:
+    Examples:
         >>> whole("batch_size", np.int32(8), at_least=1)
         8
     """

@@ -63,7 +63,7 @@ class Schedule:
     Raises:
         PlanError: an argument makes no schedule; an epoch has fewer samples than ranks (but under "pad").
 
-    Example:
+    Examples:
         >>> from rankfeed.plan import Plan
         >>> from rankfeed.topology import Topology
         >>> schedule = Schedule(Plan(10, shuffle="none"), batch_size=2, topology=Topology(rank=1, world_size=2))
@@ -129,6 +129,11 @@ class Schedule:
             return np.ones(self.batch_size, bool)
         first, last, rows = self._share(step)
         return np.arange(rows) < last - first
+
+    def is_filled(self, step: int) -> bool:
+        """Whether rows of some rank only fill at ``step``, or may: the same answer on every rank."""
+        low, high = self._bounds(self._checked(step))
+        return self.tail == "pad" or high - low < self.world_size
 
     def global_batch(self, step: int) -> Int64:
         """Sample ids of all ranks together at ``step``, in the epoch's order.
@@ -204,7 +209,7 @@ class Schedule:
 def cut(samples: int, batch_size: int, world_size: int, tail: Tail) -> tuple[int, list[int]]:
     """Number of full steps, and the samples of the steps after them (two at most).
 
-    Example:
+    Examples:
         >>> cut(10, batch_size=2, world_size=2, tail="even")
         (1, [3, 3])
         >>> cut(10, batch_size=2, world_size=2, tail="pad")
@@ -230,7 +235,7 @@ def by_lane(low: int, high: int, lanes: int, first: int, last: int) -> Int64:
     Returns:
         int64 array of ``last - first`` positions.
 
-    Example:
+    Examples:
         >>> by_lane(4, 12, lanes=3, first=0, last=8).tolist()
         [6, 9, 4, 7, 10, 5, 8, 11]
     """

@@ -49,7 +49,7 @@ class Difference:
 class Tally:
     """A multiset of sample ids: 18 KiB, whatever is in it.
 
-    Example:
+    Examples:
         >>> delivered, promised = Tally(), Tally()
         >>> delivered.add(np.array([0, 1, 1, 3]))
         >>> promised.add(np.arange(4))

@@ -69,7 +69,7 @@ def verify_plan(
     Raises:
         PlanError: there is no such schedule.
 
-    Example:
+    Examples:
         >>> from rankfeed.plan import Plan
         >>> verify_plan(Plan(100), ranks=3, batch_size=8).ok
         True

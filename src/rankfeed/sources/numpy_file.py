@@ -38,7 +38,7 @@ class NumpyFileSource(Source):
     """
 
     def __init__(self, path: str, *, columns: Sequence[str] | None = None) -> None:
-        self.path = path
+        self.path = os.path.abspath(path)
         self._wanted = None if columns is None else tuple(columns)
         self._lock = threading.Lock()
         self._arrays: dict[str, npt.NDArray[Any]] = {}

@@ -59,15 +59,14 @@ def open(
         UnsafeError: reading it could run code.
         ArgumentError: no such column or format.
 
-    Example:
+    Examples:
         >>> import tempfile, numpy as np
         >>> folder = Path(tempfile.mkdtemp())
         >>> np.save(folder / "rows.npy", np.arange(6).reshape(3, 2))
         >>> open(folder / "rows.npy")[2]["array"]
         array([4, 5])
     """
-    if not isinstance(uri, (str, os.PathLike)):
-        uri = [os.fspath(each) for each in uri]
+    uri = _checked(uri)
     for each in [uri] if isinstance(uri, (str, os.PathLike)) else uri:
         if "://" in os.fspath(each):
             raise SourceError(
@@ -84,6 +83,18 @@ def open(
         if format in (None, name) and fits(uri):
             return opened(uri, columns, allow_pickle)
     raise _nothing(uri, format)
+
+
+def _checked(uri: Any) -> Paths:
+    """Paths as they were meant."""
+    paths = [uri] if isinstance(uri, (str, os.PathLike)) else uri
+    if not isinstance(paths, (list, tuple)) or not all(isinstance(each, (str, os.PathLike)) for each in paths):
+        raise ArgumentError("this is no path", expected="a path, or a list of paths", found=repr(uri))
+    texts = [os.fspath(each) for each in paths]
+    for text in texts:
+        if not text or "\0" in text or any(len(part) > 255 for part in text.split("/")):
+            raise SourceError("no such file or folder", where=repr(text[:80]))
+    return texts[0] if paths is not uri else texts
 
 
 def _nothing(uri: Paths, format: str | None) -> SourceError:

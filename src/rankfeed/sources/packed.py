@@ -41,7 +41,7 @@ class PackedSource(Source):
     Raises:
         SourceError, CorruptError, UnsafeError: there is no manifest, or it is not right.
 
-    Example:
+    Examples:
         >>> import tempfile, rankfeed as rf
         >>> source = rf.pack([{"x": 1}, {"x": 2}], tempfile.mkdtemp() + "/packed", progress=False)
         >>> len(source), int(source[1]["x"])
@@ -49,7 +49,7 @@ class PackedSource(Source):
     """
 
     def __init__(self, path: str | Path, *, columns: Sequence[str] | None = None) -> None:
-        self.path = str(path)
+        self.path = os.path.abspath(path)  # whoever changes the working directory later still reads the same
         self._wanted = None if columns is None else tuple(columns)
         self._open_manifest()
         for number in range(len(self._manifest.shards)):
@@ -234,7 +234,7 @@ class VerifyReport:
 
 
 def verify_packed(path: str | Path, progress: Callable[[float], None] | None = None) -> VerifyReport:
-    """Read all bytes of a packed data set and compare sizes and checksums.
+    """Read all bytes of a packed data set; compare sizes and checksums, and what is in it with the manifest.
 
     Args:
         path: of the folder.
@@ -262,7 +262,13 @@ def verify_packed(path: str | Path, progress: Callable[[float], None] | None = N
             digest = file_digest(place, step)
         except OSError as error:
             return f"{shard.path}: {error.strerror or error}"
-        return None if digest == shard.xxh3 else f"{shard.path}: checksum {digest} instead of {shard.xxh3}"
+        if digest != shard.xxh3:
+            return f"{shard.path}: checksum {digest} instead of {shard.xxh3}"
+        try:
+            read_shard(map_file(place), manifest.fields, shard.rows, shard.path)
+        except CorruptError as error:
+            return f"{shard.path}: {error.summary}, expected {error.expected}, found {error.found}"
+        return None
 
     # Reading and hashing release the GIL.
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:

@@ -130,7 +130,7 @@ def by_chunk(ids: Int64, starts: Int64) -> list[tuple[int, Int64, Int64 | None]]
     Returns:
         for each chunk that is met: its number, rows within it, and which of ``ids`` they are (None for all).
 
-    Example:
+    Examples:
         >>> by_chunk(np.array([5, 0, 4]), np.array([0, 2, 6]))
         [(0, array([0]), array([1])), (1, array([3, 2]), array([0, 2]))]
     """

@@ -161,7 +161,7 @@ def from_dataset(dataset: Any) -> TorchDatasetSource:
     Raises:
         SourceError: it has no length, or is empty.
 
-    Example:
+    Examples:
         >>> source = from_dataset([{"x": 1.5}, {"x": 2.5}])
         >>> len(source), source.fetch([1, 0])["x"].gather()
         (2, array([2.5, 1.5]))

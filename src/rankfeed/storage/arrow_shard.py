@@ -47,7 +47,7 @@ class Stored:
 def arrow_schema(fields: Mapping[str, Field]) -> Any:
     """The Arrow schema (a `pyarrow.Schema`) of shards that hold these fields.
 
-    Example:
+    Examples:
         >>> arrow_schema({"x": Field("ragged", "float32", (2,))}).field("x").type
         LargeListType(large_list<item: fixed_size_list<item: float not null>[2] not null>)
     """

@@ -20,7 +20,7 @@ def file_digest(path: str | PathLike[str], progress: Callable[[int], None] | Non
     Raises:
         OSError: it cannot be read.
 
-    Example:
+    Examples:
         >>> import tempfile, pathlib
         >>> path = pathlib.Path(tempfile.mkdtemp(), "empty")
         >>> path.write_bytes(b"")
@@ -42,7 +42,7 @@ def file_digest(path: str | PathLike[str], progress: Callable[[int], None] | Non
 def digest_of(*pieces: bytes | memoryview) -> str:
     """The checksum of pieces of bytes, which counts where one ends: ("ab", "c") is not ("a", "bc").
 
-    Example:
+    Examples:
         >>> digest_of(b"ab", b"c") == digest_of(b"a", b"bc")
         False
     """

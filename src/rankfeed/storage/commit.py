@@ -30,7 +30,7 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     Raises:
         OSError: it cannot be written; nothing is left behind.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> target = Path(tempfile.mkdtemp(), "a")
         >>> with atomic_file(target) as file:

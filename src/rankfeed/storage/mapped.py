@@ -42,7 +42,7 @@ def map_file(path: str | os.PathLike[str]) -> npt.NDArray[np.uint8]:
     Raises:
         SourceError: there is no such file, or it cannot be read.
 
-    Example:
+    Examples:
         >>> import tempfile, pathlib
         >>> path = pathlib.Path(tempfile.mkdtemp(), "three")
         >>> path.write_bytes(b"abc")

@@ -42,7 +42,7 @@ class Region:
         file: it.
         base: where the region begins, in bytes.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> path = Path(tempfile.mkdtemp(), "letters")
         >>> path.write_bytes(b"abcdef")

@@ -127,7 +127,7 @@ def read(row: Launcher, environ: Mapping[str, str]) -> Claim | None:
     Raises:
         TopologyError: a value that is no number, or a list of nodes that cannot be read.
 
-    Example:
+    Examples:
         >>> read(MPICH, {"PMI_RANK": "1", "PMI_SIZE": "2"}).variables
         'PMI_RANK=1, PMI_SIZE=2'
     """
@@ -154,7 +154,7 @@ def place(claim: Claim) -> tuple[int, int, int, int]:
     Returns:
         (local_rank, local_size, node, num_nodes), not checked.
 
-    Example:
+    Examples:
         >>> place(read(OPENMPI, {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8",
         ...     "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}))
         (1, 4, 1, 2)

@@ -34,7 +34,7 @@ def find(environ: Mapping[str, str]) -> Claim | None:
     Raises:
         TopologyError: half-set, unreadable or contradictory variables.
 
-    Example:
+    Examples:
         >>> find({"RANK": "1", "WORLD_SIZE": "4"}).size
         4
     """

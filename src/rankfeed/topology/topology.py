@@ -37,7 +37,7 @@ class Topology:
     Raises:
         TopologyError: values that cannot be, such as a rank that is not below the world size.
 
-    Example:
+    Examples:
         >>> Topology(rank=1, world_size=2, local_rank=1, local_world_size=2).world_size
         2
         >>> Topology(rank=2, world_size=2)
@@ -95,7 +95,7 @@ class Topology:
             TopologyError: the variables are half-set or contradict each other, or there are several processes
                 and nothing says which this is.
 
-        Example:
+        Examples:
             >>> Topology.detect({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"})
             Topology(rank=3, world_size=4, local_rank=1, local_world_size=2, node=1, num_nodes=2,
                      launcher='torchrun')
@@ -126,7 +126,7 @@ class Topology:
         Raises:
             TopologyError: a name that the mesh has not, the same one twice, none, or a mesh without this process.
 
-        Example:
+        Examples:
             >>> from types import SimpleNamespace
             >>> mesh = SimpleNamespace(mesh_dim_names=("dp", "tp"), mesh=np.arange(4).reshape(2, 2),
             ...                        get_coordinate=lambda: [1, 0])
@@ -156,7 +156,7 @@ class Topology:
     def worker() -> tuple[int, int]:
         """The torch ``DataLoader`` worker that asks now: (id, number of workers), and (0, 1) outside of one.
 
-        Example:
+        Examples:
             >>> Topology.worker()
             (0, 1)
         """
@@ -169,7 +169,7 @@ class Topology:
     def global_rank(self) -> int:
         """``rank * num_workers + worker id``, asked anew each time.
 
-        Example:
+        Examples:
             >>> Topology(rank=1, world_size=2).global_rank
             1
         """
@@ -180,7 +180,7 @@ class Topology:
     def global_world_size(self) -> int:
         """``world_size * num_workers``, asked anew each time.
 
-        Example:
+        Examples:
             >>> Topology(rank=1, world_size=2).global_world_size
             2
         """
