@@ -183,6 +183,9 @@ def gather(report: AuditReport, *, launcher: str) -> AuditReport | None:
         return None
     reports: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(reports, report)
+    # Gloo's thread needs Python's lock once more, to let go of the tensors; a process that ended right here would
+    # take the interpreter from under it and abort. Waiting for the others leaves the lock free meanwhile.
+    dist.barrier()
     return AuditReport.merge(reports)
 
 
