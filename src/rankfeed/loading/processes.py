@@ -184,13 +184,11 @@ def _dismiss(workers: Sequence[_Worker], exiting: Callable[[], bool] = sys.is_fi
     for worker in workers:
         worker.connection.close()
         if worker.ours:
-            worker.process.terminate()
+            # It has nothing to clean up. SIGTERM would run a handler of the job's in one that was only just forked.
+            worker.process.kill()
     for worker in workers:
         if worker.ours:
-            worker.process.join(5)
-            if worker.process.is_alive():
-                worker.process.kill()
-                worker.process.join()
+            worker.process.join()
 
 
 def _ending(exitcode: int | None) -> str:
