@@ -184,7 +184,7 @@ def _dismiss(workers: Sequence[_Worker], exiting: Callable[[], bool] = sys.is_fi
     for worker in workers:
         worker.connection.close()
         if worker.ours:
-            # It has nothing to clean up. SIGTERM would run a handler of the job's in one that was only just forked.
+            # It has nothing to clean up, and SIGTERM would run the handler of the job in one only just forked.
             worker.process.kill()
     for worker in workers:
         if worker.ours:
