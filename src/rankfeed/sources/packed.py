@@ -61,6 +61,7 @@ class PackedSource(Source):
         self._fields = {name: self._manifest.fields[name] for name in names}
         self._starts = np.zeros(len(self._manifest.shards) + 1, np.int64)
         np.cumsum([shard.rows for shard in self._manifest.shards], out=self._starts[1:])
+        self._bytes = sum(shard.bytes for shard in self._manifest.shards)
         self._open: OrderedDict[int, _Shard] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -138,10 +139,11 @@ class PackedSource(Source):
         data = map_file(place)
         _check_size(len(data), shard, place)  # of the very file that is mapped
         stored = read_shard(data, self._manifest.fields, shard.rows, str(place))
-        if sum(each.bytes for each in self._manifest.shards) <= mapped.RESIDENT_BYTES:
+        # Where data are more than may stay mapped, large rows are read by calls.
+        exceeds = self._bytes > mapped.RESIDENT_BYTES
+        large = [name for name, each in stored.items() if exceeds and _row_bytes(each) >= _LARGE_ROW]
+        if not large:
             return _Shard(stored, {})
-        # More than may stay mapped: large rows are read by calls.
-        large = [name for name, each in stored.items() if _row_bytes(each) >= _LARGE_ROW]
         file = File(place)
         start = data.ctypes.data
         return _Shard(stored, {name: Region(file, stored[name].values.ctypes.data - start) for name in large})
