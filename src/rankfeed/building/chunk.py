@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from rankfeed.columns import Column, Columns, Dense, Field, Objects
+from rankfeed.columns import Column, Columns, Dense, Field, Objects, Stored
 from rankfeed.errors import ArgumentError, PackError
 from rankfeed.storage import digest_of
-from rankfeed.storage.arrow_shard import Stored
 
 Fields = Mapping[str, Field]
 

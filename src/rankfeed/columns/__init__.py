@@ -4,6 +4,7 @@ from rankfeed.columns.buffers import BufferPool, keep_heap
 from rankfeed.columns.column import Allocate, Bytes, Column, Dense, Objects, Ragged, Rows, Runs
 from rankfeed.columns.columns import Columns, as_array, column_of
 from rankfeed.columns.field import Field, Kind
+from rankfeed.columns.stored import Stored, column_of_parts
 
 __all__ = [
     "Allocate",
@@ -18,7 +19,9 @@ __all__ = [
     "Ragged",
     "Rows",
     "Runs",
+    "Stored",
     "as_array",
     "column_of",
+    "column_of_parts",
     "keep_heap",
 ]

@@ -244,7 +244,7 @@ class Ragged(_Segmented):
 
     def rows(self) -> Sequence[Array]:
         values, offsets = self.compact()
-        return np.split(values, offsets[1:-1])
+        return np.split(values, offsets[1:-1]) if len(self) else []
 
 
 class Bytes(_Segmented):

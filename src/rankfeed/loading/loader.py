@@ -28,6 +28,8 @@ from rankfeed.topology import Topology
 WorkerKind = Literal["thread", "process"]
 #: Lanes taken over from a state: one made by hand must not ask for an array of any length.
 _MOST_LANES = 2**20
+#: Steps of each worker that a source is told of beforehand.
+_AHEAD = 4
 
 
 class Loader(Placed):
@@ -142,6 +144,7 @@ class Loader(Placed):
             seed=self.plan.seed,
             id_column=id_column,
             seed_globals=self.num_workers == 0 or self.worker_kind == "process",
+            ahead=_AHEAD * max(1, self.num_workers),
         )
         self._engine: Engine | None = None
         self._stats = Stats()

@@ -50,6 +50,8 @@ class Maker:
     Args:
         seed_globals: whether torch's, numpy's and random's global generators are seeded for each sample; not
             where threads share them.
+        ahead: the source is told what the step after so many reads; a multiple of the number of worker
+            processes, since each makes one step in so many.
     """
 
     source: Source
@@ -61,6 +63,7 @@ class Maker:
     seed: int
     id_column: str | None
     seed_globals: bool
+    ahead: int = 0
     allocate: Allocate = field(default_factory=lambda: BufferPool().allocate)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -76,6 +79,8 @@ class Maker:
             TransformError: a transform or collate function raised; names sample, step and rank.
             RankfeedError: the data cannot be read.
         """
+        if self.ahead and self.source.looks_ahead and step + self.ahead < len(schedule):
+            self.source.expect(schedule.batch(step + self.ahead), self.columns)
         ids = schedule.batch(step)
         valid = schedule.valid(step)
         where = f"rank {schedule.rank}, epoch {schedule.epoch}, step {step}"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import glob
 import os
-import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -17,8 +15,10 @@ import numpy.typing as npt
 from rankfeed.columns import Columns, Field, Objects, Ragged, Rows, Runs
 from rankfeed.columns import Dense as DenseColumn
 from rankfeed.errors import CorruptError, SourceError
+from rankfeed.sources.format import Format
 from rankfeed.sources.npy import Header, check_size, file_header, read_header, reading
 from rankfeed.sources.numpy_file import NumpyFileSource, npz_headers
+from rankfeed.sources.paths import Paths, common_root, expand, files_in, matched
 from rankfeed.sources.source import Int64, Source, check_columns, check_ids
 from rankfeed.storage import digest_of
 
@@ -28,19 +28,17 @@ ARRAY = "array"
 #: Files in a block: they are read one by one, so this only keeps the list of blocks short.
 _BLOCK = 256
 
-Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-
 
 def is_numpy(where: Paths) -> bool:
     """Whether these are `.npy` or `.npz` files."""
     if isinstance(where, (str, os.PathLike)) and Path(where).is_dir():
         with os.scandir(where) as entries:
             return any(entry.name.endswith(SUFFIXES) for entry in entries)
-    paths = _listing(where)[1]
+    paths = matched(where)
     return bool(paths) and all(path.endswith(SUFFIXES) for path in paths)
 
 
-def open_numpy(where: Paths, columns: Sequence[str] | None, allow_pickle: bool) -> Source:
+def open_numpy(where: Paths, *, columns: Sequence[str] | None = None, allow_pickle: bool = False) -> Source:
     """Open a file by its rows, or several with a sample each.
 
     Raises:
@@ -220,26 +218,10 @@ def _reopen(where: Any, columns: Any, allow_pickle: bool, fingerprint: str) -> N
 
 def _listing(where: Paths) -> tuple[str, list[str]]:
     """The folder that names are relative to, and the files in natural order."""
-    if not isinstance(where, (str, os.PathLike)):
-        paths = [os.fspath(each) for each in where]
-        return (
-            os.path.commonpath([os.path.dirname(os.path.abspath(each)) for each in paths]) if paths else ""
-        ), paths
-    path = os.fspath(where)
-    if os.path.isdir(path):
-        with os.scandir(path) as entries:
-            names = [
-                entry.name for entry in entries if entry.name.endswith(SUFFIXES) and not entry.name.startswith(".")
-            ]
-        return path, [os.path.join(path, name) for name in sorted(names, key=_natural)]
-    paths = sorted(glob.glob(path, recursive=True), key=_natural)
-    return (os.path.commonpath([os.path.dirname(each) for each in paths]) if paths else ""), paths
-
-
-def _natural(name: str) -> tuple[list[tuple[int, int, str]], str]:
-    pieces = re.split(r"(\d+)", name)
-    # [0-9] only: \d takes other scripts' digits too, and int() reads them.
-    return [(1, int(piece), "") if piece.isdecimal() else (0, 0, piece) for piece in pieces], name
+    if isinstance(where, (str, os.PathLike)) and os.path.isdir(where):
+        return os.fspath(where), files_in(where, SUFFIXES, skip=(".",))
+    paths = expand(where)
+    return common_root(paths), paths
 
 
 def _field(header: Header, ragged: bool) -> Field:
@@ -271,3 +253,6 @@ def _column(field: Field, rows: list[npt.NDArray[Any]]) -> Any:
     if not rows:
         return Ragged([Runs(np.empty((0, *field.shape), dtype), *np.empty((2, 0), np.int64))])
     return Ragged.of([row.astype(dtype, copy=False) for row in rows])
+
+
+FORMAT = Format("numpy", ".npy or .npz files", is_numpy, open_numpy)

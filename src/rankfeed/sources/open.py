@@ -2,36 +2,39 @@
 
 from __future__ import annotations
 
+import glob
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from rankfeed.errors import ArgumentError, SourceError
-from rankfeed.sources.numpy_files import is_numpy, open_numpy
-from rankfeed.sources.packed import PackedSource
+from rankfeed.sources.format import Format
+from rankfeed.sources.paths import Paths, as_paths
 from rankfeed.sources.source import Source
-from rankfeed.storage import MANIFEST_NAME
 
 #: Where a pack keeps what is not finished.
 STAGING_NAME = ".rankfeed-pack"
 
-Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-
-
-def _is_packed(where: Paths) -> bool:
-    return isinstance(where, (str, os.PathLike)) and Path(where, MANIFEST_NAME).is_file()
-
-
-def _open_packed(where: Any, columns: Sequence[str] | None, _allow_pickle: bool) -> Source:
-    return PackedSource(os.fspath(where), columns=columns)
-
-
-#: Format -> (whether this is one, how it is opened), in the order they are tried. A new format is a row here.
-FORMATS: dict[str, tuple[Callable[[Any], bool], Callable[[Any, Sequence[str] | None, bool], Source]]] = {
-    "packed": (_is_packed, _open_packed),
-    "numpy": (is_numpy, open_numpy),
+#: Format -> where its `Format` is, in the order they are tried. A new format is a row here.
+FORMATS: dict[str, tuple[str, str]] = {
+    "packed": ("rankfeed.sources.packed", "FORMAT"),
+    "numpy": ("rankfeed.sources.numpy_files", "FORMAT"),
 }
+
+
+def formats(name: str | None = None) -> list[Format]:
+    """All formats, or the one of a name.
+
+    Raises:
+        ArgumentError: there is none of that name.
+    """
+    if name is not None and name not in FORMATS:
+        raise ArgumentError("no such format", expected=" or ".join(FORMATS), found=name)
+    return [
+        getattr(import_module(module), found) for each, (module, found) in FORMATS.items() if name in (None, each)
+    ]
 
 
 def open(
@@ -42,22 +45,25 @@ def open(
     storage_options: dict[str, Any] | None = None,
     allow_pickle: bool = False,
     cache_dir: str | os.PathLike[str] | None = None,
+    **options: Any,
 ) -> Source:
     """Open a data set; its format is found by looking.
 
     Args:
-        uri: a folder that `pack` wrote; a `.npy` or `.npz` file; a folder, glob pattern or list of these.
+        uri: a file, a folder, a glob (``*.tar``) or brace pattern (``{000..099}``), or a list of these.
         columns: names of those to offer; None for all.
-        format: "packed" or "numpy", to open as that and nothing else.
+        format: its name, to open as that and nothing else.
         storage_options: for object stores, which are not read yet.
-        allow_pickle: whether object arrays may be read. Reading them runs code that they contain.
-        cache_dir: for object stores, which are not read yet.
+        allow_pickle: whether pickled objects may be read. Reading them runs code that they contain.
+        cache_dir: where an index goes that cannot lie beside the data.
+        options: of the format: ``filter`` and ``version`` for Lance, ``nulls`` for Parquet, and so on.
 
     Raises:
         SourceError: nothing is there, it is empty, or no format that is known.
         CorruptError: it is damaged.
         UnsafeError: reading it could run code.
-        ArgumentError: no such column or format.
+        ArgumentError: no such column, format or option.
+        MissingExtraError: the format needs a library that is not installed.
 
     Examples:
         >>> import tempfile, numpy as np
@@ -66,40 +72,26 @@ def open(
         >>> open(folder / "rows.npy")[2]["array"]
         array([4, 5])
     """
-    uri = _checked(uri)
+    uri = as_paths(uri)
     for each in [uri] if isinstance(uri, (str, os.PathLike)) else uri:
         if "://" in os.fspath(each):
             raise SourceError(
                 "object stores are not read yet", found=each, remedy="copy the data to a file system first"
             )
-    if storage_options is not None or cache_dir is not None:
+    if storage_options is not None:
         raise ArgumentError(
-            "object stores are not read yet: nothing can be cached or configured",
-            remedy="leave storage_options and cache_dir out",
+            "object stores are not read yet: nothing can be configured", remedy="leave storage_options out"
         )
-    if format is not None and format not in FORMATS:
-        raise ArgumentError("no such format", expected=" or ".join(FORMATS), found=format)
-    for name, (fits, opened) in FORMATS.items():
-        if format in (None, name) and fits(uri):
-            return opened(uri, columns, allow_pickle)
+    common = {"allow_pickle": allow_pickle, "cache_dir": cache_dir}
+    for found in formats(format):
+        if found.fits(uri):
+            return found.open(uri, columns, common, options)
     raise _nothing(uri, format)
-
-
-def _checked(uri: Any) -> Paths:
-    """Paths as they were meant."""
-    paths = [uri] if isinstance(uri, (str, os.PathLike)) else uri
-    if not isinstance(paths, (list, tuple)) or not all(isinstance(each, (str, os.PathLike)) for each in paths):
-        raise ArgumentError("this is no path", expected="a path, or a list of paths", found=repr(uri))
-    texts = [os.fspath(each) for each in paths]
-    for text in texts:
-        if not text or "\0" in text or any(len(part) > 255 for part in text.split("/")):
-            raise SourceError("no such file or folder", where=repr(text[:80]))
-    return texts[0] if paths is not uri else texts
 
 
 def _nothing(uri: Paths, format: str | None) -> SourceError:
     """Why there is nothing to open."""
-    expected = f"{'a folder that rankfeed packed, or .npy or .npz files' if format is None else format}"
+    expected = ", ".join(each.what for each in formats(format))
     if not isinstance(uri, (str, os.PathLike)):
         return SourceError("these are no files of one known format", expected=expected, found=str(list(uri)[:4]))
     path = Path(uri)
@@ -109,7 +101,7 @@ def _nothing(uri: Paths, format: str | None) -> SourceError:
             where=path,
             remedy="call rankfeed.pack again with the same input: it goes on where it stopped",
         )
-    if any(sign in os.fspath(uri) for sign in "*?[") and not path.exists():
+    if glob.has_magic(os.fspath(uri)) and not path.exists():
         return SourceError("no file fits the pattern", expected=expected, found=os.fspath(uri))
     if not path.exists():
         return SourceError("no such file or folder", where=path)

@@ -15,11 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.columns import Bytes, Column, Columns, Dense, Field, Ragged, Rows, Runs
+from rankfeed.columns import Columns, Field, Stored, column_of_parts
 from rankfeed.errors import CorruptError
+from rankfeed.sources.format import Format
+from rankfeed.sources.paths import Paths
 from rankfeed.sources.source import Source, by_chunk, check_columns, check_ids
-from rankfeed.storage import Manifest, file_digest, load_manifest, map_file, mapped, touched
-from rankfeed.storage.arrow_shard import REMEDY, Stored, read_shard
+from rankfeed.storage import MANIFEST_NAME, Manifest, file_digest, load_manifest, map_file, mapped, touched
+from rankfeed.storage.arrow_shard import REMEDY, read_shard
 from rankfeed.storage.manifest import Shard
 from rankfeed.storage.region import File, Region
 
@@ -111,8 +113,8 @@ class PackedSource(Source):
         for number, rows, slots in by_chunk(ids, self._starts):
             shard = self._shard(number)
             for name in names:
-                parts[name].append(_part(shard.stored[name], rows, slots, shard.regions.get(name)))
-        fetched = {name: _column(self._fields[name], part) for name, part in parts.items()}
+                parts[name].append(shard.stored[name].part(rows, slots, shard.regions.get(name)))
+        fetched = {name: column_of_parts(self._fields[name], part) for name, part in parts.items()}
         touched(lambda: sum(column.nbytes for column in fetched.values()), len(ids) * len(names))
         return Columns(fetched, len(ids))
 
@@ -202,22 +204,7 @@ class _Shard:
 
 def _row_bytes(stored: Stored) -> int:
     """Bytes of a row, on average."""
-    return stored.nbytes // max(1, len(stored.values) if stored.offsets is None else len(stored.offsets) - 1)
-
-
-def _part(stored: Stored, rows: Int64, slots: Int64 | None, region: Region | None) -> Rows | Runs:
-    if stored.offsets is None:
-        return Rows(stored.values, rows, slots, region)
-    starts = stored.offsets[rows]
-    return Runs(stored.values, starts, stored.offsets[rows + 1] - starts, slots, region)
-
-
-def _column(field: Field, parts: list[Any]) -> Column:
-    if field.kind == "dense":
-        return Dense(parts)
-    if field.kind == "ragged":
-        return Ragged(parts)
-    return Bytes(parts, text=field.kind == "str")
+    return stored.nbytes // max(1, stored.rows)
 
 
 @dataclass(frozen=True)
@@ -276,3 +263,20 @@ def verify_packed(path: str | Path, progress: Callable[[float], None] | None = N
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         damaged = [problem for problem in pool.map(check, manifest.shards) if problem is not None]
     return VerifyReport(len(manifest.shards), total, damaged)
+
+
+def is_packed(where: Paths) -> bool:
+    """Whether this is a folder that `pack` finished."""
+    return isinstance(where, (str, os.PathLike)) and Path(where, MANIFEST_NAME).is_file()
+
+
+def open_packed(where: Any, *, columns: Sequence[str] | None = None) -> PackedSource:
+    """Open a folder that `pack` wrote.
+
+    Raises:
+        SourceError, CorruptError, UnsafeError: see `PackedSource`.
+    """
+    return PackedSource(os.fspath(where), columns=columns)
+
+
+FORMAT = Format("packed", "a folder that rankfeed packed", is_packed, open_packed)

@@ -27,11 +27,13 @@ class Source(ABC):
         default_shuffle: the kind that suits the format; what ``shuffle=True`` means.
         runs_user_code: whether reading a sample calls code of the user's, which may draw random numbers.
         takes_batches: whether such code reads many samples at once, and is seeded for them together.
+        looks_ahead: whether `expect` does something, and is worth being told.
     """
 
     default_shuffle: ClassVar[Literal["global", "window"]] = "global"
     runs_user_code: ClassVar[bool] = False
     takes_batches: bool = False
+    looks_ahead: ClassVar[bool] = False
 
     @property
     def identified(self) -> bool:
@@ -65,7 +67,9 @@ class Source(ABC):
             SourceError: no such sample or column, or the data cannot be read.
         """
 
-    def expect(self, sample_ids: npt.ArrayLike) -> None:  # noqa: B027  (a hint: doing nothing is right)
+    def expect(  # noqa: B027  (a hint: doing nothing is right)
+        self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None
+    ) -> None:
         """What will be read next: a hint, for a source that can fetch ahead."""
 
     def __len__(self) -> int:

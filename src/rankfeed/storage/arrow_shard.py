@@ -8,13 +8,12 @@ Two numpy types have no Arrow type that numpy can view: booleans are stored as u
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.columns import Field
+from rankfeed.columns import Field, Stored
 from rankfeed.errors import CorruptError
 
 Array = npt.NDArray[Any]
@@ -24,24 +23,6 @@ Int64 = npt.NDArray[np.int64]
 _CHECKED = 1 << 16
 
 REMEDY = "fetch the shard anew, or pack the data set again; `rankfeed verify` lists what is damaged"
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A column as it lies in a shard.
-
-    Args:
-        values: dense: [rows, *shape]; ragged: [elements, *shape]; bytes and text: uint8 [bytes].
-        offsets: int64 [rows + 1], where each row starts; None for dense.
-    """
-
-    values: Array
-    offsets: Int64 | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of it in the file."""
-        return int(self.values.nbytes) + (0 if self.offsets is None else int(self.offsets.nbytes))
 
 
 def arrow_schema(fields: Mapping[str, Field]) -> Any:

@@ -1,0 +1,77 @@
+"""Columns as they lie in a file or in memory: values, and where each row starts in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rankfeed.columns.column import Bytes, Column, Dense, Objects, Ragged, Readable, Rows, Runs
+from rankfeed.columns.field import Field
+
+Array = npt.NDArray[Any]
+Int64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A column as it lies in a file, or as it was decoded.
+
+    Args:
+        values: dense: [rows, *shape]; ragged: [elements, *shape]; bytes and text: uint8 [bytes]; objects: [rows].
+        offsets: int64 [rows + 1], where each row starts; None for dense and objects.
+
+    Examples:
+        >>> stored = Stored(np.frombuffer(b"abcde", np.uint8), np.array([0, 2, 5]))
+        >>> column_of_parts(Field("bytes"), [stored.part(np.array([1, 0]))]).rows()
+        [b'cde', b'ab']
+    """
+
+    values: Array
+    offsets: Int64 | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of it."""
+        return int(self.values.nbytes) + (0 if self.offsets is None else int(self.offsets.nbytes))
+
+    @property
+    def rows(self) -> int:
+        """How many there are."""
+        return len(self.values) if self.offsets is None else len(self.offsets) - 1
+
+    def part(self, rows: Int64, slots: Int64 | None = None, region: Readable | None = None) -> Rows | Runs:
+        """Some rows, for a column of a batch.
+
+        Args:
+            rows: int64 [m], which.
+            slots: which rows of the batch they become; None for all, in order.
+            region: where their bytes are better read from.
+        """
+        if self.offsets is None:
+            return Rows(self.values, rows, slots, region)
+        starts = self.offsets[rows]
+        return Runs(self.values, starts, self.offsets[rows + 1] - starts, slots, region)
+
+
+def column_of_parts(field: Field, parts: Sequence[Any]) -> Column:
+    """The column of a batch whose rows lie in these parts (at least one)."""
+    if field.kind == "dense":
+        return Dense(parts)
+    if field.kind == "ragged":
+        return Ragged(parts)
+    if field.kind == "object":
+        return _objects(parts)
+    return Bytes(parts, text=field.kind == "str")
+
+
+def _objects(parts: Sequence[Rows]) -> Objects:
+    out: list[Any] = [None] * sum(len(part.rows) for part in parts)
+    for part in parts:
+        slots = range(len(part.rows)) if part.slots is None else part.slots.tolist()
+        for slot, row in zip(slots, part.rows.tolist(), strict=True):
+            out[slot] = part.values[row]
+    return Objects(out)

@@ -1,0 +1,155 @@
+"""Arrow's types as fields: what each column of a schema becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from rankfeed.columns import Field
+from rankfeed.errors import ArgumentError, SourceError
+
+Nulls = Literal["error", "mask"]
+
+#: What is added to a column's name for the mask of its nulls.
+VALID = "_valid"
+
+
+def fields_of(schema: Any, *, nulls: Nulls = "error") -> dict[str, Field]:
+    """The fields that the columns of a `pyarrow.Schema` become.
+
+    Numbers and booleans are dense, fixed-size lists dense with a shape, lists of these ragged, text and bytes what
+    they are; structs become columns "outer.inner". Timestamps, dates, times and durations are int64 in their own
+    unit, decimals float64 (the nearest). Anything else (lists of lists, of text; maps) is kept as Python objects.
+
+    Args:
+        schema: of the data.
+        nulls: "mask" adds a boolean column ``<name>_valid`` for each column that may hold nulls.
+
+    Raises:
+        ArgumentError: ``nulls`` is something else.
+        SourceError: two columns have one name.
+
+    Examples:
+        >>> import pyarrow as pa
+        >>> kinds = {"x": pa.list_(pa.float32()), "when": pa.timestamp("us"), "at": pa.list_(pa.int8(), 2)}
+        >>> schema = pa.schema(kinds)
+        >>> {name: str(field) for name, field in fields_of(schema).items()}
+        {'x': 'float32[*]', 'when': 'int64', 'at': 'int8[2]'}
+    """
+    if nulls not in ("error", "mask"):
+        raise ArgumentError("nulls cannot be used", expected="'error' | 'mask'", found=repr(nulls))
+    fields: dict[str, Field] = {}
+    for name, path in leaves_of(schema):
+        column = field_at(schema, path)
+        added = {name: field_of(column.type)}
+        if nulls == "mask":
+            added[name + VALID] = Field("dense", "bool")
+        for each, field in added.items():
+            if each in fields:
+                raise SourceError(
+                    "two columns have one name",
+                    found=repr(each),
+                    remedy="rename one of them where the data are written, or leave it out with columns=",
+                )
+            fields[each] = field
+    return fields
+
+
+def roots_of(schema: Any, names: Sequence[str], *, nulls: Nulls = "error") -> list[str]:
+    """The columns of a schema that have to be read for some fields, each once, in the schema's order."""
+    wanted = {
+        path[0] for name, path in leaves_of(schema) if name in names or (nulls == "mask" and name + VALID in names)
+    }
+    return [name for name in schema.names if name in wanted]
+
+
+def leaves_of(schema: Any) -> list[tuple[str, tuple[str, ...]]]:
+    """Names of the columns, structs taken apart, and the way to each."""
+    import pyarrow as pa
+
+    def walk(name: str, kind: Any, path: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...]]]:
+        if not pa.types.is_struct(kind) or not kind.num_fields:
+            yield name, path
+            return
+        for index in range(kind.num_fields):
+            inner = kind.field(index)
+            yield from walk(f"{name}.{inner.name}", inner.type, (*path, inner.name))
+
+    return [leaf for field in schema for leaf in walk(field.name, field.type, (field.name,))]
+
+
+def field_at(schema: Any, path: tuple[str, ...]) -> Any:
+    """The Arrow field at the end of a way."""
+    field = schema.field(path[0])
+    for name in path[1:]:
+        field = field.type.field(name)
+    return field
+
+
+def element_of(kind: Any) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
+    """Type and shape of numbers, or of fixed-size lists of them; None for anything else."""
+    import pyarrow as pa
+
+    types = pa.types
+    if isinstance(kind, pa.BaseExtensionType):
+        return element_of(kind.storage_type)
+    if types.is_dictionary(kind):
+        return element_of(kind.value_type)
+    if types.is_fixed_size_list(kind):
+        inner = element_of(kind.value_type)
+        return None if inner is None else (inner[0], (kind.list_size, *inner[1]))
+    if types.is_boolean(kind):
+        return np.dtype(np.bool_), ()
+    if types.is_integer(kind) or types.is_floating(kind):
+        return np.dtype(kind.to_pandas_dtype()), ()
+    if types.is_timestamp(kind) or types.is_date(kind) or types.is_time(kind) or types.is_duration(kind):
+        return np.dtype(np.int64), ()
+    if types.is_decimal(kind):
+        return np.dtype(np.float64), ()
+    return None
+
+
+def is_list(kind: Any) -> bool:
+    """Whether rows of an Arrow type differ in length."""
+    import pyarrow as pa
+
+    types = pa.types
+    return bool(
+        types.is_list(kind)
+        or types.is_large_list(kind)
+        or types.is_list_view(kind)
+        or types.is_large_list_view(kind)
+    )
+
+
+def field_of(kind: Any) -> Field:
+    """What a column of an Arrow type becomes."""
+    import pyarrow as pa
+
+    types = pa.types
+    if isinstance(kind, pa.FixedShapeTensorType) and kind.permutation is None:
+        element = element_of(kind.value_type)
+        return Field("object") if element is None else Field("dense", element[0].name, (*kind.shape, *element[1]))
+    if isinstance(kind, pa.BaseExtensionType):
+        return field_of(kind.storage_type)
+    if types.is_dictionary(kind):
+        return field_of(kind.value_type)
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+        return Field("str")
+    if (
+        types.is_binary(kind)
+        or types.is_large_binary(kind)
+        or types.is_binary_view(kind)
+        or types.is_fixed_size_binary(kind)
+    ):
+        return Field("bytes")
+    element = element_of(kind)
+    if element is not None:
+        return Field("dense", element[0].name, element[1])
+    if is_list(kind):
+        element = element_of(kind.value_type)
+        if element is not None:
+            return Field("ragged", element[0].name, element[1])
+    return Field("object")

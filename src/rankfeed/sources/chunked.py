@@ -1,0 +1,109 @@
+"""Sources whose rows are decoded a chunk at a time: row groups, ranges of a fragment, compressed shards."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from rankfeed.columns import Columns, Stored, column_of_parts
+from rankfeed.sources.chunk_cache import Chunk, ChunkCache
+from rankfeed.sources.source import Int64, Source, by_chunk, check_columns, check_ids
+
+#: Decoded bytes that a process keeps of one source.
+CACHE_BYTES = 1 << 30
+
+
+class ChunkedSource(Source):
+    """A source that decodes chunks whole and keeps those used last.
+
+    To add one, call ``_init_chunks`` in the initialiser and give ``fields``, ``fingerprint``, ``blocks`` and
+    ``_load_chunk``; where single rows can be read cheaply, ``_take`` as well.
+    """
+
+    default_shuffle: ClassVar[Literal["global", "window"]] = "window"
+    looks_ahead: ClassVar[bool] = True
+    #: What does not travel to other processes, besides the cache: handles, say.
+    _transient: ClassVar[tuple[str, ...]] = ()
+
+    def _init_chunks(self, rows_per_chunk: Sequence[int] | Int64, cache_bytes: int = CACHE_BYTES) -> None:
+        """Say how the rows fall into chunks, in the order of sample ids."""
+        self._chunk_starts = np.zeros(len(rows_per_chunk) + 1, np.int64)
+        np.cumsum(np.asarray(rows_per_chunk, np.int64), out=self._chunk_starts[1:])
+        self._cache_bytes = cache_bytes
+        self._cache = ChunkCache(cache_bytes)
+
+    @abstractmethod
+    def _load_chunk(self, number: int, names: tuple[str, ...]) -> dict[str, Stored]:
+        """Decode some columns of a chunk. Called in any thread of the process that reads.
+
+        Raises:
+            RankfeedError: it cannot be read; names the place.
+        """
+
+    def _take(self, ids: Int64, names: tuple[str, ...]) -> dict[str, Stored]:
+        """Some columns of single rows, for formats that can: ``ids`` are sorted, none twice."""
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        return int(self._chunk_starts[-1])
+
+    def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
+        """The rows of some samples: pointers into decoded chunks.
+
+        Args:
+            sample_ids: ints in [0, len(self)).
+            columns: names of those wanted; None for all.
+
+        Raises:
+            SourceError: no such sample, or the data cannot be read.
+            CorruptError: they are damaged.
+        """
+        ids = check_ids(sample_ids, len(self))
+        names = tuple(check_columns(columns, self.fields))
+        parts: dict[str, list[Any]] = {name: [] for name in names}
+        single: list[tuple[Int64, Int64 | None]] = []
+        takes = type(self)._take is not ChunkedSource._take
+        for number, rows, slots in by_chunk(ids, self._chunk_starts):
+            chunk = self._cache.find((number, names), len(rows))
+            if chunk is None and takes and not self._cache.pays:
+                single.append((rows + self._chunk_starts[number], slots))
+                continue
+            if chunk is None:
+                chunk = self._chunk(number, names, len(rows))
+            for name in names:
+                parts[name].append(chunk[name].part(rows, slots))
+        if single:
+            self._add_single(single, names, parts)
+        return Columns({name: column_of_parts(self.fields[name], parts[name]) for name in names}, len(ids))
+
+    def expect(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> None:
+        """Decode what will be read next, in the background."""
+        names = tuple(check_columns(columns, self.fields))
+        for number, _, _ in by_chunk(check_ids(sample_ids, len(self)), self._chunk_starts):
+            self._cache.ahead((number, names), lambda number=number: self._load_chunk(number, names))  # type: ignore[misc]
+
+    def _chunk(self, number: int, names: tuple[str, ...], used: int) -> Chunk:
+        return self._cache.get((number, names), lambda: self._load_chunk(number, names), used)
+
+    def _add_single(
+        self, single: list[tuple[Int64, Int64 | None]], names: tuple[str, ...], parts: dict[str, list[Any]]
+    ) -> None:
+        """Rows of chunks that are not worth reading whole, in one call."""
+        unique, places = np.unique(np.concatenate([ids for ids, _ in single]), return_inverse=True)
+        slots = (
+            None if single[0][1] is None else np.concatenate([slots for _, slots in single if slots is not None])
+        )
+        taken = self._take(unique, names)
+        for name in names:
+            parts[name].append(taken[name].part(places, slots))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("_cache", *self._transient)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _cache=ChunkCache(state["_cache_bytes"]))
+        self.__dict__.update(dict.fromkeys(self._transient))

@@ -1,0 +1,185 @@
+"""Which files are meant by a path, a pattern or a list of them, and in which order."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rankfeed.errors import ArgumentError, SourceError
+
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_RANGE = re.compile(r"(-?[0-9]+)\.\.(-?[0-9]+)")
+#: Files that one pattern may stand for.
+_MOST = 10_000_000
+
+
+def is_one(where: Paths) -> bool:
+    """Whether this is one path or pattern, and no list."""
+    return isinstance(where, (str, os.PathLike))
+
+
+def expand(where: Paths) -> list[str]:
+    """The files that are meant: braces are spelled out in their order, globs are sorted (2 before 10).
+
+    Args:
+        where: a path, a glob (``*.tar``) or brace pattern (``{000..012}``, ``{train,val}``), or a list of these.
+
+    Raises:
+        SourceError: a file is not there, or a pattern fits none.
+
+    Examples:
+        >>> import tempfile, pathlib
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> for name in ("a-9.tar", "a-10.tar"):
+        ...     _ = (folder / name).write_bytes(b"")
+        >>> [os.path.basename(path) for path in expand(folder / "a-*.tar")]
+        ['a-9.tar', 'a-10.tar']
+        >>> [os.path.basename(path) for path in expand(f"{folder}/a-{{10..9}}.tar")]
+        ['a-10.tar', 'a-9.tar']
+    """
+    found: list[str] = []
+    for each in [where] if isinstance(where, (str, os.PathLike)) else where:
+        text = os.fspath(each)
+        found += [text] if os.path.exists(text) else [path for one in braces(text) for path in _globbed(one)]
+    return found
+
+
+def braces(pattern: str) -> Iterator[str]:
+    """A pattern with its braces spelled out: ranges keep their width, lists their order, the first varies least.
+
+    Raises:
+        ArgumentError: it stands for an absurd number of names.
+
+    Examples:
+        >>> list(braces("{a,b}-{08..10}"))
+        ['a-08', 'a-09', 'a-10', 'b-08', 'b-09', 'b-10']
+        >>> list(braces("plain{}"))
+        ['plain{}']
+    """
+    for found in _BRACES.finditer(pattern):
+        words = _words(found[1])
+        if words is not None:
+            before, after = pattern[: found.start()], pattern[found.end() :]
+            # What follows may have braces too; what stands before has none that count.
+            return (f"{before}{word}{rest}" for word in words for rest in braces(after))
+    return iter((pattern,))
+
+
+def _words(inside: str) -> Iterator[str] | None:
+    span = _RANGE.fullmatch(inside)
+    if span is None:
+        return iter(inside.split(",")) if "," in inside else None
+    first, last = int(span[1]), int(span[2])
+    if abs(last - first) >= _MOST:
+        raise ArgumentError("a pattern stands for too many files", expected=f"up to {_MOST}", found=inside)
+    padded = any(len(each.lstrip("-")) > 1 and each.lstrip("-")[0] == "0" for each in span.groups())
+    width = max(map(len, span.groups())) if padded else 0
+    step = 1 if first <= last else -1
+    return (f"{number:0{width}d}" for number in range(first, last + step, step))
+
+
+def _globbed(path: str) -> list[str]:
+    if os.path.exists(path):
+        return [path]
+    if not glob.has_magic(path):
+        raise SourceError("no such file or folder", where=path)
+    found = sorted(glob.glob(path, recursive=True), key=natural)
+    if not found:
+        raise SourceError("no file fits the pattern", where=path)
+    return found
+
+
+def matched(where: Paths) -> list[str]:
+    """The files that are meant; none where :func:`expand` would refuse."""
+    try:
+        return expand(where)
+    except (SourceError, ArgumentError):
+        return []
+
+
+def files_in(
+    folder: str | os.PathLike[str],
+    suffixes: Sequence[str],
+    recursive: bool = False,
+    skip: tuple[str, ...] = (".", "_"),
+) -> list[str]:
+    """Files of a folder in natural order.
+
+    Args:
+        folder: it.
+        suffixes: what their names end with.
+        recursive: whether to look into folders in it.
+        skip: names that begin so are left out: hidden files, and by custom those that are no data.
+
+    Raises:
+        SourceError: the folder cannot be read.
+    """
+    found: list[str] = []
+    pending = [os.fspath(folder)]
+    while pending:
+        here = pending.pop()
+        try:
+            with os.scandir(here) as entries:
+                for entry in entries:
+                    if entry.name.startswith(skip):
+                        continue
+                    if recursive and entry.is_dir():
+                        pending.append(entry.path)
+                    elif entry.name.endswith(tuple(suffixes)) and entry.is_file():
+                        found.append(entry.path)
+        except OSError as error:
+            raise SourceError("the folder cannot be read", found=error, where=here) from error
+    return sorted(found, key=natural)
+
+
+def natural(name: str) -> tuple[list[tuple[int, int, str]], str]:
+    """A sort key by which 2 comes before 10.
+
+    Examples:
+        >>> sorted(["b10", "b9", "a"], key=natural)
+        ['a', 'b9', 'b10']
+    """
+    # [0-9] only: \d takes other scripts' digits too, and int() reads them.
+    pieces = re.split(r"([0-9]+)", name)
+    return [(1, int(piece), "") if index % 2 else (0, 0, piece) for index, piece in enumerate(pieces)], name
+
+
+def common_root(paths: Sequence[str]) -> str:
+    """The folder that relative names are taken from, so that a fingerprint holds wherever it is mounted.
+
+    Examples:
+        >>> common_root(["/data/a/1.tar", "/data/b/1.tar"])
+        '/data'
+    """
+    return os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in paths]) if paths else ""
+
+
+def head(path: str | os.PathLike[str], size: int) -> bytes:
+    """The first bytes of a file; none where it cannot be read."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return file.read(size) or b""
+    except OSError:
+        return b""
+
+
+def as_paths(uri: Any) -> Paths:
+    """Paths as they were meant: a text, or a list of them.
+
+    Raises:
+        ArgumentError: it is neither.
+        SourceError: no file can have such a name.
+    """
+    paths = [uri] if isinstance(uri, (str, os.PathLike)) else uri
+    if not isinstance(paths, (list, tuple)) or not all(isinstance(each, (str, os.PathLike)) for each in paths):
+        raise ArgumentError("this is no path", expected="a path, or a list of paths", found=repr(uri))
+    texts = [os.fspath(each) for each in paths]
+    for text in texts:
+        if not text or "\0" in text or any(len(part) > 255 for part in text.split("/")):
+            raise SourceError("no such file or folder", where=repr(text[:80]))
+    return texts[0] if paths is not uri else texts

@@ -1,0 +1,188 @@
+"""Sources that decode chunks: every row right whatever is kept, and no more kept than there is room for."""
+
+import multiprocessing
+import pickle
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import rankfeed as rf
+from rankfeed.columns import Field, Stored
+from rankfeed.errors import CorruptError, SourceError
+from rankfeed.sources.chunk_cache import ChunkCache
+from rankfeed.sources.chunked import ChunkedSource
+
+
+def rows_of(ids: Any, names: tuple[str, ...]) -> dict[str, Stored]:
+    text = [str(each) for each in ids.tolist()]
+    offsets = np.concatenate([[0], np.cumsum([len(each) for each in text])]).astype(np.int64)
+    columns = {"x": Stored(ids**2), "text": Stored(np.frombuffer("".join(text).encode(), np.uint8), offsets)}
+    return {name: columns[name] for name in names}
+
+
+class Squares(ChunkedSource):
+    """Row i is i squared, and a text of it; counts the chunks it decodes."""
+
+    fields: Mapping[str, Field] = {"x": Field("dense", "int64"), "text": Field("str")}  # type: ignore[assignment]
+    fingerprint = "5"  # type: ignore[assignment]
+
+    def __init__(self, rows: list[int], cache_bytes: int = 1 << 20, bad: int = -1) -> None:
+        self._init_chunks(rows, cache_bytes)
+        self.bad = bad
+        self.decoded: list[int] = []
+
+    @property
+    def blocks(self) -> Any:
+        return np.diff(self._chunk_starts)
+
+    def _load_chunk(self, number: int, names: tuple[str, ...]) -> dict[str, Stored]:
+        self.decoded.append(number)
+        if number == self.bad:
+            raise CorruptError("chunk is damaged", where=f"chunk {number}")
+        return rows_of(np.arange(*self._chunk_starts[number : number + 2]), names)
+
+
+class Taking(Squares):
+    """As before, but single rows can be read as well."""
+
+    taken = 0
+
+    def _take(self, ids: Any, names: tuple[str, ...]) -> dict[str, Stored]:
+        assert ids.tolist() == sorted(Counter(ids.tolist()))
+        self.taken += len(ids)
+        return rows_of(ids, names)
+
+
+def check(source: Squares, ids: list[int]) -> None:
+    batch = source.fetch(ids)
+    assert list(batch["x"].rows()) == [each**2 for each in ids]
+    assert list(batch["text"].rows()) == [str(each) for each in ids]
+
+
+@given(
+    rows=st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(any),
+    cache=st.sampled_from([0, 100, 1 << 20]),
+    kind=st.sampled_from([Squares, Taking]),
+    data=st.data(),
+)
+def test_every_row_is_right_in_any_order_and_whatever_is_kept(
+    rows: list[int], cache: int, kind: type[Squares], data: st.DataObject
+) -> None:
+    source = kind(rows, cache)
+    for _ in range(4):
+        check(source, data.draw(st.lists(st.integers(0, sum(rows) - 1), min_size=1, max_size=30)))
+
+
+def test_a_chunk_is_decoded_once_where_there_is_room() -> None:
+    source = Squares([5] * 20)
+    for each in np.random.default_rng(0).permutation(100).reshape(-1, 4).tolist():
+        check(source, each)
+    assert Counter(source.decoded) == Counter(range(20))
+
+
+def test_no_more_is_kept_than_there_is_room_for() -> None:
+    source = Squares([100] * 20, cache_bytes=4000)
+    for start in range(0, 2000, 50):
+        source.fetch(range(start, start + 50), ["x"])
+        assert sum(entry.nbytes for entry in source._cache._entries.values()) <= 4000
+    assert Counter(source.decoded) == Counter(range(20))
+
+
+def test_single_rows_are_taken_where_chunks_go_unused() -> None:
+    source = Taking([100] * 50, cache_bytes=2000)
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        check(source, rng.integers(0, 5000, 8).tolist())
+    assert source.taken > 200  # instead of a hundred rows for each of them
+
+
+def test_threads_decode_a_chunk_once_and_get_the_same_rows() -> None:
+    source = Squares([50] * 4)
+    with ThreadPoolExecutor(8) as pool:
+        list(
+            pool.map(lambda seed: check(source, np.random.default_rng(seed).permutation(200).tolist()), range(40))
+        )
+    assert Counter(source.decoded) == Counter(range(4))
+
+
+def test_what_is_expected_is_there_when_it_is_read() -> None:
+    source = Squares([5] * 4)
+    source.expect([6, 1], None)
+    source._cache._pool.shutdown(wait=True)  # type: ignore[union-attr]
+    assert Counter(source.decoded) == Counter([0, 1])
+    check(source, [6, 1])
+    assert Counter(source.decoded) == Counter([0, 1])
+
+
+def test_an_error_reaches_everybody_who_waits_for_the_chunk() -> None:
+    cache, waiting = ChunkCache(1 << 20), threading.Barrier(4)
+
+    def load() -> dict[str, Stored]:
+        raise SourceError("no such chunk", where="chunk 3")
+
+    def ask(_: int) -> str:
+        waiting.wait(10)
+        with pytest.raises(SourceError) as raised:
+            cache.get(3, load)
+        return str(raised.value)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(ask, range(4))) == ["no such chunk\n  where: chunk 3"] * 4
+
+
+def test_a_damaged_chunk_met_ahead_of_need_is_told_when_it_is_needed() -> None:
+    source = Squares([5] * 4, bad=2)
+    source.expect([11])
+    source._cache._pool.shutdown(wait=True)  # type: ignore[union-attr]
+    check(source, [0, 19])
+    with pytest.raises(CorruptError, match="chunk 2"):
+        source.fetch([11])
+
+
+def _in_child(source: Squares, queue: Any) -> None:
+    check(source, [3, 77, 12])
+    queue.put(len(source.decoded))
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn", "forkserver"])
+def test_a_source_in_use_works_in_a_child(start: Any) -> None:
+    source = Squares([10] * 10)
+    source.expect([55])
+    check(source, [1, 2, 99])
+    context = multiprocessing.get_context(start)
+    queue = context.Queue()
+    child = context.Process(target=_in_child, args=(source, queue))
+    child.start()
+    assert queue.get(timeout=60) >= 2
+    child.join(60)
+    assert child.exitcode == 0
+
+
+def test_what_is_decoded_does_not_travel() -> None:
+    source = Squares([1000] * 10)
+    source.fetch(range(10_000))
+    assert len(pickle.dumps(source)) < 2000
+    check(pickle.loads(pickle.dumps(source)), [9999, 0])
+
+
+def test_a_loader_tells_the_source_what_comes(tmp_path: Path) -> None:
+    source = Squares([10] * 10)
+    told: list[int] = []
+    source.expect = lambda ids, columns=None: told.extend(ids)  # type: ignore[method-assign]
+    ids = [
+        each
+        for batch in rf.Loader(
+            source, 5, shuffle="window", window=10, lanes=2, id_column="id", topology=rf.Topology()
+        )
+        for each in batch["id"].tolist()
+    ]
+    assert Counter(ids) == Counter(range(100))
+    assert told == ids[20:]  # four steps before it is read, in the order in which it is

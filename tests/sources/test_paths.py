@@ -1,0 +1,75 @@
+"""Which files are meant: each of them once, in the order that was asked for."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankfeed.errors import ArgumentError, MissingExtraError, SourceError
+from rankfeed.sources.extras import need
+from rankfeed.sources.paths import braces, common_root, expand, files_in, matched, natural
+
+
+def touch(folder: Path, *names: str) -> list[str]:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"")
+    return [str(folder / name) for name in names]
+
+
+def test_a_glob_is_in_natural_order_and_a_list_as_it_stands(tmp_path: Path) -> None:
+    nine, ten, hundred = touch(tmp_path, "a-9", "a-10", "a-100")
+    assert expand(tmp_path / "a-*") == [nine, ten, hundred]
+    assert expand([hundred, nine, ten]) == [hundred, nine, ten]
+    assert expand(f"{tmp_path}/a-{{100,9}}") == [hundred, nine]
+
+
+def test_a_name_with_signs_of_a_pattern_is_that_file(tmp_path: Path) -> None:
+    (path,) = touch(tmp_path, "a{1,2}[b]*")
+    assert expand(path) == [path]
+
+
+@given(first=st.integers(0, 1200), last=st.integers(0, 1200), width=st.integers(1, 6))
+def test_ranges_keep_their_width_and_direction(first: int, last: int, width: int) -> None:
+    step = 1 if last >= first else -1
+    names = list(braces(f"x{{{first:0{width}d}..{last:0{width}d}}}y"))
+    assert [int(name[1:-1]) for name in names] == list(range(first, last + step, step))
+    if width == 6:
+        assert {len(name) for name in names} == {8}
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    touch(tmp_path, "a-0", "a-2")
+    with pytest.raises(SourceError, match="a-1"):
+        expand(f"{tmp_path}/a-{{0..2}}")
+    with pytest.raises(SourceError, match=r"fits the pattern.*\n.*b-\*"):
+        expand(f"{tmp_path}/b-*")
+    with pytest.raises(ArgumentError, match="too many"):
+        expand("x{0..99999999999}")
+    assert matched(f"{tmp_path}/b-*") == []
+
+
+def test_hidden_files_are_no_data(tmp_path: Path) -> None:
+    names = touch(tmp_path, "2.x", "10.x", "in/1.x")
+    touch(tmp_path, ".hidden.x", "_tmp.x", "y", "_in/3.x")
+    assert files_in(tmp_path, (".x",)) == names[:2]
+    assert files_in(tmp_path, (".x",), recursive=True) == names
+    with pytest.raises(SourceError, match="nowhere"):
+        files_in(tmp_path / "nowhere", (".x",))
+
+
+def test_relative_names_do_not_depend_on_where_the_data_are_mounted(tmp_path: Path) -> None:
+    paths = touch(tmp_path, "a/1", "b/2")
+    assert [os.path.relpath(path, common_root(paths)) for path in paths] == ["a/1", "b/2"]
+
+
+@given(st.lists(st.text(alphabet="a1²③０_", max_size=6)))
+def test_any_name_has_its_place(names: list[str]) -> None:
+    assert sorted(sorted(names), key=natural) == sorted(sorted(names, reverse=True), key=natural)
+
+
+def test_a_missing_library_is_named_with_its_extra() -> None:
+    with pytest.raises(MissingExtraError, match=r"rankfeed\[lance\]"):
+        need("no_such_library", extra="lance")
