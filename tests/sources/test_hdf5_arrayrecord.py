@@ -1,0 +1,185 @@
+"""HDF5, ArrayRecord and databases through from_dataset: each sample once, equal to the library's own reading."""
+
+import sqlite3
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from array_record.python.array_record_data_source import ArrayRecordDataSource
+from array_record.python.array_record_module import ArrayRecordWriter
+
+import rankfeed as rf
+
+ROWS = 61
+
+
+class Hdf5(torch.utils.data.Dataset[Any]):
+    """Rows of an HDF5 file, opened in the process that reads: handles of HDF5 do not survive a fork."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._file: Any = None
+        with h5py.File(path) as file:
+            self._length = len(file["y"])
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
+        if self._file is None:
+            self._file = h5py.File(self.path)
+        rows, places = np.unique(indices, return_inverse=True)  # HDF5 takes rising numbers only
+        columns = {name: self._file[name][rows][places] for name in self._file}
+        return [{name: values[i] for name, values in columns.items()} for i in range(len(indices))]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_file": None}
+
+
+class Records(torch.utils.data.Dataset[Any]):
+    """Records of ArrayRecord files: 8 bytes of number, then a text. Opened in the process that reads."""
+
+    def __init__(self, paths: list[str]) -> None:
+        self.paths = paths
+        self._source: Any = None
+        with ArrayRecordDataSource(paths) as source:
+            self._length = len(source)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
+        if self._source is None:
+            self._source = ArrayRecordDataSource(self.paths)
+        records = self._source.__getitems__(indices)
+        return [{"y": int.from_bytes(each[:8], "little"), "text": each[8:].decode()} for each in records]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_source": None}
+
+
+class Table(torch.utils.data.Dataset[Any]):
+    """Rows of a database, by their number."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._length = sqlite3.connect(path).execute("SELECT count(*) FROM rows").fetchone()[0]
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
+        marks = ",".join("?" * len(indices))
+        database = sqlite3.connect(f"file:{self.path}?mode=ro", uri=True)  # a handle is cheap, and stays here
+        found = {
+            number: {"y": number, "text": text}
+            for number, text in database.execute(f"SELECT id, text FROM rows WHERE id IN ({marks})", indices)
+        }
+        database.close()
+        return [found[index] for index in indices]
+
+
+def rows() -> list[dict[str, Any]]:
+    draw = np.random.default_rng(0)
+    return [{"x": draw.standard_normal(3).astype(np.float32), "y": y, "text": f"row {y} ü"} for y in range(ROWS)]
+
+
+def hdf5(folder: Path) -> Any:
+    with h5py.File(folder / "rows.h5", "w") as file:
+        file["x"] = np.stack([row["x"] for row in rows()])
+        file.create_dataset("y", data=np.arange(ROWS), chunks=(7,), compression="gzip")
+    return Hdf5(str(folder / "rows.h5"))
+
+
+def records(folder: Path) -> Any:
+    paths = [str(folder / f"rows-{part}.array_record") for part in range(3)]
+    for part, path in enumerate(paths):
+        writer = ArrayRecordWriter(path, "group_size:4")
+        for row in rows()[part * ROWS // 3 : (part + 1) * ROWS // 3]:
+            writer.write(row["y"].to_bytes(8, "little") + row["text"].encode())
+        writer.close()
+    return Records(paths)
+
+
+def table(folder: Path) -> Any:
+    database = sqlite3.connect(folder / "rows.db")
+    database.execute("CREATE TABLE rows (id INTEGER PRIMARY KEY, text TEXT)")
+    database.executemany("INSERT INTO rows VALUES (?, ?)", [(row["y"], row["text"]) for row in rows()])
+    database.commit()
+    database.close()
+    return Table(str(folder / "rows.db"))
+
+
+MAKERS = {"hdf5": hdf5, "arrayrecord": records, "sqlite": table}
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+@pytest.mark.parametrize(("worker_kind", "workers"), [("thread", 0), ("process", 2)])
+def test_every_sample_once_and_as_its_own_library_reads_it(
+    kind: str, worker_kind: Any, workers: int, tmp_path: Path
+) -> None:
+    dataset = MAKERS[kind](tmp_path)
+    _ = dataset[0]  # open here already, as after a look at the data
+    written = rows()
+    seen: Counter[int] = Counter()
+    steps = []
+    for rank in range(2):
+        loader = rf.Loader(
+            rf.from_dataset(dataset),
+            4,
+            shuffle=True,
+            worker_kind=worker_kind,
+            num_workers=workers,
+            topology=rf.Topology(rank, 2),
+        )
+        batches = list(loader)
+        steps.append(len(batches))
+        for batch in batches:
+            seen.update(batch["y"].tolist())
+            for place, y in enumerate(batch["y"].tolist()):
+                if "x" in batch:
+                    assert batch["x"][place].numpy().tobytes() == written[y]["x"].tobytes()
+                if "text" in batch:
+                    assert batch["text"][place] == written[y]["text"]
+    assert seen == Counter(range(ROWS))
+    assert steps[0] == steps[1]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_they_are_read_in_processes_of_either_kind(method: str, tmp_path: Path) -> None:
+    datasets = [make(tmp_path) for make in MAKERS.values()]
+    for dataset in datasets:
+        _ = dataset[0]
+    sources: Any = torch.utils.data.ConcatDataset([rf.from_dataset(each) for each in datasets])  # type: ignore[arg-type]
+    loader: Any = torch.utils.data.DataLoader(
+        sources, batch_size=5, num_workers=1, multiprocessing_context=method, collate_fn=list
+    )
+    assert [int(sample["y"]) for batch in loader for sample in batch] == 3 * list(range(ROWS))
+
+
+def test_samples_equal_what_h5py_and_array_record_read(tmp_path: Path) -> None:
+    wanted = [5, 60, 0, 5, 33]
+    source = rf.from_dataset(hdf5(tmp_path))
+    with h5py.File(tmp_path / "rows.h5") as file:
+        for sample, row in zip(source.__getitems__(wanted), wanted, strict=True):
+            assert np.array_equal(sample["x"], file["x"][row])
+            assert sample["y"] == file["y"][row]
+    dataset = records(tmp_path)
+    own = ArrayRecordDataSource(dataset.paths)
+    for sample, record in zip(
+        rf.from_dataset(dataset).__getitems__(wanted), own.__getitems__(wanted), strict=True
+    ):
+        assert int(sample["y"]).to_bytes(8, "little") + sample["text"].encode() == record
