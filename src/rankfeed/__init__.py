@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rankfeed.building import pack
     from rankfeed.loading import AuditReport, DistributedBatchSampler, DistributedSampler, Loader, split
     from rankfeed.plan import Plan, Schedule
-    from rankfeed.sources import Source, from_dataset, open
+    from rankfeed.sources import Source, concat, from_dataset, open, train_test_split
     from rankfeed.topology import Topology
 
 __version__ = "0.1.0"
@@ -37,11 +37,13 @@ __all__ = [
     "Source",
     "Topology",
     "__version__",
+    "concat",
     "errors",
     "from_dataset",
     "open",
     "pack",
     "split",
+    "train_test_split",
 ]
 
 # Public name -> the room that holds it; the same as the imports above, which only type checkers follow.
@@ -54,10 +56,12 @@ _ROOMS = {
     "Schedule": "rankfeed.plan",
     "Source": "rankfeed.sources",
     "Topology": "rankfeed.topology",
+    "concat": "rankfeed.sources",
     "from_dataset": "rankfeed.sources",
     "open": "rankfeed.sources",
     "pack": "rankfeed.building",
     "split": "rankfeed.loading",
+    "train_test_split": "rankfeed.sources",
 }
 
 

@@ -26,6 +26,10 @@ def to_device(batch: Any, device: torch.device) -> Any:
         return type(batch)(*(to_device(value, device) for value in batch))
     if isinstance(batch, (list, tuple)):
         return type(batch)(to_device(value, device) for value in batch)
+    if callable(getattr(batch, "to", None)):  # a batch of graphs, say, which moves its own tensors
+        if device.type == "cuda" and callable(getattr(batch, "pin_memory", None)):
+            batch = batch.pin_memory()
+        return batch.to(device, non_blocking=True)
     return batch
 
 

@@ -107,7 +107,7 @@ class Maker:
         functions = (self.transform, self.batch_transform, self.collate_fn)
         return self.source.runs_user_code or any(function is not None for function in functions)
 
-    def _rows(self, ids: Int64, epoch: int, where: str) -> Columns | list[Any]:
+    def _rows(self, ids: Int64, epoch: int, where: str) -> Columns | Sequence[Any]:
         """The samples of a batch, transformed: as columns where they have some."""
         rows = self._read(ids, epoch)
         if self.transform is None:
@@ -134,7 +134,7 @@ class Maker:
         except RankfeedError as error:
             raise _blamed("what the transform returned fits in no columns", error, where) from error
 
-    def _read(self, ids: Int64, epoch: int) -> Columns | list[Any]:
+    def _read(self, ids: Int64, epoch: int) -> Columns | Sequence[Any]:
         if not (self.source.runs_user_code and self.seed_globals):
             return self._plain(self.source.fetch(ids, self.columns))
         streams = Streams("read", self.seed, epoch)
@@ -148,15 +148,15 @@ class Maker:
         return self._as_columns(samples)
 
     @staticmethod
-    def _plain(columns: Columns) -> Columns | list[Any]:
+    def _plain(columns: Columns) -> Columns | Sequence[Any]:
         """A wrapped Dataset's own samples (tuples, say), where they are no dicts."""
-        return list(columns[""].rows()) if "" in columns else columns
+        return columns[""].rows() if "" in columns else columns
 
     @staticmethod
-    def _samples(rows: Columns | list[Any]) -> list[Any]:
+    def _samples(rows: Columns | Sequence[Any]) -> Sequence[Any]:
         return rows.samples() if isinstance(rows, Columns) else rows
 
-    def _as_columns(self, samples: list[Any]) -> Columns | list[Any]:
+    def _as_columns(self, samples: Sequence[Any]) -> Columns | Sequence[Any]:
         if self.collate_fn is not None or not all(isinstance(sample, dict) for sample in samples):
             return samples
         return Columns.from_samples(samples, self.source.fields)
@@ -167,9 +167,11 @@ class Maker:
         except ArgumentError as error:
             raise _blamed("the samples could not be collated", error, where) from error
 
-    def _collated(self, samples: list[Any], where: str) -> Any:
+    def _collated(self, samples: Sequence[Any], where: str) -> Any:
         try:
-            return collate_samples(samples) if self.collate_fn is None else self.collate_fn(samples)
+            if self.collate_fn is not None:
+                return self.collate_fn(list(samples))
+            return (self.source.collate or collate_samples)(samples)
         except Exception as error:
             raise _blamed("the samples could not be collated", error, where) from error
 
@@ -189,7 +191,12 @@ class Maker:
             extra[self.id_column] = ids
         if filled:
             extra["valid"] = valid
-        if extra and not isinstance(batch, dict):
+        if not extra:
+            return
+        annotate: Callable[[Any, str, Any], None] | None = dict.__setitem__
+        if not isinstance(batch, dict):
+            annotate = self.source.annotate if self.collate_fn is None else None
+        if annotate is None:
             # Under "even" this is the step of a job resumed with fewer samples than ranks: all ranks come here.
             raise TransformError(
                 f"a batch that is no dict has no room for {' and '.join(map(repr, extra))}",
@@ -206,7 +213,7 @@ class Maker:
                     where=where,
                     remedy="rename the column, or choose another id_column",
                 )
-            batch[name] = torch.from_numpy(values)
+            annotate(batch, name, torch.from_numpy(values))
 
 
 def _padding(rows: Columns) -> tuple[int, int]:

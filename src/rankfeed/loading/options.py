@@ -43,7 +43,7 @@ def check_names(
             ('tail="pad"', "it marks rows", tail == "pad"),
             ("columns", columns, columns is not None),
         ):
-            if given:
+            if given and (name == "columns" or source.annotate is None):
                 raise ArgumentError(
                     f"{name} needs samples that are dicts",
                     found=f"{value!r} for a Dataset whose samples are something else",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,12 @@ import numpy.typing as npt
 from rankfeed.columns import Columns, Field
 from rankfeed.errors import ArgumentError, SourceError
 
+if TYPE_CHECKING:
+    from rankfeed.sources.select import Chosen, SelectSource
+
 Int64 = npt.NDArray[np.int64]
+Collate = Callable[[Sequence[Any]], Any]
+Annotate = Callable[[Any, str, Any], None]
 
 
 class Source(ABC):
@@ -27,12 +32,17 @@ class Source(ABC):
         default_shuffle: the kind that suits the format; what ``shuffle=True`` means.
         runs_user_code: whether reading a sample calls code of the user's, which may draw random numbers.
         takes_batches: whether such code reads many samples at once, and is seeded for them together.
+        collate: makes a batch of samples that are no dicts, where the user gives no ``collate_fn``; None for
+            torch's own way.
+        annotate: puts a further tensor on such a batch, by name; None where there is no room for one.
         looks_ahead: whether `expect` does something, and is worth being told.
     """
 
     default_shuffle: ClassVar[Literal["global", "window"]] = "global"
     runs_user_code: ClassVar[bool] = False
     takes_batches: bool = False
+    collate: Collate | None = None
+    annotate: Annotate | None = None
     looks_ahead: ClassVar[bool] = False
 
     @property
@@ -71,6 +81,26 @@ class Source(ABC):
         self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None
     ) -> None:
         """What will be read next: a hint, for a source that can fetch ahead."""
+
+    def select(
+        self, chosen: Chosen, *, columns: Sequence[str] | None = None, progress: bool = True
+    ) -> SelectSource:
+        """Some of the samples, in the order given, as a source of their own.
+
+        Args:
+            chosen: sample ids (each once), a bool mask with a value for each sample, a slice or range, or a
+                predicate: called with each sample once, now, in order, and true of those that are selected.
+            columns: names of the columns that the predicate reads; None for all.
+            progress: a bar on standard error while a predicate reads, if that is a terminal.
+
+        Raises:
+            ArgumentError: these are no ids of the source, or the predicate returned something else than True or
+                False.
+            SourceError: nothing is selected, the predicate raised, or the data cannot be read.
+        """
+        from rankfeed.sources.select import select
+
+        return select(self, chosen, columns=columns, progress=progress)
 
     def __len__(self) -> int:
         return int(np.sum(self.blocks))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
@@ -150,22 +151,32 @@ class TorchDatasetSource(Source):
         return samples
 
 
-def from_dataset(dataset: Any) -> TorchDatasetSource:
+def from_dataset(dataset: Any, **options: Any) -> Source:
     """Any map-style torch Dataset as a source.
 
-    Its ``__getitems__`` is used where it has one. It travels to worker processes by pickle.
+    Its ``__getitems__`` is used where it has one. It travels to worker processes by pickle. Graphs of PyTorch
+    Geometric come in batches of its own kind.
 
     Args:
         dataset: anything with ``__len__`` and ``__getitem__``.
+        options: for graphs, ``follow_batch`` and ``exclude_keys``.
 
     Raises:
         SourceError: it has no length, or is empty.
+        ArgumentError: an option that its kind does not have.
 
     Examples:
         >>> source = from_dataset([{"x": 1.5}, {"x": 2.5}])
         >>> len(source), source.fetch([1, 0])["x"].gather()
         (2, array([2.5, 1.5]))
     """
+    if "torch_geometric" in sys.modules:  # else nobody can have made graphs
+        from rankfeed.sources.pyg import PyGSource, is_graphs
+
+        if is_graphs(dataset):
+            return PyGSource(dataset, **options)
+    if options:
+        raise ArgumentError("only graphs have such options", found=", ".join(options))
     return TorchDatasetSource(dataset)
 
 

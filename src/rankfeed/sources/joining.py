@@ -1,0 +1,179 @@
+"""Columns of several sources as one: what their fields have in common, and their rows in one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rankfeed.columns import Bytes, Column, Dense, Field, Objects, Ragged, Rows, Runs
+from rankfeed.errors import SourceError
+
+Int64 = npt.NDArray[np.int64]
+Fields = Mapping[str, Field]
+
+_REMEDY = "leave the column out with columns=[...], or write one of the sources anew (rankfeed.pack)"
+
+
+def agreed_fields(named: Sequence[tuple[str, Fields]], columns: Sequence[str] | None = None) -> dict[str, Field]:
+    """The fields of sources that stand one behind the other.
+
+    A column that is dense in one and ragged in another is ragged; types are never widened in silence.
+
+    Args:
+        named: for each source what it is called in errors, and its fields.
+        columns: names of the columns that matter; None for all.
+
+    Raises:
+        SourceError: a column is missing in one, or of another type; names the column and both sources.
+
+    Examples:
+        >>> frames = {"x": Field("dense", "float32", (7, 2))}
+        >>> agreed_fields([("a", frames), ("b", {"x": Field("ragged", "float32", (2,))})])
+        {'x': Field(kind='ragged', dtype='float32', shape=(2,))}
+    """
+    first, fields = named[0]
+    _check_names(named, columns)
+    agreed = {name: fields[name] for name in (fields if columns is None else columns)}
+    holder = dict.fromkeys(agreed, first)  # which source a column's type was taken from
+    for source, fields in named[1:]:
+        for name, field in agreed.items():
+            common = _common(field, fields[name])
+            if common is None:
+                raise SourceError(
+                    f"column {_shown(name)} is of different types",
+                    expected=f"{_type(field)} as in {holder[name]}",
+                    found=f"{_type(fields[name])} in {source}",
+                    remedy=_REMEDY,
+                )
+            if common != field:
+                agreed[name], holder[name] = common, source
+    return agreed
+
+
+def _check_names(named: Sequence[tuple[str, Fields]], columns: Sequence[str] | None) -> None:
+    wanted = {name: source for source, fields in named for name in fields} if columns is None else columns
+    for name in wanted:
+        holders = [source for source, fields in named if name in fields]
+        for source, fields in named:
+            if name not in fields:
+                raise SourceError(
+                    f"column {_shown(name)} is missing in one of the sources",
+                    expected=f"{_shown(name)} as in {holders[0]}" if holders else f"{_shown(name)} in all of them",
+                    found=f"{', '.join(map(_shown, fields))} in {source}",
+                    remedy="give columns=[...] with those that all sources have",
+                )
+
+
+def _shown(name: str) -> str:
+    return repr(name) if name else "'' (samples that are no dicts of arrays)"
+
+
+def _type(field: Field) -> str:
+    return f"{field.kind} {field}" if field.dtype else field.kind
+
+
+def _common(one: Field, other: Field) -> Field | None:
+    """The field that holds rows of both; None where there is none."""
+    if one == other:
+        return one
+    ragged, dense = (one, other) if one.kind == "ragged" else (other, one)
+    fits = (ragged.kind, dense.kind) == ("ragged", "dense") and dense.shape and dense.shape[1:] == ragged.shape
+    return ragged if fits and dense.dtype == ragged.dtype else None
+
+
+def joined_column(name: str, field: Field, pieces: Sequence[tuple[Column, Int64 | None]]) -> Column:
+    """One column out of several: nothing is copied where their rows lie alike.
+
+    Args:
+        name: of the column, for errors.
+        field: what it holds. Where that is ragged, so is the column, whatever lengths its rows happen to have.
+        pieces: columns, each with the places that its rows take in the joint one: int64, or None for a column
+            that is the only one.
+
+    Raises:
+        SourceError: rows differ in more than their first dimension, or in type.
+
+    Examples:
+        >>> one, two = Dense.of(np.array([1, 2])), Dense.of(np.array([3]))
+        >>> joined_column("x", Field("dense", "int64"), [(one, np.array([2, 0])), (two, np.array([1]))]).gather()
+        array([2, 3, 1])
+    """
+    columns = [column for column, _ in pieces]
+    if all(isinstance(column, Objects) for column in columns):
+        return _objects(pieces)
+    if all(isinstance(column, Bytes) for column in columns):
+        kinds = {column.field.kind for column in columns}
+        if len(kinds) == 1:
+            return Bytes([part for piece in pieces for part in _placed(*piece)], text=kinds == {"str"})
+    if all(isinstance(column, (Dense, Ragged)) for column in columns):
+        found = {column.field for column in columns}
+        if len(found) == 1 and isinstance(columns[0], Dense) and field.kind != "ragged":
+            return Dense(_alike([part for piece in pieces for part in _placed(*_native(*piece))]))
+        inner = {_inner(each) for each in found}
+        if len({each.dtype for each in found}) == 1 and len(inner) == 1 and None not in inner:
+            return Ragged([part for piece in pieces for part in _placed(*_as_ragged(*_native(*piece)))])
+    raise SourceError(
+        f"rows of column {_shown(name)} do not fit into one batch",
+        found=", ".join(sorted({_type(column.field) for column in columns})),
+        remedy=_REMEDY,
+    )
+
+
+def _objects(pieces: Sequence[tuple[Column, Int64 | None]]) -> Objects:
+    values: list[Any] = [None] * sum(len(column) for column, _ in pieces)
+    for column, slots in pieces:
+        places = range(len(column)) if slots is None else slots.tolist()
+        for place, value in zip(places, column.rows(), strict=True):
+            values[place] = value
+    return Objects(values)
+
+
+def _inner(field: Field) -> tuple[int, ...] | None:
+    """The shape of an element along the first dimension; None for a scalar, which has none."""
+    if field.kind == "ragged":
+        return field.shape
+    return field.shape[1:] if field.shape else None
+
+
+def _placed(column: Any, slots: Int64 | None) -> list[Any]:
+    """The parts of a column with their places in the joint one."""
+    if slots is None:
+        return list(column.parts)
+    return [replace(part, slots=slots if part.slots is None else slots[part.slots]) for part in column.parts]
+
+
+def _native(column: Any, slots: Int64 | None) -> tuple[Any, Int64 | None]:
+    """The same rows in this machine's byte order: files of either order may meet in a batch."""
+    if all(part.values.dtype.isnative for part in column.parts):
+        return column, slots
+    native = column.parts[0].values.dtype.newbyteorder("=")
+    if isinstance(column, Dense):
+        return Dense.of(column.gather().astype(native)), slots
+    values, offsets = column.compact()
+    return Ragged([Runs(values.astype(native), offsets[:-1], np.diff(offsets))]), slots
+
+
+def _as_ragged(column: Any, slots: Int64 | None) -> tuple[Any, Int64 | None]:
+    """Dense rows as runs of their elements: the same bytes."""
+    if isinstance(column, Ragged):
+        return column, slots
+    parts = column.parts
+    if not all(part.values.flags.c_contiguous for part in parts):
+        parts = Dense.of(column.gather()).parts
+    return Ragged([_runs(part) for part in parts]), slots
+
+
+def _runs(part: Rows) -> Runs:
+    length, *inner = part.values.shape[1:]
+    flat = part.values.reshape(len(part.values) * length, *inner)
+    return Runs(flat, part.rows * length, np.full(len(part.rows), length, np.int64), part.slots, part.region)
+
+
+def _alike(parts: list[Rows]) -> list[Rows]:
+    """Dense parts that are all read in one way: by calls, or through their mapping (the bytes are the same)."""
+    by_calls = all(part.region is not None for part in parts)
+    return parts if by_calls else [replace(part, region=None) for part in parts]

@@ -1,0 +1,390 @@
+"""Sources one behind the other are one source: every sample of each, in order, read once a batch."""
+
+import pickle
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import rankfeed as rf
+from rankfeed.columns import Column, Columns, Dense, Field, Objects, Ragged, Rows, Runs
+from rankfeed.errors import ArgumentError, SourceError
+from rankfeed.sources import packed as packed_module
+from rankfeed.sources.joining import agreed_fields, joined_column
+from rankfeed.storage import mapped
+
+ROWS = [
+    {"x": np.full((i % 4, 2), i, np.float32), "y": i, "text": "é" * (i % 3), "raw": bytes([i]) * (i % 5)}
+    for i in range(90)
+]
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, rf.Source]:
+    folder = tmp_path_factory.mktemp("combine")
+    cuts = {"a": ROWS[:40], "b": ROWS[40:41], "c": ROWS[41:]}
+    return {name: rf.pack(rows, folder / name, shard_bytes=800, progress=False) for name, rows in cuts.items()}
+
+
+class Watched(rf.Source):
+    """A source that counts what is asked of it."""
+
+    def __init__(self, source: rf.Source, **attributes: Any) -> None:
+        self.source = source
+        self.fetched: list[list[int]] = []
+        self.expected: list[tuple[list[int], Any]] = []
+        self.__dict__.update(attributes)
+
+    @property
+    def blocks(self) -> Any:
+        return self.source.blocks
+
+    @property
+    def fields(self) -> Any:
+        return self.source.fields
+
+    @property
+    def fingerprint(self) -> str:
+        return self.source.fingerprint
+
+    def fetch(self, sample_ids: Any, columns: Any = None) -> Columns:
+        self.fetched.append(np.asarray(sample_ids).tolist())
+        return self.source.fetch(sample_ids, columns)
+
+    def expect(self, sample_ids: Any, columns: Any = None) -> None:
+        self.expected.append((np.asarray(sample_ids).tolist(), columns))
+
+
+def same(found: dict[str, Any], expected: dict[str, Any]) -> bool:
+    return list(found) == list(expected) and all(np.array_equal(found[name], expected[name]) for name in found)
+
+
+def numbers(*values: Any, dtype: Any = np.int64, name: str = "x") -> rf.Source:
+    return rf.from_dataset([{name: np.asarray(value, dtype)} for value in values])
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_every_sample_of_each_source_in_the_order_given(parts: dict[str, rf.Source], named: bool) -> None:
+    source = rf.concat(parts if named else list(parts.values()))
+    assert len(source) == 90
+    assert source.starts.tolist() == [0, 40, 41, 90]
+    assert source.fields == parts["a"].fields
+    assert source.blocks.tolist() == [size for part in parts.values() for size in part.blocks.tolist()]
+    ids = np.random.default_rng(3).integers(0, 90, 400)
+    for place, sample in zip(ids, source.fetch(ids).samples(), strict=True):
+        assert same(sample, ROWS[place])
+    assert same(source[-1], ROWS[-1])
+    assert source.fetch([]).num_rows == 0
+    assert list(source.fetch([3, 70], ["y", "raw"])) == ["y", "raw"]
+    for bad in ([90], [-1], [3, 90]):
+        with pytest.raises(SourceError, match="no such sample"):
+            source.fetch(bad)
+
+
+@given(ids=st.lists(st.integers(0, 89), min_size=1, max_size=40))
+def test_each_source_is_asked_once_for_a_batch_and_told_what_comes(
+    parts: dict[str, rf.Source], ids: list[int]
+) -> None:
+    watched = {name: Watched(part) for name, part in parts.items()}
+    source = rf.concat(watched)
+    assert source.fetch(ids, ["y"])["y"].gather().tolist() == ids  # type: ignore[attr-defined]
+    source.expect(ids, ["y"])
+    for name, start, stop in (("a", 0, 40), ("b", 40, 41), ("c", 41, 90)):
+        own = [each - start for each in ids if start <= each < stop]
+        assert watched[name].fetched == ([own] if own else [])
+        assert watched[name].expected == ([(own, ["y"])] if own else [])
+
+
+def test_a_batch_from_one_source_is_copied_no_more_often_than_without(parts: dict[str, rf.Source]) -> None:
+    column = rf.concat(parts).fetch([41, 45])["x"]
+    alone = parts["c"].fetch([0, 4])["x"]
+    assert isinstance(column, Ragged)
+    assert isinstance(alone, Ragged)
+    assert column.parts[0].values is alone.parts[0].values
+
+
+def test_dense_and_ragged_columns_make_a_ragged_one_whatever_is_in_a_batch() -> None:
+    dense = numpy_rows(np.arange(24, dtype=np.float32).reshape(4, 3, 2))
+    ragged = rf.from_dataset([{"array": np.full((n, 2), n, np.float32)} for n in (1, 5, 0, 2)])
+    source = rf.concat([dense, ragged])
+    assert source.fields["array"] == Field("ragged", "float32", (2,))
+    expected = [dense[i]["array"] for i in range(4)] + [ragged[i]["array"] for i in range(4)]
+    for ids in ([7, 0, 5, 3, 3], [2, 1], [6, 4]):  # from both, the dense one alone, the ragged one alone
+        column = source.fetch(ids)["array"]
+        assert isinstance(column, Ragged)
+        for place, row in zip(ids, column.rows(), strict=True):
+            np.testing.assert_array_equal(row, expected[place])
+    batch = next(iter(rf.Loader(source, batch_size=2)))  # the dense rows come first
+    assert batch["array_lengths"].tolist() == [3, 3]
+
+
+def numpy_rows(array: Any) -> rf.Source:
+    return rf.from_dataset([{"array": row} for row in array])
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("swapped", [False, True])
+def test_files_of_any_memory_layout_and_byte_order_meet_in_a_batch(
+    order: Any, swapped: bool, tmp_path: Path
+) -> None:
+    one = np.arange(30, dtype=np.int32).reshape(5, 3, 2)
+    kind = one.dtype.newbyteorder("S" if swapped else "=")
+    np.save(tmp_path / "one.npy", one)
+    np.save(tmp_path / "two.npy", np.asarray(one + 100, dtype=kind, order=order))
+    sources = [rf.open(tmp_path / name) for name in ("one.npy", "two.npy")]
+    both = rf.concat(sources)
+    ids = [9, 0, 4, 5]
+    got = both.fetch(ids)["array"]
+    assert isinstance(got, Dense)
+    np.testing.assert_array_equal(got.gather(), np.concatenate([one, one + 100])[ids])
+    ragged = rf.from_dataset([{"array": np.zeros((n, 2), np.int32)} for n in (1, 2)])
+    mixed = rf.concat([*sources, ragged]).fetch([*ids, 10])["array"].rows()
+    np.testing.assert_array_equal(mixed[0], one[4] + 100)
+    assert mixed[-1].shape == (1, 2)
+
+
+def test_sources_read_by_calls_and_through_mappings_meet_in_a_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"x": np.full(2000, i, np.int32), "r": np.full((i % 3, 500), i, np.float64)} for i in range(20)]
+    large = rf.pack(rows[:12], tmp_path / "large", progress=False)
+    small = rf.pack(rows[12:], tmp_path / "small", progress=False)
+    small.fetch([0])
+    monkeypatch.setattr(mapped, "RESIDENT_BYTES", 1)  # from here on, shards are too large to stay mapped
+    assert packed_module._LARGE_ROW < 4000
+    for source in (rf.concat([large, small]), rf.concat([small, large])):
+        got = source.fetch([19, 2, 12, 0])
+        found = [(int(sample["x"][7]), sample["r"].shape) for sample in got.samples()]
+        assert found == [(int(source[i]["x"][7]), source[i]["r"].shape) for i in (19, 2, 12, 0)]
+
+
+def test_objects_and_tuples_stay_what_they_are() -> None:
+    one = rf.from_dataset([(1, "a"), (2, "b")])
+    two = rf.from_dataset([(3, "c")])
+    both = rf.concat([one, two])
+    assert both.fetch([2, 0, 1])[""].rows() == [(3, "c"), (1, "a"), (2, "b")]
+    batches = list(rf.Loader(both, batch_size=3, num_workers=0))
+    assert batches[0][0].tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "words"),
+    [
+        (numbers(1), numbers(1, dtype=np.int32), ["'x'", "int64", "int32"]),
+        (numbers([1, 2]), numbers([1, 2, 3]), ["'x'", "[2]", "[3]"]),
+        (numbers(1.0, dtype=np.float64), numbers([1.0], dtype=np.float64), ["'x'", "[1]"]),
+        (numbers([1], [1, 2]), numbers(1), ["'x'", "ragged"]),
+        (rf.from_dataset([{"x": "a"}]), rf.from_dataset([{"x": b"a"}]), ["'x'", "str", "bytes"]),
+        (numbers(1), numbers(1, name="z"), ["missing", "'x'", "'z'"]),
+        (numbers(1), rf.from_dataset([(1, 2)]), ["missing", "no dicts"]),
+    ],
+)
+def test_sources_that_do_not_agree_are_named_with_the_column(one: Any, two: Any, words: list[str]) -> None:
+    for pair in ({"first": one, "second": two}, {"first": two, "second": one}):
+        with pytest.raises(SourceError) as caught:
+            rf.Loader(rf.concat(pair))
+        said = str(caught.value)
+        for word in ("'first'", "'second'", "columns=", *words):
+            assert word in said, said
+
+
+def test_files_that_do_not_agree_are_refused_when_they_are_concatenated(tmp_path: Path) -> None:
+    for name, kind in (("one", np.int32), ("two", np.int64)):
+        np.save(tmp_path / f"{name}.npy", np.zeros(3, kind))
+    with pytest.raises(SourceError, match=r"source 0.*one\.npy[\s\S]*source 1.*two\.npy"):
+        rf.concat([rf.open(tmp_path / "one.npy"), rf.open(tmp_path / "two.npy")])
+
+
+def test_columns_restrict_what_has_to_agree(tmp_path: Path) -> None:
+    one = rf.from_dataset([{"x": 1, "only": "here", "z": np.int32(1)}])
+    two = rf.from_dataset([{"z": np.int64(1), "x": 2}])
+    both = rf.concat([one, two], columns=["x"])
+    assert [list(sample) for sample in both] == [["x"], ["x"]]
+    again = pickle.loads(pickle.dumps(both))
+    assert again.fields == both.fields
+    assert again.fingerprint == both.fingerprint
+    with pytest.raises(SourceError, match=r"'only'[\s\S]*columns="):
+        rf.concat([one, two], columns=["x", "only"]).fields  # noqa: B018
+    with pytest.raises(ArgumentError, match="no such column"):
+        both.fetch([0], ["z"])
+
+
+def test_a_dataset_whose_rows_turn_out_otherwise_is_an_error_and_not_a_promotion() -> None:
+    surprising = rf.from_dataset([{"x": 1}] * 7 + [{"x": 1.5}])
+    both = rf.concat([numbers(1, 2), surprising])
+    assert both.fetch([0, 5])["x"].gather().tolist() == [1, 1]  # type: ignore[attr-defined]
+    with pytest.raises(SourceError, match=r"'x'[\s\S]*float64"):
+        both.fetch([0, 9])
+
+
+@pytest.mark.parametrize("bad", [[], {}, "path", ["path"], [numbers(1), None], {"a": 3}, numbers(1), 7, None])
+def test_what_cannot_be_concatenated_is_refused_by_name(bad: Any) -> None:
+    with pytest.raises(ArgumentError, match="source"):
+        rf.concat(bad)
+
+
+def test_a_list_that_holds_itself_is_refused() -> None:
+    own: list[Any] = [numbers(1)]
+    own.append(own)
+    with pytest.raises(ArgumentError, match="number 1"):
+        rf.concat(own)
+
+
+def test_names_are_text() -> None:
+    with pytest.raises(ArgumentError, match="names"):
+        rf.concat({1: numbers(1)})  # type: ignore[dict-item]
+
+
+def test_a_source_that_is_given_twice_is_delivered_twice() -> None:
+    one = numbers(5, 6)
+    loader = rf.Loader(rf.concat([one, one]), batch_size=2, id_column="id")
+    batches = list(loader)
+    assert Counter(each for batch in batches for each in batch["id"].tolist()) == dict.fromkeys(range(4), 1)
+    assert [batch["x"].tolist() for batch in batches] == [[5, 6], [5, 6]]
+
+
+def test_the_fingerprint_is_of_the_sources_in_order_and_not_of_their_names(parts: dict[str, rf.Source]) -> None:
+    one, two, three = parts.values()
+    assert rf.concat([one, two]).fingerprint == rf.concat({"x": one, "y": two}).fingerprint
+    found = [rf.concat(each).fingerprint for each in ([one, two], [two, one], [one, two, three], [one], [two])]
+    assert len(set(found)) == len(found)
+    assert rf.concat([one]).identified
+    assert not rf.concat([one, rf.from_dataset(ROWS)]).identified
+
+
+@pytest.mark.parametrize(
+    ("attributes", "expected"),
+    [
+        ([{}, {}], ("global", False, False, False)),
+        ([{"default_shuffle": "window"}, {}], ("window", False, False, False)),
+        ([{}, {"looks_ahead": True}], ("global", False, False, True)),
+        ([{"runs_user_code": True}, {}], ("global", True, False, False)),
+        ([{"runs_user_code": True, "takes_batches": True}, {}], ("global", True, True, False)),
+        (
+            [{"runs_user_code": True, "takes_batches": True}, {"runs_user_code": True}],
+            ("global", True, False, False),
+        ),
+    ],
+)
+def test_what_sources_ask_of_a_loader_is_asked_by_all_together(
+    attributes: list[dict[str, Any]], expected: tuple[Any, ...]
+) -> None:
+    both = rf.concat([Watched(numbers(1), **each) for each in attributes])
+    assert (both.default_shuffle, both.runs_user_code, both.takes_batches, both.looks_ahead) == expected
+
+
+def test_code_of_the_users_is_not_run_just_to_concatenate() -> None:
+    class Counted(list[Any]):
+        reads = 0
+
+        def __getitem__(self, index: Any) -> Any:
+            Counted.reads += 1
+            return super().__getitem__(index)
+
+    both = rf.concat([rf.from_dataset(Counted([{"x": 1}])), numbers(2)])
+    assert Counted.reads == 0
+    assert both.fields["x"] == Field("dense", "int64")
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_a_loader_delivers_every_sample_once_from_workers(parts: dict[str, rf.Source], kind: Any) -> None:
+    source = rf.concat(parts)
+    assert len(pickle.dumps(source)) < 3000
+    delivered: Counter[int] = Counter()
+    for rank in range(2):
+        topology = rf.Topology(rank=rank, world_size=2, local_rank=rank, local_world_size=2)
+        loader = rf.Loader(
+            source, 8, shuffle="window", num_workers=2, worker_kind=kind, topology=topology, id_column="id"
+        )
+        for batch in loader:
+            assert batch["y"].tolist() == batch["id"].tolist()
+            delivered.update(batch["y"].tolist())
+    assert delivered == dict.fromkeys(range(90), 1)
+
+
+def test_a_stock_dataloader_reads_it_in_spawned_workers(parts: dict[str, rf.Source]) -> None:
+    loader = torch.utils.data.DataLoader(
+        rf.concat(parts),  # type: ignore[arg-type]
+        batch_size=7,
+        num_workers=2,
+        multiprocessing_context="spawn",
+        collate_fn=list,
+    )
+    found = [sample for batch in loader for sample in batch]
+    assert [int(sample["y"]) for sample in found] == list(range(90))
+    assert all(same(sample, row) for sample, row in zip(found, ROWS, strict=True))
+
+
+def test_sources_within_sources_are_told_apart(parts: dict[str, rf.Source]) -> None:
+    one, two, three = parts.values()
+    nested = rf.concat([rf.concat([one, two]), rf.concat([three])])
+    assert [int(y) for y in nested.fetch(range(90), ["y"])["y"].rows()] == list(range(90))
+    assert nested.blocks.tolist() == rf.concat([one, two, three]).blocks.tolist()
+
+
+FIELDS = st.builds(
+    Field,
+    st.sampled_from(["dense", "ragged"]),
+    st.sampled_from(["int32", "float32"]),
+    st.sampled_from([(), (2,), (3,), (3, 2)]),
+)
+
+
+@given(fields=st.lists(FIELDS, min_size=1, max_size=4), seed=st.integers(0, 1000))
+def test_agreement_holds_every_row_or_is_refused_in_any_order(fields: list[Field], seed: int) -> None:
+    named = [(f"source {number}", {"x": field}) for number, field in enumerate(fields)]
+
+    def outcome(order: list[Any]) -> Any:
+        try:
+            return agreed_fields(order)["x"]
+        except SourceError:
+            return None
+
+    agreed = outcome(named)
+    assert outcome(named[::-1]) == agreed
+    if agreed is None:
+        assert len(set(fields)) > 1
+        return
+    rng = np.random.default_rng(seed)
+    rows: list[Any] = []
+    pieces: list[tuple[Column, Any]] = []
+    slots = rng.permutation(3 * len(fields))
+    for number, field in enumerate(fields):
+        lengths = rng.integers(0, 4, 3)
+        shapes = [(int(length), *field.shape) if field.kind == "ragged" else field.shape for length in lengths]
+        arrays = [rng.integers(0, 99, shape).astype(field.dtype) for shape in shapes]
+        own = slots[3 * number : 3 * number + 3]
+        rows += zip(own.tolist(), arrays, strict=True)
+        pieces.append((Ragged.of(arrays) if field.kind == "ragged" else Dense.of(np.stack(arrays)), own))
+    joined = joined_column("x", agreed, pieces).rows()
+    for slot, array in rows:
+        np.testing.assert_array_equal(joined[slot], array)
+        assert joined[slot].dtype == array.dtype
+
+
+def test_parts_in_an_order_of_their_own_are_joined_in_the_batchs() -> None:
+    one = Dense(
+        [
+            Rows(np.array([1, 2]), np.array([1, 0]), np.array([2, 0])),
+            Rows(np.array([3]), np.array([0]), np.array([1])),
+        ]
+    )
+    two = Dense([Rows(np.array([7]), np.array([0]))])
+    joined = joined_column("x", Field("dense", "int64"), [(one, np.array([3, 1, 0])), (two, np.array([2]))])
+    assert isinstance(joined, Dense)
+    assert one.gather().tolist() == [1, 3, 2]
+    assert joined.gather().tolist() == [2, 3, 7, 1]
+
+
+def test_columns_of_different_kinds_do_not_become_one() -> None:
+    with pytest.raises(SourceError, match="'x'"):
+        joined_column(
+            "x",
+            Field("bytes"),
+            [(Objects([1]), np.array([0])), (Ragged([Runs(np.zeros(1), *np.ones((2, 1), int))]), np.array([1]))],
+        )

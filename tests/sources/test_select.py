@@ -1,0 +1,306 @@
+"""A selection holds exactly the samples asked for, in the order asked for, in little memory."""
+
+import pickle
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import rankfeed as rf
+from rankfeed.columns import Columns, Dense, Field
+from rankfeed.errors import ArgumentError, SourceError
+from rankfeed.sources import SelectSource
+from rankfeed.sources.picks import Listed, Picks, Steps, Stretches, all_ids, blocks_of, composed, picks_of
+
+SIZE = 120
+
+
+class Numbers(rf.Source):
+    """Each sample is its own id; counts what is read."""
+
+    default_shuffle = "window"
+    looks_ahead = True
+
+    def __init__(self, blocks: Any) -> None:
+        self._blocks = np.array(blocks, np.int64)
+        self.columns_read: list[Any] = []
+        self.ids_read: list[int] = []
+        self.expected: list[Any] = []
+
+    @property
+    def blocks(self) -> Any:
+        return self._blocks
+
+    @property
+    def fields(self) -> Any:
+        return {"x": Field("dense", "int64"), "square": Field("dense", "int64")}
+
+    @property
+    def fingerprint(self) -> str:
+        return f"numbers {self._blocks.tolist()}"
+
+    def fetch(self, sample_ids: Any, columns: Any = None) -> Columns:
+        ids = np.asarray(sample_ids, np.int64)
+        assert not len(ids) or (ids.min() >= 0 and ids.max() < len(self))
+        self.columns_read.append(columns)
+        self.ids_read += ids.tolist()
+        columns = {"x": Dense.of(ids), "square": Dense.of(ids * ids)}
+        return Columns({name: columns[name] for name in self.columns_read[-1] or columns}, len(ids))
+
+    def expect(self, sample_ids: Any, columns: Any = None) -> None:
+        self.expected.append((np.asarray(sample_ids).tolist(), columns))
+
+
+def numbers_in(source: rf.Source) -> list[int]:
+    return [int(x) for x in source.fetch(np.arange(len(source)), ["x"])["x"].rows()]
+
+
+@st.composite
+def selections(draw: Any) -> Any:
+    """What may be given, and the ids that are meant."""
+    kind = draw(st.sampled_from(["ids", "sorted", "mask", "slice", "range"]))
+    if kind in ("ids", "sorted"):
+        ids = draw(st.lists(st.integers(0, SIZE - 1), min_size=1, max_size=60, unique=True))
+        ids = sorted(ids) if kind == "sorted" else ids
+        form = draw(st.sampled_from([list, tuple, np.array, torch.tensor, lambda v: np.array(v, np.uint16)]))
+        return form(ids), ids
+    if kind == "mask":
+        mask = draw(st.lists(st.booleans(), min_size=SIZE, max_size=SIZE).filter(any))
+        return draw(st.sampled_from([list, np.array]))(mask), np.flatnonzero(mask).tolist()
+    bound = st.none() | st.integers(-2 * SIZE, 2 * SIZE)
+    step = draw(st.none() | st.integers(-9, 9).filter(bool))
+    chosen = draw(st.builds(slice, bound, bound, st.just(step)).filter(lambda each: range(SIZE)[each]))
+    ids = range(SIZE)[chosen]
+    return (chosen if kind == "slice" else ids), list(ids)
+
+
+@given(first=selections(), data=st.data())
+def test_every_sample_asked_for_once_and_in_that_order(first: Any, data: Any) -> None:
+    chosen, ids = first
+    source = Numbers([50, 1, 0, 60, 9])
+    selected = source.select(chosen)
+    assert len(selected) == len(ids)
+    assert numbers_in(selected) == ids
+    assert [int(sample["square"]) for sample in selected] == [each * each for each in ids]
+    picked = data.draw(st.lists(st.integers(0, len(ids) - 1), max_size=9))
+    assert selected.origin_ids(picked).tolist() == [ids[each] for each in picked]
+    selected.expect(picked, ["x"])
+    assert source.expected[-1] == ([ids[each] for each in picked], ["x"])
+
+
+@given(first=selections(), second=st.data())
+def test_a_selection_of_a_selection_is_one_of_the_source(first: Any, second: Any) -> None:
+    chosen, ids = first
+    source = Numbers([SIZE])
+    outer = source.select(chosen)
+    places = second.draw(
+        st.lists(st.integers(0, len(ids) - 1), min_size=1, unique=True)
+        | st.builds(lambda step: slice(None, None, step), st.integers(-3, 3).filter(bool))
+    )
+    inner = outer.select(places)
+    expected = ids[places] if isinstance(places, slice) else [ids[each] for each in places]
+    assert inner.source is source
+    assert numbers_in(inner) == expected
+    assert inner.fingerprint == source.select(expected).fingerprint
+
+
+IDS = st.lists(st.integers(0, 99), min_size=1, max_size=99, unique=True)
+
+
+@given(
+    ids=IDS | IDS.map(sorted),
+    blocks=st.lists(st.integers(0, 30), max_size=8).map(lambda sizes: [*sizes, max(0, 100 - sum(sizes))]),
+)
+def test_blocks_are_neighbours_within_a_block_of_the_source(ids: list[int], blocks: list[int]) -> None:
+    _check_blocks(picks_of(np.array(ids)), blocks)
+
+
+@given(
+    start=st.integers(0, 99),
+    step=st.integers(-40, 40).filter(bool),
+    blocks=st.lists(st.integers(0, 30), max_size=8).map(lambda sizes: [*sizes, max(0, 100 - sum(sizes))]),
+)
+def test_blocks_of_equal_steps_are_counted_without_listing_them(start: int, step: int, blocks: list[int]) -> None:
+    ids = range(start, 100 if step > 0 else -1, step)
+    _check_blocks(Steps(start, step, len(ids)), blocks)
+
+
+def _check_blocks(picks: Picks, blocks: list[int]) -> None:
+    of_sample = np.repeat(np.arange(len(blocks)), blocks)[all_ids(picks)]
+    expected = [0]
+    for before, after in zip([of_sample[0], *of_sample], of_sample, strict=False):
+        expected = [*expected[:-1], expected[-1] + 1] if before == after else [*expected, 1]
+    assert blocks_of(picks, np.array(blocks)).tolist() == expected
+
+
+@given(ids=IDS, stretches=st.booleans())
+def test_the_form_changes_nothing_of_the_ids(ids: list[int], stretches: bool) -> None:
+    if stretches:  # each becomes a few in a row
+        ids = [10 * each + more for each in ids for more in range(each % 9 + 1)]
+    picks = picks_of(np.array(ids))
+    assert all_ids(picks).tolist() == ids
+    assert len(picks) == len(ids)
+    assert picks.ids(np.array([len(ids) - 1, 0])).tolist() == [ids[-1], ids[0]]
+    assert picks.digest == pickle.loads(pickle.dumps(picks)).digest
+    shifted = composed(Steps(7, 1, 10**6), picks)
+    assert all_ids(shifted).tolist() == [each + 7 for each in ids]
+    assert shifted.digest == picks_of(np.array(ids) + 7).digest
+
+
+@pytest.mark.parametrize(
+    ("ids", "form", "most"),
+    [
+        (np.arange(10**6), Steps, 200),
+        (np.arange(10**6, 0, -3), Steps, 200),
+        (np.array([8]), Steps, 200),
+        (np.concatenate([np.arange(k * 1000, k * 1000 + 500) for k in range(2000)]), Stretches, 2000 * 8 + 800),
+        (np.random.default_rng(0).permutation(10**5), Listed, 4 * 10**5 + 400),
+    ],
+)
+def test_ids_travel_in_as_few_bytes_as_they_allow(ids: Any, form: type, most: int) -> None:
+    picks = picks_of(ids)
+    assert isinstance(picks, form)
+    assert len(pickle.dumps(picks)) < most
+
+
+def test_a_slice_of_a_huge_source_costs_nothing() -> None:
+    source = Numbers([10**12, 10**12, 5])
+    selected = source.select(slice(3, None, 2))
+    assert len(selected) == 10**12 + 1
+    assert selected.blocks.tolist() == [5 * 10**11 - 1, 5 * 10**11, 2]
+    assert numbers_of(selected, [0, 10**12]) == [3, 2 * 10**12 + 3]
+    again = selected.select(slice(None, None, -(10**11))).select(range(2, 5))
+    assert numbers_of(again, [0, 2]) == [2 * 10**12 + 3 - 4 * 10**11, 2 * 10**12 + 3 - 8 * 10**11]
+    assert len(pickle.dumps(again)) < 1000
+
+
+def numbers_of(source: rf.Source, ids: list[int]) -> list[int]:
+    return [int(x) for x in source.fetch(ids, ["x"])["x"].rows()]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "words"),
+    [
+        ([1, 2, 1], ["twice", "1 at positions [0, 2]", "concat"]),
+        ([5, -1], ["no such sample", "-1", "negative"]),
+        ([0, SIZE], ["no such sample", f"{SIZE - 1}"]),
+        ([2**64 - 1], ["no such sample", "18446744073709551615"]),
+        (np.array([2**64 - 1], np.uint64), ["no such sample"]),
+        ([2**70], ["selects no samples"]),
+        ([1.0, 2.0], ["selects no samples", "float64"]),
+        ([[1, 2]], ["selects no samples", "(1, 2)"]),
+        ([[1], [2, 3]], ["selects no samples"]),
+        (3, ["selects no samples"]),
+        ("3", ["selects no samples"]),
+        ({3, 4}, ["selects no samples", "set"]),
+        (None, ["selects no samples"]),
+        (torch.ones(3, requires_grad=True), ["selects no samples"]),
+        ([True] * (SIZE - 1), ["mask", f"{SIZE} values", f"{SIZE - 1} values"]),
+        (range(-1, 5), ["no such sample", "-1"]),
+        (range(SIZE, 5, -1), ["no such sample", f"{SIZE}"]),
+        (slice(0, 5, 0), ["slice"]),
+        (slice("a"), ["slice"]),
+    ],
+)
+def test_what_selects_no_samples_is_refused_with_what_was_found(chosen: Any, words: list[str]) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        Numbers([SIZE]).select(chosen)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("chosen", [[], slice(5, 5), range(0), [False] * SIZE, lambda sample: False])
+def test_an_empty_selection_is_an_error(chosen: Any) -> None:
+    with pytest.raises(SourceError, match="no sample is selected"):
+        Numbers([SIZE]).select(chosen)
+
+
+def test_a_predicate_sees_each_sample_once_in_order_and_only_the_columns_it_needs() -> None:
+    source = Numbers([6000, 4000])
+    seen: list[int] = []
+
+    def odd_square(sample: dict[str, Any]) -> Any:
+        assert list(sample) == ["square"]
+        seen.append(int(sample["square"]))
+        return sample["square"] % 2 == 1
+
+    selected = source.select(odd_square, columns=["square"])
+    assert seen == [each * each for each in range(10000)]
+    assert source.ids_read == list(range(10000))
+    assert all(columns == ["square"] for columns in source.columns_read)
+    assert source.expected[0][1] == ["square"]
+    assert numbers_in(selected) == list(range(1, 10000, 2))
+    assert isinstance(selected.picks, Steps)
+    assert len(pickle.dumps(selected.picks)) < 200  # the predicate itself stays behind
+
+
+@pytest.mark.parametrize("answer", [True, np.bool_(True), np.array(True), torch.tensor(True)])
+def test_any_truth_value_will_do(answer: Any) -> None:
+    assert len(Numbers([3]).select(lambda sample: answer)) == 3
+
+
+@pytest.mark.parametrize("answer", [None, 1, "yes", np.array([True]), np.int64(1)])
+def test_a_predicate_that_returns_no_truth_value_is_named_with_the_sample(answer: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"no truth value[\s\S]*sample 2"):
+        Numbers([5]).select(lambda sample: answer if sample["x"] == 2 else True)
+
+
+def test_a_predicate_that_raises_is_named_with_the_sample() -> None:
+    with pytest.raises(SourceError, match=r"ZeroDivisionError[\s\S]*sample 4") as caught:
+        Numbers([5]).select(lambda sample: bool(1 / (sample["x"].item() - 4)))
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_columns_are_for_a_predicate_and_must_be_there() -> None:
+    with pytest.raises(ArgumentError, match="no such column"):
+        Numbers([5]).select(lambda sample: True, columns=["z"])
+    with pytest.raises(ArgumentError, match="predicate"):
+        Numbers([5]).select([1], columns=["x"])
+
+
+def test_a_predicate_sees_tuples_as_they_are() -> None:
+    source = rf.from_dataset([(number, "text") for number in range(9)])
+    selected = source.select(lambda sample: sample[0] % 4 == 1)
+    assert selected.fetch([1, 0])[""].rows() == [(5, "text"), (1, "text")]
+    assert selected.runs_user_code
+    assert not selected.takes_batches
+    assert not selected.identified
+
+
+def test_the_fingerprint_is_of_the_source_and_of_the_ids_however_they_are_said() -> None:
+    source = Numbers([SIZE])
+    mask = np.isin(np.arange(SIZE), [4, 5, 6])
+    found = [source.select(each).fingerprint for each in ([4, 5, 6], slice(4, 7), range(4, 7), mask)]
+    assert len(set(found)) == 1
+    assert source.select(lambda sample: 4 <= sample["x"] <= 6).fingerprint == found[0]
+    others = [source.select(each).fingerprint for each in ([6, 5, 4], [4, 5, 7], [4, 5], [5, 6], slice(None))]
+    others += [Numbers([SIZE, 1]).select([4, 5, 6]).fingerprint, source.fingerprint]
+    assert len({found[0], *others}) == len(others) + 1
+    assert source.select([1]).default_shuffle == "window"
+    assert source.select([1]).looks_ahead
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+@pytest.mark.parametrize("chosen", [slice(5, 85, 3), np.random.default_rng(5).permutation(100)[:37]])
+def test_a_loader_delivers_what_was_selected_once_from_workers(kind: Any, chosen: Any, tmp_path: Path) -> None:
+    packed = rf.pack(({"x": i} for i in range(100)), tmp_path / "p", shard_bytes=100, progress=False)
+    selected = packed.select(chosen)
+    assert isinstance(selected, SelectSource)
+    topology = rf.Topology()
+    loader = rf.Loader(selected, 4, shuffle="window", num_workers=2, worker_kind=kind, topology=topology)
+    delivered = Counter(x for batch in loader for x in batch["x"].tolist())
+    assert delivered == dict.fromkeys(np.arange(100)[chosen].tolist(), 1)
+
+
+def test_data_that_were_replaced_under_a_selection_are_not_read_on_with(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.arange(10))
+    pickled = pickle.dumps(rf.open(tmp_path / "x.npy").select([1, 8]))
+    assert [int(each["array"]) for each in pickle.loads(pickled)] == [1, 8]
+    np.save(tmp_path / "x.npy", np.arange(9))
+    with pytest.raises(SourceError, match="changed"):
+        pickle.loads(pickled)

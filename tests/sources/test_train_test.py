@@ -1,0 +1,264 @@
+"""A split is exact, near its fractions, the same everywhere, and stays when data are appended."""
+
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import rankfeed as rf
+from rankfeed.columns import Columns, Dense, Field
+from rankfeed.errors import ArgumentError, SourceError
+from rankfeed.sources.train_test import _bounds, _mixed
+
+
+class Ids(rf.Source):
+    """Samples whose only column is their id; says which columns were read."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.read: list[Any] = []
+
+    @property
+    def blocks(self) -> Any:
+        return np.array([self.size], np.int64)
+
+    @property
+    def fields(self) -> Any:
+        return {"x": Field("dense", "int64"), "label": Field("dense", "int64")}
+
+    @property
+    def fingerprint(self) -> str:
+        return f"{self.size} ids"
+
+    def fetch(self, sample_ids: Any, columns: Any = None) -> Columns:
+        self.read.append(columns)
+        ids = np.asarray(sample_ids, np.int64)
+        found = {"x": Dense.of(ids), "label": Dense.of(ids % 10)}
+        return Columns({name: found[name] for name in columns or found}, len(ids))
+
+
+def origins(source: Any) -> list[int]:
+    ids: list[int] = source.origin_ids(np.arange(len(source))).tolist()
+    return ids
+
+
+SHARES = st.lists(st.integers(1, 20), min_size=1, max_size=6).map(lambda parts: [part / 120 for part in parts])
+
+
+@given(size=st.integers(2000, 20_000), shares=SHARES, rest=st.booleans(), seed=st.integers(-(2**80), 2**80))
+def test_each_sample_is_on_one_side_and_sides_are_near_their_fractions(
+    size: int, shares: list[float], rest: bool, seed: int
+) -> None:
+    if rest:
+        shares = [*shares, 1 - sum(shares)]
+    sides = rf.train_test_split(Ids(size), shares, seed)
+    counts = Counter(each for side in sides for each in origins(side))
+    assert set(counts.values()) == {1}
+    assert set(counts) <= set(range(size))
+    if rest:
+        assert counts == dict.fromkeys(range(size), 1)
+    for side, share in zip(sides, shares, strict=True):
+        assert origins(side) == sorted(origins(side))
+        # Eight standard deviations: no honest seed ends there.
+        assert abs(len(side) - share * size) <= 8 * (share * (1 - share) * size) ** 0.5 + 1
+
+
+@given(size=st.integers(100, 3000), more=st.integers(1, 3000), seed=st.integers(0, 99), share=st.floats(0.2, 0.8))
+def test_samples_stay_on_their_side_when_data_are_appended(size: int, more: int, seed: int, share: float) -> None:
+    before = rf.train_test_split(Ids(size), share, seed)
+    after = rf.train_test_split(Ids(size + more), share, seed)
+    for old, new in zip(before, after, strict=True):
+        assert origins(old) == [each for each in origins(new) if each < size]
+
+
+@given(shares=st.lists(st.floats(1e-12, 1), min_size=1, max_size=9))
+def test_bounds_climb_and_leave_out_nothing_of_a_whole(shares: list[float]) -> None:
+    total = sum(shares)
+    bounds = _bounds([share / total for share in shares])
+    assert len(bounds) == len(shares) - 1
+    assert (bounds[1:] >= bounds[:-1]).all()
+
+
+def test_a_larger_test_share_only_takes_from_training() -> None:
+    few, many = (rf.train_test_split(Ids(5000), share, 3)[1] for share in (0.1, 0.3))
+    assert set(origins(few)) < set(origins(many))
+
+
+def test_dicts_keep_their_names_and_order() -> None:
+    source = Ids(4000)
+    named = rf.train_test_split(source, {"val": 0.1, "train": 0.7, "test": 0.2}, seed=5)
+    assert list(named) == ["val", "train", "test"]
+    plain = rf.train_test_split(source, (0.1, 0.7, 0.2), seed=5)
+    assert isinstance(plain, tuple)
+    for one, other in zip(named.values(), plain, strict=True):
+        assert one.fingerprint == other.fingerprint
+    train, test = rf.train_test_split(source, 0.2, seed=5)
+    assert len(train) > len(test)
+    assert not source.read  # ids alone say where a sample goes
+
+
+def test_another_seed_is_another_split_independent_of_the_first() -> None:
+    first, second = (set(origins(rf.train_test_split(Ids(40_000), 0.5, seed)[1])) for seed in (0, 1))
+    assert abs(len(first & second) - 10_000) < 8 * (40_000 * 0.25 * 0.75) ** 0.5
+
+
+def test_parts_of_a_split_are_split_anew_by_the_same_seed() -> None:
+    train, test = rf.train_test_split(Ids(20_000), 0.2, seed=0)
+    again, val = rf.train_test_split(train, 0.5, seed=0)
+    assert abs(len(val) - len(train) / 2) < 8 * (len(train) * 0.25) ** 0.5
+    # Nor does it help to hide the split in a selection or among others.
+    for hidden in (train.select(slice(0, None, 2)), rf.concat([train, test])):
+        third = rf.train_test_split(hidden, 0.5, seed=0)[1]
+        assert abs(len(third) - len(hidden) / 2) < 8 * (len(hidden) * 0.25) ** 0.5
+    assert Counter(origins(again) + origins(val)) == Counter(origins(train))
+
+
+def test_a_selection_is_split_as_its_source_is() -> None:
+    source = Ids(3000)
+    _, test = rf.train_test_split(source, 0.3, seed=2)
+    selected = source.select(lambda sample: sample["label"] < 4, columns=["label"])
+    _, test_of_selected = rf.train_test_split(selected, 0.3, seed=2)
+    assert origins(test_of_selected) == [each for each in origins(test) if each % 10 < 4]
+
+
+KEYS: dict[str, Any] = {
+    "str": lambda number: f"clip-{number:05}é",
+    "bytes": lambda number: b"clip" + bytes([number % 251, number // 251]),
+    "int64": lambda number: np.int64(number - 500),
+    "uint64": lambda number: np.uint64(2**64 - 1 - number),
+    "bool": lambda number: np.bool_(number % 2),
+}
+
+
+@pytest.mark.parametrize("kind", KEYS)
+def test_equal_keys_go_to_one_side_wherever_their_samples_lie(kind: str, tmp_path: Path) -> None:
+    rows = [{"speaker": KEYS[kind](i % 300), "x": np.zeros(i % 3), "i": i} for i in range(1200)]
+    source = rf.pack(rows, tmp_path / "p", shard_bytes=4000, progress=False)
+    sides = rf.train_test_split(source, 0.5, seed=7, key="speaker")
+    found = [Counter(str(sample["speaker"]) for sample in side) for side in sides]
+    assert sum(found, Counter()) == Counter(str(row["speaker"]) for row in rows)
+    assert not found[0] & found[1]
+    # The order of the samples, and what else there is, changes nothing.
+    shuffled = rf.from_dataset([rows[i] for i in np.random.default_rng(0).permutation(1200)] + rows[:5])
+    again = rf.train_test_split(shuffled, 0.5, seed=7, key="speaker")
+    for before, after in zip(found, again, strict=True):
+        assert set(before) == {str(sample["speaker"]) for sample in after}
+
+
+def test_a_number_is_the_same_key_in_any_type() -> None:
+    sides = []
+    for kind in (np.int16, np.int64, np.uint8, np.uint64):
+        source = rf.from_dataset([{"k": kind(i), "i": i} for i in range(200)])
+        sides.append([int(sample["i"]) for sample in rf.train_test_split(source, 0.5, key="k")[1]])
+    assert all(side == sides[0] for side in sides)
+
+
+def test_the_key_of_tar_samples_is_taken_without_asking() -> None:
+    rows = [{"__key__": f"{i % 50}", "i": i} for i in range(400)]
+    by_default = rf.train_test_split(rf.from_dataset(rows), 0.4, seed=1)
+    by_name = rf.train_test_split(rf.from_dataset(rows), 0.4, seed=1, key="__key__")
+    assert [origins(side) for side in by_default] == [origins(side) for side in by_name]
+    keys = [{sample["__key__"] for sample in side} for side in by_default]
+    assert not keys[0] & keys[1]
+
+
+def test_the_key_column_alone_is_read_and_once() -> None:
+    source = Ids(9000)
+    rf.train_test_split(source, 0.5, key="x")
+    assert source.read
+    assert all(columns == ["x"] for columns in source.read)
+
+
+SCRIPT = """
+import os, sys, rankfeed as rf
+source = rf.open(sys.argv[1])
+sides = rf.train_test_split(source, {"train": 0.8, "test": 0.1}, seed=4, key="name")
+print({name: side.fingerprint for name, side in sides.items()})
+"""
+
+
+def test_every_process_finds_the_same_split(tmp_path: Path) -> None:
+    rf.pack(({"name": f"n{i}", "i": i} for i in range(500)), tmp_path / "p", progress=False)
+    said = set()
+    for hash_seed, place in (("1", {"RANK": "0", "WORLD_SIZE": "2"}), ("2", {"RANK": "1", "WORLD_SIZE": "2"})):
+        done = subprocess.run(
+            [sys.executable, "-c", SCRIPT, str(tmp_path / "p")],
+            env={"PYTHONHASHSEED": hash_seed, "PYTHONPATH": ":".join(sys.path), **place},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        said.add(done.stdout)
+    sides = rf.train_test_split(rf.open(tmp_path / "p"), {"train": 0.8, "test": 0.1}, seed=4, key="name")
+    assert said == {f"{ {name: side.fingerprint for name, side in sides.items()} }\n"}
+
+
+def test_the_split_is_the_one_it_was() -> None:
+    """Splits are kept for years: these samples were on the test side when this was written."""
+    assert origins(rf.train_test_split(Ids(40), 0.2, seed=0)[1]) == [12, 13, 16, 17, 25, 26, 28, 29, 31, 33]
+    rows = rf.from_dataset([{"k": f"key {i}"} for i in range(40)])
+    on_test = origins(rf.train_test_split(rows, 0.2, seed=0, key="k")[1])
+    assert on_test == [0, 1, 5, 8, 10, 11, 13, 18, 19, 20, 21, 24, 26, 28, 35, 38]
+
+
+def test_numbers_hash_like_random_ones() -> None:
+    hashed = _mixed(np.arange(200_000, dtype=np.uint64), 12345)
+    assert len(np.unique(hashed)) == len(hashed)
+    bits = np.unpackbits(hashed.view(np.uint8).reshape(-1, 8), axis=1).mean(axis=0)
+    assert abs(bits - 0.5).max() < 8 * (0.25 / len(hashed)) ** 0.5
+    neighbours = np.corrcoef(hashed[:-1].astype(float), hashed[1:].astype(float))[0, 1]
+    assert abs(neighbours) < 8 / len(hashed) ** 0.5
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        *(0, 1, 1.0, -0.1, 1.5, float("nan"), float("inf"), True, "0.5", None),
+        *([], {}, [0.5, 0.6], [0.5, 0], [0.5, "x"], [float("nan")], [True], {"a": -1}, {"a": None}),
+    ],
+)
+def test_what_are_no_fractions_are_refused(bad: Any) -> None:
+    with pytest.raises(ArgumentError, match="fraction"):
+        rf.train_test_split(Ids(10), bad)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"key": "z"}, ["no such column", "x, label"]),
+        ({"seed": 1.5}, ["seed", "1.5"]),
+        ({"seed": True}, ["seed"]),
+        ({"seed": None}, ["seed"]),
+    ],
+)
+def test_other_arguments_are_refused_by_name(arguments: Any, words: list[str]) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        rf.train_test_split(Ids(10), 0.5, **arguments)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [1.5, np.zeros(2, int), [1] * 3])
+def test_a_column_that_is_no_key_is_refused(value: Any) -> None:
+    with pytest.raises(ArgumentError, match="'k' cannot be a key"):
+        rf.train_test_split(rf.from_dataset([{"k": value}] * 5), 0.5, key="k")
+
+
+def test_only_sources_are_split() -> None:
+    with pytest.raises(ArgumentError, match="only a source"):
+        rf.train_test_split([1, 2, 3], 0.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("fractions", "name"), [(1e-9, "'test'"), ({"a": 0.5, "b": 1e-9}, "'b'"), ([1e-9, 0.5], "part 0")]
+)
+def test_an_empty_side_is_named_with_a_remedy(fractions: Any, name: str) -> None:
+    with pytest.raises(SourceError, match=rf"{name}[\s\S]*empty[\s\S]*seed"):
+        rf.train_test_split(Ids(100), fractions)
