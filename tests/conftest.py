@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 # imported, and inherited by whatever the tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-START_PROCESSES = ("tests/launch/", "tests/faults/")
+START_PROCESSES = ("tests/launch/", "tests/faults/", "tests/integrations/")
 
 # No deadlines: how long an example took on a shared machine says nothing about the code.
 settings.register_profile("default", deadline=None)

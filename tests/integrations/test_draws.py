@@ -1,0 +1,87 @@
+"""Draws: a formula that every rank computes alike, whatever part of an epoch it asks for."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankfeed.errors import PlanError
+from rankfeed.integrations.draws import Draws
+from rankfeed.plan import Schedule
+from rankfeed.topology import Topology
+
+
+@given(st.integers(1, 2**40), st.integers(1, 2**40), st.booleans(), st.integers(0, 9), st.data())
+def test_a_draw_does_not_depend_on_which_others_are_asked_for(
+    population: int, size: int, replacement: bool, epoch: int, data: st.DataObject
+) -> None:
+    draws = Draws(population, size, replacement=replacement, seed=data.draw(st.integers(-(2**70), 2**70)))
+    places = data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=20))
+    together = draws.sample_ids(epoch, places)
+    assert together.tolist() == [int(draws.sample_ids(epoch, [place])[0]) for place in places]
+    assert together.dtype == np.int64
+    assert 0 <= together.min() <= together.max() < population
+
+
+@given(st.integers(1, 300), st.integers(1, 1000), st.integers(0, 5), st.integers(0, 5))
+def test_without_replacement_a_sample_comes_again_only_when_all_have_come(
+    population: int, size: int, seed: int, epoch: int
+) -> None:
+    ids = Draws(population, size, replacement=False, seed=seed).sample_ids(epoch, np.arange(size))
+    for first in range(0, size, population):
+        deal = Counter(ids[first : first + population].tolist())
+        assert max(deal.values()) == 1
+        if size - first >= population:
+            assert deal == Counter(range(population))
+
+
+@given(st.integers(1, 50), st.integers(1, 300), st.integers(1, 7), st.integers(1, 9), st.booleans())
+def test_the_ranks_together_read_each_draw_of_the_stream_once(
+    population: int, size: int, world: int, batch_size: int, replacement: bool
+) -> None:
+    draws = Draws(population, max(size, world), replacement=replacement, seed=4)
+    read: Counter[int] = Counter()
+    for rank in range(world):
+        schedule = Schedule(draws, batch_size=batch_size, topology=Topology(rank=rank, world_size=world))
+        for step in range(len(schedule)):
+            read.update(schedule.batch(step)[schedule.valid(step)].tolist())
+    assert read == Counter(draws.sample_ids(0, np.arange(draws.num_samples)).tolist())
+
+
+def test_with_replacement_every_sample_is_as_likely_as_any_other() -> None:
+    population, size = 100, 100_000
+    for seed in range(3):
+        ids = Draws(population, size, seed=seed).sample_ids(seed, np.arange(size))
+        expected = size / population
+        chi_square = float(((np.bincount(ids, minlength=population) - expected) ** 2 / expected).sum())
+        assert 50 < chi_square < 170  # 99 degrees of freedom: outside in less than one of 10,000 draws
+
+
+def test_draws_that_follow_each_other_have_nothing_to_do_with_each_other() -> None:
+    ids = Draws(10, 100_000).sample_ids(0, np.arange(100_000))
+    pairs = np.bincount(ids[:-1] * 10 + ids[1:], minlength=100)
+    assert 50 < float(((pairs - 1000) ** 2 / 1000).sum()) < 170
+
+
+@pytest.mark.parametrize("replacement", [True, False])
+def test_other_seeds_and_epochs_draw_something_else(replacement: bool) -> None:
+    def drawn(seed: int, epoch: int) -> list[int]:
+        found: list[int] = (
+            Draws(1000, replacement=replacement, seed=seed).sample_ids(epoch, np.arange(1000)).tolist()
+        )
+        return found
+
+    first = drawn(5, 1)
+    for other in (drawn(5, 0), drawn(6, 0), drawn(6, 1), drawn(-5, 1)):
+        assert sum(one == two for one, two in zip(first, other, strict=True)) < 20
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [((0,), "population"), ((5, 0), "epoch_size"), ((5, 2.5), "epoch_size"), ((5, True), "epoch_size")],
+)
+def test_no_samples_or_no_draws_are_refused(arguments: tuple[int, ...], named: str) -> None:
+    with pytest.raises(PlanError, match=f"{named} cannot be used"):
+        Draws(*arguments)

@@ -1,0 +1,304 @@
+"""The stages that deal samples: what each rank and worker gets, in which order and epoch, and from where on."""
+
+import copy
+import pickle
+import warnings
+from collections import Counter
+from itertools import chain, zip_longest
+from typing import Any
+
+import pytest
+import torch
+import webdataset as wds
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+import rankfeed as rf
+from rankfeed.errors import PlanError, StateError
+from rankfeed.integrations.webdataset import Resampled, ShardedSamples
+
+Keys = list[str]
+
+
+def source(size: int) -> rf.Source:
+    return rf.from_dataset([{"__key__": f"{i:04d}", "cls": b"%d" % i, "txt": b"t"} for i in range(size)])
+
+
+def ranks(world: int) -> list[rf.Topology]:
+    return [rf.Topology(rank=rank, world_size=world) for rank in range(world)]
+
+
+def keys(samples: Any) -> Keys:
+    return [sample["__key__"] for sample in samples]
+
+
+def flat(batches: Any) -> list[int]:
+    return [int(each) for batch in batches for each in batch]
+
+
+def cut(stream: list[int], size: int) -> list[list[int]]:
+    return [stream[first : first + size] for first in range(0, len(stream), size)]
+
+
+def in_turn(streams: list[list[Any]]) -> list[Any]:
+    """As a DataLoader takes from its workers."""
+    return [each for group in zip_longest(*streams) for each in group if each is not None]
+
+
+@given(st.integers(1, 200), st.integers(1, 7), st.integers(1, 4), st.booleans())
+def test_every_sample_goes_to_one_worker_of_one_rank_and_ranks_differ_by_one_at_most(
+    size: int, world: int, workers: int, shuffle: bool
+) -> None:
+    stage = ShardedSamples(source(max(size, world)), shuffle=shuffle, seed=1)
+    of_ranks = [
+        [flat(stage.share(rank, worker=worker, num_workers=workers)) for worker in range(workers)]
+        for rank in ranks(world)
+    ]
+    totals = [sum(map(len, rank)) for rank in of_ranks]
+    assert Counter(chain.from_iterable(chain.from_iterable(of_ranks))) == Counter(range(max(size, world)))
+    assert max(totals) - min(totals) <= 1
+
+
+@given(
+    st.integers(1, 200),
+    st.integers(1, 5),
+    st.integers(1, 4),
+    st.integers(1, 9),
+    st.sampled_from(["even", "drop", "pad"]),
+)
+def test_batches_made_behind_the_stage_are_equally_many_on_all_ranks_and_those_of_one_worker(
+    size: int, world: int, workers: int, batch_size: int, tail: Any
+) -> None:
+    size = max(size, world)
+    stage = ShardedSamples(source(size), batch_size, shuffle="global", tail=tail)
+    rest = size % (batch_size * world)
+    if tail == "even" and 0 < rest < world:
+        with pytest.raises(PlanError, match="equal steps") as caught:
+            stage.share(ranks(world)[0])
+        assert f"{rest} of {size}" in str(caught.value)
+        assert 'tail="drop"' in str(caught.value)
+        return
+    made = []
+    for rank in ranks(world):
+        streams = [flat(stage.share(rank, worker=worker, num_workers=workers)) for worker in range(workers)]
+        batches = in_turn([cut(stream, batch_size) for stream in streams])
+        assert batches == [batch.tolist() for batch in stage.share(rank)]
+        made.append(batches)
+    assert len({len(batches) for batches in made}) == 1
+    assert len(made[0]) == len(stage.share(ranks(world)[0]))
+    read = Counter(flat(chain.from_iterable(made)))
+    if tail == "even":
+        assert read == Counter(range(size))
+    elif tail == "drop":
+        assert read.total() == size - rest
+        assert not read or max(read.values()) == 1
+    else:
+        assert read.total() == len(made[0]) * batch_size * world
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_the_order_is_that_of_the_sampler_for_stock_loaders(world: int) -> None:
+    data = source(53)
+    for rank in ranks(world):
+        stage = ShardedSamples(data, 4, shuffle=True, seed=9, topology=rank)
+        sampler = rf.DistributedSampler(data, 4, shuffle=True, seed=9, topology=rank)
+        for epoch in range(2):
+            stage.set_epoch(epoch)
+            sampler.set_epoch(epoch)
+            assert keys(stage) == [f"{each:04d}" for each in sampler]
+
+
+def test_fillers_are_marked_and_what_is_marked_as_a_sample_is_there_once() -> None:
+    marked = [
+        (sample["__key__"], sample["__valid__"])
+        for rank in ranks(3)
+        for sample in ShardedSamples(source(10), 2, tail="pad", topology=rank)
+    ]
+    assert len(marked) == 12
+    assert Counter(key for key, valid in marked if valid) == Counter(f"{i:04d}" for i in range(10))
+
+
+def test_only_the_columns_asked_for_are_read_and_what_names_a_sample() -> None:
+    assert list(next(iter(ShardedSamples(source(3), columns=["txt"])))) == ["__key__", "txt"]
+    with pytest.raises(rf.errors.ArgumentError, match="no such column"):
+        ShardedSamples(source(3), columns=["jpg"])
+
+
+@pytest.mark.parametrize("kind", [ShardedSamples, Resampled])
+def test_what_cannot_be_meant_is_refused_when_the_stage_is_made(kind: Any) -> None:
+    for options in ({"batch_size": 0}, {"tail": "fill"}, {"seed": 0.5}):
+        with pytest.raises(PlanError):
+            kind(source(3), **options)
+    with pytest.raises(rf.errors.SourceError):
+        kind("/nowhere/at/all.tar")
+
+
+def test_fewer_samples_than_ranks_are_refused_and_with_padding_are_not() -> None:
+    stage = ShardedSamples(source(2), topology=rf.Topology(rank=2, world_size=3))
+    with pytest.raises(PlanError, match="fewer samples than there are ranks"):
+        iter(stage)
+    padded = ShardedSamples(source(2), tail="pad", topology=rf.Topology(rank=0, world_size=3))
+    assert [sample["__valid__"] for sample in padded] == [False]
+
+
+def test_each_pass_is_the_next_epoch_until_an_epoch_is_set_and_then_it_is_that_one() -> None:
+    stage = ShardedSamples(source(20), shuffle=True, topology=rf.Topology())
+    passes = [keys(stage) for _ in range(3)]
+    assert len({tuple(each) for each in passes}) == 3
+    next(iter(stage))
+    assert stage.epoch == 4  # one that was broken off counts
+    stage.set_epoch(1)
+    assert keys(stage) == passes[1] == keys(stage)
+    stage.set_epoch(2)
+    assert keys(stage) == passes[2]
+
+
+def test_a_job_goes_on_on_other_ranks_where_it_stood_with_nothing_lost_or_repeated() -> None:
+    data = source(103)
+    stages = [ShardedSamples(data, 4, shuffle=True, seed=2, topology=rank) for rank in ranks(2)]
+    for stage in stages:
+        stage.set_epoch(3)
+    delivered = [key for stage in stages for key in keys(stage)[: 5 * 4]]
+    states = [stage.state_dict(delivered_steps=5) for stage in stages]
+    assert states[0] == states[1]
+    for world, batch_size in ((1, 4), (3, 3), (5, 7)):
+        rest = []
+        for rank in ranks(world):
+            stage = ShardedSamples(data, batch_size, shuffle=True, seed=2, topology=rank)
+            stage.load_state_dict(states[0])
+            stage.set_epoch(3)  # as frameworks do: the loaded place stays
+            rest += keys(stage)
+            assert stage.num_batches() == -(-(103 - 40) // (batch_size * world))
+            stage.set_epoch(4)
+            assert stage.num_batches() == -(-103 // (batch_size * world))
+        assert Counter(delivered + rest) == Counter(f"{i:04d}" for i in range(103))
+
+
+def test_a_state_after_the_last_step_is_the_end_of_the_epoch() -> None:
+    stage = ShardedSamples(source(10), 2, topology=rf.Topology(rank=0, world_size=2))
+    stage.set_epoch(0)
+    stage.load_state_dict(stage.state_dict(stage.num_batches()))
+    assert keys(stage) == []
+
+
+def test_a_state_of_other_data_or_of_nobody_knows_where_is_refused() -> None:
+    stage = ShardedSamples(source(10), 2, topology=rf.Topology())
+    with pytest.raises(StateError, match=r"set_epoch\(\) not called"):
+        stage.state_dict(1)
+    stage.set_epoch(0)
+    with pytest.raises(StateError, match="seed was 0, is 1"):
+        ShardedSamples(source(10), 2, seed=1).load_state_dict(stage.state_dict(1))
+    unbatched = ShardedSamples(source(10), topology=rf.Topology())
+    unbatched.set_epoch(0)
+    with pytest.raises(StateError, match="batch_size=None"):
+        unbatched.state_dict(1)
+    with pytest.raises(PlanError, match="no such step"):
+        stage.state_dict(6)
+
+
+def test_the_number_of_batches_is_known_before_the_first_and_only_with_a_batch_size() -> None:
+    assert ShardedSamples(source(10), 2, topology=rf.Topology(rank=1, world_size=2)).num_batches() == 3
+    with pytest.raises(PlanError, match="batch_size"):
+        ShardedSamples(source(10), topology=rf.Topology()).num_batches()
+
+
+def test_the_rank_is_found_in_the_parent_and_travels(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = ShardedSamples(source(10))
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    sent = pickle.dumps(wds.DataPipeline(stage, wds.to_tuple("__key__")))
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name)
+    assert [key for (key,) in pickle.loads(sent)] == [f"{i:04d}" for i in range(1, 10, 2)]
+
+
+def test_resampling_deals_the_draws_of_the_job_and_not_of_each_worker() -> None:
+    data = source(10)
+    stages = [Resampled(data, 3, epoch_size=26, seed=1, topology=rank) for rank in ranks(2)]
+    for epoch in range(2):
+        read = []
+        for stage in stages:
+            stage.set_epoch(epoch)
+            assert stage.num_batches() == 5
+            read += [int(each) for each in keys(stage)]
+        assert Counter(read) == Counter(stages[0].plan.sample_ids(epoch, range(26)).tolist())
+
+
+def test_resampling_without_replacement_reads_every_sample_as_often_as_any_other() -> None:
+    data = source(10)
+    read = [
+        key for rank in ranks(3) for key in keys(Resampled(data, epoch_size=30, replacement=False, topology=rank))
+    ]
+    assert Counter(read) == Counter({f"{i:04d}": 3 for i in range(10)})
+
+
+def loaded(stage: ShardedSamples, **options: Any) -> DataLoader[Any]:
+    behind = (wds.to_tuple("__key__"), wds.batched(4))
+    return DataLoader(wds.DataPipeline(stage, *behind), batch_size=None, num_workers=2, **options)
+
+
+def epoch_of(loader: DataLoader[Any]) -> list[Keys]:
+    return [list(names) for (names,) in loader]
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_persistent_workers_follow_set_epoch_also_after_a_pass_that_was_broken_off(start: str) -> None:
+    stage = ShardedSamples(source(50), 4, shuffle=True, topology=rf.Topology())
+    loader = loaded(stage, persistent_workers=True, multiprocessing_context=start)
+    for epoch in (0, 2):
+        stage.set_epoch(epoch)
+        wanted = [[f"{each:04d}" for each in batch] for batch in stage.share()]
+        next(iter(loader))
+        assert epoch_of(loader) == wanted
+    stage.load_state_dict(stage.state_dict(delivered_steps=2))
+    assert epoch_of(loader) == wanted[2:]
+
+
+def test_persistent_workers_go_on_to_the_next_epoch_by_themselves() -> None:
+    stage = ShardedSamples(source(50), 4, shuffle=True, topology=rf.Topology())
+    loader = loaded(stage, persistent_workers=True, multiprocessing_context="fork")
+    alone = ShardedSamples(source(50), 4, shuffle=True, topology=rf.Topology())
+    for _ in range(3):
+        wanted = [f"{each:04d}" for batch in alone.share() for each in batch]
+        keys(alone)
+        assert list(chain.from_iterable(epoch_of(loader))) == wanted
+
+
+def test_new_workers_that_repeat_an_epoch_say_so() -> None:
+    stage = ShardedSamples(source(50), 4, shuffle=True, topology=rf.Topology())
+    loader = loaded(stage, multiprocessing_context="fork")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # workers inherit it, and their errors come back
+        first = epoch_of(loader)
+        with pytest.raises(UserWarning, match=r"call set_epoch\(\)"):
+            epoch_of(loader)
+        for epoch in (1, 0):
+            stage.set_epoch(epoch)
+            assert (epoch_of(loader) == first) == (epoch == 0)
+
+
+def test_a_copy_of_a_stage_has_epochs_of_its_own() -> None:
+    stage = ShardedSamples(source(20), shuffle=True, topology=rf.Topology())
+    other = copy.deepcopy(stage)
+    stage.set_epoch(3)
+    assert (stage.epoch, other.epoch) == (3, 0)
+
+
+def set_and_say(stage: ShardedSamples, said: Any) -> None:
+    stage.set_epoch(3)
+    said.put(stage.epoch)
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_a_rank_started_with_a_copy_sets_the_epoch_of_no_other(start: str) -> None:
+    stage = ShardedSamples(source(20), shuffle=True)
+    context = torch.multiprocessing.get_context(start)
+    said = context.SimpleQueue()
+    rank = context.Process(target=set_and_say, args=(stage, said))
+    rank.start()
+    rank.join(60)
+    assert rank.exitcode == 0
+    assert (said.get(), stage.epoch) == (3, 0)
