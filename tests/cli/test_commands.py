@@ -12,7 +12,7 @@ import pytest
 
 import rankfeed as rf
 
-COMMANDS = ("inspect", "plan", "pack", "verify", "demo")
+COMMANDS = ("inspect", "index", "plan", "pack", "verify", "demo")
 
 
 def rankfeed(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -123,6 +123,7 @@ def test_pack_writes_what_inspect_reads(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (("inspect", "/nowhere/at/all"), "/nowhere/at/all"),
+        (("index", "/nowhere/at/all"), "/nowhere/at/all"),
         (("plan",), "--samples"),
         (("plan", "--samples", "0"), "no samples"),
         (("plan", "--samples", "nan"), "numbers"),

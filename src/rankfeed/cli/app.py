@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from rankfeed.cli import data, plans
+from rankfeed.cli import data, indexing, inspecting, plans
 from rankfeed.cli.output import Json, show
 from rankfeed.errors import ArgumentError, RankfeedError
 
@@ -18,9 +18,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command()(data.inspect)
+app.command()(inspecting.inspect)
 app.command()(plans.plan)
 app.command()(data.pack)
+app.command()(indexing.index)
 app.command()(plans.verify)
 
 

@@ -1,30 +1,17 @@
-"""Commands about data that lie somewhere: inspect and pack."""
+"""The command pack."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
-import numpy as np
 import typer
 
+from rankfeed.cli.opening import figures
 from rankfeed.cli.output import Json, show
-
-Data = Annotated[str, typer.Argument(help="Path of a data set.")]
-
-
-def inspect(data: Data, json: Json = False) -> None:
-    """Format, samples, blocks, columns and fingerprint of a data set.
-
-    Example: rankfeed inspect data/
-    """
-    from rankfeed.sources import open as open_source
-
-    source = open_source(data)
-    show(figures(source), as_json=json, title=data)
 
 
 def pack(
-    source: Data,
+    source: Annotated[str, typer.Argument(help="Path of a data set.")],
     dest: Annotated[str, typer.Argument(help="Folder to write, new or of a pack that was interrupted.")],
     workers: Annotated[int | None, typer.Option(help="Processes; as many as there are cores if left out.")] = None,
     shard_mib: Annotated[int, typer.Option(min=1, help="Size of a shard in MiB, about.")] = 256,
@@ -42,16 +29,3 @@ def pack(
         open_source(source), dest, workers=workers, shard_bytes=shard_mib << 20, progress=not json, resume=resume
     )
     show(figures(packed), as_json=json, title=dest)
-
-
-def figures(source: Any) -> dict[str, Any]:
-    """What there is to say of a source."""
-    blocks = np.asarray(source.blocks)
-    return {
-        "format": type(source).__name__.removesuffix("Source").lower(),
-        "samples": len(source),
-        "blocks": len(blocks),
-        "samples_per_block": {"least": int(blocks.min()), "most": int(blocks.max())},
-        "columns": {name or "(whatever the Dataset returns)": str(field) for name, field in source.fields.items()},
-        "fingerprint": source.fingerprint,
-    }

@@ -1,0 +1,246 @@
+"""inspect and index say what is there: counts that are right, bars that are seen, and nothing run from data."""
+
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import webdataset as wds
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner, Result
+
+import rankfeed as rf
+from rankfeed.cli.app import app
+from rankfeed.cli.lengths import LOOKS, edges_of, lengths_of, look, stretches
+from rankfeed.cli.output import bar, bytes_of
+from rankfeed.errors import ArgumentError, RankfeedError, SourceError
+
+LENGTHS = [int(each) for each in np.random.default_rng(0).gamma(2, 30, 500)]
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(each) for each in arguments])
+
+
+def said(*arguments: object) -> str:
+    result = run(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def told(*arguments: object) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads(said(*arguments, "--json"))
+    return answer
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("inspect") / "data"
+    rows = (
+        {
+            "x": np.full((length, 2), number / 2, np.float32),
+            "y": number,
+            "raw": b"RIFF" * length,
+            "text": "[red]\x1b[31mö" + "long " * length,
+            "nan": np.float32("nan"),
+        }
+        for number, length in enumerate(LENGTHS)
+    )
+    rf.pack(rows, path, shard_bytes=40_000, progress=False)
+    return path
+
+
+@pytest.fixture
+def tars(tmp_path: Path) -> Path:
+    folder = tmp_path / "tars"
+    folder.mkdir()
+    for shard in range(3):
+        with wds.TarWriter(str(folder / f"a-{shard:03}.tar")) as writer:
+            for number in range(20 + shard):
+                writer.write({"__key__": f"{shard}-{number:03}", "txt": "t" * number, "cls": number})
+    return folder
+
+
+def test_inspect_tells_counts_sizes_and_fields_as_they_are(packed: Path) -> None:
+    found, source = told("inspect", packed), rf.open(packed)
+    assert found["format"] == "packed"
+    assert (found["samples"], found["blocks"]) == (500, len(source.blocks))
+    blocks = sorted(source.blocks.tolist())
+    assert found["samples_per_block"]["least"] == blocks[0]
+    assert found["samples_per_block"]["median"] in blocks
+    assert found["samples_per_block"]["most"] == blocks[-1]
+    assert found["columns"] == {name: str(field) for name, field in source.fields.items()}
+    files = [path for path in packed.rglob("*") if path.is_file() and not path.name.startswith(".")]
+    assert found["on_disk"] == {"files": len(files), "bytes": sum(path.stat().st_size for path in files)}
+    assert found["fingerprint"] == source.fingerprint
+    assert found["bytes_of_a_sample"]["x"] == pytest.approx(8 * np.mean(LENGTHS))
+    assert found["bytes_of_a_sample"]["nan"] == 4
+
+
+def test_inspect_tells_the_lengths_that_there_are(packed: Path) -> None:
+    found = told("inspect", packed)
+    assert found["lengths_of_samples"] == 500
+    assert set(found["lengths"]) == {"x", "raw", "text"}
+    lengths = found["lengths"]["x"]
+    assert (lengths["least"], lengths["most"]) == (min(LENGTHS), max(LENGTHS))
+    assert lengths["mean"] == pytest.approx(np.mean(LENGTHS))
+    assert lengths["quantiles"]["50%"] == sorted(LENGTHS)[249]
+    for each in lengths["histogram"]:
+        assert each["count"] == sum(each["from"] <= length <= each["to"] for length in LENGTHS)
+    assert sum(each["count"] for each in lengths["histogram"]) == 500
+
+
+def test_inspect_shows_a_few_samples_by_their_beginnings(packed: Path) -> None:
+    assert told("inspect", packed, "--samples", 0)["examples"] == []
+    examples = told("inspect", packed, "--samples", 4)["examples"]
+    assert [each["sample_id"] for each in examples] == [0, 125, 250, 375]
+    for each in examples:
+        length, values = LENGTHS[each["sample_id"]], each["values"]
+        assert values["y"] == each["sample_id"]
+        assert values["nan"] == "nan"  # which JSON has no number for
+        assert values["raw"] == {"bytes": 4 * length, "head": (b"RIFF" * length)[:16].hex()}
+        shape = [length, 2]
+        assert (values["x"]["dtype"], values["x"]["shape"]) == ("float32", shape)
+        assert values["x"]["first"] == [each["sample_id"] / 2] * min(8, 2 * length)
+
+
+def test_inspect_shows_people_bars_and_values_and_runs_no_command_of_the_data(packed: Path) -> None:
+    output = said("inspect", packed)
+    assert "500" in output
+    assert "█" in output
+    assert "median" in output
+    assert "float32[*, 2]" in output
+    assert "52 49 46 46" in output
+    assert "[red]\\x1b[31m" in output
+    assert "\x1b" not in output
+
+
+def test_inspect_reads_only_the_columns_asked_for(packed: Path) -> None:
+    found = told("inspect", packed, "--column", "y", "-c", "x")
+    assert list(found["columns"]) == ["y", "x"]
+    assert list(found["lengths"]) == ["x"]
+
+
+@pytest.mark.parametrize("size", [LOOKS, LOOKS + 1, 10**12])
+def test_many_samples_are_looked_at_in_stretches_always_the_same(size: int) -> None:
+    ids = np.concatenate(list(stretches(size)))
+    assert len(ids) == LOOKS == len(np.unique(ids))
+    assert (ids[0], ids[-1]) == (0, size - 1)
+    np.testing.assert_array_equal(ids, np.concatenate(list(stretches(size))))
+
+
+def test_rows_that_happen_to_be_of_one_length_are_counted_too() -> None:
+    source = rf.concat([rf.from_dataset([{"x": np.zeros(n)} for n in (3, 3, 1)])])
+    seen, lengths = look(source, ["x"])
+    assert (seen, lengths["x"].most, lengths["x"].quantiles[50]) == (3, 3, 3)
+
+
+@given(lengths=st.lists(st.integers(0, 9) | st.integers(0, 2**40), min_size=1, max_size=50))
+def test_bars_cover_every_length_once(lengths: list[int]) -> None:
+    found = lengths_of(np.array(lengths))
+    assert sum(found.counts) == len(lengths)
+    assert list(found.edges) == sorted(set(found.edges))
+    assert found.edges[0] <= found.least <= found.most < found.edges[-1]
+    assert len(found.counts) == len(found.labels) <= 16
+    for low, high, count in zip(found.edges, found.edges[1:], found.counts, strict=False):
+        assert count == sum(low <= length < high for length in lengths)
+
+
+@given(least=st.integers(0, 1000), span=st.integers(0, 10**6), median=st.integers(0, 1000))
+def test_bars_are_few(least: int, span: int, median: int) -> None:
+    assert 2 <= len(edges_of(least, least + span, max(median, least))) <= 17
+
+
+@given(share=st.floats(0, 1))
+def test_a_bar_is_as_long_as_its_share(share: float) -> None:
+    drawn = bar(share, 40)
+    assert len(drawn) == np.ceil(max(round(share * 320), share > 0) / 8)
+    assert not drawn or drawn[:-1] == "█" * (len(drawn) - 1)
+
+
+@given(size=st.integers(0, 2**60))
+def test_sizes_are_short(size: int) -> None:
+    number, unit = bytes_of(size).replace(",", "").split()
+    factor = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}[unit]
+    assert float(number) * factor == pytest.approx(size, rel=0.006)
+
+
+def test_index_makes_what_is_missing_and_reuses_what_is_there(tars: Path) -> None:
+    first = told("index", tars)
+    assert (first["shards"], first["samples"]) == (3, 63)
+    assert (first["made"], first["reused"]) == (3, 0)
+    assert first["bytes"] == sum(path.stat().st_size for path in tars.glob("*.tar"))
+    assert first["members"]["txt"]["count"] == 63
+    assert first["members"]["txt"]["bytes"] == 3 * sum(range(20)) + 20 + 20 + 21
+    assert first["members"]["txt"]["most"] == 21
+    assert first["index_folders"] == {str(tars): 3}
+    with wds.TarWriter(str(tars / "a-001.tar")) as writer:
+        writer.write({"__key__": "new", "txt": "x"})
+    again = told("index", tars / "a-{000..002}.tar")
+    assert (again["samples"], again["made"], again["reused"]) == (43, 1, 2)
+    assert told("inspect", tars, "-c", "txt", "--option", "missing=skip")["samples"] == 43
+    output = said("index", *sorted(tars.glob("*.tar")))
+    assert "0 made now, 3 there already" in output
+    assert str(tars) in "".join(output.split("\n"))
+
+
+def test_index_decodes_nothing_and_so_needs_no_leave_for_pickles(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for name in ("a.pyd", "b.pyd"):
+            info = tarfile.TarInfo(name)
+            info.size = 4
+            archive.addfile(info, io.BytesIO(b"evil"))
+    assert told("index", tmp_path / "a.tar")["samples"] == 2
+
+
+def test_an_index_goes_where_it_is_told_to_if_it_cannot_lie_beside_the_data(
+    tars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.access", lambda *_: False)  # root may write anywhere
+    found = told("index", tars, "--cache-dir", tmp_path / "cache")
+    (folder,) = found["index_folders"]
+    assert Path(folder).is_relative_to(tmp_path / "cache")
+    assert not list(tars.glob("*.rankfeed"))
+
+
+def test_formats_without_an_index_say_so(packed: Path) -> None:
+    assert "packed needs no index" in said("index", packed)
+    assert told("index", packed) == {"format": "packed", "needs_index": False, "samples": 500}
+
+
+@pytest.fixture
+def broken(tars: Path) -> Path:
+    path = tars / "a-001.tar"
+    path.write_bytes(path.read_bytes()[:7000])
+    return path
+
+
+@pytest.mark.parametrize("command", ["inspect", "index"])
+def test_a_damaged_shard_is_named(command: str, tars: Path, broken: Path) -> None:
+    error = run(command, tars).exception
+    assert isinstance(error, RankfeedError)
+    assert broken.name in str(error)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "words"),
+    [
+        (["/nowhere"], SourceError, "/nowhere"),
+        (["/nowhere", "--format", "rot13"], ArgumentError, "no such format"),
+        (["DATA", "--option", "shiny=1"], ArgumentError, "no such option"),
+        (["DATA", "--option", "shiny"], ArgumentError, "name=value"),
+        (["DATA", "--column", "z"], ArgumentError, "no such column"),
+    ],
+)
+def test_bad_arguments_are_refused_by_name(arguments: list[str], kind: Any, words: str, packed: Path) -> None:
+    given = [str(packed) if each == "DATA" else each for each in arguments]
+    for command in ("inspect", "index"):
+        if command == "index" and "--column" in given:
+            continue
+        error = run(command, *given).exception
+        assert isinstance(error, kind)
+        assert words in str(error)
