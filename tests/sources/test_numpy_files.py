@@ -176,3 +176,14 @@ def test_ragged_files_pack_to_the_same_samples(ragged: Path, tmp_path: Path) -> 
     source = rf.open(ragged)
     packed = rf.pack(source, tmp_path / "p", shard_bytes=100, workers=2, progress=False)
     assert [sample["array"].tolist() for sample in packed] == [sample["array"].tolist() for sample in source]
+
+
+def test_a_damaged_header_is_told_as_such(tmp_path: Path) -> None:
+    np.save(tmp_path / "rows.npy", np.arange(6))
+    whole = (tmp_path / "rows.npy").read_bytes()
+    for start in range(8, 120):  # zeros may make numpy's own parser stumble in many ways
+        (tmp_path / "rows.npy").write_bytes(whole[:start] + bytes(8) + whole[start + 8 :])
+        try:
+            assert rf.open(tmp_path / "rows.npy").fetch(range(6))["array"].rows() == [*range(6)]
+        except SourceError as error:
+            assert "rows.npy" in str(error)

@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import rankfeed as rf
@@ -11,6 +13,7 @@ from rankfeed.errors import ArgumentError, SourceError
 from rankfeed.sources import PackedSource
 from rankfeed.sources.numpy_file import NumpyFileSource
 from rankfeed.sources.numpy_files import NumpyFilesSource
+from rankfeed.sources.open import FORMATS, formats
 
 
 def test_the_format_is_found_by_looking(tmp_path: Path) -> None:
@@ -61,5 +64,40 @@ def test_object_stores_are_refused_until_they_are_read(tmp_path: Path) -> None:
 
 
 def test_an_unknown_format_is_an_argument_error(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="packed or numpy"):
-        rf.open(tmp_path, format="parquet")
+    with pytest.raises(ArgumentError, match="packed or numpy or lance"):
+        rf.open(tmp_path, format="excel")
+
+
+def test_an_option_that_the_format_lacks_is_named_with_those_it_has(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": [1, 2]}), tmp_path / "a.parquet")
+    with pytest.raises(ArgumentError, match=r"nulls[\s\S]*filter"):
+        rf.open(tmp_path / "a.parquet", filter="x > 1")
+    rf.pack([{"x": 1}], tmp_path / "packed", progress=False)
+    with pytest.raises(ArgumentError, match=r"no options[\s\S]*nulls"):
+        rf.open(tmp_path / "packed", nulls="mask")
+
+
+def test_a_missing_file_of_a_list_is_named(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros(3))
+    with pytest.raises(SourceError, match=r"no such file[\s\S]*b\.npy"):
+        rf.open([tmp_path / "a.npy", tmp_path / "b.npy"])
+    with pytest.raises(SourceError, match=r"no such file[\s\S]*b\.npy"):
+        rf.open(f"{tmp_path}/{{a,b}}.npy")
+
+
+def test_every_format_says_what_it_is_and_looks_without_raising(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "noise").write_bytes(bytes(range(256)) * 40)
+    places: list[Any] = [
+        tmp_path / "empty",
+        tmp_path / "noise",
+        tmp_path / "nowhere",
+        f"{tmp_path}/*",
+        [],
+        [tmp_path],
+    ]
+    for name in FORMATS:
+        (found,) = formats(name)
+        assert found.name == name
+        assert found.what
+        assert not any(found.fits(place) for place in places), name

@@ -149,11 +149,11 @@ class Dense(Column):
             # First part by part, then into the batch's order: a second copy, but one that stays in the cache.
             by_part = allocate(out.shape, out.dtype)
             place = np.empty(len(out), np.int64)
+            place[np.concatenate([_slots(part) for part in parts])] = np.arange(len(out))
             first = 0
             for part in parts:
                 last = first + len(part.rows)
                 take_rows(part.values, part.rows, by_part[first:last])
-                place[_slots(part)] = np.arange(first, last)
                 first = last
             take_rows(by_part, place, out)
         return out

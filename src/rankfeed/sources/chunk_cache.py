@@ -9,15 +9,17 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from rankfeed.columns import Stored
 from rankfeed.errors import RankfeedError
 
 Chunk = Mapping[str, Stored]
+_Key = TypeVar("_Key", bound=Hashable)
 
 #: Share of a chunk's rows that must have been used when it goes, or reading chunks whole was not worth it.
 _WORTH = 1 / 16
@@ -53,8 +55,8 @@ class ChunkCache:
         >>> import numpy as np
         >>> cache = ChunkCache(100)
         >>> chunk = cache.get("a", lambda: {"x": Stored(np.arange(10))}, used=3)
-        >>> cache.find("a", used=1) is chunk, cache.find("b", used=1)
-        (True, None)
+        >>> cache.find(["a", "b"], used=[1, 1]) == [chunk, None]
+        True
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -69,6 +71,7 @@ class ChunkCache:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._pending: dict[Hashable, _Pending] = {}
+        self._asked: set[Hashable] = set()
         self._pool: ThreadPoolExecutor | None = None
 
     def _renew_after_fork(self) -> None:
@@ -84,24 +87,36 @@ class ChunkCache:
         self._misses += 1
         return self._misses % _PROBE == 0
 
-    def find(self, key: Hashable, used: int) -> Chunk | None:
-        """A chunk, if it is there; ``used`` of its rows are wanted."""
+    def find(self, keys: Sequence[Hashable], used: Sequence[int]) -> list[Chunk | None]:
+        """Chunks, as far as they are there; of each so many rows are wanted."""
         self._renew_after_fork()
         with self._lock:
-            entry = self._entries.get(key)
-            if entry is None:
-                return None
-            self._entries.move_to_end(key)
-            entry.used += used
-            return entry.chunk
+            return [self._used(key, count) for key, count in zip(keys, used, strict=True)]
+
+    def _used(self, key: Hashable, count: int) -> Chunk | None:
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        self._entries.move_to_end(key)
+        entry.used += count
+        return entry.chunk
+
+    def missing(self, keys: Iterable[_Key]) -> list[_Key]:
+        """Those of some chunks that are neither there nor on their way, if chunks are worth reading whole."""
+        self._renew_after_fork()
+        with self._lock:
+            if self._worth < _WORTH:
+                return []
+            return [key for key in keys if key not in self._entries and key not in self._pending]
 
     def get(self, key: Hashable, load: Callable[[], Chunk], used: int = 0) -> Chunk:
         """A chunk, decoded if it has to be; what ``load`` raises goes to whoever called with it."""
+        self._renew_after_fork()
         while True:
-            found = self.find(key, used)
-            if found is not None:
-                return found
             with self._lock:
+                found = self._used(key, used)
+                if found is not None:
+                    return found
                 pending = self._pending.get(key)
                 if pending is None:
                     mine = self._pending[key] = _Pending()
@@ -120,21 +135,24 @@ class ChunkCache:
             mine.done.set()
 
     def ahead(self, key: Hashable, load: Callable[[], Chunk]) -> None:
-        """Have a chunk decoded in the background, if it is not there and chunks are worth reading whole."""
+        """Have a chunk decoded in the background, unless many are waiting already."""
         self._renew_after_fork()
         with self._lock:
-            if key in self._entries or key in self._pending or self._worth < _WORTH:
+            if len(self._asked) >= _MOST_AHEAD or key in self._asked:
                 return
-            if len(self._pending) >= _MOST_AHEAD:
-                return
+            self._asked.add(key)
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(1, thread_name_prefix="rankfeed-ahead")
             pool = self._pool
         pool.submit(self._try, key, load)
 
     def _try(self, key: Hashable, load: Callable[[], Chunk]) -> None:
-        with suppress(RankfeedError):  # whoever needs the chunk meets the error
-            self.get(key, load)
+        try:
+            with suppress(RankfeedError):  # whoever needs the chunk meets the error
+                self.get(key, load)
+        finally:
+            with self._lock:
+                self._asked.discard(key)
 
     def _keep(self, key: Hashable, chunk: Chunk, used: int) -> None:
         nbytes = sum(stored.nbytes for stored in chunk.values())

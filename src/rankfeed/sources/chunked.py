@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -67,15 +67,17 @@ class ChunkedSource(Source):
         parts: dict[str, list[Any]] = {name: [] for name in names}
         single: list[tuple[Int64, Int64 | None]] = []
         takes = type(self)._take is not ChunkedSource._take
-        for number, rows, slots in by_chunk(ids, self._chunk_starts):
-            chunk = self._cache.find((number, names), len(rows))
+        wanted = by_chunk(ids, self._chunk_starts)
+        found = self._cache.find(
+            [(number, names) for number, _, _ in wanted], [len(rows) for _, rows, _ in wanted]
+        )
+        for (number, rows, slots), chunk in zip(wanted, found, strict=True):
             if chunk is None and takes and not self._cache.pays:
                 single.append((rows + self._chunk_starts[number], slots))
                 continue
-            if chunk is None:
-                chunk = self._chunk(number, names, len(rows))
+            at_hand = chunk or self._chunk(number, names, len(rows))
             for name in names:
-                parts[name].append(chunk[name].part(rows, slots))
+                parts[name].append(at_hand[name].part(rows, slots))
         if single:
             self._add_single(single, names, parts)
         return Columns({name: column_of_parts(self.fields[name], parts[name]) for name in names}, len(ids))
@@ -83,11 +85,16 @@ class ChunkedSource(Source):
     def expect(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> None:
         """Decode what will be read next, in the background."""
         names = tuple(check_columns(columns, self.fields))
-        for number, _, _ in by_chunk(check_ids(sample_ids, len(self)), self._chunk_starts):
-            self._cache.ahead((number, names), lambda number=number: self._load_chunk(number, names))  # type: ignore[misc]
+        chunks = self._chunk_starts.searchsorted(check_ids(sample_ids, len(self)), side="right") - 1
+        for key in self._cache.missing((number, names) for number in dict.fromkeys(chunks.tolist())):
+            self._cache.ahead(key, self._loader(*key))
 
     def _chunk(self, number: int, names: tuple[str, ...], used: int) -> Chunk:
-        return self._cache.get((number, names), lambda: self._load_chunk(number, names), used)
+        """A chunk, decoded if it has to be; ``used`` of its rows are wanted."""
+        return self._cache.get((number, names), self._loader(number, names), used)
+
+    def _loader(self, number: int, names: tuple[str, ...]) -> Callable[[], Chunk]:
+        return lambda: self._load_chunk(number, names)
 
     def _add_single(
         self, single: list[tuple[Int64, Int64 | None]], names: tuple[str, ...], parts: dict[str, list[Any]]
