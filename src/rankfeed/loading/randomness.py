@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from rankfeed.plan import Key
-from rankfeed.plan.permutation import mix
+from rankfeed.plan.permutation import mix_one
 
 _U64 = 2**64
 
@@ -45,7 +45,7 @@ class Streams:
         random.seed(word)
 
     def _word(self, which: int) -> int:
-        return int(mix(np.array([(self._first + which) % _U64], np.uint64))[0])
+        return mix_one((self._first + which) % _U64)
 
 
 @contextmanager

@@ -115,6 +115,19 @@ def mix(values: UInt64) -> UInt64:
     return mixed
 
 
+def mix_one(value: int) -> int:
+    """:func:`mix` of one value, without an array.
+
+    Examples:
+        >>> mix_one(2**64 - 1) == int(mix(np.array([2**64 - 1], np.uint64))[0])
+        True
+    """
+    mixed = (value + int(_GOLDEN)) % 2**64
+    mixed = (mixed ^ mixed >> 30) * int(_M1) % 2**64
+    mixed = (mixed ^ mixed >> 27) * int(_M2) % 2**64
+    return mixed ^ mixed >> 31
+
+
 def _radices(n: int) -> tuple[int, int]:
     """Bits of the low digit and base of the high one, near-square whatever the overhang.
 
