@@ -24,8 +24,11 @@ def pack(
     """
     from rankfeed.building import pack as pack_source
     from rankfeed.sources import open as open_source
+    from rankfeed.sources.delimited import is_large, rows
 
+    # What is too large to be read as it lies goes through row by row.
+    given = rows(source) if is_large(source) else open_source(source)
     packed = pack_source(
-        open_source(source), dest, workers=workers, shard_bytes=shard_mib << 20, progress=not json, resume=resume
+        given, dest, workers=workers, shard_bytes=shard_mib << 20, progress=not json, resume=resume
     )
     show(figures(packed), as_json=json, title=dest)

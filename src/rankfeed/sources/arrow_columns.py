@@ -148,7 +148,7 @@ def _stored(array: Any, field: Field) -> tuple[Stored, npt.NDArray[np.bool_]]:
 
 def _all_of(valid: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
     """Which rows have no null in them."""
-    return valid if valid.ndim == 1 else np.logical_and.reduce(valid.reshape(len(valid), -1), axis=1)
+    return valid if valid.ndim == 1 else valid.all(axis=tuple(range(1, valid.ndim)))
 
 
 def _plain(array: Any) -> Any:
@@ -183,19 +183,20 @@ def _numbers(array: Any) -> tuple[Array, npt.NDArray[np.bool_]]:
         child = array.values.slice(array.offset * size, len(array) * size)
         values, inner = _numbers(child)
         values = values.reshape(len(array), size, *values.shape[1:])
-        inner = inner.reshape(len(array), -1) if size else np.ones((len(array), 0), np.bool_)
+        inner = inner.reshape(len(array), inner.size // max(1, len(array)))
         if not valid.all():
             values = np.where(valid.reshape(-1, *[1] * (values.ndim - 1)), values, np.zeros((), values.dtype))
         return values, valid[:, None] & inner if size else valid
-    if array.null_count:
-        array = array.fill_null(pa.scalar(0).cast(kind) if not pa.types.is_boolean(kind) else False)
     if pa.types.is_boolean(kind):
-        return array.cast(pa.uint8()).to_numpy().view(np.bool_), valid
-    if pa.types.is_decimal(kind):
-        return array.cast(pa.float64()).to_numpy(), valid
-    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
-        bits = pa.int32() if kind.bit_width == 32 else pa.int64()
-        return array.view(bits).to_numpy().astype(np.int64, copy=False), valid
+        array = array.cast(pa.uint8())
+    elif pa.types.is_decimal(kind):
+        array = array.cast(pa.float64())
+    elif not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        array = array.view(pa.int32() if kind.bit_width == 32 else pa.int64()).cast(pa.int64())
+    if array.null_count:
+        array = array.fill_null(pa.scalar(0, array.type))
+    if pa.types.is_boolean(kind):
+        return array.to_numpy().view(np.bool_), valid
     return array.to_numpy(), valid
 
 
@@ -206,7 +207,10 @@ def _text(array: Any) -> Stored:
     text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
     if array.null_count:
         array = array.cast(pa.large_string() if text else pa.large_binary()).fill_null("" if text else b"")
-    elif not (pa.types.is_string(kind) or pa.types.is_binary(kind) or kind.bit_width == 64):
+    elif not any(
+        same(kind)
+        for same in (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+    ):
         array = array.cast(pa.large_string() if text else pa.large_binary())
     return _segments(array)
 
@@ -230,10 +234,14 @@ def _segments(array: Any) -> Stored:
 def _list(array: Any) -> tuple[Any, npt.NDArray[np.int64]]:
     """The elements of a list column one after the other, and where each row starts; null rows are empty."""
     import pyarrow as pa
+    import pyarrow.compute as pc
 
     kind = array.type
     if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
-        array = array.cast(pa.large_list(kind.value_field))
+        # Not by a cast, which pyarrow 26 writes wrong offsets in.
+        array.validate(full=True)
+        lengths = pc.list_value_length(array).fill_null(0).to_numpy().astype(np.int64)
+        return array.flatten(), np.concatenate([[0], np.cumsum(lengths)])
     offsets = array.offsets.to_numpy(zero_copy_only=False).astype(np.int64)
     child = array.values
     _check_offsets(offsets, len(child))

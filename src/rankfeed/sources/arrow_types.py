@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
@@ -40,6 +41,9 @@ def fields_of(schema: Any, *, nulls: Nulls = "error") -> dict[str, Field]:
     """
     if nulls not in ("error", "mask"):
         raise ArgumentError("nulls cannot be used", expected="'error' | 'mask'", found=repr(nulls))
+    for name, count in Counter(schema.names).items():
+        if count > 1:
+            raise _two_of(name)
     fields: dict[str, Field] = {}
     for name, path in leaves_of(schema):
         column = field_at(schema, path)
@@ -48,13 +52,17 @@ def fields_of(schema: Any, *, nulls: Nulls = "error") -> dict[str, Field]:
             added[name + VALID] = Field("dense", "bool")
         for each, field in added.items():
             if each in fields:
-                raise SourceError(
-                    "two columns have one name",
-                    found=repr(each),
-                    remedy="rename one of them where the data are written, or leave it out with columns=",
-                )
+                raise _two_of(each)
             fields[each] = field
     return fields
+
+
+def _two_of(name: str) -> SourceError:
+    return SourceError(
+        "two columns have one name",
+        found=repr(name),
+        remedy="rename one of them where the data are written, or leave it out with columns=",
+    )
 
 
 def roots_of(schema: Any, names: Sequence[str], *, nulls: Nulls = "error") -> list[str]:

@@ -120,9 +120,12 @@ def files_in(
         SourceError: the folder cannot be read.
     """
     found: list[str] = []
-    pending = [os.fspath(folder)]
+    pending, seen = [os.fspath(folder)], set()
     while pending:
         here = pending.pop()
+        if (real := os.path.realpath(here)) in seen:
+            continue  # a link that leads back
+        seen.add(real)
         try:
             with os.scandir(here) as entries:
                 for entry in entries:

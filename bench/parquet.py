@@ -1,0 +1,218 @@
+"""Rows per second of the loader on Parquet, beside what one would use else, in one run.
+
+- scanner: pyarrow's own best, in the files' order: a dataset scanner whose batches become tensors.
+- buffer: a torch DataLoader over an IterableDataset that reads row groups in a drawn order through a shuffle
+  buffer of 10,000 rows, as is usual.
+- datasets: Hugging Face `load_dataset("parquet", streaming=True)` with a shuffle buffer of the same size, stopped
+  after 20,000 rows.
+
+Workloads: T, tokens: samples of 512 int32. R, ragged: lists of 16 to 240 float32. F, a flat table of 12 numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import torch
+import torch.utils.data
+
+import rankfeed as rf
+
+BATCH, BUFFER, GROUP = 256, 10_000, 4_000
+#: Rows after which the slowest are stopped.
+ENOUGH = 20_000
+
+
+def tokens(rows: int, rng: np.random.Generator) -> pa.Table:
+    values = pa.array(rng.integers(0, 50_000, rows * 512, dtype=np.int32))
+    return pa.table({"x": pa.FixedSizeListArray.from_arrays(values, 512)})
+
+
+def ragged(rows: int, rng: np.random.Generator) -> pa.Table:
+    offsets = np.concatenate([[0], np.cumsum(rng.integers(16, 241, rows))])
+    values = pa.array(rng.standard_normal(int(offsets[-1]), dtype=np.float32))
+    return pa.table({"x": pa.LargeListArray.from_arrays(pa.array(offsets), values)})
+
+
+def flat(rows: int, rng: np.random.Generator) -> pa.Table:
+    return pa.table({f"c{number}": rng.standard_normal(rows) for number in range(12)})
+
+
+WORKLOADS: dict[str, tuple[Callable[..., pa.Table], int]] = {
+    "T tokens": (tokens, 100_000),
+    "R ragged": (ragged, 100_000),
+    "F flat": (flat, 1_000_000),
+}
+
+
+def tensors(batch: pa.RecordBatch) -> dict[str, torch.Tensor]:
+    """A batch as tensors: dense columns as they are, ragged ones padded."""
+    out = {}
+    for name in batch.schema.names:
+        column = batch.column(name)
+        if pa.types.is_fixed_size_list(column.type):
+            array = column.flatten().to_numpy().reshape(len(column), -1)
+        elif pa.types.is_large_list(column.type) or pa.types.is_list(column.type):
+            lengths = np.diff(column.offsets.to_numpy())
+            array = np.zeros((len(column), int(lengths.max())), np.float32)
+            array[np.arange(array.shape[1]) < lengths[:, None]] = column.flatten().to_numpy()
+        else:
+            array = column.to_numpy()
+        out[name] = torch.from_numpy(array if array.flags.writeable else array.copy())
+    return out
+
+
+def padded(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """Rows of arrays as tensors."""
+    out = {}
+    for name in rows[0]:
+        values = [torch.as_tensor(row[name]) for row in rows]
+        same = values[0].ndim == 0 or len({len(value) for value in values}) == 1
+        out[name] = torch.stack(values) if same else torch.nn.utils.rnn.pad_sequence(values, batch_first=True)
+    return out
+
+
+class Buffered(torch.utils.data.IterableDataset[dict[str, Any]]):
+    """Row groups in a drawn order, rows drawn from a buffer."""
+
+    def __init__(self, folder: Path) -> None:
+        self.files = sorted(folder.glob("*.parquet"))
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        info = torch.utils.data.get_worker_info()
+        number, count = (0, 1) if info is None else (info.id, info.num_workers)
+        groups = [(file, group) for file in self.files for group in range(pq.ParquetFile(file).num_row_groups)]
+        draw = random.Random(0)
+        draw.shuffle(groups)
+        held: list[dict[str, Any]] = []
+        for file, group in groups[number::count]:
+            table = pq.ParquetFile(file).read_row_group(group)
+            columns = {name: self._rows(table.column(name).combine_chunks()) for name in table.column_names}
+            for values in zip(*columns.values(), strict=True):
+                row = dict(zip(columns, values, strict=True))
+                if len(held) < BUFFER:
+                    held.append(row)
+                    continue
+                place = draw.randrange(BUFFER)
+                held[place], row = row, held[place]
+                yield row
+        draw.shuffle(held)
+        yield from held
+
+    @staticmethod
+    def _rows(column: Any) -> Any:
+        column = column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
+        if pa.types.is_fixed_size_list(column.type):
+            return column.flatten().to_numpy().reshape(len(column), -1).copy()
+        if pa.types.is_large_list(column.type):
+            offsets = column.offsets.to_numpy()
+            return np.split(column.flatten().to_numpy().copy(), (offsets - offsets[0])[1:-1])
+        return column.to_numpy().copy()
+
+
+def scanner(folder: Path) -> int:
+    dataset = ds.dataset(folder, format="parquet")
+    return sum(len(next(iter(tensors(batch).values()))) for batch in dataset.to_batches(batch_size=BATCH))
+
+
+def drain(loader: Any) -> int:
+    return sum(len(next(iter(batch.values()))) for batch in loader)
+
+
+def hugging_face(folder: Path) -> int:
+    import datasets
+
+    datasets.disable_progress_bars()
+    files = {"train": [str(path) for path in sorted(folder.glob("*.parquet"))]}
+    stream = datasets.load_dataset("parquet", data_files=files, split="train", streaming=True)
+    stream = stream.shuffle(seed=0, buffer_size=BUFFER).with_format("numpy").take(ENOUGH)
+    return drain(torch.utils.data.DataLoader(stream, batch_size=BATCH, collate_fn=padded))
+
+
+def measure(name: str, scale: float, runs: int, folder: Path) -> dict[str, Any]:
+    make, rows = WORKLOADS[name]
+    rows = max(4 * BATCH, int(rows * scale))
+    rng = np.random.default_rng(0)
+    group = GROUP if name != "F flat" else 10 * GROUP
+    for number in range(4):
+        table = make(rows // 4, rng)
+        pq.write_table(table, folder / f"{number}.parquet", row_group_size=group, write_page_checksum=True)
+    rows = rows // 4 * 4
+    contestants: dict[str, Callable[[], int]] = {"scanner (in order)": lambda: scanner(folder)}
+
+    def ours(**options: Any) -> int:
+        # Opened anew, so that nothing is decoded yet: with a cache that holds all, a second epoch would be free.
+        source = rf.open(folder, format="parquet")
+        return drain(rf.Loader(source, BATCH, seed=1, topology=rf.Topology(), **options))
+
+    for label, options in {
+        "rankfeed, in order": {},
+        "rankfeed, in order, 2 threads": {"num_workers": 2},
+        "rankfeed, shuffled": {"shuffle": True},
+        "rankfeed, shuffled, 2 threads": {"shuffle": True, "num_workers": 2},
+    }.items():
+        contestants[label] = lambda options=options: ours(**options)  # type: ignore[misc]
+    for workers in (0, 2):
+        contestants[f"buffer, {workers} workers"] = lambda workers=workers: drain(  # type: ignore[misc]
+            torch.utils.data.DataLoader(
+                Buffered(folder),
+                batch_size=BATCH,
+                num_workers=workers,
+                collate_fn=padded,
+                persistent_workers=False,
+            )
+        )
+    contestants["datasets, streaming"] = lambda: hugging_face(folder)
+    rates: dict[str, list[float]] = {label: [] for label in contestants}
+    for turn in range(runs + 1):  # in turn, so that the machine's moods hit all alike; the first warms up
+        for label, work in contestants.items():
+            began = time.perf_counter()
+            done = work()
+            took = time.perf_counter() - began
+            if done != (min(rows, ENOUGH) if label.startswith("datasets") else rows):
+                raise SystemExit(f"{label} delivered {done} of {rows} rows")
+            if turn:
+                rates[label].append(done / took)
+    medians = {label: statistics.median(values) for label, values in rates.items()}
+    ratios = {label: value / medians["scanner (in order)"] for label, value in medians.items()}
+    return {"workload": name, "samples": rows, "rows_per_second": medians, "ratio": ratios}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the full number of samples")
+    parser.add_argument("--runs", type=int, default=3, help="counted runs of each (after one to warm up)")
+    parser.add_argument("--only", choices=[name.split()[0] for name in WORKLOADS], help="one workload")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args()
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    results = []
+    for name in WORKLOADS:
+        if options.only and not name.startswith(options.only):
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            results.append(measure(name, options.scale, options.runs, Path(folder)))
+        if not options.json:
+            row = results[-1]
+            print(f"{name} ({row['samples']:,} samples)")
+            for label, ratio in row["ratio"].items():
+                print(f"  {label:<32} {row['rows_per_second'][label]:>12,.0f} rows/s   {ratio:5.2f}")
+    if options.json:
+        print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

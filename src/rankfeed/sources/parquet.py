@@ -1,0 +1,237 @@
+"""Parquet files and folders of them, read in place: row groups are blocks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from rankfeed.columns import Field, Stored
+from rankfeed.errors import CorruptError, SourceError
+from rankfeed.sources.arrow_columns import VALID, Nulls, arrow_errors, fields_of, stored_of
+from rankfeed.sources.arrow_types import leaves_of
+from rankfeed.sources.chunked import ChunkedSource
+from rankfeed.sources.format import Format
+from rankfeed.sources.parquet_files import fits, places
+from rankfeed.sources.parquet_footer import REMEDY, Footer, read_footers
+from rankfeed.sources.parquet_partitions import Partitions
+from rankfeed.sources.parquet_rows import Part, Reader
+from rankfeed.sources.paths import Paths, common_root
+from rankfeed.sources.source import Int64, check_columns
+from rankfeed.storage import digest_of
+
+#: A row group that is larger when decoded is read in parts of about this size: as many as there are lanes in a
+#: window shuffle fit into the cache.
+_PART_BYTES = 16 << 20
+#: Parts that one row group may be cut into.
+_MOST_PARTS = 1 << 20
+
+
+class ParquetSource(ChunkedSource):
+    """Parquet files: one, a list, a pattern, or a folder with all that is below it.
+
+    Folders called ``key=value`` become columns: int64 where all values are whole numbers, else text. Columns are
+    laid out as `rankfeed.sources.arrow_columns.fields_of` says: lists of numbers are ragged, lists of one fixed
+    size dense, structs become columns "outer.inner".
+
+    Args:
+        where: a path, a glob or brace pattern, a folder, or a list of these.
+        columns: names of those to offer, which are alone decoded; None for all.
+        nulls: "error": a null that is met is an error which names file, row and column; "mask": it is read as zero
+            or empty, and a boolean column ``<name>_valid`` tells.
+        cache_bytes: of decoded rows that are kept, shared by the threads of a process.
+
+    Raises:
+        SourceError: nothing is there, files differ in their columns, or one is encrypted.
+        CorruptError: a file is damaged.
+        ArgumentError: no such column.
+
+    Examples:
+        >>> import tempfile, pyarrow as pa, pyarrow.parquet as pq
+        >>> path = tempfile.mkdtemp() + "/t.parquet"
+        >>> pq.write_table(pa.table({"x": [1, 2, 3], "tokens": [[1], [], [2, 3]]}), path, row_group_size=2)
+        >>> source = ParquetSource(path)
+        >>> source.blocks, source[2]["tokens"]
+        (array([2, 1]), array([2, 3]))
+    """
+
+    _transient: ClassVar[tuple[str, ...]] = ("_reader",)
+
+    def __init__(
+        self,
+        where: Paths,
+        *,
+        columns: Sequence[str] | None = None,
+        nulls: Nulls = "error",
+        cache_bytes: int = 1 << 30,
+    ) -> None:
+        found = places(where)
+        footers = read_footers([place.path for place in found])
+        self._paths = [place.path for place in found]
+        self._digests = [footer.digest for footer in footers]
+        self._nulls: Nulls = nulls
+        schema = _one_schema(self._paths, footers)
+        with arrow_errors(self._paths[0]):
+            own = fields_of(schema, nulls=nulls)
+        self._partitions = Partitions(found, own, nulls)
+        known = {**own, **self._partitions.fields}
+        self._fields = {name: known[name] for name in check_columns(columns, known)}
+        roots = {name: path[0] for name, path in leaves_of(schema)}
+        self._roots = {name: roots.get(name) or roots[name.removesuffix(VALID)] for name in own}
+        self._rows = np.array([rows for footer in footers for rows in footer.rows], np.int64)
+        if not self._rows.sum():
+            raise SourceError("there are no rows", where=self._paths[0])
+        self._fingerprint = _fingerprint(self._paths, footers, known, self._partitions)
+        share = len([name for name in self._fields if name in own]) / len(own)
+        self._parts = [
+            part
+            for number, footer in enumerate(footers)
+            for part in _parts(number, footer, self._fields, share, self._paths[number])
+        ]
+        self._reader: Reader | None = None
+        self._init_chunks(np.array([part.rows for part in self._parts], np.int64), cache_bytes)
+
+    def __repr__(self) -> str:
+        name = (
+            self._paths[0] if len(self._paths) == 1 else f"{len(self._paths)} files in {common_root(self._paths)}"
+        )
+        return f"ParquetSource({name!r}, {len(self)} samples)"
+
+    @property
+    def fields(self) -> Mapping[str, Field]:
+        """What each column holds."""
+        return self._fields
+
+    @property
+    def blocks(self) -> Int64:
+        """Rows of each row group: int64."""
+        return self._rows
+
+    @property
+    def fingerprint(self) -> str:
+        """Of relative names, sizes, columns, counts and the checksums of footers."""
+        return self._fingerprint
+
+    def _load_chunk(self, number: int, names: tuple[str, ...]) -> dict[str, Stored]:
+        part = self._parts[number]
+        wanted = {name: self._fields[name] for name in names if name in self._roots}
+        loaded: dict[str, Stored] = {}
+        if wanted:
+            if self._reader is None or self._reader.pid != os.getpid():
+                self._reader = Reader(self._paths, self._digests)
+            roots = tuple(dict.fromkeys(self._roots[name] for name in wanted))
+            rows = self._reader.read(part, roots)
+            where = f"{self._paths[part.file]}, row group {part.group}"
+            first = part.before + part.first
+            with arrow_errors(where):
+                loaded = stored_of(rows, wanted, where=where, first_row=first, nulls=self._nulls)
+            for name, stored in loaded.items():
+                self._partitions.check(name, part.file, stored)
+        for name in names:
+            if name not in wanted:
+                loaded[name] = self._partitions.stored(name, part.file, part.rows)
+        return {name: loaded[name] for name in names}
+
+
+def _one_schema(paths: Sequence[str], footers: Sequence[Footer]) -> Any:
+    """The columns of all files.
+
+    Raises:
+        SourceError: they differ; names both files and a column.
+    """
+    with arrow_errors(paths[0]):  # a name may be no text
+        first = _columns(footers[0].schema, paths[0])
+    checked = [footers[0].schema]
+    for path, footer in zip(paths, footers, strict=True):
+        if any(footer.schema.equals(schema) for schema in checked):
+            continue
+        with arrow_errors(path):
+            columns = _columns(footer.schema, path)
+        if columns != first:
+            name = next(each for each in [*first, *columns] if first.get(each) != columns.get(each))
+            raise SourceError(
+                f"the files differ in column {name!r}",
+                expected=f"{first.get(name, 'no such column')} as in {paths[0]}",
+                found=columns.get(name, "no such column"),
+                where=path,
+                remedy="open files of one schema, or leave the column out of all by writing them again",
+            )
+        checked.append(footer.schema)
+    return footers[0].schema
+
+
+def _columns(schema: Any, path: str) -> dict[str, str]:
+    """Each column's type, without what makes no difference to a reader.
+
+    Raises:
+        SourceError: two columns have one name.
+    """
+    if len(set(schema.names)) != len(schema.names):
+        twice = next(name for name in schema.names if schema.names.count(name) > 1)
+        raise SourceError("two columns of the file have one name", found=repr(twice), where=path)
+    return {field.name: _type(field.type) for field in schema}
+
+
+def _type(kind: Any) -> str:
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(kind):
+        return _type(kind.value_type)
+    if pa.types.is_struct(kind):
+        return "struct<" + ", ".join(f"{each.name}: {_type(each.type)}" for each in kind) + ">"
+    if pa.types.is_fixed_size_list(kind):
+        return f"list<{_type(kind.value_type)}>[{kind.list_size}]"
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return f"list<{_type(kind.value_type)}>"
+    return str(kind).removeprefix("large_")
+
+
+def _fingerprint(
+    paths: Sequence[str], footers: Sequence[Footer], fields: Mapping[str, Field], partitions: Partitions
+) -> str:
+    root = common_root(paths)
+    files = (
+        f"{os.path.relpath(path, root)}|{footer.size}|{footer.digest}"
+        for path, footer in zip(paths, footers, strict=True)
+    )
+    columns = (f"{name}:{field}" for name, field in fields.items())
+    return digest_of(b"parquet", *(text.encode() for text in (*files, *columns, *partitions.describe())))
+
+
+def _parts(number: int, footer: Footer, fields: Mapping[str, Field], share: float, path: str) -> list[Part]:
+    """The row groups of a file, large ones cut into parts.
+
+    Args:
+        number: of the file.
+        footer: its footer.
+        fields: what is wanted.
+        share: of the file's columns that are read for them.
+        path: of the file.
+
+    Raises:
+        CorruptError: a row group has more rows than could be meant.
+    """
+    dense = sum(field.row_bytes() for field in fields.values() if field.kind == "dense")
+    parts: list[Part] = []
+    before = 0
+    for group, (rows, size) in enumerate(zip(footer.rows, footer.nbytes, strict=True)):
+        nbytes = int(max(rows * dense, size * share))
+        step = max(1, rows // max(1, nbytes // _PART_BYTES))
+        if rows // step > _MOST_PARTS:
+            raise CorruptError(
+                "a row group has more rows than could be meant",
+                found=f"{rows} rows of {dense} bytes",
+                where=f"{path}, row group {group}",
+                remedy=REMEDY,
+            )
+        parts += [
+            Part(number, group, first, min(step, rows - first), step, rows, before)
+            for first in range(0, max(rows, 1), step)
+        ]
+        before += rows
+    return parts
+
+
+FORMAT = Format("parquet", "Parquet files (or a folder of them)", fits, ParquetSource)

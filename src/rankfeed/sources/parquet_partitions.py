@@ -1,0 +1,116 @@
+"""Columns that lie in the names of folders (``year=2024/month=7``), not in the files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from typing import Literal
+
+import numpy as np
+
+from rankfeed.columns import Field, Stored
+from rankfeed.errors import SourceError
+from rankfeed.sources.parquet_files import Place
+
+_INTEGER = re.compile(r"-?[0-9]{1,18}")
+
+
+class Partitions:
+    """What folders say of the files in them.
+
+    Where a file has a column of that name itself (Polars writes both), that one is read, and held to the folder's
+    name by :meth:`check`.
+
+    Args:
+        found: the files.
+        own: names of the files' own columns.
+        nulls: as with a source.
+
+    Raises:
+        SourceError: files differ in their folders' keys; names both.
+
+    Examples:
+        >>> both = Partitions([Place("a", (("day", "07"),)), Place("b", (("day", "12"),))], own=[])
+        >>> both.fields, both.stored("day", file=1, rows=2).values
+        ({'day': Field(kind='dense', dtype='int64', shape=())}, array([12, 12]))
+    """
+
+    def __init__(
+        self, found: Sequence[Place], own: Collection[str], nulls: Literal["error", "mask"] = "error"
+    ) -> None:
+        self._paths = [place.path for place in found]
+        names = [key for key, _ in found[0].keys]
+        for place in found:
+            keys = [key for key, _ in place.keys]
+            if keys != names or len(set(keys)) != len(keys):
+                raise SourceError(
+                    "files differ in the keys of their folders",
+                    expected=f"{names}, as for {found[0].path}",
+                    found=keys,
+                    where=place.path,
+                    remedy="open folders of one layout at a time",
+                )
+        self._texts = {name: [place.keys[number][1] for place in found] for number, name in enumerate(names)}
+        self._whole = {
+            name: any(texts) and all(text is None or _INTEGER.fullmatch(text) for text in texts)
+            for name, texts in self._texts.items()
+        }
+        self.fields: dict[str, Field] = {}
+        for name in names:
+            if name not in own:
+                self.fields[name] = Field("dense", "int64") if self._whole[name] else Field("str")
+                if nulls == "mask":
+                    self.fields[f"{name}_valid"] = Field("dense", "bool")
+        self._nulls = nulls
+
+    def describe(self) -> list[str]:
+        """What a fingerprint counts: each key with its value for each file."""
+        return [f"{name}={texts}" for name, texts in self._texts.items()]
+
+    def stored(self, name: str, file: int, rows: int) -> Stored:
+        """A column for some rows of a file.
+
+        Raises:
+            SourceError: the folder's value is a null, and nulls are errors.
+        """
+        if name not in self._texts:
+            return Stored(np.full(rows, self._texts[name.removesuffix("_valid")][file] is not None))
+        text = self._texts[name][file]
+        if text is None and self._nulls == "error":
+            raise SourceError(
+                f"the folder's name says that {name!r} is null",
+                where=self._paths[file],
+                remedy='leave the column out with columns=, or open with nulls="mask"',
+            )
+        if self._whole[name]:
+            return Stored(np.full(rows, int(text or 0), np.int64))
+        encoded = np.frombuffer((text or "").encode(), np.uint8)
+        return Stored(np.tile(encoded, rows), np.arange(rows + 1, dtype=np.int64) * len(encoded))
+
+    def check(self, name: str, file: int, stored: Stored) -> None:
+        """Hold a file's own column to the name of its folder, where both are whole numbers or both text.
+
+        Raises:
+            SourceError: they contradict each other.
+        """
+        text = self._texts[name][file] if name in self._texts else None
+        if text is None:
+            return
+        if stored.offsets is None:
+            if not self._whole[name] or stored.values.dtype.kind not in "iu" or stored.values.ndim != 1:
+                return
+            same = bool((stored.values == int(text)).all())
+        else:
+            encoded = text.encode()
+            lengths = np.diff(stored.offsets)
+            start, stop = int(stored.offsets[0]), int(stored.offsets[-1])
+            same = bool((lengths == len(encoded)).all()) and stored.values[start:stop].tobytes() == encoded * len(
+                lengths
+            )
+        if not same:
+            raise SourceError(
+                f"the file's own column {name!r} contradicts the folder that it lies in",
+                expected=f"{text} in all rows",
+                where=self._paths[file],
+                remedy="leave the column out with columns=, or move the file to where it belongs",
+            )

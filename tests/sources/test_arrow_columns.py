@@ -1,0 +1,215 @@
+"""Arrow's columns become numpy's without a row changed, whatever way Arrow lays them out."""
+
+import datetime
+import decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankfeed.columns import Field, Stored, column_of_parts
+from rankfeed.errors import ArgumentError, CorruptError, SourceError
+from rankfeed.sources.arrow_columns import arrow_errors, fields_of, roots_of, stored_of
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return [plain(each) for each in value] if value.dtype == object else value.tolist()
+    if isinstance(value, list):
+        return [plain(each) for each in value]
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def rows_of(field: Field, stored: Stored) -> list[Any]:
+    column = column_of_parts(field, [stored.part(np.arange(stored.rows))])
+    return [plain(row) for row in column.rows()]
+
+
+def read(array: Any, **options: Any) -> tuple[Field, list[Any]]:
+    """The field and the rows of one column."""
+    table = pa.table({"x": array})
+    fields = fields_of(table.schema, **options)
+    return fields["x"], rows_of(fields["x"], stored_of(table, fields, where="here", **options)["x"])
+
+
+LISTS = [[1, 2], [], [3]]
+KINDS: list[tuple[str, Any, list[Any], str]] = [
+    ("int", pa.array([1, -2, 3], pa.int16()), [1, -2, 3], "int16"),
+    ("half", pa.array(np.array([1, 2, 0.5], np.float16)), [1, 2, 0.5], "float16"),
+    ("uint64", pa.array([0, 2**64 - 1, 5], pa.uint64()), [0, 2**64 - 1, 5], "uint64"),
+    ("bool", pa.array([True, False, True]), [True, False, True], "bool"),
+    ("text", pa.array(["a", "", "é"]), ["a", "", "é"], "str"),
+    ("large text", pa.array(["a", "", "é"], pa.large_string()), ["a", "", "é"], "str"),
+    (
+        "text view",
+        pa.array(["a", "", "longer than twelve"], pa.string_view()),
+        ["a", "", "longer than twelve"],
+        "str",
+    ),
+    ("bytes", pa.array([b"a", b"", b"\0"]), [b"a", b"", b"\0"], "bytes"),
+    ("large bytes", pa.array([b"a", b"", b"\0"], pa.large_binary()), [b"a", b"", b"\0"], "bytes"),
+    ("bytes view", pa.array([b"a", b"", b"\0" * 20], pa.binary_view()), [b"a", b"", b"\0" * 20], "bytes"),
+    ("fixed bytes", pa.array([b"ab", b"cd", b"ef"], pa.binary(2)), [b"ab", b"cd", b"ef"], "bytes"),
+    ("dictionary", pa.array(["a", "b", "a"]).dictionary_encode(), ["a", "b", "a"], "str"),
+    ("numbers in a dictionary", pa.array([7, 8, 7]).dictionary_encode(), [7, 8, 7], "int64"),
+    ("list", pa.array(LISTS), LISTS, "int64[*]"),
+    ("large list", pa.array(LISTS, pa.large_list(pa.int8())), LISTS, "int8[*]"),
+    ("list view", pa.array(LISTS, pa.list_view(pa.int64())), LISTS, "int64[*]"),
+    ("list of bools", pa.array([[True], [], [False, True]]), [[True], [], [False, True]], "bool[*]"),
+    (
+        "fixed list",
+        pa.array([[1, 2], [3, 4], [5, 6]], pa.list_(pa.int64(), 2)),
+        [[1, 2], [3, 4], [5, 6]],
+        "int64[2]",
+    ),
+    (
+        "fixed in fixed",
+        pa.array([[[1, 2]], [[3, 4]], [[5, 6]]], pa.list_(pa.list_(pa.float32(), 2), 1)),
+        [[[1, 2]], [[3, 4]], [[5, 6]]],
+        "float32[1, 2]",
+    ),
+    (
+        "list of fixed",
+        pa.array([[[1, 2], [3, 4]], [], [[5, 6]]], pa.list_(pa.list_(pa.int64(), 2))),
+        [[[1, 2], [3, 4]], [], [[5, 6]]],
+        "int64[*, 2]",
+    ),
+    ("no lists of fixed", pa.array([[], [], []], pa.list_(pa.list_(pa.int64(), 2))), [[], [], []], "int64[*, 2]"),
+    ("list of lists", pa.array([[[1], []], [], [[2, 3]]]), [[[1], []], [], [[2, 3]]], "object"),
+    ("list of texts", pa.array([["a"], [], ["b", "c"]]), [["a"], [], ["b", "c"]], "object"),
+    ("decimal", pa.array([decimal.Decimal("1.25")] * 3), [1.25] * 3, "float64"),
+    ("time", pa.array([1, 2, 3], pa.time32("ms")), [1, 2, 3], "int64"),
+    ("duration", pa.array([1, 2, 3], pa.duration("ns")), [1, 2, 3], "int64"),
+    ("timestamp", pa.array([1, 2, 3], pa.timestamp("us", "UTC")), [1, 2, 3], "int64"),
+    ("date", pa.array([datetime.date(1970, 1, 2)] * 3), [1] * 3, "int64"),
+    ("date in ms", pa.array([datetime.date(1970, 1, 2)] * 3, pa.date64()), [86_400_000] * 3, "int64"),
+]
+
+
+@pytest.mark.parametrize(("array", "rows", "field"), [each[1:] for each in KINDS], ids=[each[0] for each in KINDS])
+@pytest.mark.parametrize("layout", ["whole", "sliced", "chunked", "empty"])
+def test_every_type_becomes_rows_of_its_field(layout: str, array: Any, rows: list[Any], field: str) -> None:
+    given_array, expected = {
+        "whole": (array, rows),
+        "sliced": (array.slice(1, 2), rows[1:]),
+        "chunked": (pa.chunked_array([array.slice(2), array.slice(0, 0), array.slice(0, 2)]), rows[2:] + rows[:2]),
+        "empty": (array.slice(3), []),
+    }[layout]
+    found, got = read(given_array)
+    assert str(found) == field
+    if expected or found.kind != "object":
+        assert got == expected
+
+
+@pytest.mark.parametrize(("array", "rows", "field"), [each[1:] for each in KINDS], ids=[each[0] for each in KINDS])
+def test_a_null_is_an_error_or_a_zero_with_a_mask(array: Any, rows: list[Any], field: str) -> None:
+    kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
+    array = pa.array([*array.to_pylist()[:2], None, *array.to_pylist()[2:]], kind)
+    table = pa.table({"before": range(4), "x": array})
+    with pytest.raises(SourceError, match=r"null[\s\S]*here, row 12, column 'x'[\s\S]*columns="):
+        stored_of(table, fields_of(table.schema), where="here", first_row=10)
+    assert list(stored_of(table, {"before": Field("dense", "int64")}, where="here")) == ["before"]
+    fields = fields_of(table.schema, nulls="mask")
+    stored = stored_of(table, fields, where="here", nulls="mask")
+    assert stored["x_valid"].values.tolist() == [True, True, False, True]
+    got = rows_of(fields["x"], stored["x"])
+    assert got[:2] + got[3:] == rows
+    if fields["x"].kind == "dense":
+        assert not np.any(got[2])
+    elif fields["x"].kind != "object":
+        assert len(got[2]) == 0
+
+
+def test_a_null_inside_a_row_makes_the_row_invalid() -> None:
+    for array in (pa.array([[1], [2, None], []]), pa.array([[1, 2], [3, None], [5, 6]], pa.list_(pa.int64(), 2))):
+        table = pa.table({"x": array})
+        with pytest.raises(SourceError, match="row 1, column 'x'"):
+            stored_of(table, fields_of(table.schema), where="here")
+        stored = stored_of(table, fields_of(table.schema, nulls="mask"), where="here", nulls="mask")
+        assert stored["x_valid"].values.tolist() == [True, False, True]
+
+
+def test_what_a_null_row_hides_is_not_seen() -> None:
+    mask = pa.array([False, True, False])
+    hidden = pa.ListArray.from_arrays(pa.array([0, 1, 3, 4]), pa.array([1, 98, 99, 4]), mask=mask)
+    table = pa.table({"x": hidden})
+    fields = fields_of(table.schema, nulls="mask")
+    assert rows_of(fields["x"], stored_of(table, fields, where="here", nulls="mask")["x"]) == [[1], [], [4]]
+
+
+def test_structs_are_taken_apart_and_their_nulls_with_them() -> None:
+    array = pa.array([{"a": 1, "b": {"c": "x"}}, None, {"a": 3, "b": {"c": "z"}}])
+    table = pa.table({"s": array})
+    assert {name: str(field) for name, field in fields_of(table.schema).items()} == {
+        "s.a": "int64",
+        "s.b.c": "str",
+    }
+    assert roots_of(table.schema, ["s.b.c"]) == ["s"]
+    with pytest.raises(SourceError, match=r"row 1, column 's\.a'"):
+        stored_of(table, fields_of(table.schema), where="here")
+    fields = fields_of(table.schema, nulls="mask")
+    stored = stored_of(table.slice(1), fields, where="here", nulls="mask")
+    assert stored["s.a"].values.tolist() == [0, 3]
+    assert stored["s.b.c_valid"].values.tolist() == [False, True]
+
+
+def test_a_mask_can_be_had_without_its_column() -> None:
+    table = pa.table({"x": pa.array([1, None])})
+    stored = stored_of(table, {"x_valid": Field("dense", "bool")}, where="here", nulls="mask")
+    assert list(stored) == ["x_valid"]
+    assert roots_of(table.schema, ["x_valid"], nulls="mask") == ["x"]
+
+
+def test_names_that_collide_and_words_that_mean_nothing_are_refused() -> None:
+    with pytest.raises(SourceError, match=r"one name[\s\S]*'x_valid'"):
+        fields_of(pa.schema({"x": pa.int8(), "x_valid": pa.bool_()}), nulls="mask")
+    with pytest.raises(SourceError, match=r"one name[\s\S]*'s\.a'"):
+        fields_of(pa.schema({"s": pa.struct({"a": pa.int8()}), "s.a": pa.bool_()}))
+    with pytest.raises(SourceError, match=r"one name[\s\S]*'x'"):
+        fields_of(pa.schema([("x", pa.int8()), ("x", pa.int8())]))
+    with pytest.raises(ArgumentError, match="nulls"):
+        fields_of(pa.schema({"x": pa.int8()}), nulls="some")  # type: ignore[arg-type]
+
+
+def test_a_table_of_other_columns_is_an_error_that_names_the_place() -> None:
+    for table in (pa.table({"y": [1]}), pa.table({"x": ["a"]}), pa.table({"x": pa.array([1], pa.int32())})):
+        with pytest.raises(CorruptError, match=r"another type[\s\S]*'x': int64[\s\S]*here"):
+            stored_of(table, {"x": Field("dense", "int64")}, where="here")
+
+
+@pytest.mark.parametrize("bad", [-1, 100, 2**31 - 1])
+@pytest.mark.parametrize("kind", [pa.string(), pa.list_(pa.int64())])
+def test_offsets_that_lead_astray_are_an_error(bad: int, kind: Any) -> None:
+    offsets = pa.py_buffer(np.array([0, 1, bad, 3], np.int32))
+    if pa.types.is_string(kind):
+        array = pa.Array.from_buffers(kind, 3, [None, offsets, pa.py_buffer(b"abc")])
+    else:
+        array = pa.Array.from_buffers(kind, 3, [None, offsets], children=[pa.array([1, 2, 3])])
+    with pytest.raises(CorruptError, match="offsets"):
+        read(array)
+
+
+def test_arrows_errors_name_the_file() -> None:
+    with pytest.raises(CorruptError, match=r"no good[\s\S]*here[\s\S]*remedy"), arrow_errors("here"):
+        raise pa.ArrowInvalid("no good\nand more")
+    with pytest.raises(SourceError, match="cannot be read"), arrow_errors("here"):
+        raise FileNotFoundError("gone")
+    with pytest.raises(ArgumentError, match="ours"), arrow_errors("here"):
+        raise ArgumentError("ours")
+
+
+@given(st.lists(st.none() | st.lists(st.none() | st.integers(-100, 100), max_size=4), max_size=8), st.data())
+def test_any_slice_of_any_lists_is_read_right(rows: list[Any], data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, len(rows)))
+    length = data.draw(st.integers(0, len(rows) - start))
+    kind = data.draw(st.sampled_from([pa.list_, pa.large_list, pa.list_view]))
+    table = pa.table({"x": pa.array(rows, kind(pa.int64())).slice(start, length)})
+    fields = fields_of(table.schema, nulls="mask")
+    stored = stored_of(table, fields, where="here", nulls="mask")
+    expected = [[each or 0 for each in row or []] for row in rows[start : start + length]]
+    assert rows_of(fields["x"], stored["x"]) == expected
+    valid = [row is not None and None not in row for row in rows[start : start + length]]
+    assert stored["x_valid"].values.tolist() == valid
