@@ -96,12 +96,37 @@ def test_no_more_is_kept_than_there_is_room_for() -> None:
     assert Counter(source.decoded) == Counter(range(20))
 
 
-def test_single_rows_are_taken_where_chunks_go_unused() -> None:
-    source = Taking([100] * 50, cache_bytes=2000)
-    rng = np.random.default_rng(0)
-    for _ in range(60):
-        check(source, rng.integers(0, 5000, 8).tolist())
-    assert source.taken > 200  # instead of a hundred rows for each of them
+@pytest.mark.parametrize("order", [{"shuffle": "global"}, {"shuffle": "window", "window": 300, "lanes": 8}])
+def test_living_chunks_are_kept_and_the_other_rows_taken_singly(order: dict[str, Any]) -> None:
+    source = Taking([100] * 50, cache_bytes=20_000)  # half of 50 chunks of 800 bytes
+    loader = rf.Loader(source, 8, columns=["x"], id_column="id", topology=rf.Topology(), **order)
+    for _ in range(2):
+        assert Counter(each for batch in loader for each in batch["id"].tolist()) == Counter(range(5000))
+    assert len(source.decoded) < 150  # no chunk is decoded again and again
+    assert source.taken < 8000
+
+
+def test_chunks_that_are_read_through_make_room_for_the_next() -> None:
+    source = Taking([100] * 50, cache_bytes=4000)
+    for _ in rf.Loader(source, 8, columns=["x"], topology=rf.Topology()):
+        pass
+    assert Counter(source.decoded) == Counter(range(50))
+    assert source.taken == 0
+
+
+def test_chunks_that_another_worker_reads_the_rest_of_make_room_too() -> None:
+    source = Taking([100] * 50, cache_bytes=8000)
+    for start in range(0, 5000, 16):  # every other batch, as one of two worker processes reads
+        source.fetch(range(start, start + 8), ["x"])
+    assert source.taken < 500
+
+
+def test_an_order_that_the_cache_is_too_small_for_is_told_once() -> None:
+    source = Squares([100] * 50, cache_bytes=4000)
+    with pytest.warns(UserWarning, match=r"cache_bytes=4000[\s\S]*window=") as told:
+        for _ in rf.Loader(source, 8, columns=["x"], shuffle="global", topology=rf.Topology()):
+            pass
+    assert len(told) == 1
 
 
 def test_threads_decode_a_chunk_once_and_get_the_same_rows() -> None:

@@ -1,13 +1,17 @@
 """Decoded chunks (row groups, ranges of a fragment, compressed shards) that are kept as long as there is room.
 
-Shared by the threads of a process: where one decodes a chunk, others that need it wait for it. The one used
-longest ago goes first, which suits a window: its blocks are needed from when the window opens until it ends.
+Shared by the threads of a process: where one decodes a chunk, others that need it wait for it.
+
+In an epoch each row is read once, so a chunk whose rows were all read is spent, and goes first. One that nobody
+asked for in a long while, as its own rhythm goes, is stale: other workers read the rest of it. All others are
+alive, and to throw one out for another would only swap them: each chunk would be decoded again and again.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,20 +25,33 @@ from rankfeed.errors import RankfeedError
 Chunk = Mapping[str, Stored]
 _Key = TypeVar("_Key", bound=Hashable)
 
-#: Share of a chunk's rows that must have been used when it goes, or reading chunks whole was not worth it.
-_WORTH = 1 / 16
-#: Where it was not, one chunk in so many is read whole all the same, to find out when it is again.
-_PROBE = 16
+#: A chunk is stale when it was left alone so many times longer than it was on average before.
+_PATIENCE = 8
+#: Times a chunk must have been asked for before its rhythm is known.
+_KNOWN = 4
+#: Living chunks thrown out before a warning says so.
+_TOLERATED = 64
 #: Chunks asked for ahead of need and not yet there.
 _MOST_AHEAD = 16
 
 
 @dataclass
 class _Entry:
+    """A chunk that is there; times are counted in rows asked for of all chunks."""
+
     chunk: Chunk
     nbytes: int
     rows: int
-    used: int = 0
+    used: int
+    first: int
+    last: int
+    asked: int = 1
+
+    def is_over(self, now: int) -> bool:
+        """Whether it is spent, or stale."""
+        if self.used >= self.rows:
+            return True
+        return self.asked >= _KNOWN and (now - self.last) * (self.asked - 1) > _PATIENCE * (self.last - self.first)
 
 
 @dataclass
@@ -54,17 +71,21 @@ class ChunkCache:
     Examples:
         >>> import numpy as np
         >>> cache = ChunkCache(100)
-        >>> chunk = cache.get("a", lambda: {"x": Stored(np.arange(10))}, used=3)
+        >>> chunk = cache.get("a", lambda: {"x": Stored(np.arange(10))})
         >>> cache.find(["a", "b"], used=[1, 1]) == [chunk, None]
         True
     """
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
+        #: In the order in which they go: spent ones, then by when they were last asked for.
         self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
         self._bytes = 0
-        self._worth = 1.0
-        self._misses = 0
+        self._largest = 0
+        self._now = 0
+        #: Rows that were read of chunks that are not there.
+        self._elsewhere: dict[Hashable, int] = {}
+        self._lost = 0
         self._start()
 
     def _start(self) -> None:
@@ -80,43 +101,54 @@ class ChunkCache:
             self._start()
 
     @property
-    def pays(self) -> bool:
-        """Whether to read a missing chunk whole: chunks that went had been used well (now and then, a trial)."""
-        if self._worth >= _WORTH:
+    def has_room(self) -> bool:
+        """Whether another chunk can be kept without throwing out a living one."""
+        self._renew_after_fork()
+        with self._lock:
+            return self._has_room()
+
+    def _has_room(self) -> bool:
+        if not self._entries or self._bytes + self._largest <= self.max_bytes:
             return True
-        self._misses += 1
-        return self._misses % _PROBE == 0
+        return next(iter(self._entries.values())).is_over(self._now)
 
     def find(self, keys: Sequence[Hashable], used: Sequence[int]) -> list[Chunk | None]:
-        """Chunks, as far as they are there; of each so many rows are wanted."""
+        """Chunks, as far as they are there; so many rows of each are read now, from it or from elsewhere."""
         self._renew_after_fork()
         with self._lock:
             return [self._used(key, count) for key, count in zip(keys, used, strict=True)]
 
     def _used(self, key: Hashable, count: int) -> Chunk | None:
+        self._now += count
         entry = self._entries.get(key)
         if entry is None:
+            self._elsewhere[key] = self._elsewhere.get(key, 0) + count
             return None
-        self._entries.move_to_end(key)
+        if entry.used >= entry.rows:
+            entry.used = 0  # another epoch
         entry.used += count
+        entry.last = self._now
+        entry.asked += 1
+        self._entries.move_to_end(key, last=entry.used < entry.rows)
         return entry.chunk
 
     def missing(self, keys: Iterable[_Key]) -> list[_Key]:
-        """Those of some chunks that are neither there nor on their way, if chunks are worth reading whole."""
+        """Those of some chunks that are neither there nor on their way, if there is room for one."""
         self._renew_after_fork()
         with self._lock:
-            if self._worth < _WORTH:
+            if not self._has_room():
                 return []
             return [key for key in keys if key not in self._entries and key not in self._pending]
 
-    def get(self, key: Hashable, load: Callable[[], Chunk], used: int = 0) -> Chunk:
-        """A chunk, decoded if it has to be; what ``load`` raises goes to whoever called with it."""
+    def get(self, key: Hashable, load: Callable[[], Chunk]) -> Chunk:
+        """A chunk that :meth:`find` did not find, decoded; what ``load`` raises goes to whoever called with it."""
         self._renew_after_fork()
         while True:
             with self._lock:
-                found = self._used(key, used)
-                if found is not None:
-                    return found
+                entry = self._entries.get(key)
+                if entry is not None:
+                    return entry.chunk
+                self._asked.discard(key)
                 pending = self._pending.get(key)
                 if pending is None:
                     mine = self._pending[key] = _Pending()
@@ -127,7 +159,7 @@ class ChunkCache:
             # Whoever decoded it failed; try again, so that the error reaches this caller too.
         try:
             mine.chunk = load()
-            self._keep(key, mine.chunk, used)
+            self._keep(key, mine.chunk)
             return mine.chunk
         finally:
             with self._lock:
@@ -147,20 +179,36 @@ class ChunkCache:
         pool.submit(self._try, key, load)
 
     def _try(self, key: Hashable, load: Callable[[], Chunk]) -> None:
+        with self._lock:
+            late = key not in self._asked  # somebody needed it meanwhile, and may be through with it
+            wanted = not late and self._has_room()
         try:
-            with suppress(RankfeedError):  # whoever needs the chunk meets the error
-                self.get(key, load)
+            if wanted:
+                with suppress(RankfeedError):  # whoever needs the chunk meets the error
+                    self.get(key, load)
         finally:
             with self._lock:
                 self._asked.discard(key)
 
-    def _keep(self, key: Hashable, chunk: Chunk, used: int) -> None:
+    def _keep(self, key: Hashable, chunk: Chunk) -> None:
         nbytes = sum(stored.nbytes for stored in chunk.values())
-        rows = max((stored.rows for stored in chunk.values()), default=0)
+        rows = max(1, max((stored.rows for stored in chunk.values()), default=0))
         with self._lock:
-            self._entries[key] = _Entry(chunk, nbytes, max(1, rows), used)
+            # What was read of it in epochs before does not count.
+            used = self._elsewhere.pop(key, 0) % rows
+            self._entries[key] = _Entry(chunk, nbytes, rows, used, self._now, self._now)
             self._bytes += nbytes
+            self._largest = max(self._largest, nbytes)
             while self._bytes > self.max_bytes and len(self._entries) > 1:
                 _, gone = self._entries.popitem(last=False)
                 self._bytes -= gone.nbytes
-                self._worth = 0.75 * self._worth + 0.25 * min(1.0, gone.used / gone.rows)
+                self._lost += not gone.is_over(self._now)
+            thrashing = self._lost == _TOLERATED
+            self._lost += thrashing  # said once
+        if thrashing:
+            warnings.warn(
+                "data are decoded again and again: this order keeps more of them open than "
+                f"cache_bytes={self.max_bytes} holds. Shuffle with a smaller window= or fewer lanes=, or open "
+                "the data with a larger cache_bytes=.",
+                stacklevel=2,
+            )

@@ -72,10 +72,10 @@ class ChunkedSource(Source):
             [(number, names) for number, _, _ in wanted], [len(rows) for _, rows, _ in wanted]
         )
         for (number, rows, slots), chunk in zip(wanted, found, strict=True):
-            if chunk is None and takes and not self._cache.pays:
+            if chunk is None and takes and not self._cache.has_room:
                 single.append((rows + self._chunk_starts[number], slots))
                 continue
-            at_hand = chunk or self._chunk(number, names, len(rows))
+            at_hand = chunk or self._cache.get((number, names), self._loader(number, names))
             for name in names:
                 parts[name].append(at_hand[name].part(rows, slots))
         if single:
@@ -90,8 +90,9 @@ class ChunkedSource(Source):
             self._cache.ahead(key, self._loader(*key))
 
     def _chunk(self, number: int, names: tuple[str, ...], used: int) -> Chunk:
-        """A chunk, decoded if it has to be; ``used`` of its rows are wanted."""
-        return self._cache.get((number, names), self._loader(number, names), used)
+        """A chunk, decoded if it has to be; ``used`` of its rows are read now."""
+        (found,) = self._cache.find([(number, names)], [used])
+        return found or self._cache.get((number, names), self._loader(number, names))
 
     def _loader(self, number: int, names: tuple[str, ...]) -> Callable[[], Chunk]:
         return lambda: self._load_chunk(number, names)
