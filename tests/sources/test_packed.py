@@ -2,7 +2,6 @@
 
 import multiprocessing
 import pickle
-import random
 import shutil
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.seeds import fresh_seed
 
 import rankfeed as rf
 from rankfeed.columns import Dense, Ragged
@@ -212,7 +212,7 @@ print("done")
 
 
 def test_flipped_bits_end_in_an_error_or_a_value_and_never_in_a_crash(folder: Path) -> None:
-    seed = str(random.randrange(1 << 30))
+    seed = str(fresh_seed())
     done = subprocess.run(
         [sys.executable, "-c", FUZZ, str(folder), seed], capture_output=True, text=True, check=False
     )

@@ -148,7 +148,7 @@ def _stored(array: Any, field: Field) -> tuple[Stored, npt.NDArray[np.bool_]]:
 
 def _all_of(valid: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
     """Which rows have no null in them."""
-    return valid if valid.ndim == 1 else valid.all(axis=tuple(range(1, valid.ndim)))
+    return valid if valid.ndim == 1 else np.logical_and.reduce(valid, axis=tuple(range(1, valid.ndim)))
 
 
 def _plain(array: Any) -> Any:
@@ -190,7 +190,7 @@ def _numbers(array: Any) -> tuple[Array, npt.NDArray[np.bool_]]:
     if pa.types.is_boolean(kind):
         array = array.cast(pa.uint8())
     elif pa.types.is_decimal(kind):
-        array = array.cast(pa.float64())
+        array = array.cast(pa.string()).cast(pa.float64())  # a direct cast is off by a bit now and then
     elif not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
         array = array.view(pa.int32() if kind.bit_width == 32 else pa.int64()).cast(pa.int64())
     if array.null_count:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 from collections.abc import Sequence
 from importlib import import_module
@@ -11,7 +10,7 @@ from typing import Any
 
 from rankfeed.errors import ArgumentError, SourceError
 from rankfeed.sources.format import Format
-from rankfeed.sources.paths import Paths, as_paths
+from rankfeed.sources.paths import Paths, as_paths, expand
 from rankfeed.sources.source import Source
 
 #: Where a pack keeps what is not finished.
@@ -21,6 +20,15 @@ STAGING_NAME = ".rankfeed-pack"
 FORMATS: dict[str, tuple[str, str]] = {
     "packed": ("rankfeed.sources.packed", "FORMAT"),
     "numpy": ("rankfeed.sources.numpy_files", "FORMAT"),
+    "lance": ("rankfeed.sources.lance", "FORMAT"),
+    "webdataset": ("rankfeed.sources.webdataset", "FORMAT"),
+    "parquet": ("rankfeed.sources.parquet", "FORMAT"),
+    "huggingface": ("rankfeed.sources.huggingface", "FORMAT"),
+    "arrow": ("rankfeed.sources.arrow_files", "FORMAT"),
+    "mds": ("rankfeed.sources.mds", "FORMAT"),
+    "pyg": ("rankfeed.sources.pyg_folder", "FORMAT"),
+    "csv": ("rankfeed.sources.delimited", "CSV_FORMAT"),
+    "jsonl": ("rankfeed.sources.delimited", "JSONL_FORMAT"),
 }
 
 
@@ -92,6 +100,10 @@ def open(
 def _nothing(uri: Paths, format: str | None) -> SourceError:
     """Why there is nothing to open."""
     expected = ", ".join(each.what for each in formats(format))
+    try:
+        expand(uri)
+    except SourceError as error:
+        return error  # it names the file or pattern
     if not isinstance(uri, (str, os.PathLike)):
         return SourceError("these are no files of one known format", expected=expected, found=str(list(uri)[:4]))
     path = Path(uri)
@@ -101,10 +113,6 @@ def _nothing(uri: Paths, format: str | None) -> SourceError:
             where=path,
             remedy="call rankfeed.pack again with the same input: it goes on where it stopped",
         )
-    if glob.has_magic(os.fspath(uri)) and not path.exists():
-        return SourceError("no file fits the pattern", expected=expected, found=os.fspath(uri))
-    if not path.exists():
-        return SourceError("no such file or folder", where=path)
     if path.is_dir():
         names = sorted(os.listdir(path))[:4]
         summary = "the folder holds no data that rankfeed reads" if names else "the folder is empty"

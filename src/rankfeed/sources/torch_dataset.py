@@ -155,11 +155,11 @@ def from_dataset(dataset: Any, **options: Any) -> Source:
     """Any map-style torch Dataset as a source.
 
     Its ``__getitems__`` is used where it has one. It travels to worker processes by pickle. Graphs of PyTorch
-    Geometric come in batches of its own kind.
+    Geometric come in batches of its own kind; a Dataset of Hugging Face is read as the Arrow table that it is.
 
     Args:
         dataset: anything with ``__len__`` and ``__getitem__``.
-        options: for graphs, ``follow_batch`` and ``exclude_keys``.
+        options: for graphs, ``follow_batch`` and ``exclude_keys``; for Hugging Face's, ``columns`` and ``nulls``.
 
     Raises:
         SourceError: it has no length, or is empty.
@@ -175,8 +175,13 @@ def from_dataset(dataset: Any, **options: Any) -> Source:
 
         if is_graphs(dataset):
             return PyGSource(dataset, **options)
+    if "datasets" in sys.modules:
+        from rankfeed.sources.huggingface import HuggingFaceSource, is_dataset
+
+        if is_dataset(dataset):
+            return HuggingFaceSource(dataset, **options)
     if options:
-        raise ArgumentError("only graphs have such options", found=", ".join(options))
+        raise ArgumentError("a plain Dataset has no options", found=", ".join(options))
     return TorchDatasetSource(dataset)
 
 

@@ -1,0 +1,213 @@
+"""Arrow IPC files and streams (Feather too) that others wrote, read in place."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from rankfeed.columns import Columns, Field, Stored
+from rankfeed.errors import CorruptError, SourceError
+from rankfeed.sources.arrow_columns import arrow_errors
+from rankfeed.sources.arrow_decode import decoded, read_batch
+from rankfeed.sources.arrow_open import ArrowFile, check_alike, files_of, fits, open_arrow, pieces_of
+from rankfeed.sources.arrow_places import Shape, column_of, part_of
+from rankfeed.sources.arrow_table import known_fields
+from rankfeed.sources.arrow_types import Nulls
+from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
+from rankfeed.sources.format import Format
+from rankfeed.sources.paths import Paths, common_root
+from rankfeed.sources.source import Int64, by_chunk, check_columns, check_ids
+from rankfeed.storage import digest_of, touched
+
+#: Files that are held open; what a batch points into stays, however many others are opened.
+OPEN_FILES = 256
+
+
+class ArrowSource(ChunkedSource):
+    """Arrow IPC files or streams: one, a list, a pattern, or a folder of them.
+
+    Columns of numbers, of fixed-size lists, of lists of these, of text and of bytes are read where they lie in the
+    mapped files, whatever the record batches. Compressed record batches are decoded whole, and kept in a bounded
+    cache; so are columns that are none of these (bits, dictionaries, lists of text).
+
+    Args:
+        where: a path, a glob or brace pattern, a folder, or a list of these.
+        columns: names of those to offer; None for all.
+        nulls: "error": a null that is met is an error which names file, row and column; "mask": it is read as zero
+            or empty, and a boolean column ``<name>_valid`` tells.
+        unended: whether a stream without the mark at its end is read for what is there.
+        shapes: columns of lists of lists that are arrays, and their shapes; None where a dimension varies.
+        cache_bytes: of decoded record batches that are kept, shared by the threads of a process.
+
+    Raises:
+        SourceError: nothing is there, or files differ in their columns.
+        CorruptError: a file is damaged.
+        ArgumentError: no such column.
+
+    Examples:
+        >>> import tempfile, pyarrow as pa, pyarrow.feather
+        >>> path = tempfile.mkdtemp() + "/t.feather"
+        >>> pa.feather.write_feather(pa.table({"x": [1, 2, 3], "tokens": [[1], [], [2, 3]]}), path)
+        >>> ArrowSource(path)[2]["tokens"]
+        array([2, 3])
+    """
+
+    _transient: ClassVar[tuple[str, ...]] = (*ChunkedSource._transient, "_open", "_lock")
+
+    def __init__(
+        self,
+        where: Paths,
+        *,
+        columns: Sequence[str] | None = None,
+        nulls: Nulls = "error",
+        unended: bool = False,
+        shapes: Mapping[str, Shape] | None = None,
+        cache_bytes: int = CACHE_BYTES,
+    ) -> None:
+        self._paths = [os.path.abspath(path) for path in files_of(where)]
+        self._nulls: Nulls = nulls
+        self._unended = unended
+        self._shapes = dict(shapes or {})
+        self._start()
+        first: ArrowFile | None = None
+        plain: set[str] | None = None
+        rows, chunks, blocks, digests = [], [], [], []
+        for number, path in enumerate(self._paths):
+            file = self._file(number)
+            first = file if first is None else first
+            check_alike(first.schema, file.schema, self._paths[0], path)
+            plain = set(file.leaves) if plain is None else plain & set(file.leaves)
+            rows.append(int(file.starts[-1]))
+            pieces, sizes = pieces_of(number, file.messages)
+            chunks.append(pieces)
+            blocks.append(sizes)
+            digests.append(file.digest)
+        assert first is not None
+        assert plain is not None
+        if not sum(rows):
+            raise SourceError("there are no rows", where=self._paths[0])
+        with arrow_errors(self._paths[0]):
+            known = known_fields(first.schema, nulls, self._shapes)
+        self._fields = {name: known[name] for name in check_columns(columns, known)}
+        self._plain = frozenset(plain & set(self._fields))
+        self._file_starts = np.concatenate([[0], np.cumsum(rows)]).astype(np.int64)
+        self._chunks = np.concatenate(chunks)
+        self._blocks = np.concatenate(blocks)
+        root = common_root(self._paths)
+        names = [os.path.relpath(path, root).encode() for path in self._paths]
+        self._fingerprint = digest_of(*names, *(each.encode() for each in digests))
+        self._digests = digests
+        self._init_chunks(self._chunks[:, 3], cache_bytes)
+
+    def _start(self) -> None:
+        self._open: OrderedDict[int, ArrowFile] = OrderedDict()
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._start()
+
+    def __repr__(self) -> str:
+        some = (
+            self._paths[0] if len(self._paths) == 1 else f"{len(self._paths)} files in {common_root(self._paths)}"
+        )
+        return f"ArrowSource({some!r}, {len(self)} samples)"
+
+    @property
+    def default_shuffle(self) -> Literal["global", "window"]:  # type: ignore[override]
+        """Any order where columns are read in place; windows where a column is decoded."""
+        return "global" if len(self._plain) == len(self._fields) else "window"
+
+    @property
+    def fields(self) -> Mapping[str, Field]:
+        """What each column holds."""
+        return self._fields
+
+    @property
+    def blocks(self) -> Int64:
+        """Rows in about 4 MiB, or in a compressed record batch: int64."""
+        return self._blocks
+
+    @property
+    def fingerprint(self) -> str:
+        """Of relative names, sizes, columns, and where the record batches lie."""
+        return self._fingerprint
+
+    def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
+        """The rows of some samples: pointers into the files where they can be.
+
+        Args:
+            sample_ids: ints in [0, len(self)).
+            columns: names of those wanted; None for all.
+
+        Raises:
+            SourceError: no such sample, or a null; names file and row.
+            CorruptError: a file is damaged.
+        """
+        ids = check_ids(sample_ids, len(self))
+        names = check_columns(columns, self._fields)
+        plain = [name for name in names if name in self._plain]
+        rest = [name for name in names if name not in self._plain]
+        parts: dict[str, list[Any]] = {name: [] for name in plain}
+        for number, rows, slots in by_chunk(ids, self._file_starts) if plain else ():
+            file = self._file(number)
+            batch = file.starts.searchsorted(rows, side="right") - 1
+            within = rows - file.starts[batch]
+
+            def where(row: int, number: int = number, batch: Int64 = batch, rows: Int64 = rows) -> str:
+                return f"{self._paths[number]}, record batch {batch[row]}, row {rows[row]}"
+
+            for name in plain:
+                part = part_of(file.leaves[name], file.data, file.messages, batch, within, slots, where)
+                parts[name].append(part)
+        made = {name: column_of(self._fields[name], parts[name]) for name in plain}
+        touched(lambda: sum(column.nbytes for column in made.values()), len(ids) * len(plain))
+        if rest:
+            made.update(super().fetch(ids, rest))
+        return Columns({name: made[name] for name in names}, len(ids))
+
+    def expect(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> None:
+        """Decode what will be read next, in the background."""
+        rest = [name for name in check_columns(columns, self._fields) if name not in self._plain]
+        if rest:
+            super().expect(sample_ids, rest)
+
+    def _load_chunk(self, number: int, names: tuple[str, ...]) -> dict[str, Stored]:
+        place, batch, first, rows = self._chunks[number].tolist()
+        file = self._file(place)
+        where = f"{self._paths[place]}, record batch {batch}"
+        with arrow_errors(where):
+            found = read_batch(file.data, file.messages, batch, names, self._nulls).slice(first, rows)
+            fields = {name: self._fields[name] for name in names}
+            first_row = int(file.starts[batch]) + first
+            shapes = {name: shape for name, shape in self._shapes.items() if name in fields}
+            return decoded(found, fields, shapes, where=where, first_row=first_row, nulls=self._nulls)
+
+    def _file(self, number: int) -> ArrowFile:
+        """A file, open; as it was when the source was made."""
+        if self._pid != os.getpid():  # forked: a lock that a thread of the parent held is held for ever
+            self._lock, self._pid = threading.Lock(), os.getpid()
+        with self._lock:
+            found = self._open.get(number)
+            if found is not None:
+                self._open.move_to_end(number)
+                return found
+        path = self._paths[number]
+        file = open_arrow(path, self._shapes, unended=self._unended)
+        if hasattr(self, "_digests") and file.digest != self._digests[number]:
+            raise CorruptError("a file was replaced while it was in use", where=path, remedy="start the job again")
+        with self._lock:
+            self._open[number] = file
+            while len(self._open) > OPEN_FILES:
+                self._open.popitem(last=False)
+        return file
+
+
+FORMAT = Format("arrow", "Arrow IPC files or streams (.arrow, .feather)", fits, ArrowSource)

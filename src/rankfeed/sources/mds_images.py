@@ -1,0 +1,73 @@
+"""Images in MDS shards, decoded with Pillow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+
+from rankfeed.sources.extras import need
+
+
+def opened(value: bytes) -> Any:
+    """A JPEG or PNG, decoded."""
+    library = need("PIL.Image", extra="image")
+    try:
+        image = library.open(BytesIO(value), formats=("JPEG", "PNG"))
+        image.load()
+    except (OSError, SyntaxError, library.DecompressionBombError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+    return image
+
+
+def raw(value: bytes) -> Any:
+    """An image as Pillow keeps it: width, height and length of the mode's name (uint32), that name, pixels."""
+    library = need("PIL.Image", extra="image")
+    width, height, length = _numbers(value, 0, 3)
+    mode = value[12 : 12 + length].decode("ascii")
+    pixels = value[12 + length :]
+    bits = {"1": 1, "L": 8, "P": 8, "LA": 16, "La": 16, "PA": 16, "I;16": 16, "RGB": 24, "YCbCr": 24, "LAB": 24}
+    bits |= {"HSV": 24, "RGBA": 32, "RGBa": 32, "RGBX": 32, "CMYK": 32, "I": 32, "F": 32}
+    # Before Pillow makes room for it: the size is the file's word.
+    if not width or not height or (width * bits.get(mode, 0) + 7) // 8 * height != len(pixels):
+        raise ValueError(f"{len(pixels)} bytes for {width} x {height} in mode {mode!r}")
+    return library.frombytes(mode, (width, height), pixels)
+
+
+def listed(decode: Callable[[bytes], Any], start: int) -> Callable[[bytes], list[Any]]:
+    """A decoder of lists of images: their number at ``start``, their sizes (uint32), then themselves."""
+
+    def decode_all(value: bytes) -> list[Any]:
+        (count,) = _numbers(value, start, 1)
+        sizes = _numbers(value, start + 4, count)
+        images, place = [], start + 4 + 4 * count
+        for size in sizes:
+            if place + size > len(value):
+                raise ValueError(f"an image of {size} bytes where {len(value) - place} are left")
+            images.append(decode(value[place : place + size]))
+            place += size
+        return images
+
+    return decode_all
+
+
+def _numbers(value: bytes, start: int, count: int) -> list[int]:
+    if start + 4 * count > len(value):
+        raise ValueError(f"{count} numbers where {len(value) - start} bytes are left")
+    numbers: list[int] = np.frombuffer(value, "<u4", count, start).tolist()
+    return numbers
+
+
+#: Encoding -> decoder.
+IMAGES: dict[str, Callable[[bytes], Any]] = {
+    "pil": raw,
+    "jpeg": opened,
+    "png": opened,
+    "jpeg_array": listed(opened, 0),
+    "jpegarray": listed(opened, 0),
+    "list[pil]": listed(raw, 4),
+    "list[jpeg]": listed(opened, 4),
+    "list[png]": listed(opened, 4),
+}
