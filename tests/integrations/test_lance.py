@@ -1,0 +1,194 @@
+"""Lance's own loader with our sampler: each row once, equal steps, a new order every epoch."""
+
+import copy
+import json
+from collections import Counter
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lance.sampler import Sampler
+from lance.torch.data import LanceDataset
+from tests.support.jobs import run, torchrun
+
+import rankfeed as rf
+from rankfeed.errors import ArgumentError, PlanError
+from rankfeed.integrations.lance import ShardedSampler, Steps, runs_of
+
+JOB = Path(__file__).parent / "jobs" / "lance_cells.py"
+SIZES = [100, 1, 37, 250, 64, 3, 129, 16, 17, 90]
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Ten unequal fragments, rows deleted in all but two of them."""
+    path = str(tmp_path_factory.mktemp("lance") / "rows.lance")
+    first = 0
+    for size in SIZES:
+        rows = pa.table({"id": range(first, first + size), "half": [each / 2 for each in range(size)]})
+        lance.write_dataset(rows, path, mode="append" if first else "create")
+        first += size
+    lance.dataset(path).delete("id % 7 = 3 AND id > 101")
+    return path
+
+
+def flat(batches: list[list[int]]) -> list[int]:
+    return list(chain.from_iterable(batches))
+
+
+def live(table: str) -> Counter[int]:
+    return Counter(lance.dataset(table).to_table(["id"])["id"].to_pylist())
+
+
+def read(table: str, sampler: ShardedSampler, batch: int = 16, **options: Any) -> list[list[int]]:
+    dataset = LanceDataset(table, batch_size=batch, columns=["id"], sampler=sampler, **options)
+    return [rows.tolist() for rows in dataset]
+
+
+def samplers(world_size: int, **options: Any) -> list[ShardedSampler]:
+    places = [rf.Topology(rank=rank, world_size=world_size) for rank in range(world_size)]
+    return [ShardedSampler(topology=place, **options) for place in places]
+
+
+def check_cells(table: str, folder: Path, cells: list[str], timeout: float) -> None:
+    run(torchrun(2, JOB, table, folder, *cells), folder / "log", timeout)
+    ranks = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+    for cell in cells:
+        for epoch in range(3):
+            mine, yours = (rank[cell][epoch] for rank in ranks)
+            assert Counter(flat(mine + yours)) == live(table), cell
+            assert len(mine) == len(yours), cell
+            assert abs(len(flat(mine)) - len(flat(yours))) <= 1, cell
+        for rank in ranks:
+            assert rank[cell][0] != rank[cell][1], cell
+            assert rank[cell][2] == rank[cell][0], cell  # set_epoch(0)
+            assert rank[cell] == rank[cells[0]], cell  # the same steps, whatever the workers
+
+
+def test_every_row_once_in_equal_steps_by_lance_s_own_loader_on_real_ranks(table: str, tmp_path: Path) -> None:
+    check_cells(table, tmp_path, ["0:none:0", "2:fork:0", "2:spawn:1"], 110)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_every_row_once_under_every_start_method(table: str, tmp_path: Path) -> None:
+    methods = ("fork", "spawn", "forkserver")
+    cells = [f"{workers}:{method}:{kept}" for workers in (1, 2, 3) for method in methods for kept in (0, 1)]
+    check_cells(table, tmp_path, ["0:none:0", *cells], 800)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_every_row_once_whatever_the_number_of_ranks(table: str, world_size: int, shuffle: bool) -> None:
+    ranks = [read(table, sampler) for sampler in samplers(world_size, shuffle=shuffle)]
+    assert Counter(chain.from_iterable(map(flat, ranks))) == live(table)
+    assert len({len(rank) for rank in ranks}) == 1
+    totals = [len(flat(rank)) for rank in ranks]
+    assert max(totals) - min(totals) <= 1
+
+
+def test_a_filter_columns_and_row_ids_are_lance_s_own(table: str) -> None:
+    ranks = []
+    for sampler in samplers(2):
+        dataset = LanceDataset(
+            table, 16, columns=["id", "half"], filter="id % 5 = 0", with_row_id=True, sampler=sampler
+        )
+        ranks += [row for batch in dataset for row in zip(*(batch[name].tolist() for name in batch), strict=True)]
+    scan = lance.dataset(table).to_table(["id", "half"], filter="id % 5 = 0", with_row_id=True)
+    assert Counter(ranks) == Counter(tuple(row.values()) for row in scan.to_pylist())
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(1, 300),
+    batch=st.integers(1, 20),
+    world_size=st.integers(1, 9),
+    workers=st.integers(1, 4),
+    tail=st.sampled_from(["even", "drop"]),
+)
+def test_steps_are_equal_and_survive_a_loader_that_joins_small_batches(
+    rows: int, batch: int, world_size: int, workers: int, tail: Any
+) -> None:
+    plan = rf.Plan(rows, seed=rows)
+    if rows < world_size:
+        with pytest.raises(PlanError):
+            Steps(plan, batch, rf.Topology(world_size=world_size), 0, tail)
+        return
+    seen: Counter[int] = Counter()
+    counts = set()
+    for rank in range(world_size):
+        steps = Steps(plan, batch, rf.Topology(rank=rank, world_size=world_size), 0, tail)
+        sizes = [len(steps.batch(step)) for step in range(len(steps))]
+        for step in range(len(steps)):
+            seen.update(steps.batch(step).tolist())
+        for worker in range(workers):
+            own = sizes[worker::workers]
+            assert all(first + second > batch for first, second in pairwise(own))
+        counts.add(len(steps))
+    assert len(counts) == 1
+    full = rows // (batch * world_size) * (batch * world_size)
+    assert seen.total() == (rows if tail == "even" else full)
+    assert max(seen.values(), default=1) == 1
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=20), st.integers(1, 20))
+def test_runs_end_where_fragments_end(counts: list[int], run: int) -> None:
+    runs = runs_of(np.array(counts), run)
+    assert runs.sum() == sum(counts)
+    assert runs.size == 0 or 0 < runs.min() <= runs.max() <= run
+    assert np.isin(np.cumsum(counts)[np.array(counts) > 0], np.cumsum(runs)).all()
+
+
+def test_an_epoch_has_its_own_order_and_can_be_asked_for(table: str) -> None:
+    (sampler,) = samplers(1, shuffle=True, seed=5)
+    first, second = read(table, sampler), read(table, sampler)
+    assert first != second
+    assert sampler.epoch == 2
+    sampler.set_epoch(1)
+    assert (read(table, sampler), sampler.epoch) == (second, 2)
+    (again,) = samplers(1, shuffle=True, seed=6)
+    assert read(table, again) != first
+    sampler.set_epoch(0)
+    assert read(table, copy.deepcopy(sampler)) == first
+
+
+def test_without_shuffle_rows_come_as_they_lie(table: str) -> None:
+    (sampler,) = samplers(1)
+    assert flat(read(table, sampler)) == lance.dataset(table).to_table(["id"])["id"].to_pylist()
+
+
+def test_runs_stay_together_and_a_run_of_one_mixes_all(table: str) -> None:
+    lying = lance.dataset(table).to_table(["id"])["id"].to_pylist()
+    after = dict(pairwise(lying))
+
+    def neighbours(**options: Any) -> int:
+        (sampler,) = samplers(1, shuffle=True, **options)
+        ids = flat(read(table, sampler))
+        return sum(after.get(one) == other for one, other in pairwise(ids))
+
+    assert neighbours(run=1) < 20 < 300 < neighbours(run=8) < neighbours(run=32)
+
+
+def test_it_is_a_sampler_of_lance(table: str) -> None:
+    assert isinstance(ShardedSampler(), Sampler)
+
+
+def test_what_cannot_be_meant_is_refused(table: str) -> None:
+    with pytest.raises(ArgumentError, match="no mask"):
+        ShardedSampler(tail="pad")  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="shuffle"):
+        ShardedSampler(shuffle="global")  # type: ignore[arg-type]
+    with pytest.raises(PlanError, match="run"):
+        ShardedSampler(run=0)
+    with pytest.raises(PlanError, match="epoch"):
+        ShardedSampler().set_epoch(-1)
+    with pytest.raises(PlanError, match="fewer samples than there are ranks"):
+        read(table, samplers(1000)[999])
+    with pytest.raises(ArgumentError, match="filter"):
+        read(table, samplers(1)[0], filter="nothing >")
