@@ -26,6 +26,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rankfeed needs Python 3.11 or newer; choose one with PYTHON=...")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --editable '.[dev,docs]'
+	$(BIN)/python -m pip install --quiet --no-deps mosaicml-streaming  # asks for an older numpy, and needs none
 	@touch $@
 
 demo: setup  ## train, kill, resume on other ranks, and prove that nothing was lost

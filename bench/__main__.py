@@ -2,9 +2,9 @@
 
 import sys
 
-from bench import loader, plan
+from bench import formats, lance, loader, parquet, plan, pyg, tars
 
 if __name__ == "__main__":
-    for each in (plan, loader):
+    for each in (plan, loader, lance, tars, parquet, formats, pyg):
         print(f"== {each.__name__}", file=sys.stderr)
         each.main()
