@@ -211,3 +211,25 @@ def test_a_loader_tells_the_source_what_comes(tmp_path: Path) -> None:
     ]
     assert Counter(ids) == Counter(range(100))
     assert told == ids[20:]  # four steps before it is read, in the order in which it is
+
+
+class Wide(Squares):
+    """As before, of data that are larger than what is kept."""
+
+    def __init__(self, data_bytes: int) -> None:
+        super().__init__([100] * 50)
+        self._init_chunks([100] * 50, data_bytes=data_bytes)
+
+
+def test_a_window_that_nobody_chose_suits_data_larger_than_the_cache() -> None:
+    def window(source: rf.Source, **options: Any) -> Any:
+        return rf.Loader(source, 8, topology=rf.Topology(), **options).plan.describe().get("window")
+
+    small, large = Wide(1 << 20), Wide(100 << 30)
+    assert window(small, shuffle=True) == 65536
+    chosen = window(large, shuffle=True)
+    assert 1 <= chosen <= 100
+    assert window(large.select(range(500)), shuffle=True) == chosen
+    assert window(rf.concat([small, large]), shuffle=True) == chosen
+    assert window(large, shuffle=True, window=5000) == 5000
+    assert window(large, shuffle="window") == 65536

@@ -21,7 +21,7 @@ from rankfeed.loading.processes import ProcessEngine
 from rankfeed.loading.randomness import kept_globals
 from rankfeed.loading.stats import Stats
 from rankfeed.plan import Cursor, Plan, Schedule, Tail, Tally
-from rankfeed.plan.plan import whole
+from rankfeed.plan.plan import DEFAULT_WINDOW, whole
 from rankfeed.sources import Source
 from rankfeed.topology import Topology
 
@@ -44,7 +44,8 @@ class Loader(Placed):
         shuffle: False, True (the kind that suits the source), "global" or "window".
         seed: of the order and of all random streams.
         tail: how an epoch ends where the global batch doesn't divide it (see :class:`rankfeed.Schedule`).
-        window: samples mixed with each other under "window", about.
+        window: samples mixed with each other under "window", about; fewer with ``shuffle=True`` where rows are
+            large and only whole chunks of them can be read, unless you choose a number.
         lanes: streams of blocks read at the same time; part of the order. 64 for "window", else 1.
         plan: an order of your own, instead of shuffle, window and lanes.
         columns: names of the columns to read; None for all.
@@ -87,7 +88,7 @@ class Loader(Placed):
         shuffle: bool | Literal["global", "window"] = False,
         seed: int = 0,
         tail: Tail = "even",
-        window: int = 65536,
+        window: int = DEFAULT_WINDOW,
         lanes: int | None = None,
         plan: Plan | None = None,
         columns: Sequence[str] | None = None,

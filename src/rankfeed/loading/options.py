@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from rankfeed.errors import ArgumentError
 from rankfeed.plan import Plan, Shuffle, Tail
-from rankfeed.plan.plan import DEFAULT_LANES
+from rankfeed.plan.plan import DEFAULT_LANES, DEFAULT_WINDOW
 from rankfeed.sources import Source
 
 _Value = TypeVar("_Value")
@@ -27,6 +27,8 @@ def plan_of(source: Source, shuffle: bool | str, seed: int, window: int, lanes: 
     kind = kinds[shuffle]
     if lanes is None:
         lanes = DEFAULT_LANES[kind]
+    if shuffle is True and window == DEFAULT_WINDOW and source.best_window is not None:
+        window = min(window, source.best_window)
     return Plan(source.blocks, shuffle=kind, seed=seed, window=window, lanes=lanes)
 
 

@@ -26,6 +26,9 @@ _Number = TypeVar("_Number", int, float)
 #: Lanes where nobody says how many. A property of the order, so never taken from the number of ranks.
 DEFAULT_LANES: dict[str, int] = {"none": 1, "global": 1, "window": 64}
 
+#: Samples mixed with each other under "window", where nobody says how many.
+DEFAULT_WINDOW = 65536
+
 #: An ``int`` given for ``blocks`` is cut into blocks for "window", into no more than this many.
 _MAX_IMPLIED_BLOCKS = 2**20
 
@@ -58,7 +61,7 @@ class Plan:
         *,
         shuffle: Shuffle = "global",
         seed: int = 0,
-        window: int = 65536,
+        window: int = DEFAULT_WINDOW,
         lanes: int = 1,
     ) -> None:
         if shuffle not in get_args(Shuffle):

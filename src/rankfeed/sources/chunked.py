@@ -15,6 +15,8 @@ from rankfeed.sources.source import Int64, Source, by_chunk, check_columns, chec
 
 #: Decoded bytes that a process keeps of one source.
 CACHE_BYTES = 1 << 30
+#: Of a window that suits data larger than that: 64 lanes have such a window and a chunk or two open at a time.
+_WINDOW_BYTES = 4 << 20
 
 
 class ChunkedSource(Source):
@@ -29,12 +31,25 @@ class ChunkedSource(Source):
     #: What does not travel to other processes, besides the cache: handles, say.
     _transient: ClassVar[tuple[str, ...]] = ()
 
-    def _init_chunks(self, rows_per_chunk: Sequence[int] | Int64, cache_bytes: int = CACHE_BYTES) -> None:
-        """Say how the rows fall into chunks, in the order of sample ids."""
+    def _init_chunks(
+        self, rows_per_chunk: Sequence[int] | Int64, cache_bytes: int = CACHE_BYTES, *, data_bytes: int = 0
+    ) -> None:
+        """Say how the rows fall into chunks, in the order of sample ids.
+
+        Args:
+            rows_per_chunk: int64 [chunks].
+            cache_bytes: decoded bytes to keep.
+            data_bytes: of the whole data set, decoded, about; 0 where nobody knows. It decides on the window
+                that suits, which is part of the order: so it depends on the data alone, not on what is read of
+                them nor on the cache.
+        """
         self._chunk_starts = np.zeros(len(rows_per_chunk) + 1, np.int64)
         np.cumsum(np.asarray(rows_per_chunk, np.int64), out=self._chunk_starts[1:])
         self._cache_bytes = cache_bytes
         self._cache = ChunkCache(cache_bytes)
+        rows = int(self._chunk_starts[-1])
+        if data_bytes > CACHE_BYTES // 2:
+            self.best_window = max(1, _WINDOW_BYTES * rows // data_bytes)
 
     @abstractmethod
     def _load_chunk(self, number: int, names: tuple[str, ...]) -> dict[str, Stored]:

@@ -68,6 +68,11 @@ class ConcatSource(Source):
         return "window" if any(source.default_shuffle == "window" for source in self.sources) else "global"
 
     @property
+    def best_window(self) -> int | None:  # type: ignore[override]
+        """The smallest of theirs."""
+        return min((each.best_window for each in self.sources if each.best_window is not None), default=None)
+
+    @property
     def runs_user_code(self) -> bool:  # type: ignore[override]
         """Whether one of them does."""
         return any(source.runs_user_code for source in self.sources)

@@ -91,7 +91,7 @@ class LanceSource(ChunkedSource):
                 found=filter,
                 where=self._where(),
             )
-        self._init_chunks(self._cut(cache_bytes), cache_bytes)
+        self._init_chunks(self._cut(cache_bytes), cache_bytes, data_bytes=int(self._facts.data_bytes.sum()))
 
     @property
     def version(self) -> int:

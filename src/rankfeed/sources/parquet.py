@@ -24,7 +24,7 @@ from rankfeed.storage import digest_of
 
 #: A row group that is larger when decoded is read in parts of about this size: as many as there are lanes in a
 #: window shuffle fit into the cache.
-_PART_BYTES = 16 << 20
+_PART_BYTES = 8 << 20
 #: Parts that one row group may be cut into.
 _MOST_PARTS = 1 << 20
 
@@ -91,7 +91,8 @@ class ParquetSource(ChunkedSource):
             for part in _parts(number, footer, self._fields, share, self._paths[number])
         ]
         self._reader: Reader | None = None
-        self._init_chunks(np.array([part.rows for part in self._parts], np.int64), cache_bytes)
+        size = sum(nbytes for footer in footers for nbytes in footer.nbytes)
+        self._init_chunks([part.rows for part in self._parts], cache_bytes, data_bytes=size)
 
     def __repr__(self) -> str:
         name = (

@@ -52,6 +52,11 @@ class SelectSource(Source):
         return self.source.default_shuffle
 
     @property
+    def best_window(self) -> int | None:  # type: ignore[override]
+        """The source's."""
+        return self.source.best_window
+
+    @property
     def runs_user_code(self) -> bool:  # type: ignore[override]
         """Whether the source does."""
         return self.source.runs_user_code

@@ -30,6 +30,7 @@ class Source(ABC):
 
     Attributes:
         default_shuffle: the kind that suits the format; what ``shuffle=True`` means.
+        best_window: samples that a window should mix where nobody chose a number; None for any.
         runs_user_code: whether reading a sample calls code of the user's, which may draw random numbers.
         takes_batches: whether such code reads many samples at once, and is seeded for them together.
         collate: makes a batch of samples that are no dicts, where the user gives no ``collate_fn``; None for
@@ -39,6 +40,7 @@ class Source(ABC):
     """
 
     default_shuffle: ClassVar[Literal["global", "window"]] = "global"
+    best_window: int | None = None
     runs_user_code: ClassVar[bool] = False
     takes_batches: bool = False
     collate: Collate | None = None
