@@ -169,6 +169,10 @@ def test_a_gzip_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         decoder_of("flac").decode(sound(1 << 19, 1, 8000, "FLAC"))  # type: ignore[misc]
 
 
+def test_many_streams_of_gzip_behind_each_other_cost_what_one_costs() -> None:
+    assert gunzip(gzip.compress(b"") * 100_000 + gzip.compress(b"end") + bytes(1 << 16)) == b"end"
+
+
 BROKEN = {
     "txt": b"\xff\xfe",
     "cls": b"seven",

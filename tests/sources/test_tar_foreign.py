@@ -1,5 +1,6 @@
 """Indexes that others made are read, checked as they are used, and never believed."""
 
+import contextlib
 import io
 import json
 import re
@@ -16,6 +17,7 @@ from wids.wids_index import main_create
 
 import rankfeed as rf
 from rankfeed.errors import ArgumentError, CorruptError, RankfeedError, SourceError, UnsafeError
+from rankfeed.sources import tar_foreign
 from rankfeed.sources.webdataset import WebDatasetSource
 
 KEY = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
@@ -142,13 +144,30 @@ def test_excluded_shards_and_samples_are_left_out(tmp_path: Path) -> None:
         ("split_parts: [1, 2]", CorruptError, "no lists of shards"),
         ("split_parts: {train: [[a]]}", CorruptError, "no lists of shards"),
         ("split_parts: {train: [", CorruptError, "damaged"),
+        ("split_parts: {train: ['{0..9999}{0..9999}']}", CorruptError, "absurd number of names"),
+        ("{split_parts: {train: [parts/s0.tar]}, exclude: ['{0..9999}{0..9999}']}", CorruptError, "absurd number"),
         ("!!python/object/apply:os.system [exit]", CorruptError, "damaged"),
     ],
 )
-def test_a_split_that_is_damaged_is_named(split: str, error: Any, said: str, tmp_path: Path) -> None:
+def test_a_split_that_is_damaged_is_named(
+    split: str, error: Any, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tar_foreign, "_MOST", 1000)
     folder = energon(tmp_path / "e", idx=True, database=False, split=split)
     with pytest.raises(error, match=rf"{said}[\s\S]*split\.yaml"):
         rf.open(folder, split="train")
+
+
+def test_a_query_in_the_place_of_a_table_is_not_run(tmp_path: Path) -> None:
+    folder = energon(tmp_path / "e", idx=False, database=False, split=None)
+    endless = "WITH RECURSIVE t(n) AS (SELECT 0 UNION ALL SELECT n + 512 FROM t)"
+    with contextlib.closing(sqlite3.connect(folder / ".nv-meta" / "index.sqlite")) as database:
+        database.execute(
+            f"CREATE VIEW samples AS {endless} SELECT 0 AS tar_file_id, n AS byte_offset, 512 AS byte_size, "
+            "n AS sample_index FROM t"
+        )
+        database.commit()
+    assert len(rf.open(folder)) == 16
 
 
 def test_counts_are_checked_and_names_kept_inside(tmp_path: Path) -> None:

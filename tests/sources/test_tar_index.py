@@ -1,11 +1,15 @@
 """Indexes are made once, kept where there is room, and believed only when they are whole and of this shard."""
 
+import dataclasses
 import multiprocessing
 import os
+import signal
 import tarfile
 import time
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -147,3 +151,60 @@ def test_who_waits_says_for_what_and_goes_on_when_the_other_is_killed(
     holder.join(timeout=60)
     assert holder.exitcode == -9
     assert [str(tmp_path) in each for each in said] == [True]
+
+
+def test_a_damaged_index_that_cannot_be_removed_is_made_anew_elsewhere(
+    shard: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    IndexStore().summaries([str(shard)])
+    beside = index_places(str(shard), None)[0]
+    content = bytearray(beside.read_bytes())
+    content[-1] ^= 1  # what the header says is right
+    beside.write_bytes(content)
+    real = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path and real(path, mode))
+    store = IndexStore(tmp_path / "cache")
+    assert [store.load(str(shard)).key(row) for row in range(3)] == ["1", "2", "3"]
+    assert beside.read_bytes() == bytes(content)
+    monkeypatch.setattr(tar_store, "scan", None)
+    assert store.load(str(shard)).summary.samples == 3
+
+
+def test_it_goes_to_the_cache_folder_where_its_name_beside_is_taken(shard: Path, tmp_path: Path) -> None:
+    index_places(str(shard), None)[0].mkdir()
+    store = IndexStore(tmp_path / "cache")
+    assert store.load(str(shard)).summary.samples == 3
+    assert index_places(str(shard), tmp_path / "cache")[1].is_file()
+
+
+def test_a_pipe_in_the_place_of_an_index_is_not_waited_for(shard: Path) -> None:
+    os.mkfifo(index_places(str(shard), None)[0])
+    assert IndexStore().load(str(shard)).summary.samples == 3
+
+
+@pytest.mark.parametrize("change", [{"repeated": (0, 3)}, {"repeated": (-1, 0)}, {"name": "__key__"}])
+def test_a_header_that_means_no_good_is_not_believed_though_its_checksum_is_right(
+    change: dict[str, Any], shard: Path
+) -> None:
+    index = tar_store.scan(str(shard))
+    summary = index.summary
+    if "name" in change:
+        first, *others = summary.extensions
+        change = {"extensions": [msgspec.structs.replace(first, **change), *others]}
+    forged = dataclasses.replace(index, summary=msgspec.structs.replace(summary, **change))
+    path = index_places(str(shard), None)[0]
+    path.write_bytes(to_bytes(forged))
+    assert read_summary(str(path)) is None
+
+
+def test_a_process_that_is_killed_while_it_indexes_leaves_nothing_in_the_way(
+    shard: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed when the bytes are written and not yet in their place."""
+    monkeypatch.setattr(os, "replace", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    child = multiprocessing.get_context("fork").Process(target=IndexStore().load, args=(str(shard),))
+    child.start()
+    child.join(timeout=60)
+    assert child.exitcode == -9
+    monkeypatch.undo()
+    assert IndexStore().load(str(shard)).summary.samples == 3

@@ -1,10 +1,13 @@
 """Samples of tar shards are those of WebDataset's own reader, at any place, in any process; bad input is named."""
 
+import gzip
 import io
 import json
+import lzma
 import multiprocessing
 import os
 import pickle
+import resource
 import tarfile
 import threading
 from collections import Counter
@@ -13,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 import webdataset
@@ -20,7 +24,7 @@ import webdataset
 import rankfeed as rf
 from rankfeed.columns import Dense, Ragged
 from rankfeed.errors import ArgumentError, CorruptError, RankfeedError, SourceError, UnsafeError
-from rankfeed.sources import tar_shards
+from rankfeed.sources import tar_compressed, tar_shards
 from rankfeed.sources.webdataset import FORMAT, WebDatasetSource
 from rankfeed.storage import mapped
 
@@ -61,9 +65,15 @@ def by_webdataset(*paths: Path, decode: bool = False) -> list[dict[str, Any]]:
     reader = webdataset.WebDataset([str(path) for path in paths], shardshuffle=False, empty_check=False)
     samples = list(reader.decode() if decode else reader)
     return [
-        {name: value for name, value in each.items() if name not in ("__url__", "__local_path__")}
+        {in_utf8(name): value for name, value in each.items() if name not in ("__url__", "__local_path__")}
+        | {"__key__": in_utf8(each["__key__"])}
         for each in samples
     ]
+
+
+def in_utf8(name: str) -> str:
+    """A name as it can be printed: WebDataset keeps bytes that are in no charset as half a surrogate pair."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def there(sample: dict[str, Any]) -> dict[str, Any]:
@@ -512,15 +522,50 @@ def test_an_array_unlike_the_others_is_named(tmp_path: Path) -> None:
     assert kept[23]["npy"].shape == (3, 2)
 
 
+def test_many_data_sets_of_many_shards_share_what_files_a_process_may_open(tmp_path: Path) -> None:
+    for number in range(150):
+        write_tar(tmp_path / f"s{number:03d}.tar", [(f"{number}.cls", b"%d" % number)])
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    before = len(os.listdir("/proc/self/fd"))
+    sources = [rf.open(tmp_path) for _ in range(4)]
+    for source in sources:
+        assert [int(source.fetch([row])["cls"].rows()[0]) for row in range(150)] == [*range(150)]
+    assert len(os.listdir("/proc/self/fd")) - before <= 3 * tar_shards.OPEN_SHARDS + 3
+    # Where not even that is to be had, what is open is closed first.
+    last = max(int(name) for name in os.listdir("/proc/self/fd") if name.isdigit())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (last + 1, hard))
+    try:
+        assert [int(sources[0].fetch([row])["cls"].rows()[0]) for row in range(150)] == [*range(150)]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_shard_written_again_in_the_same_size_is_refused_by_those_who_come_later(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "a.tar", [("1.cls", b"1"), ("2.cls", b"2")])
+    source = rf.open(path)
+    assert source[1]["cls"] == 2
+    pickled = pickle.dumps(source)
+    pickle.loads(pickled)
+    write_tar(path, [("1.cls", b"1"), ("2.cls", b"7")])
+    with pytest.raises(SourceError, match="changed"):
+        pickle.loads(pickled)
+    with pytest.raises(SourceError, match="changed"):
+        source.fetch([1])
+
+
+def test_a_column_of_ours_never_takes_the_name_of_members(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "a.tar", [("1.x", b"1"), ("1.x_valid", b"q"), ("2.x_valid", b"z")])
+    with pytest.raises(SourceError, match=r"\.x_valid[\s\S]*a\.tar[\s\S]*columns="):
+        rf.open(path, missing="mask")
+    chosen = rf.open(path, missing="mask", columns=["x"])
+    assert [sample["x"] for sample in chosen] == [b"1", b""]
+    assert [sample["x_valid"] for sample in rf.open(path, columns=["x_valid"])] == [b"q", b"z"]
+
+
 # --- where there is no room, and compressed shards
 
 
 def test_compressed_shards_are_refused_or_decompressed_where_asked(tmp_path: Path) -> None:
-    import gzip
-    import lzma
-
-    import pyarrow as pa
-
     plain = write_tar(tmp_path / "plain.tar", [("1.txt", b"a"), ("2.txt", b"b")]).read_bytes()
     zstd = pa.compress(plain, "zstd", asbytes=True)
     shards = {"a.tar.gz": gzip.compress(plain), "b.tgz": gzip.compress(plain), "c.tar.xz": lzma.compress(plain)}
@@ -540,15 +585,23 @@ def test_compressed_shards_are_refused_or_decompressed_where_asked(tmp_path: Pat
 
 
 def test_a_compressed_shard_that_is_a_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import gzip
-
-    from rankfeed.sources import tar_compressed
-
     monkeypatch.setattr(tar_compressed, "_MORE", 1 << 16)
     (tmp_path / "a.tar.gz").write_bytes(gzip.compress(bytes(1 << 24)))
     with pytest.raises(UnsafeError, match=r"beyond all measure[\s\S]*a\.tar\.gz"):
         rf.open(tmp_path / "a.tar.gz", decompress=True, cache_dir=tmp_path / "cache")
     assert [path.name for path in (tmp_path / "cache" / "decompressed").iterdir()] == [".lock"]
+
+
+def test_half_a_copy_that_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "a.tar.gz").write_bytes(
+        gzip.compress(write_tar(tmp_path / "a.tar", [("1.txt", b"a")]).read_bytes())
+    )
+    folder = tmp_path / "cache" / "decompressed"
+    folder.mkdir(parents=True)
+    (folder / ".tmp-host-1-00000000").write_bytes(bytes(1 << 16))
+    source = rf.open(tmp_path / "a.tar.gz", decompress=True, cache_dir=tmp_path / "cache")
+    assert source[0]["txt"] == "a"
+    assert not list(folder.glob(".tmp-*"))
 
 
 def test_looking_raises_nothing_and_knows_its_own(folder: Path, tmp_path: Path) -> None:

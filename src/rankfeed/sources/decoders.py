@@ -6,8 +6,10 @@ more memory than :data:`LIMIT` for one of them.
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
+import struct
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -120,24 +122,22 @@ def gunzip(data: bytes, limit: int = LIMIT) -> bytes:
         >>> gunzip(gzip.compress(b"a") + gzip.compress(b"b"))
         b'ab'
     """
-    out, rest = bytearray(), data
-    while rest.strip(b"\0"):  # a file may be several streams, one behind the other, and zeros at its end
-        stream = zlib.decompressobj(wbits=31)
-        try:
-            out += stream.decompress(rest, limit + 1 - len(out))
-            if len(out) > limit:
-                raise UnsafeError(
-                    "a compressed member expands beyond all measure",
-                    expected=f"up to {limit} bytes",
-                    found=f"more, from {len(data)} bytes",
-                    remedy="if it is meant, read it as bytes (decode=False) and decompress it yourself",
-                )
-        except zlib.error as error:
-            raise CorruptError("a compressed member is damaged", found=error) from error
-        if not stream.eof:
-            raise CorruptError("a compressed member is truncated", found=f"{len(data)} bytes")
-        rest = stream.unused_data
-    return bytes(out)
+    try:
+        # By the file's reader: a member may be many streams, and zlib alone copies the rest of it at each.
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+            out = file.read(limit + 1)
+    except EOFError as error:
+        raise CorruptError("a compressed member is truncated", found=f"{len(data)} bytes") from error
+    except (OSError, zlib.error, struct.error) as error:
+        raise CorruptError("a compressed member is damaged", found=error) from error
+    if len(out) > limit:
+        raise UnsafeError(
+            "a compressed member expands beyond all measure",
+            expected=f"up to {limit} bytes",
+            found=f"more, from {len(data)} bytes",
+            remedy="if it is meant, read it as bytes (decode=False) and decompress it yourself",
+        )
+    return out
 
 
 def _msgpack(data: bytes) -> Any:

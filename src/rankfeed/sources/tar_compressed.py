@@ -14,6 +14,7 @@ from rankfeed.sources.tar_headers import BLOCK, compression_of, is_header
 from rankfeed.sources.tar_shards import renamed
 from rankfeed.sources.tar_store import cache_folder, in_parallel, locked
 from rankfeed.storage import atomic_file, digest_of
+from rankfeed.storage.commit import TEMPORARY
 
 #: Names of tar files, compressed or not.
 SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tzst", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
@@ -51,6 +52,10 @@ def decompressed(these: Described, cache_dir: str | os.PathLike[str] | None) -> 
         except OSError as error:
             raise _unwritable(folder, error) from error
         with locked(folder / ".lock", f"decompressed shards in {folder}"):
+            for leftover in folder.glob(
+                f"{TEMPORARY}*"
+            ):  # of one that was killed: who makes copies holds the lock
+                leftover.unlink(missing_ok=True)
             again = [shard for shard in missing if not places[shard].is_file()]
             in_parallel(lambda shard: _decompress(shard, places[shard]), again, "decompressing")
     return renamed(these, [os.fspath(places.get(shard, shard)) for shard in these.shards])

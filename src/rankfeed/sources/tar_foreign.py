@@ -9,6 +9,7 @@ import json
 import os
 import sqlite3
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,8 @@ from rankfeed.sources.tar_lazy import check_offsets
 Int64 = npt.NDArray[np.int64]
 
 META = ".nv-meta"
-#: Largest description that is read.
-_LARGEST = 1 << 28
+#: Largest description that is read, and names that its patterns may stand for.
+_LARGEST, _MOST = 1 << 28, 1 << 20
 
 
 @dataclass(frozen=True)
@@ -198,9 +199,21 @@ def _part(parts: Any, split: str | None, meta: Path) -> tuple[list[str], frozens
         )
     if split is not None and split not in table:
         raise ArgumentError("no such split", expected=" or ".join(map(repr, table)), found=repr(split), where=meta)
-    leave_out = frozenset(name for pattern in exclude or [] for name in braces(pattern))
-    names = [name for pattern in table[split or chosen[0]] for name in braces(pattern)]
+    leave_out = frozenset(_spelled(exclude or [], meta))
+    names = _spelled(table[split or chosen[0]], meta)
     return [name for name in names if name not in leave_out], leave_out
+
+
+def _spelled(patterns: list[str], meta: Path) -> list[str]:
+    names = list(islice((name for pattern in patterns for name in braces(pattern)), _MOST + 1))
+    if len(names) > _MOST:
+        raise CorruptError(
+            "Energon's split stands for an absurd number of names",
+            expected=f"up to {_MOST}",
+            found=", ".join(patterns)[:80],
+            where=meta / "split.yaml",
+        )
+    return names
 
 
 def _texts(values: Any) -> bool:
@@ -274,6 +287,10 @@ def _from_database(database: Path, meta: str, name: str) -> Int64 | None:
     try:
         connection = sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
         try:
+            # Reading a view runs whatever query it stands for, also one without an end.
+            kind = connection.execute("SELECT type FROM sqlite_master WHERE name = 'samples'").fetchone()
+            if kind != ("table",):
+                return None
             rows = connection.execute(
                 "SELECT byte_offset, byte_size FROM samples WHERE tar_file_id = ? ORDER BY sample_index",
                 (names.index(name),),

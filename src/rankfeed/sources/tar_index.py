@@ -8,6 +8,7 @@ so that the places of a column are one run of each array, and a batch finds its 
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import msgspec
@@ -117,6 +118,16 @@ class TarIndex:
         return str(self.keys[self.key_offsets[row] : self.key_offsets[row + 1]].data, "utf-8", "backslashreplace")
 
 
+def is_extension(name: str) -> bool:
+    """Whether a member's extension can name a column: WebDataset keeps some names for itself.
+
+    Examples:
+        >>> is_extension("seg.png"), is_extension("__key__")
+        (True, False)
+    """
+    return name not in ("", "__key__", "__url__", "__local_path__")
+
+
 def to_bytes(index: TarIndex) -> bytes:
     """An index as the content of a file."""
     header = msgspec.json.encode(index.summary)
@@ -131,7 +142,8 @@ def to_bytes(index: TarIndex) -> bytes:
 def read_summary(path: str) -> Summary | None:
     """What the header of an index file says; None where there is none that can be believed."""
     try:
-        with open(path, "rb", buffering=0) as file:
+        # Not to wait for a writer, should it be a pipe.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as file:
             head = file.read(4096)
             size = _header_size(head)
             if size is not None and _PREFIX + size > len(head):
@@ -159,8 +171,10 @@ def _summary(head: bytes, size: int, length: int) -> Summary | None:
     numbers = [summary.tar_bytes, summary.samples, summary.key_bytes, summary.end]
     for each in summary.extensions:
         numbers += [each.count, each.smallest, each.largest, each.nbytes]
-        if not 0 < each.count <= summary.samples:
+        if not 0 < each.count <= summary.samples or not is_extension(each.name):
             return None
+    if any(not 0 <= row < summary.samples for row in summary.repeated or ()):
+        return None
     nbytes = sum(_counts(summary)) * 8 + summary.key_bytes
     if min(numbers) < 0 or nbytes != int.from_bytes(head[12:20], "little") or nbytes + _PREFIX + size != length:
         return None

@@ -10,15 +10,13 @@ import xxhash
 
 from rankfeed.errors import CorruptError, SourceError, UnsafeError
 from rankfeed.sources.tar_headers import Member, TarReader, Window
-from rankfeed.sources.tar_index import Extension, Summary, TarIndex
+from rankfeed.sources.tar_index import Extension, Summary, TarIndex, is_extension
 from rankfeed.storage import digest_of
 
 #: WebDataset's own: everything up to the first dot of the last component is the key, the rest the extension.
 _KEY = re.compile(rb"^((?:.*/|)[^.]+)[.]([^/]*)$")
 #: WebDataset's own: members that are no data.
 _META = re.compile(rb"__[^/]*__($|/)")
-#: Names that WebDataset keeps for itself.
-_RESERVED = ("__key__", "__url__", "__local_path__")
 
 
 def split_name(name: bytes) -> tuple[bytes, str] | None:
@@ -78,7 +76,7 @@ def check_name(member: Member, extension: str, path: str) -> None:
             where=where,
             remedy="write the archive again with relative names",
         )
-    if not extension or extension in _RESERVED:
+    if not is_extension(extension):
         raise SourceError(
             "the extension of a tar member can name no column",
             found=_shown(member.name),

@@ -156,14 +156,15 @@ def schema_of(
     for name in chosen:
         decoder, kind = decoder_for(name, decode, allow_pickle)
         if decoder.kind == "pickle" and not allow_pickle:
-            error = refusal(name.removesuffix(".gz").rpartition(".")[2])
+            error = refusal(name)
             raise type(error)(error.summary, found=f".{name}", where=shards.paths[0], remedy=error.remedy)
         field = decoder.field or _judged(shards, name, decoder, kind, probe(name, _PROBES))
         specs[name] = Spec(name, field, decoder)
         if decoder.kind == "audio":
-            specs.setdefault(name + RATE, Spec(name, Field("dense", "int64"), decoder, "rate"))
+            specs[_free(name + RATE, chosen, shards)] = Spec(name, Field("dense", "int64"), decoder, "rate")
         if missing == "mask" and extensions[name] < total:
-            specs.setdefault(name + "_valid", Spec(name, Field("dense", "bool"), decoder, "valid"))
+            mask = _free(name + "_valid", chosen, shards)
+            specs[mask] = Spec(name, Field("dense", "bool"), decoder, "valid")
     if wanted is None:
         return specs
     unknown = [name for name in wanted if name not in specs]
@@ -172,6 +173,17 @@ def schema_of(
             "no such column", expected="some of " + ", ".join([KEY, *names]), found=", ".join(unknown) or wanted
         )
     return {name: specs[name] for name in wanted}
+
+
+def _free(name: str, extensions: Sequence[str], shards: ShardSet) -> str:
+    """The name of a column that goes with another, if no members have it."""
+    if name in extensions:
+        raise SourceError(
+            f"members .{name} have the name of a column that goes with another",
+            where=shards.paths[0],
+            remedy="choose columns= without either of them, or rename the members",
+        )
+    return name
 
 
 def _judged(shards: ShardSet, extension: str, decoder: Decoder, kind: str | None, parts: list[Part]) -> Field:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from errno import EMFILE, ENFILE
 from pathlib import Path
 
 import numpy as np
@@ -34,8 +36,9 @@ from rankfeed.storage.region import File
 
 Int64 = npt.NDArray[np.int64]
 
-#: Shards that are held open; what a batch points into stays, however many others are opened.
-OPEN_SHARDS = 256
+#: Shards that a process holds open, over all its data sets: each takes three file descriptors, and 1,024 are the
+#: usual limit. What a batch points into stays, however many others are opened.
+OPEN_SHARDS = 128
 #: Headers that are compared with the index when a shard is opened.
 _LOOKS = 8
 
@@ -99,17 +102,25 @@ class ShardSet:
         self.lazy: dict[int, LazyIndex] = {}
         self._store = store
         self._open: dict[int, Shard] = {}
+        _sets.add(self)
+        known = store.known(self.paths)
         for number, path in enumerate(self.paths):
             # Whoever leaves samples out has to know all keys.
-            if foreign and not these.excluded and not store.has(path):
+            if foreign and not these.excluded and known[path] is None:
                 found = foreign_offsets(path, these.where or None, these.names[number])
                 if found is not None:
                     self.lazy[number] = LazyIndex(path, *found)
-        own = [number for number in range(len(self.paths)) if number not in self.lazy]
-        known = dict(zip(own, store.summaries([self.paths[number] for number in own]), strict=True))
-        self.summaries: list[Summary | None] = [known.get(number) for number in range(len(self.paths))]
+        new = [path for number, path in enumerate(self.paths) if known[path] is None and number not in self.lazy]
+        known.update(zip(new, store.summaries(new), strict=True))
+        self.summaries: list[Summary | None] = [
+            None if number in self.lazy else known[path] for number, path in enumerate(self.paths)
+        ]
         self.counts = np.array([self._count(number) for number in range(len(self.paths))], np.int64)
-        self.sizes = [os.stat(path).st_size for path in self.paths]
+        stats = [os.stat(path) for path in self.paths]
+        self.sizes = [each.st_size for each in stats]
+        self._stamps = [(each.st_size, each.st_mtime_ns) for each in stats]
+        #: Tells whether a shard was written again, be it in the same size.
+        self.written = digest_of(repr(self._stamps).encode())
         self.exceeds = sum(self.sizes) > mapped.RESIDENT_BYTES
         self._check_counts()
 
@@ -154,25 +165,43 @@ class ShardSet:
         if found is not None and found.is_unchanged():
             return found
         # No lock, which a fork could leave held: two threads that open one shard do no harm.
+        try:
+            shard = self._opened(number)
+        except SourceError as error:
+            if not isinstance(error.__cause__, OSError) or error.__cause__.errno not in (EMFILE, ENFILE):
+                raise
+            _close_all_but(0)
+            shard = self._opened(number)
+        self._open[number] = shard
+        _close_all_but(OPEN_SHARDS)
+        return shard
+
+    def _opened(self, number: int) -> Shard:
         path = self.paths[number]
         index = self.index(number)
         file = File(Path(path))
         shard = Shard(path, map_file(path), index, file, stamp_of(file), self.exceeds)
-        if len(shard.data) != self.sizes[number] or not self._is_as_indexed(number, index):
+        if shard.stamp != self._stamps[number] or not self._is_as_indexed(number, index):
             raise CorruptError(
                 "a shard was changed while it was in use",
-                expected=f"{self.sizes[number]} bytes and {self.counts[number]} samples where they were",
-                found=f"{len(shard.data)} bytes",
+                expected=f"{self.sizes[number]} bytes and {self.counts[number]} samples, as they were",
+                found=f"{shard.stamp[0]} bytes, written since",
                 where=path,
                 remedy="start the job again",
             )
         if number not in self.lazy:
             self._look_at(shard, int(self.counts[number]))
-        self._open[number] = shard
-        while len(self._open) > OPEN_SHARDS:
-            with suppress(StopIteration, RuntimeError):
-                self._open.pop(next(iter(self._open)), None)
         return shard
+
+    def close_one(self) -> None:
+        """Let go of the shard that was opened first."""
+        with suppress(StopIteration, RuntimeError):  # another thread was there first
+            self._open.pop(next(iter(self._open)), None)
+
+    @property
+    def num_open(self) -> int:
+        """Shards that are held open."""
+        return len(self._open)
 
     def _is_as_indexed(self, number: int, index: Places) -> bool:
         """Whether an index is of the same samples as when the data set was opened."""
@@ -199,6 +228,20 @@ class ShardSet:
 
     def __getstate__(self) -> None:
         raise TypeError("a set of open shards is not pickled: its source opens it anew")
+
+
+#: All that there are in this process.
+_sets: weakref.WeakSet[ShardSet] = weakref.WeakSet()
+
+
+def _close_all_but(most: int) -> None:
+    """Have no more shards open than that, over all data sets: those with most of them give first."""
+    while True:
+        with suppress(RuntimeError):  # another thread opens a data set
+            sets = list(_sets)
+            if sum(each.num_open for each in sets) <= most:
+                return
+            max(sets, key=lambda each: each.num_open).close_one()
 
 
 def renamed(these: Described, shards: Sequence[str]) -> Described:

@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +58,15 @@ class IndexStore:
         Raises:
             SourceError, CorruptError, UnsafeError: a shard cannot be read, or an index be kept anywhere.
         """
-        found = dict(zip(tars, in_parallel(self._find, tars, "", progress=False), strict=True))
+        found = self.known(tars)
         missing = [tar for tar, summary in found.items() if summary is None]
         if missing:
             found.update(self._make(missing))
         return [summary for tar in tars if (summary := found[tar]) is not None]
+
+    def known(self, tars: Sequence[str]) -> dict[str, Summary | None]:
+        """What is known of the shards; None of those without an index that fits."""
+        return dict(zip(tars, in_parallel(self._find, tars, "", progress=False), strict=True))
 
     def has(self, tar: str) -> bool:
         """Whether a shard is indexed."""
@@ -75,17 +79,17 @@ class IndexStore:
             SourceError, CorruptError, UnsafeError: as above.
         """
         for attempt in range(2):
+            damaged = False
             for place in index_places(tar, self._cache_dir):
                 if _fits(read_summary(os.fspath(place)), tar) is None:
                     continue
                 index = from_bytes(map_file(place))
                 if index is not None and _fits(index.summary, tar) is not None:
                     return index
-                if attempt == 0:
-                    with suppress(OSError):
-                        place.unlink()  # its header looks right and the rest is not: it would be found for ever
+                damaged = True
             if attempt == 0:
-                self._make([tar])
+                # One whose header looks right and the rest is not would be found for ever.
+                self._make([tar], anew=damaged)
         raise SourceError("a shard changes while it is read", where=tar, remedy="wait until it is written")
 
     def _find(self, tar: str) -> Summary | None:
@@ -95,41 +99,39 @@ class IndexStore:
                 return summary
         return None
 
-    def _make(self, tars: Sequence[str]) -> dict[str, Summary]:
-        """Index shards. Whoever comes second waits, and finds them indexed."""
+    def _make(self, tars: Sequence[str], anew: bool = False) -> dict[str, Summary]:
+        """Index shards. Whoever comes second waits, and finds them indexed, unless they are to be made anew."""
         made: dict[str, Summary] = {}
         folders: dict[Path, list[str]] = {}
         for tar in tars:
-            folders.setdefault(self._home(tar).parent, []).append(tar)
+            folders.setdefault(self._homes(tar)[0].parent, []).append(tar)
         for folder, some in folders.items():
             with locked(folder / _LOCK, f"the indexes in {folder}"):
-                found = dict(zip(some, in_parallel(self._find, some, "", progress=False), strict=True))
-                missing = [tar for tar, summary in found.items() if summary is None]
+                found = {} if anew else self.known(some)
+                made.update({tar: summary for tar, summary in found.items() if summary is not None})
+                missing = [tar for tar in dict.fromkeys(some) if tar not in made]
                 indexed = in_parallel(self._make_one, missing, "indexing", self._progress)
-                made.update(found | dict(zip(missing, indexed, strict=True)))
+                made.update(zip(missing, indexed, strict=True))
         return made
 
     def _make_one(self, tar: str) -> Summary:
         index = scan(tar)
         if _fits(index.summary, tar) is None:
             raise SourceError("a shard changes while it is indexed", where=tar, remedy="wait until it is written")
-        place = self._home(tar)
-        try:
-            write_atomic(place, to_bytes(index))
-        except OSError as error:
-            raise _nowhere(place, error) from error
-        return index.summary
+        content = to_bytes(index)
+        for place in self._homes(tar):
+            try:
+                place.parent.mkdir(parents=True, exist_ok=True)
+                write_atomic(place, content)
+                return index.summary
+            except OSError as error:  # no room there, or something else has its name
+                failed = _nowhere(place, error)
+        raise failed
 
-    def _home(self, tar: str) -> Path:
-        """Where to write the index of a shard."""
+    def _homes(self, tar: str) -> list[Path]:
+        """Where to write the index of a shard: the first of these that can be written."""
         beside, apart = index_places(tar, self._cache_dir)
-        if os.access(beside.parent, os.W_OK | os.X_OK):
-            return beside
-        try:
-            apart.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise _nowhere(apart, error) from error
-        return apart
+        return [beside, apart] if os.access(beside.parent, os.W_OK | os.X_OK) else [apart]
 
 
 def _fits(summary: Summary | None, tar: str) -> Summary | None:
@@ -143,10 +145,10 @@ def _fits(summary: Summary | None, tar: str) -> Summary | None:
     return summary
 
 
-def _nowhere(place: Path, error: OSError) -> SourceError:
+def _nowhere(place: Path, error: OSError | NotImplementedError) -> SourceError:
     return SourceError(
         "an index cannot be written",
-        found=error.strerror or error,
+        found=getattr(error, "strerror", None) or error,
         where=place,
         remedy="make room, or pass cache_dir= with a folder that can be written",
     )
@@ -161,14 +163,15 @@ def locked(path: Path, what: str) -> Iterator[None]:
     """
     from filelock import FileLock, Timeout
 
-    lock = FileLock(path)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path)
         try:
             lock.acquire(timeout=_PATIENCE)
         except Timeout:
             _log.warning("waiting for another process that makes %s (lock %s)", what, path)
             lock.acquire()
-    except OSError as error:
+    except (OSError, NotImplementedError) as error:  # the second: a file system that has no locks
         raise _nowhere(path, error) from error
     try:
         yield

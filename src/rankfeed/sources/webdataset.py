@@ -131,7 +131,7 @@ class WebDatasetSource(Source):
         return self._parts(ids, [extension])[1][extension]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.where, self._options, self.fingerprint)
+        return _reopen, (self.where, self._options, self.fingerprint, self._shards.written)
 
     def __len__(self) -> int:
         return int(self._rows.starts[-1])
@@ -261,9 +261,9 @@ def _absolute(where: Paths) -> Paths:
     return [os.path.abspath(each) for each in where]
 
 
-def _reopen(where: Paths, options: dict[str, Any], fingerprint: str) -> WebDatasetSource:
+def _reopen(where: Paths, options: dict[str, Any], fingerprint: str, written: str) -> WebDatasetSource:
     source = WebDatasetSource(where, **options)
-    if source.fingerprint != fingerprint:
+    if (source.fingerprint, source._shards.written) != (fingerprint, written):
         raise SourceError(
             "shards were added, removed or changed while they were in use",
             where=where,

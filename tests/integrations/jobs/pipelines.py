@@ -29,6 +29,10 @@ def named(sample: dict[str, Any]) -> tuple[str, int]:
     return sample["__key__"], int(sample["cls"])
 
 
+def unchanged(sample: dict[str, Any]) -> dict[str, Any]:
+    return sample
+
+
 def as_list(batch: Any) -> Any:
     return list(zip(*batch, strict=True))
 
@@ -59,7 +63,7 @@ def loader_of(cell: dict[str, Any], urls: list[str]) -> tuple[DataLoader[Any], A
 
         stream = datasets.load_dataset("webdataset", data_files={"train": urls}, split="train", streaming=True)
         mine = split_dataset_by_node(stream, dist.get_rank(), dist.get_world_size())
-        return DataLoader(mine.map(lambda x: x), batch_size=BATCH, num_workers=workers, collate_fn=HF()), mine
+        return DataLoader(mine.map(unchanged), batch_size=BATCH, num_workers=workers, collate_fn=HF()), mine
     dataset, stage = pipeline(cell, urls)
     persistent = bool(cell.get("persistent"))
     return DataLoader(dataset, batch_size=None, num_workers=workers, persistent_workers=persistent), stage
