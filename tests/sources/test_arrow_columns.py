@@ -213,3 +213,10 @@ def test_any_slice_of_any_lists_is_read_right(rows: list[Any], data: st.DataObje
     assert rows_of(fields["x"], stored["x"]) == expected
     valid = [row is not None and None not in row for row in rows[start : start + length]]
     assert stored["x_valid"].values.tolist() == valid
+
+
+def test_text_that_is_no_utf8_is_told_with_its_file() -> None:
+    for kind in (pa.string(), pa.large_string()):
+        table = pa.table({"x": pa.array([b"ok", b"\xc3"], pa.binary()).cast(kind, safe=False)})
+        with pytest.raises(CorruptError, match=r"UTF8[\s\S]*file\.parquet"):
+            stored_of(table, fields_of(table.schema), where="file.parquet")

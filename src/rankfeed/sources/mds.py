@@ -26,7 +26,7 @@ from rankfeed.storage import digest_of, touched
 Bytes = npt.NDArray[np.uint8]
 
 #: Shards that are held open; what a batch points into stays, however many others are opened.
-OPEN_SHARDS = 1024
+OPEN_SHARDS = 128
 #: Bytes of a block of a shard that is not compressed.
 _BLOCK_BYTES = 4 << 20
 #: Samples that are looked at to learn what arrays are in a column.

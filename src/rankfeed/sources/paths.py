@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import re
+import stat
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -46,7 +47,23 @@ def expand(where: Paths) -> list[str]:
     for each in [where] if isinstance(where, (str, os.PathLike)) else where:
         text = os.fspath(each)
         found += [text] if os.path.exists(text) else [path for one in braces(text) for path in _globbed(one)]
+    for path in found:
+        check_kind(path)
     return found
+
+
+def check_kind(path: str) -> None:
+    """Refuse what is neither file nor folder: a pipe would keep its reader waiting for ever.
+
+    Raises:
+        SourceError: it is a pipe, a socket or a device.
+    """
+    try:
+        kind = os.stat(path).st_mode
+    except (OSError, ValueError):
+        return  # whoever opens it says so
+    if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
+        raise SourceError("this is neither file nor folder", found=stat.filemode(kind), where=path)
 
 
 def braces(pattern: str) -> Iterator[str]:
@@ -165,7 +182,8 @@ def common_root(paths: Sequence[str]) -> str:
 def head(path: str | os.PathLike[str], size: int) -> bytes:
     """The first bytes of a file; none where it cannot be read."""
     try:
-        with open(path, "rb", buffering=0) as file:
+        # A pipe of that name would keep a plain open waiting for a writer.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as file:
             return file.read(size) or b""
     except OSError:
         return b""
@@ -185,4 +203,5 @@ def as_paths(uri: Any) -> Paths:
     for text in texts:
         if not text or "\0" in text or any(len(part) > 255 for part in text.split("/")):
             raise SourceError("no such file or folder", where=repr(text[:80]))
+        check_kind(text)
     return texts[0] if paths is not uri else texts
