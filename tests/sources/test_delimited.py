@@ -355,3 +355,34 @@ def test_damaged_bytes_are_refused_or_read_as_pyarrow_reads_them(csv: Path, json
                 continue
             assert len(samples_of(source)) > 1
     assert refused > 50
+
+
+# Odd names, and arguments that cannot be meant.
+
+
+def test_a_column_without_a_name_is_called_unnamed(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(",x\n0,5\n1,6\n")  # as pandas writes its index
+    source = rf.open(path)
+    assert [dict(sample) for sample in source] == [{"unnamed": 0, "x": 5}, {"unnamed": 1, "x": 6}]
+    (batch,) = rf.Loader(source, 2, topology=rf.Topology())
+    assert {name: values.tolist() for name, values in batch.items()} == {"unnamed": [0, 1], "x": [5, 6]}
+
+
+def test_a_name_that_is_no_text_is_an_error_that_names_it(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes(b"a\xff,b\n1,2\n")
+    with pytest.raises(CorruptError, match=r"t\.csv, line 1[\s\S]*UTF-8"):
+        rf.open(path)
+    with pytest.raises(CorruptError, match=r"t\.csv, line 1[\s\S]*UTF-8"):
+        list(delimited.rows(path))
+
+
+@pytest.mark.parametrize(
+    "options", [{"delimiter": 5}, {"delimiter": "\u00e9"}, {"types": ["a"]}, {"types": {"a": 5}}]
+)
+def test_options_that_cannot_be_meant_are_refused(options: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(ArgumentError):
+        rf.open(path, **options)

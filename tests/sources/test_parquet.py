@@ -291,8 +291,13 @@ def test_a_null_is_an_error_that_names_file_row_and_column(tmp_path: Path) -> No
 # Through loaders, in other threads and processes.
 
 
-@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "worker_kind": "process"}])
-@pytest.mark.parametrize("shuffle", [False, True, "global"])
+@pytest.mark.parametrize(
+    ("shuffle", "options"),
+    [
+        *((shuffle, {"num_workers": workers}) for shuffle in (False, True, "global") for workers in (0, 2)),
+        (True, {"num_workers": 2, "worker_kind": "process"}),
+    ],
+)
 def test_every_sample_once_an_epoch_in_every_loader(options: Any, shuffle: Any, folder: Path) -> None:
     source = rf.open(folder, columns=["id", "tokens"])
     loader = rf.Loader(source, 32, shuffle=shuffle, seed=3, topology=rf.Topology(), **options)
@@ -322,7 +327,10 @@ def _read(source: rf.Source, results: "multiprocessing.Queue[int]") -> None:
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_it_travels_to_other_processes_as_paths_and_counts(method: str, folder: Path, cut: None) -> None:
+def test_it_travels_to_other_processes_as_paths_and_counts(
+    method: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_parts(monkeypatch)
     source = rf.open(folder)
     source.fetch(range(0, ROWS, 3))  # files are open, and walks under way, when the child starts
     assert len(pickle.dumps(source)) < 40_000
@@ -657,3 +665,38 @@ def test_damaged_bytes_are_refused_or_do_no_harm(tmp_path: Path) -> None:
     wrong, refused = results.get(timeout=10)
     assert wrong == 0, f"seed {seed}"
     assert refused > 100
+
+
+# Small row groups.
+
+
+def test_small_row_groups_are_decoded_together_and_stay_blocks(tmp_path: Path) -> None:
+    source = ParquetSource(write(table_of(500), tmp_path / "t.parquet", row_group_size=5))
+    assert source.blocks.tolist() == [5] * 100
+    assert len(source._parts) == 1
+    assert samples_of(source) == expected_of(table_of(500))
+
+
+def test_damage_of_a_small_row_group_is_not_its_neighbours(tmp_path: Path) -> None:
+    x = [None if each == 17 else each for each in range(50)]
+    source = rf.open(write(pa.table({"x": x}), tmp_path / "t.parquet", row_group_size=5))
+    whole = [each for each in range(50) if each // 5 != 3]
+    assert [row["x"] for row in samples_of(source, whole)] == whole
+    with pytest.raises(SourceError, match=r"t\.parquet, row group 3, row 17, column 'x'"):
+        source.fetch([15])
+
+
+def test_parts_fit_into_a_small_cache(tmp_path: Path) -> None:
+    path = write(pa.table({"x": np.arange(1 << 20)}), tmp_path / "t.parquet")  # 8 MiB in one row group
+    source = ParquetSource(path, cache_bytes=16 << 20)
+    assert 64 <= len(source._parts) <= 80  # of 128 KiB
+    assert source.fingerprint == ParquetSource(path).fingerprint
+    assert source.blocks.tolist() == [1 << 20]
+    with pytest.raises(ArgumentError, match="cache_bytes"):
+        ParquetSource(path, cache_bytes="1G")  # type: ignore[arg-type]
+
+
+def test_a_tensors_shape_comes_through(tmp_path: Path) -> None:
+    tensors = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    path = write(pa.table({"t": pa.FixedShapeTensorArray.from_numpy_ndarray(tensors)}), tmp_path / "t.parquet")
+    np.testing.assert_array_equal(rf.open(path)[1]["t"], tensors[1])

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import rankfeed as rf
 from rankfeed.errors import ArgumentError, MissingExtraError, SourceError
 from rankfeed.sources.extras import need
 from rankfeed.sources.paths import braces, common_root, expand, files_in, matched, natural
@@ -73,3 +74,10 @@ def test_any_name_has_its_place(names: list[str]) -> None:
 def test_a_missing_library_is_named_with_its_extra() -> None:
     with pytest.raises(MissingExtraError, match=r"rankfeed\[lance\]"):
         need("no_such_library", extra="lance")
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "t.parquet")
+    for where in (tmp_path / "t.parquet", [tmp_path / "t.parquet"], tmp_path / "*.parquet"):
+        with pytest.raises(SourceError, match="neither file nor folder"):
+            rf.open(where)

@@ -1,0 +1,266 @@
+"""Reads damaged data sets, each in a process of its own, and says how each reading ended.
+
+fuzz.py PLAN OUT: PLAN is JSON, {"seed", "work", "keep", "jobs": [[name, folder, expected, first, count]]}; a line
+of JSON for each mutation goes to OUT. This process imports the formats' libraries and uses none of them, so that
+each child that it forks starts from a clean state, in milliseconds.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import pickle
+import random
+import resource
+import select
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.sources import writers
+from tests.sources.compare import digests
+
+import rankfeed as rf
+
+#: From then on a reading counts as hung.
+HANG_SECONDS = 20
+#: Address space that a reading may add: what a damaged count asks for must not take the machine down.
+ADDED_BYTES = 6 << 30
+AT_ONCE = os.cpu_count() or 1
+#: Imported before anything is forked, by how the format's name begins: what takes long, and is no use of it yet.
+LIBRARIES = {
+    "csv": ("pyarrow.csv",),
+    "jsonl": ("pyarrow.json",),
+    "lance": ("lance",),
+    "parquet": ("pyarrow.dataset", "pyarrow.parquet"),
+    "pyg": ("torch_geometric.data",),
+}
+
+
+# How data are damaged
+
+
+def mutate(folder: Path, chance: random.Random) -> str:
+    """Damage one file of a folder (at times a second one), and say how."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
+    large = max(files, key=lambda path: path.stat().st_size)
+    said = []
+    for _ in range(chance.choice((1, 1, 1, 2))):
+        path = chance.choice(
+            (*chance.choices(files, k=2), large)
+        )  # indexes are many, and the data are what counts
+        before = os.stat(path)
+        content, how = damaged(path.read_bytes(), chance)
+        path.write_bytes(content)
+        if chance.random() < 0.5:  # a disk that lies leaves the times as they were
+            os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+            how += ", times kept"
+        said.append(f"{path.relative_to(folder)} ({before.st_size} bytes): {how}")
+    return "; ".join(said)
+
+
+def damaged(content: bytes, chance: random.Random) -> tuple[bytes, str]:
+    """Damaged bytes, and how."""
+    data = bytearray(content)
+    size = len(data)
+    if not size:
+        return content, "nothing"
+    kind = chance.choice(
+        ("flip", "flip", "flip", "set", "number", "cut", "repeat", "insert", "swap", "zero", "remove")
+    )
+    first = place(size, chance)
+    length = min(chance.choice((1, 4, 8, 16, 64, 512, 4096)), size - first)
+    last = first + length
+    if kind == "flip":
+        bits = [(place(size, chance), chance.randrange(8)) for _ in range(chance.choice((1, 1, 2, 8)))]
+        for at, bit in bits:
+            data[at] ^= 1 << bit
+        return bytes(data), f"flipped (byte, bit) {bits}"
+    if kind == "set":
+        value = chance.choice((0, 0x7F, 0x80, 0xFF, chance.randrange(256)))
+        data[first] = value
+        return bytes(data), f"byte {first} set to {value}"
+    if kind == "number":  # what a length, count or offset could have been
+        value = chance.choice((0, 1, 2**15, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63 - 1, 2**64 - 1))
+        width = chance.choice((4, 8))
+        data[first : first + width] = (value & (2 ** (8 * width) - 1)).to_bytes(width, "little")
+        return bytes(data), f"{width} bytes at {first} set to {value}"
+    if kind == "cut":
+        end = chance.choice((first, first // 512 * 512, size - 1 - chance.randrange(min(size, 64))))
+        return bytes(data[:end]), f"cut to {end} bytes"
+    if kind == "repeat":
+        times = chance.choice((1, 1, 3))
+        return bytes(
+            data[:last] + data[first:last] * times + data[last:]
+        ), f"[{first}:{last}] repeated {times} times"
+    if kind == "insert":
+        return bytes(data[:first]) + chance.randbytes(length) + bytes(
+            data[first:]
+        ), f"{length} bytes added at {first}"
+    if kind == "swap":
+        other = min(place(size, chance), size - length)
+        data[first:last], data[other : other + length] = data[other : other + length], data[first:last]
+        return bytes(data), f"[{first}:{last}] exchanged with {length} bytes at {other}"
+    if kind == "zero":
+        data[first:last] = bytes(length)
+        return bytes(data), f"[{first}:{last}] zeroed"
+    return bytes(data[:first] + data[last:]), f"[{first}:{last}] removed"
+
+
+def place(size: int, chance: random.Random) -> int:
+    """Anywhere, but half of the time near the start or the end, where headers and footers are."""
+    near = chance.randrange(min(size, 600))
+    return chance.choice((chance.randrange(size), chance.randrange(size), near, size - 1 - near))
+
+
+def mutation(name: str, folder: Path, seed: int, number: int, work: Path) -> str:
+    """Copy a data set to ``work`` and damage it: the same for the same name, seed and number."""
+    shutil.copytree(folder, work)
+    return mutate(work, random.Random(f"{name} {seed} {number}"))
+
+
+# What one reading says
+
+
+def read(name: str, folder: Path, expected: list[str], seed: int) -> dict[str, Any]:
+    """Open a data set, read all of it, and compare."""
+    try:
+        source = writers.open_as(name, folder)
+        size = len(source)
+        ids = random.Random(seed).sample(range(size), size) if size < 10_000 else list(range(1000))
+        found: dict[int, str] = {}
+        for first in range(0, len(ids), 8):
+            batch = source.fetch(ids[first : first + 8])
+            for column, field in source.fields.items():
+                if (batch[column].field.kind, len(batch[column])) != (field.kind, len(ids[first : first + 8])):
+                    return {"verdict": "wrong", "said": f"{column!r} is {batch[column].field}, not {field}"}
+            found.update(zip(ids[first : first + 8], digests(batch.samples()), strict=True))
+    except rf.errors.RankfeedError as error:
+        named = str(folder) in str(error)
+        return {"verdict": "error" if named else "unnamed", "said": f"{type(error).__name__}: {error}"}
+    except BaseException as error:
+        said = f"{type(error).__name__}: {error}"[:600]
+        trace = error.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        at = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace else ""
+        return {"verdict": "wrong", "said": f"{said} at {at}"}
+    if [found[each] for each in range(len(found))] == expected:
+        return {"verdict": "same", "said": ""}
+    return {
+        "verdict": "changed",
+        "said": f"{size} samples, {sum(map(expected.__contains__, found.values()))} right",
+    }
+
+
+def run_lance(folder: Path) -> None:
+    """Have Lance run in this process, so that a table is opened in it, and not looked at from beside first."""
+    import lance
+
+    lance.dataset(str(folder / "data.lance")).count_rows()
+
+
+# One process a reading
+
+
+class Reading:
+    """A child that reads one damaged data set."""
+
+    def __init__(self, job: dict[str, Any], plan: dict[str, Any]) -> None:
+        self.job = job
+        self.work = Path(plan["work"]) / f"{job['name']}-{job['number']}"
+        self.began = time.monotonic()
+        self.out, write = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(self.out)
+            self._child(write, plan["seed"])
+        os.close(write)
+
+    def _child(self, out: int, seed: int) -> None:
+        try:
+            os.setsid()
+            self.work.mkdir()
+            log = os.open(self.work / "stderr", os.O_CREAT | os.O_WRONLY)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (held + ADDED_BYTES, held + ADDED_BYTES))
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            how = mutation(
+                self.job["name"], Path(self.job["folder"]), seed, self.job["number"], self.work / "data"
+            )
+            os.write(out, (json.dumps(how) + "\n").encode())
+            if self.job["name"] == "lance" and self.job["number"] % 8:
+                run_lance(Path(self.job["folder"]))
+            said = read(self.job["name"], self.work / "data", self.job["expected"], self.job["number"])
+            os.write(out, json.dumps({**said, "said": said["said"][:1500]}).encode())
+        finally:
+            os._exit(0)
+
+    def ended(self) -> dict[str, Any]:
+        """How it ended, waiting for it as long as a reading may take."""
+        content, more = b"", b" "
+        while (
+            more and select.select([self.out], [], [], max(0.0, self.began + HANG_SECONDS - time.monotonic()))[0]
+        ):
+            more = os.read(self.out, 1 << 16)
+            content += more
+        with suppress(ProcessLookupError):  # all that it started, too
+            os.killpg(self.pid, signal.SIGKILL)
+        os.close(self.out)
+        _, status = os.waitpid(self.pid, 0)
+        how, _, said = content.partition(b"\n")
+        stderr = (self.work / "stderr").read_text(errors="replace") if (self.work / "stderr").exists() else ""
+        result = {"name": self.job["name"], "number": self.job["number"], "how": json.loads(how or '""')}
+        if said:
+            return {**result, **json.loads(said)}
+        if more:
+            return {**result, "verdict": "wrong", "said": f"hung for {HANG_SECONDS} s: {stderr[-800:]}"}
+        ending = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"status {status}"
+        return {**result, "verdict": "wrong", "said": f"ended by {ending}: {stderr[-800:]}"}
+
+
+def main(plan_file: str, out_file: str) -> None:
+    plan = json.loads(Path(plan_file).read_text())
+    names = {name for name, *_ in plan["jobs"]}
+    for start, libraries in LIBRARIES.items():
+        if any(name.startswith(start) for name in names):
+            for library in libraries:
+                import_module(library)
+    import_module("rankfeed.sources.open").formats()
+    gc.freeze()  # so that children leave the parent's pages as they are
+    with open(out_file, "w") as out:
+        running: list[Reading] = []
+        for job in [*jobs(plan), *[None] * AT_ONCE]:
+            if len(running) == AT_ONCE or (job is None and running):
+                reading = running.pop(0)
+                result = reading.ended()
+                if result["verdict"] in plan["keep"]:
+                    result["kept"] = str(reading.work / "data")
+                else:
+                    shutil.rmtree(reading.work)
+                out.write(json.dumps(result) + "\n")
+                out.flush()
+            if job is not None:
+                running.append(Reading(job, plan))
+
+
+def jobs(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for name, folder, expected, first, count in plan["jobs"]:
+        own = pickle.loads(Path(expected).read_bytes())
+        for number in range(first, first + count):
+            yield {"name": name, "folder": folder, "expected": own, "number": number}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])

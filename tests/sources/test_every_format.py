@@ -1,0 +1,299 @@
+"""What every format promises alike: its samples are, to the last bit, those that its own library reads."""
+
+import multiprocessing
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.sources import writers
+from tests.sources.compare import difference, digest, digests
+
+import rankfeed as rf
+from rankfeed.errors import ArgumentError, RankfeedError, SourceError
+
+#: Opened by other means than by looking at a path.
+NOT_BY_PATH = ("concat", "select", "pyg_dataset")
+BY_PATH = [name for name in writers.FORMATS if name not in NOT_BY_PATH]
+#: Of these a sample is no dict of columns.
+WHOLE = ("pyg", "pyg_dataset")
+
+Written = writers.Written
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("formats")
+
+
+@pytest.fixture(scope="module")
+def made(root: Path) -> dict[str, Written]:
+    """Filled as formats are asked for."""
+    return {}
+
+
+def of(name: str, made: dict[str, Written], root: Path) -> Written:
+    if name not in made:
+        made[name] = writers.make(name, root / name)
+    return made[name]
+
+
+@pytest.fixture(scope="module", params=list(writers.FORMATS))
+def written(request: pytest.FixtureRequest, made: dict[str, Written], root: Path) -> Written:
+    return of(request.param, made, root)
+
+
+@pytest.fixture(scope="module", params=BY_PATH)
+def by_path(request: pytest.FixtureRequest, made: dict[str, Written], root: Path) -> Written:
+    return of(request.param, made, root)
+
+
+@pytest.fixture(scope="module")
+def source(written: Written) -> Any:
+    return written.open()
+
+
+@pytest.fixture(scope="module")
+def expected(written: Written) -> list[str]:
+    return Own(digests(written.expected))
+
+
+class Own(list[str]):
+    """What is expected of each sample; not for printing."""
+
+    def __repr__(self) -> str:
+        return f"{len(self)} digests"
+
+
+def test_every_sample_is_what_the_formats_own_library_reads(written: Written, source: Any) -> None:
+    assert len(source) == len(written.expected) == writers.COUNT
+    found = source.fetch(np.arange(len(source))).samples()
+    for number, (sample, own) in enumerate(zip(found, written.expected, strict=True)):
+        if written.name not in WHOLE:
+            assert difference(sample, own) is None, number
+        else:
+            assert digest(sample[""]) == digest(own), number
+    assert digests([source[0], source[-1]]) == digests([written.expected[0], written.expected[-1]])
+    assert digests(list(source)) == digests(written.expected)
+
+
+@given(ids=st.lists(st.integers(0, writers.COUNT - 1), max_size=40))
+def test_samples_come_in_any_order_and_repeatedly(ids: list[int], source: Any, expected: list[str]) -> None:
+    assert digests(source.__getitems__(ids)) == [expected[each] for each in ids]
+
+
+def test_blocks_are_whole_and_fields_are_what_samples_hold(written: Written, source: Any) -> None:
+    assert source.blocks.dtype == np.int64
+    assert int(source.blocks.sum()) == len(source)
+    assert (source.blocks > 0).all()
+    batch = source.fetch([5, 3, 5, 102])
+    assert list(batch) == list(source.fields)
+    for name, column in batch.items():
+        assert column.field == source.fields[name], name
+    assert source.fetch([]).num_rows == 0
+    assert list(source.fetch([])) == list(source.fields)
+
+
+def test_only_the_columns_asked_for_are_read(by_path: Written) -> None:
+    if by_path.name in WHOLE:
+        with pytest.raises(ArgumentError, match="read whole"):
+            by_path.open(columns=["x"])
+        return
+    names = list(by_path.open().fields)
+    chosen = names[-1:] + names[:1] if len(names) > 1 else names
+    source = by_path.open(columns=chosen)
+    assert list(source.fields) == chosen
+    assert list(source.fetch([1])) == chosen
+    wanted = [{name: sample[name] for name in chosen} for sample in by_path.expected]
+    assert digests(source.fetch(range(writers.COUNT)).samples()) == digests(wanted)
+    assert list(by_path.open().fetch([2, 1], [names[-1]])) == [names[-1]]
+    assert list(pickle.loads(pickle.dumps(source)).fields) == chosen
+
+
+def test_a_column_that_is_not_there_is_named_with_those_that_are(written: Written, source: Any) -> None:
+    names = list(source.fields)
+    with pytest.raises(ArgumentError, match="nosuch") as caught:
+        source.fetch([0], ["nosuch"])
+    assert all(name in str(caught.value) for name in names)
+    if written.name not in NOT_BY_PATH:
+        with pytest.raises(ArgumentError, match="nosuch"):
+            written.open(columns=["nosuch"])
+
+
+def test_a_sample_that_is_not_there_is_refused(source: Any) -> None:
+    for bad in ([writers.COUNT], [0, -1], [2**62]):
+        with pytest.raises(SourceError, match="no such sample"):
+            source.fetch(bad)
+    for index in (writers.COUNT, -writers.COUNT - 1):
+        with pytest.raises(IndexError):
+            source[index]
+
+
+def test_the_fingerprint_tells_data_apart_and_not_where_they_lie(written: Written, tmp_path: Path) -> None:
+    fingerprint = written.open().fingerprint
+    moved = Path(shutil.copytree(written.folder, tmp_path / "elsewhere" / "under another name"))
+    assert written.open(moved).fingerprint == fingerprint
+    assert pickle.loads(pickle.dumps(written.open())).fingerprint == fingerprint
+    if written.name != "select":  # which names its samples one by one
+        writers.grow(written.name, moved)
+        grown = written.open(moved)
+        assert len(grown) == writers.COUNT + 7
+        assert grown.fingerprint != fingerprint
+
+
+def test_a_source_that_travels_refuses_data_that_were_changed(by_path: Written, tmp_path: Path) -> None:
+    moved = Path(shutil.copytree(by_path.folder, tmp_path / "data"))
+    source = by_path.open(moved)
+    travelling = pickle.dumps(source)
+    assert len(travelling) < 4000
+    writers.grow(by_path.name, moved)
+    try:
+        arrived = pickle.loads(travelling)
+        found = digests(arrived.__getitems__(range(writers.COUNT)))
+    except SourceError:
+        return
+    # A format that keeps its versions (Lance) reads on in the one that it was opened with.
+    assert (len(arrived), found) == (writers.COUNT, digests(by_path.expected))
+
+
+def test_threads_read_at_once(source: Any, expected: list[str]) -> None:
+    wrong: list[Any] = []
+
+    def read(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        try:
+            for _ in range(12):
+                ids = rng.integers(0, writers.COUNT, 9).tolist()
+                if digests(source.__getitems__(ids)) != [expected[each] for each in ids]:
+                    wrong.append(ids)
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=read, args=(seed,), daemon=True) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    assert wrong == []
+
+
+def read_all(sources: dict[str, Any], results: Any) -> None:
+    """In another process: each source in an order of its own."""
+    for name, source in sources.items():
+        try:
+            ids = np.random.default_rng(3).permutation(len(source)).tolist()
+            found = dict(zip(ids, digests(source.__getitems__(ids)), strict=True))
+            results.put((name, (found, source.fingerprint)))
+        except BaseException as error:
+            results.put((name, repr(error)))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_other_processes_read_the_same(method: str, made: dict[str, Written], root: Path) -> None:
+    """Sources that were read in this process go to another one; under fork by what it inherits."""
+    every = [of(name, made, root) for name in writers.FORMATS]
+    sources = {each.name: each.open() for each in every}
+    for source in sources.values():
+        source.fetch([1, 100, 50]).samples()
+    context = multiprocessing.get_context(method)
+    results = context.Queue()
+    child = context.Process(target=read_all, args=(sources, results), daemon=True)
+    child.start()
+    try:
+        found = dict(results.get(timeout=60) for _ in every)
+    finally:
+        child.kill()
+        child.join(10)
+    for each in every:
+        everything = dict(enumerate(digests(each.expected)))
+        assert found[each.name] == (everything, sources[each.name].fingerprint), each.name
+
+
+FINGERPRINTS = """
+import sys
+from pathlib import Path
+from tests.sources import writers
+for name in writers.FORMATS:
+    print(name, writers.open_as(name, Path(sys.argv[1]) / name).fingerprint)
+"""
+
+
+def test_the_fingerprint_is_the_same_in_every_run(made: dict[str, Written], root: Path) -> None:
+    every = [of(name, made, root) for name in writers.FORMATS]
+    command = [sys.executable, "-c", FINGERPRINTS, str(root)]
+    root_of_tests = Path(__file__).parents[2]
+    for seed in "12":  # of the hashes of strings
+        environ = {**os.environ, "PYTHONHASHSEED": seed}
+        done = subprocess.run(
+            command, cwd=root_of_tests, env=environ, capture_output=True, text=True, timeout=100, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert dict(line.split() for line in done.stdout.splitlines()) == {
+            each.name: each.open().fingerprint for each in every
+        }
+
+
+def test_reading_leaves_the_data_as_they_were(by_path: Written, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(by_path.folder, tmp_path / "data"))
+    before = contents(folder)
+    source = by_path.open(folder)
+    source.fetch(range(len(source))).samples()
+    del source
+    after = contents(folder)
+    assert {name: after.get(name) for name in before} == before
+    added = [name for name in after if name not in before]
+    leaves = writers.FORMATS[by_path.name].leaves
+    assert all(any(Path(name).match(pattern) for pattern in leaves) for name in added), added
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_data_on_a_read_only_disk_are_read(by_path: Written, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(by_path.folder, tmp_path / "data"))
+    paths = [folder, *folder.rglob("*")]
+    for path in paths:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    try:
+        source = by_path.open(folder)
+        assert digests(source.__getitems__([4, 90])) == digests([by_path.expected[4], by_path.expected[90]])
+    finally:
+        for path in paths:
+            path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+def test_an_epoch_by_the_loader_has_every_sample_once(written: Written, source: Any, expected: list[str]) -> None:
+    if written.name in WHOLE:
+        return
+    loader = rf.Loader(
+        source, 8, shuffle=True, ragged="list", id_column="id", num_workers=2, topology=rf.Topology(), audit=True
+    )
+    found: Counter[tuple[int, str]] = Counter()
+    for batch in loader:
+        rows = {name: value for name, value in batch.items() if name != "id"}
+        for row, sample_id in enumerate(batch["id"].tolist()):
+            found[sample_id, digest({name: value[row] for name, value in rows.items()})] += 1
+    assert found == Counter(enumerate(expected))
+
+
+@pytest.mark.parametrize("name", BY_PATH)
+def test_a_data_set_that_is_gone_is_named(name: str, made: dict[str, Written], root: Path, tmp_path: Path) -> None:
+    written = of(name, made, root)
+    folder = Path(shutil.copytree(written.folder, tmp_path / "data"))
+    source = written.open(folder)
+    travelling = pickle.dumps(source)
+    shutil.rmtree(folder)
+    with pytest.raises(RankfeedError, match="data"):
+        pickle.loads(travelling).fetch([0]).samples()
+    assert os.listdir(tmp_path) == []
