@@ -15,6 +15,9 @@ Nulls = Literal["error", "mask"]
 
 #: What is added to a column's name for the mask of its nulls.
 VALID = "_valid"
+#: What a column is called that has no name: pandas writes its index to CSV as one. (A column "" would be what
+#: samples are that are no dicts.)
+UNNAMED = "unnamed"
 
 
 def fields_of(schema: Any, *, nulls: Nulls = "error") -> dict[str, Field]:
@@ -85,7 +88,7 @@ def leaves_of(schema: Any) -> list[tuple[str, tuple[str, ...]]]:
             inner = kind.field(index)
             yield from walk(f"{name}.{inner.name}", inner.type, (*path, inner.name))
 
-    return [leaf for field in schema for leaf in walk(field.name, field.type, (field.name,))]
+    return [leaf for field in schema for leaf in walk(field.name or UNNAMED, field.type, (field.name,))]
 
 
 def field_at(schema: Any, path: tuple[str, ...]) -> Any:
@@ -137,7 +140,7 @@ def field_of(kind: Any) -> Field:
     import pyarrow as pa
 
     types = pa.types
-    if isinstance(kind, pa.FixedShapeTensorType) and kind.permutation is None:
+    if isinstance(kind, pa.FixedShapeTensorType) and kind.permutation in (None, list(range(len(kind.shape)))):
         element = element_of(kind.value_type)
         return Field("object") if element is None else Field("dense", element[0].name, (*kind.shape, *element[1]))
     if isinstance(kind, pa.BaseExtensionType):

@@ -40,8 +40,14 @@ class Dialect:
     types: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
-        if self.delimiter is not None and (len(self.delimiter) != 1 or self.delimiter in '"\r\n'):
-            raise ArgumentError("this cannot delimit values", expected="one character", found=repr(self.delimiter))
+        given: Any = self.delimiter
+        one = isinstance(given, str) and len(given) == 1 and given.isascii() and given not in '"\r\n'
+        if given is not None and not one:
+            raise ArgumentError("this cannot delimit values", expected="one character of ASCII", found=repr(given))
+        if not isinstance(self.types or {}, Mapping):
+            raise ArgumentError(
+                "types are given by column", expected='such as {"label": "int32"}', found=repr(self.types)
+            )
         self.arrow_types()
 
     def arrow_types(self) -> dict[str, Any]:
@@ -56,7 +62,7 @@ class Dialect:
         for name, alias in (self.types or {}).items():
             try:
                 found[name] = pa.type_for_alias(alias)
-            except (ValueError, TypeError) as error:
+            except (ValueError, TypeError, AttributeError) as error:
                 raise ArgumentError(
                     "Arrow has no such type",
                     expected='a name such as "int64", "float32", "string", "timestamp[s]"',
@@ -109,7 +115,7 @@ def parse(text: bytes, path: str, dialect: Dialect) -> Any:
     if dialect.kind == "csv":
         read, parse_options, convert = _csv_options(path, dialect)
         with arrow_errors(path, _MEND):
-            return pa.csv.read_csv(BytesIO(text), read, parse_options, convert)
+            return _named(pa.csv.read_csv(BytesIO(text), read, parse_options, convert), path)
     check_lines(text, path)
     types = dialect.arrow_types()
     return _parse_json(text, path, 1, pa.schema(types) if types else None, "infer")
@@ -131,7 +137,7 @@ def stream(path: str, dialect: Dialect) -> Iterator[Any]:
             read.block_size = PIECE
             with arrow_errors(path, _MEND):
                 reader = pa.csv.open_csv(pa.PythonFile(file, "r"), read, parse_options, convert)
-                yield from reader
+                yield from _named(reader, path)
             return
         types = dialect.arrow_types()
         schema, line = pa.schema(types) if types else None, 1
@@ -140,6 +146,21 @@ def stream(path: str, dialect: Dialect) -> Iterator[Any]:
             table = _parse_json(piece, path, first, schema, "infer" if first == 1 else "error")
             schema = table.schema
             yield table
+
+
+def _named(table: Any, path: str) -> Any:
+    """A table or reader of CSV, if its columns' names are text: that, Arrow leaves to whoever asks for them."""
+    try:
+        table.schema.names  # noqa: B018
+    except UnicodeDecodeError as error:
+        raise CorruptError(
+            "a column's name is no text",
+            expected="UTF-8",
+            found=f"{error.object!r}: {error.reason} at byte {error.start}",
+            where=f"{path}, line 1",
+            remedy="write the file in UTF-8 (iconv -t UTF-8)",
+        ) from error
+    return table
 
 
 def _csv_options(path: str, dialect: Dialect) -> tuple[Any, Any, Any]:

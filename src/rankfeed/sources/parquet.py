@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
-from rankfeed.columns import Field, Stored
-from rankfeed.errors import CorruptError, SourceError
+from rankfeed.columns import Columns, Field, Stored
+from rankfeed.errors import ArgumentError, CorruptError, SourceError
 from rankfeed.sources.arrow_columns import VALID, Nulls, arrow_errors, fields_of, stored_of
 from rankfeed.sources.arrow_types import leaves_of
 from rankfeed.sources.chunked import ChunkedSource
@@ -22,9 +24,12 @@ from rankfeed.sources.paths import Paths, common_root
 from rankfeed.sources.source import Int64, check_columns
 from rankfeed.storage import digest_of
 
-#: A row group that is larger when decoded is read in parts of about this size: as many as there are lanes in a
-#: window shuffle fit into the cache.
-_PART_BYTES = 8 << 20
+#: What is decoded in one go is about as large as this, and not larger than this share of the cache, so that what
+#: the lanes of a window shuffle need at the same time fits into it. Larger row groups are read in parts, small
+#: ones that lie one behind the other together.
+_PART_BYTES, _PARTS_IN_CACHE = 16 << 20, 128
+#: Smaller parts are not made, however small the cache.
+_LEAST_BYTES = 64 << 10
 #: Parts that one row group may be cut into.
 _MOST_PARTS = 1 << 20
 
@@ -57,7 +62,7 @@ class ParquetSource(ChunkedSource):
         (array([2, 1]), array([2, 3]))
     """
 
-    _transient: ClassVar[tuple[str, ...]] = ("_reader",)
+    _transient: ClassVar[tuple[str, ...]] = ("_reader", "_apart")
 
     def __init__(
         self,
@@ -67,6 +72,9 @@ class ParquetSource(ChunkedSource):
         nulls: Nulls = "error",
         cache_bytes: int = 1 << 30,
     ) -> None:
+        given: Any = cache_bytes
+        if not isinstance(given, int) or given < 0:
+            raise ArgumentError("cache_bytes cannot be used", expected="a number of bytes", found=repr(given))
         found = places(where)
         footers = read_footers([place.path for place in found])
         self._paths = [place.path for place in found]
@@ -85,12 +93,14 @@ class ParquetSource(ChunkedSource):
             raise SourceError("there are no rows", where=self._paths[0])
         self._fingerprint = _fingerprint(self._paths, footers, known, self._partitions)
         share = len([name for name in self._fields if name in own]) / len(own)
+        most = min(_PART_BYTES, max(_LEAST_BYTES, cache_bytes // _PARTS_IN_CACHE))
         self._parts = [
             part
             for number, footer in enumerate(footers)
-            for part in _parts(number, footer, self._fields, share, self._paths[number])
+            for part in _parts(number, footer, self._fields, share, self._paths[number], most)
         ]
         self._reader: Reader | None = None
+        self._apart: ParquetSource | None = None
         size = sum(nbytes for footer in footers for nbytes in footer.nbytes)
         self._init_chunks([part.rows for part in self._parts], cache_bytes, data_bytes=size)
 
@@ -115,16 +125,40 @@ class ParquetSource(ChunkedSource):
         """Of relative names, sizes, columns, counts and the checksums of footers."""
         return self._fingerprint
 
+    def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
+        """The rows of some samples, as with any source; what is wrong with a row group is its own affair.
+
+        Args:
+            sample_ids: ints in [0, len(self)).
+            columns: names of those wanted; None for all.
+
+        Raises:
+            SourceError: no such sample, a null, or the file cannot be read.
+            CorruptError: it is damaged, or another one than it was.
+        """
+        try:
+            return super().fetch(sample_ids, columns)
+        except (SourceError, CorruptError):
+            if all(part.groups == 1 for part in self._parts):
+                raise
+        # The rows may lie in another row group than what is wrong does: each is read by itself.
+        if self._apart is None:
+            apart = copy.copy(self)
+            apart._parts = [each for part in self._parts for each in part.apart()]
+            apart._init_chunks([part.rows for part in apart._parts], self._cache_bytes)
+            self._apart = apart
+        return self._apart.fetch(sample_ids, columns)
+
     def _load_chunk(self, number: int, names: tuple[str, ...]) -> dict[str, Stored]:
         part = self._parts[number]
         wanted = {name: self._fields[name] for name in names if name in self._roots}
         loaded: dict[str, Stored] = {}
         if wanted:
             if self._reader is None or self._reader.pid != os.getpid():
-                self._reader = Reader(self._paths, self._digests)
+                self._reader = Reader(self._paths, self._digests, self._cache_bytes // 4)
             roots = tuple(dict.fromkeys(self._roots[name] for name in wanted))
             rows = self._reader.read(part, roots)
-            where = f"{self._paths[part.file]}, row group {part.group}"
+            where = f"{self._paths[part.file]}, {part}"
             first = part.before + part.first
             with arrow_errors(where):
                 loaded = stored_of(rows, wanted, where=where, first_row=first, nulls=self._nulls)
@@ -201,8 +235,10 @@ def _fingerprint(
     return digest_of(b"parquet", *(text.encode() for text in (*files, *columns, *partitions.describe())))
 
 
-def _parts(number: int, footer: Footer, fields: Mapping[str, Field], share: float, path: str) -> list[Part]:
-    """The row groups of a file, large ones cut into parts.
+def _parts(
+    number: int, footer: Footer, fields: Mapping[str, Field], share: float, path: str, most: int
+) -> list[Part]:
+    """The row groups of a file, large ones cut into parts, small ones together.
 
     Args:
         number: of the file.
@@ -210,16 +246,17 @@ def _parts(number: int, footer: Footer, fields: Mapping[str, Field], share: floa
         fields: what is wanted.
         share: of the file's columns that are read for them.
         path: of the file.
+        most: bytes of a part, about.
 
     Raises:
         CorruptError: a row group has more rows than could be meant.
     """
     dense = sum(field.row_bytes() for field in fields.values() if field.kind == "dense")
     parts: list[Part] = []
-    before = 0
+    before = together = 0  # rows, and bytes of the part that small row groups are added to
     for group, (rows, size) in enumerate(zip(footer.rows, footer.nbytes, strict=True)):
         nbytes = int(max(rows * dense, size * share))
-        step = max(1, rows // max(1, nbytes // _PART_BYTES))
+        step = max(1, rows // max(1, -(-nbytes // most)))
         if rows // step > _MOST_PARTS:
             raise CorruptError(
                 "a row group has more rows than could be meant",
@@ -227,10 +264,15 @@ def _parts(number: int, footer: Footer, fields: Mapping[str, Field], share: floa
                 where=f"{path}, row group {group}",
                 remedy=REMEDY,
             )
-        parts += [
-            Part(number, group, first, min(step, rows - first), step, rows, before)
-            for first in range(0, max(rows, 1), step)
-        ]
+        if parts and together + nbytes <= most:
+            parts[-1] = parts[-1].and_then(rows)
+            together += nbytes
+        else:
+            parts += [
+                Part(number, group, first, min(step, rows - first), step, (rows,), before)
+                for first in range(0, max(rows, 1), step)
+            ]
+            together = nbytes
         before += rows
     return parts
 

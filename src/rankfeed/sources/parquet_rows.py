@@ -1,4 +1,4 @@
-"""Decoding a Parquet file's rows: a row group at once, or part by part where it is large.
+"""Decoding a Parquet file's rows: a row group at once, several small ones, or part by part where it is large.
 
 A row group can only be decoded from its start. One that is large when decoded (Arrow writes 1,048,576 rows to each
 unless told otherwise) is walked through part by part: a walk stays where it ended, and the next part goes on from
@@ -11,7 +11,8 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any
 
 from rankfeed.errors import CorruptError
@@ -22,7 +23,7 @@ from rankfeed.storage import digest_of
 #: Files that are held open, and row groups that are under way.
 OPEN_FILES, OPEN_GROUPS = 256, 128
 #: Walks that are kept in one row group: lanes and threads that read in it at different places.
-_WALKS = 8
+_WALKS = 64
 #: Bytes of parts that were decoded on the way to another one, and are kept until they are asked for.
 _PASSED_BYTES = 256 << 20
 #: Bytes of a column that are read at once while a row group is walked through; one that is decoded whole is read
@@ -32,15 +33,15 @@ _BUFFER = 1 << 20
 
 @dataclass(frozen=True)
 class Part:
-    """Some rows of a row group.
+    """Some rows of a row group, or all of several.
 
     Args:
         file: number of the file.
-        group: of the row group in it.
+        group: of the (first) row group in it.
         first: first row, counted from the row group's start.
         rows: how many.
         step: rows of each part of the row group, but the last.
-        total: rows of the row group.
+        totals: rows of each row group.
         before: rows of the file before the row group.
     """
 
@@ -49,8 +50,36 @@ class Part:
     first: int
     rows: int
     step: int
-    total: int
+    totals: tuple[int, ...]
     before: int
+
+    def __str__(self) -> str:
+        last = self.group + self.groups - 1
+        return f"row group {self.group}" if self.groups == 1 else f"row groups {self.group} to {last}"
+
+    @property
+    def groups(self) -> int:
+        """How many row groups."""
+        return len(self.totals)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether these are all rows of the row groups."""
+        return self.rows == sum(self.totals)
+
+    def and_then(self, rows: int) -> Part:
+        """With the next row group of so many rows, all of which are read."""
+        return replace(self, rows=self.rows + rows, step=self.step + rows, totals=(*self.totals, rows))
+
+    def apart(self) -> list[Part]:
+        """A part for each row group."""
+        if self.groups == 1:
+            return [self]
+        starts = accumulate(self.totals, initial=self.before)
+        return [
+            Part(self.file, self.group + number, 0, rows, max(1, rows), (rows,), before)
+            for number, (rows, before) in enumerate(zip(self.totals, starts, strict=False))
+        ]
 
 
 @dataclass
@@ -75,9 +104,10 @@ class Reader:
     Args:
         paths: of the files.
         digests: of their footers, as they were when the source was made.
+        most_passed: bytes of parts to keep that were decoded on the way to another one.
     """
 
-    def __init__(self, paths: list[str], digests: list[str]) -> None:
+    def __init__(self, paths: list[str], digests: list[str], most_passed: int) -> None:
         self.pid = os.getpid()
         self._paths = paths
         self._digests = digests
@@ -86,6 +116,7 @@ class Reader:
         self._groups: OrderedDict[tuple[int, int, tuple[str, ...]], _Group] = OrderedDict()
         self._passed: OrderedDict[Hashable, Any] = OrderedDict()
         self._passed_bytes = 0
+        self._most_passed = min(_PASSED_BYTES, most_passed)
 
     def read(self, part: Part, names: tuple[str, ...]) -> Any:
         """The rows of a part as a `pyarrow.RecordBatch` or `pyarrow.Table`.
@@ -116,8 +147,8 @@ class Reader:
         return error
 
     def _read(self, part: Part, names: tuple[str, ...]) -> Any:
-        where = f"{self._paths[part.file]}, row group {part.group}"
-        if part.rows == part.total:
+        where = f"{self._paths[part.file]}, {part}"
+        if part.is_whole:
             return self._next(self._walk(part, names), part.rows, where)
         group = self._group(part, names)
         with group.lock:
@@ -137,7 +168,7 @@ class Reader:
                 self._keep_passed((part.file, part.group, names, at), self._next(walk, part.step, where))
                 at += part.step
             rows = self._next(walk, part.rows, where)
-            if at + part.rows < part.total:
+            if at + part.rows < sum(part.totals):
                 group.walks.append((at + part.rows, walk))
                 del group.walks[:-_WALKS]
             return rows
@@ -148,7 +179,7 @@ class Reader:
                 return
             self._passed[key] = rows
             self._passed_bytes += rows.nbytes
-            while self._passed_bytes > _PASSED_BYTES:
+            while self._passed_bytes > self._most_passed:
                 self._passed_bytes -= self._passed.popitem(last=False)[1].nbytes
 
     def _take_passed(self, key: Hashable) -> Any:
@@ -181,18 +212,17 @@ class Reader:
 
         path = self._paths[part.file]
         file = self._file(part.file)
-        with arrow_errors(f"{path}, row group {part.group}"):
+        with arrow_errors(f"{path}, {part}"):
             reader = pq.ParquetFile(
                 file.handle,
                 metadata=file.metadata,
                 page_checksum_verification=True,
                 pre_buffer=False,
-                buffer_size=0 if part.rows == part.total else _BUFFER,
+                buffer_size=0 if part.is_whole else _BUFFER,
             )
             # In one thread: other threads of the loader decode other row groups meanwhile.
-            return iter(
-                reader.iter_batches(part.step, row_groups=[part.group], columns=list(names), use_threads=False)
-            )
+            groups = list(range(part.group, part.group + part.groups))
+            return iter(reader.iter_batches(part.step, row_groups=groups, columns=list(names), use_threads=False))
 
     def _group(self, part: Part, names: tuple[str, ...]) -> _Group:
         key = (part.file, part.group, names)
