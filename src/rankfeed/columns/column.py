@@ -46,7 +46,7 @@ class Rows:
 class Runs:
     """Runs of one array: ``values[starts[i] : starts[i] + lengths[i]]`` is row ``slots[i]`` of the batch.
 
-    Where ``region`` is given, as with :class:`Rows`.
+    Where ``region`` is given, as with :class:`Rows`. ``place(i)`` tells where such a row lies, for errors.
     """
 
     values: Array
@@ -54,6 +54,7 @@ class Runs:
     lengths: Int64
     slots: Int64 | None = None
     region: Readable | None = None
+    place: Callable[[int], str] | None = None
 
 
 class Readable(Protocol):
@@ -281,21 +282,24 @@ class Bytes(_Segmented):
             slots = range(len(part.starts)) if part.slots is None else part.slots.tolist()
             for slot, start, length in zip(slots, part.starts.tolist(), part.lengths.tolist(), strict=True):
                 if part.region is not None:
-                    read = part.region.read(length, start)
-                    out[slot] = _text(memoryview(read)) if self.text else read
+                    piece: Any = part.region.read(length, start)
                 else:
                     piece = view[start : start + length]
-                    out[slot] = _text(piece) if self.text else bytes(piece)
+                try:
+                    out[slot] = str(piece, "utf-8") if self.text else bytes(piece)
+                except UnicodeDecodeError as error:
+                    raise _no_text(part, slots.index(slot), error) from error
         return out
 
 
-def _text(piece: memoryview) -> str:
-    try:
-        return str(piece, "utf-8")
-    except UnicodeDecodeError as error:
-        raise CorruptError(
-            "text is damaged", expected="UTF-8", found=error, remedy="`rankfeed verify` names the damaged shard"
-        ) from error
+def _no_text(part: Runs, row: int, error: UnicodeDecodeError) -> CorruptError:
+    return CorruptError(
+        "text is damaged",
+        expected="UTF-8",
+        found=error,
+        where=None if part.place is None else part.place(row),
+        remedy="fetch the data anew, or write them again",
+    )
 
 
 class Objects(Column):

@@ -23,6 +23,7 @@ class Stored:
     Args:
         values: dense: [rows, *shape]; ragged: [elements, *shape]; bytes and text: uint8 [bytes]; objects: [rows].
         offsets: int64 [rows + 1], where each row starts; None for dense and objects.
+        origin: where they lie, for errors.
 
     Examples:
         >>> stored = Stored(np.frombuffer(b"abcde", np.uint8), np.array([0, 2, 5]))
@@ -32,6 +33,7 @@ class Stored:
 
     values: Array
     offsets: Int64 | None = None
+    origin: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -54,7 +56,8 @@ class Stored:
         if self.offsets is None:
             return Rows(self.values, rows, slots, region)
         starts = self.offsets[rows]
-        return Runs(self.values, starts, self.offsets[rows + 1] - starts, slots, region)
+        place = (lambda row: f"{self.origin}, row {rows[row]}") if self.origin else None
+        return Runs(self.values, starts, self.offsets[rows + 1] - starts, slots, region, place)
 
 
 def column_of_parts(field: Field, parts: Sequence[Any]) -> Column:

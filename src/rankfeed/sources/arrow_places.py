@@ -239,7 +239,11 @@ def part_of(
                 remedy=REMEDY,
             )
     starts, nbytes = begin + first * element * inner, (last - first) * element * inner
-    return Places(data, starts, slots) if leaf.field.kind == "dense" else _runs(leaf, data, starts, nbytes, slots)
+    return (
+        Places(data, starts, slots)
+        if leaf.field.kind == "dense"
+        else _runs(leaf, data, starts, nbytes, slots, where)
+    )
 
 
 def _fixed_elements(leaf: Leaf) -> int:
@@ -285,10 +289,10 @@ def _check_even(
         )
 
 
-def _runs(leaf: Leaf, data: Bytes, starts: Int64, nbytes: Int64, slots: Int64 | None) -> Runs:
+def _runs(leaf: Leaf, data: Bytes, starts: Int64, nbytes: Int64, slots: Int64 | None, where: Where) -> Runs:
     """Runs of elements: as they lie where they are aligned to their own size, else copied."""
     if leaf.field.kind != "ragged":
-        return Runs(data, starts, nbytes, slots)
+        return Runs(data, starts, nbytes, slots, place=where)
     dtype, shape = np.dtype(leaf.field.dtype).newbyteorder("<"), leaf.field.shape
     if not shape and not (starts % dtype.itemsize).any():
         return Runs(

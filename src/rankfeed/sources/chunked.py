@@ -16,7 +16,7 @@ from rankfeed.sources.source import Int64, Source, by_chunk, check_columns, chec
 #: Decoded bytes that a process keeps of one source.
 CACHE_BYTES = 1 << 30
 #: Of a window that suits data larger than that: 64 lanes have such a window and a chunk or two open at a time.
-_WINDOW_BYTES = 4 << 20
+_WINDOW_BYTES = 2 << 20
 
 
 class ChunkedSource(Source):

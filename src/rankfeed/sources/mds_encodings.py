@@ -96,7 +96,7 @@ class Plain(Encoding):
     def part(
         self, field: Field, data: Data, starts: Int64, lengths: Int64, slots: Int64 | None, where: Where
     ) -> Runs:
-        return Runs(data, starts, lengths, slots)
+        return Runs(data, starts, lengths, slots, place=where)
 
     def column(self, field: Field, parts: Sequence[Any]) -> Column:
         return Bytes(parts, text=self._text)

@@ -27,7 +27,7 @@ from rankfeed.storage import digest_of
 #: What is decoded in one go is about as large as this, and not larger than this share of the cache, so that what
 #: the lanes of a window shuffle need at the same time fits into it. Larger row groups are read in parts, small
 #: ones that lie one behind the other together.
-_PART_BYTES, _PARTS_IN_CACHE = 16 << 20, 128
+_PART_BYTES, _PARTS_IN_CACHE = 16 << 20, 256
 #: Smaller parts are not made, however small the cache.
 _LEAST_BYTES = 64 << 10
 #: Parts that one row group may be cut into.

@@ -151,7 +151,7 @@ def check_columns(columns: Sequence[str] | None, fields: Mapping[str, Field]) ->
         raise ArgumentError(
             "no such column",
             expected="some of " + ", ".join(fields),
-            found=columns if isinstance(columns, str) else ", ".join(missing),
+            found=columns if isinstance(columns, str) else ", ".join(map(repr, missing)),
         )
     return list(columns)
 

@@ -160,7 +160,7 @@ def _stored(buffers: list[Any], field: Field, rows: int, where: str) -> Stored:
             raise _damaged(where, "offsets from 0 upwards", f"{offsets[bad]} to {offsets[bad + 1]} for row {bad}")
     if field.kind == "ragged":
         return Stored(_values(buffers[-1], field, int(offsets[-1]), where), offsets)
-    return Stored(_view(buffers[-1], np.dtype(np.uint8), int(offsets[-1]), where), offsets)
+    return Stored(_view(buffers[-1], np.dtype(np.uint8), int(offsets[-1]), where), offsets, where)
 
 
 def _values(buffer: Any, field: Field, length: int, where: str) -> Array:
