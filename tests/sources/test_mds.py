@@ -426,3 +426,13 @@ def mutated(good: bytes, chance: random.Random) -> bytes:
         for _ in range(kind):
             bad[chance.randrange(len(bad)) if kind == 3 else where] ^= 1 << chance.randrange(8)
     return bytes(bad)
+
+
+def test_a_shard_that_the_index_forgot_is_named(copy: Callable[[str | None], Path]) -> None:
+    folder = copy("zstd")
+    index = json.loads((folder / "index.json").read_text())
+    gone = index["shards"].pop(1)
+    (folder / "index.json").write_text(json.dumps(index))
+    with pytest.raises(CorruptError, match="not in the index") as raised:
+        rf.open(folder)
+    assert gone["zip_data"]["basename"] in str(raised.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -14,6 +15,9 @@ from rankfeed.sources.named import inside, read_json
 
 INDEX_NAME = "index.json"
 REMEDY = "fetch the shard and the index anew, or write the data set again"
+
+#: What MosaicML's writer calls its shards.
+_SHARD = re.compile(r"shard\.[0-9]+\.mds(\.[a-z]+)?")
 
 #: Places in a shard are 32 bits wide.
 _MOST = (1 << 32) - 1
@@ -108,8 +112,25 @@ def read_index(folder: str) -> MdsIndex:
             shards.append(_found(folder, each, where))
     if not shards or not columns:
         raise SourceError("the data set is empty", where=where)
+    _refuse_forgotten(folder, index, where)
     names = [(each.raw_data, each.zip_data, each.samples) for each in index.shards]
     return MdsIndex(shards, columns, msgspec.json.encode((names, columns)))
+
+
+def _refuse_forgotten(folder: str, index: _Index, where: str) -> None:
+    """Look for shards that lie beside those of the index, and are not in it: their samples would be lost."""
+    named = {
+        each.basename for shard in index.shards for each in (shard.raw_data, shard.zip_data) if each is not None
+    }
+    for place in sorted({os.path.dirname(name) for name in named}):
+        for entry in sorted(os.listdir(os.path.join(folder, place))):
+            if _SHARD.fullmatch(entry) and os.path.join(place, entry) not in named:
+                raise CorruptError(
+                    "a shard is not in the index",
+                    found=os.path.join(place, entry),
+                    where=where,
+                    remedy="write the index anew, or move the shard away if it does not belong to the data",
+                )
 
 
 def _columns(shard: _Shard, where: str) -> dict[str, tuple[str, int]]:
