@@ -127,7 +127,7 @@ def test_every_cell_of_a_format(name: str, tmp_path: Path) -> None:
         cells = [cell(name, number) for number in range(len(WORKERS))]
         cells += [cell(name, number, shuffle="window") for number in range(3)]
         cells += [cell(name, number, **start) for number in (2, 4) for start in starts[:2]]
-        table.whole(ranks, cells, 600)
+        table.whole(ranks, cells, 900)
         # What is stopped here for each number of ranks that goes on, after one step, some, all but one.
         stops = [
             cell(name, kind + after, stop=(1 + kind * 2) % (STEPS - 1) + 1, save=f"{ranks}.{after}.{kind}")
@@ -135,7 +135,7 @@ def test_every_cell_of_a_format(name: str, tmp_path: Path) -> None:
             for before, after in pairs
             if before == ranks
         ]
-        for one, said in zip(stops, table.launch(ranks, stops, 600), strict=True):
+        for one, said in zip(stops, table.launch(ranks, stops, 900), strict=True):
             halves[one["save"]] = global_batches(said)
     for ranks in RANKS:
         rests = [
@@ -144,7 +144,7 @@ def test_every_cell_of_a_format(name: str, tmp_path: Path) -> None:
             for before, after in pairs
             if after == ranks
         ]
-        for one, said in zip(rests, table.launch(ranks, rests, 600), strict=True):
+        for one, said in zip(rests, table.launch(ranks, rests, 900), strict=True):
             table.check_epoch({"ranks": ranks, **one}, halves[one["load"]] + global_batches(said))
     print(
         f"\n{name}: {table.tally.total()} cells, {len(halves)} resumptions: each of {writers.COUNT} samples once"

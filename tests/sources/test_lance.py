@@ -425,3 +425,17 @@ def test_facts_say_what_there_is(pristine: Path) -> None:
     assert found.fragments.tolist() == [0, 1, 2, 3, 4, 5]
     assert found.chosen is not None
     assert lance.dataset(pristine).take(found.chosen, ["id"])["id"].to_pylist() == [50]
+
+
+def test_an_encoding_without_a_proper_name_is_told_before_lance_ends_the_process(
+    pristine: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "t.lance"
+    shutil.copytree(pristine, path)
+    file = max((path / "data").glob("*.lance"), key=lambda each: each.stat().st_size)
+    content = file.read_bytes()
+    at = content.rindex(b"/lance.encodings") + 6
+    file.write_bytes(content[:at] + bytes(4) + content[at + 4 :])
+    with pytest.raises(CorruptError, match=r"metadata[\s\S]*version"):
+        source = rf.open(path)
+        source.fetch(range(len(source))).samples()

@@ -297,7 +297,7 @@ def test_what_is_not_of_graphs_is_left_alone() -> None:
     assert not is_graphs([{"x": 1}])
     assert not is_graphs([])
     assert not isinstance(rf.from_dataset([(1, 2), (3, 4)]), PyGSource)
-    with pytest.raises(ArgumentError, match="only graphs have such options"):
+    with pytest.raises(ArgumentError, match="plain Dataset has no options"):
         rf.from_dataset([1, 2], follow_batch=["x"])
 
 

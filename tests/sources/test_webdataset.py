@@ -20,6 +20,7 @@ import pyarrow as pa
 import pytest
 import torch
 import webdataset
+from tests.support.seeds import fresh_seed
 
 import rankfeed as rf
 from rankfeed.columns import Dense, Ragged
@@ -476,7 +477,7 @@ def test_a_mutated_shard_is_an_error_or_what_webdataset_reads(tmp_path: Path) ->
     ]
     files = [(f"{'d' * 99}/{i}.{name}", content) for i in range(2) for name, content in members]
     path = tmp_path / "a.tar"
-    seed = int.from_bytes(os.urandom(4), "little")
+    seed = fresh_seed()
     rng, read = np.random.default_rng(seed), 0
     for turn in range(500):
         good = write_tar(path, files, [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT][turn % 2]).read_bytes()
@@ -498,7 +499,7 @@ def test_a_mutated_index_is_made_anew(tmp_path: Path) -> None:
     path = folder / "s-0.tar.rankfeed"
     expected = json.dumps(rf.open(folder, columns=["json", "txt"]).fetch(range(6)).samples())
     good = path.read_bytes()
-    seed = int.from_bytes(os.urandom(4), "little")
+    seed = fresh_seed()
     rng = np.random.default_rng(seed)
     for turn in range(200):
         path.write_bytes(mutated(good, rng))

@@ -205,8 +205,6 @@ def _text(array: Any) -> Stored:
 
     kind = array.type
     text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-    if text:
-        array.validate(full=True)  # here, where the file is known: bytes that are no UTF-8 came out of a file
     if array.null_count:
         array = array.cast(pa.large_string() if text else pa.large_binary()).fill_null("" if text else b"")
     elif not any(
@@ -214,7 +212,10 @@ def _text(array: Any) -> Stored:
         for same in (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
     ):
         array = array.cast(pa.large_string() if text else pa.large_binary())
-    return _segments(array)
+    stored = _segments(array)
+    if text:
+        array.validate(full=True)  # here, where the file is known: whether it is UTF-8
+    return stored
 
 
 def _segments(array: Any) -> Stored:

@@ -150,7 +150,7 @@ def _shaped(array: Any, field: Field, shape: Shape, where: str, first_row: int) 
             )
         ends = offsets[ends] if level == 0 else ends
         array = array.flatten()
-    element = stored_of(pa.table({"": array}), {"": Field("dense", field.dtype)}, where=where)[""]
+    element = stored_of(pa.table({"x": array}), {"x": Field("dense", field.dtype)}, where=where)["x"]
     first = ends if field.kind == "ragged" else None
     return Stored(element.values.reshape(-1 if first is not None else rows, *field.shape), first)
 

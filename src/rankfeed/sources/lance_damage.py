@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rankfeed.errors import CorruptError, RankfeedError, SourceError
+from rankfeed.sources.lance_metadata import check_encodings
 
 #: What a Lance data file ends with.
 _MAGIC = b"LANC"
@@ -57,6 +58,8 @@ def check_file(path: str, size: int | None, where: str) -> None:
             where=where,
             remedy=DAMAGED,
         )
+    if path.endswith(".lance"):
+        check_encodings(path, where)
 
 
 def no_version(uri: str, version: int | str | None, error: object) -> SourceError:

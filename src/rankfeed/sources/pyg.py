@@ -192,7 +192,7 @@ def is_graphs(dataset: Any) -> bool:
         return is_graphs(dataset.dataset)
     if isinstance(dataset, ConcatDataset):
         return all(map(is_graphs, dataset.datasets))
-    if isinstance(dataset, (list, tuple)):
+    if type(dataset) in (list, tuple):  # a list of the user's own may do anything when it is read
         return len(dataset) > 0 and isinstance(dataset[0], BaseData)
     return isinstance(dataset, Dataset)
 

@@ -8,6 +8,7 @@ copies the row out of the page cache then costs half, and leaves nothing behind.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from rankfeed.errors import CorruptError, SourceError
@@ -30,9 +31,9 @@ class File:
         except OSError as error:
             raise SourceError("the file cannot be read", found=error, where=path) from error
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
         if hasattr(self, "handle"):
-            os.close(self.handle)
+            close(self.handle)  # a default, since modules may be gone by now
 
 
 class Region:
