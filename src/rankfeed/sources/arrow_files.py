@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import threading
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +22,7 @@ from rankfeed.sources.format import Format
 from rankfeed.sources.paths import Paths, common_root
 from rankfeed.sources.source import Int64, by_chunk, check_columns, check_ids
 from rankfeed.storage import digest_of, touched
+from rankfeed.storage.kept import Kept
 
 #: Files that are held open; what a batch points into stays, however many others are opened.
 OPEN_FILES = 256
@@ -57,8 +56,6 @@ class ArrowSource(ChunkedSource):
         >>> ArrowSource(path)[2]["tokens"]
         array([2, 3])
     """
-
-    _transient: ClassVar[tuple[str, ...]] = (*ChunkedSource._transient, "_open", "_lock")
 
     def __init__(
         self,
@@ -106,9 +103,7 @@ class ArrowSource(ChunkedSource):
         self._init_chunks(self._chunks[:, 3], cache_bytes)
 
     def _start(self) -> None:
-        self._open: OrderedDict[int, ArrowFile] = OrderedDict()
-        self._lock = threading.Lock()
-        self._pid = os.getpid()
+        self._open: Kept[ArrowFile] = Kept()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -192,21 +187,13 @@ class ArrowSource(ChunkedSource):
 
     def _file(self, number: int) -> ArrowFile:
         """A file, open; as it was when the source was made."""
-        if self._pid != os.getpid():  # forked: a lock that a thread of the parent held is held for ever
-            self._lock, self._pid = threading.Lock(), os.getpid()
-        with self._lock:
-            found = self._open.get(number)
-            if found is not None:
-                self._open.move_to_end(number)
-                return found
+        return self._open.get(number, lambda: self._opened(number), most=OPEN_FILES)
+
+    def _opened(self, number: int) -> ArrowFile:
         path = self._paths[number]
         file = open_arrow(path, self._shapes, unended=self._unended)
         if hasattr(self, "_digests") and file.digest != self._digests[number]:
             raise CorruptError("a file was replaced while it was in use", where=path, remedy="start the job again")
-        with self._lock:
-            self._open[number] = file
-            while len(self._open) > OPEN_FILES:
-                self._open.popitem(last=False)
         return file
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-import threading
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +20,7 @@ from rankfeed.sources.mds_shard import check_hashes, locate, read_shard
 from rankfeed.sources.paths import Paths, head
 from rankfeed.sources.source import Int64, by_chunk, check_columns, check_ids
 from rankfeed.storage import digest_of, touched
+from rankfeed.storage.kept import Kept
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -52,8 +51,6 @@ class MdsSource(ChunkedSource):
         UnsafeError: a column is pickled, or a name leads out of the folder.
         ArgumentError: no such column.
     """
-
-    _transient: ClassVar[tuple[str, ...]] = (*ChunkedSource._transient, "_open", "_lock")
 
     def __init__(
         self,
@@ -95,9 +92,7 @@ class MdsSource(ChunkedSource):
         }
 
     def _start(self) -> None:
-        self._open: OrderedDict[int, Bytes] = OrderedDict()
-        self._lock = threading.Lock()
-        self._pid = os.getpid()
+        self._open: Kept[Bytes] = Kept()
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
@@ -204,20 +199,12 @@ class MdsSource(ChunkedSource):
         shard = self._shards[number]
         if shard.compression is not None:
             return self._chunk(number, (), used)[""].values
-        if self._pid != os.getpid():  # forked: a lock that a thread of the parent held is held for ever
-            self._lock, self._pid = threading.Lock(), os.getpid()
-        with self._lock:
-            found = self._open.get(number)
-            if found is not None:
-                self._open.move_to_end(number)
-                return found
-        data = read_shard(shard)  # outside the lock: others go on reading; two openings do no harm
+        return self._open.get(number, lambda: self._opened(shard), most=OPEN_SHARDS)
+
+    def _opened(self, shard: MdsShard) -> Bytes:
+        data = read_shard(shard)
         if self._check:
             check_hashes(data, shard)
-        with self._lock:
-            self._open[number] = data
-            while len(self._open) > OPEN_SHARDS:
-                self._open.popitem(last=False)
         return data
 
 

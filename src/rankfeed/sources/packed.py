@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from rankfeed.sources.paths import Paths
 from rankfeed.sources.source import Source, by_chunk, check_columns, check_ids
 from rankfeed.storage import MANIFEST_NAME, Manifest, file_digest, load_manifest, map_file, mapped, touched
 from rankfeed.storage.arrow_shard import REMEDY, read_shard
+from rankfeed.storage.kept import Kept
 from rankfeed.storage.manifest import Shard
 from rankfeed.storage.region import File, Region
 
@@ -64,8 +64,7 @@ class PackedSource(Source):
         self._starts = np.zeros(len(self._manifest.shards) + 1, np.int64)
         np.cumsum([shard.rows for shard in self._manifest.shards], out=self._starts[1:])
         self._bytes = sum(shard.bytes for shard in self._manifest.shards)
-        self._open: OrderedDict[int, _Shard] = OrderedDict()
-        self._lock = threading.Lock()
+        self._open: Kept[_Shard] = Kept()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (self.path, self._wanted, self.fingerprint)
@@ -123,17 +122,7 @@ class PackedSource(Source):
 
     def _shard(self, number: int) -> _Shard:
         """The columns of a shard; opened where it is not open."""
-        with self._lock:
-            found = self._open.get(number)
-            if found is not None:
-                self._open.move_to_end(number)
-                return found
-        opened = self._open_shard(number)  # outside the lock: others go on reading; two openings do no harm
-        with self._lock:
-            self._open[number] = opened
-            while len(self._open) > OPEN_SHARDS:
-                self._open.popitem(last=False)
-        return opened
+        return self._open.get(number, lambda: self._open_shard(number), most=OPEN_SHARDS)
 
     def _open_shard(self, number: int) -> _Shard:
         self._check_file(number)
