@@ -71,7 +71,7 @@ class ArrowSource(ChunkedSource):
         self._nulls: Nulls = nulls
         self._unended = unended
         self._shapes = dict(shapes or {})
-        self._start()
+        self._open: Kept[ArrowFile] = Kept()
         first: ArrowFile | None = None
         plain: set[str] | None = None
         rows, chunks, blocks, digests = [], [], [], []
@@ -101,13 +101,6 @@ class ArrowSource(ChunkedSource):
         self._fingerprint = digest_of(*names, *(each.encode() for each in digests))
         self._digests = digests
         self._init_chunks(self._chunks[:, 3], cache_bytes)
-
-    def _start(self) -> None:
-        self._open: Kept[ArrowFile] = Kept()
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._start()
 
     def __repr__(self) -> str:
         some = (

@@ -81,7 +81,7 @@ class MdsSource(ChunkedSource):
                     remedy="leave it out with columns=, or pass allow_pickle=True if you trust whoever wrote it",
                 )
         self._init_chunks([shard.samples for shard in self._shards], cache_bytes)
-        self._start()
+        self._open: Kept[Bytes] = Kept()
         self._fields = self._find_fields()
 
     def _find_encodings(self, names: Sequence[str], place: str) -> dict[str, Encoding]:
@@ -91,9 +91,6 @@ class MdsSource(ChunkedSource):
             for name in names
         }
 
-    def _start(self) -> None:
-        self._open: Kept[Bytes] = Kept()
-
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
         state["_encodings"] = list(self._encodings)  # they are functions, which do not travel
@@ -102,7 +99,6 @@ class MdsSource(ChunkedSource):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._encodings = self._find_encodings(state["_encodings"], "")
-        self._start()
         found = digest_of(_read(self._folders).digest)
         if found != self._fingerprint:
             raise SourceError(
