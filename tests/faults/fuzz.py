@@ -7,6 +7,7 @@ each child that it forks starts from a clean state, in milliseconds.
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import json
 import os
@@ -193,6 +194,7 @@ class Reading:
             log = os.open(self.work / "stderr", os.O_CREAT | os.O_WRONLY)
             os.dup2(log, 1)
             os.dup2(log, 2)
+            faulthandler.enable(2)
             held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
             resource.setrlimit(resource.RLIMIT_AS, (held + ADDED_BYTES, held + ADDED_BYTES))
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -227,7 +229,7 @@ class Reading:
         if more:
             return {**result, "verdict": "wrong", "said": f"hung for {HANG_SECONDS} s: {stderr[-800:]}"}
         ending = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"status {status}"
-        return {**result, "verdict": "wrong", "said": f"ended by {ending}: {stderr[-800:]}"}
+        return {**result, "verdict": "wrong", "said": f"ended by {ending}: {stderr[-4000:]}"}
 
 
 def main(plan_file: str, out_file: str) -> None:

@@ -115,37 +115,50 @@ def test_every_sample_once_from_every_format_across_ranks_workers_and_resumption
     print(f"\n{table.tally.total()} cells: {dict(table.tally)}")
 
 
+def stop_of(kind: int) -> int:
+    """Steps after which a cell of a kind of worker stops."""
+    return (1 + kind * 2) % (STEPS - 1) + 1
+
+
 @pytest.mark.soak
-@pytest.mark.parametrize("name", FORMATS)
-def test_every_cell_of_a_format(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("names", [FORMATS[part::4] for part in range(4)], ids="+".join)
+def test_every_cell_of_the_formats(names: list[str], tmp_path: Path) -> None:
     """Every number of ranks with every kind of worker; every pair of them where one goes on for the other."""
-    table = Table(tmp_path, [name])
-    starts = {"start": "spawn"}, {"start": "forkserver"}, {}
+    table = Table(tmp_path, names)
     pairs = [(before, after) for before in RANKS for after in RANKS]
     halves: dict[str, list[list[int]]] = {}
     for ranks in RANKS:
-        cells = [cell(name, number) for number in range(len(WORKERS))]
-        cells += [cell(name, number, shuffle="window") for number in range(3)]
-        cells += [cell(name, number, **start) for number in (2, 4) for start in starts[:2]]
-        table.whole(ranks, cells, 900)
-        # What is stopped here for each number of ranks that goes on, after one step, some, all but one.
-        stops = [
-            cell(name, kind + after, stop=(1 + kind * 2) % (STEPS - 1) + 1, save=f"{ranks}.{after}.{kind}")
-            for kind in range(len(WORKERS))
-            for before, after in pairs
-            if before == ranks
-        ]
-        for one, said in zip(stops, table.launch(ranks, stops, 900), strict=True):
+        cells, stops = [], []
+        for name in names:
+            cells += [cell(name, number) for number in range(len(WORKERS))]
+            cells += [cell(name, number, shuffle="window") for number in range(3)]
+            if ranks == 2:  # workers started anew import everything, which takes seconds each
+                cells += [
+                    cell(name, number, start=start) for number in (2, 4) for start in ("spawn", "forkserver")
+                ]
+            # What is stopped here for each number of ranks that goes on, after one step, some, all but one.
+            stops += [
+                cell(
+                    name,
+                    kind + after,
+                    stop=(1 + kind * 2) % (STEPS - 1) + 1,
+                    save=f"{name}.{ranks}.{after}.{kind}",
+                )
+                for kind in range(len(WORKERS))
+                for before, after in pairs
+                if before == ranks
+            ]
+        table.whole(ranks, cells, 1500)
+        for one, said in zip(stops, table.launch(ranks, stops, 1500), strict=True):
             halves[one["save"]] = global_batches(said)
     for ranks in RANKS:
         rests = [
-            cell(name, 2 * kind + before + 1, load=f"{before}.{ranks}.{kind}")
+            cell(name, 2 * kind + before + 1, load=f"{name}.{before}.{ranks}.{kind}")
+            for name in names
             for kind in range(len(WORKERS))
             for before, after in pairs
             if after == ranks
         ]
-        for one, said in zip(rests, table.launch(ranks, rests, 900), strict=True):
+        for one, said in zip(rests, table.launch(ranks, rests, 1500), strict=True):
             table.check_epoch({"ranks": ranks, **one}, halves[one["load"]] + global_batches(said))
-    print(
-        f"\n{name}: {table.tally.total()} cells, {len(halves)} resumptions: each of {writers.COUNT} samples once"
-    )
+    print(f"\n{dict(table.tally)} cells, {len(halves)} resumptions: each of {writers.COUNT} samples once")
