@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from rankfeed.columns import Bytes, Columns, Dense, Ragged, Rows, Runs
 from rankfeed.errors import ArgumentError, CorruptError
 
-INNER = st.sampled_from([(), (3,), (2, 2), (700,)])
+INNERS = [(), (3,), (2, 2), (700,)]
+INNER = st.sampled_from(INNERS)
 
 
 @st.composite
@@ -56,6 +57,29 @@ def test_ragged_rows_compact_and_pad_alike(parts: Any, inner: tuple[int, ...], s
         np.testing.assert_array_equal(padded[slot, : len(row)], row)
         assert (padded[slot, len(row) :] == -1).all()
         np.testing.assert_array_equal(column.rows()[slot], row)
+
+
+@pytest.mark.parametrize("inner", INNERS)
+@pytest.mark.parametrize("longest", [0, 1, 7, 200, 3000])
+@pytest.mark.parametrize("parts", [1, 3])
+def test_many_ragged_rows_are_padded_as_one_by_one(inner: tuple[int, ...], longest: int, parts: int) -> None:
+    rng = np.random.default_rng(longest)
+    count = 300
+    slots = [None] if parts == 1 else np.array_split(rng.permutation(count), parts)
+    made, expected = [], {}
+    for each in slots:
+        where = np.arange(count) if each is None else each
+        lengths = rng.integers(longest // 3, longest + 1, len(where))
+        starts = rng.permutation(np.cumsum(lengths) - lengths)
+        values = rng.integers(1, 100, (int((starts + lengths).max(initial=0)), *inner)).astype(np.int16)
+        made.append(Runs(values, starts, lengths, each))
+        for slot, start, length in zip(where.tolist(), starts, lengths, strict=True):
+            expected[slot] = values[start : start + length]
+    padded = Ragged(made).pad(fill=-1)
+    assert padded.shape == (count, max(map(len, expected.values())), *inner)
+    for slot, row in expected.items():
+        np.testing.assert_array_equal(padded[slot, : len(row)], row)
+        assert (padded[slot, len(row) :] == -1).all()
 
 
 @given(st.lists(st.text(max_size=4)))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import rankfeed as rf
@@ -335,6 +335,7 @@ FIELDS = st.builds(
 )
 
 
+@example([Field("dense", "float32", (2,)), Field("dense", "float32", (3,)), Field("ragged", "float32")], 0)
 @given(fields=st.lists(FIELDS, min_size=1, max_size=4), seed=st.integers(0, 1000))
 def test_agreement_holds_every_row_or_is_refused_in_any_order(fields: list[Field], seed: int) -> None:
     named = [(f"source {number}", {"x": field}) for number, field in enumerate(fields)]

@@ -6,6 +6,7 @@ A buffer goes back to its pool by itself, when the last array or tensor over it 
 from __future__ import annotations
 
 import ctypes
+import math
 from collections import deque
 from functools import cache
 from typing import Any
@@ -40,10 +41,7 @@ class BufferPool:
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """An uninitialised C-contiguous array."""
-        count = 1
-        for extent in shape:
-            count *= extent
-        nbytes = count * dtype.itemsize
+        nbytes = math.prod(shape) * dtype.itemsize
         if nbytes < _SMALLEST:
             return np.empty(shape, dtype)
         size = 1 << (nbytes - 1).bit_length()

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from rankfeed.columns.field import Field
-from rankfeed.columns.gather import copy_segments, take_rows
+from rankfeed.columns.gather import copy_segments, copy_windows, suits_windows, take_rows
 from rankfeed.errors import CorruptError
 
 Array = npt.NDArray[Any]
@@ -29,8 +28,7 @@ Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 _LARGE_ROW = 16384
 
 
-@dataclass(frozen=True)
-class Rows:
+class Rows(NamedTuple):
     """Rows of one array: ``values[rows[i]]`` is row ``slots[i]`` of the batch (``i`` where slots is None).
 
     Where ``region`` is given, the bytes of ``values`` are better read from there (they are the same).
@@ -42,8 +40,7 @@ class Rows:
     region: Readable | None = None
 
 
-@dataclass(frozen=True)
-class Runs:
+class Runs(NamedTuple):
     """Runs of one array: ``values[starts[i] : starts[i] + lengths[i]]`` is row ``slots[i]`` of the batch.
 
     Where ``region`` is given, as with :class:`Rows`. ``place(i)`` tells where such a row lies, for errors.
@@ -110,7 +107,7 @@ class Dense(Column):
 
     def __init__(self, parts: Sequence[Rows]) -> None:
         self.parts = parts
-        self._length = sum(len(part.rows) for part in parts)
+        self._length = len(parts[0].rows) if len(parts) == 1 else sum(len(part.rows) for part in parts)
 
     @property
     def field(self) -> Field:
@@ -133,15 +130,16 @@ class Dense(Column):
 
     def gather(self, allocate: Allocate = np.empty) -> Array:
         """The rows in one array: [rows, *shape]."""
-        parts, shape = self.parts, self.parts[0].values.shape[1:]
-        out = allocate((self._length, *shape), parts[0].values.dtype)
-        if parts[0].region is not None:
+        parts = self.parts
+        values, rows, slots, region = parts[0]
+        out = allocate((self._length, *values.shape[1:]), values.dtype)
+        if slots is None and region is None:
+            take_rows(values, rows, out)
+        elif region is not None:
             for part in parts:
                 assert part.region is not None
                 one = np.ones(len(part.rows), np.int64)
                 _read(part.region, int(part.values[:1].nbytes), part.rows, one, out, _slots(part))
-        elif parts[0].slots is None:
-            take_rows(parts[0].values, parts[0].rows, out)
         elif out.nbytes >= _LARGE_ROW * len(out):
             for part in parts:
                 for row, slot in zip(part.rows.tolist(), _slots(part).tolist(), strict=True):
@@ -234,6 +232,10 @@ class Ragged(_Segmented):
         values = self.parts[0].values
         longest = int(self.lengths.max(initial=0))
         out = allocate((len(self), longest, *values.shape[1:]), values.dtype)
+        if all(part.region is None for part in self.parts) and suits_windows(values, self.lengths, longest):
+            for part in self.parts:
+                copy_windows(part.values, part.starts, part.lengths, out, _slots(part), fill)
+            return out
         flat = out.reshape(-1, *values.shape[1:])
         self._copy(flat, np.arange(len(self)) * longest)
         end = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import ItemsView, Iterator, Mapping, Sequence, ValuesView
 from typing import Any
 
 import numpy as np
@@ -56,6 +56,13 @@ class Columns(Mapping[str, Column]):
 
     def __len__(self) -> int:
         return len(self._columns)
+
+    # The dict's own views: those that a Mapping makes ask for each column by its name.
+    def items(self) -> ItemsView[str, Column]:
+        return self._columns.items()
+
+    def values(self) -> ValuesView[Column]:
+        return self._columns.values()
 
     def samples(self) -> list[dict[str, Any]]:
         """Each row as a dict of its own."""

@@ -28,8 +28,8 @@ from rankfeed.topology import Topology
 WorkerKind = Literal["thread", "process"]
 #: Lanes taken over from a state: one made by hand must not ask for an array of any length.
 _MOST_LANES = 2**20
-#: Steps of each worker that a source is told of beforehand.
-_AHEAD = 4
+#: Steps of each worker that a source is told of beforehand, at least and at most.
+_AHEAD, _MOST_AHEAD = 4, 64
 
 
 class Loader(Placed):
@@ -145,7 +145,7 @@ class Loader(Placed):
             seed=self.plan.seed,
             id_column=id_column,
             seed_globals=self.num_workers == 0 or self.worker_kind == "process",
-            ahead=_AHEAD * max(1, self.num_workers),
+            ahead=_steps_ahead(source.looks_ahead, batch_size, max(1, self.num_workers)),
         )
         self._engine: Engine | None = None
         self._stats = Stats()
@@ -283,3 +283,11 @@ class _Iteration:
             if together is not None:
                 self._loader.audit_report = together
                 together.check()
+
+
+def _steps_ahead(samples: int, batch_size: int, workers: int) -> int:
+    """How many steps before its turn the source is told of a batch.
+
+    Each worker process makes one step in so many, and tells of its own alone: a multiple of their number.
+    """
+    return workers * min(_MOST_AHEAD, max(_AHEAD, -(-samples // (batch_size * workers))))

@@ -17,8 +17,8 @@ from rankfeed.plan.plan import Int64, whole
 Tail = Literal["even", "drop", "pad"]
 
 #: Sample ids are worked out for several steps at once, about this many: numpy's calls cost the same for 256
-#: numbers as for a few thousand.
-_AHEAD = 4096
+#: numbers as for a few thousand. So many groups of steps are kept: a source is told of later ones beforehand.
+_TOGETHER, _KEPT = 4096, 8
 
 
 class Order(Protocol):
@@ -101,7 +101,10 @@ class Schedule:
             )
         self.global_batch_size = self.batch_size * self.world_size
         self._full, self._last = cut(total - self.start, self.batch_size, self.world_size, tail)
-        self._ahead: tuple[int, list[Int64]] = (0, [])
+        #: Steps of a group.
+        self._steps = max(1, _TOGETHER // self.batch_size)
+        #: Their numbers and batches, the last one made first.
+        self._made: tuple[tuple[int, list[Int64]], ...] = ()
 
     def __len__(self) -> int:
         return self._full + len(self._last)
@@ -112,15 +115,15 @@ class Schedule:
         Raises:
             PlanError: there is no such step.
         """
-        step = self._checked(step)
-        first, batches = self._ahead
-        if not first <= step < first + len(batches):
-            first, batches = (
-                step,
-                self._batches(step, min(len(self), step + max(1, _AHEAD // self.batch_size))),
-            )
-            self._ahead = first, batches
-        return batches[step - first].copy()
+        group, place = divmod(self._checked(step), self._steps)
+        for number, batches in self._made:
+            if number == group:
+                return batches[place].copy()
+        first = group * self._steps
+        batches = self._batches(first, min(len(self), first + self._steps))
+        # One assignment, so that threads need no lock.
+        self._made = ((group, batches), *self._made[: _KEPT - 1])
+        return batches[place].copy()
 
     def valid(self, step: int) -> npt.NDArray[np.bool_]:
         """Which rows of :meth:`batch` are samples of this step, and which only fill: bool, True where they are."""
@@ -163,7 +166,7 @@ class Schedule:
         return self._bounds(len(self) - 1)[1] if len(self) else self.start
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_ahead": (0, [])}  # made again where it is needed: a step is a few integers
+        return {**self.__dict__, "_made": ()}  # made again where it is needed: a step is a few integers
 
     def _checked(self, step: int) -> int:
         if type(step) is int and 0 <= step < self._full:
@@ -190,6 +193,11 @@ class Schedule:
         return first, last, self.batch_size if self.tail == "pad" else max(1, last - first)
 
     def _batches(self, step: int, until: int) -> list[Int64]:
+        if self.plan.lanes == 1 and until <= self._full:  # equal stretches, equally far from each other
+            low = self._bounds(step)[0] + self.rank * self.batch_size
+            starts = np.arange(low, low + (until - step) * self.global_batch_size, self.global_batch_size)
+            ids = self.plan.sample_ids(self.epoch, np.add.outer(starts, np.arange(self.batch_size)))
+            return list(ids.reshape(len(starts), -1))
         positions = [self._positions(each) for each in range(step, until)]
         ids = self.plan.sample_ids(self.epoch, np.concatenate(positions))
         return np.split(ids, np.cumsum([len(each) for each in positions[:-1]]))

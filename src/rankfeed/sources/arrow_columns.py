@@ -26,6 +26,8 @@ from rankfeed.sources.arrow_types import (
 __all__ = ["VALID", "Nulls", "arrow_errors", "fields_of", "roots_of", "stored_of"]
 
 Array = npt.NDArray[Any]
+#: Which rows (or elements) are not null; None where all are, which is the rule and costs nothing.
+Valid = npt.NDArray[np.bool_] | None
 
 
 def stored_of(
@@ -69,7 +71,7 @@ def stored_of(
         with arrow_errors(where):
             array = _descended(table, paths[column])
             stored, valid = _stored(array, field_of(array.type))
-        if not valid.all() and nulls == "error":
+        if nulls == "error" and valid is not None and not valid.all():
             raise SourceError(
                 "a value is null",
                 expected=f"a value of {field}",
@@ -80,7 +82,7 @@ def stored_of(
         if column in fields:
             out[column] = stored
         if column + VALID in fields and nulls == "mask":
-            out[column + VALID] = Stored(valid)
+            out[column + VALID] = Stored(np.ones(stored.rows, np.bool_) if valid is None else valid)
     return {name: out[name] for name in fields}
 
 
@@ -123,7 +125,7 @@ def _descended(table: Any, path: tuple[str, ...]) -> Any:
     return array
 
 
-def _stored(array: Any, field: Field) -> tuple[Stored, npt.NDArray[np.bool_]]:
+def _stored(array: Any, field: Field) -> tuple[Stored, Valid]:
     """A column's values, and which rows are valid: not null, and without a null in them."""
     array = _plain(array)
     if field.kind == "dense":
@@ -139,16 +141,20 @@ def _stored(array: Any, field: Field) -> tuple[Stored, npt.NDArray[np.bool_]]:
         return Stored(values), valid
     child, offsets = _list(array)
     values, inner = _numbers(_plain(child))
-    if not inner.all():
-        bad = np.flatnonzero(~_all_of(inner))
-        valid = valid.copy()
+    whole = _all_of(inner)
+    if whole is not None and not whole.all():
+        bad = np.flatnonzero(~whole)
+        valid = np.ones(len(array), np.bool_) if valid is None else valid.copy()
         valid[offsets.searchsorted(bad, side="right") - 1] = False
     return Stored(values, offsets), valid
 
 
-def _all_of(valid: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+def _all_of(valid: Valid) -> Valid:
     """Which rows have no null in them."""
-    return valid if valid.ndim == 1 else np.logical_and.reduce(valid, axis=tuple(range(1, valid.ndim)))
+    if valid is None or valid.ndim == 1:
+        return valid
+    whole: npt.NDArray[np.bool_] = np.logical_and.reduce(valid, axis=tuple(range(1, valid.ndim)))
+    return whole
 
 
 def _plain(array: Any) -> Any:
@@ -164,14 +170,11 @@ def _plain(array: Any) -> Any:
             return array
 
 
-def _valid(array: Any) -> npt.NDArray[np.bool_]:
-    if array.null_count == 0:
-        return np.ones(len(array), np.bool_)
-    valid: npt.NDArray[np.bool_] = array.is_valid().to_numpy(zero_copy_only=False)
-    return valid
+def _valid(array: Any) -> Valid:
+    return array.is_valid().to_numpy(zero_copy_only=False) if array.null_count else None
 
 
-def _numbers(array: Any) -> tuple[Array, npt.NDArray[np.bool_]]:
+def _numbers(array: Any) -> tuple[Array, Valid]:
     """Numbers as [rows, *shape], zero where null, and which elements are valid: [rows], or [rows, elements]."""
     import pyarrow as pa
 
@@ -183,10 +186,12 @@ def _numbers(array: Any) -> tuple[Array, npt.NDArray[np.bool_]]:
         child = array.values.slice(array.offset * size, len(array) * size)
         values, inner = _numbers(child)
         values = values.reshape(len(array), size, *values.shape[1:])
-        inner = inner.reshape(len(array), inner.size // max(1, len(array)))
-        if not valid.all():
-            values = np.where(valid.reshape(-1, *[1] * (values.ndim - 1)), values, np.zeros((), values.dtype))
-        return values, valid[:, None] & inner if size else valid
+        if inner is not None:
+            inner = inner.reshape(len(array), inner.size // max(1, len(array)))
+        if valid is None:
+            return values, inner
+        values = np.where(valid.reshape(-1, *[1] * (values.ndim - 1)), values, np.zeros((), values.dtype))
+        return values, valid if inner is None or not size else valid[:, None] & inner
     if pa.types.is_boolean(kind):
         array = array.cast(pa.uint8())
     elif pa.types.is_decimal(kind):
@@ -249,7 +254,8 @@ def _list(array: Any) -> tuple[Any, npt.NDArray[np.int64]]:
     child = array.values
     _check_offsets(offsets, len(child))
     lengths = np.diff(offsets)
-    if array.null_count and (hidden := ~_valid(array) & (lengths > 0)).any():
+    valid = _valid(array)
+    if valid is not None and (hidden := ~valid & (lengths > 0)).any():
         # Arrow lets a null row have elements, which nobody sees: they are left out.
         keep = np.repeat(~hidden, lengths)
         child = child.slice(int(offsets[0]), int(offsets[-1] - offsets[0])).filter(pa.array(keep))
@@ -277,7 +283,7 @@ def _objects(array: Any) -> list[Any]:
     child, offsets = _list(array)
     if element_of(child.type) is not None and child.null_count == 0:
         values, valid = _numbers(child)
-        if valid.all():
+        if valid is None or valid.all():
             return np.split(values, offsets[1:-1]) if len(array) else []
     inner = _objects(child)
     return [inner[first:last] for first, last in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)]

@@ -33,6 +33,8 @@ _KNOWN = 4
 _TOLERATED = 64
 #: Chunks asked for ahead of need and not yet there.
 _MOST_AHEAD = 16
+#: Threads that decode ahead of need. Libraries release Python's lock meanwhile.
+_THREADS = 2
 
 
 @dataclass
@@ -174,7 +176,7 @@ class ChunkCache:
                 return
             self._asked.add(key)
             if self._pool is None:
-                self._pool = ThreadPoolExecutor(1, thread_name_prefix="rankfeed-ahead")
+                self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="rankfeed-ahead")
             pool = self._pool
         pool.submit(self._try, key, load)
 

@@ -27,7 +27,6 @@ class ChunkedSource(Source):
     """
 
     default_shuffle: ClassVar[Literal["global", "window"]] = "window"
-    looks_ahead: ClassVar[bool] = True
     #: What does not travel to other processes, besides the cache: handles, say.
     _transient: ClassVar[tuple[str, ...]] = ()
 
@@ -48,6 +47,8 @@ class ChunkedSource(Source):
         self._cache_bytes = cache_bytes
         self._cache = ChunkCache(cache_bytes)
         rows = int(self._chunk_starts[-1])
+        # Some two chunks: while one is used up, the next is decoded.
+        self.looks_ahead = max(1, 2 * rows // max(1, len(rows_per_chunk)))
         if data_bytes > CACHE_BYTES // 2:
             self.best_window = max(1, _WINDOW_BYTES * rows // data_bytes)
 
@@ -95,13 +96,16 @@ class ChunkedSource(Source):
                 parts[name].append(at_hand[name].part(rows, slots))
         if single:
             self._add_single(single, names, parts)
-        return Columns({name: column_of_parts(self.fields[name], parts[name]) for name in names}, len(ids))
+        fields = self.fields
+        return Columns({name: column_of_parts(fields[name], parts[name]) for name in names}, len(ids))
 
     def expect(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> None:
         """Decode what will be read next, in the background."""
         names = tuple(check_columns(columns, self.fields))
         chunks = self._chunk_starts.searchsorted(check_ids(sample_ids, len(self)), side="right") - 1
-        for key in self._cache.missing((number, names) for number in dict.fromkeys(chunks.tolist())):
+        # Most batches lie in one chunk.
+        some = chunks[:1] if (chunks == chunks[:1]).all() else np.unique(chunks)
+        for key in self._cache.missing([(number, names) for number in some.tolist()]):
             self._cache.ahead(key, self._loader(*key))
 
     def _chunk(self, number: int, names: tuple[str, ...], used: int) -> Chunk:

@@ -96,9 +96,9 @@ class ConcatSource(Source):
         return first if all(other == first for other in others) else None
 
     @property
-    def looks_ahead(self) -> bool:  # type: ignore[override]
-        """Whether one of them does something on `expect`."""
-        return any(source.looks_ahead for source in self.sources)
+    def looks_ahead(self) -> int:  # type: ignore[override]
+        """As far as the one that looks farthest."""
+        return max(source.looks_ahead for source in self.sources)
 
     @property
     def identified(self) -> bool:

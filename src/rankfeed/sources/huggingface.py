@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -74,8 +74,6 @@ class HuggingFaceSource(Source):
         ArgumentError: no such column or split, or the Dataset has a transform of its own.
     """
 
-    looks_ahead: ClassVar[bool] = True
-
     def __init__(
         self,
         where: Any,
@@ -121,6 +119,7 @@ class HuggingFaceSource(Source):
         self._names = {name: known[name] for name in names}
         self._table = _source_of(table, list(self._names.values()), features, place, self._options)
         self._mapping = None if mapping is None else _mapping_of(mapping, len(self._table), place)
+        self.looks_ahead = self._table.looks_ahead
         parts = [own, self._table.fingerprint, self._mapping.fingerprint if self._mapping else ""]
         self._fingerprint = digest_of(*(str(part).encode() for part in parts))
 

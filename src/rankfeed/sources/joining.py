@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -35,22 +34,21 @@ def agreed_fields(named: Sequence[tuple[str, Fields]], columns: Sequence[str] | 
         >>> agreed_fields([("a", frames), ("b", {"x": Field("ragged", "float32", (2,))})])
         {'x': Field(kind='ragged', dtype='float32', shape=(2,))}
     """
-    first, fields = named[0]
     _check_names(named, columns)
-    agreed = {name: fields[name] for name in (fields if columns is None else columns)}
-    holder = dict.fromkeys(agreed, first)  # which source a column's type was taken from
-    for source, fields in named[1:]:
-        for name, field in agreed.items():
-            common = _common(field, fields[name])
-            if common is None:
+    first = named[0]
+    agreed: dict[str, Field] = {}
+    for name in first[1] if columns is None else columns:
+        # One that is ragged decides, wherever it stands: dense ones of different lengths agree with it.
+        holder, its = next((each for each in named if each[1][name].kind == "ragged"), first)
+        agreed[name] = its[name]
+        for source, fields in named:
+            if not _holds(its[name], fields[name]):
                 raise SourceError(
                     f"column {_shown(name)} is of different types",
-                    expected=f"{_type(field)} as in {holder[name]}",
+                    expected=f"{_type(its[name])} as in {holder}",
                     found=f"{_type(fields[name])} in {source}",
                     remedy=_REMEDY,
                 )
-            if common != field:
-                agreed[name], holder[name] = common, source
     return agreed
 
 
@@ -76,13 +74,12 @@ def _type(field: Field) -> str:
     return f"{field.kind} {field}" if field.dtype else field.kind
 
 
-def _common(one: Field, other: Field) -> Field | None:
-    """The field that holds rows of both; None where there is none."""
-    if one == other:
-        return one
-    ragged, dense = (one, other) if one.kind == "ragged" else (other, one)
-    fits = (ragged.kind, dense.kind) == ("ragged", "dense") and dense.shape and dense.shape[1:] == ragged.shape
-    return ragged if fits and dense.dtype == ragged.dtype else None
+def _holds(field: Field, other: Field) -> bool:
+    """Whether a column of ``field`` holds rows of ``other`` too."""
+    if field == other:
+        return True
+    fits = (field.kind, other.kind) == ("ragged", "dense") and other.shape and other.shape[1:] == field.shape
+    return bool(fits) and field.dtype == other.dtype
 
 
 def joined_column(name: str, field: Field, pieces: Sequence[tuple[Column, Int64 | None]]) -> Column:
@@ -143,7 +140,7 @@ def _placed(column: Any, slots: Int64 | None) -> list[Any]:
     """The parts of a column with their places in the joint one."""
     if slots is None:
         return list(column.parts)
-    return [replace(part, slots=slots if part.slots is None else slots[part.slots]) for part in column.parts]
+    return [part._replace(slots=slots if part.slots is None else slots[part.slots]) for part in column.parts]
 
 
 def _native(column: Any, slots: Int64 | None) -> tuple[Any, Int64 | None]:
@@ -176,4 +173,4 @@ def _runs(part: Rows) -> Runs:
 def _alike(parts: list[Rows]) -> list[Rows]:
     """Dense parts that are all read in one way: by calls, or through their mapping (the bytes are the same)."""
     by_calls = all(part.region is not None for part in parts)
-    return parts if by_calls else [replace(part, region=None) for part in parts]
+    return parts if by_calls else [part._replace(region=None) for part in parts]

@@ -77,8 +77,8 @@ class SelectSource(Source):
         return self.source.annotate
 
     @property
-    def looks_ahead(self) -> bool:  # type: ignore[override]
-        """Whether the source does something on `expect`."""
+    def looks_ahead(self) -> int:  # type: ignore[override]
+        """As far as the source."""
         return self.source.looks_ahead
 
     @property

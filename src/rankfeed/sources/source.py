@@ -36,7 +36,7 @@ class Source(ABC):
         collate: makes a batch of samples that are no dicts, where the user gives no ``collate_fn``; None for
             torch's own way.
         annotate: puts a further tensor on such a batch, by name; None where there is no room for one.
-        looks_ahead: whether `expect` does something, and is worth being told.
+        looks_ahead: how many samples before their turn the source would know of them (see `expect`); 0: never.
     """
 
     default_shuffle: ClassVar[Literal["global", "window"]] = "global"
@@ -45,7 +45,7 @@ class Source(ABC):
     takes_batches: bool = False
     collate: Collate | None = None
     annotate: Annotate | None = None
-    looks_ahead: ClassVar[bool] = False
+    looks_ahead: int = 0
 
     @property
     def identified(self) -> bool:
@@ -173,13 +173,14 @@ def by_chunk(ids: Int64, starts: Int64) -> list[tuple[int, Int64, Int64 | None]]
     if len(starts) == 2:
         return [(0, ids, None)]
     chunk = starts.searchsorted(ids, side="right") - 1
+    if not len(ids) or (chunk == chunk[0]).all():
+        number = int(chunk[0]) if len(ids) else 0
+        return [(number, ids - starts[number], None)]
     rows = ids - starts[chunk]
     # Few chunks have small numbers, which numpy sorts by their digits.
     order = chunk.astype(np.uint16 if len(starts) < 2**16 else np.int64).argsort(kind="stable")
     chunk = chunk[order]
     edges = (np.flatnonzero(chunk[1:] != chunk[:-1]) + 1).tolist()
-    if not edges:
-        return [(int(chunk[0]) if len(ids) else 0, rows, None)]
     rows = rows[order]
     return [
         (number, rows[first:last], order[first:last])

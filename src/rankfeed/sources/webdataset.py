@@ -65,7 +65,7 @@ class WebDatasetSource(Source):
     """
 
     default_shuffle: ClassVar[Literal["global", "window"]] = "global"
-    looks_ahead: ClassVar[bool] = True
+    looks_ahead = 1
 
     def __init__(
         self,
