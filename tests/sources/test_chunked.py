@@ -114,6 +114,14 @@ def test_chunks_that_are_read_through_make_room_for_the_next() -> None:
     assert source.taken == 0
 
 
+@pytest.mark.filterwarnings("error")
+def test_chunks_that_a_batch_reads_whole_make_room_for_the_next() -> None:
+    source = Squares([10] * 200, cache_bytes=2000)
+    for first in range(0, 2000, 25):
+        check(source, [*range(first, first + 25)])
+    assert Counter(source.decoded) == Counter(range(200))
+
+
 def test_chunks_that_another_worker_reads_the_rest_of_make_room_too() -> None:
     source = Taking([100] * 50, cache_bytes=8000)
     for start in range(0, 5000, 16):  # every other batch, as one of two worker processes reads
@@ -210,7 +218,7 @@ def test_a_loader_tells_the_source_what_comes(tmp_path: Path) -> None:
         for each in batch["id"].tolist()
     ]
     assert Counter(ids) == Counter(range(100))
-    assert told == ids[20:]  # four steps before it is read, in the order in which it is
+    assert told == ids[40:]  # four chunks before it is read, in the order in which it is
 
 
 class Wide(Squares):

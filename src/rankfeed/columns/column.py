@@ -107,7 +107,6 @@ class Dense(Column):
 
     def __init__(self, parts: Sequence[Rows]) -> None:
         self.parts = parts
-        self._length = len(parts[0].rows) if len(parts) == 1 else sum(len(part.rows) for part in parts)
 
     @property
     def field(self) -> Field:
@@ -121,21 +120,23 @@ class Dense(Column):
         return cls([Rows(array, np.arange(len(array)))])
 
     def __len__(self) -> int:
-        return self._length
+        return sum(len(part.rows) for part in self.parts)
 
     @property
     def nbytes(self) -> int:
         """Bytes that the rows take."""
-        return self._length * int(self.parts[0].values[:1].nbytes)
+        return len(self) * int(self.parts[0].values[:1].nbytes)
 
     def gather(self, allocate: Allocate = np.empty) -> Array:
         """The rows in one array: [rows, *shape]."""
         parts = self.parts
         values, rows, slots, region = parts[0]
-        out = allocate((self._length, *values.shape[1:]), values.dtype)
         if slots is None and region is None:
+            out = allocate((len(rows), *values.shape[1:]), values.dtype)
             take_rows(values, rows, out)
-        elif region is not None:
+            return out
+        out = allocate((len(self), *values.shape[1:]), values.dtype)
+        if region is not None:
             for part in parts:
                 assert part.region is not None
                 one = np.ones(len(part.rows), np.int64)

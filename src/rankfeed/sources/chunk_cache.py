@@ -196,9 +196,11 @@ class ChunkCache:
         nbytes = sum(stored.nbytes for stored in chunk.values())
         rows = max(1, max((stored.rows for stored in chunk.values()), default=0))
         with self._lock:
-            # What was read of it in epochs before does not count.
-            used = self._elsewhere.pop(key, 0) % rows
+            # What was read of it in epochs before does not count; but one that was just read whole is spent.
+            read = self._elsewhere.pop(key, 0)
+            used = read % rows or min(read, rows)
             self._entries[key] = _Entry(chunk, nbytes, rows, used, self._now, self._now)
+            self._entries.move_to_end(key, last=used < rows)
             self._bytes += nbytes
             self._largest = max(self._largest, nbytes)
             while self._bytes > self.max_bytes and len(self._entries) > 1:

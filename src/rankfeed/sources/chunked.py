@@ -47,8 +47,8 @@ class ChunkedSource(Source):
         self._cache_bytes = cache_bytes
         self._cache = ChunkCache(cache_bytes)
         rows = int(self._chunk_starts[-1])
-        # Some two chunks: while one is used up, the next is decoded.
-        self.looks_ahead = max(1, 2 * rows // max(1, len(rows_per_chunk)))
+        # Four chunks: while one is used up the next are decoded, side by side.
+        self.looks_ahead = max(1, 4 * rows // max(1, len(rows_per_chunk)))
         if data_bytes > CACHE_BYTES // 2:
             self.best_window = max(1, _WINDOW_BYTES * rows // data_bytes)
 
