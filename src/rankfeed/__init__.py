@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from rankfeed import errors
 
 if TYPE_CHECKING:
-    from rankfeed.building import pack
+    from rankfeed.building import pack, prepare_once
     from rankfeed.loading import AuditReport, DistributedBatchSampler, DistributedSampler, Loader, split
     from rankfeed.plan import Plan, Schedule
     from rankfeed.sources import Source, concat, from_dataset, open, train_test_split
@@ -42,6 +42,7 @@ __all__ = [
     "from_dataset",
     "open",
     "pack",
+    "prepare_once",
     "split",
     "train_test_split",
 ]
@@ -60,6 +61,7 @@ _ROOMS = {
     "from_dataset": "rankfeed.sources",
     "open": "rankfeed.sources",
     "pack": "rankfeed.building",
+    "prepare_once": "rankfeed.building",
     "split": "rankfeed.loading",
     "train_test_split": "rankfeed.sources",
 }

@@ -111,6 +111,10 @@ class PackError(RankfeedError):
     """A sample that cannot be packed, or a destination that cannot be written."""
 
 
+class PrepareError(RankfeedError):
+    """Data that could not be prepared: the builder raised or cannot write, or the wait for it was too long."""
+
+
 class TransformError(RankfeedError):
     """A user's transform or collate function raised; names sample id, step and rank."""
 

@@ -12,7 +12,7 @@ import pytest
 
 import rankfeed as rf
 
-COMMANDS = ("inspect", "index", "plan", "pack", "verify", "demo")
+COMMANDS = ("inspect", "index", "plan", "prepare", "pack", "verify", "demo")
 
 
 def rankfeed(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -156,3 +156,19 @@ def test_an_error_is_json_too_where_json_was_asked_for() -> None:
     done = rankfeed("inspect", "/nowhere", "--json")
     assert done.returncode == 1
     assert json.loads(done.stdout)["ok"] is False
+
+
+def test_prepare_builds_once_and_finds_changed_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "words.py").write_text("def build(folder):\n    (folder / 'a').write_text('one')\n")
+    monkeypatch.chdir(tmp_path)
+    first, second = (figures("prepare", "words:build", "data", "--key", "1", "--check") for _ in range(2))
+    assert (first["built_here"], second["built_here"]) == (True, False)
+    assert (second["files"], second["bytes"], second["path"]) == (1, 3, str(tmp_path / "data"))
+    (tmp_path / "data" / "a").write_text("two")
+    done = rankfeed("prepare", "words:build", "data", "--key", "1", "--check")
+    assert done.returncode == 1
+    assert "found: a" in done.stderr
+    for name, words in {"words": "module:function", "words:none": "imported", "os:sep": "no function"}.items():
+        done = rankfeed("prepare", name, "data")
+        assert done.returncode == 2
+        assert words in done.stderr

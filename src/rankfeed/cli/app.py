@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from rankfeed.cli import data, indexing, inspecting, plans
+from rankfeed.cli import data, indexing, inspecting, plans, preparing
 from rankfeed.cli.output import Json, show
 from rankfeed.errors import ArgumentError, RankfeedError
 
@@ -20,6 +20,7 @@ app = typer.Typer(
 )
 app.command()(inspecting.inspect)
 app.command()(plans.plan)
+app.command()(preparing.prepare)
 app.command()(data.pack)
 app.command()(indexing.index)
 app.command()(plans.verify)

@@ -1,0 +1,145 @@
+"""Who holds a lease, as its file tells, and by what an observer knows whether that process is still alive."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+from rankfeed.topology.job import started
+
+
+class Holder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Who holds a lease, as it stands in the file.
+
+    Args:
+        name: of the holder, used once.
+        host: its name.
+        boot: of the running kernel; empty where that cannot be told.
+        space: of process numbers: they mean something in there alone.
+        pid: number of the process.
+        born: clock ticks from the kernel's start to the process's.
+        locked: whether it holds a lock of the operating system.
+        who: its place in the job, for those who wait.
+        attempt: which attempt of which job this is; empty where no launcher says.
+        since: seconds since 1970 by its own clock, for those who wait.
+    """
+
+    name: str
+    host: str
+    boot: str
+    space: int
+    pid: int
+    born: int
+    locked: bool
+    who: str
+    attempt: str
+    since: float
+
+    @classmethod
+    def here(cls, who: str, attempt: str) -> Holder:
+        """This process, under a new name."""
+        return cls(
+            name=secrets.token_hex(8),
+            host=socket.gethostname(),
+            boot=_boot(),
+            space=_space(),
+            pid=os.getpid(),
+            born=started(os.getpid()),
+            locked=False,
+            who=who,
+            attempt=attempt,
+            since=time.time(),
+        )
+
+    @property
+    def is_of_this_host(self) -> bool:
+        """Whether it runs, or ran, under the kernel and the name that this process does."""
+        return self.host == socket.gethostname() and self.boot == _boot()
+
+    @property
+    def is_visible(self) -> bool:
+        """Whether its number means the same process here."""
+        return self.is_of_this_host and bool(self.boot) and self.space == _space()
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether a visible holder has ended."""
+        return started(self.pid) not in (self.born, -1)
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}" + (f" ({self.who})" if self.who else "")
+
+
+@cache
+def _boot() -> str:
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""
+
+
+def _space() -> int:
+    with suppress(OSError):
+        return os.stat("/proc/self/ns/pid").st_ino
+    return 0
+
+
+class Lock:
+    """A lock of the operating system on a file of one's own; a file system may have none."""
+
+    def __init__(self, path: Path) -> None:
+        from filelock import FileLock
+
+        self.path = path
+        self._lock = FileLock(path)
+        self.held = False
+
+    def acquire(self) -> bool:
+        """Whether it could be had; at once."""
+        from filelock import Timeout
+
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            return False
+        except NotImplementedError:
+            return False
+        self.held = True
+        return True
+
+    def release(self) -> None:
+        if self.held:
+            self.held = False
+            with suppress(OSError):
+                self._lock.release()
+
+
+@dataclass
+class Watch:
+    """What an observer remembers of a holder: when it last saw a sign of life."""
+
+    name: str = ""
+    sign: int = -1
+    seen: float = field(default_factory=time.monotonic)
+
+
+def read_holder(path: Path) -> Holder | None:
+    """Who stands in a file; None where there is none."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Holder)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        return _unknown(path)
+
+
+def _unknown(path: Path) -> Holder:
+    """A lease that cannot be read: not yet whole, or damaged. Its holder lives as long as it changes."""
+    return Holder(f"unknown-{path.name}", "an unknown host", "", 0, 0, 0, False, "", "", 0.0)

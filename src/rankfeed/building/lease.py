@@ -1,0 +1,216 @@
+"""Who builds: a lease that exactly one process of all hosts holds, and that no death outlives.
+
+A lease is a small file; it comes into being whole, by a hard link, which one process alone can make. Who sees
+that its holder is dead claims the lease *after* that holder's: a file named for the dead one, so that nobody can
+succeed to it twice, nor to a holder that has gone meanwhile. The holder is whoever stands at the end of the chain.
+
+How it is known that a holder is dead:
+
+- On the same host: no process has its number and its time of birth. Where numbers mean something else for the
+  holder (it runs in another container): it holds a lock of the operating system, which its death frees.
+- From another host: it renews its lease every few seconds, and the observer, by its own clock, has seen nothing
+  of that for long. No clocks are compared, so none has to be right.
+
+A process that was only stopped, and finds on waking up that somebody succeeded to it, gives up: see `Lease.held`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+
+from rankfeed.building.holder import Holder, Lock, Watch, read_holder
+from rankfeed.storage.commit import TEMPORARY, make_durable
+
+#: Seconds between renewals, and after which a holder on another host that has not renewed counts as dead.
+RENEWED, STALE = 3.0, 45.0
+_FIRST = "lease"
+#: EPERM, EMLINK, ENOSYS, EOPNOTSUPP: how file systems say that they have no hard links.
+_NO_LINKS = (1, 31, 38, 95)
+
+
+class Leases:
+    """The leases in a folder.
+
+    Args:
+        folder: where they lie; made when a lease is claimed, removed with the last one.
+        stale: seconds without a renewal after which a holder on another host is dead.
+    """
+
+    def __init__(self, folder: Path, *, stale: float = STALE) -> None:
+        self.folder = folder
+        self.stale = stale
+
+    def chain(self) -> list[Holder]:
+        """All holders, each the successor of the one before; the last one counts."""
+        found: list[Holder] = []
+        name = _FIRST
+        while (holder := read_holder(self.folder / name)) is not None:
+            found.append(holder)
+            name = f"{holder.name}.next"
+        return found
+
+    def holder(self) -> Holder | None:
+        """Who holds the lease; None where nobody does."""
+        chain = self.chain()
+        return chain[-1] if chain else None
+
+    def is_dead(self, holder: Holder, watch: Watch) -> bool:
+        """Whether a holder is dead, as far as this process can know by now.
+
+        Args:
+            holder: of the lease.
+            watch: what the last call saw; changed.
+        """
+        now = time.monotonic()
+        try:
+            sign = os.stat(self.folder / f"{holder.name}.alive").st_mtime_ns
+        except OSError:
+            sign = -1
+        if (watch.name, watch.sign) != (holder.name, sign):
+            watch.name, watch.sign, watch.seen = holder.name, sign, now
+        if holder.is_visible:
+            return holder.is_gone
+        if holder.is_of_this_host and holder.locked and self._is_free(holder):
+            return True
+        return now - watch.seen > self.stale
+
+    def _is_free(self, holder: Holder) -> bool:
+        path = self.folder / f"{holder.name}.lock"
+        # Gone: released in this moment; the chain tells the next time.
+        return path.exists() and self._lock_is_free(path)
+
+    @staticmethod
+    def _lock_is_free(path: Path) -> bool:
+        lock = Lock(path)
+        with suppress(OSError):
+            if lock.acquire():
+                lock.release()
+                return True
+        return False
+
+    def sweep(self, me: Holder) -> None:
+        """Remove what the dead left behind; whoever holds the lease does so before giving it back."""
+        chain = self.chain()
+        dead = {holder.name for holder in chain[:-1]}
+        known = {_FIRST, *(f"{holder.name}.next" for holder in chain)}
+        for path in self.folder.glob("*.lock"):
+            name = path.name.removesuffix(".lock")
+            if name != me.name and self._lock_is_free(path):  # of one that never got to its lease
+                dead.add(name)
+        for path in self.folder.glob("*.next"):
+            if path.name not in known:
+                with suppress(OSError):
+                    path.unlink()
+        for name in dead:
+            for each in (f"{name}.lock", f"{name}.alive", f"{TEMPORARY}{name}"):
+                with suppress(OSError):
+                    (self.folder / each).unlink()
+
+    @contextmanager
+    def claimed(self, after: Holder | None, who: str, attempt: str) -> Iterator[Lease | None]:
+        """The lease, or None where somebody else was faster.
+
+        Args:
+            after: the dead holder that it is taken from; None where there was none.
+            who: place of this process in its job.
+            attempt: which attempt of which job this is.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        me = Holder.here(who, attempt)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        lock = Lock(self.folder / f"{me.name}.lock")
+        lease: Lease | None = None
+        try:
+            me = msgspec.structs.replace(me, locked=lock.acquire())
+            if self._publish(me, _FIRST if after is None else f"{after.name}.next"):
+                lease = Lease(self, me)
+            yield lease if lease is not None and lease.held() else None
+        finally:
+            if lease is not None:
+                lease.release()
+            lock.release()
+            for name in (f"{me.name}.lock", f"{me.name}.alive"):
+                with suppress(OSError):
+                    (self.folder / name).unlink()
+            with suppress(OSError):
+                self.folder.rmdir()  # unless somebody else's lie there
+
+    def _publish(self, me: Holder, name: str) -> bool:
+        """Put a lease there, unless there is one of that name."""
+        temporary = self.folder / f"{TEMPORARY}{me.name}"
+        try:
+            (self.folder / f"{me.name}.alive").touch()
+            with open(temporary, "xb") as file:
+                file.write(msgspec.json.encode(me))
+                file.flush()
+                os.fsync(file.fileno())
+            try:
+                os.link(temporary, self.folder / name)
+            except FileExistsError:
+                return False
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                return self._publish_without_links(me, name)
+            make_durable(self.folder)
+            return True
+        finally:
+            with suppress(OSError):
+                temporary.unlink()
+
+    def _publish_without_links(self, me: Holder, name: str) -> bool:
+        """The same for file systems without hard links: a reader may see it before it is whole, and waits."""
+        try:
+            with open(self.folder / name, "xb") as file:
+                file.write(msgspec.json.encode(me))
+                file.flush()
+                os.fsync(file.fileno())
+        except FileExistsError:
+            return False
+        return True
+
+
+class Lease:
+    """A lease that this process holds; renewed in the background until it is released."""
+
+    def __init__(self, leases: Leases, me: Holder) -> None:
+        self._leases = leases
+        self.me = me
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._renew, name="rankfeed-lease", daemon=True)
+        self._thread.start()
+
+    def _renew(self) -> None:
+        path = self._leases.folder / f"{self.me.name}.alive"
+        sign = 0
+        while not self._over.wait(RENEWED):
+            sign += 1
+            with suppress(OSError):  # told by `held`
+                # Any change is a sign of life; the numbers owe nothing to a clock that may be moved.
+                os.utime(path, ns=(sign, sign))
+
+    def held(self) -> bool:
+        """Whether this process still is the holder: nobody has taken it for dead."""
+        holder = self._leases.holder()
+        return holder is not None and holder.name == self.me.name
+
+    def release(self) -> None:
+        """Give it back: the whole chain, whose others are dead."""
+        self._over.set()
+        self._thread.join()
+        chain = self._leases.chain()
+        if not chain or chain[-1].name != self.me.name:
+            return
+        self._leases.sweep(self.me)
+        for name in [_FIRST, *(f"{holder.name}.next" for holder in chain[:-1])]:
+            with suppress(OSError):
+                (self._leases.folder / name).unlink()

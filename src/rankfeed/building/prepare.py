@@ -1,0 +1,276 @@
+"""Data prepared once, by whichever process comes first; all others wait until they are there.
+
+The file system is the truth, and there is no collective: any processes may call, of one job or of several, on one
+host or on many, at any time. One holds the lease and builds into a folder of its own; a rename commits it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import wraps
+from pathlib import Path
+from typing import Any, Literal, overload
+
+from rankfeed.building.failure import cannot_write, find_failure
+from rankfeed.building.holder import Watch
+from rankfeed.building.lease import Leases
+from rankfeed.building.patience import Patience
+from rankfeed.building.prepared import State, key_of, look
+from rankfeed.building.turn import Build, Turn
+from rankfeed.errors import ArgumentError, PrepareError, RankfeedError
+from rankfeed.plan.plan import whole
+from rankfeed.topology import Topology
+from rankfeed.topology.job import launch_name
+
+Scope = Literal["shared", "node"]
+
+#: Seconds between looks, at first and at most.
+_FIRST_LOOK, _LAST_LOOK = 0.01, 0.5
+#: How often this process has prepared each path: its part in the name of an attempt.
+_turns: Counter[str] = Counter()
+
+
+@overload
+def prepare_once(
+    path: str | os.PathLike[str],
+    build: Build,
+    *,
+    key: str = ...,
+    scope: Scope = ...,
+    retries: int = ...,
+    timeout: float | None = ...,
+    inputs: Sequence[str | os.PathLike[str]] = ...,
+) -> Path: ...
+@overload
+def prepare_once(
+    path: str | os.PathLike[str],
+    build: None = ...,
+    *,
+    key: str = ...,
+    scope: Scope = ...,
+    retries: int = ...,
+    timeout: float | None = ...,
+    inputs: Sequence[str | os.PathLike[str]] = ...,
+) -> Preparation: ...
+def prepare_once(
+    path: str | os.PathLike[str],
+    build: Build | None = None,
+    *,
+    key: str = "",
+    scope: Scope = "shared",
+    retries: int = 0,
+    timeout: float | None = None,
+    inputs: Sequence[str | os.PathLike[str]] = (),
+) -> Path | Preparation:
+    """Have a folder built by one process, whichever comes first; all others wait for it.
+
+    Call it alike in every process that needs the folder. It needs no process group, and nobody has to take part:
+    ``build(staging)`` writes into a private folder, its files are flushed, listed with sizes and checksums, and
+    one rename brings all of it to ``path``. A builder that dies is replaced by one of those who wait.
+
+    Without ``build`` it returns a :class:`Preparation`, which is a decorator and a context manager.
+
+    Args:
+        path: folder to be there in the end. It must not hold what nobody prepared.
+        build: called with an empty folder to write into.
+        key: what is built, in a word; a folder that was prepared with another key is replaced. Files of the old
+            one that are held open stay readable.
+        scope: "shared": once for all who see the file system. "node": the folder lies on a disk of each node's
+            own, under the same path, and is built once on each.
+        retries: how often a failing build is tried again, each time in a new folder and after a longer pause.
+        timeout: seconds to wait for another process that builds; None for as long as it lives.
+        inputs: files and folders that it is built from: where their sizes or times differ, so does the key.
+
+    Returns:
+        ``path``, absolute.
+
+    Raises:
+        PrepareError: the build failed (in every process of the job, with the builder's traceback as the cause),
+            the folder cannot be written or holds something else, or the wait was too long.
+        ArgumentError: an argument that cannot be meant.
+
+    Examples:
+        >>> import tempfile
+        >>> def build(staging):
+        ...     print("building")
+        ...     (staging / "data.txt").write_text("hello")
+        >>> folder = tempfile.mkdtemp() + "/data"
+        >>> (prepare_once(folder, build, key="v1") / "data.txt").read_text()
+        building
+        'hello'
+        >>> prepare_once(folder, build, key="v1").name  # it is there
+        'data'
+    """
+    preparation = Preparation(path, key=key, scope=scope, retries=retries, timeout=timeout, inputs=inputs)
+    return preparation if build is None else preparation.run(build)
+
+
+class Preparation:
+    """A folder that is to be prepared once: a decorator for what builds it, or a context manager around that.
+
+    The arguments are those of `prepare_once`. A context manager's body runs once, so there are no retries there.
+
+    Examples:
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp() + "/data"
+        >>> @prepare_once(folder)
+        ... def data(staging):
+        ...     (staging / "data.txt").write_text("hello")
+        >>> data().name
+        'data'
+        >>> with prepare_once(folder) as staging:
+        ...     if staging is not None:  # None where it is there already, or another process has built it
+        ...         (staging / "data.txt").write_text("hello")
+        >>> staging is None
+        True
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        key: str = "",
+        scope: Scope = "shared",
+        retries: int = 0,
+        timeout: float | None = None,
+        inputs: Sequence[str | os.PathLike[str]] = (),
+    ) -> None:
+        self.path = _target(path)
+        if not isinstance(key, str):
+            raise ArgumentError("the key is a text", found=repr(key))
+        if scope not in ("shared", "node"):
+            raise ArgumentError("unknown scope", expected="shared | node", found=repr(scope))
+        self.retries = whole("retries", retries, at_least=0)
+        if timeout is not None and not timeout >= 0:
+            raise ArgumentError("timeout is a number of seconds", found=repr(timeout))
+        if isinstance(inputs, (str, os.PathLike)):
+            raise ArgumentError("inputs are several", expected="a list of paths", found=repr(inputs))
+        self.key, self.scope, self.timeout, self.inputs = key, scope, timeout, inputs
+        self._stack = ExitStack()
+        self._turn: Turn | None = None
+
+    def __call__(self, build: Build) -> Callable[[], Path]:
+        """The function as one without arguments, which prepares the folder and returns its path."""
+
+        @wraps(build)
+        def prepared() -> Path:
+            return self.run(build)
+
+        del prepared.__wrapped__  # its arguments are not those of `build`
+        return prepared
+
+    def __enter__(self) -> Path | None:
+        self._stack = ExitStack()
+        try:
+            self._turn = self._wait(self._stack)
+            return None if self._turn is None else self._turn.fresh()
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        with self._stack:
+            if self._turn is None or (error is not None and not isinstance(error, Exception)):
+                return
+            if error is not None:
+                raise self._turn.failed(error) from error
+            done = self._turn.finish()
+        if not done:
+            with ExitStack() as stack:
+                if self._wait(stack) is not None:
+                    raise PrepareError(
+                        "others took this process for dead, began anew, and died as well",
+                        where=self.path,
+                        remedy="start the job again",
+                    )
+
+    def run(self, build: Build) -> Path:
+        """Prepare the folder; as :func:`prepare_once`."""
+        while True:
+            with ExitStack() as stack:
+                turn = self._wait(stack)
+                if turn is None or turn.run(build, self.retries):
+                    return self.path
+
+    def _wait(self, stack: ExitStack) -> Turn | None:
+        """Wait until the folder is there (None), or until it is this process's turn to build it.
+
+        Args:
+            stack: what ends the turn.
+        """
+        try:
+            return self._waited(stack)
+        except OSError as error:
+            if isinstance(error, RankfeedError):
+                raise
+            raise cannot_write(error, self.path) from error
+
+    def _waited(self, stack: ExitStack) -> Turn | None:
+        key = key_of(self.key, self.inputs)
+        _turns[str(self.path)] += 1
+        launch, me = launch_name(), _who()
+        attempt = f"{launch} {_turns[str(self.path)]}" if launch else ""
+        folder = self.path.with_name(f".{self.path.name}.prepare")
+        leases = Leases(folder)
+        patience = Patience(self.path, me, self.timeout)
+        watch, waited_for, pause = Watch(), set[str](), _FIRST_LOOK
+        while True:
+            if self._is_there(key):
+                return None
+            failure = find_failure(folder, waited_for, attempt)
+            if failure is not None:
+                raise failure.error()
+            holder = leases.holder()
+            if holder is None or leases.is_dead(holder, watch):
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                lease = stack.enter_context(leases.claimed(holder, me, attempt))
+                if lease is not None:
+                    # What was seen before may have ended meanwhile: look again, now that nobody else builds.
+                    failure = find_failure(folder, waited_for, attempt)
+                    if failure is not None:
+                        raise failure.error()
+                    if self._is_there(key):
+                        return None
+                    return Turn(self.path, folder, key, lease)
+                stack.close()
+                continue
+            waited_for.add(holder.name)
+            patience.check(holder, folder)
+            time.sleep(pause)
+            pause = min(_LAST_LOOK, pause * 1.5)
+
+    def _is_there(self, key: str) -> bool:
+        state = look(self.path, key)
+        if state is State.FOREIGN:
+            raise PrepareError(
+                "the folder holds files that nobody prepared",
+                expected="no folder, an empty one, or one that prepare_once made",
+                found=", ".join(sorted(os.listdir(self.path))[:4]) if self.path.is_dir() else "a file",
+                where=self.path,
+                remedy="move them away, or choose another folder: what others made is never removed",
+            )
+        return state is State.FITS
+
+
+def _who() -> str:
+    """This process's place in its job, as far as anybody says."""
+    try:
+        topology = Topology.detect()
+    except RankfeedError:
+        return ""
+    return f"rank {topology.rank} of {topology.world_size}" if topology.world_size > 1 else ""
+
+
+def _target(path: Any) -> Path:
+    """The folder that is meant, absolute; links to it are followed."""
+    if isinstance(path, (str, os.PathLike)):
+        text = os.fspath(path)
+        if isinstance(text, str) and text and "\0" not in text and "://" not in text:
+            target = Path(os.path.realpath(text))
+            if target.name:
+                return target
+    raise ArgumentError("this is no folder to prepare", expected="a path", found=repr(path))

@@ -1,0 +1,219 @@
+"""A prepared folder: the marker inside that says it is whole, and the one rename that brings it there."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from enum import Enum
+from pathlib import Path
+
+import msgspec
+
+from rankfeed.errors import PrepareError
+from rankfeed.storage import digest_of, file_digest, make_durable, write_atomic
+
+MARKER_NAME = ".rankfeed-prepared.json"
+#: What the name of a folder begins with that was moved aside.
+OLD = "old-"
+
+
+class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """A file of a prepared folder.
+
+    Args:
+        name: relative to the folder, with slashes.
+        nbytes: its size; that of a link is -1.
+        digest: XXH3 of its bytes; of a link, where it leads.
+    """
+
+    name: str
+    nbytes: int
+    digest: str
+
+
+class Marker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a finished build says of itself.
+
+    Args:
+        version: of this layout.
+        key: of what was built.
+        host: where.
+        seconds: how long it took.
+        files: all of them, sorted by name.
+    """
+
+    version: int
+    key: str
+    host: str
+    seconds: float
+    files: list[Entry]
+
+
+class State(Enum):
+    """What lies where a prepared folder belongs."""
+
+    ABSENT = "nothing"
+    FITS = "what is wanted, whole"
+    OTHER = "what was prepared with another key"
+    DAMAGED = "what was prepared, and was changed since"
+    FOREIGN = "what nobody prepared"
+
+
+def look(path: Path, key: str) -> State:
+    """What lies at ``path``. Sizes are compared with the marker's; `check` compares the bytes too.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    marker = read_marker(path)
+    if marker is None:
+        if not os.path.lexists(path):
+            return State.ABSENT
+        if path.is_dir() and not any(path.iterdir()):
+            return State.ABSENT
+        return State.FOREIGN
+    if marker.key != key:
+        return State.OTHER
+    return State.FITS if all(_is_there(path, entry) for entry in marker.files) else State.DAMAGED
+
+
+def read_marker(path: Path) -> Marker | None:
+    """The marker of a folder; None where there is none that can be believed.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    try:
+        marker = msgspec.json.decode((path / MARKER_NAME).read_bytes(), type=Marker)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
+        return None
+    return marker if marker.version == 1 else None
+
+
+def _is_there(path: Path, entry: Entry) -> bool:
+    try:
+        found = os.lstat(path / entry.name)
+    except OSError:
+        return False
+    return stat.S_ISLNK(found.st_mode) if entry.nbytes < 0 else found.st_size == entry.nbytes
+
+
+def check(path: Path) -> list[str]:
+    """Names of the files of a prepared folder whose bytes are not those that were built.
+
+    Raises:
+        PrepareError: it has no marker.
+        OSError: it cannot be read.
+    """
+    marker = read_marker(path)
+    if marker is None:
+        raise PrepareError("nobody prepared this folder", expected=f"a file {MARKER_NAME}", where=path)
+    return [
+        entry.name
+        for entry in marker.files
+        if not _is_there(path, entry) or _digest(path / entry.name, entry.nbytes) != entry.digest
+    ]
+
+
+def key_of(key: str, inputs: Sequence[str | os.PathLike[str]]) -> str:
+    """The key that goes into the marker: the caller's, and sizes and times of the files it is built from.
+
+    Raises:
+        PrepareError: an input is not there.
+    """
+    pieces = [key.encode()]
+    for each in inputs:
+        root = Path(each)
+        try:
+            files = [root, *sorted(root.rglob("*"))] if root.is_dir() else [root]
+            for file in files:
+                found = os.stat(file)
+                if not stat.S_ISDIR(found.st_mode):
+                    told = f"{file.relative_to(root)} {found.st_size} {found.st_mtime_ns}"
+                    pieces.append(told.encode("utf-8", "surrogateescape"))
+        except OSError as error:
+            raise PrepareError(
+                "an input cannot be read", found=error.strerror or error, where=error.filename or root
+            ) from error
+    return digest_of(*pieces) if len(pieces) > 1 or inputs else key
+
+
+def seal(staging: Path, key: str, host: str, seconds: float) -> None:
+    """Make a build durable and write down what it holds.
+
+    Raises:
+        PrepareError: it is empty, or holds what is no file, folder or link.
+        OSError: it cannot be written.
+    """
+    paths = sorted(_walk(staging))
+    if not paths:
+        raise PrepareError("the builder wrote nothing", where=staging, remedy="write into the folder it is given")
+    with ThreadPoolExecutor() as pool:
+        files = list(pool.map(lambda path: _sealed(staging, path), paths))
+    for folder, _, _ in os.walk(staging, topdown=False):
+        make_durable(folder)
+    marker = Marker(1, key, host, round(seconds, 3), files)
+    write_atomic(staging / MARKER_NAME, msgspec.json.encode(marker))
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    for place, folders, files in os.walk(folder):
+        yield from (Path(place, name) for name in files)
+        yield from (Path(place, name) for name in folders if os.path.islink(os.path.join(place, name)))
+
+
+def _sealed(staging: Path, path: Path) -> Entry:
+    name = path.relative_to(staging).as_posix()
+    found = os.lstat(path)
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise PrepareError("the name of a file is no UTF-8", found=os.fsencode(name), where=staging) from error
+    if stat.S_ISLNK(found.st_mode):
+        return Entry(name, -1, _digest(path, -1))
+    if not stat.S_ISREG(found.st_mode):
+        raise PrepareError(
+            "the builder left something that is no file", found=stat.filemode(found.st_mode), where=name
+        )
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+    return Entry(name, found.st_size, _digest(path, found.st_size))
+
+
+def _digest(path: Path, nbytes: int) -> str:
+    return file_digest(path) if nbytes >= 0 else digest_of(os.fsencode(os.readlink(path)))
+
+
+def commit(staging: Path, path: Path, aside: Path) -> None:
+    """Bring a sealed build to its place; what was prepared there before is moved aside and removed.
+
+    Files of it that a reader holds open stay readable. Between the two renames there is nothing.
+
+    Raises:
+        OSError: it cannot be moved; what was there is there again.
+    """
+    old = aside / f"{OLD}{secrets.token_hex(4)}"
+    moved = False
+    if os.path.lexists(path) and read_marker(path) is not None:
+        os.rename(path, old)
+        moved = True
+    try:
+        os.rename(staging, path)  # an empty folder gives way
+    except BaseException:
+        if moved:
+            with suppress(OSError):
+                os.rename(old, path)
+        raise
+    make_durable(path.parent)
+    if moved:
+        shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,41 @@
+"""What every process of a round does: have the folder prepared, and compare every byte of it.
+
+prepare_job.py PATH KEY OUT: writes OUT/PID.started before, OUT/PID.done after.
+"""
+
+import os
+import random
+import sys
+import time
+from pathlib import Path
+
+from rankfeed.building import prepare_once
+
+FILES, LINES = 6, 400
+
+
+def content(key: str, number: int) -> str:
+    return f"{key} {number}\n" * LINES
+
+
+def build(staging: Path, key: str, out: Path) -> None:
+    (out / f"{os.getpid()}.built-{time.monotonic_ns()}").touch()
+    chance = random.Random(os.getpid())
+    for number in range(FILES):
+        with open(staging / f"{number}.txt", "w") as file:
+            text = content(key, number)
+            file.write(text[: len(text) // 2])
+            time.sleep(chance.uniform(0, 0.03))
+            file.write(text[len(text) // 2 :])
+
+
+def join(path: Path, key: str, out: Path) -> None:
+    (out / f"{os.getpid()}.started").touch()
+    folder = prepare_once(path, lambda staging: build(staging, key, out), key=key, timeout=60)
+    for number in range(FILES):
+        assert (folder / f"{number}.txt").read_text() == content(key, number)
+    (out / f"{os.getpid()}.done").touch()
+
+
+if __name__ == "__main__":
+    join(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))

@@ -1,0 +1,257 @@
+"""Many processes want one folder at once, and any of them may be killed at any moment."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.faults.prepare_job import FILES, content, join
+from tests.launch.slurm import slurm
+from tests.launch.test_topology_launchers import OPENMPI, PREFIXES, TORCHRUN, need
+from tests.support.jobs import free_port
+from tests.support.seeds import fresh_seed
+
+SCRIPT = Path(__file__).parent / "prepare_job.py"
+#: Seconds within which a round has to end: far more than it takes.
+HANG = 60
+
+
+class Reader(threading.Thread):
+    """Looks at the folder all the time, as somebody who knows nothing of its making."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(daemon=True)
+        self.path = path
+        self.looks, self.wrong = 0, Counter[str]()
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        while not self._over.wait(0.002):
+            with suppress(FileNotFoundError):
+                self._look()
+
+    def _look(self) -> None:
+        folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            found = []
+            for number in range(FILES):
+                with open(os.open(f"{number}.txt", os.O_RDONLY, dir_fd=folder)) as file:
+                    found.append(file.read())
+        finally:
+            os.close(folder)
+        self.looks += 1
+        key = found[0].split(" ", 1)[0]
+        if found != [content(key, number) for number in range(FILES)]:
+            self.wrong[key] += 1
+
+    def stop(self) -> None:
+        self._over.set()
+        self.join(10)
+
+
+def leftovers(path: Path) -> list[str]:
+    return [
+        str(each) for each in path.parent.rglob("*") if each.is_relative_to(path.parent / f".{path.name}.prepare")
+    ]
+
+
+def committed(path: Path, key: str) -> bool:
+    return all((path / f"{number}.txt").read_text() == content(key, number) for number in range(FILES))
+
+
+def until_all(processes: list[int]) -> Counter[int]:
+    """How children ended."""
+    ended: Counter[int] = Counter()
+    deadline = time.monotonic() + HANG
+    waiting = set(processes)
+    while waiting:
+        for pid in list(waiting):
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                waiting.remove(pid)
+                ended[os.waitstatus_to_exitcode(status)] += 1
+        if time.monotonic() > deadline:
+            for pid in waiting:
+                os.kill(pid, signal.SIGKILL)
+            raise AssertionError(f"{len(waiting)} processes hang")
+        time.sleep(0.002)
+    return ended
+
+
+def plain_round(path: Path, key: str, out: Path, chance: random.Random) -> bool:
+    """Plain processes; the survivors finish. Whether one was killed."""
+    processes = []
+    for _ in range(chance.randint(2, 8)):
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                join(path, key, out)
+                status = 0
+            finally:
+                os._exit(status)
+        processes.append(pid)
+    kill = chance.random() < 0.8
+    if kill:
+        time.sleep(chance.uniform(0, 0.25))
+        with suppress(ProcessLookupError):
+            os.kill(chance.choice(processes), signal.SIGKILL)
+    ended = until_all(processes)
+    killed = ended[-signal.SIGKILL]
+    assert killed <= kill
+    assert ended == Counter({0: len(processes) - killed, -signal.SIGKILL: killed}), ended
+    assert committed(path, key)
+    return bool(killed)
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[Reader]:
+    (tmp_path / "shared").mkdir()
+    found = Reader(tmp_path / "shared" / "data")
+    found.start()
+    yield found
+    found.stop()
+    assert not found.wrong, found.wrong
+
+
+def plain(rounds: int, path: Path, folder: Path, seed: int) -> Counter[str]:
+    chance = random.Random(seed)
+    figures: Counter[str] = Counter()
+    for number in range(rounds):
+        out = folder / f"out{number}"
+        out.mkdir()
+        figures["killed"] += plain_round(path, f"key{number}", out, chance)
+        figures["builds"] += len(list(out.glob("*.built-*")))
+        figures["left over"] += len(leftovers(path))
+        figures["rounds"] += 1
+    assert figures["left over"] == 0, leftovers(path)
+    # One build a round, and another one for each builder that was killed.
+    assert rounds <= figures["builds"] <= rounds + figures["killed"]
+    return figures
+
+
+@pytest.mark.timeout(200)
+def test_plain_processes_that_are_killed_leave_one_committed_build(reader: Reader, tmp_path: Path) -> None:
+    figures = plain(25, reader.path, tmp_path, fresh_seed())
+    print(f"\n{dict(figures)}, {reader.looks} looks of a reader")
+    assert figures["killed"] > 5
+    assert reader.looks > 0
+
+
+# Launchers
+
+
+@contextmanager
+def launched(command: list[str], environ: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    environ = {
+        name: value for name, value in environ.items() if name == "SLURM_CONF" or not name.startswith(PREFIXES)
+    }
+    with log.open("wb") as file:
+        job = subprocess.Popen(
+            command,
+            env={**environ, "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+        )
+    try:
+        yield job
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGKILL)
+        job.wait(10)
+
+
+def command_of(launcher: str, count: int, arguments: list[str]) -> list[str]:
+    job = [sys.executable, str(SCRIPT), *arguments]
+    if launcher == "srun":
+        return ["srun", "--overcommit", "-N2", f"-n{max(2, count)}", "--kill-on-bad-exit=0", "--wait=0", *job]
+    if launcher == "openmpi":
+        return [*OPENMPI, "-np", str(count), *job]
+    if launcher == "mpich":
+        return ["mpiexec.mpich", "-n", str(count), *job]
+    port = f"--master-port={free_port()}"
+    return [*TORCHRUN, f"--nproc-per-node={count}", "--master-addr=127.0.0.1", port, str(SCRIPT), *arguments]
+
+
+def launcher_round(
+    launcher: str, path: Path, key: str, out: Path, chance: random.Random, environ: dict[str, str]
+) -> bool:
+    """One launch of which a process is killed, mostly; those that end the survivors are launched once more."""
+    count = chance.randint(2, 4)
+    command = command_of(launcher, count, [str(path), key, str(out)])
+    killed = False
+    with launched(command, environ, out / "log1") as job:
+        if chance.random() < 0.8:
+            deadline = time.monotonic() + HANG
+            while not (started := list(out.glob("*.started"))) and time.monotonic() < deadline:
+                time.sleep(0.005)
+            time.sleep(chance.uniform(0, 0.25))
+            victim = int(chance.choice(started).stem)
+            with suppress(ProcessLookupError, psutil.NoSuchProcess):
+                killed = SCRIPT.name in " ".join(psutil.Process(victim).cmdline())
+                os.kill(victim, signal.SIGKILL)
+        status = job.wait(HANG)
+    said = (out / "log1").read_text(errors="replace")
+    if not killed:
+        assert status == 0, said
+    elif launcher == "srun":  # the survivors finish
+        assert len(list(out.glob("*.done"))) >= max(2, count) - 1, said
+    else:
+        with launched(command_of(launcher, count, [str(path), key, str(out)]), environ, out / "log2") as job:
+            assert job.wait(HANG) == 0, (out / "log2").read_text(errors="replace")
+    assert committed(path, key)
+    return killed
+
+
+def launches(launcher: str, rounds: int, path: Path, folder: Path, seed: int) -> Counter[str]:
+    chance = random.Random(f"{launcher} {seed}")
+    figures: Counter[str] = Counter()
+    with slurm(2, 4) if launcher == "srun" else plain_environ() as environ:
+        for number in range(rounds):
+            out = folder / f"{launcher}{number}"
+            out.mkdir()
+            figures["killed"] += launcher_round(launcher, path, f"{launcher}{number}", out, chance, environ)
+            figures["left over"] += len(leftovers(path))
+            figures["rounds"] += 1
+    assert figures["left over"] == 0, leftovers(path)
+    return figures
+
+
+@contextmanager
+def plain_environ() -> Iterator[dict[str, str]]:
+    yield dict(os.environ)
+
+
+PROGRAMS = {"srun": "srun", "openmpi": "mpirun.openmpi", "mpich": "mpiexec.mpich", "torchrun": sys.executable}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("launcher", PROGRAMS)
+def test_processes_of_a_launcher_that_are_killed_leave_one_committed_build(
+    launcher: str, reader: Reader, tmp_path: Path
+) -> None:
+    need(PROGRAMS[launcher])
+    figures = launches(launcher, 3, reader.path, tmp_path, fresh_seed())
+    print(f"\n{launcher}: {dict(figures)}, {reader.looks} looks of a reader")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_a_thousand_rounds(reader: Reader, tmp_path: Path) -> None:
+    figures = {"plain": plain(700, reader.path, tmp_path, 1)}
+    for launcher, rounds in {"srun": 100, "openmpi": 80, "mpich": 80, "torchrun": 40}.items():
+        need(PROGRAMS[launcher])
+        figures[launcher] = launches(launcher, rounds, reader.path, tmp_path, 1)
+    print(f"\n{ {name: dict(each) for name, each in figures.items()} }, {reader.looks} looks of a reader")
+    assert sum(each["rounds"] for each in figures.values()) == 1000
