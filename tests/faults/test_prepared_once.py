@@ -172,8 +172,9 @@ def launched(command: list[str], environ: dict[str, str], log: Path) -> Iterator
         job.wait(10)
 
 
-def command_of(launcher: str, count: int, arguments: list[str]) -> list[str]:
-    job = [sys.executable, str(SCRIPT), *arguments]
+def command_of(launcher: str, count: int, arguments: list[str], script: Path = SCRIPT) -> list[str]:
+    """The command that starts a script on that many ranks."""
+    job = [sys.executable, str(script), *arguments]
     if launcher == "srun":
         return ["srun", "--overcommit", "-N2", f"-n{max(2, count)}", "--kill-on-bad-exit=0", "--wait=0", *job]
     if launcher == "openmpi":
@@ -181,7 +182,7 @@ def command_of(launcher: str, count: int, arguments: list[str]) -> list[str]:
     if launcher == "mpich":
         return ["mpiexec.mpich", "-n", str(count), *job]
     port = f"--master-port={free_port()}"
-    return [*TORCHRUN, f"--nproc-per-node={count}", "--master-addr=127.0.0.1", port, str(SCRIPT), *arguments]
+    return [*TORCHRUN, f"--nproc-per-node={count}", "--master-addr=127.0.0.1", port, str(script), *arguments]
 
 
 def launcher_round(

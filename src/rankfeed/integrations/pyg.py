@@ -1,4 +1,4 @@
-"""PyTorch Geometric's loaders that sample around nodes: which nodes, on which rank, in which order."""
+"""PyTorch Geometric: data sets prepared once; seed nodes for loaders that sample around them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from typing import Any
 import numpy as np
 
 from rankfeed.errors import ArgumentError
+from rankfeed.integrations.pyg_prepare import prepare
 from rankfeed.loading import DistributedBatchSampler
 from rankfeed.plan import Tail
 from rankfeed.sources.extras import need
 from rankfeed.storage import digest_of
 from rankfeed.topology import Topology
+
+__all__ = ["NodeSeeds", "prepare"]
 
 
 class NodeSeeds(DistributedBatchSampler):
