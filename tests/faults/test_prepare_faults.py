@@ -1,0 +1,127 @@
+"""Disks that are full, read-only or not ours, clocks that are moved: the right error on every rank, and soon."""
+
+import multiprocessing
+import os
+import subprocess
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rankfeed as rf
+from rankfeed.building.prepared import check
+
+RANKS = 4
+
+
+@contextmanager
+def tmpfs(folder: Path, mib: int) -> Iterator[Path]:
+    """A small disk."""
+    if os.geteuid():
+        message = "mounting a small disk needs root"
+        if os.environ.get("CI") == "true" or os.environ.get("RANKFEED_REQUIRE_LAUNCHERS") == "1":
+            pytest.fail(message)
+        pytest.skip(message)
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mib}m", "tmpfs", folder], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+def build(staging: Path) -> None:
+    (staging / "a").write_bytes(b"a" * 1000)
+
+
+def fill(staging: Path) -> None:
+    time.sleep(0.5)  # so that the others wait already
+    (staging / "a").write_bytes(b"a" * (4 << 20))
+
+
+def rank(path: Path, make: Callable[[Path], Any], before: Callable[[int], Any], number: int, said: Any) -> None:
+    before(number)
+    try:
+        rf.prepare_once(path, make, timeout=50)
+        said.put("done")
+    except rf.errors.PrepareError as error:
+        said.put(str(error))
+    except BaseException as error:
+        said.put(f"wrong: {error!r}")
+
+
+def on_all_ranks(path: Path, make: Callable[[Path], Any], before: Callable[[int], Any] = int) -> Counter[str]:
+    """What each of four processes has to say."""
+    context = multiprocessing.get_context("fork")
+    said = context.Queue()
+    processes = [context.Process(target=rank, args=(path, make, before, number, said)) for number in range(RANKS)]
+    for process in processes:
+        process.start()
+    told = Counter(said.get(timeout=60) for _ in processes)
+    for process in processes:
+        process.join(10)
+    return told
+
+
+def test_a_full_disk_is_told_to_all_and_freed(tmp_path: Path) -> None:
+    with tmpfs(tmp_path / "disk", 1) as disk:
+        told = on_all_ranks(disk / "data", fill)
+        assert told.total() == RANKS
+        assert len(told) == 1, told
+        assert "No space left on device" in next(iter(told))
+        assert not list(disk.rglob("a"))
+        assert on_all_ranks(disk / "data", build) == Counter({"done": RANKS})
+        assert [each.name for each in disk.iterdir()] == ["data"]
+
+
+def test_a_read_only_disk_is_told_by_all_unless_the_data_are_there(tmp_path: Path) -> None:
+    with tmpfs(tmp_path / "disk", 1) as disk:
+        rf.prepare_once(disk / "there", build)
+        subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+        told = on_all_ranks(disk / "data", build)
+        assert all("Read-only file system" in each and "choose a folder" in each for each in told), told
+        assert told.total() == RANKS
+        assert on_all_ranks(disk / "there", build) == Counter({"done": RANKS})
+
+
+def test_a_folder_that_belongs_to_others_is_told_by_all() -> None:
+    with tempfile.TemporaryDirectory() as folder:  # where others may look: not below pytest's own
+        os.chmod(folder, 0o755)
+        theirs = Path(folder, "theirs")
+        theirs.mkdir(mode=0o555)
+        told = on_all_ranks(theirs / "data", build, nobody)
+        assert all("Permission denied" in each for each in told), told
+        assert told.total() == RANKS
+        assert not list(theirs.iterdir())
+
+
+def nobody(_: int) -> None:
+    """This process loses root's rights, should it have them."""
+    if os.geteuid():
+        return
+    os.setgid(65534)
+    os.setuid(65534)
+
+
+def moved(number: int) -> None:
+    """This process's clock is days off."""
+    offset, true = (number - 2) * 86_400.0, time.time
+    time.time = lambda: true() + offset
+
+
+def test_clocks_that_differ_by_days_change_nothing(tmp_path: Path) -> None:
+    made = tmp_path / "made"
+
+    def slow(staging: Path) -> None:
+        made.write_text((made.read_text() if made.exists() else "") + "once")
+        time.sleep(0.5)
+        build(staging)
+
+    assert on_all_ranks(tmp_path / "data", slow, moved) == Counter({"done": RANKS})
+    assert made.read_text() == "once"
+    assert check(tmp_path / "data") == []
