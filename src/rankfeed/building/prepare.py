@@ -10,7 +10,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import wraps
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -241,6 +241,8 @@ class Preparation:
             waited_for.add(holder.name)
             patience.check(holder, folder)
             time.sleep(pause)
+            with suppress(OSError):  # a network file system may take a folder for what it was a minute ago
+                os.close(os.open(self.path.parent, os.O_RDONLY))
             pause = min(_LAST_LOOK, pause * 1.5)
 
     def _is_there(self, key: str) -> bool:

@@ -1,0 +1,83 @@
+"""Several hosts: once on each of their local disks, once on what they share, though the builder's host is lost."""
+
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from tests.faults.prepare_job import FILES, content
+from tests.support.hosts import need_hosts, started_on
+
+#: Wants PATH prepared, and says on which host it was built. Lost hosts are noticed soon, for the test's sake.
+JOB = """\
+import socket, sys, time
+from pathlib import Path
+from rankfeed.building import lease, prepare_once
+from tests.faults.prepare_job import build
+lease.RENEWED = 0.2
+lease.Leases.__init__.__kwdefaults__["stale"] = 2.0
+path, key, out, slow = Path(sys.argv[1]), "key", Path(sys.argv[2]), float(sys.argv[3])
+def make(staging):
+    (out / f"{socket.gethostname()}.building").touch()
+    time.sleep(slow)
+    build(staging, key, out)
+folder = prepare_once(path, make, key=key, scope="node" if len(sys.argv) > 4 else "shared", timeout=60)
+lines = [(folder / f"{number}.txt").read_text() for number in range(6)]
+(out / f"{socket.gethostname()}-{sys.argv[-1]}.read").write_text("".join(lines))
+"""
+EXPECTED = "".join(content("key", number) for number in range(FILES))
+
+
+def end(process: object, log: Path) -> None:
+    assert process.wait(90) == 0, log.read_text(errors="replace")  # type: ignore[attr-defined]
+
+
+def test_each_host_builds_once_on_the_disk_it_has_for_itself(tmp_path: Path) -> None:
+    need_hosts()
+    disk, out = tmp_path / "local", tmp_path / "out"
+    disk.mkdir()
+    out.mkdir()
+    # One namespace is one host: what runs there is a shell that starts three processes.
+    three = (
+        'for each in 1 2 3; do "$0" -c "$1" "$2" "$3" 0.3 node $each & all="$all $!"; done; '
+        "for each in $all; do wait $each || exit 1; done"
+    )
+    command = ["sh", "-c", three, sys.executable, JOB, str(disk / "data"), str(out)]
+    hosts = {f"h{number}": out / f"h{number}.log" for number in range(3)}
+    jobs = [started_on(name, command, log, disk) for name, log in hosts.items()]
+    for job, log in zip(jobs, hosts.values(), strict=True):
+        end(job, log)
+    assert len(list(out.glob("*.built-*"))) == 3
+    assert sorted(path.name for path in out.glob("*.building")) == ["h0.building", "h1.building", "h2.building"]
+    read = list(out.glob("*.read"))
+    assert len(read) == 9
+    assert all(path.read_text() == EXPECTED for path in read)
+    assert not any(disk.iterdir())  # this host has another disk
+
+
+def test_a_host_that_is_lost_while_it_builds_is_replaced(tmp_path: Path) -> None:
+    need_hosts()
+    (tmp_path / "out").mkdir()
+    command = [sys.executable, "-c", JOB, str(tmp_path / "data"), str(tmp_path / "out")]
+    first = started_on("first", [*command, "30"], tmp_path / "first.log")
+    try:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "out" / "first.building").exists():
+            assert time.monotonic() < deadline, (tmp_path / "first.log").read_text()
+            time.sleep(0.02)
+        others = [started_on(f"h{number}", [*command, "0"], tmp_path / f"h{number}.log") for number in range(3)]
+        time.sleep(3)  # longer than a host may be silent: this one is not
+        assert all(other.poll() is None for other in others)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(first.pid, signal.SIGKILL)
+        first.wait(10)
+    for number, other in enumerate(others):
+        end(other, tmp_path / f"h{number}.log")
+    read = list((tmp_path / "out").glob("*.read"))
+    assert len(read) == 3
+    assert all(path.read_text() == EXPECTED for path in read)
+    assert len(list((tmp_path / "out").glob("*.built-*"))) == 1
+    assert sorted(path.name for path in tmp_path.glob(".data*")) == []
