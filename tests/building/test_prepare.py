@@ -416,3 +416,18 @@ def test_a_stopped_process_on_this_host_is_not_taken_for_dead(path: Path) -> Non
         rf.prepare_once(path, build)
         other.wait(30)
     assert (path / "a").read_text() == "theirs"
+
+
+def test_a_builder_that_is_killed_when_it_has_just_committed_is_tidied_up_after(path: Path) -> None:
+    code = (
+        "import os, signal, sys\n"
+        "from rankfeed.building import prepare_once, turn\n"
+        "turn.forget_failures = lambda folder: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "prepare_once(sys.argv[1], lambda staging: (staging / 'a').write_text('a'))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(path)], check=False, timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    assert list(control(path).iterdir())
+    rf.prepare_once(path, build)
+    assert not control(path).exists()
+    assert (path / "a").read_text() == "a"

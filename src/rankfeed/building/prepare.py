@@ -220,6 +220,7 @@ class Preparation:
         watch, waited_for, pause = Watch(), set[str](), _FIRST_LOOK
         while True:
             if self._is_there(key):
+                self._tidy(leases)
                 return None
             failure = find_failure(folder, waited_for, attempt)
             if failure is not None:
@@ -244,6 +245,16 @@ class Preparation:
             with suppress(OSError):  # a network file system may take a folder for what it was a minute ago
                 os.close(os.open(self.path.parent, os.O_RDONLY))
             pause = min(_LAST_LOOK, pause * 1.5)
+
+    def _tidy(self, leases: Leases) -> None:
+        """Remove what others left who died: one that had just committed, say."""
+        with suppress(OSError):  # the data are there, and may be all that this process can see or write
+            if leases.folder.exists():
+                holder = leases.holder()
+                if holder is None or leases.is_dead(holder, Watch()):
+                    with leases.claimed(holder, "", "") as lease:
+                        if lease is not None:
+                            Turn(self.path, leases.folder, "", lease).tidy()
 
     def _is_there(self, key: str) -> bool:
         state = look(self.path, key)

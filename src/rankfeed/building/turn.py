@@ -42,11 +42,19 @@ class Turn:
 
     def fresh(self) -> Path:
         """An empty folder to build into; what dead builders left is removed."""
+        self._sweep()
+        self.staging.mkdir()
+        return self.staging
+
+    def _sweep(self) -> None:
         for path in self.folder.iterdir():
             if path.name.startswith((BUILD, OLD)):
                 shutil.rmtree(path, ignore_errors=True)
-        self.staging.mkdir()
-        return self.staging
+
+    def tidy(self) -> None:
+        """Remove what others left; the data are there."""
+        self._sweep()
+        forget_failures(self.folder)
 
     def run(self, build: Build, retries: int) -> bool:
         """Build; whether that counts (see :meth:`finish`).
