@@ -64,6 +64,14 @@ def test_raw_files_of_the_user_are_used_left_alone_and_looked_at_for_changes(tmp
         prepare(InMemory, tmp_path, COUNT)
 
 
+def test_a_download_that_completes_the_user_s_files_leaves_them_alone(tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "0.txt").write_text("mine")
+    assert right(prepare(InMemory, tmp_path, 3), 3)
+    assert (tmp_path / "raw" / "0.txt").read_text() == "mine"
+    assert os.listdir(tmp_path / "raw") == ["0.txt"]
+
+
 def test_other_arguments_are_another_data_set_and_transforms_are_not(tmp_path: Path) -> None:
     for count in (3, 5, 3):
         assert right(prepare(InMemory, tmp_path, count), count)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 import traceback
 from pathlib import Path
 
@@ -10,8 +11,11 @@ import msgspec
 
 from rankfeed.errors import PrepareError
 from rankfeed.storage import write_atomic
+from rankfeed.topology.job import born
 
 _END = ".failed"
+#: Seconds for which a failure is kept for those who still wait for it.
+_REMEMBERED = 3600.0
 
 
 class BuilderTraceback(Exception):
@@ -30,7 +34,9 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         traceback: its traceback.
         who: the process that built.
         path: of what it should have built.
+        key: of what it should have built.
         attempt: which attempt of which launch it was.
+        when: seconds since 1970.
     """
 
     kind: str
@@ -38,14 +44,20 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     traceback: str
     who: str
     path: str
+    key: str
     attempt: str
+    when: float
 
     @classmethod
-    def of(cls, error: BaseException, who: str, path: Path, attempt: str) -> Failure:
+    def of(cls, error: BaseException, who: str, path: Path, key: str, attempt: str) -> Failure:
         """What there is to say of an exception."""
-        text = "".join(traceback.format_exception(error))
-        parts = (type(error).__name__, str(error) or "(no message)", text, who, str(path), attempt)
-        return cls(*(part.encode(errors="replace").decode() for part in parts))
+        try:
+            said, text = str(error) or "(no message)", "".join(traceback.format_exception(error))
+        except Exception:  # an exception may be of any kind
+            said, text = "(its message cannot be had)", ""
+        parts = (type(error).__name__, said, text, who, str(path), key, attempt)
+        kind, said, text, who, place, key, attempt = (each.encode(errors="replace").decode() for each in parts)
+        return cls(kind, said, text, who, place, key, attempt, time.time())
 
     def error(self, cause: BaseException | None = None) -> PrepareError:
         """What every process raises: the same summary, with the builder's traceback as its cause."""
@@ -67,8 +79,11 @@ def write_failure(folder: Path, holder: str, failure: Failure) -> None:
     write_atomic(folder / f"{holder}{_END}", msgspec.json.encode(failure))
 
 
-def find_failure(folder: Path, holders: set[str], attempt: str) -> Failure | None:
-    """The failure of one of some holders, or of an attempt."""
+def find_failure(folder: Path, holders: set[str], attempt: str, key: str) -> Failure | None:
+    """The failure of a build of this key, by one of some holders or in an attempt that this process belongs to.
+
+    It belongs to one only if it was there already when the build failed: launches may be called alike.
+    """
     try:
         paths = sorted(folder.glob(f"*{_END}"))
     except OSError:
@@ -78,15 +93,23 @@ def find_failure(folder: Path, holders: set[str], attempt: str) -> Failure | Non
             failure = msgspec.json.decode(path.read_bytes(), type=Failure)
         except (OSError, msgspec.DecodeError, msgspec.ValidationError):
             continue
-        if path.name.removesuffix(_END) in holders or (attempt and failure.attempt == attempt):
+        waited_for = path.name.removesuffix(_END) in holders
+        late = bool(attempt) and failure.attempt == attempt and failure.when > born()
+        if failure.key == key and (waited_for or late):
             return failure
     return None
 
 
-def forget_failures(folder: Path) -> None:
-    """Remove what failed builds left: another one succeeded."""
+def forget_failures(folder: Path, key: str) -> None:
+    """Remove what failed builds of a key left, since another one succeeded; and what is old."""
     for path in folder.glob(f"*{_END}"):
-        path.unlink(missing_ok=True)
+        try:
+            failure = msgspec.json.decode(path.read_bytes(), type=Failure)
+            over = failure.key == key or abs(time.time() - failure.when) > _REMEMBERED
+        except (OSError, msgspec.DecodeError, msgspec.ValidationError):
+            over = True
+        if over:
+            path.unlink(missing_ok=True)
 
 
 def cannot_write(error: OSError, path: Path) -> PrepareError:

@@ -67,7 +67,7 @@ class Holder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def is_visible(self) -> bool:
         """Whether its number means the same process here."""
-        return self.is_of_this_host and bool(self.boot) and self.space == _space()
+        return self.is_of_this_host and self.space != 0 and self.space == _space()
 
     @property
     def is_gone(self) -> bool:
@@ -86,8 +86,9 @@ def _boot() -> str:
 
 
 def _space() -> int:
-    with suppress(OSError):
-        return os.stat("/proc/self/ns/pid").st_ino
+    with suppress(OSError, ValueError):
+        if int(os.readlink("/proc/self")) == os.getpid():  # else /proc tells of other processes than ours
+            return os.stat("/proc/self/ns/pid").st_ino
     return 0
 
 
@@ -109,7 +110,7 @@ class Lock:
             self._lock.acquire(timeout=0)
         except Timeout:
             return False
-        except NotImplementedError:
+        except (NotImplementedError, OSError):  # there are many ways to say that a file system has no locks
             return False
         self.held = True
         return True

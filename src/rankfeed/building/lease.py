@@ -126,23 +126,33 @@ class Leases:
             OSError: the folder cannot be written.
         """
         me = Holder.here(who, attempt)
+        name = _FIRST if after is None else f"{after.name}.next"
         self.folder.mkdir(parents=True, exist_ok=True)
         lock = Lock(self.folder / f"{me.name}.lock")
         lease: Lease | None = None
         try:
             me = msgspec.structs.replace(me, locked=lock.acquire())
-            if self._publish(me, _FIRST if after is None else f"{after.name}.next"):
+            if self._publish(me, name):
                 lease = Lease(self, me)
             yield lease if lease is not None and lease.held() else None
         finally:
-            if lease is not None:
-                lease.release()
-            lock.release()
-            for name in (f"{me.name}.lock", f"{me.name}.alive"):
-                with suppress(OSError):
-                    (self.folder / name).unlink()
+            if os.getpid() == me.pid:  # a child forked by the builder may come here too: the lease is not its own
+                if lease is not None:
+                    lease.release()
+                lock.release()
+                self._forget(me, name)
+
+    def _forget(self, me: Holder, name: str) -> None:
+        """Remove what this process left: its lease too, if that is no link of the chain, or half-made."""
+        with suppress(OSError):
+            found = read_holder(self.folder / name)
+            if found is not None and found.name == me.name:
+                (self.folder / name).unlink()
+        for each in (f"{me.name}.lock", f"{me.name}.alive"):
             with suppress(OSError):
-                self.folder.rmdir()  # unless somebody else's lie there
+                (self.folder / each).unlink()
+        with suppress(OSError):
+            self.folder.rmdir()  # unless somebody else's lie there
 
     def _publish(self, me: Holder, name: str) -> bool:
         """Put a lease there, unless there is one of that name."""
@@ -156,7 +166,7 @@ class Leases:
             try:
                 os.link(temporary, self.folder / name)
             except FileExistsError:
-                return False
+                return os.stat(temporary).st_nlink > 1  # it was made, and a network file system lost the answer
             except OSError as error:
                 if error.errno not in _NO_LINKS:
                     raise
@@ -196,7 +206,8 @@ class Lease:
             sign += 1
             with suppress(OSError):  # told by `held`
                 # Any change is a sign of life; the numbers owe nothing to a clock that may be moved.
-                os.utime(path, ns=(sign, sign))
+                # Two seconds apart, which every file system can tell.
+                os.utime(path, ns=(sign * 2_000_000_000,) * 2)
 
     def held(self) -> bool:
         """Whether this process still is the holder: nobody has taken it for dead."""
@@ -209,7 +220,7 @@ class Lease:
         self._thread.join()
         chain = self._leases.chain()
         if not chain or chain[-1].name != self.me.name:
-            return
+            return  # somebody succeeded to it
         self._leases.sweep(self.me)
         for name in [_FIRST, *(f"{holder.name}.next" for holder in chain[:-1])]:
             with suppress(OSError):

@@ -7,6 +7,7 @@ host or on many, at any time. One holds the lease and builds into a folder of it
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -19,7 +20,8 @@ from rankfeed.building.failure import cannot_write, find_failure
 from rankfeed.building.holder import Watch
 from rankfeed.building.lease import Leases
 from rankfeed.building.patience import Patience
-from rankfeed.building.prepared import State, key_of, look
+from rankfeed.building.prepared import State, key_of, look, refuse_strangers
+from rankfeed.building.target import control_folder, folder_meant
 from rankfeed.building.turn import Build, Turn
 from rankfeed.errors import ArgumentError, PrepareError, RankfeedError
 from rankfeed.plan.plan import whole
@@ -30,6 +32,8 @@ Scope = Literal["shared", "node"]
 
 #: Seconds between looks, at first and at most.
 _FIRST_LOOK, _LAST_LOOK = 0.01, 0.5
+#: Times that a build may be taken over before its process gives up.
+_LOSSES = 5
 #: How often this process has prepared each path: its part in the name of an attempt.
 _turns: Counter[str] = Counter()
 
@@ -139,19 +143,20 @@ class Preparation:
         timeout: float | None = None,
         inputs: Sequence[str | os.PathLike[str]] = (),
     ) -> None:
-        self.path = _target(path)
-        if not isinstance(key, str):
-            raise ArgumentError("the key is a text", found=repr(key))
+        self.path = folder_meant(path)
+        given: Any = key
+        if not isinstance(given, str) or not given.isprintable():
+            raise ArgumentError("the key is a line of text", found=repr(key))
         if scope not in ("shared", "node"):
             raise ArgumentError("unknown scope", expected="shared | node", found=repr(scope))
         self.retries = whole("retries", retries, at_least=0)
-        if timeout is not None and not timeout >= 0:
+        given = timeout
+        if timeout is not None and not (isinstance(given, (int, float)) and given >= 0):
             raise ArgumentError("timeout is a number of seconds", found=repr(timeout))
         if isinstance(inputs, (str, os.PathLike)):
             raise ArgumentError("inputs are several", expected="a list of paths", found=repr(inputs))
-        self.key, self.scope, self.timeout, self.inputs = key, scope, timeout, inputs
-        self._stack = ExitStack()
-        self._turn: Turn | None = None
+        self.key, self.scope, self.timeout, self.inputs = key, scope, timeout, tuple(inputs)
+        self._entered = _Entered()
 
     def __call__(self, build: Build) -> Callable[[], Path]:
         """The function as one without arguments, which prepares the folder and returns its path."""
@@ -164,37 +169,45 @@ class Preparation:
         return prepared
 
     def __enter__(self) -> Path | None:
-        self._stack = ExitStack()
-        try:
-            self._turn = self._wait(self._stack)
-            return None if self._turn is None else self._turn.fresh()
-        except BaseException:
-            self._stack.close()
-            raise
+        with ExitStack() as stack:
+            turn = self._wait(stack)
+            staging = None if turn is None else turn.fresh()
+            self._entered.turns.append((stack.pop_all(), turn))
+        return staging
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        with self._stack:
-            if self._turn is None or (error is not None and not isinstance(error, Exception)):
+        stack, turn = self._entered.turns.pop()
+        with stack:
+            if turn is None:
+                return
+            if error is not None and not isinstance(error, Exception):
+                turn.clear()  # whoever interrupts it says nothing about the data
                 return
             if error is not None:
-                raise self._turn.failed(error) from error
-            done = self._turn.finish()
+                if turn.lease.held():
+                    raise turn.failed(error) from error
+                raise self._lost() from error
+            done = turn.finish()
         if not done:
             with ExitStack() as stack:
                 if self._wait(stack) is not None:
-                    raise PrepareError(
-                        "others took this process for dead, began anew, and died as well",
-                        where=self.path,
-                        remedy="start the job again",
-                    )
+                    raise self._lost()
 
     def run(self, build: Build) -> Path:
         """Prepare the folder; as :func:`prepare_once`."""
-        while True:
+        for _ in range(_LOSSES):
             with ExitStack() as stack:
                 turn = self._wait(stack)
                 if turn is None or turn.run(build, self.retries):
                     return self.path
+        raise self._lost()
+
+    def _lost(self) -> PrepareError:
+        return PrepareError(
+            "others took this process for dead while it was building, and began anew",
+            where=self.path,
+            remedy="start the job again; a builder must not be stopped for long, nor remove the lease's files",
+        )
 
     def _wait(self, stack: ExitStack) -> Turn | None:
         """Wait until the folder is there (None), or until it is this process's turn to build it.
@@ -212,30 +225,45 @@ class Preparation:
     def _waited(self, stack: ExitStack) -> Turn | None:
         key = key_of(self.key, self.inputs)
         _turns[str(self.path)] += 1
+        if self.path in _building.paths:
+            raise PrepareError(
+                "this very thread is preparing that folder: it would wait for itself",
+                where=self.path,
+                remedy="prepare another folder inside the builder, or this one before it",
+            )
         launch, me = launch_name(), _who()
         attempt = f"{launch} {_turns[str(self.path)]}" if launch else ""
-        folder = self.path.with_name(f".{self.path.name}.prepare")
+        folder = control_folder(self.path)
         leases = Leases(folder)
         patience = Patience(self.path, me, self.timeout)
-        watch, waited_for, pause = Watch(), set[str](), _FIRST_LOOK
+        watch, waited_for, pause, refused = Watch(), set[str](), _FIRST_LOOK, 0
         while True:
             if self._is_there(key):
-                self._tidy(leases)
+                self._tidy(leases, key)
                 return None
-            failure = find_failure(folder, waited_for, attempt)
+            failure = find_failure(folder, waited_for, attempt, key)
             if failure is not None:
                 raise failure.error()
             holder = leases.holder()
             if holder is None or leases.is_dead(holder, watch):
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                lease = stack.enter_context(leases.claimed(holder, me, attempt))
+                try:
+                    lease = stack.enter_context(leases.claimed(holder, me, attempt))
+                except FileNotFoundError:  # somebody tidied up just then
+                    refused += 1
+                    if refused == _LOSSES:
+                        raise
+                    continue
                 if lease is not None:
                     # What was seen before may have ended meanwhile: look again, now that nobody else builds.
-                    failure = find_failure(folder, waited_for, attempt)
+                    failure = find_failure(folder, waited_for, attempt, key)
                     if failure is not None:
                         raise failure.error()
                     if self._is_there(key):
                         return None
+                    refuse_strangers(self.path, look(self.path, key))
+                    _building.paths.append(self.path)
+                    stack.callback(_building.paths.remove, self.path)
                     return Turn(self.path, folder, key, lease)
                 stack.close()
                 continue
@@ -246,7 +274,7 @@ class Preparation:
                 os.close(os.open(self.path.parent, os.O_RDONLY))
             pause = min(_LAST_LOOK, pause * 1.5)
 
-    def _tidy(self, leases: Leases) -> None:
+    def _tidy(self, leases: Leases, key: str) -> None:
         """Remove what others left who died: one that had just committed, say."""
         with suppress(OSError):  # the data are there, and may be all that this process can see or write
             if leases.folder.exists():
@@ -254,19 +282,30 @@ class Preparation:
                 if holder is None or leases.is_dead(holder, Watch()):
                     with leases.claimed(holder, "", "") as lease:
                         if lease is not None:
-                            Turn(self.path, leases.folder, "", lease).tidy()
+                            Turn(self.path, leases.folder, key, lease).tidy()
 
     def _is_there(self, key: str) -> bool:
         state = look(self.path, key)
         if state is State.FOREIGN:
-            raise PrepareError(
-                "the folder holds files that nobody prepared",
-                expected="no folder, an empty one, or one that prepare_once made",
-                found=", ".join(sorted(os.listdir(self.path))[:4]) if self.path.is_dir() else "a file",
-                where=self.path,
-                remedy="move them away, or choose another folder: what others made is never removed",
-            )
+            refuse_strangers(self.path, state)
         return state is State.FITS
+
+
+class _Entered(threading.local):
+    """The turns that a thread has entered, the innermost last."""
+
+    def __init__(self) -> None:
+        self.turns: list[tuple[ExitStack, Turn | None]] = []
+
+
+class _Building(threading.local):
+    """What a thread is building."""
+
+    def __init__(self) -> None:
+        self.paths: list[Path] = []
+
+
+_building = _Building()
 
 
 def _who() -> str:
@@ -276,14 +315,3 @@ def _who() -> str:
     except RankfeedError:
         return ""
     return f"rank {topology.rank} of {topology.world_size}" if topology.world_size > 1 else ""
-
-
-def _target(path: Any) -> Path:
-    """The folder that is meant, absolute; links to it are followed."""
-    if isinstance(path, (str, os.PathLike)):
-        text = os.fspath(path)
-        if isinstance(text, str) and text and "\0" not in text and "://" not in text:
-            target = Path(os.path.realpath(text))
-            if target.name:
-                return target
-    raise ArgumentError("this is no folder to prepare", expected="a path", found=repr(path))

@@ -70,6 +70,27 @@ def look(path: Path, key: str) -> State:
     Raises:
         OSError: it cannot be read.
     """
+    while True:
+        before = _identity(path)
+        try:
+            state = _look(path, key)
+        except (FileNotFoundError, NotADirectoryError):
+            if _identity(path) == before:
+                raise
+            continue
+        if state is not State.FOREIGN or _identity(path) == before:
+            return state  # and nobody committed while it was looked at
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _look(path: Path, key: str) -> State:
     marker = read_marker(path)
     if marker is None:
         if not os.path.lexists(path):
@@ -105,6 +126,38 @@ def _is_there(path: Path, entry: Entry) -> bool:
     return stat.S_ISLNK(found.st_mode) if entry.nbytes < 0 else found.st_size == entry.nbytes
 
 
+def strangers(path: Path) -> list[str]:
+    """Names of files in a prepared folder that were not built: they are not ours to remove.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    marker = read_marker(path)
+    known = {MARKER_NAME} if marker is None else {MARKER_NAME, *(entry.name for entry in marker.files)}
+    names = (file.relative_to(path).as_posix() for file in _walk(path))
+    return sorted(name for name in names if name not in known)
+
+
+def refuse_strangers(path: Path, state: State) -> None:
+    """Nothing is removed that nobody prepared.
+
+    Raises:
+        PrepareError: there is such a thing where the data belong.
+        OSError: it cannot be read.
+    """
+    if state in (State.ABSENT, State.FITS):
+        return
+    names = strangers(path) if path.is_dir() else ["a file"]
+    if names or state is State.FOREIGN:
+        raise PrepareError(
+            "the folder holds what nobody prepared",
+            expected="no folder, an empty one, or one with nothing in it but what prepare_once made",
+            found=", ".join(names[:4]) + (", ..." if len(names) > 4 else ""),
+            where=path,
+            remedy="move it away, or choose another folder: what others made is never removed",
+        )
+
+
 def check(path: Path) -> list[str]:
     """Names of the files of a prepared folder whose bytes are not those that were built.
 
@@ -136,7 +189,7 @@ def key_of(key: str, inputs: Sequence[str | os.PathLike[str]]) -> str:
             for file in files:
                 found = os.stat(file)
                 if not stat.S_ISDIR(found.st_mode):
-                    told = f"{file.relative_to(root)} {found.st_size} {found.st_mtime_ns}"
+                    told = f"{root.name}/{file.relative_to(root)} {found.st_size} {found.st_mtime_ns}"
                     pieces.append(told.encode("utf-8", "surrogateescape"))
         except OSError as error:
             raise PrepareError(
@@ -152,7 +205,9 @@ def seal(staging: Path, key: str, host: str, seconds: float) -> None:
         PrepareError: it is empty, or holds what is no file, folder or link.
         OSError: it cannot be written.
     """
-    paths = sorted(_walk(staging))
+    paths = sorted(
+        path for path in _walk(staging) if path != staging / MARKER_NAME
+    )  # a copied one is worth nothing
     if not paths:
         raise PrepareError("the builder wrote nothing", where=staging, remedy="write into the folder it is given")
     with ThreadPoolExecutor() as pool:
@@ -216,4 +271,16 @@ def commit(staging: Path, path: Path, aside: Path) -> None:
         raise
     make_durable(path.parent)
     if moved:
-        shutil.rmtree(old, ignore_errors=True)
+        remove(old)
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder and all that is in it, as far as that can be done: folders that were made read-only too."""
+    with suppress(OSError):
+        os.chmod(folder, 0o700)
+    for place, folders, _ in os.walk(folder):
+        for inner in folders:
+            if not os.path.islink(path := os.path.join(place, inner)):
+                with suppress(OSError):
+                    os.chmod(path, 0o700)  # before it is walked into
+    shutil.rmtree(folder, ignore_errors=True)

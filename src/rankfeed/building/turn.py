@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
+import os
+import secrets
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from rankfeed.building.failure import Failure, forget_failures, write_failure
 from rankfeed.building.lease import Lease
-from rankfeed.building.prepared import OLD, State, commit, look, seal
+from rankfeed.building.prepared import OLD, commit, look, refuse_strangers, remove, seal
 from rankfeed.errors import PrepareError
 
 Build = Callable[[Path], object]
@@ -38,23 +39,39 @@ class Turn:
     began: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
-        self.staging = self.folder / f"{BUILD}{self.lease.me.host}-{self.lease.me.pid}-{self.lease.me.name}"
+        me = self.lease.me
+        self._tries = 0
+        self._name = f"{BUILD}{me.host}-{me.pid}-{me.name}"
+        self.staging = self.folder / self._name
 
     def fresh(self) -> Path:
         """An empty folder to build into; what dead builders left is removed."""
         self._sweep()
+        self._tries += 1
+        self.staging = self.folder / f"{self._name}-{self._tries}"
         self.staging.mkdir()
         return self.staging
 
     def _sweep(self) -> None:
         for path in self.folder.iterdir():
-            if path.name.startswith((BUILD, OLD)):
-                shutil.rmtree(path, ignore_errors=True)
+            if path.name.startswith(BUILD):
+                # Out of the way in one step: whoever wakes up and still means to commit it finds nothing.
+                aside = self.folder / f"{OLD}{secrets.token_hex(4)}"
+                with suppress(OSError):
+                    os.rename(path, aside)
+                    remove(aside)
+            elif path.name.startswith(OLD):
+                remove(path)
 
     def tidy(self) -> None:
         """Remove what others left; the data are there."""
         self._sweep()
-        forget_failures(self.folder)
+        forget_failures(self.folder, self.key)
+
+    def clear(self) -> None:
+        """Remove what this process has built so far; not a child that it forked."""
+        if os.getpid() == self.lease.me.pid:
+            remove(self.staging)
 
     def run(self, build: Build, retries: int) -> bool:
         """Build; whether that counts (see :meth:`finish`).
@@ -79,7 +96,7 @@ class Turn:
                 return False  # its folder was taken away under it
             raise self.failed(error) from error
         except BaseException:  # whoever interrupts it says nothing about the data: another one builds
-            shutil.rmtree(self.staging, ignore_errors=True)
+            self.clear()
             raise
         return self.finish()
 
@@ -92,24 +109,23 @@ class Turn:
         me = self.lease.me
         try:
             seal(self.staging, self.key, me.host, time.monotonic() - self.began)
+            refuse_strangers(self.path, look(self.path, self.key))
             if not self.lease.held():
                 return False
-            if look(self.path, self.key) is State.FOREIGN:
-                raise PrepareError("others put files where the data belong", where=self.path)
             commit(self.staging, self.path, self.folder)
-            forget_failures(self.folder)
+            forget_failures(self.folder, self.key)
         except Exception as error:
             if not self.lease.held():
                 return False
             raise self.failed(error) from error
         finally:
-            shutil.rmtree(self.staging, ignore_errors=True)
+            self.clear()
         return True
 
     def failed(self, error: Exception) -> PrepareError:
         """What every process raises, written down for the others."""
-        shutil.rmtree(self.staging, ignore_errors=True)  # first: it may have filled the disk
-        failure = Failure.of(error, str(self.lease.me), self.path, self.lease.me.attempt)
+        self.clear()  # first: it may have filled the disk
+        failure = Failure.of(error, str(self.lease.me), self.path, self.key, self.lease.me.attempt)
         with suppress(OSError):  # they meet the same by themselves
             write_failure(self.folder, self.lease.me.name, failure)
         return failure.error(error)

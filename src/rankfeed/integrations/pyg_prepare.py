@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -37,8 +38,8 @@ def prepare(
     """A PyG data set, downloaded and processed by one process, opened in every one that calls.
 
     It lies in a folder of its own under ``root``, named after the class and its arguments. Raw files that lie
-    under ``root`` already are used (by links, so that they stay as they are), and looked at for changes;
-    processed ones are not, since nobody can say whether they are whole. A build that was killed, a half download
+    under ``root`` already are copied into it, stay as they are, and are looked at for changes; processed ones are
+    not, since nobody can say whether they are whole. A build that was killed, a half download
     and a file that was cut afterwards are built anew.
 
     Args:
@@ -88,7 +89,7 @@ def prepare(
     def build(staging: Path) -> None:
         for inner, file in raw.items():
             (staging / inner).parent.mkdir(parents=True, exist_ok=True)
-            (staging / inner).symlink_to(file)
+            shutil.copy2(file, staging / inner)  # no link: whoever downloads anew writes through it
         made = dataset(str(staging), *arguments, **options)
         close = getattr(made, "close", None)
         if callable(close):
@@ -105,8 +106,12 @@ def _said(value: Any) -> str:
     """What a value is, without where it lies in memory: the same in every process."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key}: {_said(each)}" for key, each in sorted(value.items())) + "}"
+    if isinstance(value, (set, frozenset)):
+        return "{" + ", ".join(sorted(map(_said, value))) + "}"
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(map(_said, value)) + "]"
+    if hasattr(value, "tolist"):  # an array or tensor, whose repr leaves out most of a long one
+        return f"{type(value).__name__} {digest_of(repr(value.tolist()).encode())}"
     if hasattr(value, "__qualname__"):
         return f"{getattr(value, '__module__', '')}.{value.__qualname__}"
     return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
@@ -124,4 +129,6 @@ def _raw(top: Path) -> Iterator[tuple[str, Path]]:
         )
         for file in sorted(files):
             path = Path(place, file)
+            if not path.is_file():
+                continue  # a link that leads nowhere, a pipe
             yield path.relative_to(top).as_posix(), path

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
+_LOADED = time.time()
 #: Variables that together name a launch of their launcher, on all its hosts.
 _NAMES = (
     ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
@@ -44,6 +46,14 @@ def launch_name(environ: Mapping[str, str] | None = None) -> str:
     if any(name in environ for name in _MARKS):
         return f"parent {os.getppid()} {started(os.getppid())} {restart}"
     return ""
+
+
+def born() -> float:
+    """When this process was started, in seconds since 1970; where the system does not tell, when it came here."""
+    ticks = started(os.getpid())
+    if ticks <= 0 or not hasattr(time, "CLOCK_BOOTTIME"):
+        return _LOADED
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def started(pid: int) -> int:
