@@ -1,4 +1,4 @@
-"""The work itself: one stretch of a source, packed by whichever process it falls to, and found if it was before."""
+"""The work itself: a stretch of a source, packed by whichever process it falls to, and found if it was before."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from rankfeed.building.mapping import Mapped
 from rankfeed.building.staging import (
     Part,
-    Stretch,
     forget_stretch,
     is_whole,
     read_stretch,
@@ -51,10 +50,6 @@ class Job:
     mapped: Mapped | None = None
     plan: Plan | None = None
 
-    def moved(self, staging: Path) -> Job:
-        """The same job in the folder as another machine sees it."""
-        return replace(self, staging=staging)
-
 
 class Runner(Protocol):
     """Whoever has stretches packed: by this process, by others of this machine, by a cluster, by ranks."""
@@ -85,7 +80,7 @@ def pack_stretch(job: Job, task: int, start: int, stop: int) -> tuple[int, list[
             write_part(job.staging, task, number, chunk)
             for number, chunk in enumerate(cut(chunks, 2 * job.shard_bytes))
         ]
-        write_stretch(job.staging, task, Stretch(job.name, parts))
+        write_stretch(job.staging, task, job.name, parts)
     except OSError as error:
         if isinstance(error, RankfeedError):
             raise
@@ -93,8 +88,13 @@ def pack_stretch(job: Job, task: int, start: int, stop: int) -> tuple[int, list[
     return task, parts
 
 
-def check_parts(staging: Path, done: dict[int, list[Part]]) -> None:
+def check_parts(staging: Path, name: str, done: dict[int, list[Part]]) -> None:
     """Read what was written, wherever that was, as this machine sees it now.
+
+    Args:
+        staging: the folder.
+        name: of the job.
+        done: the parts of each stretch.
 
     Raises:
         PackError: a part is not there, or not as it was written; called again, pack writes it anew.
@@ -103,7 +103,7 @@ def check_parts(staging: Path, done: dict[int, list[Part]]) -> None:
     def damaged(task: int) -> str | None:
         for part in done[task]:
             if not is_whole(staging, part):
-                forget_stretch(staging, task)
+                forget_stretch(staging, task, name)
                 return part.shard.path
         return None
 

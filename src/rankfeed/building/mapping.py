@@ -1,7 +1,7 @@
 """A function of the user's between input and pack: of a sample, or of several at once, to none, one or many.
 
-What it makes of a sample may depend on the sample and on the generator that it is handed, and on nothing else: then
-the pack is the same whoever calls it, in whatever order, and however often.
+What it makes of a sample may depend on the sample and on the generator that it is handed, and on nothing else:
+then the pack is the same whoever calls it, in whatever order, and however often.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Mapped:
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise ArgumentError("map must be a function", found=type(self.function).__name__)
-        if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 0:
+        if type(self.size) is not int or self.size < 0:
             raise ArgumentError(
                 "map_batch is no number of samples",
                 expected="0 for a function of one sample, or how many it takes at once",

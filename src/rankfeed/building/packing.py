@@ -153,7 +153,7 @@ def _parts(
             advance(found.ranges[task][1] - found.ranges[task][0])
         done[task] = made
     if runner.checks:
-        check_parts(staging, done)
+        check_parts(staging, name, done)
     parts = [part for task in range(len(tasks)) for part in done[task]]
     rows = sum(part.shard.rows for part in parts)
     if request.mapped is None and rows != len(given):

@@ -1,12 +1,12 @@
 """Where a pack is until it is whole: a hidden folder inside its destination.
 
-Each finished part lies there with a record of it, and each finished stretch with a record of its parts. When all are
-there, a plan of the last moves is written (`ready.json`), the parts are moved to their final names and the manifest
-last. Whoever finds a folder whose pack was killed knows from these files how far it got, and goes on.
+Each finished part lies there with a record of it, and each finished stretch with a record of its parts. When all
+are there, a plan of the last moves is written (`ready.json`), the parts are moved to their final names and the
+manifest last. Whoever finds a folder whose pack was killed knows from these files how far it got, and goes on.
 
-Several processes, on several machines, may write the same part at once: one that was thought dead, and the one that
-took its place. So a part is named by the checksum of its rows: what has one name has the same bytes, whoever wrote
-it, and a record that is there speaks of bytes that were whole.
+Several processes, on several machines, may write the same part at once: one that was thought dead, and the one
+that took its place. So a part is named by the checksum of its rows: what has one name has the same bytes, whoever
+wrote it, and a record that is there speaks of bytes that were whole. A stretch's record has its job in its name.
 """
 
 from __future__ import annotations
@@ -196,31 +196,49 @@ def is_whole(staging: Path, part: Part) -> bool:
         return False
 
 
-def write_stretch(staging: Path, task: int, stretch: Stretch) -> None:
+def write_stretch(staging: Path, task: int, job: str, parts: list[Part]) -> None:
     """Record that a stretch is finished.
 
     Raises:
         OSError: it cannot be written.
     """
-    write_atomic(_stretch_path(staging, task), msgspec.json.encode(stretch))
+    write_atomic(_stretch_path(staging, task, job), msgspec.json.encode(Stretch(job, parts)))
 
 
 def read_stretch(staging: Path, task: int, job: str) -> list[Part] | None:
     """The parts of a stretch that is recorded as finished for this job, or None. Their bytes are not read."""
     try:
-        stretch = msgspec.json.decode(_stretch_path(staging, task).read_bytes(), type=Stretch)
+        stretch = msgspec.json.decode(_stretch_path(staging, task, job).read_bytes(), type=Stretch)
     except (OSError, msgspec.DecodeError):
         return None
     return stretch.parts if stretch.job == job else None
 
 
-def forget_stretch(staging: Path, task: int) -> None:
+def forget_stretch(staging: Path, task: int, job: str) -> None:
     """Take the record of a stretch away, so that it is packed again."""
-    _stretch_path(staging, task).unlink(missing_ok=True)
+    _stretch_path(staging, task, job).unlink(missing_ok=True)
 
 
-def _stretch_path(staging: Path, task: int) -> Path:
-    return staging / f"stretch-{task:05d}.json"
+def finished_stretches(staging: Path, job: str) -> set[int]:
+    """Numbers of the stretches of which there is a record.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    end = f"-{_short(job)}.json"
+    return {
+        int(name.removeprefix("stretch-").removesuffix(end))
+        for name in os.listdir(staging)
+        if name.startswith("stretch-") and name.endswith(end)
+    }
+
+
+def _stretch_path(staging: Path, task: int, job: str) -> Path:
+    return staging / f"stretch-{task:05d}-{_short(job)}.json"
+
+
+def _short(job: str) -> str:
+    return digest_of(job.encode())[:16]
 
 
 def widened(staging: Path, part: Part, fields: Fields) -> Part:
