@@ -15,7 +15,7 @@ from rankfeed.building.chunk import Chunk, Fields, join_fields
 from rankfeed.building.destination import bar, nothing_to_append_to, refuse_foreign
 from rankfeed.building.job import Job, Runner, check_parts
 from rankfeed.building.mapping import Mapped
-from rankfeed.building.staging import Part, begin, clear, commit, empty, finish, locked, widened, write_part
+from rankfeed.building.staging import Part, begin, clear, commit, empty, finish, is_begun, locked, widened, write_part
 from rankfeed.building.stretches import chunks_of_iterable, chunks_of_range, cut, stretches
 from rankfeed.errors import PackError, RankfeedError
 from rankfeed.plan import Plan
@@ -82,13 +82,13 @@ def lead(request: Request, runner: Runner) -> None:
                     _pack(request, runner, staging, advance)
             except (RankfeedError, OSError):
                 # Still under the lock: what is there is ours, and nobody else's beginnings.
-                if created and not any(staging.glob("*.arrow")):
+                if created and not is_begun(staging):
                     clear(dest)
                     with suppress(OSError):  # not empty
                         dest.rmdir()
                 raise
             finally:
-                if (dest / MANIFEST_NAME).exists() and not (request.append and any(staging.glob("*.arrow"))):
+                if (dest / MANIFEST_NAME).exists() and not (request.append and is_begun(staging)):
                     clear(dest)
     except OSError as error:
         if isinstance(error, RankfeedError):
@@ -128,7 +128,12 @@ def _pack(request: Request, runner: Runner, staging: Path, advance: Callable[[in
     if base is not None and moved and [part.shard.content for part in parts] == [each.content for each in moved]:
         empty(staging)  # it was this very append that was interrupted at its last moves
         return
-    fields = _joined(parts, None if base is None else base.fields)
+    try:
+        fields = _joined(parts, None if base is None else base.fields)
+    except PackError:
+        if base is not None:
+            empty(staging)  # they will never fit: nothing is left to go on with
+        raise
     parts = [widened(staging, part, fields) for part in parts]
     commit(staging, parts, fields, origin if base is None else base.origin + _AND + origin, base)
     empty(staging)

@@ -130,6 +130,11 @@ def begin(staging: Path, origin: str, *, resume: bool) -> None:
     write_atomic(job, origin.encode())
 
 
+def is_begun(staging: Path) -> bool:
+    """Whether there is anything that a second call could go on with."""
+    return (staging / _READY).exists() or any(staging.glob("*.arrow"))
+
+
 def empty(staging: Path) -> None:
     """Forget what was staged.
 
