@@ -1,4 +1,4 @@
-"""Packing on the ranks of a job: the bytes of a local pack, whoever of the ranks dies, and no rank is left waiting."""
+"""Packing on the ranks of a job: the bytes of a local pack, whichever rank dies, and no rank is left waiting."""
 
 import json
 import os
@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.jobs import ENVIRON, run, torchrun
 
 import rankfeed as rf
 from rankfeed.building.rank_runner import next_stretch
-from tests.support.jobs import ENVIRON, run, torchrun
 
 SCRIPT = Path(__file__).parent / "rank_job.py"
 

@@ -15,7 +15,18 @@ from rankfeed.building.chunk import Chunk, Fields, join_fields
 from rankfeed.building.destination import bar, nothing_to_append_to, refuse_foreign
 from rankfeed.building.job import Job, Runner, check_parts
 from rankfeed.building.mapping import Mapped
-from rankfeed.building.staging import Part, begin, clear, commit, empty, finish, is_begun, locked, widened, write_part
+from rankfeed.building.staging import (
+    Part,
+    begin,
+    clear,
+    commit,
+    empty,
+    finish,
+    is_begun,
+    locked,
+    widened,
+    write_part,
+)
 from rankfeed.building.stretches import chunks_of_iterable, chunks_of_range, cut, stretches
 from rankfeed.errors import PackError, RankfeedError
 from rankfeed.plan import Plan

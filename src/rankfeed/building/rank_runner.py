@@ -92,6 +92,11 @@ class OnRanks:
         with LeadHeart(ranks, self.world_size, self.digest, self.patience, every) as self.heart:
             try:
                 yield
+                self.heart.say(state="done", result=load_manifest(staging.parent).fingerprint)
+                while not self.heart.all_left(_ARRIVAL * self.patience):
+                    if self.heart.failure is not None:  # the data set is there, but a rank has nothing of it
+                        raise _of_other(self.heart.failure)
+                    time.sleep(self.heart.every / 2)
             except BaseException as error:
                 with suppress(OSError):
                     self.heart.say(state="failed", failure=self.heart.failure or failure_of(error, 0))
@@ -99,9 +104,6 @@ class OnRanks:
                 while not self.heart.all_left(self.patience) and time.monotonic() < deadline:
                     time.sleep(self.heart.every / 2)
                 raise
-            self.heart.say(state="done", result=load_manifest(staging.parent).fingerprint)
-            while not self.heart.all_left(_ARRIVAL * self.patience):
-                time.sleep(self.heart.every / 2)
         shutil.rmtree(ranks, ignore_errors=True)
 
     def each(self, job: Job, tasks: list[Task]) -> Iterator[tuple[int, list[Part]]]:
@@ -242,11 +244,10 @@ class _Watch:
 
     def linger(self) -> None:
         """Stay until rank 0 has heard of this rank's failure, so that all hear of it."""
-        try:
-            while self.look().state == "working":
+        deadline = time.monotonic() + self.patience
+        with suppress(PackError):
+            while self.look().failure is None and time.monotonic() < deadline:
                 time.sleep(self.heart.every / 2)
-        except PackError:
-            pass
 
 
 def _see(dest: Path, run: Run) -> None:
