@@ -12,7 +12,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 START_PROCESSES = (
     "tests/building/test_rank_runner",
-    "tests/building/test_ray_runner",
+    "tests/building/test_ray_",
     "tests/faults/",
     "tests/integrations/",
     "tests/launch/",
