@@ -80,7 +80,7 @@ class OnRanks:
     world_size: int
     patience: float
     digest: str
-    checks: bool = True
+    checks: bool = False  # done in `each`, as stretches are finished
 
     @contextmanager
     def session(self, staging: Path) -> Iterator[None]:
@@ -121,7 +121,7 @@ class OnRanks:
                 raise _of_other(heart.failure)
             for task in finished_stretches(job.staging, job.name) & missing.keys():
                 parts = read_stretch(job.staging, task, job.name)
-                # What an earlier run left is looked at now, since what is damaged can still be written anew.
+                # Others wrote it, now or in an earlier run: what is damaged can still be written anew.
                 if parts is not None and all(is_whole(job.staging, part) for part in parts):
                     del missing[task]
                     yield task, parts
