@@ -233,8 +233,13 @@ def cut(chunks: Iterable[Chunk], limit: int) -> Iterator[Chunk]:
         row += chunk.rows
         gathered.append(chunk)
         nbytes += chunk.nbytes
+        del chunk
         if nbytes >= limit:
-            yield concatenated(gathered)
-            gathered, nbytes = [], 0
+            joined = concatenated(gathered)
+            gathered, nbytes = [], 0  # let go before a shard is written, which may take a while
+            yield joined
+            del joined
     if gathered:
-        yield concatenated(gathered)
+        joined = concatenated(gathered)
+        gathered.clear()
+        yield joined
