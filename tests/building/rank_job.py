@@ -11,42 +11,52 @@ import numpy as np
 
 import rankfeed as rf
 
-source, dest, told, fault, patience = sys.argv[1:]
-here = rf.Topology.detect()
-done = 0
+
+class Mapped:
+    """Makes none, one or two samples of one, until the fault that it was given."""
+
+    def __init__(self, fault: str) -> None:
+        self.fault = fault
+        self.calls = 0
+
+    def __call__(self, sample: dict[str, object], rng: np.random.Generator) -> list[dict[str, object]]:
+        self.calls += 1
+        time.sleep(0.001)
+        if self.calls == 150 and self.fault:
+            if self.fault == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.fault == "raise":
+                raise ValueError("the user's own")
+        return [{"id": sample["id"], "noise": rng.random()}] * int(rng.integers(3))
 
 
-def mapped(sample: dict[str, object], rng: np.random.Generator) -> list[dict[str, object]]:
-    global done
-    done += 1
-    time.sleep(0.001)
+def main(source: str, dest: str, told: str, fault: str, patience: str) -> None:
+    here = rf.Topology.detect()
     kind, _, rank = fault.partition(":")
-    if kind and here.rank == int(rank) and done == 150:
-        if kind == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        raise ValueError("the user's own")
-    return [{"id": sample["id"], "noise": rng.random()}] * int(rng.integers(3))
+    mine = kind if kind and here.rank == int(rank) else ""
+    if mine == "late":
+        time.sleep(3)
+    opened = rf.open(source)
+    if mine == "other":
+        opened = opened.select(range(100))
+    mapped = Mapped(mine)
+    try:
+        packed = rf.pack(
+            opened,
+            dest,
+            runner="ranks",
+            map=mapped,
+            seed=4,
+            shard_bytes=1000,
+            patience=float(patience),
+            key=os.environ.get("PACK_KEY", ""),
+            progress=False,
+        )
+        outcome: dict[str, object] = {"fingerprint": packed.fingerprint, "calls": mapped.calls}
+    except rf.errors.RankfeedError as error:
+        outcome = {"error": str(error)}
+    Path(told, f"{here.rank}.json").write_text(json.dumps(outcome))
 
 
-if fault == "late:1" and here.rank == 1:
-    time.sleep(3)
-opened = rf.open(source)
-if fault == "other:1" and here.rank == 1:
-    opened = opened.select(range(100))
-start = time.monotonic()
-try:
-    packed = rf.pack(
-        opened,
-        dest,
-        runner="ranks",
-        map=mapped,
-        seed=4,
-        shard_bytes=1000,
-        patience=float(patience),
-        key=os.environ.get("PACK_KEY", ""),
-        progress=False,
-    )
-    outcome = {"fingerprint": packed.fingerprint, "calls": done}
-except rf.errors.RankfeedError as error:
-    outcome = {"error": str(error)}
-Path(told, f"{here.rank}.json").write_text(json.dumps(outcome))
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -104,8 +104,8 @@ def lose_a_node(tmp_path: Path, nbytes: int, shard_bytes: int) -> dict[str, floa
     took["stretches done when the node was lost"] = watch.done_when_killed
     took["shards"] = len(packed.manifest.shards)
     took["peak of a worker, MiB"] = watch.peak >> 20
-    # What a process takes that has imported Ray, Arrow and torch; and a shard, which comes out twice as large as asked
-    # for where rows differ in size, in pieces and joined.
+    # What a process takes that has imported Ray, Arrow and torch; and a shard, which comes out twice as large as
+    # asked for where rows differ in size, in pieces and joined.
     assert watch.peak < (400 << 20) + 4 * shard_bytes
     return took
 
