@@ -171,6 +171,7 @@ def test_a_function_that_leaves_nothing_is_an_error(source: rf.Source, tmp_path:
         {"order": "random"},
         {"key": 3},
         {"patience": 0},
+        {"seed": 1.5},
         {"runner": "spark"},
     ],
 )

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from operator import index
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -101,6 +102,8 @@ def pack(
         raise ArgumentError("a shard has at least one byte", found=shard_bytes)
     if not patience > 0:
         raise ArgumentError("patience is a number of seconds above 0", found=repr(patience))
+    if type(seed) is bool or not hasattr(seed, "__index__"):
+        raise ArgumentError("seed is a whole number", found=repr(seed))
     if type(key) is not str:
         raise ArgumentError("key is a name", expected="a str", found=repr(key))
     if not isinstance(given, (Source, Iterable)) or isinstance(given, (str, bytes, dict)):
@@ -123,8 +126,8 @@ def pack(
         shard_bytes,
         progress,
         resume,
-        None if map is None else Mapped(map, map_batch, seed),
-        _plan(given, order, seed),
+        None if map is None else Mapped(map, map_batch, index(seed)),
+        _plan(given, order, index(seed)),
         append,
         key,
     )
