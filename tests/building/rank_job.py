@@ -15,18 +15,26 @@ import rankfeed as rf
 class Mapped:
     """Makes none, one or two samples of one, until the fault that it was given."""
 
-    def __init__(self, fault: str) -> None:
+    def __init__(self, fault: str, awaited: Path | None, happened: Path) -> None:
         self.fault = fault
+        self.awaited = awaited
+        self.happened = happened
         self.calls = 0
 
     def __call__(self, sample: dict[str, object], rng: np.random.Generator) -> list[dict[str, object]]:
         self.calls += 1
         time.sleep(0.001)
-        if self.calls == 150 and self.fault:
+        if self.calls == 60 and self.awaited is not None:
+            # Else this rank might do all of the work before the other has come to its fault.
+            for _ in range(600):
+                if self.awaited.exists():
+                    break
+                time.sleep(0.05)
+        if self.calls == 150 and self.fault in ("kill", "raise"):
+            self.happened.touch()
             if self.fault == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
-            if self.fault == "raise":
-                raise ValueError("the user's own")
+            raise ValueError("the user's own")
         return [{"id": sample["id"], "noise": rng.random()}] * int(rng.integers(3))
 
 
@@ -39,7 +47,8 @@ def main(source: str, dest: str, told: str, fault: str, patience: str) -> None:
     opened = rf.open(source)
     if mine == "other":
         opened = opened.select(range(100))
-    mapped = Mapped(mine)
+    happened = Path(told, "happened")
+    mapped = Mapped(mine, happened if kind in ("kill", "raise") and not mine else None, happened)
     try:
         packed = rf.pack(
             opened,
