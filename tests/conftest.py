@@ -10,7 +10,13 @@ from hypothesis import HealthCheck, settings
 # imported, and inherited by whatever the tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-START_PROCESSES = ("tests/launch/", "tests/faults/", "tests/integrations/")
+START_PROCESSES = (
+    "tests/building/test_rank_runner",
+    "tests/building/test_ray_",
+    "tests/faults/",
+    "tests/integrations/",
+    "tests/launch/",
+)
 
 # No deadlines: how long an example took on a shared machine says nothing about the code.
 settings.register_profile("default", deadline=None)

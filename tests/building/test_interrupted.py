@@ -18,7 +18,7 @@ from rankfeed.building import staging as staging_module
 from rankfeed.errors import ArgumentError, PackError, SourceError
 
 #: The module; its name in the package is the function's.
-pack_module = import_module("rankfeed.building.pack")
+packing_module = import_module("rankfeed.building.packing")
 ROWS = 3000
 SCRIPT = f"""
 import sys, numpy as np, rankfeed as rf
@@ -112,7 +112,7 @@ def test_finished_shards_are_kept(whole: Path, tmp_path: Path, monkeypatch: pyte
 
     source = rf.open(whole / "rows")
     with monkeypatch.context() as patch:
-        patch.setattr(pack_module, "commit", stopping)
+        patch.setattr(packing_module, "commit", stopping)
         with pytest.raises(Stop):
             rf.pack(source, tmp_path / "p", shard_bytes=1500, progress=False)
     monkeypatch.setattr(staging_module, "write_shard", stopping)  # nothing is left to be written
@@ -128,7 +128,7 @@ def test_a_staged_shard_that_was_damaged_is_written_again(
 
     source = rf.open(whole / "rows")
     with monkeypatch.context() as patch:
-        patch.setattr(pack_module, "commit", stopping)
+        patch.setattr(packing_module, "commit", stopping)
         with pytest.raises(PackError):
             rf.pack(source, tmp_path / "p", shard_bytes=1500, progress=False)
     staged = sorted((tmp_path / "p").rglob("*.arrow"))

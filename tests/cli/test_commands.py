@@ -119,6 +119,15 @@ def test_pack_writes_what_inspect_reads(tmp_path: Path) -> None:
     assert figures("inspect", tmp_path / "packed")["fingerprint"] == told["fingerprint"]
 
 
+def test_pack_shuffles_appends_and_packs_on_ranks(packed: Path, tmp_path: Path) -> None:
+    figures("pack", packed, tmp_path / "p", "--order", "shuffled", "--seed", 3, "--runner", "ranks")
+    order = rf.Plan(100, seed=3).sample_ids(0, range(100)).tolist()
+    assert [int(sample["y"]) for sample in rf.open(tmp_path / "p")] == order
+    told = figures("pack", packed, tmp_path / "p", "--append")
+    assert told["samples"] == 200
+    assert figures("pack", packed, tmp_path / "p", "--append")["samples"] == 200
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -149,7 +149,7 @@ def _native(array: Any) -> Any:
 
 
 def concatenated(chunks: list[Chunk]) -> Chunk:
-    """One chunk of the rows of several, in order.
+    """One chunk of the rows of several, in order. They are used up: a column is let go when it is joined.
 
     Raises:
         PackError: their fields have nothing in common.
@@ -162,7 +162,7 @@ def concatenated(chunks: list[Chunk]) -> Chunk:
     rows = sum(chunk.rows for chunk in chunks)
     columns = {}
     for name, field in fields.items():
-        parts = [_laid_out(chunk.columns[name], chunk.fields[name], field, chunk.rows) for chunk in chunks]
+        parts = [_laid_out(chunk.columns.pop(name), chunk.fields[name], field, chunk.rows) for chunk in chunks]
         offsets = None
         if field.kind != "dense":
             lengths = [np.diff(part.offsets) for part in parts if part.offsets is not None]

@@ -4,81 +4,83 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
-from itertools import zip_longest
+from operator import index
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from rankfeed.building.chunk import Chunk, join_fields
-from rankfeed.building.staging import (
-    Part,
-    begin,
-    clear,
-    commit,
-    finish,
-    locked,
-    read_part,
-    widened,
-    write_part,
-)
-from rankfeed.building.stretches import chunks_of_iterable, chunks_of_range, cut, stretches
+from rankfeed.building.destination import folder
+from rankfeed.building.job import Job, Task, pack_stretch
+from rankfeed.building.mapping import Mapped
+from rankfeed.building.packing import Request, lead
+from rankfeed.building.staging import Part
 from rankfeed.building.workers import can_travel, run
-from rankfeed.columns import Field
-from rankfeed.errors import ArgumentError, PackError, RankfeedError
+from rankfeed.errors import ArgumentError
+from rankfeed.plan import Plan
 from rankfeed.sources import PackedSource, Source
-from rankfeed.sources.open import STAGING_NAME
-from rankfeed.storage import MANIFEST_NAME, digest_of
 
-#: Changes when the same input would be packed into other bytes.
-_LAYOUT = "1"
-
-
-@dataclass(frozen=True)
-class _Job:
-    """What a worker needs to pack a stretch of a source."""
-
-    source: Source
-    staging: Path
-    batch: int
-    limit: int
+Where = Literal["local", "ray", "ranks"]
+Order = Literal["stored", "shuffled"]
 
 
 def pack(
     source_or_iterable: Source | Iterable[dict[str, Any]],
     dest: str | os.PathLike[str],
     *,
-    runner: Literal["local", "ray", "ranks"] = "local",
+    runner: Where = "local",
     workers: int | None = None,
     shard_bytes: int = 256 << 20,
     progress: bool = True,
     resume: bool = True,
+    map: Callable[..., Any] | None = None,
+    map_batch: int = 0,
+    key: str = "",
+    order: Order = "stored",
+    seed: int = 0,
+    append: bool = False,
+    patience: float = 60.0,
 ) -> PackedSource:
     """Write a data set as Arrow IPC shards, which any Arrow reader opens, and a manifest.
 
-    The same input gives the same bytes, whatever the number of workers and however often it was interrupted: a
-    pack that was killed leaves nothing that opens as a data set, and called again it goes on. An iterable is read
-    again from its start then, and compared with what is there.
+    The same input gives the same bytes, whatever the runner, the number of workers and however often it was
+    interrupted: a pack that was killed leaves nothing that opens as a data set, and called again it goes on. An
+    iterable is read again from its start then, and compared with what is there. The input is never changed.
 
     Args:
         source_or_iterable: a source, or dicts of numbers, arrays, tensors, strings and bytes with the same keys.
             A field whose arrays all have one shape becomes dense, one whose first dimensions differ ragged.
         dest: folder, new or of a pack that was interrupted; left as it is where this input was packed.
-        runner: "local": on this machine. The others are not there yet.
-        workers: processes for a source; as many as there are cores if None, 0 or 1 for none. An iterable is
-            read by the process that calls.
+        runner: "local": on this machine. "ray": on the Ray cluster that this process is connected to or finds,
+            else on one that it starts. "ranks": on the ranks of the job that this process is one of; all of them
+            call. The last two take a source, whose files and ``dest`` all nodes see under the same path.
+        workers: processes for a source; as many as there are cores (Ray: of the cluster) if None; 0 or 1 for none
+            of its own. An iterable is read by the process that calls.
         shard_bytes: size of a shard, about.
         progress: a bar on standard error while that is a terminal.
         resume: keep what an interrupted pack left; False starts over.
+        map: called with each sample, returns what is packed instead: a dict, None (left out), or several dicts (a
+            list, a generator). Called as ``map(sample, rng)`` if it takes a second argument: a numpy Generator
+            keyed by ``seed`` and the sample's id.
+        map_batch: if not 0, ``map`` is called with a list of so many samples (fewer at the end of a stretch of the
+            input), and its generator is keyed by the first.
+        key: a name for what cannot be told by looking: the function and its version, the content of an iterable or
+            of a Dataset. Without one such an input is known by its rows alone, so that a second call makes them
+            again to compare; with one a second call believes it.
+        order: of the rows: "stored", or "shuffled": that of ``Plan(len(source), seed=seed)`` in epoch 0.
+        seed: of the shuffled order, and of the generators that ``map`` is given.
+        append: add shards to a finished data set, whose own are not touched. An input that is in it already (and
+            can be told, see ``key``) is not added again.
+        patience: seconds without a sign of life after which "ranks" gives a rank up.
 
     Returns:
         the packed data set, opened.
 
     Raises:
-        PackError: a sample cannot be stored (named by row and field), or the folder cannot be written or holds
-            something else.
+        PackError: a sample cannot be stored (named by row and field), ``map`` raised, the folder cannot be written
+            or holds something else, or those who were to help died.
         ArgumentError: an argument that cannot be meant.
+        MissingExtraError: Ray is not installed.
 
     Examples:
         >>> import tempfile, numpy as np
@@ -86,208 +88,93 @@ def pack(
         >>> packed = pack(clips, tempfile.mkdtemp() + "/clips", progress=False)
         >>> packed.fields["frames"], packed[2]["frames"].shape
         (Field(kind='ragged', dtype='float64', shape=(2,)), (2, 2))
+        >>> def long_ones(clip):
+        ...     return {"frames": clip["frames"]} if len(clip["frames"]) > 1 else None
+        >>> len(pack(packed, tempfile.mkdtemp() + "/long", map=long_ones, progress=False))
+        2
     """
-    if runner != "local":
-        raise ArgumentError(f"packing with runner={runner!r} is not there yet", expected='"local"')
+    given: Any = source_or_iterable
+    if runner not in get_args(Where):
+        raise ArgumentError("unknown runner", expected=" | ".join(get_args(Where)), found=repr(runner))
     if workers is not None and workers < 0:
         raise ArgumentError("workers cannot be negative", found=workers)
     if shard_bytes < 1:
         raise ArgumentError("a shard has at least one byte", found=shard_bytes)
-    given: Any = source_or_iterable
+    if not patience > 0:
+        raise ArgumentError("patience is a number of seconds above 0", found=repr(patience))
+    if type(seed) is bool or not hasattr(seed, "__index__"):
+        raise ArgumentError("seed is a whole number", found=repr(seed))
+    if type(key) is not str:
+        raise ArgumentError("key is a name", expected="a str", found=repr(key))
     if not isinstance(given, (Source, Iterable)) or isinstance(given, (str, bytes, dict)):
         raise ArgumentError(
             "this is neither a source nor an iterable of samples",
             found=type(given).__name__,
             remedy="give what rankfeed.open or rankfeed.from_dataset returns, or a generator of dicts",
         )
-    target = _folder(dest)
-    try:
-        _refuse_foreign(target)
-        created = not target.exists()
-        with locked(target) as staging:
-            try:
-                finish(staging)
-                with _bar(progress, given) as advance:
-                    _pack(given, target, staging, workers, shard_bytes, resume, advance)
-            except (RankfeedError, OSError):
-                # Still under the lock: what is there is ours, and nobody else's beginnings.
-                if created and not any(staging.glob("*.arrow")):
-                    clear(target)
-                    with suppress(OSError):  # not empty
-                        target.rmdir()
-                raise
-            finally:
-                if (target / MANIFEST_NAME).exists():
-                    clear(target)
-    except OSError as error:
-        if isinstance(error, RankfeedError):
-            raise
-        raise PackError(
-            "the data set could not be written",
-            found=error,
-            where=target,
-            remedy="make room or choose another folder; called again, pack goes on where it stopped",
-        ) from error
-    return PackedSource(target)
-
-
-def _folder(dest: Any) -> Path:
-    """The folder that is meant.
-
-    Raises:
-        ArgumentError: no folder of this machine's file systems.
-    """
-    if isinstance(dest, (str, os.PathLike)):
-        text = os.fspath(dest)
-        if isinstance(text, str) and text and "\0" not in text and "://" not in text:
-            return Path(text)
-    raise ArgumentError(
-        "this is no folder to pack into",
-        expected="a path (object stores are not written yet)",
-        found=repr(dest),
-    )
-
-
-def _pack(
-    given: Source | Iterable[dict[str, Any]],
-    dest: Path,
-    staging: Path,
-    workers: int | None,
-    shard_bytes: int,
-    resume: bool,
-    advance: Callable[[int], None],
-) -> None:
-    origin = ""
-    if isinstance(given, Source) and given.identified:
-        origin = digest_of(_LAYOUT.encode(), given.fingerprint.encode(), str(shard_bytes).encode())
-    if (dest / MANIFEST_NAME).exists():
-        _compare(PackedSource(dest), given, origin, shard_bytes, resume, advance)
-        return
-    begin(staging, origin, resume=resume)
-    parts: list[Part] = []
-    if isinstance(given, Source):
-        ranges, batch = stretches(given, shard_bytes)
-        job = _Job(given, staging, batch, 2 * shard_bytes)
-        tasks = [(task, start, stop, bool(origin)) for task, (start, stop) in enumerate(ranges)]
-        for done in _each(job, tasks, workers):
-            parts += done
-            advance(sum(part.shard.rows for part in done))
-        parts.sort(key=lambda part: (part.task, part.number))
-    else:
-        for number, chunk in enumerate(cut(chunks_of_iterable(given, shard_bytes), shard_bytes)):
-            parts.append(write_part(staging, 0, number, chunk, keep=True))
-            advance(chunk.rows)
-    if not parts:
-        raise PackError("there are no samples to pack", where=dest)
-    fields = _joined(parts)
-    parts = [widened(staging, part, fields) for part in parts]
-    commit(staging, parts, fields, origin)
-
-
-def _joined(parts: list[Part]) -> dict[str, Field]:
-    fields, row = parts[0].own, 0
-    for part in parts:
-        fields = join_fields(fields, part.own, f"rows {row} to {row + part.shard.rows - 1}")
-        row += part.shard.rows
-    return fields
-
-
-def _each(job: _Job, tasks: list[tuple[Any, ...]], workers: int | None) -> Iterator[list[Part]]:
-    """The parts of each stretch, in any order."""
-    count = min(len(tasks), len(os.sched_getaffinity(0)) if workers is None else workers)
-    shared = can_travel(job) if count > 1 else None
-    if shared is None:
-        return (_pack_stretch(job, *task) for task in tasks)
-    return run(_pack_stretch, shared, tasks, count)
-
-
-def _pack_stretch(job: _Job, task: int, start: int, stop: int, identified: bool) -> list[Part]:
-    """Write the rows of a stretch, or find that an earlier run did."""
-    if identified:
-        found: list[Part] = []
-        while (part := read_part(job.staging, task, len(found))) is not None:
-            found.append(part)
-        if sum(part.shard.rows for part in found) == stop - start:
-            return found
-    try:
-        chunks = cut(chunks_of_range(job.source, start, stop, job.batch), job.limit)
-        return [write_part(job.staging, task, number, chunk, keep=True) for number, chunk in enumerate(chunks)]
-    except OSError as error:
-        if isinstance(error, RankfeedError):
-            raise
-        raise PackError("a shard could not be written", found=error, where=job.staging.parent) from error
-
-
-def _compare(
-    packed: PackedSource,
-    given: Source | Iterable[dict[str, Any]],
-    origin: str,
-    shard_bytes: int,
-    resume: bool,
-    advance: Callable[[int], None],
-) -> None:
-    """Find that a finished data set is what would be packed.
-
-    Raises:
-        PackError: it is not, or packing it anew was asked for.
-    """
-    problem = partial(
-        PackError,
-        where=packed.path,
-        remedy="remove the folder or choose another one: a finished data set is never overwritten",
-    )
-    if not resume:
-        raise problem("the folder holds a finished data set")
-    if origin or packed.manifest.origin:
-        if origin != packed.manifest.origin:
-            raise problem("the folder holds a data set of another input, or packed with another shard_bytes")
-        return
-    # Nothing but the rows themselves tells this input from another.
-    chunks: Iterable[Chunk]
-    if isinstance(given, Source):
-        ranges, batch = stretches(given, shard_bytes)
-        chunks = (
-            chunk
-            for start, stop in ranges
-            for chunk in cut(chunks_of_range(given, start, stop, batch), 2 * shard_bytes)
+    if map is None and map_batch:
+        raise ArgumentError("map_batch without map", found=map_batch)
+    if runner != "local" and not isinstance(given, Source):
+        raise ArgumentError(
+            f"an iterable cannot be shared out, and runner={runner!r} does so",
+            found=type(given).__name__,
+            remedy='give a source (rankfeed.open, rankfeed.from_dataset), or pack with runner="local"',
         )
+    request = Request(
+        given,
+        folder(dest),
+        shard_bytes,
+        progress,
+        resume,
+        None if map is None else Mapped(map, map_batch, index(seed)),
+        _plan(given, order, index(seed)),
+        append,
+        key,
+    )
+    if runner == "ray":
+        from rankfeed.building.ray_runner import OnRay
+
+        lead(request, OnRay(workers))
+    elif runner == "ranks":
+        from rankfeed.building.rank_runner import pack_on_ranks
+
+        if workers is not None:
+            raise ArgumentError('runner="ranks" has the ranks as its workers', found=f"workers={workers}")
+        pack_on_ranks(request, patience)
     else:
-        chunks = cut(chunks_of_iterable(given, shard_bytes), shard_bytes)
-    for number, (chunk, shard) in enumerate(zip_longest(chunks, packed.manifest.shards)):
-        if chunk is None or shard is None or chunk.digest != shard.content:
-            raise problem(
-                "the folder holds a data set of other rows, or packed with another shard_bytes",
-                found=f"the first difference in shard {number}",
-            )
-        advance(chunk.rows)
+        lead(request, _Local(workers))
+    return PackedSource(request.dest)
 
 
-def _refuse_foreign(dest: Path) -> None:
-    """Never write among files that are not ours."""
-    if not dest.exists() or (dest / MANIFEST_NAME).exists() or (dest / STAGING_NAME).is_dir():
-        return
-    if not dest.is_dir():
-        raise PackError("the destination is no folder", where=dest)
-    names = sorted(os.listdir(dest))
-    if names:
-        raise PackError(
-            "the folder holds other files",
-            expected="no folder, an empty one, or one of an interrupted pack",
-            found=", ".join(names[:4]) + (", ..." if len(names) > 4 else ""),
-            where=dest,
-            remedy="choose another folder",
+def _plan(given: Any, order: str, seed: int) -> Plan | None:
+    if order not in get_args(Order):
+        raise ArgumentError("unknown order", expected=" | ".join(get_args(Order)), found=repr(order))
+    if order == "stored":
+        return None
+    if not isinstance(given, Source):
+        raise ArgumentError(
+            "an iterable is packed as it comes",
+            expected='a source for order="shuffled"',
+            found=type(given).__name__,
+            remedy="pack it, then pack the packed data set in shuffled order",
         )
+    return Plan(len(given), shuffle="global", seed=seed)
 
 
-@contextmanager
-def _bar(progress: bool, given: Any) -> Iterator[Callable[[int], None]]:
-    """A progress bar on standard error; yields what to call with rows that are done."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+@dataclass(frozen=True)
+class _Local:
+    """This process, and others of this machine."""
 
-    console = Console(stderr=True)
-    columns = (TextColumn("packing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    disable = not (progress and console.is_terminal)
-    with Progress(*columns, console=console, transient=True, disable=disable) as bar:
-        task = bar.add_task("packing", total=len(given) if isinstance(given, Source) else None)
-        yield lambda rows: bar.update(task, advance=rows)
+    workers: int | None
+    checks: bool = False
+
+    def session(self, staging: Path) -> nullcontext[None]:
+        return nullcontext()
+
+    def each(self, job: Job, tasks: list[Task]) -> Iterator[tuple[int, list[Part]]]:
+        cores = len(os.sched_getaffinity(0))
+        count = min(len(tasks), cores if self.workers is None else self.workers)
+        shared = can_travel(job) if count > 1 else None
+        if shared is None:
+            return (pack_stretch(job, *task) for task in tasks)
+        return run(pack_stretch, shared, tasks, count)

@@ -1,8 +1,12 @@
 """Where a pack is until it is whole: a hidden folder inside its destination.
 
-Each finished part lies there with a record of it. When all are there, a plan of the last moves is written
-(`ready.json`), the parts are moved to their final names and the manifest last. Whoever finds a folder whose pack
-was killed knows from these files how far it got, and goes on.
+Each finished part lies there with a record of it, and each finished stretch with a record of its parts. When all
+are there, a plan of the last moves is written (`ready.json`), the parts are moved to their final names and the
+manifest last. Whoever finds a folder whose pack was killed knows from these files how far it got, and goes on.
+
+Several processes, on several machines, may write the same part at once: one that was thought dead, and the one
+that took its place. So a part is named by the checksum of its rows: what has one name has the same bytes, whoever
+wrote it, and a record that is there speaks of bytes that were whole. A stretch's record has its job in its name.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from rankfeed.storage import (
     Manifest,
     Shard,
     atomic_file,
+    digest_of,
     file_digest,
     make_durable,
     map_file,
@@ -40,18 +45,26 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A file of finished rows.
 
     Args:
-        task: which stretch of the input it belongs to.
-        number: of the part within the stretch.
         own: fields as its rows ask for.
         fields: as they are stored, which differs where other parts asked for more.
         shard: its entry in the manifest; the path is that in the staging folder.
     """
 
-    task: int
-    number: int
     own: dict[str, Field]
     fields: dict[str, Field]
     shard: Shard
+
+
+class Stretch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A stretch of the input, all of whose parts are there.
+
+    Args:
+        job: whose it is.
+        parts: in order; none where a function left no rows.
+    """
+
+    job: str
+    parts: list[Part]
 
 
 class Ready(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -111,41 +124,50 @@ def begin(staging: Path, origin: str, *, resume: bool) -> None:
             )
         if resume:
             for leftover in staging.glob(".tmp-*"):
-                leftover.unlink()
+                leftover.unlink(missing_ok=True)
             return
-    for path in staging.iterdir():
-        if path.name != _LOCK:
-            path.unlink()
+    empty(staging)
     write_atomic(job, origin.encode())
 
 
-def write_part(staging: Path, task: int, number: int, chunk: Chunk, *, keep: bool) -> Part:
-    """Write rows and the record of them, or keep those of an earlier run.
+def is_begun(staging: Path) -> bool:
+    """Whether there is anything that a second call could go on with."""
+    return (staging / _READY).exists() or any(staging.glob("*.arrow"))
+
+
+def empty(staging: Path) -> None:
+    """Forget what was staged.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    for path in staging.iterdir():
+        if path.name != _LOCK and not path.is_dir():  # the folder is of ranks that are at work now
+            path.unlink(missing_ok=True)
+
+
+def write_part(staging: Path, task: int, number: int, chunk: Chunk) -> Part:
+    """Write rows and the record of them, or find that the same rows are there.
 
     Args:
         staging: the folder.
         task: which stretch of the input the rows belong to.
         number: of the part within it.
         chunk: the rows.
-        keep: whether an earlier run's part may stay if it holds the same rows.
 
     Raises:
         OSError: they cannot be written; nothing is left behind.
     """
-    content = chunk.digest
-    if keep:
-        earlier = read_part(staging, task, number)
-        if earlier is not None and earlier.shard.content == content and earlier.fields == chunk.fields:
-            return earlier
-    return _write(staging, Part(task, number, chunk.fields, chunk.fields, _NO_SHARD), chunk, content)
+    return _written(staging, f"{task:05d}-{number:05d}", chunk, chunk.fields, chunk.digest)
 
 
-_NO_SHARD = Shard(path="-", rows=1, bytes=1, xxh3="0" * 32, block_rows=1, content="0" * 32)
-
-
-def _write(staging: Path, part: Part, chunk: Chunk, content: str) -> Part:
-    path = staging / f"{part.task:05d}-{part.number:05d}.arrow"
-    path.with_suffix(".json").unlink(missing_ok=True)  # a record never speaks of a file that came after it
+def _written(staging: Path, place: str, chunk: Chunk, own: Fields, content: str) -> Part:
+    # Fields by their order, too: it is that of the columns in the file.
+    name = digest_of(content.encode(), msgspec.json.encode(list(chunk.fields.items())))
+    path = staging / f"{place}-{name}.arrow"
+    earlier = _recorded(path)
+    if earlier is not None:
+        return earlier
     with atomic_file(path) as file:
         write_shard(file, chunk.columns, chunk.fields, chunk.rows)
     shard = Shard(
@@ -156,20 +178,72 @@ def _write(staging: Path, part: Part, chunk: Chunk, content: str) -> Part:
         block_rows=max(1, min(chunk.rows, chunk.rows * BLOCK_BYTES // max(1, chunk.nbytes))),
         content=content,
     )
-    written = msgspec.structs.replace(part, fields=dict(chunk.fields), shard=shard)
-    write_atomic(path.with_suffix(".json"), msgspec.json.encode(written))
-    return written
+    part = Part(dict(own), dict(chunk.fields), shard)
+    write_atomic(path.with_suffix(".json"), msgspec.json.encode(part))
+    return part
 
 
-def read_part(staging: Path, task: int, number: int) -> Part | None:
-    """A part that an earlier run finished, its bytes checked; None if there is none."""
-    path = staging / f"{task:05d}-{number:05d}.arrow"
+def _recorded(path: Path) -> Part | None:
+    """A part that was finished under this name, its bytes checked; None if there is none."""
     try:
         part = msgspec.json.decode(path.with_suffix(".json").read_bytes(), type=Part)
-        whole = path.stat().st_size == part.shard.bytes and file_digest(path) == part.shard.xxh3
     except (OSError, msgspec.DecodeError):
         return None
-    return part if whole and part.shard.path == path.name else None
+    return part if part.shard.path == path.name and is_whole(path.parent, part) else None
+
+
+def is_whole(staging: Path, part: Part) -> bool:
+    """Whether a part lies there with the bytes that it was written with: all of them are read."""
+    path = staging / part.shard.path
+    try:
+        return path.stat().st_size == part.shard.bytes and file_digest(path) == part.shard.xxh3
+    except OSError:
+        return False
+
+
+def write_stretch(staging: Path, task: int, job: str, parts: list[Part]) -> None:
+    """Record that a stretch is finished.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    write_atomic(_stretch_path(staging, task, job), msgspec.json.encode(Stretch(job, parts)))
+
+
+def read_stretch(staging: Path, task: int, job: str) -> list[Part] | None:
+    """The parts of a stretch that is recorded as finished for this job, or None. Their bytes are not read."""
+    try:
+        stretch = msgspec.json.decode(_stretch_path(staging, task, job).read_bytes(), type=Stretch)
+    except (OSError, msgspec.DecodeError):
+        return None
+    return stretch.parts if stretch.job == job else None
+
+
+def forget_stretch(staging: Path, task: int, job: str) -> None:
+    """Take the record of a stretch away, so that it is packed again."""
+    _stretch_path(staging, task, job).unlink(missing_ok=True)
+
+
+def finished_stretches(staging: Path, job: str) -> set[int]:
+    """Numbers of the stretches of which there is a record.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    end = f"-{_short(job)}.json"
+    return {
+        int(name.removeprefix("stretch-").removesuffix(end))
+        for name in os.listdir(staging)
+        if name.startswith("stretch-") and name.endswith(end)
+    }
+
+
+def _stretch_path(staging: Path, task: int, job: str) -> Path:
+    return staging / f"stretch-{task:05d}-{_short(job)}.json"
+
+
+def _short(job: str) -> str:
+    return digest_of(job.encode())[:16]
 
 
 def widened(staging: Path, part: Part, fields: Fields) -> Part:
@@ -183,18 +257,30 @@ def widened(staging: Path, part: Part, fields: Fields) -> Part:
     path = staging / part.shard.path
     columns = read_shard(map_file(path), part.fields, part.shard.rows, str(path))
     chunk = Chunk(part.shard.rows, part.fields, columns).laid_out(fields)
-    return _write(staging, part, chunk, part.shard.content)
+    return _written(staging, path.name.rsplit("-", 1)[0], chunk, part.own, part.shard.content)
 
 
-def commit(staging: Path, parts: list[Part], fields: Fields, origin: str) -> None:
+def commit(staging: Path, parts: list[Part], fields: Fields, origin: str, base: Manifest | None = None) -> None:
     """Give the parts, which agree on their fields, their final names, and write the manifest.
+
+    Args:
+        staging: the folder.
+        parts: in the order of their rows.
+        fields: of all.
+        origin: for the manifest.
+        base: the manifest of the shards that are there already and stay as they are.
 
     Raises:
         OSError: something cannot be moved or written; called again, it goes on.
     """
-    shards = [
-        msgspec.structs.replace(part.shard, path=f"shard-{number:05d}.arrow") for number, part in enumerate(parts)
-    ]
+    shards = [] if base is None else list(base.shards)
+    taken = {shard.path for shard in shards}
+    number = len(shards)
+    for part in parts:
+        while (name := f"shard-{number:05d}.arrow") in taken:
+            number += 1
+        taken.add(name)
+        shards.append(msgspec.structs.replace(part.shard, path=name))
     total = sum(shard.rows for shard in shards)
     manifest = Manifest(num_rows=total, fields=dict(fields), shards=shards, origin=origin)
     ready = Ready(manifest, [part.shard.path for part in parts])
@@ -202,25 +288,26 @@ def commit(staging: Path, parts: list[Part], fields: Fields, origin: str) -> Non
     finish(staging)
 
 
-def finish(staging: Path) -> bool:
+def finish(staging: Path) -> list[Shard] | None:
     """Make the last moves, if it had come to that.
 
     Returns:
-        whether it had.
+        the shards that were moved, or None if it had not.
     """
     dest = staging.parent
     try:
         ready = msgspec.json.decode((staging / _READY).read_bytes(), type=Ready)
     except (FileNotFoundError, msgspec.DecodeError):
-        return False
-    for staged, shard in zip(ready.staged, ready.manifest.shards, strict=True):
+        return None
+    new = ready.manifest.shards[len(ready.manifest.shards) - len(ready.staged) :]
+    for staged, shard in zip(ready.staged, new, strict=True):
         if (staging / staged).exists():  # else it was moved before the interruption
             os.replace(staging / staged, dest / shard.path)
     make_durable(dest)
     write_atomic(dest / MANIFEST_NAME, ready.manifest.encode())
-    return True
+    return new
 
 
 def clear(dest: Path) -> None:
-    """Remove the staging folder, and the destination too where nothing else is in it."""
+    """Remove the staging folder."""
     shutil.rmtree(dest / STAGING_NAME, ignore_errors=True)

@@ -3,65 +3,161 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from rankfeed.building.chunk import Chunk, chunk_of, columns_of, concatenated, join_fields, not_a_dict
+from rankfeed.building.mapping import Mapped
 from rankfeed.columns import as_array
 from rankfeed.errors import ArgumentError, PackError, RankfeedError
+from rankfeed.plan import Plan
 from rankfeed.sources import Source
+
+Int64 = npt.NDArray[np.int64]
 
 #: Rows looked at to learn how large a row is, and bytes after which no more are.
 _LOOKS, _LOOK_BYTES = 256, 64 << 20
+#: The same where a function is called for each.
+_MAP_LOOKS = 32
 #: Rows and bytes that are read in one go.
 _BATCH_ROWS, _BATCH_BYTES = 256, 1 << 20
 
 
-def stretches(source: Source, shard_bytes: int) -> tuple[list[tuple[int, int]], int]:
-    """Equal ranges of sample ids with about a shard's bytes in each, and the rows to read in one go.
+@dataclass(frozen=True)
+class Cut:
+    """How a source is shared out.
 
-    Judged by rows evenly spaced over the data, so that the same data are always cut alike.
+    Args:
+        ranges: start and stop of each stretch: positions in the order of the pack.
+        batch: rows to read in one go.
+    """
+
+    ranges: list[tuple[int, int]]
+    batch: int
+
+
+def stretches(source: Source, shard_bytes: int, mapped: Mapped | None = None, plan: Plan | None = None) -> Cut:
+    """Ranges with about a shard's bytes in each, and the rows to read in one go.
+
+    Judged by rows evenly spaced over the data (and by what ``mapped`` makes of them), so that the same data are
+    always cut alike. Where rows are read as they lie, a stretch ends with a block of the source if there is an end
+    near by, so that no block is read for two of them. A function of batches never has one that is cut in two.
     """
     size = len(source)
-    looks = sorted({size * number // _LOOKS for number in range(_LOOKS)})
-    seen = total = 0
-    for each in looks:
-        total += chunk_of(source.fetch([each]), f"row {each}").nbytes
-        seen += 1
-        if total > _LOOK_BYTES:
+    if not size:
+        return Cut([], 1)
+    unit = 1 if mapped is None else max(1, mapped.size)
+    looks = _LOOKS if mapped is None else max(1, _MAP_LOOKS // unit)
+    read = made = seen = 0
+    for first in sorted({size * number // looks // unit * unit for number in range(looks)}):
+        ids = np.arange(first, min(first + unit, size), dtype=np.int64)
+        columns = source.fetch(ids)
+        seen += len(ids)
+        if mapped is None:
+            read += chunk_of(columns, f"row {first}").nbytes
+            made = read
+        else:
+            read += sum(int(getattr(column, "nbytes", 0)) for column in columns.values())
+            rows = mapped.rows(zip(ids.tolist(), columns.samples(), strict=True))
+            made += sum(chunk.nbytes for chunk in chunks_of_rows(rows, shard_bytes, "mapped sample"))
+        if max(read, made) > _LOOK_BYTES:
             break
-    row_bytes = max(1, total // seen)
-    count = max(1, min(size, -(-size * row_bytes // shard_bytes)))
-    bounds = [size * number // count for number in range(count + 1)]
-    ranges = list(pairwise(bounds))
-    return ranges, max(1, min(_BATCH_ROWS, _batch_bytes(shard_bytes) // row_bytes))
+    row_bytes = max(1, read // seen)
+    # What is left of little is still work to read: some stretches are better than one.
+    count = max(1, min(-(-size // unit), -(-size * max(1, made // seen, row_bytes // 16) // shard_bytes)))
+    bounds = np.array([size * number // count for number in range(count + 1)], np.int64)
+    if plan is None:
+        bounds = at_ends(bounds, np.asarray(source.blocks, np.int64))
+        batch = min(_BATCH_ROWS, _batch_bytes(shard_bytes) // row_bytes)
+    else:
+        # Rows from everywhere: the more of them are asked for at once, the fewer blocks are read twice.
+        batch = shard_bytes // row_bytes
+    bounds[1:-1] = bounds[1:-1] // unit * unit
+    ranges = [(start, stop) for start, stop in pairwise(bounds.tolist()) if start < stop]
+    return Cut(ranges, max(1, -(-batch // unit)) * unit)
 
 
-def chunks_of_range(source: Source, start: int, stop: int, batch: int) -> Iterator[Chunk]:
-    """The rows of a stretch of a source."""
-    for first in range(start, stop, batch):
-        ids = np.arange(first, min(first + batch, stop), dtype=np.int64)
-        where = f"row {first}" if len(ids) == 1 else f"rows {first} to {int(ids[-1])}"
+def at_ends(bounds: Int64, blocks: Int64) -> Int64:
+    """Equally spaced bounds, each moved to the end of a block that is less than a quarter of a stretch away.
+
+    Examples:
+        >>> at_ends(np.array([0, 10, 20, 30]), np.array([11, 5, 14])).tolist()
+        [0, 11, 20, 30]
+    """
+    ends = np.concatenate([[0], np.cumsum(blocks)])
+    after = np.searchsorted(ends, bounds).clip(1, len(ends) - 1)
+    nearest = np.where(bounds - ends[after - 1] <= ends[after] - bounds, ends[after - 1], ends[after])
+    near = 4 * np.abs(nearest - bounds) < bounds[-1] // max(1, len(bounds) - 1)
+    return np.where(near, nearest, bounds)
+
+
+def chunks_of_range(
+    source: Source, cut: tuple[int, int, int], mapped: Mapped | None, plan: Plan | None, shard_bytes: int
+) -> Iterator[Chunk]:
+    """The rows of a stretch of a source.
+
+    Args:
+        source: where they are.
+        cut: its start, its stop and the rows to read in one go.
+        mapped: what is done to them.
+        plan: the order that its positions are of; None: as they lie.
+        shard_bytes: of the shards that they go to.
+    """
+    if mapped is not None:
+        samples = (
+            pair
+            for ids in _ids(*cut, plan)
+            for pair in zip(ids.tolist(), source.fetch(ids).samples(), strict=True)
+        )
+        yield from chunks_of_rows(mapped.rows(samples), shard_bytes, "mapped sample")
+        return
+    for ids in _ids(*cut, plan):
+        if plan is not None:
+            where = f"{len(ids)} rows in shuffled order"
+        else:
+            where = f"row {ids[0]}" if len(ids) == 1 else f"rows {ids[0]} to {ids[-1]}"
         yield chunk_of(source.fetch(ids), where)
 
 
-def chunks_of_iterable(samples: Iterable[Any], shard_bytes: int) -> Iterator[Chunk]:
+def _ids(start: int, stop: int, batch: int, plan: Plan | None) -> Iterator[Int64]:
+    for first in range(start, stop, batch):
+        positions = np.arange(first, min(first + batch, stop), dtype=np.int64)
+        yield positions if plan is None else plan.sample_ids(0, positions)
+
+
+def chunks_of_iterable(samples: Iterable[Any], mapped: Mapped | None, shard_bytes: int) -> Iterator[Chunk]:
     """The rows of an iterable of dicts."""
-    waiting: list[dict[str, Any]] = []
-    first = nbytes = 0
-    for number, sample in enumerate(_read(samples)):
+    numbered = enumerate(_read(samples))
+    if mapped is not None:
+        return chunks_of_rows(mapped.rows(numbered), shard_bytes, "mapped sample")
+    return chunks_of_rows(numbered, shard_bytes, "row")
+
+
+def chunks_of_rows(samples: Iterable[tuple[int, Any]], shard_bytes: int, what: str) -> Iterator[Chunk]:
+    """Dicts gathered into chunks.
+
+    Args:
+        samples: each with the number that errors give it.
+        shard_bytes: of the shards that they go to.
+        what: errors call them.
+    """
+    waiting: list[tuple[int, dict[str, Any]]] = []
+    nbytes = 0
+    for number, sample in samples:
         if not isinstance(sample, dict):
-            raise not_a_dict([sample], f"row {number}")
-        row = {name: _value(name, value, number) for name, value in sample.items()}
-        waiting.append(row)
+            raise not_a_dict([sample], f"{what} {number}")
+        row = {name: _value(name, value, f"{what} {number}") for name, value in sample.items()}
+        waiting.append((number, row))
         nbytes += sum(len(value) if isinstance(value, (bytes, str)) else value.nbytes for value in row.values())
         if len(waiting) == _BATCH_ROWS or nbytes >= _batch_bytes(shard_bytes):
-            yield _batch(waiting, first)
-            waiting, first, nbytes = [], number + 1, 0
+            yield _batch(waiting, what)
+            waiting, nbytes = [], 0
     if waiting:
-        yield _batch(waiting, first)
+        yield _batch(waiting, what)
 
 
 def _read(samples: Iterable[Any]) -> Iterator[Any]:
@@ -81,12 +177,12 @@ def _batch_bytes(shard_bytes: int) -> int:
     return max(1, min(_BATCH_BYTES, shard_bytes // 8))
 
 
-def _value(name: str, value: Any, number: int) -> Any:
+def _value(name: str, value: Any, where: str) -> Any:
     if isinstance(value, str) and not value.isascii():
         try:
             value.encode()
         except UnicodeEncodeError as error:
-            raise PackError("text cannot be stored", found=error, where=f"row {number}, field {name!r}") from error
+            raise PackError("text cannot be stored", found=error, where=f"{where}, field {name!r}") from error
     if isinstance(value, (bytes, str)):
         return value
     if isinstance(value, (bytearray, memoryview)):
@@ -97,13 +193,14 @@ def _value(name: str, value: Any, number: int) -> Any:
         raise PackError(
             f"cannot be packed: {error.summary}",
             found=error.found,
-            where=f"row {number}, field {name!r}",
+            where=f"{where}, field {name!r}",
             remedy=error.remedy,
         ) from error
 
 
-def _batch(samples: list[dict[str, Any]], first: int) -> Chunk:
-    where = f"rows {first} to {first + len(samples) - 1}"
+def _batch(numbered: list[tuple[int, dict[str, Any]]], what: str) -> Chunk:
+    samples = [sample for _, sample in numbered]
+    where = f"{what}s {numbered[0][0]} to {numbered[-1][0]}"
     try:
         for name in samples[0]:
             # numpy would let int64 and uint64 meet in float64, where digits are lost.
@@ -113,10 +210,10 @@ def _batch(samples: list[dict[str, Any]], first: int) -> Chunk:
         return chunk_of(columns_of(samples, where), where)
     except PackError:
         # Which row was it? The first that does not go with the first of all.
-        fields = chunk_of(columns_of(samples[:1], f"row {first}"), f"row {first}").fields
-        for number, sample in enumerate(samples[1:], first + 1):
-            one = chunk_of(columns_of([sample], f"row {number}"), f"row {number}")
-            fields = join_fields(fields, one.fields, f"row {number}")
+        fields = None
+        for number, sample in numbered:
+            one = chunk_of(columns_of([sample], f"{what} {number}"), f"{what} {number}")
+            fields = one.fields if fields is None else join_fields(fields, one.fields, f"{what} {number}")
         raise
 
 
@@ -136,8 +233,13 @@ def cut(chunks: Iterable[Chunk], limit: int) -> Iterator[Chunk]:
         row += chunk.rows
         gathered.append(chunk)
         nbytes += chunk.nbytes
+        del chunk
         if nbytes >= limit:
-            yield concatenated(gathered)
-            gathered, nbytes = [], 0
+            joined = concatenated(gathered)
+            gathered, nbytes = [], 0  # let go before a shard is written, which may take a while
+            yield joined
+            del joined
     if gathered:
-        yield concatenated(gathered)
+        joined = concatenated(gathered)
+        gathered.clear()
+        yield joined

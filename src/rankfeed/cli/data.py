@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from rankfeed.cli.opening import figures
 from rankfeed.cli.output import Json, show
+
+Runner = Literal["local", "ray", "ranks"]
+Order = Literal["stored", "shuffled"]
 
 
 def pack(
@@ -16,11 +19,15 @@ def pack(
     workers: Annotated[int | None, typer.Option(help="Processes; as many as there are cores if left out.")] = None,
     shard_mib: Annotated[int, typer.Option(min=1, help="Size of a shard in MiB, about.")] = 256,
     resume: Annotated[bool, typer.Option(help="Go on with what an interrupted pack left.")] = True,
+    runner: Annotated[Runner, typer.Option(help="Who packs: this machine, Ray, or ranks.")] = "local",
+    order: Annotated[Order, typer.Option(help="Order of the rows.")] = "stored",
+    seed: Annotated[int, typer.Option(help="Of the shuffled order.")] = 0,
+    append: Annotated[bool, typer.Option("--append", help="Add shards to a finished data set.")] = False,
     json: Json = False,
 ) -> None:
     """Write a data set as Arrow IPC shards with a manifest.
 
-    Example: rankfeed pack folder-of-npy/ packed/
+    Example: rankfeed pack folder-of-npy/ packed/ --order shuffled --seed 1
     """
     from rankfeed.building import pack as pack_source
     from rankfeed.sources import open as open_source
@@ -29,6 +36,15 @@ def pack(
     # What is too large to be read as it lies goes through row by row.
     given = rows(source) if is_large(source) else open_source(source)
     packed = pack_source(
-        given, dest, workers=workers, shard_bytes=shard_mib << 20, progress=not json, resume=resume
+        given,
+        dest,
+        runner=runner,
+        workers=workers,
+        shard_bytes=shard_mib << 20,
+        progress=not json,
+        resume=resume,
+        order=order,
+        seed=seed,
+        append=append,
     )
     show(figures(packed), as_json=json, title=dest)

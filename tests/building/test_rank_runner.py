@@ -1,0 +1,155 @@
+"""Packing on the ranks of a job: the bytes of a local pack, whichever rank dies, and no rank is left waiting."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.support.jobs import ENVIRON, run, torchrun
+
+import rankfeed as rf
+from rankfeed.building.rank_runner import next_stretch
+
+SCRIPT = Path(__file__).parent / "rank_job.py"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def mapped(sample: dict[str, Any], rng: np.random.Generator) -> list[dict[str, Any]]:
+    return [{"id": sample["id"], "noise": rng.random()}] * int(rng.integers(3))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ranks")
+    rows = ({"id": i, "x": np.zeros(i % 4)} for i in range(1200))
+    source = rf.pack(rows, folder / "source", shard_bytes=3000, progress=False)
+    rf.pack(source, folder / "local", map=mapped, seed=4, shard_bytes=1000, workers=0, progress=False)
+    rf.pack(source, folder / "keyed", map=mapped, seed=4, shard_bytes=1000, key="1", workers=0, progress=False)
+    return folder
+
+
+@contextmanager
+def ranks(size: int, *arguments: object, **environ: str) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Processes that know their place as mpirun's do, and are not ended with each other."""
+    with ExitStack() as stack:
+        started = []
+        for rank in range(size):
+            place = {
+                "OMPI_COMM_WORLD_RANK": str(rank),
+                "OMPI_COMM_WORLD_SIZE": str(size),
+                "OMPI_COMM_WORLD_LOCAL_RANK": str(rank),
+                "OMPI_COMM_WORLD_LOCAL_SIZE": str(size),
+            }
+            command = [sys.executable, str(SCRIPT), *map(str, arguments)]
+            process = subprocess.Popen(command, env={**ENVIRON, **place, **environ})
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            started.append(process)
+        yield started
+
+
+def told(folder: Path) -> dict[int, dict[str, Any]]:
+    return {int(path.stem): json.loads(path.read_text()) for path in folder.glob("[0-9]*.json")}
+
+
+def packed(size: int, data: Path, dest: Path, fault: str = "", patience: float = 20, **environ: str) -> Any:
+    """What came of it on each rank, and how the processes ended."""
+    said = dest.with_name(dest.name + "-told")
+    said.mkdir()
+    with ranks(size, data / "source", dest, said, fault, patience, **environ) as started:
+        codes = [process.wait(90) for process in started]
+    return told(said), codes
+
+
+def test_all_ranks_of_a_torchrun_job_pack_the_bytes_of_a_local_pack(data: Path, tmp_path: Path) -> None:
+    command = torchrun(3, SCRIPT, data / "source", tmp_path / "p", tmp_path, "", 20)
+    run(command, tmp_path / "log", timeout=90)
+    assert contents(tmp_path / "p") == contents(data / "local")
+    outcomes = told(tmp_path)
+    assert Counter(outcome["fingerprint"] for outcome in outcomes.values()) == {
+        rf.open(data / "local").fingerprint: 3
+    }
+    assert sum(outcome["calls"] for outcome in outcomes.values()) >= 1200
+
+
+def test_a_rank_that_comes_late_finds_its_share_done_or_to_do(data: Path, tmp_path: Path) -> None:
+    outcomes, _ = packed(2, data, tmp_path / "p", "late:1")
+    assert contents(tmp_path / "p") == contents(data / "local")
+    assert outcomes[0]["fingerprint"] == outcomes[1]["fingerprint"]
+
+
+def test_what_a_killed_rank_was_at_falls_to_the_others(data: Path, tmp_path: Path) -> None:
+    outcomes, codes = packed(3, data, tmp_path / "p", "kill:1", patience=4)
+    assert codes == [0, -signal.SIGKILL, 0]
+    assert [list(outcomes[rank]) for rank in (0, 2)] == [["fingerprint", "calls"]] * 2
+    assert contents(tmp_path / "p") == contents(data / "local")
+
+
+def test_ranks_whose_rank_0_was_killed_say_so_and_the_next_job_goes_on(data: Path, tmp_path: Path) -> None:
+    outcomes, codes = packed(3, data, tmp_path / "p", "kill:0", patience=4, PACK_KEY="1")
+    assert codes == [-signal.SIGKILL, 0, 0]
+    for rank in (1, 2):
+        assert "rank 0 has given no sign of life" in outcomes[rank]["error"]
+        assert f"rank {rank} of 3" in outcomes[rank]["error"]
+        assert "goes on where it stopped" in outcomes[rank]["error"]
+    with pytest.raises(rf.errors.SourceError, match="not finished"):
+        rf.open(tmp_path / "p")
+    (tmp_path / "p-told").rename(tmp_path / "first")
+    outcomes, codes = packed(2, data, tmp_path / "p", PACK_KEY="1")
+    assert codes == [0, 0]
+    assert contents(tmp_path / "p") == contents(data / "keyed")
+    assert sum(outcome["calls"] for outcome in outcomes.values()) < 1200  # with the looks at 32 samples before it
+    (tmp_path / "p-told").rename(tmp_path / "second")
+    outcomes, _ = packed(2, data, tmp_path / "p", PACK_KEY="1")  # and once more, now that it is finished
+    assert [outcome["calls"] for outcome in outcomes.values()] == [0, 0]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_error_of_one_rank_reaches_all(rank: int, data: Path, tmp_path: Path) -> None:
+    outcomes, codes = packed(3, data, tmp_path / "p", f"raise:{rank}")
+    assert codes == [0, 0, 0]
+    for other in range(3):
+        assert "map raised an error" in outcomes[other]["error"]
+        assert "the user's own" in outcomes[other]["error"]
+        assert (f"rank {rank} failed" in outcomes[other]["error"]) == (other != rank)
+
+
+def test_ranks_that_were_asked_for_different_packs_are_all_told(data: Path, tmp_path: Path) -> None:
+    outcomes, _ = packed(2, data, tmp_path / "p", "other:1")
+    for rank in range(2):
+        assert "not asked to pack the same" in outcomes[rank]["error"]
+    assert not (tmp_path / "p" / "rankfeed.json").exists()
+
+
+def test_one_rank_alone_packs_as_well(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith(("SLURM_", "OMPI_", "PMI")):
+            monkeypatch.delenv(name)
+    arguments: dict[str, Any] = {"map": mapped, "seed": 4, "shard_bytes": 1000, "progress": False}
+    rf.pack(rf.open(data / "source"), tmp_path / "p", runner="ranks", **arguments)
+    assert contents(tmp_path / "p") == contents(data / "local")
+    with pytest.raises(rf.errors.ArgumentError, match="ranks as its workers"):
+        rf.pack(rf.open(data / "source"), tmp_path / "q", runner="ranks", workers=2)
+
+
+def test_each_stretch_is_begun_by_its_own_rank_and_then_by_whoever_is_free() -> None:
+    missing, begun = set(range(20)), Counter[int]()
+    while missing:
+        for rank in range(3):
+            task = next_stretch(rank, 3, missing, busy=())
+            if task is not None:
+                missing.discard(task)
+                begun[task] += 1
+    assert begun == Counter(range(20))
+    assert next_stretch(2, 3, {0, 3}, busy={0, 3}) is None

@@ -1,0 +1,219 @@
+"""Packing on Ray: the bytes of a local pack, though workers, nodes and drivers die."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import ray
+from tests.support.jobs import ENVIRON, end, family
+
+import rankfeed as rf
+from rankfeed.building import ray_runner
+from rankfeed.errors import ArgumentError, MissingExtraError, PackError
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """A node of two cores."""
+    context = ray.init(
+        num_cpus=2,
+        object_store_memory=80_000_000,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="error",
+    )
+    yield context.address_info["gcs_address"]
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> rf.Source:
+    rows = ({"id": i, "x": np.full(i % 7, i), "text": f"row {i}"} for i in range(2000))
+    return rf.pack(rows, tmp_path_factory.mktemp("ray") / "source", shard_bytes=20_000, progress=False)
+
+
+def twice(sample: dict[str, Any], rng: np.random.Generator) -> list[dict[str, Any]]:
+    return [{"id": sample["id"], "noise": rng.random()}] * int(rng.integers(3))
+
+
+@pytest.mark.parametrize("arguments", [{}, {"order": "shuffled", "seed": 2}, {"map": twice}, {"workers": 1}])
+def test_the_bytes_are_those_of_a_local_pack(
+    arguments: dict[str, Any], cluster: str, source: rf.Source, tmp_path: Path
+) -> None:
+    on_ray = rf.pack(source, tmp_path / "ray", runner="ray", shard_bytes=9000, progress=False, **arguments)
+    rf.pack(source, tmp_path / "local", shard_bytes=9000, progress=False, **{**arguments, "workers": 0})
+    assert contents(tmp_path / "ray") == contents(tmp_path / "local")
+    if "map" not in arguments:
+        assert Counter(int(sample["id"]) for sample in on_ray) == Counter(range(2000))
+    assert rf.pack(source, tmp_path / "ray", runner="ray", shard_bytes=9000, progress=False, **arguments)
+    assert contents(tmp_path / "ray") == contents(tmp_path / "local")
+
+
+def test_rows_are_appended_on_ray(cluster: str, source: rf.Source, tmp_path: Path) -> None:
+    for runner in ("local", "ray"):
+        rf.pack(source, tmp_path / runner, shard_bytes=9000, workers=0, progress=False)
+        more = source.select(range(500, 900))
+        arguments: dict[str, Any] = {"runner": runner, "append": True, "shard_bytes": 2000, "progress": False}
+        packed = rf.pack(more, tmp_path / runner, **arguments)
+        assert Counter(int(sample["id"]) for sample in packed) == Counter([*range(2000), *range(500, 900)])
+    assert contents(tmp_path / "ray") == contents(tmp_path / "local")
+
+
+def test_a_worker_that_is_killed_is_replaced(cluster: str, source: rf.Source, tmp_path: Path) -> None:
+    marker = tmp_path / "killed"
+
+    def deadly(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["id"] == 1100 and not marker.exists() and "ray::" in " ".join(psutil.Process().cmdline()):
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"id": sample["id"]}
+
+    packed = rf.pack(source, tmp_path / "ray", runner="ray", map=deadly, shard_bytes=900, progress=False)
+    assert marker.exists()
+    assert [int(sample["id"]) for sample in packed] == list(range(2000))
+    rf.pack(source, tmp_path / "local", map=deadly, shard_bytes=900, workers=0, progress=False)
+    assert contents(tmp_path / "ray") == contents(tmp_path / "local")
+
+
+def test_a_worker_that_always_dies_is_an_error_that_says_so(
+    cluster: str, source: rf.Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_runner, "_RETRIES", 1)
+
+    def deadly(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["id"] == 1100 and "ray::" in " ".join(psutil.Process().cmdline()):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"id": sample["id"]}
+
+    with pytest.raises(PackError, match=r"(?s)died, again and again.*stretch \d+.*fewer workers"):
+        rf.pack(source, tmp_path / "p", runner="ray", map=deadly, shard_bytes=900, progress=False)
+    packed = rf.pack(source, tmp_path / "p", map=deadly, shard_bytes=900, workers=0, progress=False)
+    assert len(packed) == 2000
+
+
+def test_errors_of_a_stretch_arrive_as_they_are(cluster: str, source: rf.Source, tmp_path: Path) -> None:
+    def wrong(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["id"] == 1234:
+            raise ValueError("the user's own")
+        return sample
+
+    with pytest.raises(PackError, match=r"(?s)map raised.*the user's own.*sample 1234") as caught:
+        rf.pack(source, tmp_path / "p", runner="ray", map=wrong, shard_bytes=900, progress=False)
+    assert type(caught.value) is PackError
+    handle = (tmp_path / "open").open("w")
+    with handle, pytest.raises(PackError, match="cannot be sent"):
+        rf.pack(source, tmp_path / "q", runner="ray", map=lambda s: {"x": handle.fileno()}, progress=False)
+    with pytest.raises(ArgumentError, match="iterable"):
+        rf.pack([{"x": 1}], tmp_path / "r", runner="ray", progress=False)
+
+
+def test_a_node_that_does_not_see_the_folder_is_named(
+    cluster: str, source: rf.Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What a node without the file system finds: nothing.
+    monkeypatch.setattr(ray_runner, "_SEEN", 0.2)
+    monkeypatch.setattr(ray_runner, "write_atomic", lambda path, content: None)
+    monkeypatch.setattr(ray_runner, "_sees", _blind)
+    with pytest.raises(PackError, match=r"(?s)does not see the folder.*share"):
+        rf.pack(source, tmp_path / "p", runner="ray", shard_bytes=900, progress=False)
+    assert not (tmp_path / "p").exists()
+
+
+def _blind(staging: str, token: str) -> bool:
+    return Path(staging, "elsewhere").exists()
+
+
+def test_a_damaged_shard_is_found_before_the_commit(
+    cluster: str, source: rf.Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rankfeed.building import packing
+
+    check = packing.check_parts
+
+    def damaging(staging: Path, *arguments: Any) -> None:
+        victim = sorted(staging.glob("*.arrow"))[1]
+        victim.write_bytes(b"\0" * victim.stat().st_size)
+        check(staging, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(packing, "check_parts", damaging)
+        with pytest.raises(PackError, match="not as they were written"):
+            rf.pack(source, tmp_path / "ray", runner="ray", shard_bytes=9000, progress=False)
+    rf.pack(source, tmp_path / "ray", runner="ray", shard_bytes=9000, progress=False)
+    rf.pack(source, tmp_path / "local", shard_bytes=9000, workers=0, progress=False)
+    assert contents(tmp_path / "ray") == contents(tmp_path / "local")
+
+
+def test_without_ray_the_extra_is_named(
+    source: rf.Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingExtraError, match=r"rankfeed\[ray\]"):
+        rf.pack(source, tmp_path / "p", runner="ray", progress=False)
+    assert not (tmp_path / "p").exists()
+
+
+DRIVER = """
+import sys, time, pathlib, ray, rankfeed as rf
+ray.init(address=sys.argv[4], log_to_driver=False, logging_level="error")
+calls = pathlib.Path(sys.argv[3])
+def slow(sample):
+    with calls.open("a") as file:
+        file.write(f"{sample['id']}\\n")
+    time.sleep(0.002)
+    return {"id": sample["id"]}
+rf.pack(rf.open(sys.argv[1]), sys.argv[2], runner="ray", map=slow, key="slow", shard_bytes=300, progress=False)
+"""
+
+
+def test_a_pack_whose_driver_was_killed_goes_on(cluster: str, source: rf.Source, tmp_path: Path) -> None:
+    path, dest = str(source.path), tmp_path / "p"  # type: ignore[attr-defined]
+
+    def driver(calls: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", DRIVER, path, str(dest), str(tmp_path / calls), cluster]
+        return subprocess.Popen(command, env={**ENVIRON, **os.environ})
+
+    first = driver("first")
+    try:
+        deadline = time.monotonic() + 100
+        while len(list(dest.glob(".rankfeed-pack/stretch-*.json"))) < 8:
+            assert first.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    finally:
+        first.send_signal(signal.SIGKILL)
+        end(family(first.pid))
+        first.wait(10)
+    assert not (dest / "rankfeed.json").exists()
+    second = driver("second")
+    try:
+        assert second.wait(120) == 0
+    finally:
+        end(family(second.pid))
+    # Samples that are looked at to find the size of a row are called for in either.
+    assert len((tmp_path / "second").read_text().split()) < 2000
+    rf.pack(
+        source,
+        tmp_path / "local",
+        map=lambda sample: {"id": sample["id"]},
+        key="slow",
+        shard_bytes=300,
+        workers=0,
+        progress=False,
+    )
+    assert contents(dest) == contents(tmp_path / "local")
