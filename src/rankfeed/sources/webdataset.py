@@ -235,6 +235,8 @@ class WebDatasetSource(Source):
         for number, rows, _ in self._rows.places(check_ids(sample_ids, len(self))):
             shard = self._shards.open(number)
             offsets = shard.index.offsets
+            if shard.file.is_cached(int(offsets[rows[0]])):
+                continue  # and so, most likely, are the others: a hint for each would cost more than it brings
             for first, last in zip(offsets[rows].tolist(), offsets[rows + 1].tolist(), strict=True):
                 os.posix_fadvise(shard.file.handle, first, last - first, os.POSIX_FADV_WILLNEED)
 

@@ -31,6 +31,15 @@ class File:
         except OSError as error:
             raise SourceError("the file cannot be read", found=error, where=path) from error
 
+    def is_cached(self, offset: int) -> bool:
+        """Whether a byte is in the page cache, as far as the system tells without reading it."""
+        if not hasattr(os, "RWF_NOWAIT"):
+            return False
+        try:
+            return os.preadv(self.handle, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
+        except OSError:
+            return False
+
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         if hasattr(self, "handle"):
             close(self.handle)  # a default, since modules may be gone by now
