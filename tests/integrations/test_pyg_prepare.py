@@ -103,7 +103,7 @@ def rounds(kind: str, raw: bool, count: int, folder: Path, seed: int, launcher: 
                     time.sleep(0.005)
                 time.sleep(chance.uniform(0, 0.4))
                 builders = list(root.glob(".*.prepare/build-*"))
-                victim = int(builders[0].name.split("-")[-2]) if builders else int(chance.choice(started).stem)
+                victim = int(builders[0].name.split("-")[-3]) if builders else int(chance.choice(started).stem)
                 with suppress(psutil.NoSuchProcess):
                     psutil.Process(victim).kill()
                     figures["killed"] += 1

@@ -109,10 +109,15 @@ class ChunkCache:
         with self._lock:
             return self._has_room()
 
-    def _has_room(self) -> bool:
-        if not self._entries or self._bytes + self._largest <= self.max_bytes:
-            return True
-        return next(iter(self._entries.values())).is_over(self._now)
+    def _has_room(self, beside: int = 0) -> bool:
+        """Whether there is room for a chunk, beside so many others."""
+        # Those on their way take room as well: two that are decoded at once are not to throw each other out.
+        needed = self._bytes + self._largest * (1 + beside + len(self._pending)) - self.max_bytes
+        for entry in self._entries.values():
+            if needed <= 0 or not entry.is_over(self._now):
+                break
+            needed -= entry.nbytes
+        return needed <= 0 or not self._entries
 
     def find(self, keys: Sequence[Hashable], used: Sequence[int]) -> list[Chunk | None]:
         """Chunks, as far as they are there; so many rows of each are read now, from it or from elsewhere."""
@@ -159,6 +164,10 @@ class ChunkCache:
             if pending.chunk is not None:
                 return pending.chunk
             # Whoever decoded it failed; try again, so that the error reaches this caller too.
+        return self._load(key, mine, load)
+
+    def _load(self, key: Hashable, mine: _Pending, load: Callable[[], Chunk]) -> Chunk:
+        """Decode a chunk that others wait for."""
         try:
             mine.chunk = load()
             self._keep(key, mine.chunk)
@@ -183,11 +192,14 @@ class ChunkCache:
     def _try(self, key: Hashable, load: Callable[[], Chunk]) -> None:
         with self._lock:
             late = key not in self._asked  # somebody needed it meanwhile, and may be through with it
-            wanted = not late and self._has_room()
+            there = key in self._entries or key in self._pending
+            # One that a reader cannot wait for must find room, too.
+            wanted = not late and not there and self._has_room(beside=1)
+            mine = self._pending.setdefault(key, _Pending()) if wanted else None
         try:
-            if wanted:
+            if mine is not None:
                 with suppress(RankfeedError):  # whoever needs the chunk meets the error
-                    self.get(key, load)
+                    self._load(key, mine, load)
         finally:
             with self._lock:
                 self._asked.discard(key)
