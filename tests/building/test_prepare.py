@@ -8,35 +8,18 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from tests.support.prepared import build, control
 
 import rankfeed as rf
 from rankfeed.building.failure import BuilderTraceback
 from rankfeed.building.prepared import MARKER_NAME, check
 from rankfeed.errors import ArgumentError, PrepareError
-
-
-def build(staging: Path) -> None:
-    (staging / "sub").mkdir()
-    (staging / "a.txt").write_text("a")
-    (staging / "sub" / "b.txt").write_text("bb")
-
-
-def control(path: Path) -> Path:
-    return path.with_name(f".{path.name}.prepare")
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Iterator[Path]:
-    target = tmp_path / "some" / "data"
-    yield target
-    assert not control(target).exists() or list(control(target).glob("*.failed")), list(control(target).iterdir())
 
 
 def test_many_threads_at_once_build_once(path: Path) -> None:

@@ -10,12 +10,12 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.prepared import build, control
 
 import rankfeed as rf
 from rankfeed.building import prepared
@@ -23,23 +23,6 @@ from rankfeed.building.holder import Holder, Watch
 from rankfeed.building.lease import Leases
 from rankfeed.building.prepared import check
 from rankfeed.errors import PrepareError
-
-
-def build(staging: Path) -> None:
-    (staging / "sub").mkdir()
-    (staging / "a.txt").write_text("a")
-    (staging / "sub" / "b.txt").write_text("bb")
-
-
-def control(path: Path) -> Path:
-    return path.with_name(f".{path.name}.prepare")
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Iterator[Path]:
-    target = tmp_path / "some" / "data"
-    yield target
-    assert not control(target).exists() or list(control(target).glob("*.failed")), list(control(target).iterdir())
 
 
 def test_a_holder_on_another_host_lives_as_long_as_it_renews(tmp_path: Path) -> None:
