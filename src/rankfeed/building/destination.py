@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rankfeed.building.target import local_path
 from rankfeed.errors import ArgumentError, PackError
 from rankfeed.sources import Source
 from rankfeed.sources.open import STAGING_NAME
@@ -20,10 +21,9 @@ def folder(dest: Any) -> Path:
     Raises:
         ArgumentError: no folder of this machine's file systems.
     """
-    if isinstance(dest, (str, os.PathLike)):
-        text = os.fspath(dest)
-        if isinstance(text, str) and text and "\0" not in text and "://" not in text:
-            return Path(os.path.abspath(text))  # other processes need not work in the same directory
+    text = local_path(dest)
+    if text is not None:
+        return Path(os.path.abspath(text))  # other processes need not work in the same directory
     raise ArgumentError(
         "this is no folder to pack into",
         expected="a path (object stores are not written yet)",

@@ -13,14 +13,25 @@ from rankfeed.storage import digest_of
 _LONGEST_NAME = 255
 
 
+def local_path(path: Any) -> str | None:
+    """A path of this machine's file systems as text; None for what is none.
+
+    Examples:
+        >>> local_path(Path("data")), local_path("s3://bucket/data"), local_path("")
+        ('data', None, None)
+    """
+    text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
+    fits = isinstance(text, str) and text and "\0" not in text and "://" not in text
+    return text if fits else None
+
+
 def folder_meant(path: Any) -> Path:
     """The folder that is meant, absolute; links to it are followed."""
-    if isinstance(path, (str, os.PathLike)):
-        text = os.fspath(path)
-        if isinstance(text, str) and text and "\0" not in text and "://" not in text:
-            target = Path(os.path.realpath(text))
-            if target.name:
-                return target
+    text = local_path(path)
+    if text is not None:
+        target = Path(os.path.realpath(text))
+        if target.name:
+            return target
     raise ArgumentError("this is no folder to prepare", expected="a path", found=repr(path))
 
 
