@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -21,7 +20,8 @@ from typing import Any
 import datasets
 import numpy as np
 import torch
-from bench.loader import WORKLOADS, drain, rate
+from bench.loader import WORKLOADS, drain
+from bench.turns import in_turn, medians
 from datasets import Dataset, Features, List, Value
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
@@ -115,16 +115,10 @@ def measure(form: str, name: str, scale: float, runs: int, folder: Path) -> dict
     count = max(batch, int(count * scale))
     source, contestants = FORMATS[form](name, make(count, np.random.default_rng(0)), folder, batch)
     contestants |= ours(source, batch)
-    rates: dict[str, list[float]] = {label: [] for label in contestants}
-    for turn in range(runs + 1):  # in turn, so that the machine's moods hit all alike; the first warms up
-        for label, work in contestants.items():
-            got = rate(work)
-            if turn:
-                rates[label].append(got)
-    medians = {label: statistics.median(values) for label, values in rates.items()}
-    best = max(value for label, value in medians.items() if not label.startswith("rankfeed"))
-    own = max(value for label, value in medians.items() if label.startswith("rankfeed"))
-    return {"format": form, "workload": name, "samples": count, "rows_per_second": medians, "ratio": own / best}
+    rates = medians(in_turn(contestants, runs))
+    best = max(value for label, value in rates.items() if not label.startswith("rankfeed"))
+    own = max(value for label, value in rates.items() if label.startswith("rankfeed"))
+    return {"format": form, "workload": name, "samples": count, "rows_per_second": rates, "ratio": own / best}
 
 
 def main() -> None:

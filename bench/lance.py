@@ -107,7 +107,7 @@ def measure(kind: str, scale: float, runs: int, folder: Path) -> dict[str, Any]:
                 topology=rf.Topology(),
             )
     rates: dict[str, list[float]] = {label: [] for label in loaders}
-    for turn in range(runs + 1):  # in turn, so that the machine's moods hit all alike; the first warms up
+    for turn in range(runs + 1):  # in turn, but not apart: Lance does not survive a fork
         for label, loader in loaders.items():
             began = time.perf_counter()
             done = drained(loader)

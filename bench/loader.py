@@ -13,12 +13,12 @@ import argparse
 import json
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from bench.turns import in_turn, medians
 
 import rankfeed as rf
 
@@ -97,12 +97,6 @@ class Reference:
         return done
 
 
-def rate(work: Callable[[], int]) -> float:
-    began = time.perf_counter()
-    done = work()
-    return done / (time.perf_counter() - began)
-
-
 def drain(loader: rf.Loader) -> int:
     done = 0
     for batch in loader:
@@ -126,18 +120,12 @@ def measure(name: str, scale: float, runs: int, folder: Path) -> dict[str, Any]:
     }.items():
         loader = rf.Loader(source, batch, shuffle="global", seed=1, topology=one, **options)  # type: ignore[arg-type]
         contestants[label] = lambda loader=loader: drain(loader)  # type: ignore[misc]
-    rates: dict[str, list[float]] = {label: [] for label in contestants}
-    for turn in range(runs + 2):  # in turn, so that the machine's moods hit all alike; the first two warm up
-        for label, work in contestants.items():
-            got = rate(work)
-            if turn > 1:
-                rates[label].append(got)
-    medians = {label: statistics.median(values) for label, values in rates.items()}
+    rates = in_turn(contestants, runs, warm=2)
     ratios = {
         label: statistics.median(a / b for a, b in zip(values, rates["reference"], strict=True))
         for label, values in rates.items()
     }
-    return {"workload": name, "samples": count, "rows_per_second": medians, "ratio": ratios}
+    return {"workload": name, "samples": count, "rows_per_second": medians(rates), "ratio": ratios}
 
 
 def main() -> None:

@@ -17,9 +17,7 @@ import argparse
 import json
 import os
 import random
-import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -31,6 +29,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import torch
 import torch.utils.data
+from bench.turns import in_turn, medians
 
 import rankfeed as rf
 
@@ -197,20 +196,17 @@ def measure(name: str, scale: float, runs: int, folder: Path) -> dict[str, Any]:
             )
         )
     contestants["datasets, streaming"] = lambda: hugging_face(folder)
-    rates: dict[str, list[float]] = {label: [] for label in contestants}
-    for turn in range(runs + 1):  # in turn, so that the machine's moods hit all alike; the first warms up
-        for label, work in contestants.items():
-            began = time.perf_counter()
-            done = work()
-            took = time.perf_counter() - began
-            if done != (min(rows, ENOUGH) if label.startswith("datasets") else rows):
-                raise SystemExit(f"{label} delivered {done} of {rows} rows")
-            if turn:
-                rates[label].append(done / took)
-    medians = {label: statistics.median(values) for label, values in rates.items()}
-    best = max(value for label, value in medians.items() if label.startswith("scanned"))
-    ratios = {label: value / best for label, value in medians.items()}
-    return {"workload": name, "samples": rows, "rows_per_second": medians, "ratio": ratios}
+
+    def checked(label: str) -> int:
+        done = contestants[label]()
+        if done != (min(rows, ENOUGH) if label.startswith("datasets") else rows):
+            raise SystemExit(f"{label} delivered {done} of {rows} rows")
+        return done
+
+    rates = medians(in_turn({label: partial(checked, label) for label in contestants}, runs))
+    best = max(value for label, value in rates.items() if label.startswith("scanned"))
+    ratios = {label: value / best for label, value in rates.items()}
+    return {"workload": name, "samples": rows, "rows_per_second": rates, "ratio": ratios}
 
 
 def main() -> None:

@@ -11,11 +11,12 @@ import argparse
 import json
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
+from bench.turns import in_turn, medians
 from torch_geometric.data import Data, InMemoryDataset, OnDiskDataset
 from torch_geometric.loader import DataLoader
 
@@ -83,11 +84,8 @@ WORKLOADS: dict[str, tuple[tuple[int, int, int], int, Callable[[list[Data], str]
 }
 
 
-def drain(loader: Any) -> float:
-    began, done = time.perf_counter(), 0
-    for batch in loader:
-        done += batch.num_graphs
-    return done / (time.perf_counter() - began)
+def drain(loader: Any) -> int:
+    return sum(batch.num_graphs for batch in loader)
 
 
 def measure(name: str, scale: float, runs: int) -> dict[str, Any]:
@@ -102,17 +100,12 @@ def measure(name: str, scale: float, runs: int) -> dict[str, Any]:
         for label, options in (("rankfeed", {}), ("rankfeed, 2 threads", {"num_workers": 2})):
             source = rf.from_dataset(dataset)
             contestants[label] = rf.Loader(source, batch, shuffle=True, topology=rf.Topology(), **options)
-        rates: dict[str, list[float]] = {label: [] for label in contestants}
-        for turn in range(runs + 1):  # in turn, so that the machine's moods hit all alike; the first warms up
-            for label, loader in contestants.items():
-                rate = drain(loader)
-                if turn:
-                    rates[label].append(rate)
+        rates = in_turn({label: partial(drain, loader) for label, loader in contestants.items()}, runs)
     best = [max(pair) for pair in zip(rates["PyG"], rates["PyG, 2 workers"], strict=True)]
     return {
         "workload": name,
         "graphs": count,
-        "graphs_per_second": {label: statistics.median(values) for label, values in rates.items()},
+        "graphs_per_second": medians(rates),
         "ratio_to_best_of_pyg": {
             label: statistics.median(a / b for a, b in zip(values, best, strict=True))
             for label, values in rates.items()

@@ -14,7 +14,6 @@ import contextlib
 import io
 import json
 import os
-import statistics
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,7 +21,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from bench.loader import WORKLOADS, rate
+from bench.loader import WORKLOADS
+from bench.turns import in_turn, medians
 
 import rankfeed as rf
 
@@ -138,15 +138,8 @@ def measure(name: str, scale: float, runs: int, workers: int, folder: Path) -> d
     (folder / "shards").mkdir()
     (folder / "wids").mkdir()
     shards = write(folder / "shards", name, count)
-    work = contestants(name, shards, folder / "wids", workers)
-    rates: dict[str, list[float]] = {label: [] for label in work}
-    for turn in range(runs + 1):  # in turn, so that the machine's moods hit all alike; the first warms up
-        for label, each in work.items():
-            got = rate(each)
-            if turn:
-                rates[label].append(got)
-    medians = {label: statistics.median(values) for label, values in rates.items()}
-    return {"workload": name, "samples": count, "shards": len(shards), "samples_per_second": medians}
+    rates = medians(in_turn(contestants(name, shards, folder / "wids", workers), runs))
+    return {"workload": name, "samples": count, "shards": len(shards), "samples_per_second": rates}
 
 
 def main() -> None:

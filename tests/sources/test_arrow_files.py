@@ -1,5 +1,6 @@
 """Arrow IPC files and streams of others are read in place; damage is named, and no view leads out of a file."""
 
+import gc
 import pickle
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from rankfeed.columns import Field
 from rankfeed.errors import ArgumentError, CorruptError, SourceError
 from rankfeed.sources import arrow_files as module
 from rankfeed.sources.arrow_files import ArrowSource
+from rankfeed.storage import mapped
 
 KINDS = {
     "x": pa.float32(),
@@ -148,6 +150,41 @@ def test_what_is_not_compressed_is_read_in_the_file_itself(tmp_path: Path) -> No
     write(tmp_path / "c.arrow", cut(table(50), 20, 30), compression="lz4")
     assert rf.open(tmp_path / "c.arrow", columns=["text"]).default_shuffle == "window"
     assert rf.open(tmp_path / "t.arrow", columns=["words"]).default_shuffle == "window"
+
+
+@pytest.mark.parametrize("kept", [0, 50_000, 1 << 40])
+def test_large_rows_are_the_same_by_calls_and_from_what_stays_mapped(
+    kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gc.collect()
+    monkeypatch.setattr(mapped, "_residency", mapped._Residency())
+    monkeypatch.setattr(mapped, "RESIDENT_BYTES", 0)
+    monkeypatch.setattr(mapped, "KEPT_BYTES", kept)
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(3000, 9000, 60).tolist()
+    rows = [rng.integers(97, 123, length, dtype=np.uint8).tobytes() for length in lengths]
+    whole = pa.table(
+        {
+            "raw": rows,
+            "text": [row.decode() for row in rows],
+            "ragged": pa.array([np.frombuffer(row[: len(row) // 8 * 8], np.float64) for row in rows]),
+            "n": list(range(60)),
+        }
+    )
+    paths = [tmp_path / "a.arrow", tmp_path / "b.arrow"]
+    write(paths[0], cut(whole.slice(0, 40), 15, 25))
+    write(paths[1], cut(whole.slice(40), 20))
+    source = rf.open(paths)
+    order = rng.permutation(60)
+    found = source.fetch(order)
+    for name in ("raw", "text", "ragged"):
+        assert all(part.region is not None for part in found[name].parts)  # type: ignore[attr-defined]
+    for i, sample in zip(order.tolist(), found.samples(), strict=True):
+        assert (sample["raw"], sample["text"], sample["n"]) == (rows[i], rows[i].decode(), i)
+        assert sample["ragged"].tobytes() == rows[i][: len(rows[i]) // 8 * 8]
+    padded = found["ragged"].pad()  # type: ignore[attr-defined]
+    for i, row in zip(order.tolist(), padded, strict=True):
+        assert row.tobytes().rstrip(b"\0") == rows[i][: len(rows[i]) // 8 * 8]
 
 
 @pytest.mark.parametrize("compression", ["uncompressed", "lz4", "zstd"])

@@ -169,9 +169,13 @@ def test_bytes_text_and_arrays_are_not_copied_before_they_are_collated(folder: P
         assert np.may_share_memory(source._shards.open(0).data, others)
 
 
-@pytest.mark.parametrize("limit", [0, 1 << 40])
-def test_arrays_of_any_row_size_are_read_in_place(limit: int, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(mapped, "RESIDENT_BYTES", limit)  # read by calls, or through the mapping
+@pytest.mark.parametrize(("limit", "kept"), [(0, 0), (0, 20_000), (0, 1 << 40), (1 << 40, 0)])
+def test_arrays_of_any_row_size_are_read_in_place(
+    limit: int, kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Read by calls, the first part or all of a shard through what stays mapped, or through the mapping alone.
+    monkeypatch.setattr(mapped, "RESIDENT_BYTES", limit)
+    monkeypatch.setattr(mapped, "KEPT_BYTES", kept)
     rng = np.random.default_rng(2)
     rows = [
         {

@@ -14,14 +14,15 @@ from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.arrow_columns import arrow_errors
 from rankfeed.sources.arrow_decode import decoded, read_batch
 from rankfeed.sources.arrow_open import ArrowFile, check_alike, files_of, fits, open_arrow, pieces_of
-from rankfeed.sources.arrow_places import Shape, column_of, part_of
+from rankfeed.sources.arrow_places import Shape
+from rankfeed.sources.arrow_rows import column_of
 from rankfeed.sources.arrow_table import known_fields
 from rankfeed.sources.arrow_types import Nulls
 from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
 from rankfeed.sources.format import Format
 from rankfeed.sources.paths import Paths, common_root
 from rankfeed.sources.source import Int64, by_chunk, check_columns, check_ids
-from rankfeed.storage import digest_of, touched
+from rankfeed.storage import digest_of, mapped, touched
 from rankfeed.storage.kept import Kept
 
 #: Files that are held open; what a batch points into stays, however many others are opened.
@@ -72,6 +73,7 @@ class ArrowSource(ChunkedSource):
         self._unended = unended
         self._shapes = dict(shapes or {})
         self._open: Kept[ArrowFile] = Kept()
+        self._exceeds = sum(map(_size, self._paths)) > mapped.RESIDENT_BYTES
         first: ArrowFile | None = None
         plain: set[str] | None = None
         rows, chunks, blocks, digests = [], [], [], []
@@ -79,7 +81,7 @@ class ArrowSource(ChunkedSource):
             file = self._file(number)
             first = file if first is None else first
             check_alike(first.schema, file.schema, self._paths[0], path)
-            plain = set(file.leaves) if plain is None else plain & set(file.leaves)
+            plain = set(file.plain) if plain is None else plain & set(file.plain)
             rows.append(int(file.starts[-1]))
             pieces, sizes = pieces_of(number, file.messages)
             chunks.append(pieces)
@@ -101,6 +103,8 @@ class ArrowSource(ChunkedSource):
         self._fingerprint = digest_of(*names, *(each.encode() for each in digests))
         self._digests = digests
         self._init_chunks(self._chunks[:, 3], cache_bytes)
+        if len(self._plain) == len(self._fields):
+            self.looks_ahead = 0  # nothing is decoded
 
     def __repr__(self) -> str:
         some = (
@@ -153,8 +157,7 @@ class ArrowSource(ChunkedSource):
                 return f"{self._paths[number]}, record batch {batch[row]}, row {rows[row]}"
 
             for name in plain:
-                part = part_of(file.leaves[name], file.data, file.messages, batch, within, slots, where)
-                parts[name].append(part)
+                parts[name].append(file.plain[name].part(batch, within, slots, where))
         made = {name: column_of(self._fields[name], parts[name]) for name in plain}
         touched(lambda: sum(column.nbytes for column in made.values()), len(ids) * len(plain))
         if rest:
@@ -184,10 +187,18 @@ class ArrowSource(ChunkedSource):
 
     def _opened(self, number: int) -> ArrowFile:
         path = self._paths[number]
-        file = open_arrow(path, self._shapes, unended=self._unended)
+        file = open_arrow(path, self._shapes, unended=self._unended, by_calls=self._exceeds)
         if hasattr(self, "_digests") and file.digest != self._digests[number]:
             raise CorruptError("a file was replaced while it was in use", where=path, remedy="start the job again")
         return file
+
+
+def _size(path: str) -> int:
+    """Bytes of a file; 0 where it is gone, which whoever opens it says."""
+    try:
+        return os.path.getsize(path)
+    except OSError:
+        return 0
 
 
 FORMAT = Format("arrow", "Arrow IPC files or streams (.arrow, .feather)", fits, ArrowSource)

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,11 @@ from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.arrow_columns import arrow_errors
 from rankfeed.sources.arrow_decode import read_schema
 from rankfeed.sources.arrow_messages import MAGIC, REMEDY, Messages, read_messages
-from rankfeed.sources.arrow_places import Leaf, Shape, leaves, problem, stored_type, without_nulls
+from rankfeed.sources.arrow_places import Shape, leaves, stored_type, without_nulls
+from rankfeed.sources.arrow_rows import LeafRows, problem
 from rankfeed.sources.paths import Paths, expand, files_in, head, matched
 from rankfeed.storage import digest_of, map_file
+from rankfeed.storage.region import File, Region
 
 Bytes = npt.NDArray[np.uint8]
 Int64 = npt.NDArray[np.int64]
@@ -36,7 +39,7 @@ class ArrowFile:
         data: its bytes.
         messages: where its record batches lie.
         starts: int64 [batches + 1], the first row of each.
-        leaves: columns that are read where they lie.
+        plain: columns that are read where they lie.
         schema: a `pyarrow.Schema`.
         digest: changes with columns, counts, and where the record batches lie.
     """
@@ -44,18 +47,21 @@ class ArrowFile:
     data: Bytes
     messages: Messages
     starts: Int64
-    leaves: Mapping[str, Leaf]
+    plain: Mapping[str, LeafRows]
     schema: Any
     digest: str
 
 
-def open_arrow(path: str, shapes: Mapping[str, Shape], *, unended: bool = False) -> ArrowFile:
+def open_arrow(
+    path: str, shapes: Mapping[str, Shape], *, unended: bool = False, by_calls: bool = False
+) -> ArrowFile:
     """Open a file.
 
     Args:
         path: of it.
         shapes: columns of lists of lists that are arrays, and their shapes.
         unended: whether a stream without the mark at its end is read for what is there.
+        by_calls: whether large rows are to be read by calls, as the files are more than may stay mapped.
 
     Raises:
         SourceError: it cannot be read.
@@ -79,7 +85,9 @@ def open_arrow(path: str, shapes: Mapping[str, Shape], *, unended: bool = False)
         messages.rows.tobytes(),
         messages.batches.tobytes(),
     )
-    return ArrowFile(data, messages, starts, found, schema, digest)
+    region = Region(File(Path(path), data), 0) if by_calls else None
+    plain = {name: LeafRows(leaf, data, messages, region) for name, leaf in found.items()}
+    return ArrowFile(data, messages, starts, plain, schema, digest)
 
 
 def _type(kind: Any) -> str:

@@ -1,28 +1,21 @@
-"""Where the rows of an Arrow column lie in a file, worked out for many record batches at once.
+"""Which Arrow columns need no decoding, and in which of a record batch's buffers each lies.
 
-Numbers, fixed-size lists of numbers, lists of these, text and bytes are found by arithmetic on the places of their
-buffers; everything else (bits, dictionaries, lists of text...) is left to Arrow to decode.
+Numbers, fixed-size lists of numbers, lists of these, text and bytes are read by arithmetic on the places of their
+buffers (`arrow_rows`); everything else (bits, dictionaries, lists of text...) is left to Arrow to decode.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from rankfeed.columns import Bytes as BytesColumn
-from rankfeed.columns import Column, Field, Ragged, Runs
-from rankfeed.errors import CorruptError
-from rankfeed.sources.arrow_messages import REMEDY, Messages
+from rankfeed.columns import Field
+from rankfeed.sources.arrow_messages import Messages
 from rankfeed.sources.arrow_types import field_of
-from rankfeed.sources.placed import Placed, Places, compacted, rows_at, words
 
-Bytes = npt.NDArray[np.uint8]
-Int64 = npt.NDArray[np.int64]
-Where = Callable[[int], str]
 #: Of arrays stored as lists of lists: how long the lists of each level are; None for any length.
 Shape = tuple[int | None, ...]
 
@@ -175,151 +168,12 @@ def shaped_field(kind: Any, shape: Shape) -> Field:
     return Field("ragged" if shape[0] is None else "dense", element.dtype, (*inner, *element.shape))
 
 
-def problem(leaf: Leaf, messages: Messages) -> str | None:
-    """Why a column's buffers cannot hold its rows; None if they can.
-
-    Rows of one size are known to lie in their buffers after that; lists are looked at when they are read.
-    """
-    buffers, rows = messages.buffers, messages.rows
-    assert buffers is not None
-    if max(leaf.data, *(number for number, _, _ in leaf.offsets), 0) >= buffers.shape[1]:
-        return "there are fewer buffers than the columns need"
-    if leaf.offsets:
-        number, width, _ = leaf.offsets[0]
-        short = (rows > 0) & (buffers[:, number, 1] // width <= rows)
-    else:
-        short = buffers[:, leaf.data, 1] // max(1, leaf.field.row_bytes()) < rows
-        short &= leaf.field.row_bytes() > 0
-    return f"record batch {int(np.argmax(short))} has too short a buffer" if short.any() else None
-
-
-def part_of(
-    leaf: Leaf, data: Bytes, messages: Messages, batch: Int64, row: Int64, slots: Int64 | None, where: Where
-) -> Places | Runs:
-    """Some rows of a column, as a part of a batch's.
-
-    Args:
-        leaf: the column, which :func:`fits`.
-        data: uint8, the file.
-        messages: of the file.
-        batch: int64 [m], the record batch of each row.
-        row: int64 [m], its number in there.
-        slots: int64 [m], its row of the batch that is made; None for all, in order.
-        where: names a row.
-
-    Raises:
-        CorruptError: a row does not lie in its buffer.
-    """
-    buffers = messages.buffers
-    assert buffers is not None
-    begin = buffers[batch, leaf.data, 0]
-    if not leaf.offsets:
-        return Places(data, begin + row * leaf.field.row_bytes(), slots)
-    element = 1 if leaf.field.kind in ("bytes", "str") else np.dtype(leaf.field.dtype).itemsize
-    inner = _fixed_elements(leaf)
-    first, last = row, row + 1
-    for level, (number, width, length) in enumerate(leaf.offsets):
-        # What the numbers of this level count: lists of the next, or elements.
-        below = leaf.offsets[level + 1][:2] if level + 1 < len(leaf.offsets) else (leaf.data, element * inner)
-        top = np.maximum(0, buffers[batch, below[0], 1] // max(1, below[1]) - (level + 1 < len(leaf.offsets)))
-        base = buffers[batch, number, 0]
-        if level and length is not None:
-            _check_even(data, base, width, first, last, length, where)
-        first, last = _ends(data, base, width, first, last)
-        bad = (first < 0) | (first > last) | (last > top)
-        if level == 0 and length is not None:
-            bad |= last - first != length
-        if bad.any():
-            which = int(np.argmax(bad))
-            raise CorruptError(
-                "the offsets of a column are damaged",
-                expected=f"rising numbers from 0 to {top[which]}" + (f", {length} apart" if length else ""),
-                found=f"{first[which]} to {last[which]}",
-                where=where(which),
-                remedy=REMEDY,
-            )
-    starts, nbytes = begin + first * element * inner, (last - first) * element * inner
-    return (
-        Places(data, starts, slots)
-        if leaf.field.kind == "dense"
-        else _runs(leaf, data, starts, nbytes, slots, where)
-    )
-
-
-def _fixed_elements(leaf: Leaf) -> int:
-    """Elements in each of what the innermost offsets count: several where that are fixed-size lists."""
-    if leaf.field.kind not in ("dense", "ragged"):
-        return 1
-    lists = len(leaf.offsets) - (leaf.field.kind == "ragged")
-    return int(np.prod(leaf.field.shape[lists:], dtype=np.int64))
-
-
-def _ends(data: Bytes, base: Int64, width: int, first: Int64, last: Int64) -> tuple[Int64, Int64]:
-    """Offsets ``first`` and ``last`` of buffers at ``base``; 0 for rows without lists: there may be none."""
-    empty = first == last
-    if not empty.any() and not (base % width).any() and data.ctypes.data % width == 0:
-        offsets, at = words(data, width).view(f"<i{width}"), base // width
-        starts, stops = (offsets.take(at + each, mode="clip").astype(np.int64) for each in (first, last))
-        return starts, stops
-    pair = np.stack([np.where(empty, 0, base + first * width), np.where(empty, 0, base + last * width)], 1)
-    ends = rows_at(data, pair.reshape(-1), width, width).view(f"<i{width}").reshape(-1, 2).astype(np.int64)
-    ends[empty] = 0
-    return ends[:, 0], ends[:, 1]
-
-
-def _check_even(
-    data: Bytes, base: Int64, width: int, first: Int64, last: Int64, length: int, where: Where
-) -> None:
-    """Look whether all lists from ``first`` to ``last`` are of one length.
-
-    Raises:
-        CorruptError: one is not.
-    """
-    counts = np.where(first == last, 0, last - first + 1)
-    packed, targets = compacted(data, base + first * width, counts * width)
-    offsets = packed.view(f"<i{width}").astype(np.int64)
-    steps = np.append(np.diff(offsets), length)
-    ends = (targets // width + counts - 1)[counts > 0]
-    steps[ends] = length  # from one row's last offset to the next row's first
-    if (steps != length).any():
-        wrong = int(np.argmax(steps != length))
-        which = int(np.searchsorted(targets // width, wrong, side="right")) - 1
-        raise CorruptError(
-            "an array has another shape than its column",
-            expected=f"lists of {length}",
-            found=f"one of {steps[wrong]}",
-            where=where(which),
-            remedy=REMEDY,
-        )
-
-
-def _runs(leaf: Leaf, data: Bytes, starts: Int64, nbytes: Int64, slots: Int64 | None, where: Where) -> Runs:
-    """Runs of elements: as they lie where they are aligned to their own size, else copied."""
-    if leaf.field.kind != "ragged":
-        return Runs(data, starts, nbytes, slots, place=where)
-    dtype, shape = np.dtype(leaf.field.dtype).newbyteorder("<"), leaf.field.shape
-    if not shape and not (starts % dtype.itemsize).any():
-        return Runs(
-            words(data, dtype.itemsize).view(dtype), starts // dtype.itemsize, nbytes // dtype.itemsize, slots
-        )
-    packed, targets = compacted(data, starts, nbytes)
-    size = max(1, leaf.field.row_bytes())
-    return Runs(packed.view(dtype).reshape(-1, *shape), targets // size, nbytes // size, slots)
-
-
-def column_of(field: Field, parts: Sequence[Any]) -> Column:
-    """The column of a batch whose rows lie in these parts."""
-    if field.kind == "dense":
-        return Placed(parts, np.dtype(field.dtype), field.shape)
-    return Ragged(parts) if field.kind == "ragged" else BytesColumn(parts, text=field.kind == "str")
-
-
 def without_nulls(found: Mapping[str, Leaf], messages: Messages) -> dict[str, Leaf]:
     """Those columns in which a file has no null; none where it is compressed, or of another byte order."""
     nulls = messages.nulls
     if nulls is None or messages.buffers is None or messages.compressed.any() or not messages.little:
         return {}
-    has: npt.NDArray[np.bool_] = np.asarray((nulls > 0).any(0))
+    has = np.asarray((nulls > 0).any(0))
     return {
         name: leaf
         for name, leaf in found.items()

@@ -179,8 +179,9 @@ class ShardSet:
     def _opened(self, number: int) -> Shard:
         path = self.paths[number]
         index = self.index(number)
-        file = File(Path(path))
-        shard = Shard(path, map_file(path), index, file, stamp_of(file), self.exceeds)
+        data = map_file(path)
+        file = File(Path(path), data)
+        shard = Shard(path, data, index, file, stamp_of(file), self.exceeds)
         if shard.stamp != self._stamps[number] or not self._is_as_indexed(number, index):
             raise CorruptError(
                 "a shard was changed while it was in use",

@@ -33,6 +33,8 @@ Int64 = npt.NDArray[np.int64]
 
 #: About what is read in one go.
 _BLOCK_BYTES = 4 << 20
+#: Batches for which nobody asks whether they are cached, after one that was.
+_UNASKED = 15
 
 
 class WebDatasetSource(Source):
@@ -66,6 +68,8 @@ class WebDatasetSource(Source):
 
     default_shuffle: ClassVar[Literal["global", "window"]] = "global"
     looks_ahead = 1
+    #: Batches to come for which nobody asks whether they are cached.
+    _unasked = 0
 
     def __init__(
         self,
@@ -232,13 +236,19 @@ class WebDatasetSource(Source):
         """
         if not self._shards.exceeds or not hasattr(os, "posix_fadvise"):
             return
+        if self._unasked:
+            self._unasked -= 1
+            return
+        cached = True
         for number, rows, _ in self._rows.places(check_ids(sample_ids, len(self))):
             shard = self._shards.open(number)
             offsets = shard.index.offsets
             if shard.file.is_cached(int(offsets[rows[0]])):
                 continue  # and so, most likely, are the others: a hint for each would cost more than it brings
+            cached = False
             for first, last in zip(offsets[rows].tolist(), offsets[rows + 1].tolist(), strict=True):
                 os.posix_fadvise(shard.file.handle, first, last - first, os.POSIX_FADV_WILLNEED)
+        self._unasked = _UNASKED if cached else 0
 
 
 def _in_order(parts: list[Part]) -> Int64:
