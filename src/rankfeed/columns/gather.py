@@ -107,7 +107,9 @@ def copy_windows(values: Array, starts: Int64, lengths: Int64, out: Array, slots
             rows[slots_fit[first : first + step]] = windows[starts_fit[first : first + step] * width]
     short = lengths < longest
     if short.any():
-        behind = np.arange(wide) >= lengths[:, None] * width
+        # Narrow numbers are compared several at once.
+        narrow = np.int16 if wide < 2**15 else np.int64
+        behind = np.arange(wide, dtype=narrow) >= (lengths * width).astype(narrow)[:, None]
         if len(slots) == len(out) and (slots == np.arange(len(out))).all():
             np.copyto(rows, fill, where=behind)
         else:
