@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from pathlib import Path
 
-import pytest
 from tests.launch.test_topology_launchers import need
+from tests.support.packages import need_package
 
 
 def need_mpi(program: str) -> None:
     """A launcher of MPI, and mpi4py."""
     need(program)
-    if importlib.util.find_spec("mpi4py") is not None:
-        return
-    if os.environ.get("CI") == "true" or os.environ.get("RANKFEED_REQUIRE_LAUNCHERS") == "1":
-        pytest.fail("needs mpi4py")
-    pytest.skip("needs mpi4py")
+    need_package("mpi4py")
 
 
 def mpich_environ(folder: Path) -> dict[str, str]:
