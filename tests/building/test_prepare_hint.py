@@ -24,9 +24,11 @@ from rankfeed.errors import ArgumentError
 
 SCRIPT = Path(__file__).parent / "hint_job.py"
 #: Seconds in which a job has to end: far more than it takes, and far less than an hour.
-HANG = 60
+HANG = 100
 FAILED = "preparing the data failed: KeyError: 'no such column'"
 KINDS = ("torchrun", "openmpi", "mpich")
+
+pytestmark = pytest.mark.timeout(300)
 
 
 def command_of(kind: str, path: Path, out: Path, ranks: int, *modes: str) -> list[str]:

@@ -11,6 +11,7 @@ from tests.support.jobs import family, run, started
 from tests.support.packages import need_package
 
 need_package("lightning")
+pytestmark = pytest.mark.timeout(300)
 
 SCRIPT = Path(__file__).parent / "jobs" / "lightning_prepare.py"
 #: Seconds in which a job has to end: far more than it takes.
