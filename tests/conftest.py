@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, settings
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 START_PROCESSES = (
+    "tests/building/test_prepare_hint",
     "tests/building/test_rank_runner",
     "tests/building/test_ray_",
     "tests/faults/",

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import msgspec
 
+from rankfeed.errors import RankfeedError
+from rankfeed.topology import Topology
 from rankfeed.topology.job import started
 
 
@@ -76,6 +78,15 @@ class Holder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}" + (f" ({self.who})" if self.who else "")
+
+
+def place_in_job() -> str:
+    """Which rank of how many this process is, in words; empty where it is alone, or nobody says."""
+    try:
+        topology = Topology.detect()
+    except RankfeedError:
+        return ""
+    return f"rank {topology.rank} of {topology.world_size}" if topology.world_size > 1 else ""
 
 
 @cache

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -17,7 +16,8 @@ from pathlib import Path
 from typing import Any, Literal, overload
 
 from rankfeed.building.failure import cannot_write, find_failure
-from rankfeed.building.holder import Watch
+from rankfeed.building.hint import Hint, communicator
+from rankfeed.building.holder import Watch, place_in_job
 from rankfeed.building.lease import Leases
 from rankfeed.building.patience import Patience
 from rankfeed.building.prepared import State, key_of, look, refuse_strangers
@@ -25,7 +25,6 @@ from rankfeed.building.target import control_folder, folder_meant
 from rankfeed.building.turn import Build, Turn
 from rankfeed.errors import ArgumentError, PrepareError, RankfeedError
 from rankfeed.plan.plan import whole
-from rankfeed.topology import Topology
 from rankfeed.topology.job import launch_name
 
 Scope = Literal["shared", "node"]
@@ -48,6 +47,7 @@ def prepare_once(
     retries: int = ...,
     timeout: float | None = ...,
     inputs: Sequence[str | os.PathLike[str]] = ...,
+    comm: Any = ...,
 ) -> Path: ...
 @overload
 def prepare_once(
@@ -59,6 +59,7 @@ def prepare_once(
     retries: int = ...,
     timeout: float | None = ...,
     inputs: Sequence[str | os.PathLike[str]] = ...,
+    comm: Any = ...,
 ) -> Preparation: ...
 def prepare_once(
     path: str | os.PathLike[str],
@@ -69,6 +70,7 @@ def prepare_once(
     retries: int = 0,
     timeout: float | None = None,
     inputs: Sequence[str | os.PathLike[str]] = (),
+    comm: Any = None,
 ) -> Path | Preparation:
     """Have a folder built by one process, whichever comes first; all others wait for it.
 
@@ -88,6 +90,8 @@ def prepare_once(
         retries: how often a failing build is tried again, each time in a new folder and after a longer pause.
         timeout: seconds to wait for another process that builds; None for as long as it lives.
         inputs: files and folders that it is built from: where their sizes or times differ, so does the key.
+        comm: an mpi4py communicator of the processes that call, to hurry those who wait by a message (tag 28531)
+            when the build is over. Nothing depends on it. An initialised torch.distributed is used so by itself.
 
     Returns:
         ``path``, absolute.
@@ -109,7 +113,9 @@ def prepare_once(
         >>> prepare_once(folder, build, key="v1").name  # it is there
         'data'
     """
-    preparation = Preparation(path, key=key, scope=scope, retries=retries, timeout=timeout, inputs=inputs)
+    preparation = Preparation(
+        path, key=key, scope=scope, retries=retries, timeout=timeout, inputs=inputs, comm=comm
+    )
     return preparation if build is None else preparation.run(build)
 
 
@@ -142,6 +148,7 @@ class Preparation:
         retries: int = 0,
         timeout: float | None = None,
         inputs: Sequence[str | os.PathLike[str]] = (),
+        comm: Any = None,
     ) -> None:
         self.path = folder_meant(path)
         given: Any = key
@@ -156,6 +163,7 @@ class Preparation:
         if isinstance(inputs, (str, os.PathLike)):
             raise ArgumentError("inputs are several", expected="a list of paths", found=repr(inputs))
         self.key, self.scope, self.timeout, self.inputs = key, scope, timeout, tuple(inputs)
+        self.comm = communicator(comm)
         self._entered = _Entered()
 
     def __call__(self, build: Build) -> Callable[[], Path]:
@@ -216,13 +224,14 @@ class Preparation:
             stack: what ends the turn.
         """
         try:
-            return self._waited(stack)
+            with Hint(self.comm) as hint, Patience(self.path, place_in_job(), self.timeout) as patience:
+                return self._waited(stack, hint, patience)
         except OSError as error:
             if isinstance(error, RankfeedError):
                 raise
             raise cannot_write(error, self.path) from error
 
-    def _waited(self, stack: ExitStack) -> Turn | None:
+    def _waited(self, stack: ExitStack, hint: Hint, patience: Patience) -> Turn | None:
         key = key_of(self.key, self.inputs)
         _turns[str(self.path)] += 1
         if self.path in _building.paths:
@@ -231,11 +240,10 @@ class Preparation:
                 where=self.path,
                 remedy="prepare another folder inside the builder, or this one before it",
             )
-        launch, me = launch_name(), _who()
+        launch = launch_name()
         attempt = f"{launch} {_turns[str(self.path)]}" if launch else ""
         folder = control_folder(self.path)
         leases = Leases(folder)
-        patience = Patience(self.path, me, self.timeout)
         watch, waited_for, pause, refused = Watch(), set[str](), _FIRST_LOOK, 0
         while True:
             if self._is_there(key):
@@ -247,14 +255,16 @@ class Preparation:
             holder = leases.holder()
             if holder is None or leases.is_dead(holder, watch):
                 self.path.parent.mkdir(parents=True, exist_ok=True)
+                stack.callback(hint.tell)
                 try:
-                    lease = stack.enter_context(leases.claimed(holder, me, attempt))
+                    lease = stack.enter_context(leases.claimed(holder, patience.me, attempt))
                 except FileNotFoundError:  # somebody tidied up just then
                     refused += 1
                     if refused == _LOSSES:
                         raise
                     continue
                 if lease is not None:
+                    hint.turn = lease.me.name
                     # What was seen before may have ended meanwhile: look again, now that nobody else builds.
                     failure = find_failure(folder, waited_for, attempt, key)
                     if failure is not None:
@@ -269,10 +279,10 @@ class Preparation:
                 continue
             waited_for.add(holder.name)
             patience.check(holder, folder)
-            time.sleep(pause)
+            hinted = hint.wait(holder.name, pause)
             with suppress(OSError):  # a network file system may take a folder for what it was a minute ago
                 os.close(os.open(self.path.parent, os.O_RDONLY))
-            pause = min(_LAST_LOOK, pause * 1.5)
+            pause = _FIRST_LOOK if hinted else min(_LAST_LOOK, pause * 1.5)
 
     def _tidy(self, leases: Leases, key: str) -> None:
         """Remove what others left who died: one that had just committed, say."""
@@ -306,12 +316,3 @@ class _Building(threading.local):
 
 
 _building = _Building()
-
-
-def _who() -> str:
-    """This process's place in its job, as far as anybody says."""
-    try:
-        topology = Topology.detect()
-    except RankfeedError:
-        return ""
-    return f"rank {topology.rank} of {topology.world_size}" if topology.world_size > 1 else ""

@@ -33,6 +33,7 @@ def prepare(
     key: str = "",
     retries: int = 0,
     timeout: float | None = None,
+    comm: Any = None,
     **options: Any,
 ) -> T:
     """A PyG data set, downloaded and processed by one process, opened in every one that calls.
@@ -50,6 +51,7 @@ def prepare(
         key: what else decides: a version of your ``process()``, say.
         retries: how often a failing build is tried again.
         timeout: seconds to wait for another process that builds.
+        comm: an mpi4py communicator, as for `prepare_once`.
         **options: as for the class, like ``arguments``.
 
     Raises:
@@ -97,7 +99,7 @@ def prepare(
 
     files = [f"{inner} {file.stat().st_size} {file.stat().st_mtime_ns}" for inner, file in raw.items()]
     whole_key = digest_of(key.encode(), *(each.encode("utf-8", "surrogateescape") for each in files))
-    prepare_once(path, build, key=whole_key, retries=retries, timeout=timeout)
+    prepare_once(path, build, key=whole_key, retries=retries, timeout=timeout, comm=comm)
     opened = {each: value for each, value in options.items() if each != "force_reload"}
     return dataset(str(path), *arguments, **opened)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,6 +31,8 @@ def launch_name(environ: Mapping[str, str] | None = None) -> str:
     Examples:
         >>> launch_name({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"})
         'SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_RESTART_COUNT='
+        >>> launch_name({"LOCAL_RANK": "1", "MASTER_ADDR": "node1", "MASTER_PORT": "5000"})  # of Lightning's own
+        'MASTER_ADDR=node1 MASTER_PORT=5000 '
         >>> launch_name({"HOME": "/root"})
         ''
     """
@@ -43,6 +46,11 @@ def launch_name(environ: Mapping[str, str] | None = None) -> str:
     run = environ.get("TORCHELASTIC_RUN_ID", "none")
     if run != "none":
         return f"TORCHELASTIC_RUN_ID={run} {restart}"
+    if "LOCAL_RANK" in environ and "RANK" not in environ and environ.get("MASTER_PORT"):
+        # Lightning, whose rank 0 started the others: their parents differ.
+        address = environ.get("MASTER_ADDR", "localhost")
+        host = socket.gethostname() if address in ("localhost", "127.0.0.1", "::1") else ""
+        return f"MASTER_ADDR={address} MASTER_PORT={environ['MASTER_PORT']} {host}"
     if any(name in environ for name in _MARKS):
         return f"parent {os.getppid()} {started(os.getppid())} {restart}"
     return ""
