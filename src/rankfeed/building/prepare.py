@@ -25,6 +25,7 @@ from rankfeed.building.target import control_folder, folder_meant
 from rankfeed.building.turn import Build, Turn
 from rankfeed.errors import ArgumentError, PrepareError, RankfeedError
 from rankfeed.plan.plan import whole
+from rankfeed.storage import is_gone, look_again
 from rankfeed.topology import Topology
 from rankfeed.topology.job import launch_name
 
@@ -249,16 +250,17 @@ class Preparation:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 try:
                     lease = stack.enter_context(leases.claimed(holder, me, attempt))
-                except FileNotFoundError:  # somebody tidied up just then
+                except OSError as error:
                     refused += 1
-                    if refused == _LOSSES:
+                    if refused == _LOSSES or not is_gone(error):
                         raise
-                    continue
+                    continue  # somebody tidied up just then
                 if lease is not None:
                     # What was seen before may have ended meanwhile: look again, now that nobody else builds.
                     failure = find_failure(folder, waited_for, attempt, key)
                     if failure is not None:
                         raise failure.error()
+                    look_again(self.path)  # another host may have built it, or another one, a moment ago
                     if self._is_there(key):
                         return None
                     refuse_strangers(self.path, look(self.path, key))
@@ -266,6 +268,7 @@ class Preparation:
                     stack.callback(_building.paths.remove, self.path)
                     return Turn(self.path, folder, key, lease)
                 stack.close()
+                time.sleep(_FIRST_LOOK)  # this host may not have heard of the faster one yet
                 continue
             waited_for.add(holder.name)
             patience.check(holder, folder)
