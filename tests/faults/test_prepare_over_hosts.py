@@ -123,42 +123,34 @@ def test_launches_over_hosts_again_and_again(launcher: str, net: Network, tmp_pa
 
 def rounds(launcher: str, count: int, net: Network, folder: Path, environ: dict[str, str]) -> Counter[str]:
     figures: Counter[str] = Counter()
+    shared, local = folder / "data", folder / "local" / "data"
     for number in range(count):
-        key = f"key{number}"
-        for scope in ("node", "shared"):
-            out = folder / f"{scope}{number}"
-            out.mkdir()
-            path = (folder / "local" if scope == "node" else folder) / "data"
-            figures["builds"] += one_round(launcher, net, environ, out, [str(path), key, str(out)], scope)
-        figures["rounds"] += 1
-        figures["killed"] += 1
-        texts = [(folder / "data" / f"{part}.txt").read_text() for part in range(FILES)]
-        assert texts == [content(key, part) for part in range(FILES)]
+        out = folder / f"out{number}"
+        (out / "node").mkdir(parents=True)
+        figures.update(one_round(launcher, net, environ, out, [str(shared), f"key{number}", str(out)], str(local)))
+        texts = [(shared / f"{part}.txt").read_text() for part in range(FILES)]
+        assert texts == [content(f"key{number}", part) for part in range(FILES)]
         assert not (folder / ".data.prepare").exists()
-    assert not (folder / "local" / "data").exists()  # which this host does not have
+    assert not local.exists()  # this host has another disk
     return figures
 
 
 def one_round(
-    launcher: str, net: Network, environ: dict[str, str], out: Path, place: list[str], scope: str
-) -> int:
-    """How often it was built. What is shared loses its first builder."""
-    log = out / "log"
-    if scope == "node":
-        with launched(launcher, net, environ, log, ["prepare", *place, "0", "node"]) as jobs:
-            end(jobs, log)
-        assert hosts_of(out, "building") == {"h1": 1, "h2": 1}
-        assert hosts_of(out, "done") == {"h1": 2, "h2": 2}
-        return 2
-    with launched(launcher, net, environ, log, ["prepare", *place, "60"]) as jobs:
+    launcher: str, net: Network, environ: dict[str, str], out: Path, place: list[str], local: str
+) -> dict[str, int]:
+    """A launch whose builder is killed; the others finish, or are started anew where the launcher ends them."""
+    log, goes_on = out / "log", launcher == "srun"
+    with launched(launcher, net, environ, log, ["prepare", *place, "60", *([local] if goes_on else [])]) as jobs:
         process_of(net, until_building(out, log)).kill()
-        if launcher == "srun":  # the others go on
+        if goes_on:
             assert jobs[0].wait(HANG) != 0
-            assert sum(hosts_of(out, "done").values()) == 3, log.read_text(errors="replace")
-    if launcher != "srun":  # the launcher ends the others, or would wait for them: it is started anew
-        with launched(launcher, net, environ, out / "log2", ["prepare", *place, "0"]) as jobs:
-            end(jobs, out / "log2")
-        assert hosts_of(out, "done") >= Counter({"h1": 2, "h2": 2})
-    built = sum(hosts_of(out, "building").values())
-    assert built == 2, log.read_text(errors="replace")
-    return built
+    if not goes_on:
+        with launched(launcher, net, environ, log := out / "log2", ["prepare", *place, "0", local]) as jobs:
+            end(jobs, log)
+    said, finished = log.read_text(errors="replace"), 3 if goes_on else 4
+    built, on_nodes = hosts_of(out, "building").total(), hosts_of(out / "node", "building")
+    assert built == 2, said
+    assert hosts_of(out, "done").total() >= finished, said
+    assert on_nodes == {"h1": 1, "h2": 1}, said
+    assert hosts_of(out / "node", "done").total() == finished, said
+    return {"rounds": 1, "killed": 1, "shared builds": built, "builds on nodes": on_nodes.total()}

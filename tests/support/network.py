@@ -51,14 +51,18 @@ class Host:
         return done.stdout
 
     def start(
-        self, command: Sequence[str], log: Path, environ: dict[str, str] | None = None
+        self,
+        command: Sequence[str],
+        log: Path,
+        environ: dict[str, str] | None = None,
+        stdin: int = subprocess.DEVNULL,
     ) -> subprocess.Popen[bytes]:
         """A command under way here; it ends with the host at the latest."""
         with log.open("wb") as out:
             return subprocess.Popen(
                 [*_TIED, *self.command(command)],
                 env={**os.environ, "OMP_NUM_THREADS": "1", **(environ or {})},
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=out,
                 stderr=out,
                 start_new_session=True,
