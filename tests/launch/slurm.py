@@ -1,4 +1,7 @@
-"""A real Slurm on one machine, as root: a controller and nodes n1, n2, ... with ports and folder of their own."""
+"""A real Slurm on one machine, as root: a controller and nodes n1, n2, ... with ports and folder of their own.
+
+On the hosts of a network, if there is one: then srun has to be called on its hub.
+"""
 
 import contextlib
 import os
@@ -12,11 +15,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+from tests.support.network import Network
 
 # What keeps a machine without cgroups, accounting or a second host content.
 CONFIG = """\
 ClusterName=test
-SlurmctldHost={host}(127.0.0.1)
+SlurmctldHost={host}({address})
 SlurmctldPort={port}
 SlurmUser=root
 SlurmdUser=root
@@ -47,7 +51,9 @@ PropagateResourceLimits=NONE
 
 
 @contextlib.contextmanager
-def slurm(nodes: int = 2, cpus: int = 4, patience: float = 30) -> Iterator[dict[str, str]]:
+def slurm(
+    nodes: int = 2, cpus: int = 4, patience: float = 30, net: Network | None = None
+) -> Iterator[dict[str, str]]:
     """Start Slurm and give the environment in which srun, sbatch and salloc talk to it; leave nothing behind."""
     # munge's socket needs a short path.
     root = Path(tempfile.mkdtemp(prefix="slurm-"))
@@ -55,17 +61,19 @@ def slurm(nodes: int = 2, cpus: int = 4, patience: float = 30) -> Iterator[dict[
     environ["SLURM_CONF"] = str(root / "slurm.conf")
     daemons: list[subprocess.Popen[bytes]] = []
     try:
-        _configure(root, nodes, cpus)
+        _configure(root, nodes, cpus, net)
+        on_hub = [] if net is None else net.hub.command([])
+        on_host = [[]] * nodes if net is None else [host.command([]) for host in net.hosts]
         munge = [
             f"--{name}={root}/munge.{name.split('-')[0]}"
             for name in ("key-file", "pid-file", "log-file", "seed-file")
         ]
-        for command in (
-            ["munged", "--foreground", "--force", f"--socket={root}/munge.sock", *munge],
-            ["slurmctld", "-D", "-c"],
-            *(["slurmd", "-D", "-N", f"n{node}"] for node in range(1, nodes + 1)),
+        for name, command in (
+            ("munged", ["munged", "--foreground", "--force", f"--socket={root}/munge.sock", *munge]),
+            ("slurmctld", [*on_hub, "slurmctld", "-D", "-c"]),
+            *(("slurmd", [*on_host[node - 1], "slurmd", "-D", "-N", f"n{node}"]) for node in range(1, nodes + 1)),
         ):
-            with (root / f"{command[0]}.{len(daemons)}.out").open("wb") as out:
+            with (root / f"{name}.{len(daemons)}.out").open("wb") as out:
                 daemons.append(
                     subprocess.Popen(
                         command,
@@ -76,25 +84,29 @@ def slurm(nodes: int = 2, cpus: int = 4, patience: float = 30) -> Iterator[dict[
                         start_new_session=True,
                     )
                 )
-            if command[0] == "munged":
+            if name == "munged":
                 _until(lambda: (root / "munge.sock").exists(), patience, root)
-        _until(lambda: _idle(environ) == nodes, patience, root)
+        _until(lambda: _idle(environ, on_hub) == nodes, patience, root)
         yield environ
     finally:
         _end(daemons, environ["SLURM_CONF"])
         shutil.rmtree(root, ignore_errors=True)
 
 
-def _configure(root: Path, nodes: int, cpus: int) -> None:
+def _configure(root: Path, nodes: int, cpus: int, net: Network | None) -> None:
     (root / "state").mkdir()
     (root / "munge.key").write_bytes(os.urandom(1024))
     (root / "munge.key").chmod(0o400)
-    host = socket.gethostname().split(".")[0]
+    host, address = socket.gethostname().split(".")[0], "127.0.0.1"
     port, *ports = _free_ports(nodes + 1)
-    lines = [CONFIG.format(host=host, port=port, root=root)]
-    for node, its_port in enumerate(ports, 1):
+    places = [(host, address)] * nodes
+    if net is not None:
+        host, address = net.hub.name, net.hub.address
+        places = [(each.name, each.address) for each in net.hosts]
+    lines = [CONFIG.format(host=host, address=address, port=port, root=root)]
+    for node, (its_port, (host, address)) in enumerate(zip(ports, places, strict=True), 1):
         (root / f"spool.n{node}").mkdir()
-        lines.append(f"NodeName=n{node} NodeHostname={host} NodeAddr=127.0.0.1 Port={its_port} CPUs={cpus}\n")
+        lines.append(f"NodeName=n{node} NodeHostname={host} NodeAddr={address} Port={its_port} CPUs={cpus}\n")
     lines.append(f"PartitionName=all Nodes=n[1-{nodes}] Default=YES MaxTime=INFINITE State=UP\n")
     (root / "slurm.conf").write_text("".join(lines))
 
@@ -107,9 +119,9 @@ def _free_ports(count: int) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
-def _idle(environ: dict[str, str]) -> int:
+def _idle(environ: dict[str, str], on_hub: list[str]) -> int:
     done = subprocess.run(
-        ["sinfo", "-h", "-N", "-o", "%T"], env=environ, capture_output=True, text=True, timeout=30
+        [*on_hub, "sinfo", "-h", "-N", "-o", "%T"], env=environ, capture_output=True, text=True, timeout=30
     )
     return done.stdout.split().count("idle")
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from rankfeed.errors import RankfeedError
+from rankfeed.storage import is_gone
 from rankfeed.topology import Topology
 from rankfeed.topology.job import started
 
@@ -146,8 +147,10 @@ def read_holder(path: Path) -> Holder | None:
     """Who stands in a file; None where there is none."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Holder)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+    except OSError as error:
+        if is_gone(error):
+            return None
+        raise
     except (msgspec.DecodeError, msgspec.ValidationError):
         return _unknown(path)
 

@@ -26,6 +26,7 @@ from pathlib import Path
 import msgspec
 
 from rankfeed.building.holder import Holder, Lock, Watch, read_holder
+from rankfeed.storage import is_gone, stat_afresh
 from rankfeed.storage.commit import TEMPORARY, make_durable
 
 #: Seconds between renewals, and after which a holder on another host that has not renewed counts as dead.
@@ -50,8 +51,15 @@ class Leases:
     def chain(self) -> list[Holder]:
         """All holders, each the successor of the one before; the last one counts."""
         found: list[Holder] = []
+        try:
+            there = set(os.listdir(self.folder))
+        except OSError as error:
+            if is_gone(error):
+                return found
+            raise
         name = _FIRST
-        while (holder := read_holder(self.folder / name)) is not None:
+        # Listed first: that a name is not there, a network file system may have told this host long ago.
+        while name in there and (holder := read_holder(self.folder / name)) is not None:
             found.append(holder)
             name = f"{holder.name}.next"
         return found
@@ -70,7 +78,7 @@ class Leases:
         """
         now = time.monotonic()
         try:
-            sign = os.stat(self.folder / f"{holder.name}.alive").st_mtime_ns
+            sign = stat_afresh(self.folder / f"{holder.name}.alive").st_mtime_ns
         except OSError:
             sign = -1
         if (watch.name, watch.sign) != (holder.name, sign):

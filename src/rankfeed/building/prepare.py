@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -25,6 +26,7 @@ from rankfeed.building.target import control_folder, folder_meant
 from rankfeed.building.turn import Build, Turn
 from rankfeed.errors import ArgumentError, PrepareError, RankfeedError
 from rankfeed.plan.plan import whole
+from rankfeed.storage import is_gone, look_again
 from rankfeed.topology.job import launch_name
 
 Scope = Literal["shared", "node"]
@@ -258,17 +260,18 @@ class Preparation:
                 stack.callback(hint.tell)
                 try:
                     lease = stack.enter_context(leases.claimed(holder, patience.me, attempt))
-                except FileNotFoundError:  # somebody tidied up just then
+                except OSError as error:
                     refused += 1
-                    if refused == _LOSSES:
+                    if refused == _LOSSES or not is_gone(error):
                         raise
-                    continue
+                    continue  # somebody tidied up just then
                 if lease is not None:
                     hint.turn = lease.me.name
                     # What was seen before may have ended meanwhile: look again, now that nobody else builds.
                     failure = find_failure(folder, waited_for, attempt, key)
                     if failure is not None:
                         raise failure.error()
+                    look_again(self.path)  # another host may have built it, or another one, a moment ago
                     if self._is_there(key):
                         return None
                     refuse_strangers(self.path, look(self.path, key))
@@ -276,6 +279,7 @@ class Preparation:
                     stack.callback(_building.paths.remove, self.path)
                     return Turn(self.path, folder, key, lease)
                 stack.close()
+                time.sleep(_FIRST_LOOK)  # this host may not have heard of the faster one yet
                 continue
             waited_for.add(holder.name)
             patience.check(holder, folder)

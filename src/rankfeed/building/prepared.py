@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from rankfeed.errors import PrepareError
-from rankfeed.storage import digest_of, file_digest, make_durable, write_atomic
+from rankfeed.storage import digest_of, file_digest, is_gone, look_again, make_durable, stat_afresh, write_atomic
 
 MARKER_NAME = ".rankfeed-prepared.json"
 #: What the name of a folder begins with that was moved aside.
@@ -70,23 +70,37 @@ def look(path: Path, key: str) -> State:
     Raises:
         OSError: it cannot be read.
     """
+    asked = False
     while True:
         before = _identity(path)
+        error: OSError | None = None
+        state = State.FOREIGN
         try:
             state = _look(path, key)
-        except (FileNotFoundError, NotADirectoryError):
-            if _identity(path) == before:
+        except OSError as found:
+            if not is_gone(found):
                 raise
-            continue
-        if state is not State.FOREIGN or _identity(path) == before:
-            return state  # and nobody committed while it was looked at
+            error = found
+        if error is None and state is not State.FOREIGN:
+            return state
+        if _identity(path) != before:
+            continue  # somebody committed while it was looked at
+        if not asked:  # nor did another host, of which this one has not heard yet
+            look_again(path)
+            asked = True
+        elif error is not None:
+            raise error
+        else:
+            return state
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
     try:
         found = os.lstat(path)
-    except FileNotFoundError:
-        return None
+    except OSError as error:
+        if is_gone(error):
+            return None
+        raise
     return found.st_dev, found.st_ino
 
 
@@ -111,8 +125,10 @@ def read_marker(path: Path) -> Marker | None:
     """
     try:
         marker = msgspec.json.decode((path / MARKER_NAME).read_bytes(), type=Marker)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+    except OSError as error:
+        if is_gone(error):
+            return None
+        raise
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
         return None
     return marker if marker.version == 1 else None
@@ -123,7 +139,12 @@ def _is_there(path: Path, entry: Entry) -> bool:
         found = os.lstat(path / entry.name)
     except OSError:
         return False
-    return stat.S_ISLNK(found.st_mode) if entry.nbytes < 0 else found.st_size == entry.nbytes
+    if entry.nbytes < 0:
+        return stat.S_ISLNK(found.st_mode)
+    if found.st_size != entry.nbytes and stat.S_ISREG(found.st_mode):
+        with suppress(OSError):
+            found = stat_afresh(path / entry.name)  # this host may have seen it grow
+    return found.st_size == entry.nbytes
 
 
 def strangers(path: Path) -> list[str]:

