@@ -6,10 +6,14 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from numbers import Real
 from operator import index
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import numpy as np
+
+from rankfeed.building.chunk import is_text
 from rankfeed.building.destination import folder
 from rankfeed.building.job import Job, Task, pack_stretch
 from rankfeed.building.mapping import Mapped
@@ -96,15 +100,11 @@ def pack(
     given: Any = source_or_iterable
     if runner not in get_args(Where):
         raise ArgumentError("unknown runner", expected=" | ".join(get_args(Where)), found=repr(runner))
-    if workers is not None and workers < 0:
-        raise ArgumentError("workers cannot be negative", found=workers)
-    if shard_bytes < 1:
-        raise ArgumentError("a shard has at least one byte", found=shard_bytes)
-    if not patience > 0:
+    workers = None if workers is None else _whole("workers", workers, 0)
+    shard_bytes, seed = _whole("shard_bytes", shard_bytes, 1), _whole("seed", seed, None)
+    if not isinstance(patience, Real) or not patience > 0:
         raise ArgumentError("patience is a number of seconds above 0", found=repr(patience))
-    if type(seed) is bool or not hasattr(seed, "__index__"):
-        raise ArgumentError("seed is a whole number", found=repr(seed))
-    if type(key) is not str:
+    if type(key) is not str or not is_text(key):
         raise ArgumentError("key is a name", expected="a str", found=repr(key))
     if not isinstance(given, (Source, Iterable)) or isinstance(given, (str, bytes, dict)):
         raise ArgumentError(
@@ -126,8 +126,8 @@ def pack(
         shard_bytes,
         progress,
         resume,
-        None if map is None else Mapped(map, map_batch, index(seed)),
-        _plan(given, order, index(seed)),
+        None if map is None else Mapped(map, map_batch, seed),
+        _plan(given, order, seed),
         append,
         key,
     )
@@ -144,6 +144,15 @@ def pack(
     else:
         lead(request, _Local(workers))
     return PackedSource(request.dest)
+
+
+def _whole(name: str, value: Any, least: int | None) -> int:
+    if not isinstance(value, (bool, np.bool_)) and hasattr(value, "__index__"):
+        number = index(value)
+        if least is None or number >= least:
+            return number
+    bound = "" if least is None else f" of {least} or more"
+    raise ArgumentError(f"{name} is a whole number{bound}", found=repr(value))
 
 
 def _plan(given: Any, order: str, seed: int) -> Plan | None:

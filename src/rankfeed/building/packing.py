@@ -35,9 +35,10 @@ from rankfeed.sources.open import STAGING_NAME
 from rankfeed.storage import MANIFEST_NAME, Manifest, digest_of
 
 #: Changes when the same input would be packed into other bytes.
-_LAYOUT = "2"
-#: Between the origins of what a data set was packed from and what was appended to it.
-_AND = "+"
+_LAYOUT = "3"
+#: Between the origins of what a data set was packed from and what was appended to it; between the digits for the
+#: input and those for how it is laid out.
+_AND, _LAID_OUT = "+", "."
 
 
 @dataclass(frozen=True)
@@ -61,11 +62,21 @@ class Request:
 
     @cached_property
     def digest(self) -> str:
-        """Digits of all that can be told of the request; two requests for other rows may share them."""
-        facts = [_LAYOUT, self.given.fingerprint if isinstance(self.given, Source) else "", str(self.shard_bytes)]
-        facts += [self.plan.fingerprint if self.plan else "", self.key]
-        facts += [] if self.mapped is None else ["map", str(self.mapped.size), str(self.mapped.seed)]
-        return digest_of(*(fact.encode() for fact in facts))
+        """Digits of all that can be told of the request; two requests for other rows may share them.
+
+        Those before the point are of the rows, those after it of their order and their shards.
+        """
+        plan = self.plan.fingerprint if self.plan else ""
+        facts = [_LAYOUT, self.given.fingerprint if isinstance(self.given, Source) else "", self.key]
+        if self.mapped is not None:
+            facts += ["map", str(self.mapped.size), str(self.mapped.seed), plan if self.mapped.size else ""]
+        layout = digest_of(str(self.shard_bytes).encode(), plan.encode())
+        return digest_of(*(fact.encode() for fact in facts)) + _LAID_OUT + layout[:16]
+
+    def is_in(self, manifest: Manifest) -> bool:
+        """Whether a data set has the rows already, as far as that can be told."""
+        rows = self.origin.split(_LAID_OUT)[0]
+        return bool(rows) and any(each.split(_LAID_OUT)[0] == rows for each in manifest.origin.split(_AND))
 
     @property
     def _identified(self) -> bool:
@@ -122,7 +133,7 @@ def _pack(request: Request, runner: Runner, staging: Path, advance: Callable[[in
             _compare(packed, request, advance)
             return
         base = packed.manifest
-        if origin and origin in base.origin.split(_AND):
+        if request.is_in(base):
             empty(staging)
             return
         if moved is not None:
@@ -162,6 +173,8 @@ def _parts(
             advance(chunk.rows)
         return parts
     found = stretches(given, request.shard_bytes, request.mapped, request.plan)
+    # A stretch is known by its number: one of another cut, which a function that changed may lead to, is another.
+    name = digest_of(name.encode(), repr(found).encode())
     done: dict[int, list[Part]] = {}
     tasks = [(task, start, stop) for task, (start, stop) in enumerate(found.ranges)]
     for task, made in runner.each(request.job(name, staging, found.batch), tasks):

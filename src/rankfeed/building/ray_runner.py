@@ -20,6 +20,7 @@ from typing import Any
 
 from rankfeed.building.job import Job, Task, pack_stretch
 from rankfeed.building.staging import Part
+from rankfeed.building.workers import portable
 from rankfeed.errors import PackError, RankfeedError
 from rankfeed.sources.extras import need
 from rankfeed.storage import write_atomic
@@ -205,12 +206,4 @@ def _pack_there(work: bytes, staging: str, token: str, task: Task) -> tuple[bool
             return False, _unseen(staging, socket.gethostname())
         return True, pack_stretch(replace(_unpickled(work), staging=Path(staging)), *task)
     except Exception as error:
-        return False, _portable(error)
-
-
-def _portable(error: Exception) -> Exception:
-    try:
-        pickle.loads(pickle.dumps(error))  # noqa: S301  (some exceptions pickle and do not come back)
-    except Exception:
-        return PackError("packing failed", found=f"{type(error).__name__}: {error}")
-    return error
+        return False, portable(error)

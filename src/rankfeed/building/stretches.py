@@ -63,7 +63,10 @@ def stretches(source: Source, shard_bytes: int, mapped: Mapped | None = None, pl
         else:
             read += sum(int(getattr(column, "nbytes", 0)) for column in columns.values())
             rows = mapped.rows(zip(ids.tolist(), columns.samples(), strict=True))
-            made += sum(chunk.nbytes for chunk in chunks_of_rows(rows, shard_bytes, "mapped sample"))
+            for chunk in chunks_of_rows(rows, shard_bytes, "mapped sample"):
+                made += chunk.nbytes
+                if made > _LOOK_BYTES:
+                    break  # one sample may become a whole data set
         if max(read, made) > _LOOK_BYTES:
             break
     row_bytes = max(1, read // seen)
