@@ -75,7 +75,9 @@ def pack(
         seed: of the shuffled order, and of the generators that ``map`` is given.
         append: add shards to a finished data set, whose own are not touched. An input that is in it already (and
             can be told, see ``key``) is not added again.
-        patience: seconds without a sign of life after which "ranks" gives a rank up.
+        patience: seconds after which "ranks" has the others pack what a rank was at that gives no sign of life, or
+            does not get done with a sample; both "ranks" and "ray" warn of whom they wait for. What "ranks" cannot
+            do without is given up after five times as long, and a Ray cluster without cores is.
 
     Returns:
         the packed data set, opened.
@@ -102,7 +104,7 @@ def pack(
         raise ArgumentError("unknown runner", expected=" | ".join(get_args(Where)), found=repr(runner))
     workers = None if workers is None else _whole("workers", workers, 0)
     shard_bytes, seed = _whole("shard_bytes", shard_bytes, 1), _whole("seed", seed, None)
-    if not isinstance(patience, Real) or not patience > 0:
+    if not _is_positive(patience):
         raise ArgumentError("patience is a number of seconds above 0", found=repr(patience))
     if type(key) is not str or not is_text(key):
         raise ArgumentError("key is a name", expected="a str", found=repr(key))
@@ -134,7 +136,7 @@ def pack(
     if runner == "ray":
         from rankfeed.building.ray_runner import OnRay
 
-        lead(request, OnRay(workers))
+        lead(request, OnRay(workers, patience=patience))
     elif runner == "ranks":
         from rankfeed.building.rank_runner import pack_on_ranks
 
@@ -144,6 +146,10 @@ def pack(
     else:
         lead(request, _Local(workers))
     return PackedSource(request.dest)
+
+
+def _is_positive(number: Any) -> bool:
+    return isinstance(number, Real) and float(number) > 0
 
 
 def _whole(name: str, value: Any, least: int | None) -> int:
@@ -179,6 +185,9 @@ class _Local:
 
     def session(self, staging: Path) -> nullcontext[None]:
         return nullcontext()
+
+    def step(self) -> None:
+        """Nobody waits for this process alone."""
 
     def each(self, job: Job, tasks: list[Task]) -> Iterator[tuple[int, list[Part]]]:
         cores = len(os.sched_getaffinity(0))

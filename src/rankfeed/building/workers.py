@@ -125,7 +125,7 @@ class _Worker:
     def _answer(self) -> bytes:
         """What it says, with its length before it.
 
-        The end of the pipe alone does not tell that it died: processes that the user's code forked off keep it open.
+        The end of the pipe alone does not tell that it died: what the user's code forked off keeps it open.
         """
         assert self.process.stdout is not None
         pipe, got, needed = self.process.stdout.fileno(), bytearray(), _LENGTH.size
@@ -167,7 +167,7 @@ def serve(incoming: BinaryIO, parent: int) -> None:
     """What a worker process does: tasks from its parent until there are no more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    # User code, and what it starts, has no part in what is said here: it reads nothing and prints to standard error.
+    # User code, and what it starts, has no part in what is said: it reads nothing and prints to standard error.
     outgoing = os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
