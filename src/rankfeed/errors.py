@@ -22,7 +22,7 @@ Examples:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 
@@ -62,6 +62,16 @@ class RankfeedError(Exception):
             None if fact is None else str(fact) for fact in (self.expected, self.found, self.where, self.remedy)
         )
         return _rebuild, (type(self), self.summary, *facts)
+
+
+def listed(names: Sequence[str], most: int = 4) -> str:
+    """The first of some names, for an error that need not tell all.
+
+    Examples:
+        >>> listed(["a", "b"]), listed(["a", "b", "c"], most=2)
+        ('a, b', 'a, b, ...')
+    """
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
 
 
 def _rebuild(

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -30,25 +31,22 @@ class Mapped:
                 if self.awaited.exists():
                     break
                 time.sleep(0.05)
-        if self.calls == 150 and self.fault in ("kill", "raise"):
+        if self.fault == "same" and sample["id"] == 1100:
+            time.sleep(1000)
+        if self.calls == 150 and self.fault in ("kill", "raise", "hang", "stop"):
             self.happened.touch()
+            if self.fault == "hang":
+                time.sleep(1000)
+            if self.fault == "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
             if self.fault == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             raise ValueError("the user's own")
         return [{"id": sample["id"], "noise": rng.random()}] * int(rng.integers(3))
 
 
-def main(source: str, dest: str, told: str, fault: str, patience: str) -> None:
-    here = rf.Topology.detect()
-    kind, _, rank = fault.partition(":")
-    mine = kind if kind and here.rank == int(rank) else ""
-    if mine == "late":
-        time.sleep(3)
-    opened = rf.open(source)
-    if mine == "other":
-        opened = opened.select(range(100))
-    happened = Path(told, "happened")
-    mapped = Mapped(mine, happened if kind in ("kill", "raise") and not mine else None, happened)
+def pack(opened: rf.Source, dest: str, mapped: Mapped, patience: float) -> dict[str, object]:
+    """What came of it."""
     try:
         packed = rf.pack(
             opened,
@@ -57,13 +55,36 @@ def main(source: str, dest: str, told: str, fault: str, patience: str) -> None:
             map=mapped,
             seed=4,
             shard_bytes=1000,
-            patience=float(patience),
+            patience=patience,
             key=os.environ.get("PACK_KEY", ""),
             progress=False,
         )
-        outcome: dict[str, object] = {"fingerprint": packed.fingerprint, "calls": mapped.calls}
     except rf.errors.RankfeedError as error:
-        outcome = {"error": str(error)}
+        return {"error": str(error), "calls": mapped.calls}
+    return {"fingerprint": packed.fingerprint, "calls": mapped.calls}
+
+
+def main(source: str, dest: str, told: str, fault: str, patience: str) -> None:
+    here = rf.Topology.detect()
+    kind, _, rank = fault.partition(":")
+    mine = kind if kind == "same" or (kind and here.rank == int(rank)) else ""
+    if mine == "late":
+        held = Path(os.environ.get("HELD_UNTIL", "/"))
+        time.sleep(3)
+        for _ in range(1600):
+            if held.exists():
+                break
+            time.sleep(0.05)
+    opened = rf.open(source)
+    if mine == "other":
+        opened = opened.select(range(100))
+    happened = Path(told, "happened")
+    awaited = kind in ("kill", "raise", "hang", "stop") and not mine
+    mapped = Mapped(mine, happened if awaited else None, happened)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        outcome = pack(opened, dest, mapped, float(patience))
+    outcome["warnings"] = [str(warning.message) for warning in caught]
     Path(told, f"{here.rank}.json").write_text(json.dumps(outcome))
 
 

@@ -57,6 +57,9 @@ def test_an_input_that_can_be_told_is_not_added_twice(base: Path, tmp_path: Path
     for source in (first, second, first, second):
         packed = rf.pack(source, base, append=True, progress=False)
     assert ids(packed) == list(range(160))
+    for how in ({"shard_bytes": 200}, {"order": "shuffled"}):  # the same rows, in other shards or another order
+        packed = rf.pack(first, base, append=True, progress=False, **how)  # type: ignore[arg-type]
+    assert ids(packed) == list(range(160))
     for _ in range(2):
         packed = rf.pack(iter(rows(160, 170)), base, append=True, key="friday", progress=False)
     assert ids(packed) == list(range(170))

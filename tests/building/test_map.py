@@ -170,7 +170,14 @@ def test_a_function_that_leaves_nothing_is_an_error(source: rf.Source, tmp_path:
         {"map_batch": 2},
         {"order": "random"},
         {"key": 3},
+        {"key": "\ud800"},
         {"patience": 0},
+        {"patience": "60"},
+        {"workers": "2"},
+        {"workers": True},
+        {"workers": 1.5},
+        {"shard_bytes": "1MB"},
+        {"shard_bytes": 1e6},
         {"seed": 1.5},
         {"runner": "spark"},
     ],
@@ -202,3 +209,65 @@ def test_stretches_end_with_blocks_and_cover_all(
             assert found.batch % mapped.size == 0
     assert at_ends(np.array([0, 50, 100]), np.ones(100, np.int64)).tolist() == [0, 50, 100]
     assert at_ends(np.array([0, 50, 100]), np.array([100])).tolist() == [0, 50, 100]
+
+
+def test_a_stretch_of_one_cut_is_never_taken_for_that_of_another(source: rf.Source, tmp_path: Path) -> None:
+    """A key that was kept though the function changed, or makes more or less each time: no row may get lost."""
+
+    def wide(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["id"] == 399:
+            raise ValueError
+        return {"id": sample["id"], "x": np.zeros(9)}
+
+    arguments: dict[str, Any] = {"shard_bytes": 300, "key": "kept", "workers": 0, "progress": False}
+    with pytest.raises(PackError, match=r"(?s)map raised.*another key"):
+        rf.pack(source, tmp_path / "p", map=wide, **arguments)
+    packed = rf.pack(source, tmp_path / "p", map=lambda s: {"id": s["id"], "x": np.zeros(1)}, **arguments)
+    assert Counter(ids(packed)) == Counter(range(400))
+
+
+def test_what_comes_of_a_sample_need_not_fit_into_memory(tmp_path: Path) -> None:
+    source = rf.pack([{"id": 1}], tmp_path / "source", progress=False)
+    alive = most = 0
+
+    class Row(np.ndarray):  # type: ignore[type-arg]
+        def __del__(self) -> None:
+            nonlocal alive
+            alive -= 1
+
+    def many(sample: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        nonlocal alive, most
+        for _ in range(5000):
+            alive, row = alive + 1, np.zeros(100).view(Row)
+            most = max(most, alive)
+            yield {"x": row}
+
+    packed = rf.pack(source, tmp_path / "p", map=many, shard_bytes=40_000, workers=0, progress=False)
+    assert (len(packed), alive) == (5000, 0)
+    assert most < 1000
+
+
+def test_errors_that_cannot_even_be_printed_are_told(source: rf.Source, tmp_path: Path) -> None:
+    for workers in (0, 2):
+        with pytest.raises(PackError, match=r"(?s)Mute.*cannot be had.*sample 300"):
+            rf.pack(source, tmp_path / "p", map=mute, shard_bytes=500, workers=workers, progress=False)
+
+
+class Mute(Exception):
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(one)
+
+    def __str__(self) -> str:
+        raise ValueError
+
+
+def mute(sample: dict[str, Any]) -> dict[str, Any]:
+    if sample["id"] == 300:
+        raise Mute(1, 2)
+    return sample
+
+
+@pytest.mark.parametrize("name", ["\ud800", "", 3])
+def test_fields_need_a_name_that_can_be_written_down(name: Any, source: rf.Source, tmp_path: Path) -> None:
+    with pytest.raises(PackError, match="needs a name"):
+        rf.pack(source, tmp_path / "p", map=lambda sample: {name: 1}, progress=False)

@@ -2,9 +2,11 @@
 
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -42,6 +44,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def ranks(size: int, *arguments: object, **environ: str) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Processes that know their place as mpirun's do, and are not ended with each other."""
+    job = secrets.token_hex(4)
     with ExitStack() as stack:
         started = []
         for rank in range(size):
@@ -50,6 +53,7 @@ def ranks(size: int, *arguments: object, **environ: str) -> Iterator[list[subpro
                 "OMPI_COMM_WORLD_SIZE": str(size),
                 "OMPI_COMM_WORLD_LOCAL_RANK": str(rank),
                 "OMPI_COMM_WORLD_LOCAL_SIZE": str(size),
+                "OMPI_MCA_ess_base_jobid": job,
             }
             command = [sys.executable, str(SCRIPT), *map(str, arguments)]
             process = subprocess.Popen(command, env={**ENVIRON, **place, **environ})
@@ -63,9 +67,17 @@ def told(folder: Path) -> dict[int, dict[str, Any]]:
     return {int(path.stem): json.loads(path.read_text()) for path in folder.glob("[0-9]*.json")}
 
 
-def packed(size: int, data: Path, dest: Path, fault: str = "", patience: float = 20, **environ: str) -> Any:
+def packed(
+    size: int,
+    data: Path,
+    dest: Path,
+    fault: str = "",
+    patience: float = 20,
+    said: Path | None = None,
+    **environ: str,
+) -> Any:
     """What came of it on each rank, and how the processes ended."""
-    said = dest.with_name(dest.name + "-told")
+    said = said or dest.with_name(dest.name + "-told")
     said.mkdir()
     with ranks(size, data / "source", dest, said, fault, patience, **environ) as started:
         codes = [process.wait(90) for process in started]
@@ -92,7 +104,7 @@ def test_a_rank_that_comes_late_finds_its_share_done_or_to_do(data: Path, tmp_pa
 def test_what_a_killed_rank_was_at_falls_to_the_others(data: Path, tmp_path: Path) -> None:
     outcomes, codes = packed(3, data, tmp_path / "p", "kill:1", patience=4)
     assert codes == [0, -signal.SIGKILL, 0]
-    assert [list(outcomes[rank]) for rank in (0, 2)] == [["fingerprint", "calls"]] * 2
+    assert [list(outcomes[rank]) for rank in (0, 2)] == [["fingerprint", "calls", "warnings"]] * 2
     assert contents(tmp_path / "p") == contents(data / "local")
 
 
@@ -130,6 +142,96 @@ def test_ranks_that_were_asked_for_different_packs_are_all_told(data: Path, tmp_
     for rank in range(2):
         assert "not asked to pack the same" in outcomes[rank]["error"]
     assert not (tmp_path / "p" / "rankfeed.json").exists()
+
+
+def ended(process: subprocess.Popen[bytes], seconds: float) -> int | None:
+    """How it ended; None if it did not."""
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+@pytest.mark.parametrize("fault", ["hang", "stop"])
+def test_nobody_waits_for_a_rank_that_lives_and_does_not_get_on(fault: str, data: Path, tmp_path: Path) -> None:
+    with ranks(3, data / "source", tmp_path / "p", tmp_path, f"{fault}:1", 3) as started:
+        codes = [ended(started[rank], 80) for rank in (0, 2)]
+        assert codes == [0, 0]
+        assert started[1].poll() is None
+    outcomes = told(tmp_path)
+    assert outcomes[0]["fingerprint"] == outcomes[2]["fingerprint"]
+    said = {"hang": "rank 1 of 3 lives, but has not got on", "stop": "rank 1 of 3 has given no sign of life"}[
+        fault
+    ]
+    assert any(said in warning for warning in outcomes[0]["warnings"])
+    assert contents(tmp_path / "p") == contents(data / "local")
+
+
+def test_ranks_whose_rank_0_hangs_give_it_up(data: Path, tmp_path: Path) -> None:
+    with ranks(3, data / "source", tmp_path / "p", tmp_path, "hang:0", 3) as started:
+        assert [ended(started[rank], 80) for rank in (1, 2)] == [0, 0]
+        assert started[0].poll() is None
+    for rank in (1, 2):
+        outcome = told(tmp_path)[rank]
+        assert "rank 0 lives, but has not got on with its work" in outcome["error"]
+        assert "patience=" in outcome["error"]
+        assert any("rank 0 lives" in warning for warning in outcome["warnings"])
+
+
+def test_a_sample_that_hangs_on_every_rank_is_an_error_that_names_its_stretch(data: Path, tmp_path: Path) -> None:
+    with ranks(3, data / "source", tmp_path / "p", tmp_path, "same:", 3) as started:
+        deadline = time.monotonic() + 90
+        while Counter(process.poll() for process in started)[0] < 2:  # one has the user's function to wait for
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    assert len(told(tmp_path)) == 2
+    for outcome in told(tmp_path).values():
+        assert "a stretch of the input has not got on" in outcome["error"]
+        assert "on two ranks" in outcome["error"]
+        assert "positions" in outcome["error"]
+    assert not (tmp_path / "p" / "rankfeed.json").exists()
+
+
+def test_all_ranks_are_told_at_once_that_rank_0_may_not_pack(data: Path, tmp_path: Path) -> None:
+    outcomes = {}
+
+    def rows() -> Iterator[dict[str, Any]]:
+        yield {"x": 1}
+        outcomes.update(packed(3, data, tmp_path / "p", patience=1000)[0])
+        yield {"x": 2}
+
+    assert len(rf.pack(rows(), tmp_path / "p", progress=False)) == 2
+    assert "another process is packing into this folder" in outcomes[0]["error"]
+    for rank in (1, 2):
+        assert "rank 0 failed: another process is packing into this folder" in outcomes[rank]["error"]
+    assert sorted(contents(tmp_path / "p")) == ["rankfeed.json", "shard-00000.arrow"]
+
+
+def test_two_jobs_in_one_folder_do_not_take_each_other_for_their_own(data: Path, tmp_path: Path) -> None:
+    said = tmp_path / "first", tmp_path / "second"
+    for folder in said:
+        folder.mkdir()
+    dest = tmp_path / "p"
+    go = tmp_path / "go"
+    with ranks(2, data / "source", dest, said[0], "late:1", 30, HELD_UNTIL=str(go)) as first:
+        while not (dest / ".rankfeed-pack" / "ranks" / "run.json").exists():
+            assert first[0].poll() is None
+        with ranks(2, data / "source", dest, said[1], "other:0", 30, PACK_KEY="other") as second:
+            assert [ended(process, 80) for process in second] == [0, 0]
+        go.touch()
+        assert [ended(process, 80) for process in first] == [0, 0]
+    assert ["fingerprint" in outcome for outcome in told(said[0]).values()] == [True, True]
+    for outcome in told(said[1]).values():
+        assert "another process is packing into this folder" in outcome["error"]
+    assert contents(dest) == contents(data / "local")
+
+
+def test_a_rank_that_cannot_write_there_says_so_at_once(tmp_path: Path, data: Path) -> None:
+    (tmp_path / "file").touch()
+    outcomes, codes = packed(2, data, tmp_path / "file" / "p", patience=1000, said=tmp_path / "told")
+    assert codes == [0, 0]
+    for rank in range(2):
+        assert "could not be written" in outcomes[rank]["error"]
 
 
 def test_one_rank_alone_packs_as_well(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -217,3 +217,51 @@ def test_a_pack_whose_driver_was_killed_goes_on(cluster: str, source: rf.Source,
         progress=False,
     )
     assert contents(dest) == contents(tmp_path / "local")
+
+
+WAITING = """
+import sys, warnings, ray, rankfeed as rf
+source, dest, cores = sys.argv[1:]
+ray.init(
+    num_cpus=int(cores), object_store_memory=80_000_000, include_dashboard=False, log_to_driver=False,
+    logging_level="error",
+)
+
+@ray.remote(num_cpus=1)
+class Holder:
+    def hold(self):
+        return 1
+
+holder = Holder.remote()
+if cores == "1":
+    ray.get(holder.hold.remote())
+
+def told(message, *_):
+    print(message, flush=True)
+    if cores == "1":
+        ray.kill(holder)
+
+warnings.showwarning = told
+warnings.simplefilter("always")
+try:
+    print(len(rf.pack(rf.open(source), dest, runner="ray", patience=2, progress=False)))
+except rf.errors.PackError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("cores", [0, 1])
+def test_who_waits_for_cores_says_so(cores: int, source: rf.Source, tmp_path: Path) -> None:
+    path = str(source.path)  # type: ignore[attr-defined]
+    done = subprocess.run(
+        [sys.executable, "-c", WAITING, path, str(tmp_path / "p"), str(cores)],
+        env={**ENVIRON, **{name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}},
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"none of {cores} cores has been free" in done.stdout
+    assert ("has had no core to pack with" in done.stdout) == (cores == 0)
+    assert (done.stdout.splitlines()[-1] == "2000") == (cores == 1)

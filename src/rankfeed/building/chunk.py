@@ -114,7 +114,7 @@ def not_a_dict(values: Iterable[Any], where: str) -> PackError:
 
 def _stored(name: Any, column: Column, where: str) -> tuple[Field, Stored]:
     place = f"{where}, field {name!r}"
-    if type(name) is not str or not name:
+    if type(name) is not str or not name or not is_text(name):
         raise PackError("a field needs a name", found=repr(name), where=where)
     if isinstance(column, Objects):
         raise PackError(
@@ -142,6 +142,15 @@ def _stored(name: Any, column: Column, where: str) -> tuple[Field, Stored]:
     if 0 in field.shape:
         raise PackError("arrays whose inner dimensions are 0 cannot be packed", found=field, where=place)
     return field, stored
+
+
+def is_text(name: str) -> bool:
+    """Whether a string can be written down: not if half of a character is in it."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _native(array: Any) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rankfeed.building.target import local_path
-from rankfeed.errors import ArgumentError, PackError
+from rankfeed.errors import ArgumentError, PackError, listed
 from rankfeed.sources import Source
 from rankfeed.sources.open import STAGING_NAME
 from rankfeed.storage import MANIFEST_NAME
@@ -48,7 +48,7 @@ def refuse_foreign(dest: Path, *, append: bool) -> None:
         raise PackError(
             "the folder holds other files",
             expected="no folder, an empty one, or one of an interrupted pack",
-            found=", ".join(names[:4]) + (", ..." if len(names) > 4 else ""),
+            found=listed(names),
             where=dest,
             remedy="choose another folder",
         )

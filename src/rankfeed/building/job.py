@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ from rankfeed.building.staging import (
     write_part,
     write_stretch,
 )
-from rankfeed.building.stretches import chunks_of_range, cut
-from rankfeed.errors import PackError, RankfeedError
+from rankfeed.building.stretches import chunks_of_range, cut, no_step
+from rankfeed.errors import PackError, RankfeedError, listed
 from rankfeed.plan import Plan
 from rankfeed.sources import Source
 
@@ -40,6 +40,7 @@ class Job:
         batch: rows to read in one go.
         mapped: what is done to each sample.
         plan: the order of rows; None: as they lie.
+        step: called whenever some of the work is done.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Job:
     batch: int = 1
     mapped: Mapped | None = None
     plan: Plan | None = None
+    step: Callable[[], object] = no_step
 
 
 class Runner(Protocol):
@@ -60,6 +62,9 @@ class Runner(Protocol):
 
     def session(self, staging: Path) -> AbstractContextManager[Any]:
         """What goes on around the whole pack, in whose folder nobody else is."""
+
+    def step(self) -> None:
+        """Called whenever some of what the leading process does by itself is done."""
 
     def each(self, job: Job, tasks: list[Task]) -> Iterable[tuple[int, list[Part]]]:
         """Have each stretch packed: its number and its parts, in any order."""
@@ -75,7 +80,9 @@ def pack_stretch(job: Job, task: int, start: int, stop: int) -> tuple[int, list[
     if found is not None and all(is_whole(job.staging, part) for part in found):
         return task, found
     try:
-        chunks = chunks_of_range(job.source, (start, stop, job.batch), job.mapped, job.plan, job.shard_bytes)
+        chunks = chunks_of_range(
+            job.source, (start, stop, job.batch), job.mapped, job.plan, job.shard_bytes, job.step
+        )
         parts = [
             write_part(job.staging, task, number, chunk)
             for number, chunk in enumerate(cut(chunks, 2 * job.shard_bytes))
@@ -114,7 +121,7 @@ def check_parts(staging: Path, name: str, done: dict[int, list[Part]]) -> None:
         raise PackError(
             "shards are not as they were written",
             expected="the checksums that those who wrote them recorded",
-            found=", ".join(bad[:4]) + (", ..." if len(bad) > 4 else ""),
+            found=listed(bad),
             where=staging.parent,
             remedy="call pack again: it writes these anew. If it happens again, look at the file system",
         )

@@ -62,25 +62,32 @@ class Mapped:
         streams = Streams("pack", self.seed, 0) if wants_rng(self.function) else None
         for first, given, where in self._calls(samples):
             arguments = (given,) if streams is None else (given, streams.generator(first))
-            try:
-                result = self.function(*arguments)
-                made = [] if result is None else [result] if isinstance(result, dict) else list(_many(result))
-            except _Unfit as unfit:
-                raise PackError(
-                    "map returned something else than samples",
-                    expected="a dict, None, or several dicts (a list, a generator)",
-                    found=str(unfit),
-                    where=where,
-                ) from None
-            except Exception as error:
-                raise PackError(
-                    "map raised an error",
-                    found=f"{type(error).__name__}: {error}",
-                    where=where,
-                    remedy="mend the function, or let it return None for samples to be left out",
-                ) from error
-            for sample in made:
+            for sample in self._made(arguments, where):
                 yield first, sample
+
+    def _made(self, arguments: tuple[Any, ...], where: str) -> Iterator[Any]:
+        """What one call makes, one by one: it may be far more than fits into memory."""
+        try:
+            result = self.function(*arguments)
+            if isinstance(result, dict):
+                yield result
+            elif result is not None:
+                yield from _many(result)
+        except _Unfit as unfit:
+            raise PackError(
+                "map returned something else than samples",
+                expected="a dict, None, or several dicts (a list, a generator)",
+                found=str(unfit),
+                where=where,
+            ) from None
+        except Exception as error:
+            raise PackError(
+                "map raised an error",
+                found=f"{type(error).__name__}: {said(error)}",
+                where=where,
+                remedy="mend the function and give it another key, if it has one; or let it return None for "
+                "samples to be left out",
+            ) from error
 
     def _calls(self, samples: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, Any, str]]:
         """First id, argument and place of each call."""
@@ -95,6 +102,19 @@ class Mapped:
                 waiting = []
         if waiting:
             yield _batch(waiting)
+
+
+def said(error: BaseException) -> str:
+    """What an exception says; one of a user's own may fail even at that.
+
+    Examples:
+        >>> said(ValueError("no such label"))
+        'no such label'
+    """
+    try:
+        return str(error)
+    except Exception:
+        return "(its message cannot be had)"
 
 
 class _Unfit(Exception):

@@ -6,10 +6,14 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from numbers import Real
 from operator import index
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import numpy as np
+
+from rankfeed.building.chunk import is_text
 from rankfeed.building.destination import folder
 from rankfeed.building.job import Job, Task, pack_stretch
 from rankfeed.building.mapping import Mapped
@@ -71,7 +75,9 @@ def pack(
         seed: of the shuffled order, and of the generators that ``map`` is given.
         append: add shards to a finished data set, whose own are not touched. An input that is in it already (and
             can be told, see ``key``) is not added again.
-        patience: seconds without a sign of life after which "ranks" gives a rank up.
+        patience: seconds after which "ranks" has the others pack what a rank was at that gives no sign of life, or
+            does not get done with a sample; both "ranks" and "ray" warn of whom they wait for. What "ranks" cannot
+            do without is given up after five times as long, and a Ray cluster without cores is.
 
     Returns:
         the packed data set, opened.
@@ -96,15 +102,11 @@ def pack(
     given: Any = source_or_iterable
     if runner not in get_args(Where):
         raise ArgumentError("unknown runner", expected=" | ".join(get_args(Where)), found=repr(runner))
-    if workers is not None and workers < 0:
-        raise ArgumentError("workers cannot be negative", found=workers)
-    if shard_bytes < 1:
-        raise ArgumentError("a shard has at least one byte", found=shard_bytes)
-    if not patience > 0:
+    workers = None if workers is None else _whole("workers", workers, 0)
+    shard_bytes, seed = _whole("shard_bytes", shard_bytes, 1), _whole("seed", seed, None)
+    if not _is_positive(patience):
         raise ArgumentError("patience is a number of seconds above 0", found=repr(patience))
-    if type(seed) is bool or not hasattr(seed, "__index__"):
-        raise ArgumentError("seed is a whole number", found=repr(seed))
-    if type(key) is not str:
+    if type(key) is not str or not is_text(key):
         raise ArgumentError("key is a name", expected="a str", found=repr(key))
     if not isinstance(given, (Source, Iterable)) or isinstance(given, (str, bytes, dict)):
         raise ArgumentError(
@@ -126,15 +128,15 @@ def pack(
         shard_bytes,
         progress,
         resume,
-        None if map is None else Mapped(map, map_batch, index(seed)),
-        _plan(given, order, index(seed)),
+        None if map is None else Mapped(map, map_batch, seed),
+        _plan(given, order, seed),
         append,
         key,
     )
     if runner == "ray":
         from rankfeed.building.ray_runner import OnRay
 
-        lead(request, OnRay(workers))
+        lead(request, OnRay(workers, patience=patience))
     elif runner == "ranks":
         from rankfeed.building.rank_runner import pack_on_ranks
 
@@ -144,6 +146,19 @@ def pack(
     else:
         lead(request, _Local(workers))
     return PackedSource(request.dest)
+
+
+def _is_positive(number: Any) -> bool:
+    return isinstance(number, Real) and float(number) > 0
+
+
+def _whole(name: str, value: Any, least: int | None) -> int:
+    if not isinstance(value, (bool, np.bool_)) and hasattr(value, "__index__"):
+        number = index(value)
+        if least is None or number >= least:
+            return number
+    bound = "" if least is None else f" of {least} or more"
+    raise ArgumentError(f"{name} is a whole number{bound}", found=repr(value))
 
 
 def _plan(given: Any, order: str, seed: int) -> Plan | None:
@@ -170,6 +185,9 @@ class _Local:
 
     def session(self, staging: Path) -> nullcontext[None]:
         return nullcontext()
+
+    def step(self) -> None:
+        """Nobody waits for this process alone."""
 
     def each(self, job: Job, tasks: list[Task]) -> Iterator[tuple[int, list[Part]]]:
         cores = len(os.sched_getaffinity(0))

@@ -35,9 +35,10 @@ from rankfeed.sources.open import STAGING_NAME
 from rankfeed.storage import MANIFEST_NAME, Manifest, digest_of
 
 #: Changes when the same input would be packed into other bytes.
-_LAYOUT = "2"
-#: Between the origins of what a data set was packed from and what was appended to it.
-_AND = "+"
+_LAYOUT = "3"
+#: Between the origins of what a data set was packed from and what was appended to it; between the digits for the
+#: input and those for how it is laid out.
+_AND, _LAID_OUT = "+", "."
 
 
 @dataclass(frozen=True)
@@ -61,11 +62,21 @@ class Request:
 
     @cached_property
     def digest(self) -> str:
-        """Digits of all that can be told of the request; two requests for other rows may share them."""
-        facts = [_LAYOUT, self.given.fingerprint if isinstance(self.given, Source) else "", str(self.shard_bytes)]
-        facts += [self.plan.fingerprint if self.plan else "", self.key]
-        facts += [] if self.mapped is None else ["map", str(self.mapped.size), str(self.mapped.seed)]
-        return digest_of(*(fact.encode() for fact in facts))
+        """Digits of all that can be told of the request; two requests for other rows may share them.
+
+        Those before the point are of the rows, those after it of their order and their shards.
+        """
+        plan = self.plan.fingerprint if self.plan else ""
+        facts = [_LAYOUT, self.given.fingerprint if isinstance(self.given, Source) else "", self.key]
+        if self.mapped is not None:
+            facts += ["map", str(self.mapped.size), str(self.mapped.seed), plan if self.mapped.size else ""]
+        layout = digest_of(str(self.shard_bytes).encode(), plan.encode())
+        return digest_of(*(fact.encode() for fact in facts)) + _LAID_OUT + layout[:16]
+
+    def is_in(self, manifest: Manifest) -> bool:
+        """Whether a data set has the rows already, as far as that can be told."""
+        rows = self.origin.split(_LAID_OUT)[0]
+        return bool(rows) and any(each.split(_LAID_OUT)[0] == rows for each in manifest.origin.split(_AND))
 
     @property
     def _identified(self) -> bool:
@@ -119,10 +130,10 @@ def _pack(request: Request, runner: Runner, staging: Path, advance: Callable[[in
     if (request.dest / MANIFEST_NAME).exists():
         packed = PackedSource(request.dest)
         if not request.append:
-            _compare(packed, request, advance)
+            _compare(packed, request, runner, advance)
             return
         base = packed.manifest
-        if origin and origin in base.origin.split(_AND):
+        if request.is_in(base):
             empty(staging)
             return
         if moved is not None:
@@ -145,9 +156,14 @@ def _pack(request: Request, runner: Runner, staging: Path, advance: Callable[[in
         if base is not None:
             empty(staging)  # they will never fit: nothing is left to go on with
         raise
-    parts = [widened(staging, part, fields) for part in parts]
+    parts = [_widened(staging, part, fields, runner) for part in parts]
     commit(staging, parts, fields, origin if base is None else base.origin + _AND + origin, base)
     empty(staging)
+
+
+def _widened(staging: Path, part: Part, fields: Fields, runner: Runner) -> Part:
+    runner.step()
+    return widened(staging, part, fields)
 
 
 def _parts(
@@ -161,7 +177,9 @@ def _parts(
             parts.append(write_part(staging, 0, number, chunk))
             advance(chunk.rows)
         return parts
-    found = stretches(given, request.shard_bytes, request.mapped, request.plan)
+    found = stretches(given, request.shard_bytes, request.mapped, request.plan, runner.step)
+    # A stretch is known by its number: one of another cut, which a function that changed may lead to, is another.
+    name = digest_of(name.encode(), repr(found).encode())
     done: dict[int, list[Part]] = {}
     tasks = [(task, start, stop) for task, (start, stop) in enumerate(found.ranges)]
     for task, made in runner.each(request.job(name, staging, found.batch), tasks):
@@ -203,7 +221,7 @@ def _joined(parts: list[Part], base: Fields | None) -> Fields:
     return base
 
 
-def _compare(packed: PackedSource, request: Request, advance: Callable[[int], None]) -> None:
+def _compare(packed: PackedSource, request: Request, runner: Runner, advance: Callable[[int], None]) -> None:
     """Find that a finished data set is what would be packed.
 
     Raises:
@@ -222,7 +240,7 @@ def _compare(packed: PackedSource, request: Request, advance: Callable[[int], No
             raise problem("the folder holds a data set of another input, or packed with other arguments")
         return
     # Nothing but the rows themselves tells this input from another.
-    for number, (chunk, shard) in enumerate(zip_longest(_in_shards(request), packed.manifest.shards)):
+    for number, (chunk, shard) in enumerate(zip_longest(_in_shards(request, runner), packed.manifest.shards)):
         if chunk is None or shard is None or chunk.digest != shard.content:
             raise problem(
                 "the folder holds a data set of other rows, or packed with other arguments",
@@ -231,13 +249,14 @@ def _compare(packed: PackedSource, request: Request, advance: Callable[[int], No
         advance(chunk.rows)
 
 
-def _in_shards(request: Request) -> Iterator[Chunk]:
+def _in_shards(request: Request, runner: Runner) -> Iterator[Chunk]:
     """The rows as they would be packed."""
     given, limit = request.given, request.shard_bytes
     if not isinstance(given, Source):
         yield from cut(chunks_of_iterable(given, request.mapped, limit), limit)
         return
-    found = stretches(given, limit, request.mapped, request.plan)
+    found = stretches(given, limit, request.mapped, request.plan, runner.step)
     for start, stop in found.ranges:
-        chunks = chunks_of_range(given, (start, stop, found.batch), request.mapped, request.plan, limit)
+        where = (start, stop, found.batch)
+        chunks = chunks_of_range(given, where, request.mapped, request.plan, limit, runner.step)
         yield from cut(chunks, 2 * limit)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from rankfeed.errors import PrepareError
+from rankfeed.errors import PrepareError, listed
 from rankfeed.storage import digest_of, file_digest, is_gone, look_again, make_durable, stat_afresh, write_atomic
 
 MARKER_NAME = ".rankfeed-prepared.json"
@@ -173,7 +173,7 @@ def refuse_strangers(path: Path, state: State) -> None:
         raise PrepareError(
             "the folder holds what nobody prepared",
             expected="no folder, an empty one, or one with nothing in it but what prepare_once made",
-            found=", ".join(names[:4]) + (", ..." if len(names) > 4 else ""),
+            found=listed(names),
             where=path,
             remedy="move it away, or choose another folder: what others made is never removed",
         )

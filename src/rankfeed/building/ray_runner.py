@@ -10,6 +10,7 @@ from __future__ import annotations
 import pickle
 import secrets
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,8 @@ from typing import Any
 
 from rankfeed.building.job import Job, Task, pack_stretch
 from rankfeed.building.staging import Part
-from rankfeed.errors import PackError, RankfeedError
+from rankfeed.building.workers import portable
+from rankfeed.errors import PackError, RankfeedError, listed
 from rankfeed.sources.extras import need
 from rankfeed.storage import write_atomic
 
@@ -29,6 +31,8 @@ _RETRIES = 5
 #: Seconds in which a file written here is seen on another node, and in which a node answers.
 _SEEN, _ANSWERED = 10.0, 60.0
 _TOKEN = "ray-token"
+#: So many times `patience` a cluster may be without any core: one that grows by itself takes its time.
+_NO_CORES = 5
 
 
 @dataclass
@@ -37,10 +41,12 @@ class OnRay:
 
     Args:
         workers: stretches at once; as many as the cluster has cores if None.
+        patience: seconds without a finished stretch after which the user is told.
     """
 
     workers: int | None = None
     checks: bool = True
+    patience: float = 60.0
     _token: str = field(default_factory=lambda: secrets.token_hex(16))
 
     @contextmanager
@@ -69,6 +75,9 @@ class OnRay:
             if not connected:
                 ray.shutdown()
 
+    def step(self) -> None:
+        """Nobody waits for this process alone."""
+
     def each(self, job: Job, tasks: list[Task]) -> Iterator[tuple[int, list[Part]]]:
         """Have the stretches packed, a bounded number at a time.
 
@@ -89,6 +98,7 @@ class OnRay:
         stretch = ray.remote(num_cpus=1, max_retries=_RETRIES)(_pack_there)
         waiting = iter(tasks)
         running: dict[Any, Task] = {}
+        quiet, told = time.monotonic(), False
         try:
             while True:
                 cores = self.workers or int(ray.cluster_resources().get("CPU", 1))
@@ -97,7 +107,12 @@ class OnRay:
                 if not running:
                     return
                 # A pause now and then, to see whether the cluster has grown.
-                for done in ray.wait(list(running), timeout=10.0)[0]:
+                finished = ray.wait(list(running), timeout=min(10.0, self.patience))[0]
+                if finished:
+                    quiet, told = time.monotonic(), False
+                elif time.monotonic() - quiet > self.patience:
+                    told = self._tell(ray, job.staging, list(running.values()), time.monotonic() - quiet, told)
+                for done in finished:
                     task = running.pop(done)
                     good, result = _result(ray, done, f"stretch {task[0]} (positions {task[1]} to {task[2] - 1})")
                     if not good:
@@ -105,7 +120,34 @@ class OnRay:
                     yield result
         finally:
             for left in running:
-                ray.cancel(left, force=True)
+                with suppress(Exception):  # of a cluster that is lost: what is on its way says more
+                    ray.cancel(left, force=True)
+
+    def _tell(self, ray: Any, staging: Path, running: list[Task], seconds: float, told: bool) -> bool:
+        """Say whom this process waits for.
+
+        Raises:
+            PackError: for nobody: the cluster has no cores.
+        """
+        cores = ray.cluster_resources().get("CPU", 0)
+        if cores < 1 and seconds > _NO_CORES * self.patience:
+            raise PackError(
+                f"the Ray cluster has had no core to pack with for {seconds:.0f} seconds",
+                expected="a node with one core or more",
+                found=f"{cores:g} cores on {len(ray.nodes())} nodes",
+                remedy="add a node, or start the cluster with cores (num_cpus=...)",
+            )
+        if not told:
+            begun = (staging / _begun(self._token)).exists()
+            numbers = listed([str(task[0]) for task in running])
+            problem = "were not finished" if begun else f"were not begun: none of {cores:g} cores has been free"
+            warnings.warn(
+                f"stretches {numbers} {problem} for {seconds:.0f} seconds on the Ray cluster; still waiting (do "
+                "tasks, actors or placement groups hold the cores, or does map hang?)",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return True
 
     def _check_nodes(self, staging: Path) -> None:
         ray = need("ray", extra="ray")
@@ -181,6 +223,11 @@ def _sees(staging: str, token: str) -> bool:
         time.sleep(0.1)
 
 
+def _begun(token: str) -> str:
+    """The name of a file that is there when a worker has begun."""
+    return f"ray-begun-{token}"
+
+
 def _unseen(staging: Path | str, node: str) -> PackError:
     return PackError(
         "a node of the Ray cluster does not see the folder that is packed into",
@@ -203,14 +250,7 @@ def _pack_there(work: bytes, staging: str, token: str, task: Task) -> tuple[bool
     try:
         if not _sees(staging, token):
             return False, _unseen(staging, socket.gethostname())
+        Path(staging, _begun(token)).touch()
         return True, pack_stretch(replace(_unpickled(work), staging=Path(staging)), *task)
     except Exception as error:
-        return False, _portable(error)
-
-
-def _portable(error: Exception) -> Exception:
-    try:
-        pickle.loads(pickle.dumps(error))  # noqa: S301  (some exceptions pickle and do not come back)
-    except Exception:
-        return PackError("packing failed", found=f"{type(error).__name__}: {error}")
-    return error
+        return False, portable(error)

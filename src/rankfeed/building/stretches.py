@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -27,6 +27,10 @@ _MAP_LOOKS = 32
 _BATCH_ROWS, _BATCH_BYTES = 256, 1 << 20
 
 
+def no_step() -> None:
+    """What is called whenever some of the work is done, where nobody wants to know."""
+
+
 @dataclass(frozen=True)
 class Cut:
     """How a source is shared out.
@@ -40,7 +44,13 @@ class Cut:
     batch: int
 
 
-def stretches(source: Source, shard_bytes: int, mapped: Mapped | None = None, plan: Plan | None = None) -> Cut:
+def stretches(
+    source: Source,
+    shard_bytes: int,
+    mapped: Mapped | None = None,
+    plan: Plan | None = None,
+    step: Callable[[], object] = no_step,
+) -> Cut:
     """Ranges with about a shard's bytes in each, and the rows to read in one go.
 
     Judged by rows evenly spaced over the data (and by what ``mapped`` makes of them), so that the same data are
@@ -56,14 +66,18 @@ def stretches(source: Source, shard_bytes: int, mapped: Mapped | None = None, pl
     for first in sorted({size * number // looks // unit * unit for number in range(looks)}):
         ids = np.arange(first, min(first + unit, size), dtype=np.int64)
         columns = source.fetch(ids)
+        step()
         seen += len(ids)
         if mapped is None:
             read += chunk_of(columns, f"row {first}").nbytes
             made = read
         else:
             read += sum(int(getattr(column, "nbytes", 0)) for column in columns.values())
-            rows = mapped.rows(zip(ids.tolist(), columns.samples(), strict=True))
-            made += sum(chunk.nbytes for chunk in chunks_of_rows(rows, shard_bytes, "mapped sample"))
+            rows = mapped.rows(_stepping(zip(ids.tolist(), columns.samples(), strict=True), step))
+            for chunk in chunks_of_rows(rows, shard_bytes, "mapped sample"):
+                made += chunk.nbytes
+                if made > _LOOK_BYTES:
+                    break  # one sample may become a whole data set
         if max(read, made) > _LOOK_BYTES:
             break
     row_bytes = max(1, read // seen)
@@ -96,7 +110,12 @@ def at_ends(bounds: Int64, blocks: Int64) -> Int64:
 
 
 def chunks_of_range(
-    source: Source, cut: tuple[int, int, int], mapped: Mapped | None, plan: Plan | None, shard_bytes: int
+    source: Source,
+    cut: tuple[int, int, int],
+    mapped: Mapped | None,
+    plan: Plan | None,
+    shard_bytes: int,
+    step: Callable[[], object] = no_step,
 ) -> Iterator[Chunk]:
     """The rows of a stretch of a source.
 
@@ -106,6 +125,7 @@ def chunks_of_range(
         mapped: what is done to them.
         plan: the order that its positions are of; None: as they lie.
         shard_bytes: of the shards that they go to.
+        step: called whenever a sample, or some rows, are done.
     """
     if mapped is not None:
         samples = (
@@ -113,7 +133,9 @@ def chunks_of_range(
             for ids in _ids(*cut, plan)
             for pair in zip(ids.tolist(), source.fetch(ids).samples(), strict=True)
         )
-        yield from chunks_of_rows(mapped.rows(samples), shard_bytes, "mapped sample")
+        for chunk in chunks_of_rows(mapped.rows(_stepping(samples, step)), shard_bytes, "mapped sample"):
+            step()
+            yield chunk
         return
     for ids in _ids(*cut, plan):
         if plan is not None:
@@ -121,6 +143,13 @@ def chunks_of_range(
         else:
             where = f"row {ids[0]}" if len(ids) == 1 else f"rows {ids[0]} to {ids[-1]}"
         yield chunk_of(source.fetch(ids), where)
+        step()
+
+
+def _stepping(samples: Iterable[tuple[int, Any]], step: Callable[[], object]) -> Iterator[tuple[int, Any]]:
+    for sample in samples:
+        step()
+        yield sample
 
 
 def _ids(start: int, stop: int, batch: int, plan: Plan | None) -> Iterator[Int64]:
