@@ -33,6 +33,8 @@ Scope = Literal["shared", "node"]
 
 #: Seconds between looks, at first and at most.
 _FIRST_LOOK, _LAST_LOOK = 0.01, 0.5
+#: Seconds after another process was faster in taking the lease.
+_LOST = 0.01
 #: Times that a build may be taken over before its process gives up.
 _LOSSES = 5
 #: How often this process has prepared each path: its part in the name of an attempt.
@@ -279,7 +281,7 @@ class Preparation:
                     stack.callback(_building.paths.remove, self.path)
                     return Turn(self.path, folder, key, lease)
                 stack.close()
-                time.sleep(_FIRST_LOOK)  # this host may not have heard of the faster one yet
+                time.sleep(_LOST)  # this host may not have heard of the faster one yet
                 continue
             waited_for.add(holder.name)
             patience.check(holder, folder)
