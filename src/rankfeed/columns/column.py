@@ -8,7 +8,7 @@ the buffer that becomes the tensor.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -284,29 +284,34 @@ class Bytes(_Segmented):
     def rows(self) -> list[Any]:
         out: list[Any] = [None] * len(self)
         for part in self.parts:
-            # A memoryview's slices are cheaper than an array's.
-            view = memoryview(part.values.data)
-            slots = range(len(part.starts)) if part.slots is None else part.slots.tolist()
-            for slot, start, length in zip(slots, part.starts.tolist(), part.lengths.tolist(), strict=True):
-                if part.region is not None:
-                    piece: Any = part.region.read(length, start)
-                else:
-                    piece = view[start : start + length]
-                try:
-                    out[slot] = str(piece, "utf-8") if self.text else bytes(piece)
-                except UnicodeDecodeError as error:
-                    raise _no_text(part, slots.index(slot), error) from error
+            starts, lengths = part.starts.tolist(), part.lengths.tolist()
+            slots = range(len(starts)) if part.slots is None else part.slots.tolist()
+            if part.region is not None:
+                pieces: Any = map(part.region.read, lengths, starts)
+            else:
+                # A memoryview's slices are cheaper than an array's.
+                view = memoryview(part.values.data)
+                pieces = (view[start : start + length] for start, length in zip(starts, lengths, strict=True))
+                pieces = pieces if self.text else map(bytes, pieces)
+            if self.text:
+                pieces = _texts(part, pieces)
+            for slot, piece in zip(slots, pieces, strict=True):
+                out[slot] = piece
         return out
 
 
-def _no_text(part: Runs, row: int, error: UnicodeDecodeError) -> CorruptError:
-    return CorruptError(
-        "text is damaged",
-        expected="UTF-8",
-        found=error,
-        where=None if part.place is None else part.place(row),
-        remedy="fetch the data anew, or write them again",
-    )
+def _texts(part: Runs, pieces: Iterable[Any]) -> Iterator[str]:
+    for row, piece in enumerate(pieces):
+        try:
+            yield str(piece, "utf-8")
+        except UnicodeDecodeError as error:
+            raise CorruptError(
+                "text is damaged",
+                expected="UTF-8",
+                found=error,
+                where=None if part.place is None else part.place(row),
+                remedy="fetch the data anew, or write them again",
+            ) from error
 
 
 class Objects(Column):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -50,6 +51,11 @@ class Shard:
     file: File
     stamp: tuple[int, int]
     by_calls: bool
+
+    @cached_property
+    def whole(self) -> Region | None:
+        """The file, where it is better read by calls."""
+        return self.region()
 
     def region(self, base: int = 0) -> Region | None:
         """The file from some place on, where it is better read by calls."""
@@ -256,4 +262,4 @@ def plain_column(parts: Sequence[Part], extension: str, decoder: Decoder) -> Col
 
 def as_run(part: Part) -> Runs:
     """Members as they lie in their shard."""
-    return Runs(part.shard.data, part.starts, np.maximum(part.sizes, 0), part.slots, part.shard.region())
+    return Runs(part.shard.data, part.starts, np.maximum(part.sizes, 0), part.slots, part.shard.whole)

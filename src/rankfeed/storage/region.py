@@ -73,6 +73,8 @@ class Region:
     def __init__(self, file: File, base: int) -> None:
         self._file = file
         self._base = base
+        self._kept = file.kept[base:]
+        self._end = len(self._kept)
 
     def read(self, size: int, offset: int) -> bytes:
         """Bytes as a new object.
@@ -80,14 +82,13 @@ class Region:
         Raises:
             CorruptError: the file ends before.
         """
-        offset += self._base
-        kept = self._file.kept
-        if offset + size <= len(kept):
-            return bytes(kept[offset : offset + size])
-        got = os.pread(self._file.handle, size, offset)
+        end = offset + size
+        if end <= self._end:
+            return bytes(self._kept[offset:end])
+        got = os.pread(self._file.handle, size, self._base + offset)
         if len(got) < size:
             buffer = bytearray(size)
-            self.read_into(memoryview(buffer), offset - self._base)
+            self.read_into(memoryview(buffer), offset)
             return bytes(buffer)
         return got
 
@@ -97,11 +98,11 @@ class Region:
         Raises:
             CorruptError: the file ends before.
         """
-        offset += self._base
-        kept = self._file.kept
-        if offset + len(view) <= len(kept):
-            view[:] = kept[offset : offset + len(view)]
+        end = offset + len(view)
+        if end <= self._end:
+            view[:] = self._kept[offset:end]
             return
+        offset += self._base
         done = 0
         while done < len(view):
             got = os.preadv(self._file.handle, [view[done:]], offset + done)
