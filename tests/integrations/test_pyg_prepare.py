@@ -20,6 +20,8 @@ from rankfeed.integrations.pyg import prepare
 
 SCRIPT = Path(__file__).parent / "jobs" / "pyg_prepare.py"
 COUNT, RANKS = 40, 4
+#: Seconds after which a launch is taken to hang: four ranks import PyG at once, on whatever machine.
+HANG = 200
 
 
 def raw_files(root: Path) -> None:
@@ -98,7 +100,7 @@ def rounds(kind: str, raw: bool, count: int, folder: Path, seed: int, launcher: 
         command = command_of(launcher, RANKS, [str(root), kind, str(COUNT), str(out)], SCRIPT)
         if number % 2 == 0:
             with launched(command, dict(os.environ), out / "log1") as job:
-                deadline = time.monotonic() + 60
+                deadline = time.monotonic() + HANG
                 while len(started := list(out.glob("*.started"))) < RANKS and time.monotonic() < deadline:
                     time.sleep(0.005)
                 time.sleep(chance.uniform(0, 0.4))
@@ -108,11 +110,11 @@ def rounds(kind: str, raw: bool, count: int, folder: Path, seed: int, launcher: 
                     psutil.Process(victim).kill()
                     figures["killed"] += 1
                     figures["builders killed"] += bool(builders)
-                job.wait(60)
+                job.wait(HANG)
             for path in out.glob("*.done"):
                 path.unlink()
         with launched(command, dict(os.environ), out / "log2") as job:
-            assert job.wait(60) == 0, (out / "log2").read_text(errors="replace")
+            assert job.wait(HANG) == 0, (out / "log2").read_text(errors="replace")
         told = [json.loads(path.read_text()) for path in out.glob("*.done")]
         figures["ranks right"] += sum(told)
         figures["ranks"] += RANKS
