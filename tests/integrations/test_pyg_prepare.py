@@ -6,6 +6,7 @@ import random
 import time
 from collections import Counter
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 
 import psutil
@@ -20,6 +21,7 @@ from rankfeed.integrations.pyg import prepare
 
 SCRIPT = Path(__file__).parent / "jobs" / "pyg_prepare.py"
 COUNT, RANKS = 40, 4
+ENVIRON = dict(os.environ)
 #: Seconds after which a launch is taken to hang: four ranks import PyG at once, on whatever machine.
 HANG = 200
 
@@ -86,58 +88,74 @@ def test_what_is_no_data_set_is_refused(tmp_path: Path) -> None:
         prepare("Cora", tmp_path)  # type: ignore[arg-type]
 
 
-def rounds(kind: str, raw: bool, count: int, folder: Path, seed: int, launcher: str = "openmpi") -> Counter[str]:
-    """Launches of four ranks on new folders. Of every other one a rank is killed; the next finds its remains."""
+def killed(kind: str, root: Path, out: Path, chance: random.Random) -> Counter[str]:
+    """A launch of four ranks that loses one of them, the one that writes if there is one by then."""
+    with launched(
+        command_of("openmpi", RANKS, [str(out), str(COUNT), kind, str(root)], SCRIPT), ENVIRON, out / "log"
+    ) as job:
+        deadline = time.monotonic() + HANG
+        while len(started := list(out.glob("*.started"))) < RANKS and time.monotonic() < deadline:
+            time.sleep(0.005)
+        time.sleep(chance.uniform(0, 0.4))
+        builders = list(root.glob(".*.prepare/build-*"))
+        victim = int(builders[0].name.split("-")[-3]) if builders else int(chance.choice(started).stem)
+        with suppress(psutil.NoSuchProcess):
+            psutil.Process(victim).kill()
+        job.wait(HANG)
+    return Counter(killed=1, builders=bool(builders))
+
+
+def rounds(count: int, folder: Path, seed: int) -> dict[str, Counter[str]]:
+    """Rounds of each kind of data set, with its raw files there and not.
+
+    In every other one a rank of a launch is killed. In the end four ranks want all these data sets, one after the
+    other, and find what was left.
+    """
     need("mpirun.openmpi")
-    chance = random.Random(f"{kind} {raw} {seed}")
-    figures: Counter[str] = Counter()
-    for number in range(count):
-        root, out = folder / f"{kind}{raw}{number}", folder / f"{kind}{raw}{number}.out"
-        root.mkdir()
-        out.mkdir()
-        if raw:
-            raw_files(root)
-        command = command_of(launcher, RANKS, [str(root), kind, str(COUNT), str(out)], SCRIPT)
-        if number % 2 == 0:
-            with launched(command, dict(os.environ), out / "log1") as job:
-                deadline = time.monotonic() + HANG
-                while len(started := list(out.glob("*.started"))) < RANKS and time.monotonic() < deadline:
-                    time.sleep(0.005)
-                time.sleep(chance.uniform(0, 0.4))
-                builders = list(root.glob(".*.prepare/build-*"))
-                victim = int(builders[0].name.split("-")[-3]) if builders else int(chance.choice(started).stem)
-                with suppress(psutil.NoSuchProcess):
-                    psutil.Process(victim).kill()
-                    figures["killed"] += 1
-                    figures["builders killed"] += bool(builders)
-                job.wait(HANG)
-            for path in out.glob("*.done"):
-                path.unlink()
-        with launched(command, dict(os.environ), out / "log2") as job:
-            assert job.wait(HANG) == 0, (out / "log2").read_text(errors="replace")
-        told = [json.loads(path.read_text()) for path in out.glob("*.done")]
-        figures["ranks right"] += sum(told)
-        figures["ranks"] += RANKS
-        figures["downloads"] += (folder_of(root) / "downloaded-by").exists()
-        assert told == [True] * RANKS, told
+    figures: dict[str, Counter[str]] = {}
+    cases: list[tuple[str, str, Path]] = []
+    for kind, raw in product(KINDS, (False, True)):
+        name = f"{kind}, raw files {'present' if raw else 'absent'}"
+        figures[name] = Counter()
+        chance = random.Random(f"{name} {seed}")
+        for number in range(count):
+            root, out = folder / f"{kind}{raw}{number}", folder / f"{kind}{raw}{number}.out"
+            root.mkdir()
+            out.mkdir()
+            if raw:
+                raw_files(root)
+            if number % 2 == 0:
+                figures[name] += killed(kind, root, out, chance)
+            cases.append((name, kind, root))
+    out = folder / "out"
+    out.mkdir()
+    wanted = [text for _, kind, root in cases for text in (kind, str(root))]
+    with launched(
+        command_of("openmpi", RANKS, [str(out), str(COUNT), *wanted], SCRIPT), ENVIRON, out / "log"
+    ) as job:
+        assert job.wait(HANG + 5 * len(cases)) == 0, (out / "log").read_text(errors="replace")
+    told = [json.loads(path.read_text()) for path in out.glob("*.done")]
+    assert len(told) == RANKS
+    for number, (name, _, root) in enumerate(cases):
+        figures[name]["ranks right"] += sum(each[number] for each in told)
+        figures[name]["downloads"] += (folder_of(root) / "downloaded-by").exists()
         assert not list(root.glob(".*")), "something is left over"
     return figures
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("kind", KINDS)
-def test_four_mpi_ranks_get_right_data_whoever_was_killed(kind: str, tmp_path: Path) -> None:
-    for raw in (False, True):
-        figures = rounds(kind, raw, 2, tmp_path, fresh_seed())
-        print(f"\n{kind}, raw files {'present' if raw else 'absent'}: {dict(figures)}")
-        assert figures["downloads"] == (0 if raw else 2)
+def check(figures: dict[str, Counter[str]], count: int) -> None:
+    for name, each in figures.items():
+        print(f"\n{name}: {dict(each)}")
+        assert each["ranks right"] == count * RANKS
+        assert each["downloads"] == (0 if "present" in name else count)
+
+
+@pytest.mark.timeout(900)
+def test_four_mpi_ranks_get_right_data_whoever_was_killed(tmp_path: Path) -> None:
+    check(rounds(2, tmp_path, fresh_seed()), 2)
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("raw", [False, True])
-def test_fifty_rounds_of_four_mpi_ranks(kind: str, raw: bool, tmp_path: Path) -> None:
-    figures = rounds(kind, raw, 50, tmp_path, 1)
-    print(f"\n{kind}, raw files {'present' if raw else 'absent'}: {dict(figures)}")
-    assert figures["ranks right"] == 50 * RANKS
+@pytest.mark.timeout(7200)
+def test_fifty_rounds_of_four_mpi_ranks(tmp_path: Path) -> None:
+    check(rounds(50, tmp_path, 1), 50)

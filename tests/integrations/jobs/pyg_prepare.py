@@ -1,4 +1,8 @@
-"""One rank of a job that wants PyG data sets: pyg_prepare.py ROOT KIND COUNT OUT, or as a module their classes."""
+"""One rank of a job that wants PyG data sets, one after the other; as a module their classes.
+
+pyg_prepare.py OUT COUNT KIND ROOT [KIND ROOT]...: each rank says OUT/PID.started, and in the end, in
+OUT/PID.done, of each data set whether it was right.
+"""
 
 import json
 import os
@@ -91,7 +95,8 @@ def right(dataset: Any, count: int) -> bool:
 
 
 if __name__ == "__main__":
-    root, kind, count, out = sys.argv[1], sys.argv[2], int(sys.argv[3]), Path(sys.argv[4])
+    out, count, wanted = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
     (out / f"{os.getpid()}.started").touch()
-    dataset = prepare(KINDS[kind], root, count)
-    (out / f"{os.getpid()}.done").write_text(json.dumps(right(dataset, count)))
+    pairs = zip(wanted[::2], wanted[1::2], strict=True)
+    told = [right(prepare(KINDS[kind], root, count), count) for kind, root in pairs]
+    (out / f"{os.getpid()}.done").write_text(json.dumps(told))
