@@ -1,7 +1,9 @@
 """A rank's private memory does not grow with the data set."""
 
+import io
 import json
 import shutil
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,12 +36,26 @@ def private(data: Path, folder: Path, resident: int, steps: int) -> int:
     return max(int(each["median"]) for each in figures)
 
 
+def write(kind: str, nbytes: int, path: Path) -> None:
+    if kind != "tars":
+        rf.pack(rows(kind, nbytes), path, progress=False)
+        return
+    path.mkdir()
+    content = np.random.default_rng(0).bytes(60_000)
+    for shard in range(8):
+        with tarfile.open(path / f"{shard}.tar", "w") as tar:
+            for number in range(nbytes // 8 // len(content)):
+                member = tarfile.TarInfo(f"{number:06d}.bin")
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+
+
 def compare(tmp_path: Path, kind: str, nbytes: int, resident: int, steps: int) -> None:
     sizes, used = [], []
     for name, times in (("one", 1), ("eight", 8)):
         path = tmp_path / name
-        rf.pack(rows(kind, nbytes * times), path, progress=False)
-        sizes.append(sum(file.stat().st_size for file in path.glob("*.arrow")))
+        write(kind, nbytes * times, path)
+        sizes.append(sum(file.stat().st_size for pattern in ("*.arrow", "*.tar") for file in path.glob(pattern)))
         used.append(private(path, tmp_path / f"run-{name}", resident, steps))
         shutil.rmtree(path)
     pairs = zip(sizes, used, strict=True)
@@ -50,7 +66,7 @@ def compare(tmp_path: Path, kind: str, nbytes: int, resident: int, steps: int) -
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kind", ["large rows", "small rows"])
+@pytest.mark.parametrize("kind", ["large rows", "small rows", "tars"])
 def test_private_memory_is_the_same_for_eight_times_the_data_in_small(kind: str, tmp_path: Path) -> None:
     # The bound on resident mappings is lowered with the data, so that both data sets exceed it.
     compare(tmp_path, kind, nbytes=64 << 20, resident=16 << 20, steps=1500)

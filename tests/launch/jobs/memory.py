@@ -17,7 +17,7 @@ from rankfeed.storage import mapped
 def main(data: str, folder: Path, resident: int, most_steps: int) -> None:
     dist.init_process_group("gloo")
     if resident:
-        mapped.RESIDENT_BYTES = resident
+        mapped.RESIDENT_BYTES = mapped.KEPT_BYTES = resident
     loader = rf.Loader(rf.open(data), 8, shuffle=True, num_workers=2)
     process = psutil.Process()
     seen = []
