@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from rankfeed.columns.field import Field
 from rankfeed.columns.gather import copy_segments, copy_windows, suits_windows, take_rows
+from rankfeed.columns.parts import Rows, Runs, read_runs, slots_of
 from rankfeed.errors import CorruptError
 
 Array = npt.NDArray[Any]
@@ -23,58 +24,10 @@ Int64 = npt.NDArray[np.int64]
 #: Makes room for an array: (shape, dtype) -> uninitialised array.
 Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 
-
 #: Up to this many numbers numpy finds room for them sooner than anybody else.
 _FEW_ROWS = 4096
 #: From this many bytes a row on, a Python loop that copies once beats two vectorised copies.
 _LARGE_ROW = 16384
-
-
-class Rows(NamedTuple):
-    """Rows of one array: ``values[rows[i]]`` is row ``slots[i]`` of the batch (``i`` where slots is None).
-
-    Where ``region`` is given, the bytes of ``values`` are better read from there (they are the same).
-    """
-
-    values: Array
-    rows: Int64
-    slots: Int64 | None = None
-    region: Readable | None = None
-
-
-class Runs(NamedTuple):
-    """Runs of one array: ``values[starts[i] : starts[i] + lengths[i]]`` is row ``slots[i]`` of the batch.
-
-    Where ``region`` is given, as with :class:`Rows`. ``place(i)`` tells where such a row lies, for errors.
-    """
-
-    values: Array
-    starts: Int64
-    lengths: Int64
-    slots: Int64 | None = None
-    region: Readable | None = None
-    place: Callable[[int], str] | None = None
-
-
-class Readable(Protocol):
-    """A stretch of a file: bytes at an offset in it, as a new object or into a buffer."""
-
-    def read(self, size: int, offset: int) -> bytes: ...
-    def read_into(self, view: memoryview, offset: int) -> None: ...
-
-
-def _read(region: Readable, size: int, starts: Int64, lengths: Int64, out: Array, targets: Int64) -> None:
-    """Read runs of elements of ``size`` bytes to where they are wanted."""
-    view = out.reshape(-1).view(np.uint8).data
-    places = ((each * size).tolist() for each in (starts, lengths, targets))
-    for start, length, target in zip(*places, strict=True):
-        region.read_into(view[target : target + length], start)
-
-
-def _slots(part: Rows | Runs) -> Int64:
-    """Which rows of the batch a part has."""
-    count = len(part.rows if isinstance(part, Rows) else part.starts)
-    return np.arange(count) if part.slots is None else part.slots
 
 
 class Column(ABC):
@@ -144,16 +97,16 @@ class Dense(Column):
             for part in parts:
                 assert part.region is not None
                 one = np.ones(len(part.rows), np.int64)
-                _read(part.region, int(part.values[:1].nbytes), part.rows, one, out, _slots(part))
+                read_runs(part.region, int(part.values[:1].nbytes), part.rows, one, out, slots_of(part))
         elif out.nbytes >= _LARGE_ROW * len(out):
             for part in parts:
-                for row, slot in zip(part.rows.tolist(), _slots(part).tolist(), strict=True):
+                for row, slot in zip(part.rows.tolist(), slots_of(part).tolist(), strict=True):
                     out[slot] = part.values[row]
         else:
             # First part by part, then into the batch's order: a second copy, but one that stays in the cache.
             by_part = allocate(out.shape, out.dtype)
             place = np.empty(len(out), np.int64)
-            place[np.concatenate([_slots(part) for part in parts])] = np.arange(len(out))
+            place[np.concatenate([slots_of(part) for part in parts])] = np.arange(len(out))
             first = 0
             for part in parts:
                 last = first + len(part.rows)
@@ -201,7 +154,7 @@ class _Segmented(Column):
             if part.region is None:
                 copy_segments(part.values, part.starts, part.lengths, out, place)
                 continue
-            _read(part.region, int(part.values[:1].nbytes), part.starts, part.lengths, out, place)
+            read_runs(part.region, int(part.values[:1].nbytes), part.starts, part.lengths, out, place)
 
 
 class Ragged(_Segmented):
@@ -239,7 +192,7 @@ class Ragged(_Segmented):
         out = allocate((len(self), longest, *values.shape[1:]), values.dtype)
         if all(part.region is None for part in self.parts) and suits_windows(values, self.lengths, longest):
             for part in self.parts:
-                copy_windows(part.values, part.starts, part.lengths, out, _slots(part), fill)
+                copy_windows(part.values, part.starts, part.lengths, out, slots_of(part), fill)
             return out
         flat = out.reshape(-1, *values.shape[1:])
         self._copy(flat, np.arange(len(self)) * longest)

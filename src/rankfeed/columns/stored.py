@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.columns.column import Bytes, Column, Dense, Objects, Ragged, Readable, Rows, Runs
+from rankfeed.columns.column import Bytes, Column, Dense, Objects, Ragged
 from rankfeed.columns.field import Field
+from rankfeed.columns.parts import Readable, Rows, Runs
 
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]

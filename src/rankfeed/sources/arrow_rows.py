@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from rankfeed.columns import Bytes as BytesColumn
 from rankfeed.columns import Column, Field, Ragged, Runs
-from rankfeed.columns.column import Readable
+from rankfeed.columns.parts import Readable
 from rankfeed.errors import CorruptError
 from rankfeed.sources.arrow_messages import REMEDY, Messages
 from rankfeed.sources.arrow_places import Leaf
