@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +14,20 @@ import numpy as np
 import rankfeed as rf
 
 
+def until(condition: Callable[[], bool]) -> None:
+    """Wait, but for no longer than half a minute."""
+    for _ in range(600):
+        if condition():
+            return
+        time.sleep(0.05)
+
+
 class Mapped:
     """Makes none, one or two samples of one, until the fault that it was given."""
 
-    def __init__(self, fault: str, awaited: Path | None, happened: Path) -> None:
+    def __init__(self, fault: str, awaited: Path | None, happened: Path, others: int) -> None:
         self.fault = fault
+        self.others = others
         self.awaited = awaited
         self.happened = happened
         self.calls = 0
@@ -27,13 +37,13 @@ class Mapped:
         time.sleep(0.001)
         if self.calls == 60 and self.awaited is not None:
             # Else this rank might do all of the work before the other has come to its fault.
-            for _ in range(600):
-                if self.awaited.exists():
-                    break
-                time.sleep(0.05)
+            self.happened.with_name(f"at-work-{os.getpid()}").touch()
+            until(self.awaited.exists)
         if self.fault == "same" and sample["id"] == 1100:
             time.sleep(1000)
         if self.calls == 150 and self.fault in ("kill", "raise", "hang", "stop"):
+            # Else the others might not have come yet, and have nothing to go on with.
+            until(lambda: len(list(self.happened.parent.glob("at-work-*"))) == self.others)
             self.happened.touch()
             if self.fault == "hang":
                 time.sleep(1000)
@@ -80,7 +90,7 @@ def main(source: str, dest: str, told: str, fault: str, patience: str) -> None:
         opened = opened.select(range(100))
     happened = Path(told, "happened")
     awaited = kind in ("kill", "raise", "hang", "stop") and not mine
-    mapped = Mapped(mine, happened if awaited else None, happened)
+    mapped = Mapped(mine, happened if awaited else None, happened, here.world_size - 1)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         outcome = pack(opened, dest, mapped, float(patience))
