@@ -39,10 +39,12 @@ def main(data: str, folder: Path, run: str, epochs: int, workers: int, kind: str
     with (folder / f"run{run}.rank{rank}").open("w") as ledger:
         while loader.epoch < epochs:
             for batch in loader:
-                dist.all_reduce(torch.ones(1))  # a model's ranks are never far apart
+                # Written down before the others go on, and rank 0 takes a checkpoint: what a rank was given
+                # counts, though it is killed right after.
                 state = loader.state_dict()
                 ledger.write(json.dumps([state["epoch"], state["steps"], batch["id"].tolist()]) + "\n")
                 ledger.flush()
+                dist.all_reduce(torch.ones(1))  # a model's ranks are never far apart
                 time.sleep(0.005)
                 if rank == 0 and state["steps"] % EVERY == 0:
                     new = folder / "checkpoint.new"

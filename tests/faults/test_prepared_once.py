@@ -111,8 +111,9 @@ def plain_round(path: Path, key: str, out: Path, chance: random.Random) -> bool:
     kill = chance.random() < 0.8
     if kill:
         time.sleep(chance.uniform(0, 0.25))
-        with suppress(ProcessLookupError):
-            os.kill(chance.choice(processes), signal.SIGKILL)
+        how = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        if living := [pid for pid in processes if os.waitid(os.P_PID, pid, how) is None]:
+            os.kill(chance.choice(living), signal.SIGKILL)
     ended = until_all(processes)
     killed = ended[-signal.SIGKILL]
     assert killed <= kill

@@ -152,7 +152,7 @@ def job_mark(environ: Mapping[str, str] | None = None) -> str:
     Examples:
         >>> job_mark({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"})
         'SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_RESTART_COUNT='
-        >>> job_mark({"LOCAL_RANK": "0", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"})
+        >>> job_mark({"PMI_RANK": "0", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"})
         'node1:29500'
         >>> job_mark({})
         ''

@@ -18,7 +18,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import rankfeed as rf
 
-FOLDER, OUT, FAILS = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+FOLDER: Path
+OUT: Path
+FAILS: str
 
 
 def prepare(place: str, name: str) -> None:
@@ -71,6 +73,7 @@ class Model(L.LightningModule):
 
 
 if __name__ == "__main__":
+    FOLDER, OUT, FAILS = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
     warnings.simplefilter("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     prepare("outside", "before")
