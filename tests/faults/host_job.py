@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
-from tests.faults.prepare_job import FILES, build, content
+from tests.faults.prepare_job import FILES, build, content, read_held
 
 from rankfeed.building import lease, patience, prepare_once
 from rankfeed.errors import PrepareError
@@ -101,16 +101,8 @@ def read(path: Path, out: Path) -> None:
 
 
 def look(path: Path, seen: Counter[str]) -> None:
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        found = []
-        for number in range(FILES):
-            with open(os.open(f"{number}.txt", os.O_RDONLY, dir_fd=folder)) as file:
-                found.append(file.read())
-    finally:
-        os.close(folder)
-    key = found[0].split(" ", 1)[0]
-    seen["right" if found == [content(key, number) for number in range(FILES)] else "wrong"] += 1
+    _, right = read_held(path)
+    seen["right" if right else "wrong"] += 1
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.faults.prepare_job import FILES, content, join
+from tests.faults.prepare_job import FILES, content, join, read_held
 from tests.launch.slurm import slurm
 from tests.launch.test_topology_launchers import OPENMPI, PREFIXES, TORCHRUN, need
 from tests.support.jobs import free_port
@@ -42,17 +42,9 @@ class Reader(threading.Thread):
                 self._look()
 
     def _look(self) -> None:
-        folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            found = []
-            for number in range(FILES):
-                with open(os.open(f"{number}.txt", os.O_RDONLY, dir_fd=folder)) as file:
-                    found.append(file.read())
-        finally:
-            os.close(folder)
+        key, right = read_held(self.path)
         self.looks += 1
-        key = found[0].split(" ", 1)[0]
-        if found != [content(key, number) for number in range(FILES)]:
+        if not right:
             self.wrong[key] += 1
 
     def stop(self) -> None:
