@@ -32,10 +32,10 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup  ## train, kill, resume on other ranks, and prove that nothing was lost
 	$(BIN)/rankfeed demo
 
-# Two at a time; tests that start ranks of their own run one after the other (tests/conftest.py). A test that runs
-# into its time limit takes its worker with it; no restart, since that would only run into the limit again.
+# Three at a time, since tests that start ranks wait for half of their time; these are in three groups, each of
+# which runs one after the other (tests/conftest.py).
 test: setup  ## run the tests
-	$(BIN)/python -m pytest -n 2 --max-worker-restart 0 $(ARGS)
+	$(BIN)/python -m pytest -n 3 --max-worker-restart 3 $(ARGS)
 
 # One at a time and with its output shown: a soak's figures are its point.
 soak: setup  ## run the tests that take long and print what they measured

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # now: once there is a group, this keeps it, and gloo's threads, to the end
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 

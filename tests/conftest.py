@@ -6,18 +6,22 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Two workers, each with processes of its own, on two cores: more threads only fight. Set before torch is
+# Three workers, each with processes of its own, on two cores: more threads only fight. Set before torch is
 # imported, and inherited by whatever the tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-START_PROCESSES = (
-    "tests/building/test_prepare_hint",
-    "tests/building/test_rank_runner",
-    "tests/building/test_ray_",
-    "tests/faults/",
-    "tests/integrations/",
-    "tests/launch/",
-)
+#: Scripts that tests start with arguments of their own: nothing to collect there.
+collect_ignore_glob = ["*/jobs/*"]
+
+#: Tests that start ranks, in groups of about one length: of each group one runs at a time.
+START_PROCESSES = {
+    "tests/building/test_prepare_hint": "builders",
+    "tests/building/test_rank_runner": "builders",
+    "tests/building/test_ray_": "builders",
+    "tests/faults/": "builders",
+    "tests/integrations/": "libraries",
+    "tests/launch/": "launchers",
+}
 
 # No deadlines: how long an example took on a shared machine says nothing about the code.
 settings.register_profile("default", deadline=None)
@@ -37,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Send tests that start ranks and launchers to one xdist worker, one after the other; others one by one.
+    """Send each group of tests that start ranks to one xdist worker, one after the other; others one by one.
 
     xdist's own marker for this, ``xdist_group``, is silently without effect from pytest 9.2 on with xdist 3.8
     (pytest-xdist#1386). Where a test lies says it as well.
@@ -46,6 +50,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class ProcessesTogether(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "processes" if nodeid.startswith(START_PROCESSES) else nodeid
+            return next((group for start, group in START_PROCESSES.items() if nodeid.startswith(start)), nodeid)
 
     return ProcessesTogether(config, log)

@@ -39,7 +39,7 @@ def test_what_a_page_shows_runs(page: Path, tmp_path: Path) -> None:
     for name, code in files.items():
         compile(code, f"{page.name}:{name}", "exec")
         (tmp_path / name).write_text(code)
-    script = tmp_path / page.with_suffix(".py").name
+    script = tmp_path / f"page-{page.stem}.py"  # a page may have the name of a library
     script.write_text(program)
     environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(

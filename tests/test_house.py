@@ -1,9 +1,12 @@
 """The house stands: style, types, floors and documentation hold, and coming in is quick."""
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
+from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -49,11 +52,30 @@ def test_documentation_builds_without_a_warning(tmp_path: Path) -> None:
     run("mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site"))
 
 
+def test_records_can_be_read_by_several_threads_at_once() -> None:
+    lines = [line for path in (ROOT / "src").rglob("*.py") for line in ["", *path.read_text().splitlines()]]
+    records = [before for before, line in pairwise(lines) if re.match(r"class \w+\(msgspec\.Struct", line)]
+    assert Counter(records) == {"@decodable": len(records)}
+
+
 @pytest.mark.parametrize(
     "heavy", ["torch", "pyarrow", "lance", "ray", "lightning", "accelerate", "transformers", "typer"]
 )
 def test_importing_rankfeed_leaves_heavy_packages_alone(heavy: str) -> None:
     assert python(f"import rankfeed, sys; print({heavy!r} in sys.modules)") == "False"
+
+
+def test_making_data_ready_imports_no_torch(tmp_path: Path) -> None:
+    """It takes seconds on each rank, and is needed by whoever trains alone."""
+    code = f"""if True:
+        import pathlib, sys
+        import rankfeed as rf
+        def build(staging): (staging / "rows").touch()
+        rf.prepare_once({str(tmp_path / "once")!r}, build)
+        packed = rf.pack(({{"x": i}} for i in range(9)), {str(tmp_path / "p")!r}, workers=0, progress=False)
+        packed = rf.pack(packed, {str(tmp_path / "q")!r}, map=lambda row, rng: row, workers=0, progress=False)
+        print(len(packed), "torch" in sys.modules)"""
+    assert python(code) == "9 False"
 
 
 def test_typing_information_is_shipped() -> None:

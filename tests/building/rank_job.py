@@ -14,9 +14,9 @@ import numpy as np
 import rankfeed as rf
 
 
-def until(condition: Callable[[], bool]) -> None:
-    """Wait, but for no longer than half a minute."""
-    for _ in range(600):
+def until(condition: Callable[[], bool], seconds: float = 30) -> None:
+    """Wait, but for no longer than that."""
+    for _ in range(int(seconds * 20)):
         if condition():
             return
         time.sleep(0.05)
@@ -25,8 +25,11 @@ def until(condition: Callable[[], bool]) -> None:
 class Mapped:
     """Makes none, one or two samples of one, until the fault that it was given."""
 
-    def __init__(self, fault: str, awaited: Path | None, happened: Path, others: int) -> None:
+    def __init__(
+        self, fault: str, awaited: Callable[[], bool] | None, happened: Path, others: int, dest: str
+    ) -> None:
         self.fault = fault
+        self.dest = Path(dest)
         self.others = others
         self.awaited = awaited
         self.happened = happened
@@ -38,20 +41,26 @@ class Mapped:
         if self.calls == 60 and self.awaited is not None:
             # Else this rank might do all of the work before the other has come to its fault.
             self.happened.with_name(f"at-work-{os.getpid()}").touch()
-            until(self.awaited.exists)
+            until(self.awaited)
         if self.fault == "same" and sample["id"] == 1100:
             time.sleep(1000)
-        if self.calls == 150 and self.fault in ("kill", "raise", "hang", "stop"):
-            # Else the others might not have come yet, and have nothing to go on with.
+        at_fault = self.fault in ("kill", "raise", "hang", "stop", "slow")
+        if self.calls == 100 and at_fault:
+            # Else the others might not have come yet, and have nothing to go on with. Some steps before the fault,
+            # so that a rank that is stopped has just got on.
             until(lambda: len(list(self.happened.parent.glob("at-work-*"))) == self.others)
+        if self.calls == 150 and at_fault:
             self.happened.touch()
             if self.fault == "hang":
                 time.sleep(1000)
             if self.fault == "stop":
                 os.kill(os.getpid(), signal.SIGSTOP)
+            if self.fault == "slow":
+                until(lambda: os.listdir(self.dest).count(".rankfeed-pack") == 0, 60)
             if self.fault == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
-            raise ValueError("the user's own")
+            if self.fault == "raise":
+                raise ValueError("the user's own")
         return [{"id": sample["id"], "noise": rng.random()}] * int(rng.integers(3))
 
 
@@ -89,8 +98,15 @@ def main(source: str, dest: str, told: str, fault: str, patience: str) -> None:
     if mine == "other":
         opened = opened.select(range(100))
     happened = Path(told, "happened")
-    awaited = kind in ("kill", "raise", "hang", "stop") and not mine
-    mapped = Mapped(mine, happened if awaited else None, happened, here.world_size - 1)
+    awaited = None
+    if kind in ("kill", "raise", "hang", "stop", "slow") and not mine:
+        awaited = happened.exists
+    if kind == "other" and not mine:
+
+        def awaited() -> bool:  # the other rank has told what is wrong
+            return any("not asked" in path.read_text() for path in Path(dest).rglob("rank-*.json"))
+
+    mapped = Mapped(mine, awaited, happened, here.world_size - 1, dest)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         outcome = pack(opened, dest, mapped, float(patience))

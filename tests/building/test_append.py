@@ -103,6 +103,23 @@ def test_an_append_goes_on_from_any_rename_and_adds_once(
     assert not (base / ".rankfeed-pack").exists()
 
 
+def test_an_append_that_is_interrupted_again_while_it_is_known_again_adds_once(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def killed(*_: Any) -> None:
+        raise Killed
+
+    for module, name in ((staging_module, "finish"), (packing_module, "_parts"), (packing_module, "_parts")):
+        with monkeypatch.context() as patch, suppress(Killed):
+            patch.setattr(module, name, killed)
+            rf.pack(iter(rows(100, 160)), base, append=True, progress=False)
+    assert ids(rf.pack(iter(rows(100, 160)), base, append=True, progress=False)) == list(range(160))
+    assert not (base / ".rankfeed-pack").exists()
+
+
 def test_rows_that_do_not_fit_are_refused_and_nothing_changes(base: Path) -> None:
     before = contents(base)
     for other, said in (
@@ -123,6 +140,14 @@ def test_narrow_rows_are_stored_as_the_data_set_has_them(tmp_path: Path) -> None
     rf.pack([{"x": np.arange(n, dtype=np.int64)} for n in (1, 2)], tmp_path / "p", progress=False)
     packed = rf.pack([{"x": np.arange(3, dtype=np.int8)}] * 2, tmp_path / "p", append=True, progress=False)
     assert [sample["x"].tolist() for sample in packed] == [[0], [0, 1], [0, 1, 2], [0, 1, 2]]
+
+
+def test_whole_numbers_that_lose_digits_are_not_appended_to_floats(tmp_path: Path) -> None:
+    rf.pack([{"x": 0.5}], tmp_path / "p", progress=False)
+    before = contents(tmp_path / "p")
+    with pytest.raises(PackError, match="digits"):
+        rf.pack([{"x": 2**53 + 1}], tmp_path / "p", append=True, progress=False)
+    assert contents(tmp_path / "p") == before
 
 
 def test_there_must_be_something_to_append_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

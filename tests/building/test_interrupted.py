@@ -1,12 +1,16 @@
 """A pack that is killed leaves nothing that opens, and goes on to the very same bytes."""
 
+import errno
+import os
 import random
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -73,15 +77,14 @@ def test_a_killed_pack_goes_on_to_the_same_bytes(kind: str, workers: int, whole:
         assert contents(dest) == contents(whole / kind)
 
 
-@pytest.mark.parametrize("stop_at", range(0, 120, 13))
-def test_it_goes_on_from_any_rename(
-    stop_at: int, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Killed(BaseException):
-        pass
+class Killed(BaseException):
+    pass
 
+
+def renames(monkeypatch: pytest.MonkeyPatch, stop_at: int, work: Callable[[], object]) -> int:
+    """How many renames some work makes; from the given one on it is dead."""
     count = 0
-    replace = staging_module.os.replace
+    replace = os.replace
 
     def stopping(source: Path, target: Path) -> None:
         nonlocal count
@@ -90,17 +93,57 @@ def test_it_goes_on_from_any_rename(
         count += 1
         replace(source, target)
 
-    some = rows()[1800:2300]  # changes from dense to ragged on the way
-    reference = rf.pack(some, tmp_path / "reference", shard_bytes=1500, progress=False)
     with monkeypatch.context() as patch:
         patch.setattr("os.replace", stopping)
         with suppress(Killed):
-            rf.pack(some, tmp_path / "p", shard_bytes=1500, progress=False)
-    if not (tmp_path / "p" / "rankfeed.json").exists():
-        with pytest.raises(SourceError, match="not finished"):
-            rf.open(tmp_path / "p")
-    assert rf.pack(some, tmp_path / "p", shard_bytes=1500, progress=False).fingerprint == reference.fingerprint
-    assert contents(tmp_path / "p") == contents(tmp_path / "reference")
+            work()
+    return count
+
+
+def test_stopped_at_any_rename_nothing_opens_and_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some = rows()[1800:2300]  # changes from dense to ragged on the way
+
+    def pack(dest: Path) -> rf.Source:
+        return rf.pack(some, dest, shard_bytes=3000, progress=False)
+
+    reference = tmp_path / "reference"
+    most = renames(monkeypatch, -1, lambda: pack(reference))
+    moved = Counter[int]()
+    for stop_at in range(most):
+        dest = tmp_path / str(stop_at)
+        assert renames(monkeypatch, stop_at, partial(pack, dest)) == stop_at
+        shards = sorted(dest.glob("shard-*.arrow"))
+        moved[len(shards)] += 1
+        for where in (dest, f"{dest}/*.arrow", f"{dest}/shard-0000[0-3]*", shards):
+            for form in (None, "arrow") if shards or where == dest else ():
+                with pytest.raises(SourceError, match="not finished"):
+                    rf.open(where, format=form)
+        pack(dest)
+        assert contents(dest) == contents(reference)
+    assert set(moved) == set(range(len(list(reference.glob("shard-*.arrow"))) + 1))  # it was stopped at each
+
+
+def test_stopped_at_any_rename_an_append_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def append(dest: Path) -> rf.Source:
+        return rf.pack(rows()[60:120], dest, shard_bytes=500, append=True, progress=False)
+
+    def base(name: str) -> Path:
+        rf.pack(rows()[:60], tmp_path / name, shard_bytes=500, progress=False)
+        return tmp_path / name
+
+    reference = base("reference")
+    before = rf.open(reference).fingerprint
+    most = renames(monkeypatch, -1, lambda: append(reference))
+    for stop_at in range(most):
+        dest = base(str(stop_at))
+        assert renames(monkeypatch, stop_at, partial(append, dest)) == stop_at
+        assert rf.open(dest).fingerprint == before
+        append(dest)
+        assert contents(dest) == contents(reference)
 
 
 def test_finished_shards_are_kept(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,6 +221,43 @@ def test_of_two_packs_at_once_one_succeeds_and_the_other_says_why(tmp_path: Path
         assert said[0] == "100"
         assert said[1] in ("100", "another process is packing into this folder")
         assert len(rf.open(tmp_path / f"{attempt}")) == 100
+
+
+def test_a_pack_killed_on_another_host_where_locks_outlive_it_is_named_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = (
+        "import fcntl, errno, os, socket, sys, warnings, rankfeed as rf\n"
+        "warnings.simplefilter('ignore')\n"
+        "socket.gethostname = lambda: 'node-a'\n"
+        "def flock(*_): raise OSError(errno.ENOSYS, 'Function not implemented')\n"
+        "fcntl.flock = flock\n"
+        "def rows():\n"
+        "    for i in range(200):\n"
+        "        yield {'x': i}\n"
+        "    print(os.getpid(), flush=True)\n"
+        "    os._exit(9)\n"
+        "rf.pack(rows(), sys.argv[1], shard_bytes=100, progress=False)"
+    )
+    dest = tmp_path / "p"
+    killed = subprocess.run(
+        [sys.executable, "-c", code, str(dest)], stdout=subprocess.PIPE, text=True, check=False
+    )
+    assert killed.returncode == 9
+
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    all_rows = [{"x": i} for i in range(300)]
+    lock = dest / ".rankfeed-pack" / "lock"
+    with pytest.warns(UserWarning, match="flock"), pytest.raises(PackError, match="or was killed") as caught:
+        rf.pack(all_rows, dest, shard_bytes=100, progress=False)
+    assert caught.value.found == f"process {killed.stdout.strip()} on node-a"
+    assert f"remove {lock}" in str(caught.value.remedy)
+    lock.unlink()
+    with pytest.warns(UserWarning, match="flock"):
+        assert len(rf.pack(all_rows, dest, shard_bytes=100, progress=False)) == 300
 
 
 def test_an_input_that_cannot_be_read_is_not_blamed_on_the_output(tmp_path: Path) -> None:

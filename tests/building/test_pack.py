@@ -207,6 +207,23 @@ def test_what_has_no_column_is_refused(rows: list[Any], tmp_path: Path) -> None:
     assert not (tmp_path / "p").exists()
 
 
+@pytest.mark.parametrize("value", [2**53 + 1, np.iinfo(np.int64).max, np.uint64(2**64 - 1)])
+@pytest.mark.parametrize(
+    ("count", "shard_bytes"), [(2, 1 << 20), (300, 1 << 20), (300, 500)], ids=["batch", "shard", "shards"]
+)
+def test_whole_numbers_do_not_lose_digits_to_a_float(
+    value: Any, count: int, shard_bytes: int, tmp_path: Path
+) -> None:
+    for number in (value, 7):
+        rows = ({"id": number if row < count else 0.5} for row in range(count + 1))
+        if number == 7:
+            packed = rf.pack(rows, tmp_path / "q", shard_bytes=shard_bytes, progress=False)
+            assert [sample["id"] for sample in packed] == [7.0] * count + [0.5]
+            continue
+        with pytest.raises(PackError, match=r"(?s)float64 has not all their digits.*field 'id'"):
+            rf.pack(rows, tmp_path / "p", shard_bytes=shard_bytes, progress=False)
+
+
 def test_an_object_that_is_no_input_is_refused(tmp_path: Path) -> None:
     for bad in ({"x": 1}, "path", 3):
         with pytest.raises(ArgumentError, match="neither a source nor an iterable"):

@@ -5,6 +5,7 @@ import os
 import pty
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -20,8 +21,9 @@ import pytest
 from tests.support.prepared import build, control
 
 import rankfeed as rf
-from rankfeed.building.failure import BuilderTraceback
-from rankfeed.building.prepared import MARKER_NAME, check
+from rankfeed.building.failure import BuilderTraceback, Failure, find_failure, write_failure
+from rankfeed.building.prepared import MARKER_NAME, check, key_of
+from rankfeed.building.turn import Turn
 from rankfeed.errors import ArgumentError, PrepareError
 
 
@@ -65,6 +67,21 @@ def test_changed_inputs_are_another_key(path: Path, tmp_path: Path) -> None:
             (raw / "x").write_text(text)
         rf.prepare_once(path, copy, inputs=[raw])
     assert built == ["1", "22"]
+
+
+def test_inputs_in_linked_folders_are_looked_at_and_links_that_lead_back_are_not(tmp_path: Path) -> None:
+    raw, images = tmp_path / "raw", tmp_path / "images"
+    raw.mkdir()
+    images.mkdir()
+    (raw / "x").write_text("1")
+    (images / "y").write_text("1")
+    (raw / "images").symlink_to(images)
+    (images / "back").symlink_to(raw)
+    raw.joinpath("all").symlink_to(tmp_path)
+    keys = [key_of("", [raw]), key_of("", [raw])]
+    (images / "y").write_text("22")
+    keys.append(key_of("", [raw]))
+    assert Counter(keys) == Counter({keys[0]: 2, keys[2]: 1})
 
 
 @pytest.mark.parametrize("harm", ["cut", "gone", "marker"])
@@ -174,6 +191,116 @@ def test_late_comers_of_a_launch_get_its_error_without_building_and_the_next_lau
     assert said(start("0")) == ["building", failed] * 2
 
 
+def test_processes_that_are_told_a_rank_and_an_address_alone_are_one_launch(path: Path) -> None:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+
+    def start(rank: str, port: str) -> subprocess.Popen[str]:
+        job = {"RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "job-master-0", "MASTER_PORT": port}
+        return subprocess.Popen(
+            [sys.executable, "-c", LAUNCHED, str(path)],
+            env={**environ, **job},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    first, late, other = start("0", "5000"), start("1", "5000"), start("1", "5001")
+    failed = "preparing the data failed: ValueError: broken"
+    told = [each.communicate("\n", timeout=60)[0].splitlines() for each in (first, late, other)]
+    assert told == [["building", failed] * 2, [failed] * 2, ["building", failed] * 2]
+
+
+RANK = """\
+import os, sys, time, rankfeed as rf
+ahead, true = float(sys.argv[2]), time.time
+time.time = lambda: true() + ahead
+def build(staging): print('building', flush=True); raise ValueError('broken')
+print('on', flush=True)
+sys.stdin.readline()
+try: rf.prepare_once(sys.argv[1], build)
+except rf.errors.PrepareError as error: print(error.summary, flush=True)
+"""
+
+
+@pytest.mark.parametrize(("builder", "others"), [(3600, 0), (0, 3600), (-3600, 3600)])
+def test_clocks_do_not_say_to_whom_a_failure_belongs(path: Path, builder: int, others: int) -> None:
+    """Launches of one name, as of `torchrun --rdzv-id=nightly`, on hosts whose clocks differ by an hour."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+    ranks = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+
+    def start(ahead: int) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", RANK, str(path), str(ahead)],
+            env={**environ, **ranks, "TORCHELASTIC_RUN_ID": "nightly", "TORCHELASTIC_RESTART_COUNT": "0"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == "on\n"
+        return process
+
+    def said(process: subprocess.Popen[str]) -> list[str]:
+        return process.communicate("\n", timeout=60)[0].splitlines()
+
+    failed = "preparing the data failed: ValueError: broken"
+    first, late = start(builder), start(others)
+    assert said(first) == ["building", failed]
+    assert said(late) == [failed]
+    assert said(start(others)) == ["building", failed]
+
+
+@pytest.mark.parametrize(
+    ("job", "found"),
+    [("node1:5000", True), ("", True), ("on host1 parent 7 8 0", True), ("node1:5001", False)],
+    ids=["same job", "untold", "of this host", "another job"],
+)
+def test_the_failure_that_was_waited_for_is_not_of_another_launch(job: str, found: bool, tmp_path: Path) -> None:
+    """Some ranks of that would raise it, and those that come later build."""
+    holder = "0123456789abcdef"
+    failure = Failure.of(ValueError("full"), "process 1 on host1", tmp_path, "key", "parent 1 2 0 1", "node1:5000")
+    write_failure(tmp_path, holder, failure)
+    assert find_failure(tmp_path, {holder}, "parent 7 8 0 1", job, "key") == (failure if found else None)
+
+
+def test_a_turn_that_was_lost_is_no_attempt_of_its_own(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "SLURM_JOB_ID": "5",
+        "SLURM_STEP_ID": "0",
+        "SLURM_NTASKS": "1",
+        "SLURM_PROCID": "0",
+    }.items():
+        monkeypatch.setenv(name, value)
+    attempts: Counter[str] = Counter()
+    real = Turn.run
+
+    def lost_at_first(turn: Turn, *arguments: Any) -> bool:
+        attempts[turn.lease.me.attempt] += 1
+        return attempts.total() > 1 and real(turn, *arguments)
+
+    monkeypatch.setattr(Turn, "run", lost_at_first)
+    rf.prepare_once(path, build)
+    assert list(attempts.values()) == [2]
+
+
+def test_half_a_failure_is_swept(path: Path) -> None:
+    code = (
+        "import os, signal, sys\n"
+        "from rankfeed.building import prepare_once\n"
+        "real = os.replace\n"
+        "def replace(source, target):\n"
+        "    if str(target).endswith('.failed'): os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    real(source, target)\n"
+        "os.replace = replace\n"
+        "prepare_once(sys.argv[1], lambda staging: 1 / 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(path)], check=False, timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    assert list(control(path).glob(".tmp-*"))
+    rf.prepare_once(path, build)
+    assert not control(path).exists()
+
+
 def test_a_killed_builder_is_replaced(path: Path) -> None:
     code = (
         "import sys, time, rankfeed as rf\n"
@@ -234,7 +361,9 @@ def test_who_waits_at_a_terminal_sees_a_line_that_is_drawn_anew(path: Path) -> N
     def while_it_waits(staging: Path) -> None:
         nonlocal drawn
         build(staging)
-        environ = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "CI")}
+        # The last says that it is part of the build, which would wait for it then: this one does not.
+        not_its = ("NO_COLOR", "CI", "RANKFEED_INSIDE")
+        environ = {name: value for name, value in os.environ.items() if name not in not_its}
         process = subprocess.Popen(
             [sys.executable, "-c", code],
             stdout=subprocess.DEVNULL,

@@ -22,6 +22,7 @@ from rankfeed.building import prepared
 from rankfeed.building.holder import Holder, Watch
 from rankfeed.building.lease import Leases
 from rankfeed.building.prepared import check
+from rankfeed.building.turn import Turn
 from rankfeed.errors import PrepareError
 
 
@@ -244,6 +245,27 @@ def test_a_child_that_the_builder_forks_ends_nothing_of_its_parent(path: Path) -
     assert check(path) == []
 
 
+@pytest.mark.parametrize("end", ["return", "raise ValueError('in the child')"])
+def test_a_child_that_comes_out_of_the_build_commits_and_tells_nothing(end: str, path: Path) -> None:
+    code = (
+        "import os, sys, rankfeed as rf\n"
+        "def build(staging):\n"
+        "    (staging / 'a').write_text('a')\n"
+        "    pid = os.fork()\n"
+        f"    if pid == 0: {end}\n"
+        "    os.waitpid(pid, 0)\n"
+        "    (staging / 'b').write_text('b')\n"
+        "rf.prepare_once(sys.argv[1], build)\n"
+        "print('built', flush=True)\n"
+    )
+    command = [sys.executable, "-c", code, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "built\n"
+    assert ("in the child" if "raise" in end else "os._exit") in done.stderr
+    assert sorted(each.name for each in path.iterdir() if each.suffix != ".json") == ["a", "b"]
+    assert check(path) == []
+
+
 def test_a_copy_of_a_prepared_folder_is_built_once(path: Path, tmp_path: Path) -> None:
     rf.prepare_once(path, build)
     built: Counter[str] = Counter()
@@ -357,3 +379,45 @@ def test_long_names(tmp_path: Path) -> None:
     long = tmp_path / ("n" * 255)
     assert rf.prepare_once(long, build) == long
     assert [each.name for each in tmp_path.iterdir()] == [long.name]
+
+
+def test_a_lost_builder_that_tries_again_leaves_its_successors_build_alone(path: Path) -> None:
+    leases, lost, tried = Leases(control(path)), threading.Event(), Counter[str]()
+
+    def first(staging: Path) -> None:
+        tried["first"] += 1
+        lost.wait(30)
+        raise ValueError("flaky")
+
+    def second(staging: Path) -> None:
+        (staging / "first half").touch()
+        lost.set()
+        assert ours.result(30) is False
+        staging.mkdir(exist_ok=True)  # as builders do that make the folders of each file
+        (staging / "second half").touch()
+
+    with ThreadPoolExecutor(1) as pool, leases.claimed(None, "", "") as lease:
+        assert lease is not None
+        ours = pool.submit(Turn(path, leases.folder, "", lease).run, first, 1)
+        with leases.claimed(lease.me, "", "") as next_lease:
+            assert next_lease is not None
+            assert Turn(path, leases.folder, "", next_lease).run(second, 0)
+    assert tried == Counter({"first": 1})
+    assert {"first half", "second half"} <= set(os.listdir(path))
+
+
+@pytest.mark.parametrize("seen", [False, True], ids=["lost before", "stopped after the look at the lease"])
+def test_only_builds_of_the_dead_are_swept(tmp_path: Path, seen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "data"
+    leases = Leases(control(path))
+    with leases.claimed(None, "", "") as lease, leases.claimed(lease and lease.me, "", "") as next_lease:
+        assert lease is not None
+        assert next_lease is not None
+        turn, successor = (Turn(path, leases.folder, "", each) for each in (lease, next_lease))
+        theirs = []
+        if seen:
+            monkeypatch.setattr(lease, "held", lambda: not theirs.append(successor.fresh()))
+        else:
+            theirs.append(successor.fresh())
+        turn.fresh()
+        assert [build.is_dir() for build in theirs] == [True]

@@ -18,7 +18,11 @@ import pytest
 from tests.support.jobs import ENVIRON, run, torchrun
 
 import rankfeed as rf
+from rankfeed.building.rank_files import Run
+from rankfeed.building.rank_hearts import MemberHeart
 from rankfeed.building.rank_runner import next_stretch
+from rankfeed.building.rank_watch import RankZero
+from rankfeed.topology import Topology
 
 SCRIPT = Path(__file__).parent / "rank_job.py"
 
@@ -167,6 +171,30 @@ def test_nobody_waits_for_a_rank_that_lives_and_does_not_get_on(fault: str, data
     assert contents(tmp_path / "p") == contents(data / "local")
 
 
+def test_a_rank_that_was_only_slow_has_what_the_others_packed(data: Path, tmp_path: Path) -> None:
+    """It comes back when they have finished and their folder is gone."""
+    outcomes, codes = packed(2, data, tmp_path / "p", "slow:1", patience=3)
+    assert codes == [0, 0]
+    assert outcomes[1].get("fingerprint") == outcomes[0]["fingerprint"], outcomes[1]
+    assert "rank 1 of 2 lives, but has not got on" in outcomes[0]["warnings"][0]
+    assert contents(tmp_path / "p") == contents(data / "local")
+
+
+@pytest.mark.parametrize("key", ["", "1"])
+def test_a_rank_that_was_stopped_meanwhile_has_it_or_says_why(key: str, data: Path, tmp_path: Path) -> None:
+    with ranks(2, data / "source", tmp_path / "p", tmp_path, "stop:1", 3, PACK_KEY=key) as started:
+        assert ended(started[0], 80) == 0
+        started[1].send_signal(signal.SIGCONT)
+        assert ended(started[1], 80) == 0
+    outcome = told(tmp_path)[1]
+    if key:
+        assert outcome.get("fingerprint") == told(tmp_path)[0]["fingerprint"], outcome
+    else:
+        assert "the others ended the pack while this rank gave no sign of life" in outcome["error"]
+        assert "key=" in outcome["error"]
+    assert contents(tmp_path / "p") == contents(data / ("keyed" if key else "local"))
+
+
 def test_ranks_whose_rank_0_hangs_give_it_up(data: Path, tmp_path: Path) -> None:
     with ranks(3, data / "source", tmp_path / "p", tmp_path, "hang:0", 3) as started:
         assert [ended(started[rank], 80) for rank in (1, 2)] == [0, 0]
@@ -243,6 +271,14 @@ def test_one_rank_alone_packs_as_well(data: Path, tmp_path: Path, monkeypatch: p
     assert contents(tmp_path / "p") == contents(data / "local")
     with pytest.raises(rf.errors.ArgumentError, match="ranks as its workers"):
         rf.pack(rf.open(data / "source"), tmp_path / "q", runner="ranks", workers=2)
+
+
+@pytest.mark.timeout(20)
+def test_a_rank_that_comes_to_the_plan_when_all_is_over_waits_for_none(tmp_path: Path) -> None:
+    heart = MemberHeart(tmp_path / "ranks", 1, 2, "job", every=0.01)
+    watch = RankZero(heart, Topology(rank=1, world_size=2), patience=0.1)
+    heart.ended = Run(3, "digest", members=[heart.said.name], planned=True, state="done", result="its fingerprint")
+    assert watch.read_plan() is None
 
 
 def test_each_stretch_is_begun_by_its_own_rank_and_then_by_whoever_is_free() -> None:

@@ -104,14 +104,14 @@ def lose_a_node(tmp_path: Path, nbytes: int, shard_bytes: int) -> dict[str, floa
     took["stretches done when the node was lost"] = watch.done_when_killed
     took["shards"] = len(packed.manifest.shards)
     took["peak of a worker, MiB"] = watch.peak >> 20
-    # What a process takes that has imported Ray, Arrow and torch; and a shard, which comes out twice as large as
+    # What a process takes that has imported Ray and Arrow; and a shard, which comes out twice as large as
     # asked for where rows differ in size, in pieces and joined.
-    assert watch.peak < (400 << 20) + 4 * shard_bytes
+    assert watch.peak < (300 << 20) + 4 * shard_bytes
     return took
 
 
 def test_a_node_that_is_lost_half_way_changes_nothing(tmp_path: Path) -> None:
-    lose_a_node(tmp_path, 48 << 20, 2 << 20)
+    lose_a_node(tmp_path, 24 << 20, 2 << 20)
 
 
 @pytest.mark.soak

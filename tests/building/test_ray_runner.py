@@ -250,7 +250,7 @@ except rf.errors.PackError as error:
 """
 
 
-@pytest.mark.parametrize("cores", [0, 1])
+@pytest.mark.parametrize("cores", [pytest.param(0, marks=pytest.mark.soak), 1])
 def test_who_waits_for_cores_says_so(cores: int, source: rf.Source, tmp_path: Path) -> None:
     path = str(source.path)  # type: ignore[attr-defined]
     done = subprocess.run(

@@ -2,10 +2,13 @@
 
 import multiprocessing
 import os
+import pickle
+import resource
 import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ import pytest
 from tests.support.jobs import ENVIRON
 
 import rankfeed as rf
+from rankfeed.building import workers
 from rankfeed.errors import PackError
 
 pytestmark = pytest.mark.timeout(120)
@@ -79,6 +83,18 @@ def test_a_worker_that_died_is_missed_though_its_pipe_is_held_open(source: rf.So
         pack(source, tmp_path / "p", leaves_a_child_and_dies)
     with pytest.raises(PackError, match=r"(?s)process that packs died.*exit status 4.*stretch"):
         pack(source, tmp_path / "p", exits)
+
+
+def test_a_process_with_thousands_of_open_files_packs_with_workers() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limits[1] != resource.RLIM_INFINITY and limits[1] < 1200:
+        pytest.skip("this machine allows no process so many")
+    with ExitStack() as stack:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(1200, limits[0]), limits[1]))
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        for _ in range(1030):
+            stack.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        assert list(workers.run(int.__add__, pickle.dumps(40), iter([(2,)]), 1)) == [42]
 
 
 def test_processes_that_a_function_started_end_with_the_pack(

@@ -62,15 +62,20 @@ def test_ragged_rows_compact_and_pad_alike(parts: Any, inner: tuple[int, ...], s
 @pytest.mark.parametrize("inner", INNERS)
 @pytest.mark.parametrize("longest", [0, 1, 7, 200, 3000])
 @pytest.mark.parametrize("parts", [1, 3])
-def test_many_ragged_rows_are_padded_as_one_by_one(inner: tuple[int, ...], longest: int, parts: int) -> None:
+@pytest.mark.parametrize("in_order", [False, True])
+def test_many_ragged_rows_are_padded_as_one_by_one(
+    inner: tuple[int, ...], longest: int, parts: int, in_order: bool
+) -> None:
     rng = np.random.default_rng(longest)
     count = 300
-    slots = [None] if parts == 1 else np.array_split(rng.permutation(count), parts)
+    order = np.arange(count) if in_order else rng.permutation(count)
+    slots = [None] if parts == 1 else np.array_split(order, parts)
     made, expected = [], {}
     for each in slots:
         where = np.arange(count) if each is None else each
         lengths = rng.integers(longest // 3, longest + 1, len(where))
-        starts = rng.permutation(np.cumsum(lengths) - lengths)
+        starts = np.cumsum(lengths) - lengths
+        starts = starts + 5 if in_order else rng.permutation(starts)
         values = rng.integers(1, 100, (int((starts + lengths).max(initial=0)), *inner)).astype(np.int16)
         made.append(Runs(values, starts, lengths, each))
         for slot, start, length in zip(where.tolist(), starts, lengths, strict=True):

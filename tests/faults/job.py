@@ -42,7 +42,9 @@ def main(data: str, folder: Path, run: str, epochs: int, workers: int, kind: str
                 # Written down before the others go on, and rank 0 takes a checkpoint: what a rank was given
                 # counts, though it is killed right after.
                 state = loader.state_dict()
-                ledger.write(json.dumps([state["epoch"], state["steps"], batch["id"].tolist()]) + "\n")
+                # Resumed on more ranks than samples are left, some have a row that only fills.
+                ids = batch["id"][batch["valid"]] if "valid" in batch else batch["id"]
+                ledger.write(json.dumps([state["epoch"], state["steps"], ids.tolist()]) + "\n")
                 ledger.flush()
                 dist.all_reduce(torch.ones(1))  # a model's ranks are never far apart
                 time.sleep(0.005)

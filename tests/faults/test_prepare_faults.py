@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -19,14 +20,17 @@ from rankfeed.building.prepared import check
 RANKS = 4
 
 
+def need_root(what: str) -> None:
+    if os.geteuid():
+        if os.environ.get("CI") == "true" or os.environ.get("RANKFEED_REQUIRE_LAUNCHERS") == "1":
+            pytest.fail(f"{what} needs root")
+        pytest.skip(f"{what} needs root")
+
+
 @contextmanager
 def tmpfs(folder: Path, mib: int) -> Iterator[Path]:
     """A small disk."""
-    if os.geteuid():
-        message = "mounting a small disk needs root"
-        if os.environ.get("CI") == "true" or os.environ.get("RANKFEED_REQUIRE_LAUNCHERS") == "1":
-            pytest.fail(message)
-        pytest.skip(message)
+    need_root("mounting a small disk")
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mib}m", "tmpfs", folder], check=True)
     try:
@@ -98,6 +102,24 @@ def test_a_folder_that_belongs_to_others_is_told_by_all() -> None:
         assert all("Permission denied" in each for each in told), told
         assert told.total() == RANKS
         assert not list(theirs.iterdir())
+
+
+def test_a_process_that_other_users_may_not_see_is_not_taken_for_dead() -> None:
+    """As on clusters that mount /proc with `hidepid`."""
+    need_root("mounting /proc")
+    code = (
+        "import os\n"
+        "from rankfeed.topology.job import started\n"
+        "theirs, over = os.getppid(), os.fork()\n"
+        "if over == 0: os._exit(0)\n"
+        "os.waitpid(over, 0)\n"
+        "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "print(os.path.exists(f'/proc/{theirs}'), started(theirs), started(over), started(os.getpid()) > 0)\n"
+    )
+    inside = 'mount -t proc -o hidepid=2 proc /proc && "$0" -c "$1"; exit $?'  # the shell is the other process
+    command = ["unshare", "--mount", "sh", "-c", inside, sys.executable, code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.stdout == "False -1 0 True\n", done.stderr
 
 
 def nobody(_: int) -> None:

@@ -81,3 +81,19 @@ def test_a_host_that_is_lost_while_it_builds_is_replaced(tmp_path: Path) -> None
     assert all(path.read_text() == EXPECTED for path in read)
     assert len(list((tmp_path / "out").glob("*.built-*"))) == 1
     assert sorted(path.name for path in tmp_path.glob(".data*")) == []
+
+
+def test_a_builder_that_keeps_its_threads_from_running_is_not_taken_over_from_for_ever(tmp_path: Path) -> None:
+    """One long call that keeps the interpreter's lock, at the same place of each build."""
+    need_hosts()
+    (tmp_path / "out").mkdir()
+    job = JOB.replace('"stale"] = 2.0', '"stale"] = 1.0').replace(
+        "time.sleep(slow)", "ctypes.PyDLL(None).sleep(4)"
+    )
+    command = [sys.executable, "-c", "import ctypes\n" + job, str(tmp_path / "data"), str(tmp_path / "out"), "0"]
+    logs = [tmp_path / f"h{number}.log" for number in range(3)]
+    jobs = [started_on(log.stem, command, log) for log in logs]
+    for process, log in zip(jobs, logs, strict=True):
+        end(process, log)
+    assert len(list((tmp_path / "out").glob("*.building"))) > 1  # there was somebody who was taken for dead
+    assert sorted(path.name for path in tmp_path.glob(".data*")) == []

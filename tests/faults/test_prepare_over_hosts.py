@@ -1,82 +1,22 @@
 """One launch over two hosts: once on the disk of each, once on what they share, though the builder is killed."""
 
 import os
-import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from tests.faults.prepare_job import FILES, content
 from tests.launch.slurm import slurm
-from tests.launch.test_topology_launchers import OPENMPI, PREFIXES, TORCHRUN, need
+from tests.launch.test_topology_launchers import need
 from tests.support.network import Network, need_network, network, process_of
+from tests.support.over_hosts import PROGRAMS, end, launched
 
 SCRIPT = Path(__file__).parent / "host_job.py"
-ROOT = Path(__file__).parents[2]
 #: Seconds within which a launch has to end: far more than it takes.
 HANG = 60
-PROGRAMS = {"srun": "srun", "torchrun": sys.executable, "openmpi": "mpirun.openmpi", "mpich": "mpiexec.mpich"}
-
-
-def commands(launcher: str, net: Network, arguments: list[str]) -> list[list[str]]:
-    """What starts a script on two ranks of each of two hosts."""
-    job = [sys.executable, str(SCRIPT), *arguments]
-    if launcher == "srun":
-        return [net.hub.command(["srun", "-N2", "--ntasks-per-node=2", "--kill-on-bad-exit=0", "--wait=0", *job])]
-    if launcher == "openmpi":
-        place = ["--mca", "plm_rsh_agent", str(net.shell()), "--host", "h1:2,h2:2", "-x", "PYTHONPATH"]
-        return [net.hub.command([*OPENMPI, *place, *job])]
-    if launcher == "mpich":
-        place = ["-launcher", "ssh", "-launcher-exec", str(net.shell()), "-hosts", "h1,h2", "-ppn", "2", "-n", "4"]
-        return [net.hub.command(["mpiexec.mpich", *place, *job])]
-    meet = ["--nnodes=2", "--nproc-per-node=2", f"--master-addr={net.hosts[0].address}", "--master-port=29500"]
-    return [
-        host.command([*TORCHRUN, *meet, f"--node-rank={number}", *job[1:]])
-        for number, host in enumerate(net.hosts)
-    ]
-
-
-@contextmanager
-def launched(
-    launcher: str, net: Network, environ: dict[str, str], log: Path, arguments: list[str]
-) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """A launch under way; what is left of it on the hosts at the end is killed."""
-    environ = {
-        name: value for name, value in environ.items() if name == "SLURM_CONF" or not name.startswith(PREFIXES)
-    }
-    environ |= {"PYTHONPATH": os.pathsep.join([str(ROOT), environ.get("PYTHONPATH", "")]), "OMP_NUM_THREADS": "1"}
-    with log.open("wb") as out:
-        jobs = [
-            subprocess.Popen(
-                command, env=environ, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
-            )
-            for command in commands(launcher, net, arguments)
-        ]
-    try:
-        yield jobs
-    finally:
-        for job in jobs:
-            with suppress(ProcessLookupError):
-                os.killpg(job.pid, signal.SIGKILL)
-            job.wait(10)
-        if launcher != "srun":  # whose daemons stay, and end what is left
-            for process in [process for host in net.hosts for process in host.processes()]:
-                with suppress(ProcessLookupError):
-                    os.kill(process.pid, signal.SIGKILL)
-
-
-def end(jobs: list[subprocess.Popen[bytes]], log: Path) -> None:
-    for job in jobs:
-        try:
-            status = job.wait(HANG)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"hangs\n{log.read_text(errors='replace')}") from None
-        assert status == 0, log.read_text(errors="replace")
 
 
 def until_building(out: Path, log: Path) -> str:
@@ -101,7 +41,9 @@ def net(tmp_path: Path) -> Iterator[Network]:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("launcher", PROGRAMS)
+@pytest.mark.parametrize(
+    "launcher", [pytest.param(each, marks=pytest.mark.soak) if each == "mpich" else each for each in PROGRAMS]
+)
 def test_a_launch_over_hosts_builds_once_on_each_and_once_on_what_they_share(
     launcher: str, net: Network, tmp_path: Path
 ) -> None:
@@ -140,12 +82,16 @@ def one_round(
 ) -> dict[str, int]:
     """A launch whose builder is killed; the others finish, or are started anew where the launcher ends them."""
     log, goes_on = out / "log", launcher == "srun"
-    with launched(launcher, net, environ, log, ["prepare", *place, "60", *([local] if goes_on else [])]) as jobs:
+    with launched(
+        launcher, net, environ, log, [str(SCRIPT), "prepare", *place, "60", *([local] if goes_on else [])]
+    ) as jobs:
         process_of(net, until_building(out, log)).kill()
         if goes_on:
             assert jobs[0].wait(HANG) != 0
     if not goes_on:
-        with launched(launcher, net, environ, log := out / "log2", ["prepare", *place, "0", local]) as jobs:
+        with launched(
+            launcher, net, environ, log := out / "log2", [str(SCRIPT), "prepare", *place, "0", local]
+        ) as jobs:
             end(jobs, log)
     said, finished = log.read_text(errors="replace"), 3 if goes_on else 4
     built, on_nodes = hosts_of(out, "building").total(), hosts_of(out / "node", "building")

@@ -11,11 +11,13 @@ import lance
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lance.sampler import Sampler
 from lance.torch.data import LanceDataset
 from tests.support.jobs import run, torchrun
+from torch.utils.data import DataLoader
 
 import rankfeed as rf
 from rankfeed.errors import ArgumentError, PlanError
@@ -156,6 +158,20 @@ def test_an_epoch_has_its_own_order_and_can_be_asked_for(table: str) -> None:
     assert read(table, again) != first
     sampler.set_epoch(0)
     assert read(table, copy.deepcopy(sampler)) == first
+
+
+@pytest.mark.timeout(300)
+def test_set_epoch_gives_new_orders_where_every_epoch_draws_the_same_seed(table: str) -> None:
+    (sampler,) = samplers(1, shuffle=True)
+    dataset = LanceDataset(table, batch_size=16, columns=["id"], sampler=sampler)
+    loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context="spawn")
+    epochs = []
+    for epoch in range(2):
+        torch.manual_seed(0)
+        sampler.set_epoch(epoch)
+        epochs.append(flat([rows.tolist() for rows in loader]))
+    assert Counter(epochs[0]) == Counter(epochs[1]) == live(table)
+    assert epochs[0] != epochs[1]
 
 
 def test_without_shuffle_rows_come_as_they_lie(table: str) -> None:

@@ -51,11 +51,11 @@ def test_every_rank_of_a_trainer_gets_what_was_built_once(tmp_path: Path) -> Non
     ("fails", "told"),
     [
         # All ranks are there, one of them when it is over.
-        ("late", ["setup-late-0", "setup-late-1"]),
+        pytest.param("late", ["setup-late-0", "setup-late-1"], marks=pytest.mark.soak),
         # Rank 1 waits in a barrier of Lightning's, which the end of rank 0 breaks.
         ("both", ["prepare_data-both-0"]),
         # There is but one process yet.
-        ("before", ["outside-before-0"]),
+        pytest.param("before", ["outside-before-0"], marks=pytest.mark.soak),
     ],
 )
 def test_a_build_that_raises_ends_all_ranks(fails: str, told: list[str], tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import rankfeed as rf
-from rankfeed.errors import PlanError, StateError
+from rankfeed.errors import ArgumentError, PlanError, StateError
 from rankfeed.integrations.webdataset import Resampled, ShardedSamples
 
 Keys = list[str]
@@ -175,11 +175,49 @@ def test_a_job_goes_on_on_other_ranks_where_it_stood_with_nothing_lost_or_repeat
         assert Counter(delivered + rest) == Counter(f"{i:04d}" for i in range(103))
 
 
+def test_a_rest_that_makes_no_equal_batches_is_refused_on_more_ranks_unless_it_is_filled_up() -> None:
+    data = source(50)
+    stage = ShardedSamples(data, 4, shuffle=True, topology=rf.Topology(rank=0, world_size=2))
+    stage.set_epoch(1)
+    state, rest = stage.state_dict(delivered_steps=6), [flat(stage.share(rank)[6:]) for rank in ranks(2)]
+
+    def resumed(rank: rf.Topology, tail: Any) -> list[tuple[str, bool]]:
+        again = ShardedSamples(data, 4, shuffle=True, tail=tail, topology=rank)
+        again.load_state_dict(state)
+        return [(sample["__key__"], sample.get("__valid__", True)) for sample in again]
+
+    for rank in ranks(3):
+        with pytest.raises(PlanError, match="fewer ranks"):
+            resumed(rank, "even")
+        assert resumed(rank, "drop") == []
+    filled = [sample for rank in ranks(3) for sample in resumed(rank, "pad")]
+    assert len(filled) == 12
+    assert Counter(key for key, valid in filled if valid) == Counter(f"{each:04d}" for each in flat(rest))
+
+
 def test_a_state_after_the_last_step_is_the_end_of_the_epoch() -> None:
     stage = ShardedSamples(source(10), 2, topology=rf.Topology(rank=0, world_size=2))
     stage.set_epoch(0)
     stage.load_state_dict(stage.state_dict(stage.num_batches()))
     assert keys(stage) == []
+
+
+@pytest.mark.parametrize("between", [[], [wds.shuffle(5)]], ids=["at once", "with a stage between"])
+def test_webdatasets_own_splitters_behind_a_share_are_refused(between: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    stage = ShardedSamples(source(8))
+    with pytest.raises(ArgumentError, match="share it out again") as told:
+        list(wds.DataPipeline(stage, *between, wds.split_by_node))
+    assert "split_by_node" in str(told.value)
+    assert len(list(wds.DataPipeline(stage, *between, wds.split_by_worker))) == 4, "there are no workers"
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    alone = ShardedSamples(source(8))
+    assert len(list(wds.DataPipeline(alone, *between, wds.split_by_node))) == 8, "there are no ranks"
+    workers = DataLoader(wds.DataPipeline(alone, *between, wds.split_by_worker), batch_size=None, num_workers=2)
+    with pytest.raises(Exception, match="share it out again"):
+        list(workers)
 
 
 def test_a_state_of_other_data_or_of_nobody_knows_where_is_refused() -> None:

@@ -29,7 +29,7 @@ AuthInfo=socket={root}/munge.sock
 CredType=cred/munge
 StateSaveLocation={root}/state
 SlurmdSpoolDir={root}/spool.%n
-TmpFS={root}
+TmpFS={root}/tmp.%n
 SlurmctldPidFile={root}/slurmctld.pid
 SlurmdPidFile={root}/slurmd.%n.pid
 SlurmctldLogFile={root}/slurmctld.log
@@ -106,6 +106,7 @@ def _configure(root: Path, nodes: int, cpus: int, net: Network | None) -> None:
     lines = [CONFIG.format(host=host, address=address, port=port, root=root)]
     for node, (its_port, (host, address)) in enumerate(zip(ports, places, strict=True), 1):
         (root / f"spool.n{node}").mkdir()
+        (root / f"tmp.n{node}").mkdir()  # PMIx makes a folder named after the step in it, on each node
         lines.append(f"NodeName=n{node} NodeHostname={host} NodeAddr={address} Port={its_port} CPUs={cpus}\n")
     lines.append(f"PartitionName=all Nodes=n[1-{nodes}] Default=YES MaxTime=INFINITE State=UP\n")
     (root / "slurm.conf").write_text("".join(lines))

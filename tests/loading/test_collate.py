@@ -38,6 +38,45 @@ def test_ragged_columns_are_padded_with_zeros_and_have_lengths(engine: dict[str,
 
 
 @every_engine
+@pytest.mark.parametrize("multiple", [1, 2, 3, 8, 500])
+def test_ragged_columns_are_padded_to_a_multiple(engine: dict[str, Any], multiple: int) -> None:
+    loader, plain = feed(pad_to=multiple, **engine), feed(**engine)
+    for batch, without in zip(loader, plain, strict=True):
+        for name in ("x", "tokens"):
+            longest = without[name].shape[1]
+            assert batch[name].shape[1] == -(-longest // multiple) * multiple
+            assert torch.equal(batch[name][:, :longest], without[name])
+            assert not batch[name][:, longest:].any()
+            assert torch.equal(batch[f"{name}_lengths"], without[f"{name}_lengths"])
+    assert loader.stats()["padding_share"] >= plain.stats()["padding_share"]
+
+
+@pytest.mark.parametrize("wrong", [{"pad_to": 0}, {"pad_to": 2.5}, {"pad_to": 8, "ragged": "list"}])
+def test_a_multiple_that_means_nothing_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(errors.RankfeedError, match="pad_to"):
+        feed(**wrong)
+
+
+def test_with_a_multiple_a_model_is_compiled_for_few_shapes() -> None:
+    compiled = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        compiled.append(graph)
+        return graph.forward
+
+    def graphs(**options: Any) -> int:
+        torch.compiler.reset()
+        compiled.clear()
+        model = torch.compile(lambda x, lengths: x.sum() + lengths.sum(), backend=backend, dynamic=False)
+        for batch in feed(size=48, batch_size=4, shuffle="global", **options):
+            model(batch["x"], batch["x_lengths"])
+        return len(compiled)
+
+    assert graphs(pad_to=8) == 1
+    assert graphs() > 1
+
+
+@every_engine
 @pytest.mark.parametrize("ragged", ["nested", "list"])
 def test_ragged_columns_are_nested_tensors_or_lists(engine: dict[str, Any], ragged: str) -> None:
     for batch in feed(ragged=ragged, **engine):

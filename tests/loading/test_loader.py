@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import warnings
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from tests.loading.feeds import (
 from rankfeed import errors
 from rankfeed.columns import Columns
 from rankfeed.loading import Loader
+from rankfeed.loading.epochs import counted_anew
 from rankfeed.plan import Plan
 from rankfeed.topology import Topology
 
@@ -172,6 +174,82 @@ def test_set_epoch_while_iterating_lets_the_iteration_end_but_not_move_the_loade
     loader.set_epoch(7)
     assert_once(delivered(seen + list(iterator)), 50)
     assert (loader.epoch, loader.state_dict()["position"]) == (7, 0)
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
+def test_an_iteration_that_has_not_begun_follows_the_loader(engine: dict[str, Any]) -> None:
+    loader = feed(**engine)
+    iterator = iter(loader)
+    loader.batch_sampler.sampler.set_epoch(3)  # where Lightning does it, after iter()
+    first = take(iterator, 2)
+    assert (loader.epoch, loader.state_dict()["steps"]) == (3, 2)
+    assert_once(delivered(first + list(iterator)), 50)
+    assert delivered(first) == delivered(take(iter(_at_epoch(feed(), 3)), 2))
+    assert loader.epoch == 4
+
+
+def test_a_framework_does_not_lead_back_from_a_loaded_place() -> None:
+    donor = _at_epoch(feed(), 1)
+    take(iter(donor), 3)
+    loader = feed()
+    loader.load_state_dict(donor.state_dict())
+    loader.batch_sampler.sampler.set_epoch(0)
+    assert loader.state_dict() == donor.state_dict()
+    loader.batch_sampler.sampler.set_epoch(2)
+    assert (loader.epoch, loader.state_dict()["position"]) == (2, 0)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_a_framework_that_may_count_wrongly_is_warned_of(ranks: int) -> None:
+    donor = feed(0, 2)
+    take(iter(donor), 4)
+    loader = feed(0, ranks)
+    loader.load_state_dict(donor.state_dict())
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        loader.batch_sampler.sampler.set_epoch(0)
+        assert len(said) == (ranks != 2)
+        counted_anew(loader)
+        loader.batch_sampler.sampler.set_epoch(0)
+    assert len(said) == (ranks != 2)
+    assert all("LoaderCheck" in str(each.message) for each in said)
+
+
+def test_a_framework_that_counts_rightly_is_not_warned_of_wherever_the_epoch_was_left() -> None:
+    for steps in range(1, 13):  # 50 samples on 2 ranks: the last two of 13 steps are smaller
+        donor, loader = feed(0, 2, batch_size=2), feed(0, 2, batch_size=2)
+        take(iter(donor), steps)
+        loader.load_state_dict(donor.state_dict())
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            loader.batch_sampler.sampler.set_epoch(0)
+
+
+def test_a_framework_that_begins_at_0_goes_on_after_the_rest_of_a_loaded_epoch() -> None:
+    donor, loader = _at_epoch(feed(), 5), feed()
+    first = take(iter(donor), 2)
+    loader.load_state_dict(donor.state_dict())
+    epochs = []
+    for epoch in range(3):
+        loader.batch_sampler.sampler.set_epoch(epoch)
+        epochs.append(loader.epoch)
+        batches = take(iter(loader), len(loader) - (len(first) if epoch == 0 else 0))
+        assert_once(delivered(first + batches if epoch == 0 else batches), 50)
+    assert epochs == [5, 1, 2]
+
+
+def test_who_takes_no_more_than_len_batches_has_the_audit_and_the_workers_back() -> None:
+    loader = feed(num_workers=2, worker_kind="process", audit=True)
+    workers = []
+    for epoch in range(2):
+        loader.set_epoch(epoch)
+        iterator = iter(loader)
+        take(iterator, len(loader))
+        assert loader.audit_report is not None
+        assert loader.audit_report.epoch == epoch
+        workers.append(sorted(worker.process.pid for worker in loader._engine._idle))  # type: ignore[union-attr]
+    assert workers[0] == workers[1]
+    assert len(workers[0]) == 2
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=NAMES)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pickle
+from itertools import chain
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from tests.loading.feeds import Drawing, Memory, Wrapped, batch_from_globals, from_globals, keyed_all, same
 
 import rankfeed as rf
+from rankfeed.columns import Columns
 from rankfeed.loading.maker import Maker
 from rankfeed.plan import Plan, Schedule
 from rankfeed.topology import Topology
@@ -25,6 +28,7 @@ def maker(**options: Any) -> Maker:
         "batch_transform": None,
         "collate_fn": None,
         "ragged": "pad",
+        "pad_to": 1,
         "seed": 5,
         "id_column": "id",
         "seed_globals": True,
@@ -43,6 +47,44 @@ def test_steps_made_in_any_order_and_twice_are_the_same(order: list[int]) -> Non
     expected = [maker(transform=keyed_all).make(schedule(), step).batch for step in range(len(plan))]
     for step in order:
         assert same(ours.make(plan, step).batch, expected[step])
+
+
+class Told(Memory):
+    """Writes down which samples it was told of before they were asked for."""
+
+    looks_ahead = 1
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.told: list[list[int]] = []
+        self.read: list[list[int]] = []
+
+    def expect(self, sample_ids: Any, columns: Any = None) -> None:
+        self.told.append(np.asarray(sample_ids).tolist())
+
+    def fetch(self, sample_ids: Any, columns: Any = None) -> Columns:
+        self.read.append(np.asarray(sample_ids).tolist())
+        return super().fetch(sample_ids, columns)
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("ahead", [2, 4, 7, 8, 17, 40])
+def test_a_source_is_told_of_each_step_once_and_in_good_time_from_the_first_on(stride: int, ahead: int) -> None:
+    topology = Topology(rank=1, world_size=2)
+    plan = Schedule(Plan(400, seed=5), batch_size=3, topology=topology, tail="pad")
+    batches = [plan.batch(step).tolist() for step in range(len(plan))]
+    for worker in range(stride):
+        source = Told(400)
+        ours = maker(source=source, ahead=ahead * stride, stride=stride)
+        own = batches[worker::stride]
+        expected = list(chain.from_iterable(own))
+        for at, step in enumerate(range(worker, len(plan), stride)):
+            ours.make(plan, step)
+            told = list(chain.from_iterable(source.told))
+            assert told == expected[: len(told)]
+            assert len(told) >= min(len(own), at + 1 + ahead * 7 // 8) * 3
+        assert source.read == own
+        assert list(chain.from_iterable(source.told)) == expected
 
 
 @pytest.mark.parametrize(

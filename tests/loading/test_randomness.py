@@ -25,7 +25,7 @@ from tests.loading.feeds import (
 
 from rankfeed.columns import Field
 from rankfeed.loading import Loader
-from rankfeed.loading.randomness import Streams, wants_rng
+from rankfeed.plan import Streams, wants_rng
 from rankfeed.topology import Topology
 
 

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.loading.feeds import Memory, Tuples, Wrapped, assert_once, delivered, feed, ranks, steps_of, take
+from tests.support.packages import need_package
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler as TorchDistributedSampler
 
@@ -36,11 +37,16 @@ class Ids:
         return index
 
 
-def stock(sampler: Any, size: int, batch_size: int, **options: Any) -> DataLoader[Any]:
-    """torch's own DataLoader over a sampler of either kind."""
+def stock(
+    sampler: Any, size: int, batch_size: int, *, loader: type[Any] = DataLoader, **options: Any
+) -> DataLoader[Any]:
+    """torch's own DataLoader, or one like it, over a sampler of either kind."""
+    feed: DataLoader[Any]
     if isinstance(sampler, DistributedBatchSampler):
-        return DataLoader(Ids(size), batch_sampler=sampler, **options)
-    return DataLoader(Ids(size), batch_size, sampler=sampler, **options)
+        feed = loader(Ids(size), batch_sampler=sampler, **options)
+    else:
+        feed = loader(Ids(size), batch_size, sampler=sampler, **options)
+    return feed
 
 
 def flat(batches: Any) -> list[int]:
@@ -97,6 +103,12 @@ def test_single_ids_hold_every_sample_once_and_len_tells_how_many(
         assert_once([each for share in shares for each in share], size)
         assert len(steps) == 1 or said
         assert bool(said) == (0 < rest < world_size)
+
+
+def test_a_batch_sampler_is_not_put_around_another_sampler() -> None:
+    sampler = DistributedBatchSampler(20, 2)
+    with pytest.raises(errors.ArgumentError, match="use_distributed_sampler=False"):
+        type(sampler)(DistributedSampler(20, 2), batch_size=2, drop_last=False)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("kind", BOTH)
@@ -260,6 +272,35 @@ def test_a_sampler_resumes_on_other_ranks_and_batch_sizes(kind: Any, new: int, b
                 warnings.simplefilter("ignore")
                 ids += flat(stock(after, size, batch_size))
         assert_once(ids, size)
+
+
+@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize(("every", "workers", "skips"), [(1, 1, False), (3, 0, False), (3, 1, True)])
+def test_a_stateful_dataloader_goes_on_on_other_ranks_or_refuses(
+    kind: Any, every: int, workers: int, skips: bool
+) -> None:
+    need_package("torchdata")
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    def sampler(world_size: int, batch_size: int) -> Any:
+        return kind(45, batch_size, shuffle=True, topology=Topology(rank=world_size - 1, world_size=world_size))
+
+    def loader(world_size: int, batch_size: int) -> Any:
+        ways = {"num_workers": workers, "snapshot_every_n_steps": every}
+        return stock(sampler(world_size, batch_size), 45, batch_size, loader=StatefulDataLoader, **ways)
+
+    donor, told = loader(2, 3), sampler(2, 3)
+    assert flat(take(iter(donor), 4)) == flat(take(iter(stock(told, 45, 3)), 4))
+    state = donor.state_dict()
+    for world_size, batch_size in ((2, 3), (3, 2), (3, 5)):
+        resumed, expected = loader(world_size, batch_size), sampler(world_size, batch_size)
+        resumed.load_state_dict(state)
+        if skips and world_size * batch_size != 6:
+            with pytest.raises(errors.StateError, match="have another size now"):
+                iter(resumed)
+        else:
+            expected.load_state_dict(told.state_dict())
+            assert flat(resumed) == flat(stock(expected, 45, batch_size))
 
 
 @pytest.mark.parametrize("kind", BOTH)

@@ -464,3 +464,12 @@ def test_numpy_integers_count_as_integers() -> None:
     same = Schedule(Plan(30), batch_size=4, topology=Topology(0, 2), epoch=1, start=2)
     assert [type(schedule.position_after(np.int64(0))), type(len(schedule))] == [int, int]
     assert np.array_equal(schedule.batch(np.int16(1)), same.batch(1))
+
+
+@pytest.mark.parametrize("tail", TAILS)
+def test_every_rank_knows_the_rows_of_all_ranks(tail: str) -> None:
+    for (world_size, batch_size), samples in product(TOPOLOGIES, range(4, 40)):
+        ranks = ranks_of(Plan(samples), world_size, batch_size, tail=tail)
+        for step in range(len(ranks[0])):
+            wanted = [(len(each.batch(step)), int(each.valid(step).sum())) for each in ranks]
+            assert all(each.shares(step) == wanted for each in ranks)

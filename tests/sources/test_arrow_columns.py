@@ -2,6 +2,8 @@
 
 import datetime
 import decimal
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 
 from rankfeed.columns import Field, Stored, column_of_parts
 from rankfeed.errors import ArgumentError, CorruptError, SourceError
+from rankfeed.sources import arrow_columns
 from rankfeed.sources.arrow_columns import arrow_errors, fields_of, roots_of, stored_of
 
 
@@ -23,8 +26,8 @@ def plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def rows_of(field: Field, stored: Stored) -> list[Any]:
-    column = column_of_parts(field, [stored.part(np.arange(stored.rows))])
+def rows_of(field: Field, stored: Stored, rows: Sequence[int] | None = None) -> list[Any]:
+    column = column_of_parts(field, [stored.part(np.arange(stored.rows) if rows is None else np.array(rows))])
     return [plain(row) for row in column.rows()]
 
 
@@ -90,8 +93,13 @@ KINDS: list[tuple[str, Any, list[Any], str]] = [
 
 
 @pytest.mark.parametrize(("array", "rows", "field"), [each[1:] for each in KINDS], ids=[each[0] for each in KINDS])
-@pytest.mark.parametrize("layout", ["whole", "sliced", "chunked", "empty"])
-def test_every_type_becomes_rows_of_its_field(layout: str, array: Any, rows: list[Any], field: str) -> None:
+@pytest.mark.parametrize("layout", ["whole", "sliced", "chunked", "widened", "empty"])
+def test_every_type_becomes_rows_of_its_field(
+    layout: str, array: Any, rows: list[Any], field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if layout == "widened":  # as is done with 2 GiB
+        monkeypatch.setattr(arrow_columns, "_COUNTED", 0)
+        layout = "chunked"
     given_array, expected = {
         "whole": (array, rows),
         "sliced": (array.slice(1, 2), rows[1:]),
@@ -109,8 +117,14 @@ def test_a_null_is_an_error_or_a_zero_with_a_mask(array: Any, rows: list[Any], f
     kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
     array = pa.array([*array.to_pylist()[:2], None, *array.to_pylist()[2:]], kind)
     table = pa.table({"before": range(4), "x": array})
-    with pytest.raises(SourceError, match=r"null[\s\S]*here, row 12, column 'x'[\s\S]*columns="):
-        stored_of(table, fields_of(table.schema), where="here", first_row=10)
+    stored = stored_of(table, fields_of(table.schema), where="here", first_row=10)
+    for asked in ([2], [0, 2, 1], range(4)):
+        with pytest.raises(SourceError, match=r"null[\s\S]*here, row 12, column 'x'[\s\S]*columns="):
+            stored["x"].part(np.array(asked))
+    assert rows_of(fields_of(table.schema)["x"], stored["x"], [3, 0]) == [rows[2], rows[0]]
+    scattered = stored_of(table, fields_of(table.schema), where="here", first_row=np.array([7, 9, 40, 41]))
+    with pytest.raises(SourceError, match="row 40, column 'x'"):
+        scattered["x"].part(np.array([2]))
     assert list(stored_of(table, {"before": Field("dense", "int64")}, where="here")) == ["before"]
     fields = fields_of(table.schema, nulls="mask")
     stored = stored_of(table, fields, where="here", nulls="mask")
@@ -126,10 +140,67 @@ def test_a_null_is_an_error_or_a_zero_with_a_mask(array: Any, rows: list[Any], f
 def test_a_null_inside_a_row_makes_the_row_invalid() -> None:
     for array in (pa.array([[1], [2, None], []]), pa.array([[1, 2], [3, None], [5, 6]], pa.list_(pa.int64(), 2))):
         table = pa.table({"x": array})
+        stored = stored_of(table, fields_of(table.schema), where="here")
+        stored["x"].part(np.array([0, 2]))
         with pytest.raises(SourceError, match="row 1, column 'x'"):
-            stored_of(table, fields_of(table.schema), where="here")
+            stored["x"].part(np.array([0, 1, 2]))
         stored = stored_of(table, fields_of(table.schema, nulls="mask"), where="here", nulls="mask")
         assert stored["x_valid"].values.tolist() == [True, False, True]
+
+
+def test_dictionaries_of_chunks_may_hold_nulls() -> None:
+    chunks = [pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int8()), each) for each in ([1, None], [3, 4])]
+    table = pa.table({"x": pa.chunked_array(chunks)})
+    fields = fields_of(table.schema, nulls="mask")
+    stored = stored_of(table, fields, where="here", nulls="mask")
+    assert stored["x"].values.tolist() == [1, 0, 3, 4]
+    assert stored["x_valid"].values.tolist() == [True, False, True, True]
+
+
+CODES = pa.array([0, 1, 1, 0], pa.int8())
+SPARSE = pa.UnionArray.from_sparse(CODES, [pa.array([1, 0, 0, 4]), pa.array(["", "b", None, ""])])
+DENSE = pa.UnionArray.from_dense(
+    CODES, pa.array([0, 0, 1, 1], pa.int32()), [pa.array([1, 4]), pa.array(["b", None])]
+)
+ENCODED = pa.RunEndEncodedArray.from_arrays(pa.array([1, 2, 3, 4], pa.int32()), pa.array([1, 2, None, 4]))
+
+
+@pytest.mark.parametrize("array", [SPARSE, DENSE, ENCODED], ids=["sparse union", "dense union", "run-end encoded"])
+def test_nulls_that_arrow_does_not_count_are_nulls(array: Any) -> None:
+    table = pa.table({"x": array})
+    stored = stored_of(table, fields_of(table.schema), where="here")["x"]
+    assert [int(each) for each in rows_of(Field("object"), stored, [3, 0])] == [4, 1]
+    with pytest.raises(SourceError, match=r"null[\s\S]*here, row 2, column 'x'"):
+        stored.part(np.array([2]))
+    masked = stored_of(table, fields_of(table.schema, nulls="mask"), where="here", nulls="mask")
+    assert masked["x_valid"].values.tolist() == [True, True, False, True]
+
+
+@pytest.mark.parametrize("array", [SPARSE, DENSE, ENCODED], ids=["sparse union", "dense union", "run-end encoded"])
+def test_a_null_around_what_cannot_be_told_of_it_is_refused(array: Any) -> None:
+    nulls = pa.array([False, False, False, True])
+    table = pa.table({"s": pa.StructArray.from_arrays([array], ["x"], mask=nulls)})
+    with pytest.raises(SourceError, match=r"'x'[\s\S]*here[\s\S]*columns="):
+        stored_of(table, fields_of(table.schema), where="here")
+    stored = stored_of(table.slice(1, 2), fields_of(table.schema), where="here")["s.x"]
+    assert [str(each) for each in rows_of(Field("object"), stored, [0])] == [str(array[1])]
+
+
+@pytest.mark.parametrize("kind", [pa.int32(), pa.timestamp("us"), pa.decimal128(5, 1), pa.list_(pa.int8(), 1)])
+@pytest.mark.parametrize("make", [pa.list_, pa.list_view])
+def test_what_an_object_is_does_not_follow_from_the_rows_beside_it(kind: Any, make: Any) -> None:
+    value = {"decimal128(5, 1)": decimal.Decimal("1.5")}.get(str(kind), [7] if kind.num_fields else 7)
+    rows = [[[value], []], None, [[value, None]], [None, [value]], [[value, value]], []]
+    table = pa.table({"x": pa.array(rows, make(make(kind)))})
+    fields = fields_of(table.schema, nulls="mask")
+    together = stored_of(table, fields, where="here", nulls="mask")["x"].values
+    for row in range(len(rows)):
+        (alone,) = stored_of(table.slice(row, 1), fields, where="here", nulls="mask")["x"].values
+        assert repr(together[row]) == repr(alone)
+    assert together[1] is None
+    assert [type(each) for each in together[0]] == [type(each) for each in together[4] * 2] == [np.ndarray] * 2
+    assert (together[2][0][1], together[3][0]) == (None, None)
+    assert type(together[2][0]) is list
 
 
 def test_what_a_null_row_hides_is_not_seen() -> None:
@@ -140,6 +211,37 @@ def test_what_a_null_row_hides_is_not_seen() -> None:
     assert rows_of(fields["x"], stored_of(table, fields, where="here", nulls="mask")["x"]) == [[1], [], [4]]
 
 
+def size_of(value: Any) -> int:
+    """Bytes of an object, and of what is in it."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    viewed = value.nbytes if isinstance(value, np.ndarray) and value.base is not None else 0
+    return sys.getsizeof(value) + viewed + sum(map(size_of, inner))
+
+
+WORDS = pa.DictionaryArray.from_arrays(pa.array(np.arange(3000) % 5, pa.int8()), ["w" * 500] * 5)
+ENDS = pa.array(np.arange(0, 3001, 3), pa.int32())
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        pa.ListArray.from_arrays(ENDS, WORDS),
+        pa.FixedSizeListArray.from_arrays(WORDS, 3),
+        pa.ListArray.from_arrays(ENDS, pa.StructArray.from_arrays([WORDS, np.arange(3000)], ["word", "number"])),
+        pa.MapArray.from_arrays(ENDS, np.arange(3000), WORDS),
+        pa.array([["a", "bc"]] * 1000),
+        pa.array([[[1, 2], [3]] * (i % 3) for i in range(1000)]),
+        pa.array([[{"left": 1}] * (i % 4) for i in range(1000)]),
+    ],
+    ids=lambda array: str(array.type)[:60],
+)
+def test_objects_count_about_what_they_take(array: Any) -> None:
+    table = pa.table({"x": array})
+    (stored,) = stored_of(table, fields_of(table.schema), where="here").values()
+    taken = sum(map(size_of, stored.values))
+    assert taken / 1.5 < stored.nbytes < taken * 1.5
+
+
 def test_structs_are_taken_apart_and_their_nulls_with_them() -> None:
     array = pa.array([{"a": 1, "b": {"c": "x"}}, None, {"a": 3, "b": {"c": "z"}}])
     table = pa.table({"s": array})
@@ -148,12 +250,27 @@ def test_structs_are_taken_apart_and_their_nulls_with_them() -> None:
         "s.b.c": "str",
     }
     assert roots_of(table.schema, ["s.b.c"]) == ["s"]
-    with pytest.raises(SourceError, match=r"row 1, column 's\.a'"):
-        stored_of(table, fields_of(table.schema), where="here")
+    whole = stored_of(table, fields_of(table.schema), where="here")
+    for name in ("s.a", "s.b.c"):
+        with pytest.raises(SourceError, match=rf"row 1, column '{name}'"):
+            whole[name].part(np.array([0, 1]))
     fields = fields_of(table.schema, nulls="mask")
     stored = stored_of(table.slice(1), fields, where="here", nulls="mask")
     assert stored["s.a"].values.tolist() == [0, 3]
     assert stored["s.b.c_valid"].values.tolist() == [False, True]
+
+
+@pytest.mark.soak  # takes 5 GiB of memory
+@pytest.mark.parametrize("kind", [pa.string(), pa.struct({"a": pa.string()}), pa.list_(pa.string())])
+def test_more_text_than_32_bits_can_count_is_joined(kind: Any) -> None:
+    rows: list[Any] = [chr(97 + i % 26) * (1 << 20) for i in range(100)]
+    if kind != pa.string():
+        rows = [{"a": row} for row in rows] if pa.types.is_struct(kind) else [[row] for row in rows]
+    table = pa.table({"x": pa.chunked_array([pa.array(rows, kind)] * 21)})
+    ((name, field),) = fields_of(table.schema).items()
+    stored = stored_of(table, {name: field}, where="here")[name]
+    (found,) = column_of_parts(field, [stored.part(np.array([2077]))]).rows()
+    assert found == (rows[77]["a"] if pa.types.is_struct(kind) else rows[77])
 
 
 def test_a_mask_can_be_had_without_its_column() -> None:

@@ -2,6 +2,8 @@
 
 import gc
 import pickle
+import re
+import struct
 import subprocess
 import sys
 from collections import Counter
@@ -11,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+import psutil
 import pyarrow as pa
 import pyarrow.feather
 import pytest
@@ -245,10 +248,30 @@ def test_a_null_names_file_row_and_column_or_is_masked(tmp_path: Path) -> None:
         SourceError, match=r"null[\s\S]*t\.arrow, record batch 1, row 2, column 'x'[\s\S]*columns="
     ):
         source.fetch([2], ["x"])
+    assert [int(each) for each in source.fetch([3, 0, 1], ["x"])["x"].rows()] == [4, 1, 2]
     masked = rf.open(tmp_path / "t.arrow", nulls="mask")
     assert [int(each["x"]) for each in masked] == [1, 2, 0, 4]
     assert [bool(each["y_valid"]) for each in masked] == [True, False, True, True]
     assert [each["y"].tolist() for each in masked] == [[1], [], [2, 3], []]
+
+
+def test_what_has_no_null_is_read_in_place_masked_or_not(tmp_path: Path) -> None:
+    rows = [[[1, 2], [3, 4]], [[5, 6], [7, 8]]]
+    batch = pa.record_batch({"x": pa.array([1, 2]), "v": pa.array(rows, pa.list_(pa.list_(pa.int32())))})
+    path = write(tmp_path / "t.arrow", [batch])
+    source = rf.open(path, nulls="mask", shapes={"v": (2, 2)})
+    assert (source.default_shuffle, source.looks_ahead) == ("global", 0)
+    assert source.expect([0, 1]) is None
+    found = source.fetch([1, 0], ["v_valid", "v", "x_valid"]).samples()
+    assert [{name: np.asarray(value).tolist() for name, value in each.items()} for each in found] == [
+        {"v_valid": True, "v": rows[1], "x_valid": True},
+        {"v_valid": True, "v": rows[0], "x_valid": True},
+    ]
+    assert [bool(each["x_valid"]) for each in rf.open(path, nulls="mask", columns=["x_valid"])] == [True, True]
+    write(tmp_path / "u.arrow", [batch, pa.record_batch({"x": pa.array([None], pa.int64()), "v": batch["v"][:1]})])
+    two = rf.open([path, tmp_path / "u.arrow"], nulls="mask", shapes={"v": (2, 2)})
+    assert [bool(each) for each in two.fetch(range(5))["x_valid"].rows()] == [True, True, True, True, False]
+    assert two.default_shuffle == "window"
 
 
 def test_files_lists_patterns_and_folders_are_one_data_set(tmp_path: Path) -> None:
@@ -265,6 +288,84 @@ def test_files_lists_patterns_and_folders_are_one_data_set(tmp_path: Path) -> No
     write(tmp_path / "part-11.arrow", cut(table(3).drop_columns(["n"]), 3))
     with pytest.raises(SourceError, match=r"differ[\s\S]*part-11\.arrow, column 'n'"):
         rf.open(tmp_path)
+
+
+def test_long_texts_of_a_dictionary_are_decoded_in_pieces_of_a_block(tmp_path: Path) -> None:
+    kinds = pa.DictionaryArray.from_arrays(
+        pa.array(np.arange(200_000) % 10, pa.int8()), [f"{i}" * 500 for i in range(10)]
+    )
+    write(tmp_path / "t.arrow", [pa.record_batch({"kind": kinds})])
+    source = ArrowSource(tmp_path / "t.arrow")
+    assert source.blocks.tolist() == [200_000]
+    assert source.fetch([199_999, 0])["kind"].rows() == ["9" * 500, "0" * 500]
+    assert source._cache._largest < 40 << 20  # of 100 MB
+
+
+def test_a_file_without_rows_changes_nothing_of_how_the_others_are_read(tmp_path: Path) -> None:
+    batch = pa.record_batch({"x": [1, 2, 3]})
+    write(tmp_path / "1.arrow", [batch])
+    alone = rf.open(tmp_path)
+    for name in ("0.arrow", "2.arrow"):
+        pa.ipc.new_file(str(tmp_path / name), batch.schema).close()
+    source = rf.open(tmp_path)
+    assert (source.default_shuffle, source._plain) == (alone.default_shuffle, alone._plain) == ("global", {"x"})
+    assert source.fetch([2, 0])["x"].gather().tolist() == [3, 1]
+    with pytest.raises(SourceError, match="no rows"):
+        rf.open(tmp_path / "0.arrow")
+
+
+def test_pages_of_columns_that_are_decoded_are_let_go_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mapped, "RESIDENT_BYTES", 8 << 20)
+    monkeypatch.setattr(mapped, "CHECK_BYTES", 1 << 20)
+    monkeypatch.setattr(mapped, "KEPT_BYTES", 0)
+    batch = pa.record_batch({"text": [None, *["a" * 10_000] * 99]})
+    write(tmp_path / "t.arrow", [batch] * 48)
+    source = ArrowSource(tmp_path / "t.arrow", nulls="mask", cache_bytes=1 << 20)
+    process, most = psutil.Process(), 0
+    before = process.memory_info().shared
+    for first in range(0, 4800, 100):
+        source.fetch(range(first, first + 100), ["text"])
+        most = max(most, process.memory_info().shared - before)
+    assert most < 24 << 20, "46 MiB were read, 8 MiB may stay"
+
+
+def test_pieces_of_a_batch_of_a_stream_are_no_copies_of_all_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = 1 << 20
+    kind = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int8)), ["a"])
+    x = pa.array(np.arange(rows), mask=np.arange(rows) == 0)
+    write(tmp_path / "t.arrows", [pa.record_batch({"kind": kind, "x": x})], stream=True)
+    source = rf.open(tmp_path / "t.arrows", nulls="mask")
+    read: list[Any] = []
+
+    def recorded(*arguments: Any) -> Any:
+        read.append(read_batch(*arguments))
+        return read[-1]
+
+    read_batch = module.read_batch
+    monkeypatch.setattr(module, "read_batch", recorded)
+    got = source.fetch(range(0, rows, rows // 16), ["x", "x_valid"])
+    assert got["x"].gather().tolist() == [*range(0, rows, rows // 16)]
+    held = [np.frombuffer(each.column("x").buffers()[1], np.uint8) for each in read]
+    assert len(held) > 1
+    assert all(np.shares_memory(each, source._file(0).data) for each in held)
+    pieces = [entry.chunk["x"].values for entry in source._cache._entries.values()]
+    assert max(len(each) for each in pieces) < rows // 4
+    assert not any(np.shares_memory(each, source._file(0).data) for each in pieces)
+
+
+def test_rows_that_are_not_asked_for_are_not_looked_at(tmp_path: Path) -> None:
+    rows = 1 << 19
+    x = pa.array(["b" * 8] * (rows - 1) + ["c" * 8], mask=np.arange(rows) == 0)
+    path = write(tmp_path / "t.arrow", [pa.record_batch({"x": x})])
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"c" * 8, b"\xff" * 8))
+    source = rf.open(path, nulls="mask")
+    assert len(source._chunks) > 1
+    assert source.fetch([1])["x"].rows() == ["b" * 8]
+    with pytest.raises(CorruptError, match=r"t\.arrow, record batch 0"):
+        source.fetch([rows - 1])
 
 
 def test_blocks_are_about_4_mib(tmp_path: Path) -> None:
@@ -300,6 +401,31 @@ def test_few_files_stay_open_and_one_replaced_is_found_out(
     for each in (source, travelled):
         with pytest.raises(CorruptError, match=r"replaced[\s\S]*0\.arrow"):
             each.fetch([0])
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([[1, 2], [3]], pa.list_view(pa.int64())),
+        pa.array([[[1, 2], [3]], [[4]]]),
+        pa.array([[[[1]], [[2], [3]]], [[]]]),
+        pa.array([1, 2]),  # read in place in all files but one, and so in none
+    ],
+    ids=lambda column: str(column.type),
+)
+def test_a_file_is_not_held_open_by_what_was_decoded_of_it(
+    column: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "OPEN_FILES", 2)
+    batch = pa.record_batch({"x": column})
+    for number in range(8):
+        write(tmp_path / f"{number}.arrow", [batch], compression=None if number else "zstd")
+    source = ArrowSource(tmp_path)
+    assert not source._plain
+    for first in range(0, len(source), 2):
+        source.fetch([first, first + 1])
+    assert len(source._cache._entries) == 8
+    assert Path("/proc/self/maps").read_text().count(f"{tmp_path}/") == 2
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -391,7 +517,179 @@ def test_an_array_of_another_shape_than_was_declared_is_named(tmp_path: Path) ->
         assert source.fields == {"v": Field("dense", "int32", (2, 2))}
         with pytest.raises(CorruptError, match=r"shape[\s\S]*t\.arrow, record batch 0[\s\S]*row 2"):
             source.fetch([2])
+        assert [each.tolist() for each in source.fetch([1, 0])["v"].rows()] == [rows[1], rows[0]]
         assert rf.open(path, shapes={"v": (None, None)}).fields == {"v": Field("object")}
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 1), (None, 2, 1)])
+def test_rows_with_nulls_or_of_another_shape_are_named_and_the_others_read(shape: Any, tmp_path: Path) -> None:
+    good = [[[[1], [2]], [[3], [4]]], [[[5], [6]], [[7], [8]]]]
+    odd: dict[int, Any] = {
+        1: None,
+        2: [[[0], [0]], None],
+        3: [[[0], [0]], [[0], None]],
+        4: [[[0], [0]], [[0], [None]]],
+        6: [[[0], [0]], [[0]]],
+        7: [[[0], [0]], [[0], [0, 0]]],
+    }
+    rows = [odd.get(row, good[row // 5]) for row in range(9)]
+    batch = pa.record_batch({"v": pa.array(rows, pa.list_(pa.list_(pa.list_(pa.int32()))))})
+    source = rf.open(write(tmp_path / "t.arrow", [batch]), shapes={"v": shape})
+    assert [each.tolist() for each in source.fetch([8, 0, 5])["v"].rows()] == [good[1], good[0], good[1]]
+    for row in odd:
+        error, words = (CorruptError, "shape") if row > 5 else (SourceError, "null")
+        with pytest.raises(error, match=rf"{words}[\s\S]*t\.arrow, record batch 0[\s\S]*row {row}\b"):
+            source.fetch([0, row, 8])
+    masked = rf.open(tmp_path / "t.arrow", shapes={"v": shape}, nulls="mask")
+    for columns in (["v_valid"], ["v", "v_valid"]):
+        valid = masked.fetch(range(6), columns)["v_valid"].rows()
+        assert [bool(each) for each in valid] == [row == 0 or row == 5 for row in range(6)]
+    empty: Any = [] if shape[0] is None else [[[0], [0]], [[0], [0]]]
+    expected = [good[0], empty, empty, empty, [[[0], [0]], [[0], [0]]], good[1]]
+    assert [each.tolist() for each in masked.fetch(range(6))["v"].rows()] == expected
+    for row in (6, 7):
+        with pytest.raises(CorruptError, match=rf"shape[\s\S]*row {row}\b"):
+            masked.fetch([row], ["v"])
+
+
+WORDS = pa.DictionaryArray.from_arrays(pa.array([0, 1, 2, 0], pa.int8()), pa.array([10, None, 30]))
+PAIRS = pa.array([[1, 2], [3, None], [5, 6], [7, 8]], pa.list_(pa.int32(), 2))
+
+
+@pytest.mark.parametrize("elements", [WORDS, PAIRS], ids=["dictionary", "fixed-size lists"])
+@pytest.mark.parametrize("shape", [(1, 2), (None, 2), (None, 0), (0, 2)])
+@pytest.mark.parametrize("view", [False, True])
+def test_arrays_of_any_elements_are_read_but_for_those_with_a_null(
+    view: bool, shape: Any, elements: Any, tmp_path: Path
+) -> None:
+    def lists(of: Any, size: int) -> Any:
+        starts = pa.array(np.arange(0, 2 * size + 1, size) if size else [0] * 3, pa.int32())
+        if view:
+            return pa.ListViewArray.from_arrays(starts[:2], pa.array([size] * 2, pa.int32()), of)
+        return pa.ListArray.from_arrays(starts, of)
+
+    array = lists(lists(elements, shape[1]), 1 if shape[0] is None else shape[0])
+    path = write(tmp_path / "t.arrow", [pa.record_batch({"v": array})])
+    source = rf.open(path, shapes={"v": shape})
+    inner = source.fields["v"].shape[-1:] if elements is PAIRS else ()
+    assert source[1]["v"].shape == (1 if shape[0] is None else shape[0], shape[1], *inner)
+    assert source[1]["v"].tolist() == array[1].as_py()
+    if 0 in shape:
+        assert source[0]["v"].size == 0
+        return
+    with pytest.raises(SourceError, match=r"null[\s\S]*row 0, column 'v'"):
+        source.fetch([0])
+    masked = rf.open(path, shapes={"v": shape}, nulls="mask")
+    assert [bool(each["v_valid"]) for each in masked] == [False, True]
+    assert masked[0]["v"].tolist() == ([[10, 0]] if elements is WORDS else [[[1, 2], [3, 0]]])
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+@pytest.mark.parametrize("kind", [pa.list_, pa.large_list])
+def test_rows_that_are_all_empty_are_read_wherever_the_lists_in_them_would_begin(
+    kind: Any, compression: str | None, tmp_path: Path
+) -> None:
+    whole = pa.array([[[9]], [], []], kind(kind(pa.int32())))
+    lists = whole.values.slice(1)  # none, and the one offset there is is not 0
+    array = type(whole).from_arrays(pa.array([0, 0, 0], whole.offsets.type), lists)
+    assert lists.offsets.to_pylist() == [1]
+    other = pa.array([None, [[5, 6]]], array.type)  # a null: the column is decoded
+    batches = [pa.record_batch({"v": each}) for each in (array, other)]
+    path = write(tmp_path / "t.arrow", batches, compression=compression)
+    objects, shaped = rf.open(path), rf.open(path, shapes={"v": (None, 2)})
+    assert [len(objects[row]["v"]) for row in (0, 1, 3)] == [0, 0, 1]
+    assert [shaped[row]["v"].tolist() for row in (0, 1, 3)] == [[], [], [[5, 6]]]
+
+
+def of_other_order(content: bytes, *numbers: Any) -> bytes:
+    """The same file or stream in big-endian byte order, made of one that holds these numbers and no others."""
+    for each in numbers:
+        assert content.count(each.tobytes()) == 1
+        content = content.replace(each.tobytes(), each.byteswap().tobytes())
+    if content.startswith(b"ARROW1"):
+        size = int.from_bytes(content[-10:-6], "little")
+        base, field = len(content) - 10 - size, 1  # the schema in the footer
+    else:
+        base, field = 8, 2  # the schema in the first message
+    out = bytearray(content)
+
+    def number(kind: str, place: int) -> int:
+        return int(struct.unpack_from("<" + kind, out, place)[0])
+
+    def fields(table: int) -> int:
+        return table - number("i", table) + 4
+
+    root = base + number("I", base)
+    place = root + number("H", fields(root) + 2 * field)
+    schema = place + number("I", place)
+    assert number("H", fields(schema)) == 0  # little-endian is what is left out
+    one = next(at for at in range(4, 400, 2) if out[schema + at : schema + at + 2] == b"\1\0")
+    struct.pack_into("<H", out, fields(schema), one)
+    return bytes(out)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_files_of_the_other_byte_order_are_read_as_what_they_say(stream: bool, tmp_path: Path) -> None:
+    numbers, offsets, fractions = (
+        np.arange(7, 10, dtype="<i8"),
+        np.array([0, 3, 4, 9], "<i4"),
+        np.array([0.1, 2, 3]),
+    )
+    columns = {"text": ["abc", "d", "efghi"], "n": numbers, "x": fractions}
+    path = write(tmp_path / "t.arrow", [pa.record_batch(columns)], stream=stream)
+    path.write_bytes(of_other_order(path.read_bytes(), numbers, offsets, fractions))
+    opened: Any = (pa.ipc.open_stream if stream else pa.ipc.open_file)(path.read_bytes())
+    expected = opened.read_all().to_pylist()
+    assert expected[2] == {"text": "efghi", "n": 9, "x": 3.0}
+    source = rf.open(path, format="arrow")
+    for names in (None, ["n"], ["x", "text"]):
+        found = source.fetch([2, 0, 1], names).samples()
+        assert found == [{name: expected[i][name] for name in names or columns} for i in (2, 0, 1)]
+
+
+@pytest.mark.parametrize("which", range(4))
+def test_a_record_batch_and_columns_of_different_lengths_are_refused(which: int, tmp_path: Path) -> None:
+    rows = 54_321  # which no buffer's size is
+    inner = pa.StructArray.from_arrays([pa.array(np.arange(rows))], ["x"])
+    path = write(tmp_path / "t.arrow", [pa.record_batch({"pair": inner, "text": pa.array(["ab"] * rows)})])
+    content = path.read_bytes()
+    said = rows.to_bytes(8, "little")
+    places = [match.start() for match in re.finditer(re.escape(said), content)]
+    assert len(places) == 4  # the record batch, the struct, what is in it, the text
+    flipped = bytearray(content)
+    flipped[places[which] + 1] ^= 0x40
+    path.write_bytes(flipped)
+    with pytest.raises(CorruptError, match=r"37937[\s\S]*t\.arrow, column"):
+        rf.open(path)
+
+
+def test_columns_behind_a_struct_without_fields_are_found(tmp_path: Path) -> None:
+    whole = pa.table({"none": pa.array([{}] * 5, pa.struct([])), "n": pa.array([7, 8, 9, 10, 11], pa.int8())})
+    whole = whole.append_column("text", [["a", "bc", "", "d", "e"]])
+    path = write(tmp_path / "t.arrow", whole.to_batches())
+    assert all(same(*each) for each in zip(rf.open(path), whole.to_pylist(), strict=True))
+
+
+@pytest.mark.parametrize("kind", [pa.large_string(), pa.large_list(pa.int64())])
+def test_offsets_whose_difference_does_not_fit_into_64_bits_are_refused(kind: Any, tmp_path: Path) -> None:
+    rows = ["abc", "defg", "hi"] if kind == pa.large_string() else [[1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    path = write(tmp_path / "t.arrow", [pa.record_batch({"v": pa.array(rows, kind)})])
+    offsets, wrong = np.array([0, 3, 7, 9], "<i8"), np.array([0, 2**62 + 5, -(2**62), 9], "<i8")
+    assert path.read_bytes().count(offsets.tobytes()) == 1
+    path.write_bytes(path.read_bytes().replace(offsets.tobytes(), wrong.tobytes()))
+    source = rf.open(path)
+    for row in range(3):
+        with pytest.raises(CorruptError, match=rf"offsets[\s\S]*t\.arrow, record batch 0, row {row}"):
+            source.fetch([row])
+
+
+def test_lists_of_elements_without_bytes_keep_their_lengths(tmp_path: Path) -> None:
+    rows = [[[], []], [[]], []]
+    kind = pa.list_(pa.list_(pa.int32(), 0))
+    path = write(tmp_path / "t.arrow", [pa.record_batch({"v": pa.array(rows, kind)})])
+    source = rf.open(path)
+    assert source.fields == {"v": Field("ragged", "int32", (0,))}
+    assert [each["v"].shape for each in source] == [(2, 0), (1, 0), (0, 0)]
 
 
 FUZZ = """

@@ -198,6 +198,21 @@ def test_a_member_that_cannot_be_decoded_is_named(extension: str, tmp_path: Path
     assert rf.open(path, decode=False)[0][extension] == BROKEN[extension]
 
 
+def test_a_flipped_bit_in_an_archive_is_found_by_its_checksum(tmp_path: Path) -> None:
+    whole = saved({"a": np.arange(8011), "words": np.array(["x", "yz"])})
+    damaged = whole.replace(b"(8011,)", b"(1,)   ")
+    path = tar_of(tmp_path / "a.tar", [{"npz": whole}, {"npz": damaged}])
+    source = rf.open(path)
+    found = source[0]["npz"]
+    assert {name: array.tolist() for name, array in found.items()} == {
+        "a": list(range(8011)),
+        "words": ["x", "yz"],
+    }
+    assert found["a"].flags.writeable
+    with pytest.raises(CorruptError, match=r"CRC[\s\S]*a\.tar, sample '001'"):
+        source[1]
+
+
 def test_decoders_of_the_users_own(tmp_path: Path) -> None:
     path = tar_of(tmp_path / "a.tar", [{"a.x": bytes([n] * n), "b.x": b"q"} for n in range(1, 4)])
 

@@ -157,6 +157,22 @@ def test_it_travels_as_paths_and_notices_another_text(tmp_path: Path, csv: Path)
     assert opened(path).fingerprint != source.fingerprint
 
 
+@pytest.mark.parametrize("text", ["id,score\n7,0.5\n8,1.5\n9,2.5\n", "id\n1\n", "id,score\n1,0.5\n3,1.5\n"])
+def test_another_text_is_refused_each_time(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("id,score\n1,0.5\n2,1.5\n")
+    source = opened(path)
+    travelled = pickle.loads(pickle.dumps(source))
+    path.write_text(text)
+    for _ in range(3):
+        with pytest.raises(SourceError, match="changed while they were in use"):
+            travelled.fetch([0])
+        assert (len(travelled), travelled.blocks.tolist()) == (2, [2])
+        assert (travelled.fingerprint, travelled.fields) == (source.fingerprint, source.fields)
+    path.write_text("id,score\n1,0.5\n2,1.5\n")
+    assert samples_of(travelled) == samples_of(source)
+
+
 # What is not what it should be.
 
 

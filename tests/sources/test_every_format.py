@@ -297,3 +297,37 @@ def test_a_data_set_that_is_gone_is_named(name: str, made: dict[str, Written], r
     with pytest.raises(RankfeedError, match="data"):
         pickle.loads(travelling).fetch([0]).samples()
     assert os.listdir(tmp_path) == []
+
+
+CUT = """
+import os, sys
+from pathlib import Path
+from rankfeed.errors import RankfeedError
+from tests.sources import writers
+for name in sys.argv[2:]:
+    print(name, end=" ", flush=True)
+    folder = Path(sys.argv[1]) / name
+    source = writers.open_as(name, folder)
+    source.fetch(range(len(source))).samples()
+    for path in folder.rglob("*"):
+        if path.is_file():
+            os.truncate(path, 0)
+    try:
+        source.fetch(range(len(source))).samples()
+    except RankfeedError as error:
+        assert str(folder) in str(error), error
+    print("lives", flush=True)
+"""
+
+
+def test_files_cut_while_they_are_open_do_not_end_the_process(
+    made: dict[str, Written], root: Path, tmp_path: Path
+) -> None:
+    names = [name for name in BY_PATH if name not in WHOLE]  # PyTorch maps those itself
+    for name in names:
+        shutil.copytree(of(name, made, root).folder, tmp_path / name)
+    command = [sys.executable, "-c", CUT, str(tmp_path), *names]
+    root_of_tests = Path(__file__).parents[2]
+    done = subprocess.run(command, cwd=root_of_tests, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    assert done.stdout.split("\n")[:-1] == [f"{name} lives" for name in names]

@@ -223,6 +223,20 @@ def test_nulls_are_errors_that_name_the_row_or_masked(tmp_path: Path) -> None:
     assert [each["s"] for each in masked] == ["a", "b", ""]
 
 
+def test_arrays_that_are_null_are_masked(tmp_path: Path) -> None:
+    features = Features({"a": Array2D((1, 2), "int32"), "b": Array2D((None, 2), "float32")})
+    rows = {"a": [[[1, 2]], None, [[5, 6]]], "b": [[[1, 2]], [[3, 4], [5, 6]], None]}
+    Dataset.from_dict(rows, features=features).save_to_disk(tmp_path / "d")
+    masked = rf.open(tmp_path / "d", nulls="mask")
+    assert [(each["a"].tolist(), bool(each["a_valid"])) for each in masked] == [
+        ([[1, 2]], True),
+        ([[0, 0]], False),
+        ([[5, 6]], True),
+    ]
+    assert [each["b"].tolist() for each in masked] == [[[1, 2]], [[3, 4], [5, 6]], []]
+    assert [bool(each["b_valid"]) for each in masked] == [True, True, False]
+
+
 def test_the_fingerprint_is_of_the_data_and_not_of_their_place(saved: Path, copy: Path, tmp_path: Path) -> None:
     assert rf.open(saved).fingerprint == rf.open(copy).fingerprint
     make(61).save_to_disk(tmp_path / "other", num_shards=3)
@@ -331,3 +345,23 @@ for turn in range(500):
     path.write_bytes(good[path])
 print("done")
 """
+
+
+def test_what_is_decoded_of_a_dataset_in_memory_is_bounded_and_its_own_memory_counts_for_nothing() -> None:
+    rows = 300_000
+    dataset = datasets.Dataset.from_dict(
+        {"x": np.arange(rows), "flag": np.arange(rows) % 3 == 0, "words": [["a", "b"]] * rows},
+        features=Features({"x": Value("int64"), "flag": Value("bool"), "words": List(Value("string"))}),
+    )
+
+    def kept(columns: list[str], cache_bytes: int) -> tuple[int, int]:
+        source = HuggingFaceSource(dataset, cache_bytes=cache_bytes)
+        for first in range(0, rows, 10_000):
+            source.fetch(range(first, first + 10_000), columns)
+        cache = source._table._cache
+        return len(cache._entries), cache._bytes
+
+    chunks = -(-rows // (1 << 16))
+    assert kept(["x"], 0) == (chunks, 0)
+    assert kept(["flag"], 1 << 20) == (chunks, rows)
+    assert kept(["words"], 0)[0] == 1

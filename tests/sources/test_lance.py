@@ -9,6 +9,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from lance.blob import blob_array, blob_field
 import rankfeed as rf
 from rankfeed.errors import ArgumentError, CorruptError, RankfeedError, SourceError
 from rankfeed.sources import lance as source_module
+from rankfeed.sources import lance_process
 from rankfeed.sources.lance import LanceSource
 from rankfeed.sources.lance_process import Handle, facts, runs_here
 
@@ -211,7 +213,12 @@ def test_nulls_are_an_error_that_names_the_row_or_are_masked(tmp_path: Path) -> 
     lance.write_dataset(table, path, data_storage_version="2.1")
     source = rf.open(path)
     with pytest.raises(SourceError, match=r"null[\s\S]*version 1, fragment 0, row 2, column 'x'[\s\S]*nulls="):
-        source.fetch([0], ["x"])
+        source.fetch([0, 2], ["x"])
+    for cache in (0, 1 << 30):
+        some = rf.open(path, filter="x is null or x = 2", cache_bytes=cache)
+        with pytest.raises(SourceError, match=r"null[\s\S]*version 1, [a-z 0]*, row 2, column 'x'"):
+            some.fetch([1], ["x"])
+    assert samples(source, [0]) == [{"x": 1, "image": b"a"}]
     with pytest.raises(SourceError, match=r"null[\s\S]*version 1, column 'image', row 1[\s\S]*nulls="):
         source.fetch([2, 1], ["image"])
     masked = rf.open(path, nulls="mask")
@@ -252,6 +259,51 @@ def test_every_row_once_from_forked_workers_also_after_the_parent_has_read(prist
     assert runs_here()
     loader = rf.Loader(source, 16, shuffle=True, num_workers=2, worker_kind="process", topology=rf.Topology())
     assert delivered(loader) == delivered([source.fetch(range(len(source))).samples()])
+
+
+def test_what_is_read_after_an_interrupt_is_what_was_asked_for(
+    source: LanceSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lance_process, "forked_from_lance", lambda: True)
+    handle = pickle.loads(pickle.dumps(source._handle))
+
+    def ids(first: int) -> list[int]:
+        found: list[int] = handle.call("span", 0, first, 2, ["id"])["id"].to_pylist()
+        return found
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    assert ids(3) == [3, 4]
+    beside = handle._open
+    assert isinstance(beside, lance_process.Beside)
+    beside._pipe.recv = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        ids(5)
+    assert beside._process.returncode is not None
+    with closing(handle._opened()):
+        assert ids(7) == [7, 8]
+
+
+def test_threads_of_a_child_never_get_the_parents_table(
+    source: LanceSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lance_process, "_ABANDONED", [])
+
+    class Watched(Handle):
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, value)
+            if vars(self).get("_process") == os.getpid():  # others go past the look at it
+                seen.append((self._open, self._lock.locked()))
+
+    seen: list[Any] = []
+    handle = Watched(source._facts)
+    parents: Any = object()
+    handle._process, handle._open = -1, parents
+    handle._lock.acquire()
+    seen.clear()
+    assert handle._opened() is not parents
+    assert seen[0] == (None, False)
 
 
 def stock(source: LanceSource, method: str, times: int = 1) -> None:

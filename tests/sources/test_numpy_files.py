@@ -2,9 +2,14 @@
 
 import multiprocessing
 import pickle
+import threading
+import time
+import tracemalloc
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +17,7 @@ import pytest
 import rankfeed as rf
 from rankfeed.columns import Field
 from rankfeed.errors import CorruptError, SourceError, UnsafeError
+from rankfeed.sources import numpy_file
 
 
 @pytest.fixture
@@ -65,7 +71,27 @@ def test_one_file_is_rows(order: str, tmp_path: Path) -> None:
     np.save(tmp_path / "rows.npy", rows)
     source = rf.open(tmp_path / "rows.npy")
     np.testing.assert_array_equal(source.fetch([9, 0])["array"].gather(), rows[[9, 0]])  # type: ignore[attr-defined]
-    assert source.fetch([9, 0])["array"].parts[0].values.flags.writeable is False  # type: ignore[attr-defined]
+    in_place = not source.fetch([9, 0])["array"].parts[0].values.flags.writeable  # type: ignore[attr-defined]
+    assert in_place == (order == "C")
+
+
+@pytest.mark.parametrize("name", ["rows.npy", "rows.npz"])
+def test_a_batch_takes_no_more_memory_than_its_rows_however_they_lie(name: str, tmp_path: Path) -> None:
+    rows = np.arange(200_000.0).reshape(50_000, 4)
+    if name == "rows.npy":
+        np.save(tmp_path / name, np.asfortranarray(rows))
+    else:  # a member starts behind its name, at any byte
+        np.savez(tmp_path / name, **{"x" * length: rows for length in range(1, 9)})
+    source = rf.open(tmp_path / name)
+    source.fetch([0])  # the checksums are compared
+    tracemalloc.start()
+    found = {name: column.gather() for name, column in source.fetch([7, 49_999, 7]).items()}  # type: ignore[attr-defined]
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(found) == len(source.fields)
+    for each in found.values():
+        np.testing.assert_array_equal(each, rows[[7, 49_999, 7]])
+    assert most < rows.nbytes // 4
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
@@ -121,6 +147,157 @@ def test_a_damaged_archive_is_named(tmp_path: Path) -> None:
     path.write_bytes(flipped)
     with pytest.raises(CorruptError, match=r"1\.npz"):
         source[1]
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_a_flipped_bit_in_a_member_is_found_by_its_checksum(save: Any, tmp_path: Path) -> None:
+    save(tmp_path / "d.npz", good=np.arange(1000), bad=np.random.default_rng(0).integers(0, 99, 1000))
+    path = tmp_path / "d.npz"
+    with zipfile.ZipFile(path) as archive:
+        first, second = (archive.getinfo(name) for name in ("good.npy", "bad.npy"))
+    content = bytearray(path.read_bytes())
+    content[second.header_offset + second.compress_size // 2] ^= 1
+    assert second.header_offset > first.header_offset
+    path.write_bytes(content)
+    source = rf.open(path)
+    assert source.fetch([1, 2], ["good"])["good"].rows() == [1, 2]
+    for _ in range(2):
+        with pytest.raises(CorruptError, match=r"d\.npz"):
+            source.fetch([0], ["bad"])
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+@pytest.mark.parametrize("shape", ["(1,)", "(10000000000000,)"])
+def test_a_header_that_claims_another_length_is_damage(save: Any, shape: str, tmp_path: Path) -> None:
+    """numpy reads as many elements as the header says, and so may not get to the end, where the checksum is."""
+    for number in range(3):
+        save(tmp_path / f"{number}.npz", x=np.arange(8009 + number))
+    source = rf.open(tmp_path)
+    padded = f"{shape}, }}".ljust(20).encode()
+    _rewrite(tmp_path / "1.npz", lambda content: content.replace(b"(8010,), }          ", padded))
+    with pytest.raises(CorruptError, match=r"1\.npz"):
+        source[1]
+    assert source[2]["x"].tolist() == list(range(8011))
+
+
+def test_a_flipped_bit_in_the_header_of_a_member_is_found_by_its_checksum(tmp_path: Path) -> None:
+    for number in range(3):
+        np.savez(tmp_path / f"{number}.npz", x=np.arange(8009 + number))
+    source = rf.open(tmp_path)
+    path = tmp_path / "2.npz"
+    path.write_bytes(path.read_bytes().replace(b"(8011,)", b"(1,)   "))
+    with pytest.raises(CorruptError, match=r"CRC[\s\S]*2\.npz"):
+        source[2]
+
+
+def _rewrite(path: Path, change: Any) -> None:
+    """Change the members of an archive, whose checksums are then those of what they became."""
+    with zipfile.ZipFile(path) as archive:
+        members = {info: archive.read(info) for info in archive.infolist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for info, content in members.items():
+            archive.writestr(info, change(content))
+
+
+def test_a_member_is_summed_once_by_all_threads_of_a_process(tmp_path: Path, monkeypatch: Any) -> None:
+    rows = np.arange(40_000).reshape(10_000, 4)
+    np.savez(tmp_path / "d.npz", x=rows)
+    monkeypatch.setattr(numpy_file, "_SUMMED", 1000)  # in many pieces
+    summed: list[int] = []
+    checksum = numpy_file._checksum
+
+    def counted(content: Any) -> int:
+        summed.append(len(content))
+        time.sleep(0.05)  # for the others to come
+        return checksum(content)
+
+    monkeypatch.setattr(numpy_file, "_checksum", counted)
+    source = rf.open(tmp_path / "d.npz")
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda row: source.fetch([row])["x"].rows()[0].tolist(), range(8)))
+    assert found == rows[:8].tolist()
+    assert len(summed) == 1
+    assert source.fetch([9_999])["x"].rows()[0].tolist() == rows[-1].tolist()
+    assert len(summed) == 1
+
+
+def test_a_child_forked_while_a_member_is_summed_reads_it(tmp_path: Path, monkeypatch: Any) -> None:
+    np.savez(tmp_path / "d.npz", x=np.arange(10))
+    source = rf.open(tmp_path / "d.npz")
+    summing, forked = threading.Event(), threading.Event()
+    checksum = numpy_file._checksum
+
+    def slow(content: Any) -> int:
+        if threading.current_thread() is not threading.main_thread():
+            summing.set()
+            assert forked.wait(100)
+        return checksum(content)
+
+    monkeypatch.setattr(numpy_file, "_checksum", slow)
+    context = multiprocessing.get_context("fork")
+    results: multiprocessing.Queue[int] = context.Queue()
+    child = context.Process(target=lambda: results.put(int(source[3]["x"])))
+    with ThreadPoolExecutor(1) as pool:
+        here = pool.submit(lambda: int(source[4]["x"]))
+        try:
+            assert summing.wait(100)
+            child.start()
+            assert results.get(timeout=60) == 3
+            child.join(60)
+        finally:
+            forked.set()
+            child.kill()
+        assert here.result(100) == 4
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+@pytest.mark.parametrize("opened", ["d.npz", "."])
+def test_a_member_that_says_it_is_encrypted_is_refused(save: Any, opened: str, tmp_path: Path) -> None:
+    save(tmp_path / "d.npz", x=np.arange(10))
+    content = bytearray((tmp_path / "d.npz").read_bytes())
+    content[content.find(b"PK\1\2") + 8] |= 1
+    (tmp_path / "d.npz").write_bytes(content)
+    with pytest.raises(CorruptError, match=r"encrypted[\s\S]*d\.npz"):
+        rf.open(tmp_path / opened)
+
+
+@pytest.mark.parametrize("name", ["rows.npy", "rows.npz"])
+def test_rows_of_the_other_byte_order_become_batches(name: str, tmp_path: Path) -> None:
+    rows = np.arange(12, dtype=">f4").reshape(6, 2)
+    if name == "rows.npy":
+        np.save(tmp_path / name, rows)
+    else:
+        np.savez(tmp_path / name, array=rows)
+    source = rf.open(tmp_path / name)
+    assert source.fields == {"array": Field("dense", "float32", (2,))}
+    assert [batch["array"].tolist() for batch in rf.Loader(source, 3)] == [rows[:3].tolist(), rows[3:].tolist()]
+    assert source.fetch([])["array"].gather().shape == (0, 2)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("dtype", [np.longdouble, np.clongdouble])
+def test_long_doubles_are_refused_as_there_is_no_such_tensor(dtype: Any, tmp_path: Path) -> None:
+    np.save(tmp_path / "rows.npy", np.zeros(4, dtype))
+    with pytest.raises(SourceError, match=r"no tensor[\s\S]*rows\.npy"):
+        rf.open(tmp_path / "rows.npy")
+
+
+def test_rows_without_elements_take_no_memory_and_no_more_are_claimed_than_can_be(tmp_path: Path) -> None:
+    path = tmp_path / "rows.npy"
+
+    def claim(rows: int) -> None:
+        with path.open("wb") as file:
+            header = {"descr": "<f4", "fortran_order": False, "shape": (rows, 0)}
+            np.lib.format.write_array_header_1_0(file, header)
+
+    claim(10**14)
+    source = rf.open(path)
+    assert len(source) == int(source.blocks.sum()) == 10**14
+    assert len(source.blocks) == 1
+    assert source.fetch([10**14 - 1])["array"].gather().shape == (1, 0)  # type: ignore[attr-defined]
+    for rows in (10**18, 10**30):
+        claim(rows)
+        with pytest.raises(CorruptError, match=r"shape[\s\S]*rows\.npy"):
+            rf.open(path)
 
 
 def test_a_header_is_never_run(tmp_path: Path) -> None:

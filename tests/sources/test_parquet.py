@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import pickle
 import shutil
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -243,6 +244,15 @@ def test_a_column_that_contradicts_its_folder_is_an_error(tmp_path: Path) -> Non
     assert samples_of(rf.open(tmp_path, columns=["x"])) == [{"x": 1}, {"x": 2}]
 
 
+@pytest.mark.parametrize("key", [5, "e"])
+def test_a_null_in_a_column_of_the_folders_name_is_an_error_for_its_row(key: Any, tmp_path: Path) -> None:
+    write(pa.table({"x": [1, 2, 3], "k": [key, None, key]}), tmp_path / f"k={key}" / "a.parquet")
+    source = rf.open(tmp_path)
+    assert samples_of(source, [2, 0]) == [{"x": 3, "k": key}, {"x": 1, "k": key}]
+    with pytest.raises(SourceError, match=r"null[\s\S]*row 1, column 'k'"):
+        source.fetch([1])
+
+
 def test_folders_of_different_keys_are_refused(tmp_path: Path) -> None:
     write(pa.table({"x": [1]}), tmp_path / "a=1" / "a.parquet")
     write(pa.table({"x": [2]}), tmp_path / "b=1" / "a.parquet")
@@ -273,13 +283,30 @@ def test_a_table_with_a_log_of_its_files_is_not_read_by_their_names(log: str, tm
 # Nulls.
 
 
+def test_what_is_read_beside_damage_takes_a_small_share_of_the_cache_besides(tmp_path: Path) -> None:
+    x = pa.array([None, *range(1, 8000)])  # a null is looked for there, as damage is
+    pq.write_table(pa.table({"x": x}), tmp_path / "t.parquet", row_group_size=100)
+    source = ParquetSource(tmp_path / "t.parquet", cache_bytes=1 << 20)
+    for wrong in ([8000], [-1]):
+        with pytest.raises(SourceError, match="no such sample"):
+            source.fetch(wrong)
+    assert source._apart is None
+    with pytest.raises(SourceError, match="null"):
+        source.fetch([0])
+    assert source._apart is not None
+    assert samples_of(source, [7999, 100]) == [{"x": 7999}, {"x": 100}]
+    assert source._apart._cache.max_bytes == source._apart._cache_bytes == (1 << 20) // 16
+    assert source._cache.max_bytes == 1 << 20
+
+
 def test_a_null_is_an_error_that_names_file_row_and_column(tmp_path: Path) -> None:
     x = [1, 2, 3, 4, None, 6]
     path = write(pa.table({"x": x, "y": range(6)}), tmp_path / "n.parquet", row_group_size=2)
     source = rf.open(path)
     assert samples_of(source, [0, 1]) == [{"x": 1, "y": 0}, {"x": 2, "y": 1}]
     with pytest.raises(SourceError, match=r"n\.parquet, row group 2, row 4, column 'x'[\s\S]*columns="):
-        source.fetch([5])
+        source.fetch([5, 4])
+    assert samples_of(source, [5, 3]) == [{"x": 6, "y": 5}, {"x": 4, "y": 3}]
     assert samples_of(rf.open(path, columns=["y"]), [4]) == [{"y": 4}]
     masked = samples_of(rf.open(path, nulls="mask"), [3, 4])
     assert [(row["x"], row["x_valid"]) for row in masked] == [(4, True), (0, False)]
@@ -384,6 +411,22 @@ def test_rows_read_in_their_order_are_decoded_once(folder: Path, monkeypatch: py
     for start in range(0, 300, 10):
         source.fetch(range(start, start + 10))
     assert len(walks) == np.count_nonzero(source.blocks)
+
+
+def test_row_groups_under_way_hold_little_of_wide_files_however_many_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parquet_rows, "_WALKS", 4)
+    rows, columns = 20_000, 16
+    table = pa.table({f"c{each}": np.arange(rows) for each in range(columns)})
+    path = write(table, tmp_path / "t.parquet", row_group_size=rows // 2, compression=None, use_dictionary=False)
+    before = pa.total_allocated_bytes()
+    source = ParquetSource(path, cache_bytes=1 << 20)
+    for first in [*range(0, rows, rows // 20)][::-1]:  # each of them begins a walk, in two row groups
+        source.fetch([first])
+    assert source._reader is not None
+    assert len(source._reader._walks) == 4
+    assert pa.total_allocated_bytes() - before < (4 << 20) + 4 * columns * (200 << 10)
 
 
 # Files that changed or are not what they should be.
@@ -678,22 +721,60 @@ def test_small_row_groups_are_decoded_together_and_stay_blocks(tmp_path: Path) -
 
 
 def test_damage_of_a_small_row_group_is_not_its_neighbours(tmp_path: Path) -> None:
-    x = [None if each == 17 else each for each in range(50)]
-    source = rf.open(write(pa.table({"x": x}), tmp_path / "t.parquet", row_group_size=5))
+    path = write(pa.table({"x": range(50)}), tmp_path / "t.parquet", row_group_size=5, use_dictionary=False)
+    chunk = pq.read_metadata(path).row_group(3).column(0)
+    content = bytearray(path.read_bytes())
+    content[chunk.data_page_offset + chunk.total_compressed_size - 3] ^= 1
+    path.write_bytes(content)
+    source = rf.open(path)
     whole = [each for each in range(50) if each // 5 != 3]
     assert [row["x"] for row in samples_of(source, whole)] == whole
-    with pytest.raises(SourceError, match=r"t\.parquet, row group 3, row 17, column 'x'"):
+    with pytest.raises(CorruptError, match=r"t\.parquet, row group 3[\s\S]*'x'"):
         source.fetch([15])
 
 
 def test_parts_fit_into_a_small_cache(tmp_path: Path) -> None:
     path = write(pa.table({"x": np.arange(1 << 20)}), tmp_path / "t.parquet")  # 8 MiB in one row group
-    source = ParquetSource(path, cache_bytes=16 << 20)
+    source = ParquetSource(path, cache_bytes=4 << 20)
     assert 128 <= len(source._parts) <= 160  # of 64 KiB
+    assert len(ParquetSource(path, cache_bytes=16 << 20)._parts) <= 2  # nothing has to make room for others
     assert source.fingerprint == ParquetSource(path).fingerprint
     assert source.blocks.tolist() == [1 << 20]
     with pytest.raises(ArgumentError, match="cache_bytes"):
         ParquetSource(path, cache_bytes="1G")  # type: ignore[arg-type]
+
+
+def test_no_rows_are_read_where_the_first_row_group_has_none(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    with pq.ParquetWriter(path, pa.schema([("x", pa.int64())])) as writer:
+        for rows in (0, 1 << 20):
+            writer.write_table(pa.table({"x": np.arange(rows)}), row_group_size=1 << 20)
+    source = ParquetSource(path, cache_bytes=4 << 20)
+    assert source._parts[0].rows == 0  # too much follows for one part
+    assert source.fetch([]).num_rows == 0
+    assert samples_of(source, [5]) == [{"x": 5}]
+
+
+def test_long_texts_that_come_again_and_again_are_decoded_in_parts(tmp_path: Path) -> None:
+    rows = 300_000
+    table = pa.table(
+        {"text": pa.DictionaryArray.from_arrays(np.arange(rows) // 7 % 10, [f"{i}" * 1000 for i in range(10)])}
+    )
+    path = write(table, tmp_path / "t.parquet", store_schema=False)
+    assert path.stat().st_size < 1 << 20  # 300 MB of text
+    source = ParquetSource(path, cache_bytes=8 << 20)
+    assert source.fetch([rows // 2])["text"].rows() == [str(rows // 2 // 7 % 10) * 1000]
+    assert source._cache._bytes < 8 << 20
+    assert source.blocks.tolist() == ParquetSource(path).blocks.tolist() == [rows]
+    assert len(ParquetSource(path)._parts) == 2
+
+
+@pytest.mark.parametrize("row", [["a" * 40, "b" * 40], [{"role": "user", "text": "a" * 40}], [[1], [2, 3]]])
+def test_rows_of_python_objects_are_counted_with_what_they_hold(row: Any, tmp_path: Path) -> None:
+    source = ParquetSource(write(pa.table({"x": [row] * 1000}), tmp_path / "t.parquet", row_group_size=100))
+    source.fetch(range(1000))
+    each = sys.getsizeof(row) + sum(map(sys.getsizeof, row))
+    assert 1000 * each / 4 < sum(entry.nbytes for entry in source._cache._entries.values()) < 1000 * each * 4
 
 
 def test_a_tensors_shape_comes_through(tmp_path: Path) -> None:

@@ -214,3 +214,57 @@ def test_members_side_by_side_are_read_by_few_calls(tmp_path: Path, monkeypatch:
         while reader.next() is not None:
             pass
     assert sum(calls) < 100_000  # of 1.3 MB
+
+
+def test_a_long_name_whose_end_was_overwritten_is_an_error_and_not_half_a_name(tmp_path: Path) -> None:
+    """Some readers go by the size alone and some on to the next zero: the name would be another for each."""
+    name = "d" * 120 + ".txt"
+    whole = write(tmp_path / "a.tar", {name: b"1"}, tarfile.GNU_FORMAT).read_bytes()
+    for garbage in (b"", b"x"):
+        path = tmp_path / f"{len(garbage)}.tar"
+        content = bytearray(whole)
+        end = 512 + len(name)  # where the zero behind the name lies, with which its size ends
+        content[end : end + 1] = b"!"
+        content[end + 1 : end + 1 + len(garbage)] = garbage
+        path.write_bytes(content)
+        if garbage:
+            with pytest.raises(CorruptError, match=r"long name[\s\S]*offset 512"):
+                members(path)
+        else:
+            assert [member.name for member in members(path)] == [f"{name}!".encode()]
+            assert members(path) == by_tarfile(path)
+
+
+def test_damage_that_leaves_the_checksum_right_is_found_in_numbers(tmp_path: Path) -> None:
+    content = bytearray(write(tmp_path / "a.tar", {"a.txt": b"1"}).read_bytes())
+    for field in (range(100, 108), range(108, 116), range(116, 124), range(136, 148)):
+        damaged = bytearray(content)
+        damaged[field[1]] += 9
+        damaged[0] -= 9
+        (tmp_path / "b.tar").write_bytes(damaged)
+        with pytest.raises(CorruptError, match=r"octal digits[\s\S]*offset 0"):
+            members(tmp_path / "b.tar")
+        damaged[field[0] : field[-1] + 1] = b"\0" * len(field)  # as some writers leave them
+        (tmp_path / "b.tar").write_bytes(header_mended(damaged))
+        assert len(members(tmp_path / "b.tar")) == 1
+
+
+def header_mended(content: bytearray) -> bytes:
+    """With the checksum of its first header made anew."""
+    rest = content[:148] + b" " * 8 + content[156:512]
+    return bytes(content[:148] + b"%06o\0 " % sum(rest) + content[156:])
+
+
+@pytest.mark.parametrize("kinds", [("gnu", "gnu"), ("pax", "pax"), ("gnu", "pax"), ("pax", "gnu")])
+def test_two_names_for_one_file_are_an_error_since_readers_take_either(
+    kinds: tuple[str, str], tmp_path: Path
+) -> None:
+    names = ["a" * 120 + ".txt", "b" * 120 + ".txt"]
+    tars = [
+        write(tmp_path / f"{i}.tar", {name: b"1"}, FORMATS[kind]).read_bytes()
+        for i, (kind, name) in enumerate(zip(kinds, names, strict=True))
+    ]
+    path = tmp_path / "both.tar"
+    path.write_bytes(tars[0][:1024] + tars[1])  # the extended header of one before that of the other
+    with pytest.raises(CorruptError, match=r"a second[\s\S]*offset 1024"):
+        members(path)

@@ -203,6 +203,13 @@ def test_arrays_of_any_row_size_are_read_in_place(
     assert source.fetch([])["a.npy"].rows() is not None
 
 
+def test_no_samples_can_be_expected_and_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mapped, "RESIDENT_BYTES", 0)  # the shards are more than may stay mapped
+    source = rf.open(folder)
+    source.expect([])
+    assert source.fetch([]).num_rows == 0
+
+
 def test_what_can_be_opened(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for where in (
         folder,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rankfeed.errors import CorruptError
+from rankfeed.errors import CorruptError, SourceError
 from rankfeed.storage import map_file, mapped
 from rankfeed.storage.region import File, Region
 
@@ -57,6 +57,18 @@ def test_an_end_that_comes_too_early_is_an_error_and_no_short_row(
         region.read(300, len(CONTENT) - 200)
     with pytest.raises(CorruptError, match="ends too early"):
         region.read_into(memoryview(bytearray(300)), len(CONTENT) - 200)
+
+
+def test_what_the_system_refuses_names_file_and_offset(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mapped, "KEPT_BYTES", 0)
+    file = File(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    os.dup2(folder, file.handle)  # which cannot be read from
+    os.close(folder)
+    region = Region(file, 10)
+    for read in (lambda: region.read(5, 7), lambda: region.read_into(memoryview(bytearray(5)), 7)):
+        with pytest.raises(SourceError, match=r"cannot be read[\s\S]*directory[\s\S]*content, offset 17"):
+            read()
 
 
 def test_what_is_kept_is_bounded_over_all_files_and_given_back(

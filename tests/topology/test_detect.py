@@ -310,6 +310,22 @@ REFUSED = {
         {**slurm(1, "2"), **plain(0, 2)},
         ["RANK=0", "SLURM_PROCID=1"],
     ),
+    "RANK=0 of a larger world left over, under mpirun": (
+        {**openmpi(1, 2, 1, 2), **plain(0, 8)},
+        ["RANK=0", "WORLD_SIZE=8", "OMPI_COMM_WORLD_RANK=1"],
+    ),
+    "RANK=3 of a larger world left over, under mpirun": (
+        {**openmpi(1, 2, 1, 2), **plain(3, 8)},
+        ["RANK=3", "WORLD_SIZE=8"],
+    ),
+    "RANK=0 of a larger world that does not divide left over": (
+        {**openmpi(2, 3, 2, 3), **plain(0, 8)},
+        ["RANK=0", "WORLD_SIZE=8"],
+    ),
+    "RANK=7 of a larger world that does not divide left over": (
+        {**openmpi(1, 3, 1, 3), **plain(7, 8)},
+        ["RANK=7", "WORLD_SIZE=8"],
+    ),
     "RANK=0 alone left over, under srun": ({**slurm(1, "2"), "RANK": 0}, ["RANK=0", "SLURM_PROCID=1"]),
     "a smaller world inside a larger one": ({**slurm(1, "4"), **plain(1, 2)}, ["WORLD_SIZE=2"]),
     "WORLD_SIZE that is not the step's": ({**slurm(1, "2"), "WORLD_SIZE": 8}, ["WORLD_SIZE=8"]),

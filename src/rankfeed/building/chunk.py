@@ -53,7 +53,7 @@ class Chunk:
     def laid_out(self, fields: Fields) -> Chunk:
         """The same rows under wider fields, as `join_fields` gives them."""
         columns = {
-            name: _laid_out(self.columns[name], self.fields[name], field, self.rows)
+            name: _laid_out(self.columns[name], self.fields[name], field, self.rows, f"field {name!r}")
             for name, field in fields.items()
         }
         return Chunk(self.rows, dict(fields), columns)
@@ -171,7 +171,10 @@ def concatenated(chunks: list[Chunk]) -> Chunk:
     rows = sum(chunk.rows for chunk in chunks)
     columns = {}
     for name, field in fields.items():
-        parts = [_laid_out(chunk.columns.pop(name), chunk.fields[name], field, chunk.rows) for chunk in chunks]
+        parts = [
+            _laid_out(chunk.columns.pop(name), chunk.fields[name], field, chunk.rows, f"field {name!r}")
+            for chunk in chunks
+        ]
         offsets = None
         if field.kind != "dense":
             lengths = [np.diff(part.offsets) for part in parts if part.offsets is not None]
@@ -230,9 +233,34 @@ def _join(name: str, one: Field, other: Field, where: str) -> Field:
     return Field("ragged", dtype.name, inner[0])
 
 
-def _laid_out(stored: Stored, is_now: Field, becomes: Field, rows: int) -> Stored:
+def survives(values: Any, dtype: np.dtype[Any]) -> bool:
+    """Whether whole numbers are the same ones under another type; what else there is, numpy looks after.
+
+    Examples:
+        >>> survives(np.array([2**53]), np.dtype("float64")), survives(np.array([2**53 + 1]), np.dtype("float64"))
+        (True, False)
+    """
+    if values.dtype.kind not in "iu" or values.dtype.itemsize < 8 or dtype.kind not in "fc":
+        return True
+    wide = values.astype(np.float64)
+    # Beyond the type's own range, what comes back depends on the machine.
+    return bool((wide < float(np.iinfo(values.dtype).max)).all() and (wide.astype(values.dtype) == values).all())
+
+
+def digits_lost(where: str) -> PackError:
+    """The error for those that are not."""
+    return PackError(
+        "whole numbers and others do not fit into one column: float64 has not all their digits",
+        where=where or None,
+        remedy="convert them with map=..., or give them fields of their own",
+    )
+
+
+def _laid_out(stored: Stored, is_now: Field, becomes: Field, rows: int, where: str = "") -> Stored:
     if is_now == becomes:
         return stored
+    if not survives(stored.values, np.dtype(becomes.dtype)):
+        raise digits_lost(where)
     values, offsets = stored.values.astype(becomes.dtype, copy=False), stored.offsets
     if becomes.kind == "ragged" and offsets is None:
         length = is_now.shape[0]

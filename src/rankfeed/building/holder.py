@@ -15,10 +15,12 @@ import msgspec
 
 from rankfeed.errors import RankfeedError
 from rankfeed.storage import is_gone
+from rankfeed.storage.decodable import decodable
 from rankfeed.topology import Topology
 from rankfeed.topology.job import started
 
 
+@decodable
 class Holder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Who holds a lease, as it stands in the file.
 
@@ -64,8 +66,8 @@ class Holder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def is_of_this_host(self) -> bool:
-        """Whether it runs, or ran, under the kernel and the name that this process does."""
-        return self.host == socket.gethostname() and self.boot == _boot()
+        """Whether it runs, or ran, under the kernel and the name that this process does, both being told."""
+        return self.host == socket.gethostname() and self.boot == _boot() != ""
 
     @property
     def is_visible(self) -> bool:
@@ -73,9 +75,15 @@ class Holder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.is_of_this_host and self.space != 0 and self.space == _space()
 
     @property
-    def is_gone(self) -> bool:
-        """Whether a visible holder has ended."""
-        return started(self.pid) not in (self.born, -1)
+    def is_of_this_process(self) -> bool:
+        """Whether a visible holder is this process."""
+        return self.pid == os.getpid() and self.born == started(self.pid)
+
+    @property
+    def is_gone(self) -> bool | None:
+        """Whether a visible holder has ended; None where the system does not tell."""
+        found = started(self.pid)
+        return None if found == -1 else found != self.born
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}" + (f" ({self.who})" if self.who else "")
@@ -122,7 +130,8 @@ class Lock:
             self._lock.acquire(timeout=0)
         except Timeout:
             return False
-        except (NotImplementedError, OSError):  # there are many ways to say that a file system has no locks
+        except (NotImplementedError, OSError, Warning):
+            # There are many ways to say that a file system has no locks; a warning is raised by `python -W error`.
             return False
         self.held = True
         return True

@@ -11,14 +11,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rankfeed.building.mapping import Mapped
-from rankfeed.building.staging import (
-    Part,
-    forget_stretch,
-    is_whole,
-    read_stretch,
-    write_part,
-    write_stretch,
-)
+from rankfeed.building.records import Part
+from rankfeed.building.staging import forget_stretch, is_whole, read_stretch, write_part, write_stretch
 from rankfeed.building.stretches import chunks_of_range, cut, no_step
 from rankfeed.errors import PackError, RankfeedError, listed
 from rankfeed.plan import Plan

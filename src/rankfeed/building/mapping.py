@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rankfeed.errors import ArgumentError, PackError
-from rankfeed.loading.randomness import Streams, wants_rng
+from rankfeed.plan import Streams, wants_rng
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from rankfeed.building.destination import folder
 from rankfeed.building.job import Job, Task, pack_stretch
 from rankfeed.building.mapping import Mapped
 from rankfeed.building.packing import Request, lead
-from rankfeed.building.staging import Part
+from rankfeed.building.records import Part
 from rankfeed.building.workers import can_travel, run
 from rankfeed.errors import ArgumentError
 from rankfeed.plan import Plan

@@ -15,18 +15,8 @@ from rankfeed.building.chunk import Chunk, Fields, join_fields
 from rankfeed.building.destination import bar, nothing_to_append_to, refuse_foreign
 from rankfeed.building.job import Job, Runner, check_parts
 from rankfeed.building.mapping import Mapped
-from rankfeed.building.staging import (
-    Part,
-    begin,
-    clear,
-    commit,
-    empty,
-    finish,
-    is_begun,
-    locked,
-    widened,
-    write_part,
-)
+from rankfeed.building.records import Part
+from rankfeed.building.staging import begin, clear, commit, empty, finish, is_begun, locked, widened, write_part
 from rankfeed.building.stretches import chunks_of_iterable, chunks_of_range, cut, stretches
 from rankfeed.errors import PackError, RankfeedError
 from rankfeed.plan import Plan
@@ -136,8 +126,6 @@ def _pack(request: Request, runner: Runner, staging: Path, advance: Callable[[in
         if request.is_in(base):
             empty(staging)
             return
-        if moved is not None:
-            empty(staging)
     elif request.append:
         raise nothing_to_append_to(request.dest)
     stamp = origin if base is None else digest_of(b"append", base.fingerprint.encode(), origin.encode())
@@ -152,11 +140,11 @@ def _pack(request: Request, runner: Runner, staging: Path, advance: Callable[[in
         return
     try:
         fields = _joined(parts, None if base is None else base.fields)
+        parts = [_widened(staging, part, fields, runner) for part in parts]
     except PackError:
         if base is not None:
             empty(staging)  # they will never fit: nothing is left to go on with
         raise
-    parts = [_widened(staging, part, fields, runner) for part in parts]
     commit(staging, parts, fields, origin if base is None else base.origin + _AND + origin, base)
     empty(staging)
 

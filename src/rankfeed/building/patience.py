@@ -70,6 +70,8 @@ class Patience:
         who = f"{self.me} waits" if self.me else "waiting"
         whom = f"{who} for {self._path}, which {holder} builds{_since(holder)}"
         text = f"{whom}: {_progress(folder)}, after {waited:.0f} s"
+        if holder.is_visible and holder.is_of_this_process:
+            text += "; that is this very process, whose builder must not wait for what waits for it"
         if self._draws:
             self._draw(text)
             took = time.monotonic() - self._began - waited

@@ -9,25 +9,26 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from functools import wraps
 from pathlib import Path
 from typing import Any, Literal, overload
 
-from rankfeed.building.failure import cannot_write, find_failure
+from rankfeed.building.failure import cannot_write, find_failure, next_attempt
 from rankfeed.building.hint import Hint, communicator
 from rankfeed.building.holder import Watch, place_in_job
+from rankfeed.building.inside import inside, refuse_inside
 from rankfeed.building.lease import Leases
 from rankfeed.building.patience import Patience
 from rankfeed.building.prepared import State, key_of, look, refuse_strangers
+from rankfeed.building.replacing import refuse_fixed
 from rankfeed.building.target import control_folder, folder_meant
 from rankfeed.building.turn import Build, Turn
 from rankfeed.errors import ArgumentError, PrepareError, RankfeedError
 from rankfeed.plan.plan import whole
 from rankfeed.storage import is_gone, look_again
-from rankfeed.topology.job import launch_name
+from rankfeed.topology.job import job_mark
 
 Scope = Literal["shared", "node"]
 
@@ -37,8 +38,6 @@ _FIRST_LOOK, _LAST_LOOK = 0.01, 0.5
 _LOST = 0.01
 #: Times that a build may be taken over before its process gives up.
 _LOSSES = 5
-#: How often this process has prepared each path: its part in the name of an attempt.
-_turns: Counter[str] = Counter()
 
 
 @overload
@@ -182,8 +181,8 @@ class Preparation:
 
     def __enter__(self) -> Path | None:
         with ExitStack() as stack:
-            turn = self._wait(stack)
-            staging = None if turn is None else turn.fresh()
+            turn = self._wait(stack, next_attempt(self.path))
+            staging = None if turn is None else turn.begin()
             self._entered.turns.append((stack.pop_all(), turn))
         return staging
 
@@ -196,20 +195,19 @@ class Preparation:
                 turn.clear()  # whoever interrupts it says nothing about the data
                 return
             if error is not None:
-                if turn.lease.held():
-                    raise turn.failed(error) from error
-                raise self._lost() from error
+                raise (self._lost() if turn.lease.is_lost() else turn.failed(error)) from error
             done = turn.finish()
         if not done:
             with ExitStack() as stack:
-                if self._wait(stack) is not None:
+                if self._wait(stack, turn.lease.me.attempt) is not None:
                     raise self._lost()
 
     def run(self, build: Build) -> Path:
         """Prepare the folder; as :func:`prepare_once`."""
+        attempt = next_attempt(self.path)
         for _ in range(_LOSSES):
             with ExitStack() as stack:
-                turn = self._wait(stack)
+                turn = self._wait(stack, attempt)
                 if turn is None or turn.run(build, self.retries):
                     return self.path
         raise self._lost()
@@ -221,31 +219,23 @@ class Preparation:
             remedy="start the job again; a builder must not be stopped for long, nor remove the lease's files",
         )
 
-    def _wait(self, stack: ExitStack) -> Turn | None:
+    def _wait(self, stack: ExitStack, attempt: str) -> Turn | None:
         """Wait until the folder is there (None), or until it is this process's turn to build it.
 
         Args:
             stack: what ends the turn.
+            attempt: which one this is; the same when a turn was lost.
         """
         try:
             with Hint(self.comm) as hint, Patience(self.path, place_in_job(), self.timeout) as patience:
-                return self._waited(stack, hint, patience)
+                return self._waited(stack, attempt, hint, patience)
         except OSError as error:
             if isinstance(error, RankfeedError):
                 raise
             raise cannot_write(error, self.path) from error
 
-    def _waited(self, stack: ExitStack, hint: Hint, patience: Patience) -> Turn | None:
+    def _waited(self, stack: ExitStack, attempt: str, hint: Hint, patience: Patience) -> Turn | None:
         key = key_of(self.key, self.inputs)
-        _turns[str(self.path)] += 1
-        if self.path in _building.paths:
-            raise PrepareError(
-                "this very thread is preparing that folder: it would wait for itself",
-                where=self.path,
-                remedy="prepare another folder inside the builder, or this one before it",
-            )
-        launch = launch_name()
-        attempt = f"{launch} {_turns[str(self.path)]}" if launch else ""
         folder = control_folder(self.path)
         leases = Leases(folder)
         watch, waited_for, pause, refused = Watch(), set[str](), _FIRST_LOOK, 0
@@ -253,7 +243,7 @@ class Preparation:
             if self._is_there(key):
                 self._tidy(leases, key)
                 return None
-            failure = find_failure(folder, waited_for, attempt, key)
+            failure = find_failure(folder, waited_for, attempt, job_mark(), key)
             if failure is not None:
                 raise failure.error()
             holder = leases.holder()
@@ -264,26 +254,27 @@ class Preparation:
                     lease = stack.enter_context(leases.claimed(holder, patience.me, attempt))
                 except OSError as error:
                     refused += 1
-                    if refused == _LOSSES or not is_gone(error):
+                    # The second is what making a folder says where another process removes it just then.
+                    if refused == _LOSSES or not (is_gone(error) or isinstance(error, FileExistsError)):
                         raise
                     continue  # somebody tidied up just then
                 if lease is not None:
                     hint.turn = lease.me.name
                     # What was seen before may have ended meanwhile: look again, now that nobody else builds.
-                    failure = find_failure(folder, waited_for, attempt, key)
+                    failure = find_failure(folder, waited_for, attempt, job_mark(), key)
                     if failure is not None:
                         raise failure.error()
                     look_again(self.path)  # another host may have built it, or another one, a moment ago
                     if self._is_there(key):
                         return None
-                    refuse_strangers(self.path, look(self.path, key))
-                    _building.paths.append(self.path)
-                    stack.callback(_building.paths.remove, self.path)
+                    refuse_fixed(self.path, look(self.path, key), folder)
+                    stack.enter_context(inside(lease.me.name))
                     return Turn(self.path, folder, key, lease)
                 stack.close()
                 time.sleep(_LOST)  # this host may not have heard of the faster one yet
                 continue
             waited_for.add(holder.name)
+            refuse_inside(holder, self.path)
             patience.check(holder, folder)
             hinted = hint.wait(holder.name, pause)
             with suppress(OSError):  # a network file system may take a folder for what it was a minute ago
@@ -312,13 +303,3 @@ class _Entered(threading.local):
 
     def __init__(self) -> None:
         self.turns: list[tuple[ExitStack, Turn | None]] = []
-
-
-class _Building(threading.local):
-    """What a thread is building."""
-
-    def __init__(self) -> None:
-        self.paths: list[Path] = []
-
-
-_building = _Building()

@@ -1,27 +1,26 @@
-"""A prepared folder: the marker inside that says it is whole, and the one rename that brings it there."""
+"""A prepared folder, and the marker inside that lists its files: whether it is whole, what others put there."""
 
 from __future__ import annotations
 
 import os
-import secrets
-import shutil
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 
 from rankfeed.errors import PrepareError, listed
 from rankfeed.storage import digest_of, file_digest, is_gone, look_again, make_durable, stat_afresh, write_atomic
+from rankfeed.storage.decodable import decodable
 
 MARKER_NAME = ".rankfeed-prepared.json"
-#: What the name of a folder begins with that was moved aside.
-OLD = "old-"
 
 
+@decodable
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """A file of a prepared folder.
 
@@ -36,6 +35,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=
     digest: str
 
 
+@decodable
 class Marker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a finished build says of itself.
 
@@ -68,8 +68,24 @@ def look(path: Path, key: str) -> State:
     """What lies at ``path``. Sizes are compared with the marker's; `check` compares the bytes too.
 
     Raises:
-        OSError: it cannot be read.
+        PrepareError: it cannot be looked into, which says nothing of what is there.
     """
+    try:
+        return _looked(path, key)
+    except OSError as error:
+        raise _unseen(error, path) from error
+
+
+def _unseen(error: OSError, path: Path) -> PrepareError:
+    return PrepareError(
+        "what was prepared cannot be looked into",
+        found=error.strerror or error,
+        where=error.filename or path,
+        remedy="see to that, or choose another folder: nothing is built again, or removed, that cannot be seen",
+    )
+
+
+def _looked(path: Path, key: str) -> State:
     asked = False
     while True:
         before = _identity(path)
@@ -137,14 +153,13 @@ def read_marker(path: Path) -> Marker | None:
 def _is_there(path: Path, entry: Entry) -> bool:
     try:
         found = os.lstat(path / entry.name)
-    except OSError:
-        return False
-    if entry.nbytes < 0:
-        return stat.S_ISLNK(found.st_mode)
-    if found.st_size != entry.nbytes and stat.S_ISREG(found.st_mode):
-        with suppress(OSError):
+        if entry.nbytes >= 0 and found.st_size != entry.nbytes and stat.S_ISREG(found.st_mode):
             found = stat_afresh(path / entry.name)  # this host may have seen it grow
-    return found.st_size == entry.nbytes
+    except OSError as error:
+        if is_gone(error):
+            return False
+        raise
+    return stat.S_ISLNK(found.st_mode) if entry.nbytes < 0 else found.st_size == entry.nbytes
 
 
 def strangers(path: Path) -> list[str]:
@@ -163,12 +178,14 @@ def refuse_strangers(path: Path, state: State) -> None:
     """Nothing is removed that nobody prepared.
 
     Raises:
-        PrepareError: there is such a thing where the data belong.
-        OSError: it cannot be read.
+        PrepareError: there is such a thing where the data belong, or what is there cannot be seen.
     """
     if state in (State.ABSENT, State.FITS):
         return
-    names = strangers(path) if path.is_dir() else ["a file"]
+    try:
+        names = strangers(path) if path.is_dir() else ["a file"]
+    except OSError as error:
+        raise _unseen(error, path) from error
     if names or state is State.FOREIGN:
         raise PrepareError(
             "the folder holds what nobody prepared",
@@ -206,17 +223,37 @@ def key_of(key: str, inputs: Sequence[str | os.PathLike[str]]) -> str:
     for each in inputs:
         root = Path(each)
         try:
-            files = [root, *sorted(root.rglob("*"))] if root.is_dir() else [root]
-            for file in files:
+            walked = walk_links(root, onerror=_raise) if root.is_dir() else [(str(root.parent), [], [root.name])]
+            for file in (Path(place, name) for place, _, names in walked for name in names):
                 found = os.stat(file)
-                if not stat.S_ISDIR(found.st_mode):
-                    told = f"{root.name}/{file.relative_to(root)} {found.st_size} {found.st_mtime_ns}"
-                    pieces.append(told.encode("utf-8", "surrogateescape"))
+                if stat.S_ISREG(found.st_mode):  # to open a pipe would be to wait for who writes into it
+                    with suppress(PermissionError):
+                        found = stat_afresh(file)  # this host may have seen it before it was changed
+                told = f"{root.name}/{file.relative_to(root)} {found.st_size} {found.st_mtime_ns}"
+                pieces.append(told.encode("utf-8", "surrogateescape"))
         except OSError as error:
             raise PrepareError(
                 "an input cannot be read", found=error.strerror or error, where=error.filename or root
             ) from error
     return digest_of(*pieces) if len(pieces) > 1 or inputs else key
+
+
+def walk_links(
+    top: Path, onerror: Callable[[OSError], object] | None = None
+) -> Iterator[tuple[str, list[str], list[str]]]:
+    """As `os.walk`, in the order of the names, and into linked folders too, but for those that lead back.
+
+    Args:
+        top: where it begins.
+        onerror: called where a folder cannot be listed; None: it is passed over.
+    """
+    for place, folders, files in os.walk(top, followlinks=True, onerror=onerror):
+        led = os.path.islink(place) and place != os.fspath(top)
+        if led and os.path.realpath(place) in map(os.path.realpath, Path(place).parents):
+            folders.clear()
+            continue
+        folders.sort()
+        yield place, folders, sorted(files)
 
 
 def seal(staging: Path, key: str, host: str, seconds: float) -> None:
@@ -240,9 +277,13 @@ def seal(staging: Path, key: str, host: str, seconds: float) -> None:
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    for place, folders, files in os.walk(folder):
+    for place, folders, files in os.walk(folder, onerror=_raise):
         yield from (Path(place, name) for name in files)
         yield from (Path(place, name) for name in folders if os.path.islink(os.path.join(place, name)))
+
+
+def _raise(error: OSError) -> NoReturn:
+    raise error  # a folder that cannot be listed is not an empty one
 
 
 def _sealed(staging: Path, path: Path) -> Entry:
@@ -268,40 +309,3 @@ def _sealed(staging: Path, path: Path) -> Entry:
 
 def _digest(path: Path, nbytes: int) -> str:
     return file_digest(path) if nbytes >= 0 else digest_of(os.fsencode(os.readlink(path)))
-
-
-def commit(staging: Path, path: Path, aside: Path) -> None:
-    """Bring a sealed build to its place; what was prepared there before is moved aside and removed.
-
-    Files of it that a reader holds open stay readable. Between the two renames there is nothing.
-
-    Raises:
-        OSError: it cannot be moved; what was there is there again.
-    """
-    old = aside / f"{OLD}{secrets.token_hex(4)}"
-    moved = False
-    if os.path.lexists(path) and read_marker(path) is not None:
-        os.rename(path, old)
-        moved = True
-    try:
-        os.rename(staging, path)  # an empty folder gives way
-    except BaseException:
-        if moved:
-            with suppress(OSError):
-                os.rename(old, path)
-        raise
-    make_durable(path.parent)
-    if moved:
-        remove(old)
-
-
-def remove(folder: Path) -> None:
-    """Remove a folder and all that is in it, as far as that can be done: folders that were made read-only too."""
-    with suppress(OSError):
-        os.chmod(folder, 0o700)
-    for place, folders, _ in os.walk(folder):
-        for inner in folders:
-            if not os.path.islink(path := os.path.join(place, inner)):
-                with suppress(OSError):
-                    os.chmod(path, 0o700)  # before it is walked into
-    shutil.rmtree(folder, ignore_errors=True)

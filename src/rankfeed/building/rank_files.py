@@ -8,8 +8,6 @@ follows only a rank 0 whose file has that name in it.
 from __future__ import annotations
 
 import os
-import socket
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -19,7 +17,8 @@ import msgspec
 from rankfeed.building.mapping import said
 from rankfeed.errors import PackError, RankfeedError
 from rankfeed.storage.commit import temporary_name
-from rankfeed.topology.job import launch_name
+from rankfeed.storage.decodable import decodable
+from rankfeed.topology.job import HERE
 
 #: The folder of these files, inside the staging folder.
 FOLDER = "ranks"
@@ -31,6 +30,7 @@ REFUSALS = "refused-*.json"
 _T = TypeVar("_T")
 
 
+@decodable
 class Failure(msgspec.Struct, frozen=True):
     """An error on its way to other ranks, as text: nothing is unpickled."""
 
@@ -60,6 +60,7 @@ class Failure(msgspec.Struct, frozen=True):
         )
 
 
+@decodable
 class Member(msgspec.Struct, frozen=True):
     """What a rank says.
 
@@ -72,6 +73,7 @@ class Member(msgspec.Struct, frozen=True):
         steps: counts on while it gets on with its work: one that hangs may well live.
         doing: the stretch that it packs now.
         failure: why it can't go on.
+        told: whether it has heard that the data set is there.
     """
 
     rank: int
@@ -82,8 +84,10 @@ class Member(msgspec.Struct, frozen=True):
     steps: int = 0
     doing: int | None = None
     failure: Failure | None = None
+    told: bool = False
 
 
+@decodable
 class Run(msgspec.Struct, frozen=True):
     """What rank 0 says.
 
@@ -110,6 +114,7 @@ class Run(msgspec.Struct, frozen=True):
     failure: Failure | None = None
 
 
+@decodable
 class Plan(msgspec.Struct, frozen=True):
     """The stretches: name of the job, rows to read in one go, and start and stop of each."""
 
@@ -142,30 +147,6 @@ def get(path: Path, kind: type[_T]) -> _T | None:
         return None
 
 
-#: A mark that says something on one host alone begins so.
-_HERE = "on "
-
-
-def job_mark(environ: Mapping[str, str] | None = None) -> str:
-    """What tells the job of this process from others that run at the same time; empty where nothing does.
-
-    Examples:
-        >>> job_mark({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"})
-        'SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_RESTART_COUNT='
-        >>> job_mark({"PMI_RANK": "0", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"})
-        'node1:29500'
-        >>> job_mark({})
-        ''
-    """
-    environ = os.environ if environ is None else environ
-    name = launch_name(environ)
-    if not name.startswith("parent "):
-        return name
-    if environ.get("MASTER_ADDR") and environ.get("MASTER_PORT"):
-        return f"{environ['MASTER_ADDR']}:{environ['MASTER_PORT']}"
-    return f"{_HERE}{socket.gethostname()} {name}"
-
-
 def same_job(one: str, other: str) -> bool | None:
     """Whether two marks are of one job; None where they don't tell.
 
@@ -177,5 +158,5 @@ def same_job(one: str, other: str) -> bool | None:
     """
     if not one or not other:
         return None
-    hosts = [mark.split(" ")[1] for mark in (one, other) if mark.startswith(_HERE)]
+    hosts = [mark.split(" ")[1] for mark in (one, other) if mark.startswith(HERE)]
     return None if len(set(hosts)) > 1 else one == other

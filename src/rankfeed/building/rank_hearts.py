@@ -85,7 +85,7 @@ class Heart:
 
 
 class MemberHeart(Heart):
-    """A rank other than 0: says that it is there."""
+    """A rank other than 0: says that it is there, and hears of the end though it be at something long."""
 
     def __init__(self, ranks: Path, rank: int, world_size: int, job: str, every: float) -> None:
         super().__init__(every)
@@ -93,11 +93,19 @@ class MemberHeart(Heart):
         self.said = Member(rank, secrets.token_hex(8), job, world_size)
         self.path = ranks / f"rank-{rank:05d}-{self.said.name}.json"
         self.answered = False
+        #: What rank 0 said last, once that was that the data set is there: its file goes soon after.
+        self.ended: Run | None = None
 
     def say(self, **news: Any) -> None:
         """Write the file, with something new in it."""
         with self.lock:
-            self.said = msgspec.structs.replace(self.said, beat=self.said.beat + 1, steps=self.steps, **news)
+            run = get(self.ranks / RUN, Run)
+            if run is not None and self.said.name in run.members:
+                self.ended = run if run.state == "done" and run.failure is None else None
+            told = self.ended is not None
+            self.said = msgspec.structs.replace(
+                self.said, beat=self.said.beat + 1, steps=self.steps, told=told, **news
+            )
             if not self.answered:
                 # A pack that was there before may just remove the folder. Later, that means that ours is over.
                 self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -139,6 +147,8 @@ class LeadHeart(Heart):
         self.doing: int | None = None
         self.failure: Failure | None = None
         self._silence = Silence()
+        #: Whether a rank that lives, but does not get on, has yet to hear of the end.
+        self.untold = False
         self._awaited: set[int] = set()
         self._heard: set[int] = set()
         self._warned: set[str] = set()
@@ -148,6 +158,7 @@ class LeadHeart(Heart):
         """Look around, then write the file, with something new in it."""
         with self.lock:
             busy, names, awaited = [] if self.doing is None else [self.doing], [], set()
+            untold = False
             own_steps = self._silence.of("", self.steps, time.monotonic())
             if busy and own_steps > self.patience:
                 busy = []
@@ -160,9 +171,10 @@ class LeadHeart(Heart):
                     awaited.add(member.rank)
                     busy += [] if member.doing is None else [member.doing]
                     continue
+                untold |= problem == "stuck" and not member.told
                 if self.run.state == "working":
                     self._warn(member, problem)
-            self._awaited = awaited
+            self._awaited, self.untold = awaited, untold
             if self.failure is not None and self.run.state == "working":
                 news = {"failure": self.failure, **news}  # at once: this rank may be at something long
             self.run = msgspec.structs.replace(
@@ -189,10 +201,12 @@ class LeadHeart(Heart):
 
     def _problem(self, member: Member) -> str | None:
         now = time.monotonic()
-        if self._silence.of(member.name, member.beat, now) > self.patience:
-            return "silent"
+        silent = self._silence.of(member.name, member.beat, now)
         still = self._silence.of(member.name + " steps", member.steps, now)
-        return "stuck" if still > self.patience else None
+        if silent > self.patience:
+            return "silent"
+        # One that was ended or stopped took its last step before its last beat: only while it beats is it stuck.
+        return "stuck" if still > self.patience and silent <= 2 * self.every else None
 
     def _warn(self, member: Member, problem: str) -> None:
         if member.name in self._warned or self.failure is not None:

@@ -15,18 +15,22 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
+
 from rankfeed.building.destination import refuse_foreign
 from rankfeed.building.job import Job, Task
 from rankfeed.building.packing import Request, lead
-from rankfeed.building.rank_files import FOLDER, PLAN, REFUSALS, RUN, Failure, Plan, Run, job_mark, put
+from rankfeed.building.rank_files import FOLDER, PLAN, REFUSALS, RUN, Failure, Plan, Run, put
 from rankfeed.building.rank_hearts import LeadHeart, MemberHeart
 from rankfeed.building.rank_watch import ARRIVAL, RankZero, pack_claimed
-from rankfeed.building.staging import Part, finished_stretches, is_whole, read_stretch
+from rankfeed.building.records import Part
+from rankfeed.building.staging import finished_stretches, is_whole, read_stretch
 from rankfeed.errors import PackError, RankfeedError
 from rankfeed.sources import PackedSource, Source
 from rankfeed.sources.open import STAGING_NAME
-from rankfeed.storage import digest_of, load_manifest
+from rankfeed.storage import MANIFEST_NAME, digest_of, load_manifest
 from rankfeed.topology import Topology
+from rankfeed.topology.job import job_mark
 
 #: Seconds in which a file written elsewhere is seen here.
 _SEEN = 10.0
@@ -90,7 +94,10 @@ class OnRanks:
             try:
                 yield
                 self.heart.say(state="done", result=load_manifest(staging.parent).fingerprint)
-                while not self.heart.all_left(ARRIVAL * self.patience):
+                deadline = time.monotonic() + self.patience
+                while not self.heart.all_left(ARRIVAL * self.patience) or (
+                    self.heart.untold and time.monotonic() < deadline
+                ):
                     if self.heart.failure is not None:  # the data set is there, but a rank has nothing of it
                         raise self.heart.failure.error()
                     time.sleep(self.heart.every / 2)
@@ -191,8 +198,11 @@ def _follow(request: Request, here: Topology, patience: float) -> None:
                     where=f"rank {here.rank}, which differs from rank 0",
                 )
             if run.state == "working":
-                _help(request, heart, watch, here)
-                run = watch.until(lambda run: run.state != "working")
+                try:
+                    _help(request, heart, watch, here)
+                    run = watch.until(lambda run: run.state != "working")
+                except (RankfeedError, OSError) as error:
+                    run = _ended(request, watch, error)
             _see(request.dest, run)
         except BaseException as error:
             if not watch.over:
@@ -206,6 +216,8 @@ def _help(request: Request, heart: MemberHeart, watch: RankZero, here: Topology)
     """Pack stretches until none is missing."""
     staging = heart.ranks.parent
     plan = watch.read_plan()
+    if plan is None:
+        return
     job = replace(request.job(plan.job, staging, plan.batch), step=heart.step)
     missing = set(range(len(plan.ranges)))
     while missing and watch.look().state == "working":
@@ -218,6 +230,29 @@ def _help(request: Request, heart: MemberHeart, watch: RankZero, here: Topology)
         pack_claimed(heart, heart.ranks, watch.patience, job, mine, *plan.ranges[mine])
         missing.discard(mine)
         heart.say(doing=None)
+
+
+def _ended(request: Request, watch: RankZero, error: Exception) -> Run:
+    """How the pack ended, where it did so while this rank was at something long: what it was at, others packed.
+
+    Raises:
+        PackError: it did not, or that cannot be told.
+    """
+    heart = watch.heart
+    if heart.ended is not None and watch.run.failure is None:
+        return heart.ended
+    if heart.ranks.exists() or not (request.dest / MANIFEST_NAME).exists():
+        raise error
+    # This process was stopped, or kept its own threads from running, and heard nothing.
+    manifest = load_manifest(request.dest)
+    if request.is_in(manifest):
+        return msgspec.structs.replace(watch.run, state="done", result=manifest.fingerprint)
+    raise PackError(
+        "the others ended the pack while this rank gave no sign of life",
+        expected="to tell whether the data set that is there is theirs",
+        where=f"rank {watch.here.rank} of {watch.here.world_size}, at {request.dest}",
+        remedy="start the job again; with key=... this rank knows the data set, and patience=... waits longer",
+    ) from error
 
 
 def _see(dest: Path, run: Run) -> None:

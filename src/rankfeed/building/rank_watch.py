@@ -13,7 +13,8 @@ from typing import Any
 from rankfeed.building.job import Job, pack_stretch
 from rankfeed.building.rank_files import CLAIM, PLAN, REFUSALS, RUN, Plan, Run, get
 from rankfeed.building.rank_hearts import Heart, MemberHeart, Silence, warn
-from rankfeed.building.staging import Part, is_whole, read_stretch
+from rankfeed.building.records import Part
+from rankfeed.building.staging import is_whole, read_stretch
 from rankfeed.errors import PackError
 from rankfeed.topology import Topology
 
@@ -46,6 +47,8 @@ class RankZero:
         run = self._said()
         if run is not None:
             self.run, self.heart.answered = run, True
+        if self.run.state == "done" and self.run.failure is None:
+            return self.run
         heard = self.run.beat >= 0
         silent = self._silence.of("", self.run.beat, now) if heard else now - self._began
         if silent > (self.patience if heard else ARRIVAL * self.patience):
@@ -77,7 +80,7 @@ class RankZero:
             run = get(path, Run)
             if run is not None and self.heart.said.name in run.members:
                 return run
-        return None
+        return self.heart.ended
 
     def _gone(self, summary: str, expected: str, remedy: str) -> PackError:
         self.over = True
@@ -94,14 +97,15 @@ class RankZero:
             time.sleep(self.heart.every / 2)
         return self.run
 
-    def read_plan(self) -> Plan:
-        """Wait for the list of stretches.
+    def read_plan(self) -> Plan | None:
+        """Wait for the list of stretches; None where the pack is over, and the list may be gone.
 
         Raises:
             PackError: see `look`.
         """
         while (plan := get(self.heart.ranks / PLAN, Plan)) is None:
-            self.look()
+            if self.look().state != "working":
+                return None
             time.sleep(self.heart.every / 2)
         return plan
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from rankfeed.building.job import Job, Task, pack_stretch
-from rankfeed.building.staging import Part
+from rankfeed.building.records import Part
 from rankfeed.building.workers import portable
 from rankfeed.errors import PackError, RankfeedError, listed
 from rankfeed.sources.extras import need

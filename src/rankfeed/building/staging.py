@@ -14,13 +14,13 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 
 from rankfeed.building.chunk import Chunk, Fields
-from rankfeed.columns import Field
+from rankfeed.building.records import Part, Ready, Stretch
 from rankfeed.errors import PackError
 from rankfeed.sources.open import STAGING_NAME
 from rankfeed.storage import (
@@ -41,39 +41,6 @@ BLOCK_BYTES = 4 << 20
 _JOB, _READY, _LOCK = "job.json", "ready.json", "lock"
 
 
-class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A file of finished rows.
-
-    Args:
-        own: fields as its rows ask for.
-        fields: as they are stored, which differs where other parts asked for more.
-        shard: its entry in the manifest; the path is that in the staging folder.
-    """
-
-    own: dict[str, Field]
-    fields: dict[str, Field]
-    shard: Shard
-
-
-class Stretch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A stretch of the input, all of whose parts are there.
-
-    Args:
-        job: whose it is.
-        parts: in order; none where a function left no rows.
-    """
-
-    job: str
-    parts: list[Part]
-
-
-class Ready(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The last moves: staged names, in the order of the manifest's shards."""
-
-    manifest: Manifest
-    staged: list[str]
-
-
 @contextmanager
 def locked(dest: Path) -> Iterator[Path]:
     """The staging folder, for one pack at a time.
@@ -81,7 +48,7 @@ def locked(dest: Path) -> Iterator[Path]:
     Raises:
         PackError: another process packs into the same folder now.
     """
-    from filelock import FileLock, Timeout
+    from filelock import FileLock, SoftFileLock, Timeout
 
     staging = dest / STAGING_NAME
     for _ in range(8):
@@ -90,6 +57,8 @@ def locked(dest: Path) -> Iterator[Path]:
         try:
             lock.acquire(timeout=0)
         except Timeout as error:
+            if isinstance(lock, SoftFileLock):  # what a FileLock turns into where there is no flock
+                raise _maybe_killed(dest) from error
             raise PackError(
                 "another process is packing into this folder",
                 where=dest,
@@ -107,6 +76,21 @@ def locked(dest: Path) -> Iterator[Path]:
     raise PackError("the folder could not be locked", where=dest)
 
 
+def _maybe_killed(dest: Path) -> PackError:
+    lock = dest / STAGING_NAME / _LOCK
+    found = None
+    with suppress(OSError):
+        found = "process {} on {}".format(*lock.read_text().split()[:2])
+    return PackError(
+        "another process is packing into this folder, or was killed while it did",
+        expected="a file system with locks that end with their process (flock), which this one has not",
+        found=found,
+        where=dest,
+        remedy=f"wait for it; if it is not there any more, remove {lock} and call pack again: it goes on where it "
+        "stopped (Lustre has such locks where it is mounted with -o flock)",
+    )
+
+
 def begin(staging: Path, origin: str, *, resume: bool) -> None:
     """Make the staging folder fit for a job: keep what it left, or start over.
 
@@ -116,17 +100,17 @@ def begin(staging: Path, origin: str, *, resume: bool) -> None:
     job = staging / _JOB
     if job.exists():
         left = job.read_text()
-        if resume and left != origin:
+        if resume and left != origin and not (staging / _READY).exists():  # else it is over
             raise PackError(
                 "an interrupted pack of another input, or with other parameters, lies in this folder",
                 where=staging.parent,
                 remedy="call pack as it was called then, or start over with resume=False",
             )
-        if resume:
+        if resume and left == origin:
             for leftover in staging.glob(".tmp-*"):
                 leftover.unlink(missing_ok=True)
             return
-    empty(staging)
+    empty(staging, but=_READY)  # by which a pack that is begun again is known
     write_atomic(job, origin.encode())
 
 
@@ -135,14 +119,14 @@ def is_begun(staging: Path) -> bool:
     return (staging / _READY).exists() or any(staging.glob("*.arrow"))
 
 
-def empty(staging: Path) -> None:
-    """Forget what was staged.
+def empty(staging: Path, but: str = "") -> None:
+    """Forget what was staged, but for the file of one name.
 
     Raises:
         OSError: it cannot be removed.
     """
     for path in staging.iterdir():
-        if path.name != _LOCK and not path.is_dir():  # the folder is of ranks that are at work now
+        if path.name not in (_LOCK, but) and not path.is_dir():  # the folder is of ranks that are at work now
             path.unlink(missing_ok=True)
 
 

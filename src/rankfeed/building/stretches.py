@@ -10,7 +10,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.building.chunk import Chunk, chunk_of, columns_of, concatenated, join_fields, not_a_dict
+from rankfeed.building.chunk import (
+    Chunk,
+    chunk_of,
+    columns_of,
+    concatenated,
+    digits_lost,
+    join_fields,
+    not_a_dict,
+    survives,
+)
 from rankfeed.building.mapping import Mapped
 from rankfeed.columns import as_array
 from rankfeed.errors import ArgumentError, PackError, RankfeedError
@@ -232,10 +241,15 @@ def _batch(numbered: list[tuple[int, dict[str, Any]]], what: str) -> Chunk:
     where = f"{what}s {numbered[0][0]} to {numbered[-1][0]}"
     try:
         for name in samples[0]:
-            # numpy would let int64 and uint64 meet in float64, where digits are lost.
-            kinds = {sample[name].dtype for sample in samples if hasattr(sample.get(name), "dtype")}
-            if len(kinds) > 1 and np.result_type(*kinds).kind == "f" and all(kind.kind in "iu" for kind in kinds):
-                raise PackError("signed and unsigned 64-bit numbers do not fit into one column", where=where)
+            # numpy would let int64 and uint64 meet in float64, where digits are lost; or one of them and a float.
+            arrays = [sample[name] for sample in samples if hasattr(sample.get(name), "dtype")]
+            kinds = {array.dtype for array in arrays}
+            if len(kinds) > 1:
+                dtype = np.result_type(*kinds)
+                if dtype.kind == "f" and all(kind.kind in "iu" for kind in kinds):
+                    raise PackError("signed and unsigned 64-bit numbers do not fit into one column", where=where)
+                if not all(survives(array, dtype) for array in arrays):
+                    raise digits_lost(f"{where}, field {name!r}")
         return chunk_of(columns_of(samples, where), where)
     except PackError:
         # Which row was it? The first that does not go with the first of all.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +36,23 @@ def folder_meant(path: Any) -> Path:
     raise ArgumentError("this is no folder to prepare", expected="a path", found=repr(path))
 
 
+def may_write(folder: Path) -> bool:
+    """Whether this process may change what is in a folder, being who it is now; False where there is none."""
+    return os.access(folder, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids)
+
+
 def control_folder(path: Path) -> Path:
     """Where the leases of a folder lie, and what is built of it."""
-    name = f".{path.name}.prepare"
+    return _beside(path, "prepare")
+
+
+def kept_folder(path: Path) -> Path:
+    """A new place beside a folder for files that others put into it, hidden so that nobody reads it as data."""
+    return _beside(path, f"kept-{secrets.token_hex(4)}")
+
+
+def _beside(path: Path, ending: str) -> Path:
+    name = f".{path.name}.{ending}"
     if len(os.fsencode(name)) > _LONGEST_NAME:
-        name = f".{digest_of(os.fsencode(path.name))}.prepare"
+        name = f".{digest_of(os.fsencode(path.name))}.{ending}"
     return path.with_name(name)

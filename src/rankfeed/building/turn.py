@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import os
-import secrets
+import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rankfeed.building.failure import Failure, forget_failures, write_failure
+from rankfeed.building.failure import Failure, forget_failures, sweep_failures, write_failure
 from rankfeed.building.lease import Lease
-from rankfeed.building.prepared import OLD, commit, look, refuse_strangers, remove, seal
+from rankfeed.building.prepared import look, refuse_strangers, seal
+from rankfeed.building.replacing import commit, discard, remove, sweep
 from rankfeed.errors import PrepareError
+from rankfeed.topology.job import job_mark
 
 Build = Callable[[Path], object]
 
 #: What the name of a build's folder begins with.
 BUILD = "build-"
+_A_BUILD = re.compile(rf"{BUILD}.+-\d+-[0-9a-f]{{16}}-\d+")
 
 
 @dataclass
@@ -52,16 +55,26 @@ class Turn:
         self.staging.mkdir()
         return self.staging
 
+    def begin(self) -> Path:
+        """The same, for who cannot try again.
+
+        Raises:
+            PrepareError: there cannot be one; every process of the job raises that.
+        """
+        try:
+            return self.fresh()
+        except OSError as error:
+            raise self.failed(error) from error
+
     def _sweep(self) -> None:
-        for path in self.folder.iterdir():
-            if path.name.startswith(BUILD):
-                # Out of the way in one step: whoever wakes up and still means to commit it finds nothing.
-                aside = self.folder / f"{OLD}{secrets.token_hex(4)}"
-                with suppress(OSError):
-                    os.rename(path, aside)
-                    remove(aside)
-            elif path.name.startswith(OLD):
-                remove(path)
+        builds = [path for path in self.folder.iterdir() if _A_BUILD.fullmatch(path.name)]
+        # Asked once they are listed: while the lease was ours, no build of a successor was among them.
+        if not self.lease.held():
+            return
+        for path in builds:
+            discard(path)
+        sweep(self.folder, self.path)
+        sweep_failures(self.folder)
 
     def tidy(self) -> None:
         """Remove what others left; the data are there."""
@@ -70,7 +83,7 @@ class Turn:
 
     def clear(self) -> None:
         """Remove what this process has built so far; not a child that it forked."""
-        if os.getpid() == self.lease.me.pid:
+        if self.lease.is_mine:
             remove(self.staging)
 
     def run(self, build: Build, retries: int) -> bool:
@@ -90,9 +103,14 @@ class Turn:
         try:
             for one in tries:
                 with one:
+                    # Others may have taken this process for dead during the last try, or the pause after it.
+                    if self._tries and not self.lease.held():
+                        return False
                     build(self.fresh())
         except Exception as error:
-            if not self.lease.held():
+            if not self.lease.is_mine:
+                raise  # in a child that the builder forked, and in which nobody else has a part
+            if self.lease.is_lost():
                 return False  # its folder was taken away under it
             raise self.failed(error) from error
         except BaseException:  # whoever interrupts it says nothing about the data: another one builds
@@ -107,25 +125,32 @@ class Turn:
             PrepareError: it cannot be written; every process of the job raises that.
         """
         me = self.lease.me
+        if not self.lease.is_mine:
+            raise PrepareError(
+                "a child process that the builder forked came to the end of the build, which is not its own",
+                where=f"process {os.getpid()}, forked by {me}",
+                remedy="end it inside the build, by os._exit; or start it by multiprocessing",
+            )
         try:
             seal(self.staging, self.key, me.host, time.monotonic() - self.began)
             refuse_strangers(self.path, look(self.path, self.key))
             if not self.lease.held():
                 return False
             commit(self.staging, self.path, self.folder)
-            forget_failures(self.folder, self.key)
         except Exception as error:
-            if not self.lease.held():
+            if self.lease.is_lost():
                 return False
             raise self.failed(error) from error
         finally:
             self.clear()
+        with suppress(OSError):  # the data are there, for all others too
+            forget_failures(self.folder, self.key)
         return True
 
     def failed(self, error: Exception) -> PrepareError:
         """What every process raises, written down for the others."""
         self.clear()  # first: it may have filled the disk
-        failure = Failure.of(error, str(self.lease.me), self.path, self.key, self.lease.me.attempt)
+        failure = Failure.of(error, str(self.lease.me), self.path, self.key, self.lease.me.attempt, job_mark())
         with suppress(OSError):  # they meet the same by themselves
             write_failure(self.folder, self.lease.me.name, failure)
         return failure.error(error)

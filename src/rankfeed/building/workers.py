@@ -97,17 +97,11 @@ class _Worker:
         self._at_work = False
 
     def ask(self, task: tuple[Any, ...]) -> Any:
-        assert self.process.stdin is not None
         self._at_work = True
         try:
-            if self._first is not None:
-                pickle.dump(sys.path, self.process.stdin)
-                pickle.dump(self._first, self.process.stdin)
-                self._first = None
-            pickle.dump(task, self.process.stdin)
-            self.process.stdin.flush()
+            self._tell(task)
             good, result = pickle.loads(self._answer())  # noqa: S301  (of our own child)
-        except (OSError, EOFError, pickle.UnpicklingError, ValueError) as error:
+        except (OSError, EOFError, pickle.UnpicklingError) as error:
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(_END)
             self.process.kill()  # whatever it is that it says, it is nothing we know
@@ -122,6 +116,18 @@ class _Worker:
             raise result
         return result
 
+    def _tell(self, task: tuple[Any, ...]) -> None:
+        assert self.process.stdin is not None
+        try:
+            if self._first is not None:
+                pickle.dump(sys.path, self.process.stdin)
+                pickle.dump(self._first, self.process.stdin)
+                self._first = None
+            pickle.dump(task, self.process.stdin)
+            self.process.stdin.flush()
+        except ValueError as error:  # the pipe was closed meanwhile: the pack is over
+            raise BrokenPipeError from error
+
     def _answer(self) -> bytes:
         """What it says, with its length before it.
 
@@ -129,9 +135,11 @@ class _Worker:
         """
         assert self.process.stdout is not None
         pipe, got, needed = self.process.stdout.fileno(), bytearray(), _LENGTH.size
+        ready = select.poll()  # unlike select, for file descriptors of any number
+        ready.register(pipe, select.POLLIN)
         while len(got) < needed:
             gone = self.process.poll() is not None
-            if select.select([pipe], [], [], 0 if gone else _LOOK)[0]:
+            if ready.poll(0 if gone else 1000 * _LOOK):
                 piece = os.read(pipe, 1 << 16)
                 if not piece:
                     raise EOFError

@@ -5,7 +5,7 @@ from rankfeed.columns.column import Allocate, Bytes, Column, Dense, Objects, Rag
 from rankfeed.columns.columns import Columns, as_array, column_of
 from rankfeed.columns.field import Field, Kind
 from rankfeed.columns.parts import Rows, Runs
-from rankfeed.columns.stored import Stored, column_of_parts
+from rankfeed.columns.stored import Stored, Unreadable, column_of_parts
 
 __all__ = [
     "Allocate",
@@ -21,6 +21,7 @@ __all__ = [
     "Rows",
     "Runs",
     "Stored",
+    "Unreadable",
     "as_array",
     "column_of",
     "column_of_parts",

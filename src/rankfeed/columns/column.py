@@ -185,10 +185,14 @@ class Ragged(_Segmented):
         values = np.concatenate(rows) if len(rows) else np.empty(0)
         return cls([Runs(values, np.cumsum(lengths) - lengths, lengths)])
 
-    def pad(self, allocate: Allocate = np.empty, *, fill: Any = 0) -> Array:
-        """The rows side by side, filled up to the longest: [rows, longest, *inner]."""
+    def longest(self, multiple: int = 1) -> int:
+        """Elements of the longest row, rounded up to a multiple."""
+        return -(-int(self.lengths.max(initial=0)) // multiple) * multiple
+
+    def pad(self, allocate: Allocate = np.empty, *, fill: Any = 0, multiple: int = 1) -> Array:
+        """The rows side by side, filled up to the longest (or a multiple): [rows, longest, *inner]."""
         values = self.parts[0].values
-        longest = int(self.lengths.max(initial=0))
+        longest = self.longest(multiple)
         out = allocate((len(self), longest, *values.shape[1:]), values.dtype)
         if all(part.region is None for part in self.parts) and suits_windows(values, self.lengths, longest):
             for part in self.parts:

@@ -79,7 +79,8 @@ def copy_windows(values: Array, starts: Int64, lengths: Int64, out: Array, slots
     """``out[slots[i], :n] = values[starts[i] : starts[i] + n]`` and ``fill`` behind, with n of ``lengths[i]``.
 
     As many elements as the longest row has are copied from each start on, whatever they are: such windows are one
-    strided view, which numpy indexes without an index for each element. What is too much is filled over.
+    strided view, which numpy indexes without an index for each element. What is too much is filled over. Where the
+    rows lie one behind the other, as in a pass without shuffling, one mask tells where their elements go.
 
     Args:
         values: [n, ...], elements with a row of a batch being a run of them.
@@ -90,6 +91,12 @@ def copy_windows(values: Array, starts: Int64, lengths: Int64, out: Array, slots
         fill: what stands behind a row.
     """
     longest = out.shape[1]
+    if len(slots) and _follow(slots, 1) and _follow(starts, lengths[:-1]):
+        first, start = int(slots[0]), int(starts[0])
+        rows = out[first : first + len(slots)]
+        rows[...] = fill
+        rows[_within(lengths, longest)] = values[start : start + int(lengths.sum())]
+        return
     width = math.prod(out.shape[2:])
     flat, wide = np.ascontiguousarray(values).reshape(-1), longest * width
     rows = out.reshape(len(out), wide)
@@ -103,16 +110,26 @@ def copy_windows(values: Array, starts: Int64, lengths: Int64, out: Array, slots
     if len(starts_fit) and wide:
         windows = np.ndarray((len(flat) - wide + 1, wide), flat.dtype, flat, 0, flat.strides * 2)
         step = max(1, _BY_WAY // (wide * flat.itemsize))
-        for first in range(0, len(starts_fit), step):
-            rows[slots_fit[first : first + step]] = windows[starts_fit[first : first + step] * width]
-    short = lengths < longest
-    if short.any():
-        # Narrow numbers are compared several at once.
-        narrow = np.int16 if wide < 2**15 else np.int64
-        behind = np.arange(wide, dtype=narrow) >= (lengths * width).astype(narrow)[:, None]
+        for at in range(0, len(starts_fit), step):
+            rows[slots_fit[at : at + step]] = windows[starts_fit[at : at + step] * width]
+    if (lengths < longest).any():
+        behind = ~_within(lengths * width, wide)
         if len(slots) == len(out) and (slots == np.arange(len(out))).all():
             np.copyto(rows, fill, where=behind)
         else:
             kept = rows[slots]
             np.copyto(kept, fill, where=behind)
             rows[slots] = kept
+
+
+def _follow(numbers: Int64, steps: Int64 | int) -> bool:
+    """Whether each number is the one before it and a step."""
+    return bool((np.diff(numbers) == steps).all())
+
+
+def _within(lengths: Int64, wide: int) -> npt.NDArray[np.bool_]:
+    """Which cells of rows so wide have an element: bool [rows, wide]."""
+    # Narrow numbers are compared several at once.
+    narrow: Any = np.int16 if wide < 2**15 else np.int64
+    within: npt.NDArray[np.bool_] = np.arange(wide, dtype=narrow) < lengths.astype(narrow)[:, None]
+    return within

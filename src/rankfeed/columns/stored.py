@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,25 @@ Int64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
+class Unreadable:
+    """Rows of a column that have no value to give: a null, say. Those beside them are read all the same.
+
+    Args:
+        rows: bool [rows], which.
+        error: makes what is raised for one of them.
+    """
+
+    rows: npt.NDArray[np.bool_]
+    error: Callable[[int], Exception]
+
+    def refuse(self, rows: Int64) -> None:
+        """Raise for the first of some rows that is one of these."""
+        hit = self.rows[rows]
+        if hit.any():
+            raise self.error(int(rows[np.argmax(hit)]))
+
+
+@dataclass(frozen=True)
 class Stored:
     """A column as it lies in a file, or as it was decoded.
 
@@ -25,6 +44,9 @@ class Stored:
         values: dense: [rows, *shape]; ragged: [elements, *shape]; bytes and text: uint8 [bytes]; objects: [rows].
         offsets: int64 [rows + 1], where each row starts; None for dense and objects.
         origin: where they lie, for errors.
+        beside: bytes of what objects point to, about.
+        lent: whether the values lie in memory that is held by somebody else, and take none of their own.
+        unreadable: rows that cannot be asked for; None where all can, which is the rule.
 
     Examples:
         >>> stored = Stored(np.frombuffer(b"abcde", np.uint8), np.array([0, 2, 5]))
@@ -35,11 +57,15 @@ class Stored:
     values: Array
     offsets: Int64 | None = None
     origin: str = ""
+    beside: int = 0
+    lent: bool = False
+    unreadable: Unreadable | None = None
 
     @property
     def nbytes(self) -> int:
-        """Bytes of it."""
-        return int(self.values.nbytes) + (0 if self.offsets is None else int(self.offsets.nbytes))
+        """Bytes that it takes."""
+        values = 0 if self.lent else int(self.values.nbytes)
+        return values + (0 if self.offsets is None else int(self.offsets.nbytes)) + self.beside
 
     @property
     def rows(self) -> int:
@@ -53,7 +79,12 @@ class Stored:
             rows: int64 [m], which.
             slots: which rows of the batch they become; None for all, in order.
             region: where their bytes are better read from.
+
+        Raises:
+            RankfeedError: one of them is unreadable.
         """
+        if self.unreadable is not None:
+            self.unreadable.refuse(rows)
         if self.offsets is None:
             return Rows(self.values, rows, slots, region)
         starts = self.offsets[rows]

@@ -13,6 +13,7 @@ import numpy as np
 from rankfeed.errors import ArgumentError
 from rankfeed.integrations.lance_epochs import Epochs
 from rankfeed.loading.placed import Placed
+from rankfeed.loading.sharded_twice import refuse_second_sharding
 from rankfeed.plan import Plan, Schedule
 from rankfeed.plan.plan import whole
 from rankfeed.sources.extras import need
@@ -36,7 +37,8 @@ class ShardedSampler(Placed):
     travels to workers that are spawned.
 
     An epoch is an iteration that was begun: the next one has another order, with or without :meth:`set_epoch`, of
-    which workers that live on hear too.
+    which workers that live on hear too. Only where torch's seed is set to the same number before each epoch,
+    workers that are new in each cannot tell it from the last one: there :meth:`set_epoch` is needed.
 
     Args:
         shuffle: whether rows come in a keyed order; without, as they lie.
@@ -111,6 +113,7 @@ class ShardedSampler(Placed):
             PlanError: there are fewer rows than ranks.
             RankfeedError: the table cannot be read.
         """
+        refuse_second_sharding(self.topology)
         worker, num_workers = Topology.worker()
         epoch = self._epochs.begin(self.topology.rank)
         with ExitStack() as stack:

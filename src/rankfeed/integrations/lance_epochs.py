@@ -124,7 +124,8 @@ class Epochs:
 def _iteration() -> int:
     """What workers of one iteration have in common, and no others: the seed that the DataLoader draws for it.
 
-    A process that is no worker has only itself. (Workers that live on keep their seed: they count besides.)
+    A process that is no worker has only itself. (Workers that live on keep their seed: they count besides. Where a
+    script sets the same seed before each epoch, new workers look like the last ones, unless the epoch is set too.)
     """
     worker, _ = Topology.worker()
     from torch.utils.data import get_worker_info

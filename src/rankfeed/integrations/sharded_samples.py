@@ -23,6 +23,7 @@ from rankfeed.integrations.passes import Passes
 from rankfeed.loading import state as states
 from rankfeed.loading.options import plan_of
 from rankfeed.loading.placed import Placed
+from rankfeed.loading.sharded_twice import refuse_second_sharding
 from rankfeed.plan import Cursor, Plan, Schedule, Tail
 from rankfeed.plan.plan import Int64, whole
 from rankfeed.sources import Source, open
@@ -137,6 +138,7 @@ class ShardedSamples(Placed, IterableDataset[dict[str, Any]]):
         return self._read(steps.dealt(worker, num_workers))
 
     def _read(self, steps: Iterator[tuple[Int64, Bools]]) -> Iterator[dict[str, Any]]:
+        refuse_second_sharding(self.topology)  # now: whoever takes the samples stands above only when one is taken
         together = max(1, _TOGETHER // (self.batch_size or 1))
         group = list(islice(steps, together))
         while group:
@@ -191,6 +193,8 @@ class ShardedSamples(Placed, IterableDataset[dict[str, Any]]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was taken, on whatever number of ranks and workers, with whatever batch size.
+
+        What is left is dealt as a whole epoch is: a rest that makes no equal batches is refused there.
 
         Raises:
             StateError: it belongs to other data or another plan; says what differs.
@@ -265,7 +269,7 @@ class _Steps:
                     expected=f"none left after the full steps, or {topology.world_size} at least, one a rank",
                     found=f"{rest} of {plan.num_samples}, with batch_size={stage.batch_size}",
                     remedy='tail="drop" leaves them out, tail="pad" fills up with marked samples; or take another '
-                    "batch_size",
+                    "batch_size, or fewer ranks",
                 )
 
     def __len__(self) -> int:

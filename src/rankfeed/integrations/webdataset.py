@@ -14,6 +14,7 @@ from typing import Literal, TypeVar, get_args
 from rankfeed.errors import ArgumentError, PlanError
 from rankfeed.integrations.sharded_samples import Resampled, ShardedSamples
 from rankfeed.loading.placed import Placed
+from rankfeed.loading.sharded_twice import refuse_second_sharding
 from rankfeed.topology import Topology
 
 __all__ = ["NodeSplitter", "Resampled", "ShardedSamples", "WorkerSplitter", "nodesplitter", "workersplitter"]
@@ -136,10 +137,11 @@ class NodeSplitter(Placed):
     @property
     def topology(self) -> Topology:
         """Rank and world size, asked anew each time: one splitter may serve a whole process."""
-        return self._topology or Topology.detect()
+        return self._place()
 
     def __call__(self, shards: Iterable[_Shard]) -> Iterator[_Shard]:
         here, listed = self.topology, _listed(shards)
+        refuse_second_sharding(here)
         yield from (listed[each] for each in deal(len(listed), here.world_size, here.rank, self.strategy))
 
     def __repr__(self) -> str:

@@ -10,21 +10,26 @@ import torch
 
 from rankfeed.columns import Allocate, Bytes, Columns, Dense, Ragged, keep_heap
 from rankfeed.errors import ArgumentError
+from rankfeed.plan.plan import whole
 
 RaggedAs = Literal["pad", "nested", "list"]
 
 
-def check_ragged(ragged: str) -> None:
-    """Raise ArgumentError unless ``ragged`` is one of the ways to deliver a ragged column."""
+def check_ragged(ragged: str, pad_to: int = 1) -> None:
+    """Raise ArgumentError unless ``ragged`` is a way to deliver ragged columns, and ``pad_to`` goes with it."""
     if ragged not in get_args(RaggedAs):
         raise ArgumentError(
             "unknown way to deliver ragged columns",
             expected=" | ".join(get_args(RaggedAs)),
             found=repr(ragged),
         )
+    if whole("pad_to", pad_to, at_least=1) > 1 and ragged != "pad":
+        raise ArgumentError("pad_to is for padded columns", expected='ragged="pad"', found=f"ragged={ragged!r}")
 
 
-def collate(columns: Columns, ragged: RaggedAs, allocate: Allocate = np.empty) -> dict[str, Any]:
+def collate(
+    columns: Columns, ragged: RaggedAs, allocate: Allocate = np.empty, *, pad_to: int = 1
+) -> dict[str, Any]:
     """A batch as a dict of tensors.
 
     Args:
@@ -32,6 +37,7 @@ def collate(columns: Columns, ragged: RaggedAs, allocate: Allocate = np.empty) -
         ragged: "pad" gives a tensor [rows, longest, *inner] and ``<name>_lengths`` (int64 [rows]), "nested" a
             jagged nested tensor, "list" a list of tensors.
         allocate: makes room for the tensors.
+        pad_to: the longest is rounded up to a multiple of so many.
 
     Returns:
         tensors by column name; bytes and text as lists.
@@ -57,7 +63,7 @@ def collate(columns: Columns, ragged: RaggedAs, allocate: Allocate = np.empty) -
                         found=repr(f"{name}_lengths"),
                         remedy='rename that column, or take ragged="list"',
                     )
-                batch[name] = torch.from_numpy(column.pad(allocate))
+                batch[name] = torch.from_numpy(column.pad(allocate, multiple=pad_to))
                 batch[f"{name}_lengths"] = torch.from_numpy(column.lengths.copy())
             else:
                 values, offsets = column.compact(allocate)

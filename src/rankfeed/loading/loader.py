@@ -14,6 +14,7 @@ from rankfeed.loading import state as states
 from rankfeed.loading.collate import RaggedAs, check_ragged
 from rankfeed.loading.device import device_of, to_device
 from rankfeed.loading.engine import Engine, InlineEngine, ThreadEngine
+from rankfeed.loading.frameworks import AmongFrameworks, warn_if_passed_by
 from rankfeed.loading.maker import Made, Maker
 from rankfeed.loading.options import check_names, one_of, plan_of
 from rankfeed.loading.placed import Placed
@@ -32,7 +33,7 @@ _MOST_LANES = 2**20
 _AHEAD, _MOST_AHEAD = 4, 64
 
 
-class Loader(Placed):
+class Loader(Placed, AmongFrameworks):
     """Feeds one rank its share of a data set, batch by batch.
 
     Iterating yields this rank's batches of one epoch, each a dict of tensors (see ``ragged``). When an epoch is
@@ -54,6 +55,7 @@ class Loader(Placed):
         batch_transform: called with each batch, or with the batch and a Generator.
         collate_fn: makes a batch of a list of samples, instead of the loader's own way.
         ragged: "pad" (with ``<name>_lengths``), "nested" (jagged nested tensors) or "list".
+        pad_to: under "pad", rows are padded to a multiple of so many elements: few shapes, for ``torch.compile``.
         num_workers: threads or processes that make batches ahead; 0 makes each when it is asked for.
         worker_kind: "thread" or "process". What is delivered is the same.
         prefetch_factor: batches that each worker makes ahead.
@@ -96,6 +98,7 @@ class Loader(Placed):
         batch_transform: Callable[..., Any] | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         ragged: RaggedAs = "pad",
+        pad_to: int = 1,
         num_workers: int = 0,
         worker_kind: WorkerKind = "thread",
         prefetch_factor: int = 2,
@@ -121,7 +124,7 @@ class Loader(Placed):
         self.audit = audit
         self.audit_report: proof.AuditReport | None = None
         one_of("on_error", on_error, ("raise",))
-        check_ragged(ragged)
+        check_ragged(ragged, pad_to)
         self._topology = topology
         if plan is not None and (shuffle is not False or lanes is not None):
             raise ArgumentError("a plan brings its own order", remedy="leave out shuffle and lanes, or the plan")
@@ -135,6 +138,7 @@ class Loader(Placed):
             )
         with kept_globals():  # a wrapped Dataset is asked for a few samples, which may draw random numbers
             check_names(source, columns, id_column, self.tail, ragged)
+        stride = max(1, self.num_workers) if self.worker_kind == "process" else 1
         self._maker = Maker(
             source=source,
             columns=columns,
@@ -142,10 +146,12 @@ class Loader(Placed):
             batch_transform=batch_transform,
             collate_fn=collate_fn,
             ragged=ragged,
+            pad_to=pad_to,
             seed=self.plan.seed,
             id_column=id_column,
             seed_globals=self.num_workers == 0 or self.worker_kind == "process",
-            ahead=_steps_ahead(source.looks_ahead, batch_size, max(1, self.num_workers)),
+            ahead=_steps_ahead(source.looks_ahead, batch_size, stride),
+            stride=stride,
         )
         self._engine: Engine | None = None
         self._stats = Stats()
@@ -154,6 +160,8 @@ class Loader(Placed):
         #: Counts iterations and moves: only the iteration that has the turn moves the loader. A number, not the
         #: iteration itself, so that one that is left early is gone at once, and its workers with it.
         self._turn = 0
+        #: Whether the iteration that has the turn has begun to deliver.
+        self._under_way = True
 
     @property
     def epoch(self) -> int:
@@ -171,10 +179,12 @@ class Loader(Placed):
         return self._begun.steps + len(self._schedule())
 
     def __iter__(self) -> Iterator[Any]:
+        warn_if_passed_by(self)
         if self._cursor != self._begun:
             self._go_to(Cursor(self._cursor.epoch))
         schedule = self._schedule()
         self._turn += 1
+        self._under_way = False
         return _Iteration(self, schedule, self._turn)
 
     def state_dict(self) -> dict[str, Any]:
@@ -202,9 +212,13 @@ class Loader(Placed):
         return self._stats.as_dict()
 
     def _go_to(self, cursor: Cursor) -> None:
-        """Stand somewhere else. An iteration under way goes on, but no longer moves the loader."""
+        """Stand somewhere else. An iteration under way goes on, but no longer moves the loader.
+
+        One that has delivered nothing yet comes along: frameworks call ``iter`` first and ``set_epoch`` then.
+        """
         self._begun = self._cursor = cursor
-        self._turn += 1
+        if self._under_way:
+            self._turn += 1
 
     def _schedule(self) -> Schedule:
         return Schedule(
@@ -228,6 +242,13 @@ class Loader(Placed):
             return ThreadEngine(self._maker, self.num_workers, self.prefetch_factor)
         return ProcessEngine(self._maker, self.num_workers, self.prefetch_factor)
 
+    def _begin(self, turn: int) -> Schedule | None:
+        """The steps that an iteration begins with, from where the loader stands; None if another has the turn."""
+        if self._turn != turn:
+            return None
+        self._under_way = True
+        return self._schedule()
+
     def _moved(self, turn: int, position: int) -> None:
         if self._turn == turn:
             self._cursor = self._cursor.after(position)
@@ -249,7 +270,7 @@ class _Iteration:
         self._turn = turn
         self._made = loader._run(schedule)
         self._delivered = Tally() if loader.audit else None
-        self._over = False
+        self._begun = self._over = False
 
     def __iter__(self) -> _Iteration:
         return self
@@ -257,12 +278,15 @@ class _Iteration:
     def __next__(self) -> Any:
         if self._over:
             raise StopIteration
+        if not self._begun:
+            self._begin()
         asked = time.perf_counter()
         try:
             made = next(self._made)
         except StopIteration:
             self._over = True
-            self._finish()
+            self._loader._exhausted(self._turn)
+            self._conclude()
             raise
         except BaseException:
             self._over = True
@@ -272,12 +296,22 @@ class _Iteration:
             self._delivered.add(made.sample_ids)
         self._loader._stats.delivered(made, asked)
         self._loader._moved(self._turn, self._schedule.position_after(made.step))
+        if made.step + 1 == len(self._schedule):
+            # Who counts steps (Lightning does) never asks for one more: workers are free, and the audit due, now.
+            next(self._made, None)
+            self._conclude()
         return batch
 
-    def _finish(self) -> None:
-        self._loader._exhausted(self._turn)
-        if self._delivered is not None:
-            report = proof.AuditReport.of_rank(self._schedule, self._delivered)
+    def _begin(self) -> None:
+        self._begun = True
+        schedule = self._loader._begin(self._turn)
+        if schedule is not None:
+            self._schedule, self._made = schedule, self._loader._run(schedule)
+
+    def _conclude(self) -> None:
+        delivered, self._delivered = self._delivered, None
+        if delivered is not None:
+            report = proof.AuditReport.of_rank(self._schedule, delivered)
             self._loader.audit_report = report
             together = proof.gather(report, launcher=self._loader.topology.launcher)
             if together is not None:
@@ -285,9 +319,6 @@ class _Iteration:
                 together.check()
 
 
-def _steps_ahead(samples: int, batch_size: int, workers: int) -> int:
-    """How many steps before its turn the source is told of a batch.
-
-    Each worker process makes one step in so many, and tells of its own alone: a multiple of their number.
-    """
-    return workers * min(_MOST_AHEAD, max(_AHEAD, -(-samples // (batch_size * workers))))
+def _steps_ahead(samples: int, batch_size: int, stride: int) -> int:
+    """How many steps before its turn the source is told of a batch: a multiple of ``stride``."""
+    return stride * min(_MOST_AHEAD, max(_AHEAD, -(-samples // (batch_size * stride))))

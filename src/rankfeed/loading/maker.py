@@ -17,11 +17,14 @@ import torch
 from rankfeed.columns import Allocate, BufferPool, Columns, Ragged
 from rankfeed.errors import ArgumentError, RankfeedError, TransformError
 from rankfeed.loading.collate import RaggedAs, collate, collate_samples
-from rankfeed.loading.randomness import Streams, kept_globals, wants_rng
-from rankfeed.plan import Schedule
+from rankfeed.loading.randomness import kept_globals, seed_globals
+from rankfeed.plan import Schedule, Streams, wants_rng
 from rankfeed.sources import Source
 
 Int64 = npt.NDArray[np.int64]
+
+#: Calls in which a source is told of the steps that lie ahead: one for each step costs a fifth of a small batch.
+_TELLINGS = 8
 
 
 @dataclass(frozen=True)
@@ -50,8 +53,8 @@ class Maker:
     Args:
         seed_globals: whether torch's, numpy's and random's global generators are seeded for each sample; not
             where threads share them.
-        ahead: the source is told what the step after so many reads; a multiple of the number of worker
-            processes, since each makes one step in so many.
+        ahead: the source is told what the step after so many reads; a multiple of ``stride``.
+        stride: a worker process makes one step in so many, and tells its own copy of the source of these alone.
     """
 
     source: Source
@@ -60,10 +63,12 @@ class Maker:
     batch_transform: Callable[..., Any] | None
     collate_fn: Callable[[list[Any]], Any] | None
     ragged: RaggedAs
+    pad_to: int
     seed: int
     id_column: str | None
     seed_globals: bool
     ahead: int = 0
+    stride: int = 1
     allocate: Allocate = field(default_factory=lambda: BufferPool().allocate)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -79,8 +84,8 @@ class Maker:
             TransformError: a transform or collate function raised; names sample, step and rank.
             RankfeedError: the data cannot be read.
         """
-        if self.ahead and self.source.looks_ahead and step + self.ahead < len(schedule):
-            self.source.expect(schedule.batch(step + self.ahead), self.columns)
+        if self.ahead and self.source.looks_ahead:
+            self._tell(schedule, step)
         ids = schedule.batch(step)
         valid = schedule.valid(step)
         where = f"rank {schedule.rank}, epoch {schedule.epoch}, step {step}"
@@ -89,10 +94,10 @@ class Maker:
         with kept_globals() if seeded else nullcontext():
             rows = self._rows(ids, schedule.epoch, where)
             if seeded:
-                Streams("batch", self.seed, schedule.epoch).seed_globals(schedule.first_position(step))
+                seed_globals(Streams("batch", self.seed, schedule.epoch).word(schedule.first_position(step)))
             if isinstance(rows, Columns) and self.collate_fn is None:
                 batch: Any = self._tensors(rows, where)
-                padding = _padding(rows) if self.ragged == "pad" else (0, 0)
+                padding = _padding(rows, self.pad_to) if self.ragged == "pad" else (0, 0)
             else:
                 samples = rows.samples() if isinstance(rows, Columns) else rows
                 batch = self._collated(samples, where)
@@ -101,6 +106,19 @@ class Maker:
                 streams = Streams("batch", self.seed, schedule.epoch)
                 batch = self._batch_transformed(batch, streams, schedule.first_position(step), where)
         return Made(step, batch, ids if valid.all() else ids[valid], len(ids), padding)
+
+    def _tell(self, schedule: Schedule, step: int) -> None:
+        """Tell the source of steps that come so much later, a few at a time; at the start, of all until then."""
+        ahead = self.ahead // self.stride
+        few = max(1, ahead // _TELLINGS)
+        done = step // self.stride
+        if done % few:
+            return
+        for after in range(ahead - ahead % few if done else 0, ahead + 1, few):
+            first = step + after * self.stride
+            steps = range(first, min(first + few * self.stride, len(schedule)), self.stride)
+            if steps:
+                self.source.expect(np.concatenate([schedule.batch(each) for each in steps]), self.columns)
 
     @property
     def _runs_user_code(self) -> bool:
@@ -117,7 +135,7 @@ class Maker:
         done = []
         for sample_id, sample in zip(ids.tolist(), self._samples(rows), strict=True):
             if self.seed_globals:
-                streams.seed_globals(sample_id)
+                seed_globals(streams.word(sample_id))
             try:
                 done.append(transform(sample, streams.generator(sample_id)) if with_rng else transform(sample))
             except Exception as error:
@@ -139,11 +157,11 @@ class Maker:
             return self._plain(self.source.fetch(ids, self.columns))
         streams = Streams("read", self.seed, epoch)
         if self.source.takes_batches:  # what it draws for a batch, it draws in one go
-            streams.seed_globals(int(ids[0]))
+            seed_globals(streams.word(int(ids[0])))
             return self._plain(self.source.fetch(ids, self.columns))
         samples: list[Any] = []
         for sample_id in ids.tolist():
-            streams.seed_globals(sample_id)
+            seed_globals(streams.word(sample_id))
             samples += self._samples(self._plain(self.source.fetch([sample_id], self.columns)))
         return self._as_columns(samples)
 
@@ -163,7 +181,7 @@ class Maker:
 
     def _tensors(self, rows: Columns, where: str) -> dict[str, Any]:
         try:
-            return collate(rows, self.ragged, self.allocate)
+            return collate(rows, self.ragged, self.allocate, pad_to=self.pad_to)
         except ArgumentError as error:
             raise _blamed("the samples could not be collated", error, where) from error
 
@@ -216,12 +234,12 @@ class Maker:
             annotate(batch, name, torch.from_numpy(values))
 
 
-def _padding(rows: Columns) -> tuple[int, int]:
+def _padding(rows: Columns, pad_to: int) -> tuple[int, int]:
     """Bytes of padding and of everything in the padded columns."""
     waste = total = 0
     for column in rows.values():
         if column.__class__ is Ragged:  # isinstance is slow with abstract classes, and columns may be many
-            cells = len(column) * int(column.lengths.max(initial=0))
+            cells = len(column) * column.longest(pad_to)
             cell = column.parts[0].values[:1].nbytes
             total += cells * cell
             waste += cells * cell - column.nbytes

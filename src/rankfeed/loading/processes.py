@@ -29,6 +29,8 @@ from rankfeed.plan import Schedule
 
 #: How often a step may kill the worker that makes it.
 _ATTEMPTS = 3
+#: Seconds in which a forked worker says its first word, which takes milliseconds.
+_FIRST_WORD = 30.0
 #: Seconds between looks whether the parent is still there, where no pipe says so.
 _PULSE = 1.0
 
@@ -118,10 +120,32 @@ class _Crew:
             yield made
 
     def _start(self) -> _Worker:
+        """A new worker. One that is forked says that it lives: it may hang for ever before its first line.
+
+        A lock that another thread held at the fork stays held in the child, where that thread is not. One of them
+        is Python's own, held while a thread of gloo, say, enters or leaves Python (seen with 3.11).
+        """
+        forks = multiprocessing.get_context().get_start_method() == "fork"
+        for _ in range(_ATTEMPTS):
+            worker = self._begin(greets=forks)
+            if not forks:
+                return worker
+            if worker.connection.poll(_FIRST_WORD):
+                with suppress(EOFError, OSError):  # it died: found out when a batch is asked of it
+                    worker.connection.recv_bytes()
+                return worker
+            _dismiss([worker])
+        raise WorkerError(
+            f"{_ATTEMPTS} worker processes did not come to life within {_FIRST_WORD:.0f} seconds each",
+            where=f"rank {self.schedule.rank}",
+            remedy="call multiprocessing.set_start_method('forkserver'), or take worker_kind='thread'",
+        )
+
+    def _begin(self, *, greets: bool) -> _Worker:
         context = multiprocessing.get_context()
         ours, theirs = context.Pipe()
         process = context.Process(
-            target=_work, args=(theirs, ours, self.maker, self.schedule), name="rankfeed", daemon=True
+            target=_work, args=(theirs, ours, self.maker, self.schedule, greets), name="rankfeed", daemon=True
         )
         try:
             process.start()
@@ -197,11 +221,13 @@ def _ending(exitcode: int | None) -> str:
     return f"exit status {exitcode}"
 
 
-def _work(connection: Connection, others: Connection, maker: Maker, schedule: Schedule) -> None:
+def _work(connection: Connection, others: Connection, maker: Maker, schedule: Schedule, greets: bool) -> None:
     """What a worker process does: make the batch of each step it is sent, until the pipe ends."""
     import torch
 
     others.close()  # under fork this process holds the parent's end too, and would never read the end of it
+    if greets:
+        connection.send_bytes(b"")
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the parent's to handle
     # A job's own handler (saving a checkpoint before preemption, say) is inherited by fork, and not meant here.

@@ -9,14 +9,16 @@ from __future__ import annotations
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from torch.utils.data import Dataset, Sampler
 from torch.utils.data.distributed import DistributedSampler as TorchDistributedSampler
 
 from rankfeed.errors import ArgumentError
 from rankfeed.loading import state as states
+from rankfeed.loading.fast_forward import Given
 from rankfeed.loading.placed import Placed
+from rankfeed.loading.sharded_twice import refuse_second_sharding
 from rankfeed.plan import Cursor, Plan, Schedule, Tail
 from rankfeed.plan.plan import whole
 from rankfeed.sources import Source
@@ -65,6 +67,20 @@ class _Planned(Placed, Generic[_Yield]):
         if epoch != self.epoch or self._exhausted:
             self._go_to(Cursor(epoch))
 
+    def __new__(cls, *arguments: Any, **options: Any) -> Self:
+        """Refuse to be made anew around a sampler, which Lightning tries: it would shard a share once more."""
+        # Before __init__, to which frameworks hand arguments of torch's BatchSampler that it doesn't have.
+        data = arguments[0] if arguments else options.get("sampler")
+        if isinstance(data, Sampler):
+            raise ArgumentError(
+                f"{cls.__name__} shards by itself and cannot be put around another sampler",
+                expected="a number of samples, a source or a Dataset",
+                found=type(data).__name__,
+                remedy="in Lightning: Trainer(use_distributed_sampler=False); for predict(), a rankfeed.Loader "
+                "or a rankfeed.DistributedSampler",
+            )
+        return super().__new__(cls)
+
     def schedule(self) -> Schedule:
         """The steps of the epoch in hand."""
         return self._schedule_from(self._begun.position, self.tail)
@@ -80,11 +96,13 @@ class _Planned(Placed, Generic[_Yield]):
         )
 
     def __iter__(self) -> Iterator[_Yield]:
+        refuse_second_sharding(self.topology)
         if self._exhausted:
             self._go_to(self._begun.next_epoch())
         elif self._steps_given:
             self._go_to(Cursor(self.epoch))
-        return self._run(self.schedule(), self._begun)
+        schedule = self.schedule()
+        return Given(self._run(schedule, self._begun), schedule.global_batch_size)
 
     def state_dict(self, delivered_steps: int | None = None) -> dict[str, Any]:
         """Where the job stands, the same on every rank.

@@ -9,6 +9,7 @@ from typing import TypeVar
 from torch.utils.data import IterableDataset
 
 from rankfeed.loading.placed import Placed
+from rankfeed.loading.sharded_twice import refuse_second_sharding
 from rankfeed.topology import Topology
 
 _Item = TypeVar("_Item")
@@ -20,6 +21,7 @@ class _Split(Placed, IterableDataset[_Item]):
         self._topology = topology
 
     def __iter__(self) -> Iterator[_Item]:
+        refuse_second_sharding(self.topology)
         worker, num_workers = Topology.worker()
         # Ranks first: cut the other way round, the totals of ranks would differ by as much as there are workers.
         first = self.topology.rank + worker * self.topology.world_size

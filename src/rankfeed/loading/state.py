@@ -9,10 +9,12 @@ import msgspec
 
 from rankfeed.errors import PlanError, StateError
 from rankfeed.plan import Cursor
+from rankfeed.storage.decodable import decodable
 
 _VERSION = 1
 
 
+@decodable
 class LoaderState(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """The decoded form of a ``state_dict``.
 

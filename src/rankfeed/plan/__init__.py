@@ -4,6 +4,19 @@ from rankfeed.plan.cursor import Cursor
 from rankfeed.plan.permutation import Key, permutation
 from rankfeed.plan.plan import Plan, Shuffle
 from rankfeed.plan.schedule import Schedule, Tail
+from rankfeed.plan.streams import Streams, wants_rng
 from rankfeed.plan.tally import Difference, Tally
 
-__all__ = ["Cursor", "Difference", "Key", "Plan", "Schedule", "Shuffle", "Tail", "Tally", "permutation"]
+__all__ = [
+    "Cursor",
+    "Difference",
+    "Key",
+    "Plan",
+    "Schedule",
+    "Shuffle",
+    "Streams",
+    "Tail",
+    "Tally",
+    "permutation",
+    "wants_rng",
+]

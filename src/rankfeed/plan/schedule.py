@@ -160,6 +160,19 @@ class Schedule:
         step = self._checked(step)
         return self._bounds(step)[0] + self._share(step)[0]
 
+    def shares(self, step: int) -> list[tuple[int, int]]:
+        """Of each rank, its rows at ``step``, and how many of them are samples: the others only fill.
+
+        Examples:
+            >>> from rankfeed.plan import Plan
+            >>> from rankfeed.topology import Topology
+            >>> Schedule(Plan(5), batch_size=4, topology=Topology(rank=1, world_size=2), tail="pad").shares(0)
+            [(4, 2), (4, 3)]
+        """
+        step = self._checked(step)
+        shares = (self._share(step, rank) for rank in range(self.world_size))
+        return [(rows, last - first) for first, last, rows in shares]
+
     @property
     def end(self) -> int:
         """Samples consumed when the last step is done, counted from the epoch's start."""
@@ -185,11 +198,12 @@ class Schedule:
         low += sum(self._last[:index])
         return low, low + self._last[index]
 
-    def _share(self, step: int) -> tuple[int, int, int]:
-        """This rank's share of a step: from, to (counted within the step), and rows with those that fill."""
+    def _share(self, step: int, rank: int | None = None) -> tuple[int, int, int]:
+        """A rank's share of a step (this one's): from, to (counted within the step), rows with those that fill."""
         low, high = self._bounds(step)
-        first = self.rank * (high - low) // self.world_size
-        last = (self.rank + 1) * (high - low) // self.world_size
+        rank = self.rank if rank is None else rank
+        first = rank * (high - low) // self.world_size
+        last = (rank + 1) * (high - low) // self.world_size
         return first, last, self.batch_size if self.tail == "pad" else max(1, last - first)
 
     def _batches(self, step: int, until: int) -> list[Int64]:

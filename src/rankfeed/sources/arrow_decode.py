@@ -10,20 +10,21 @@ import numpy.typing as npt
 
 from rankfeed.columns import Field, Stored
 from rankfeed.errors import CorruptError, SourceError
-from rankfeed.sources.arrow_columns import stored_of
+from rankfeed.sources.arrow_columns import array_at, stored_of
 from rankfeed.sources.arrow_messages import Messages
-from rankfeed.sources.arrow_places import Shape, stored_type
-from rankfeed.sources.arrow_types import Nulls, leaves_of, roots_of
+from rankfeed.sources.arrow_places import Shape, shaped_field
+from rankfeed.sources.arrow_shaped import shaped
+from rankfeed.sources.arrow_types import VALID, Nulls, field_at, leaves_of, roots_of
 
 Bytes = npt.NDArray[np.uint8]
-Int64 = npt.NDArray[np.int64]
-
 #: An end of stream.
 _END = b"\xff\xff\xff\xff\0\0\0\0"
 
 
-def read_batch(data: Bytes, messages: Messages, number: int, names: Sequence[str], nulls: Nulls) -> Any:
-    """A record batch with the columns that are needed for some fields.
+def read_batch(
+    data: Bytes, messages: Messages, number: int, names: Sequence[str], nulls: Nulls, rows: slice = slice(None)
+) -> Any:
+    """A record batch, or rows of it, with the columns that are needed for some fields.
 
     Args:
         data: uint8, the file.
@@ -31,6 +32,7 @@ def read_batch(data: Bytes, messages: Messages, number: int, names: Sequence[str
         number: of the record batch.
         names: of the fields.
         nulls: as for `arrow_types.fields_of`.
+        rows: which; the others are not looked at.
 
     Raises:
         pyarrow.ArrowException, OSError: it is damaged.
@@ -41,7 +43,8 @@ def read_batch(data: Bytes, messages: Messages, number: int, names: Sequence[str
     schema = read_schema(data, messages)
     wanted = roots_of(schema, names, nulls=nulls)
     start, _, end = messages.batches[number].tolist()
-    if not messages.dictionaries and not messages.compressed[number]:
+    # A schema in memory is of this machine's byte order, whatever the file's: by it nothing would be swapped.
+    if messages.little and not messages.dictionaries and not messages.compressed[number]:
         message = pa.ipc.read_message(pa.py_buffer(data[start:end]))
         batch = pa.ipc.read_record_batch(message, schema).select(wanted)
     else:
@@ -50,15 +53,31 @@ def read_batch(data: Bytes, messages: Messages, number: int, names: Sequence[str
         if messages.schema is None:
             batch = pa.ipc.open_file(pa.py_buffer(data), options=options).get_batch(number)
         else:  # a stream can only be read from its beginning, so one is made of what this record batch needs
-            before = [data[messages.schema.start : messages.schema.end], *_dictionaries(data, messages, number)]
-            content = b"".join([*(piece.data for piece in (*before, data[start:end])), _END])
-            batch = pa.ipc.open_stream(pa.py_buffer(content), options=options).read_next_batch()
+            head = data[messages.schema.start : messages.schema.end]
+            needed = _Pieces([head, *_dictionaries(data, messages, number), data[start:end]])
+            batch = pa.ipc.open_stream(needed, options=options).read_next_batch()
         batch = batch.select(wanted)
     if batch.num_rows != messages.rows[number]:
         raise CorruptError("a record batch has another length than its head says", found=batch.num_rows)
+    batch = batch[rows]
     # All offsets, indices and texts: a view outside the buffers must be impossible.
     batch.validate(full=True)
     return batch
+
+
+class _Pieces:
+    """Messages that lie apart, as a file of which Arrow copies nothing: what it keeps are views of them."""
+
+    closed = False
+
+    def __init__(self, pieces: Sequence[Bytes]) -> None:
+        self._pieces = [piece.data for piece in pieces]
+
+    def read(self, size: int) -> memoryview:
+        while len(self._pieces) > 1 and not len(self._pieces[0]):
+            del self._pieces[0]
+        found, self._pieces[0] = self._pieces[0][:size], self._pieces[0][size:]
+        return found  # never over the end of a message, which would be damaged
 
 
 def read_schema(data: Bytes, messages: Messages) -> Any:
@@ -99,64 +118,27 @@ def decoded(
     Args:
         batch: with the columns that are needed, which was validated.
         fields: those wanted.
-        shapes: columns of lists of lists that are arrays, and their shapes.
+        shapes: columns of lists of lists that are arrays, and their shapes; others are not looked at.
         where: the file and record batch, for errors.
         first_row: number of the first row in the file, for errors.
-        nulls: as for `arrow_types.fields_of`.
+        nulls: as for `arrow_columns.stored_of`.
 
     Raises:
-        SourceError: a null; names the row.
         CorruptError: a column is not of the type that it should be.
     """
-    plain = {name: field for name, field in fields.items() if name not in shapes or field.kind == "object"}
-    stored = stored_of(batch, plain, where=where, first_row=first_row, nulls=nulls)
-    paths = dict(leaves_of(batch.schema))
-    for name, field in fields.items():
-        if name not in plain:
-            array = batch.column(paths[name][0]) if name in paths else None
-            if array is None or len(paths[name]) > 1:
-                raise CorruptError("a column is missing", expected=name, where=where)
-            stored[name] = _shaped(array, field, shapes[name], f"{where}, column {name!r}", first_row)
-    return {name: stored[name] for name in fields}
-
-
-def _shaped(array: Any, field: Field, shape: Shape, where: str, first_row: int) -> Stored:
-    """Lists of lists as arrays."""
-    import pyarrow as pa
-
-    if isinstance(array, pa.ChunkedArray):
-        array = array.combine_chunks() if array.num_chunks != 1 else array.chunk(0)
-    rows = len(array)
-    ends = np.arange(rows + 1)
-    for level, length in enumerate(shape):
-        array = _storage(array)
-        if array.null_count:
-            row = first_row + (int(np.searchsorted(ends, np.argmax(array.is_null().to_numpy(False)), "right")) - 1)
-            raise SourceError("a value is null", expected=field, where=f"{where}, row {row}", remedy=_NULL)
-        if pa.types.is_fixed_size_list(array.type):
-            offsets = np.arange(len(array) + 1) * array.type.list_size
-        else:
-            offsets = array.offsets.to_numpy(zero_copy_only=False).astype(np.int64)
-            offsets = offsets - offsets[0]
-        wrong = np.diff(offsets) != length
-        if length is not None and wrong.any():
-            at = int(np.argmax(wrong))
-            row = first_row + int(np.searchsorted(ends, at, "right")) - 1
-            raise CorruptError(
-                "an array has another shape than its column",
-                expected=f"lists of {length}",
-                found=f"one of {int(offsets[at + 1] - offsets[at])}",
-                where=f"{where}, row {row}",
-            )
-        ends = offsets[ends] if level == 0 else ends
-        array = array.flatten()
-    element = stored_of(pa.table({"x": array}), {"x": Field("dense", field.dtype)}, where=where)["x"]
-    first = ends if field.kind == "ragged" else None
-    return Stored(element.values.reshape(-1 if first is not None else rows, *field.shape), first)
-
-
-def _storage(array: Any) -> Any:
-    return array.storage if stored_type(array.type) is not array.type else array
-
-
-_NULL = "leave the column out with columns="
+    made: dict[str, Stored] = {}
+    for name, path in leaves_of(batch.schema):
+        if name not in shapes or not (name in fields or (nulls == "mask" and name + VALID in fields)):
+            continue
+        field = shaped_field(field_at(batch.schema, path).type, shapes[name])
+        if field.kind == "object" or fields.get(name, field) != field:
+            continue  # read as it is, or told that it is of another type
+        array = array_at(batch, path, where)
+        made[name], valid = shaped(
+            array, field, shapes[name], where=where, column=name, first_row=first_row, nulls=nulls
+        )
+        if nulls == "mask":
+            made[name + VALID] = Stored(np.ones(len(array), np.bool_) if valid is None else valid)
+    rest = {name: field for name, field in fields.items() if name not in made}
+    made |= stored_of(batch, rest, where=where, first_row=first_row, nulls=nulls)
+    return {name: made[name] for name in fields}

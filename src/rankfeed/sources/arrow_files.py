@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.columns import Columns, Field, Stored
+from rankfeed.columns import Columns, Field, Stored, column_of_parts
 from rankfeed.errors import CorruptError, SourceError
-from rankfeed.sources.arrow_columns import arrow_errors
 from rankfeed.sources.arrow_decode import decoded, read_batch
+from rankfeed.sources.arrow_errors import arrow_errors
 from rankfeed.sources.arrow_open import ArrowFile, check_alike, files_of, fits, open_arrow, pieces_of
 from rankfeed.sources.arrow_places import Shape
 from rankfeed.sources.arrow_rows import column_of
 from rankfeed.sources.arrow_table import known_fields
-from rankfeed.sources.arrow_types import Nulls
+from rankfeed.sources.arrow_types import VALID, Nulls
 from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
 from rankfeed.sources.format import Format
 from rankfeed.sources.paths import Paths, common_root
 from rankfeed.sources.source import Int64, by_chunk, check_columns, check_ids
-from rankfeed.storage import digest_of, mapped, touched
+from rankfeed.storage import check_whole, digest_of, mapped, touched
 from rankfeed.storage.kept import Kept
 
 #: Files that are held open; what a batch points into stays, however many others are opened.
@@ -81,20 +82,24 @@ class ArrowSource(ChunkedSource):
             file = self._file(number)
             first = file if first is None else first
             check_alike(first.schema, file.schema, self._paths[0], path)
-            plain = set(file.plain) if plain is None else plain & set(file.plain)
+            if file.starts[-1]:  # one without rows has no record batch to say how they lie
+                plain = set(file.plain) if plain is None else plain & set(file.plain)
             rows.append(int(file.starts[-1]))
             pieces, sizes = pieces_of(number, file.messages)
             chunks.append(pieces)
             blocks.append(sizes)
             digests.append(file.digest)
         assert first is not None
-        assert plain is not None
-        if not sum(rows):
+        if plain is None:
             raise SourceError("there are no rows", where=self._paths[0])
         with arrow_errors(self._paths[0]):
             known = known_fields(first.schema, nulls, self._shapes)
         self._fields = {name: known[name] for name in check_columns(columns, known)}
         self._plain = frozenset(plain & set(self._fields))
+        # What is read where it lies has no null in any file: of its mask nothing needs to be read.
+        masks = {name + VALID for name in plain} if nulls == "mask" else set()
+        self._whole = frozenset(masks & set(self._fields))
+        self._decoded = frozenset(self._fields) - self._plain - self._whole
         self._file_starts = np.concatenate([[0], np.cumsum(rows)]).astype(np.int64)
         self._chunks = np.concatenate(chunks)
         self._blocks = np.concatenate(blocks)
@@ -103,8 +108,8 @@ class ArrowSource(ChunkedSource):
         self._fingerprint = digest_of(*names, *(each.encode() for each in digests))
         self._digests = digests
         self._init_chunks(self._chunks[:, 3], cache_bytes)
-        if len(self._plain) == len(self._fields):
-            self.looks_ahead = 0  # nothing is decoded
+        if not self._decoded:
+            self.looks_ahead = 0
 
     def __repr__(self) -> str:
         some = (
@@ -115,7 +120,7 @@ class ArrowSource(ChunkedSource):
     @property
     def default_shuffle(self) -> Literal["global", "window"]:  # type: ignore[override]
         """Any order where columns are read in place; windows where a column is decoded."""
-        return "global" if len(self._plain) == len(self._fields) else "window"
+        return "window" if self._decoded else "global"
 
     @property
     def fields(self) -> Mapping[str, Field]:
@@ -146,10 +151,13 @@ class ArrowSource(ChunkedSource):
         ids = check_ids(sample_ids, len(self))
         names = check_columns(columns, self._fields)
         plain = [name for name in names if name in self._plain]
-        rest = [name for name in names if name not in self._plain]
+        rest = [name for name in names if name in self._decoded]
         parts: dict[str, list[Any]] = {name: [] for name in plain}
-        for number, rows, slots in by_chunk(ids, self._file_starts) if plain else ():
+        wanted = by_chunk(ids, self._file_starts) if plain else []
+        for number, rows, slots in wanted:
             file = self._file(number)
+            if len(wanted) <= mapped.LOOKS:
+                check_whole(file.data, self._paths[number])
             batch = file.starts.searchsorted(rows, side="right") - 1
             within = rows - file.starts[batch]
 
@@ -160,26 +168,39 @@ class ArrowSource(ChunkedSource):
                 parts[name].append(file.plain[name].part(batch, within, slots, where))
         made = {name: column_of(self._fields[name], parts[name]) for name in plain}
         touched(lambda: sum(column.nbytes for column in made.values()), len(ids) * len(plain))
+        if self._whole:
+            valid = Stored(np.ones(len(ids), np.bool_)).part(np.arange(len(ids)))
+            made |= {name: column_of_parts(self._fields[name], [valid]) for name in names if name in self._whole}
         if rest:
             made.update(super().fetch(ids, rest))
         return Columns({name: made[name] for name in names}, len(ids))
 
     def expect(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> None:
         """Decode what will be read next, in the background."""
-        rest = [name for name in check_columns(columns, self._fields) if name not in self._plain]
+        rest = [name for name in check_columns(columns, self._fields) if name in self._decoded]
         if rest:
             super().expect(sample_ids, rest)
 
     def _load_chunk(self, number: int, names: tuple[str, ...]) -> dict[str, Stored]:
         place, batch, first, rows = self._chunks[number].tolist()
         file = self._file(place)
+        check_whole(file.data, self._paths[place])
         where = f"{self._paths[place]}, record batch {batch}"
+        start, _, end = file.messages.batches[batch].tolist()
+        touched(lambda: (end - start) * rows // int(file.messages.rows[batch]))
         with arrow_errors(where):
-            found = read_batch(file.data, file.messages, batch, names, self._nulls).slice(first, rows)
+            piece = slice(first, first + rows)
+            found = read_batch(file.data, file.messages, batch, names, self._nulls, piece)
             fields = {name: self._fields[name] for name in names}
             first_row = int(file.starts[batch]) + first
-            shapes = {name: shape for name, shape in self._shapes.items() if name in fields}
-            return decoded(found, fields, shapes, where=where, first_row=first_row, nulls=self._nulls)
+            made = decoded(found, fields, self._shapes, where=where, first_row=first_row, nulls=self._nulls)
+        # A view would hold its file open for as long as the chunk is kept.
+        return {
+            name: replace(stored, values=stored.values.copy())
+            if np.may_share_memory(stored.values, file.data)
+            else stored
+            for name, stored in made.items()
+        }
 
     def _file(self, number: int) -> ArrowFile:
         """A file, open; as it was when the source was made."""

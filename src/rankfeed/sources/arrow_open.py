@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rankfeed.errors import CorruptError, SourceError
-from rankfeed.sources.arrow_columns import arrow_errors
 from rankfeed.sources.arrow_decode import read_schema
+from rankfeed.sources.arrow_errors import arrow_errors
 from rankfeed.sources.arrow_messages import MAGIC, REMEDY, Messages, read_messages
 from rankfeed.sources.arrow_places import Shape, leaves, stored_type, without_nulls
 from rankfeed.sources.arrow_rows import LeafRows, problem
@@ -29,6 +29,8 @@ Int64 = npt.NDArray[np.int64]
 SUFFIXES = (".arrow", ".arrows", ".feather", ".ipc")
 #: Bytes of a block of what is not compressed.
 _BLOCK_BYTES = 4 << 20
+#: Rows that are decoded at once where there are dictionaries, whose values may be much longer than their numbers.
+_DICTIONARY_ROWS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -129,10 +131,12 @@ def pieces_of(number: int, messages: Messages) -> tuple[Int64, Int64]:
     for batch, (rows, size) in enumerate(zip(messages.rows.tolist(), sizes, strict=True)):
         if not rows:
             continue
-        whole = bool(messages.compressed[batch])
+        whole = bool(messages.compressed[batch]) or not messages.little
         cuts = 1 if whole else min(rows, max(1, math.ceil(size / _BLOCK_BYTES)))
         edges = [rows * cut // cuts for cut in range(cuts + 1)]
-        pieces += [(number, batch, low, high - low) for low, high in pairwise(edges)]
+        step = rows if whole or not messages.dictionaries else _DICTIONARY_ROWS
+        for low, high in pairwise(edges):
+            pieces += [(number, batch, first, min(step, high - first)) for first in range(low, high, step)]
         if not blocks or whole or cuts > 1 or filled + size > _BLOCK_BYTES:
             blocks += [high - low for low, high in pairwise(edges)]
             filled = _BLOCK_BYTES if whole or cuts > 1 else size

@@ -26,7 +26,8 @@ class Leaf:
 
     Args:
         field: what it holds.
-        nodes: which nodes may have nulls: its own, those of the structs around it and of the elements in it.
+        nodes: which may have nulls: those of the structs around it, its own, and those of the elements in it.
+        around: how many of these belong to structs around it.
         offsets: for each level of lists (text and bytes are one), the buffer of its offsets, their width in bytes,
             and how long all lists of this level are, where that was declared; none where all rows have one size.
         data: the buffer of the elements.
@@ -34,6 +35,7 @@ class Leaf:
 
     field: Field
     nodes: tuple[int, ...]
+    around: int
     offsets: tuple[tuple[int, int, int | None], ...]
     data: int
 
@@ -75,7 +77,7 @@ class _Walk:
         first, buffer = self._nodes, self._buffers
         self._skip(kind)
         nodes = (*around, *range(first, self._nodes))
-        leaf = _leaf(kind, nodes, buffer, self._shapes.get(name))
+        leaf = _leaf(kind, nodes, len(around), buffer, self._shapes.get(name))
         if leaf is not None:
             self.found[name] = leaf
 
@@ -104,7 +106,7 @@ class _Walk:
         elif types.is_list_view(kind) or types.is_large_list_view(kind):
             self._node(3)
             self._skip(kind.value_type)
-        elif kind.num_fields:
+        elif kind.num_fields or types.is_struct(kind):  # a struct may be without fields
             has_offsets = types.is_list(kind) or types.is_large_list(kind) or types.is_map(kind)
             self._node(2 if has_offsets else 1)
             for index in range(kind.num_fields):
@@ -115,7 +117,7 @@ class _Walk:
             self._node(3 if variable else 2)
 
 
-def _leaf(kind: Any, nodes: tuple[int, ...], buffer: int, shape: Shape | None) -> Leaf | None:
+def _leaf(kind: Any, nodes: tuple[int, ...], around: int, buffer: int, shape: Shape | None) -> Leaf | None:
     import pyarrow as pa
 
     types = pa.types
@@ -124,7 +126,7 @@ def _leaf(kind: Any, nodes: tuple[int, ...], buffer: int, shape: Shape | None) -
     if field.kind in ("bytes", "str"):
         width = {True: 8, False: 4}[types.is_large_string(kind) or types.is_large_binary(kind)]
         known = types.is_string(kind) or types.is_binary(kind) or width == 8
-        return Leaf(field, nodes, ((buffer + 1, width, None),), buffer + 2) if known else None
+        return Leaf(field, nodes, around, ((buffer + 1, width, None),), buffer + 2) if known else None
     offsets: tuple[tuple[int, int, int | None], ...] = ()
     for length in shape or (None,):
         if types.is_list(kind) or types.is_large_list(kind):
@@ -134,7 +136,9 @@ def _leaf(kind: Any, nodes: tuple[int, ...], buffer: int, shape: Shape | None) -
         kind, buffer = kind.value_type, buffer + 1
     number = types.is_integer(kind) or types.is_floating(kind) or types.is_temporal(kind)
     same = number and field.kind in ("dense", "ragged") and kind.bit_width == 8 * np.dtype(field.dtype).itemsize
-    return Leaf(field, nodes, offsets, buffer + 1) if same else None
+    # How many elements of no bytes there are, no buffer tells.
+    counted = not offsets or field.row_bytes() > 0
+    return Leaf(field, nodes, around, offsets, buffer + 1) if same and counted else None
 
 
 def stored_type(kind: Any) -> Any:

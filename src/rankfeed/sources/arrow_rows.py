@@ -96,8 +96,8 @@ class LeafRows:
             if number and length is not None:
                 _check_even(self._data, base, level.width, first, last, length, where)
             first, last = self._ends(level, base, first, last, may_be_empty=number > 0)
-            # One look at the sign for all three: no first below 0, no last before it, none above the top.
-            bad = (first | (last - first) | (top - last)) < 0
+            # Compared, not subtracted: the difference of two numbers of 64 bits may be any number.
+            bad = (first < 0) | (last < first) | (last > top)
             if number == 0 and length is not None:
                 bad |= last - first != length
             if bad.any():
@@ -192,8 +192,15 @@ def problem(leaf: Leaf, messages: Messages) -> str | None:
 
     Rows of one size are known to lie in their buffers after that; lists are looked at when they are read.
     """
-    buffers, rows = messages.buffers, messages.rows
+    buffers, lengths, rows = messages.buffers, messages.lengths, messages.rows
     assert buffers is not None
+    assert lengths is not None
+    # As Arrow has it: a column is as long as its record batch; what is in a struct may be longer, and is cut.
+    of = lengths[:, leaf.nodes[: leaf.around + 1]]
+    other = (of[:, 0] != rows) | (of.min(1) < rows)
+    if other.any():
+        batch = int(np.argmax(other))
+        return f"record batch {batch} has {rows[batch]} rows, and its column {', '.join(map(str, of[batch]))}"
     if max(leaf.data, *(number for number, _, _ in leaf.offsets), 0) >= buffers.shape[1]:
         return "there are fewer buffers than the columns need"
     if leaf.offsets:

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from rankfeed.columns import Field, Stored
 from rankfeed.errors import SourceError
-from rankfeed.sources.arrow_columns import arrow_errors, fields_of
+from rankfeed.sources.arrow_columns import fields_of
 from rankfeed.sources.arrow_decode import decoded
+from rankfeed.sources.arrow_errors import arrow_errors
 from rankfeed.sources.arrow_places import Shape, shaped_field
 from rankfeed.sources.arrow_types import Nulls, field_at, leaves_of, roots_of
-from rankfeed.sources.chunked import ChunkedSource
+from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
 from rankfeed.sources.source import Int64, check_columns
 from rankfeed.storage import digest_of
 
-#: What is kept are views of the table, for the most part: they take no memory of their own.
-_CACHE_BYTES = 1 << 46
 #: Rows that are looked at in one go.
 _ROWS = 1 << 16
 
@@ -32,6 +32,7 @@ class ArrowTableSource(ChunkedSource):
         nulls: as for `ArrowSource`.
         shapes: as for `ArrowSource`.
         name: what errors call it.
+        cache_bytes: of what was decoded that is kept; what is read in the table itself takes none.
 
     Raises:
         SourceError: it is empty, or two columns have one name.
@@ -53,6 +54,7 @@ class ArrowTableSource(ChunkedSource):
         nulls: Nulls = "error",
         shapes: Mapping[str, Shape] | None = None,
         name: str = "a table",
+        cache_bytes: int = CACHE_BYTES,
     ) -> None:
         known = known_fields(table.schema, nulls, shapes or {})
         self._fields = {each: known[each] for each in check_columns(columns, known)}
@@ -63,7 +65,7 @@ class ArrowTableSource(ChunkedSource):
         self._batches = [each for each in table.select(roots).to_batches(max_chunksize=_ROWS) if len(each)]
         if not self._batches:
             raise SourceError("there are no rows", where=name)
-        self._init_chunks(np.array([len(each) for each in self._batches], np.int64), _CACHE_BYTES)
+        self._init_chunks(np.array([len(each) for each in self._batches], np.int64), cache_bytes)
 
     def __repr__(self) -> str:
         return f"ArrowTableSource({len(self)} samples)"
@@ -91,11 +93,20 @@ class ArrowTableSource(ChunkedSource):
     def _load_chunk(self, number: int, names: tuple[str, ...]) -> dict[str, Stored]:
         first = int(self._chunk_starts[number])
         fields = {name: self._fields[name] for name in names}
-        shapes = {name: shape for name, shape in self._shapes.items() if name in fields}
         with arrow_errors(self._name):
             batch = self._batches[number]
             batch.validate(full=True)
-            return decoded(batch, fields, shapes, where=self._name, first_row=first, nulls=self._nulls)
+            found = decoded(batch, fields, self._shapes, where=self._name, first_row=first, nulls=self._nulls)
+        held = [
+            np.frombuffer(buffer, np.uint8)
+            for column in batch.columns
+            for buffer in column.buffers()
+            if buffer is not None and buffer.size
+        ]
+        return {
+            name: replace(stored, lent=any(np.may_share_memory(stored.values, each) for each in held))
+            for name, stored in found.items()
+        }
 
 
 def known_fields(schema: Any, nulls: Nulls, shapes: Mapping[str, Shape]) -> dict[str, Field]:

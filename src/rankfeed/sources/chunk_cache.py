@@ -9,7 +9,6 @@ alive, and to throw one out for another would only swap them: each chunk would b
 
 from __future__ import annotations
 
-import os
 import threading
 import warnings
 from collections import OrderedDict
@@ -21,6 +20,7 @@ from typing import TypeVar
 
 from rankfeed.columns import Stored
 from rankfeed.errors import RankfeedError
+from rankfeed.storage.forks import start_in_each_process
 
 Chunk = Mapping[str, Stored]
 _Key = TypeVar("_Key", bound=Hashable)
@@ -88,24 +88,18 @@ class ChunkCache:
         #: Rows that were read of chunks that are not there.
         self._elsewhere: dict[Hashable, int] = {}
         self._lost = 0
-        self._start()
+        start_in_each_process(self)
 
-    def _start(self) -> None:
-        self._pid = os.getpid()
+    def start_anew(self) -> None:
+        """In a forked child what is decoded is inherited; locks and threads of the parent mean nothing there."""
         self._lock = threading.Lock()
         self._pending: dict[Hashable, _Pending] = {}
         self._asked: set[Hashable] = set()
         self._pool: ThreadPoolExecutor | None = None
 
-    def _renew_after_fork(self) -> None:
-        # What is decoded is inherited and stays; locks and threads of the parent mean nothing here.
-        if self._pid != os.getpid():
-            self._start()
-
     @property
     def has_room(self) -> bool:
         """Whether another chunk can be kept without throwing out a living one."""
-        self._renew_after_fork()
         with self._lock:
             return self._has_room()
 
@@ -121,7 +115,6 @@ class ChunkCache:
 
     def find(self, keys: Sequence[Hashable], used: Sequence[int]) -> list[Chunk | None]:
         """Chunks, as far as they are there; so many rows of each are read now, from it or from elsewhere."""
-        self._renew_after_fork()
         with self._lock:
             return [self._used(key, count) for key, count in zip(keys, used, strict=True)]
 
@@ -141,7 +134,6 @@ class ChunkCache:
 
     def missing(self, keys: Iterable[_Key]) -> list[_Key]:
         """Those of some chunks that are neither there nor on their way, if there is room for one."""
-        self._renew_after_fork()
         with self._lock:
             if not self._has_room():
                 return []
@@ -149,7 +141,6 @@ class ChunkCache:
 
     def get(self, key: Hashable, load: Callable[[], Chunk]) -> Chunk:
         """A chunk that :meth:`find` did not find, decoded; what ``load`` raises goes to whoever called with it."""
-        self._renew_after_fork()
         while True:
             with self._lock:
                 entry = self._entries.get(key)
@@ -179,7 +170,6 @@ class ChunkCache:
 
     def ahead(self, key: Hashable, load: Callable[[], Chunk]) -> None:
         """Have a chunk decoded in the background, unless many are waiting already."""
-        self._renew_after_fork()
         with self._lock:
             if len(self._asked) >= _MOST_AHEAD or key in self._asked:
                 return

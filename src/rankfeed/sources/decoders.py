@@ -23,7 +23,7 @@ import numpy as np
 from rankfeed.columns import Field
 from rankfeed.errors import CorruptError, SourceError, UnsafeError
 from rankfeed.sources.extras import need
-from rankfeed.sources.npy import array_at, check_size, read_header, reading
+from rankfeed.sources.npy import array_at, array_in, check_size, read_header, reading
 
 #: Bytes that one member may expand to.
 LIMIT = 1 << 29
@@ -34,6 +34,7 @@ _IMAGES = ("jpg", "jpeg", "jpe", "jfif", "png", "ppm", "pgm", "pbm", "pnm", "bmp
 #: What Pillow may take an image for, whatever its name says: others run programs, or fetch fonts.
 _PILLOW = ("JPEG", "PNG", "PPM", "BMP", "GIF", "WEBP", "TIFF")
 _SOUNDS = ("wav", "flac", "ogg", "opus", "mp3", "aiff")
+_ARRAY = np.lib.format.MAGIC_PREFIX
 _PICKLES = ("pyd", "pkl", "pickle", "pth", "pt", "ten", "tb")
 
 
@@ -158,8 +159,12 @@ def _npz(data: bytes, *, allow_pickle: bool) -> dict[str, Any]:
         nbytes = sum(info.file_size for info in archive.infolist())
         if nbytes > LIMIT:
             raise UnsafeError("a compressed member expands beyond all measure", found=f"{nbytes} bytes")
-        with np.load(io.BytesIO(data), allow_pickle=allow_pickle) as arrays:
-            return {name: arrays[name] for name in arrays.files}
+        members = ((name.removesuffix(".npy"), archive.read(name)) for name in archive.namelist())
+        # What is no array is delivered as bytes, as numpy does.
+        return {
+            name: array_in(content, allow_pickle=allow_pickle) if content.startswith(_ARRAY) else content
+            for name, content in members
+        }
 
 
 def _image(data: bytes) -> Any:

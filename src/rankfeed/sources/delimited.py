@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -11,7 +12,8 @@ import numpy.typing as npt
 
 from rankfeed.columns import Columns, Field, Stored, column_of_parts
 from rankfeed.errors import SourceError
-from rankfeed.sources.arrow_columns import Nulls, arrow_errors, fields_of, stored_of
+from rankfeed.sources.arrow_columns import Nulls, fields_of, stored_of
+from rankfeed.sources.arrow_errors import arrow_errors
 from rankfeed.sources.delimited_files import files_of, kind_of
 from rankfeed.sources.delimited_text import LIMIT, Dialect, parse, read_text, stream, text_size, too_large
 from rankfeed.sources.format import Format
@@ -60,6 +62,8 @@ class _TextSource(Source):
             with arrow_errors(path):
                 cast = table.select(schema.names).cast(schema)
             stored.append(stored_of(cast, self._fields, where=path, nulls=self._nulls))
+            for each in stored[-1].values():  # all was read: nobody need train for hours to meet a null
+                each.part(np.arange(each.rows))
         self._starts = np.zeros(len(tables) + 1, np.int64)
         np.cumsum([len(table) for table in tables], out=self._starts[1:])
         if not self._starts[-1]:
@@ -121,17 +125,18 @@ class _TextSource(Source):
         return Columns({name: column_of_parts(self._fields[name], parts[name]) for name in names}, len(ids))
 
     def _loaded_again(self) -> list[dict[str, Stored]]:
-        was = self._fingerprint
-        stored = self._load()
-        if self._fingerprint != was:
-            self._stored = None
+        # Into another source: this one stays what it was, also for threads that read meanwhile.
+        again = copy(self)
+        stored = again._load()
+        if again._fingerprint != self._fingerprint:
             raise SourceError(
                 "the files changed while they were in use",
-                expected=was,
-                found=self._fingerprint,
+                expected=self._fingerprint,
+                found=again._fingerprint,
                 where=self._paths[0],
                 remedy="start the job again",
             )
+        self._stored = stored
         return stored
 
 

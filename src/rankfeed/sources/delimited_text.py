@@ -13,7 +13,7 @@ from io import BytesIO
 from typing import Any, BinaryIO, Literal
 
 from rankfeed.errors import ArgumentError, CorruptError, SourceError
-from rankfeed.sources.arrow_columns import arrow_errors
+from rankfeed.sources.arrow_errors import arrow_errors
 from rankfeed.sources.json_lines import check_lines
 
 #: Text that is read into memory, after decompression; larger files are packed first.

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from rankfeed.columns import Columns, Dense, Field
 from rankfeed.errors import ArgumentError, CorruptError, SourceError
-from rankfeed.sources.arrow_columns import arrow_errors
+from rankfeed.sources.arrow_errors import arrow_errors
 from rankfeed.sources.arrow_files import ArrowSource
 from rankfeed.sources.arrow_open import open_arrow
 from rankfeed.sources.arrow_table import ArrowTableSource, known_fields
@@ -24,6 +24,7 @@ from rankfeed.sources.named import inside, read_json
 from rankfeed.sources.paths import Paths
 from rankfeed.sources.source import Int64, Source, check_columns, check_ids
 from rankfeed.storage import digest_of
+from rankfeed.storage.decodable import decodable
 
 STATE_NAME, INFO_NAME, DICT_NAME = "state.json", "dataset_info.json", "dataset_dict.json"
 
@@ -31,10 +32,12 @@ STATE_NAME, INFO_NAME, DICT_NAME = "state.json", "dataset_info.json", "dataset_d
 _MAPPED_ROWS = 4096
 
 
+@decodable
 class _Named(msgspec.Struct):
     filename: str
 
 
+@decodable
 class _State(msgspec.Struct, rename={"data_files": "_data_files", "indices": "_indices_data_files",
                                      "fingerprint": "_fingerprint", "columns": "_format_columns",
                                      "all_columns": "_output_all_columns"}):  # fmt: skip
@@ -45,10 +48,12 @@ class _State(msgspec.Struct, rename={"data_files": "_data_files", "indices": "_i
     all_columns: bool = False
 
 
+@decodable
 class _Info(msgspec.Struct):
     features: dict[str, Any] | None = None
 
 
+@decodable
 class _Dict(msgspec.Struct):
     splits: list[str]
 
@@ -223,7 +228,7 @@ def _source_of(
     """A source of files, or of a table in memory."""
     if isinstance(table, list):
         return ArrowSource(table, columns=columns, shapes=features.shapes, **options)
-    return ArrowTableSource(table, columns=columns, shapes=features.shapes, nulls=options["nulls"], name=place)
+    return ArrowTableSource(table, columns=columns, shapes=features.shapes, name=place, **options)
 
 
 def _mapping_of(mapping: Any, rows: int, place: str) -> ArrowSource | ArrowTableSource:

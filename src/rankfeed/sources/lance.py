@@ -172,9 +172,10 @@ class LanceSource(ChunkedSource):
         if self._facts.chosen is None:
             start = first - int(self._fragment_starts[fragment])
             table = self._handle.call("span", int(self._facts.fragments[fragment]), start, count, tops)
-        else:
-            table = self._chosen_span(fragment, self._facts.chosen[first : first + count], tops)
-        return self._stored(table, names, first, f"fragment {self._facts.fragments[fragment]}")
+            return self._stored(table, names, first, f"fragment {self._facts.fragments[fragment]}")
+        rows = self._facts.chosen[first : first + count]
+        table = self._chosen_span(fragment, rows, tops)
+        return self._stored(table, names, rows, f"fragment {self._facts.fragments[fragment]}")
 
     def _chosen_span(self, fragment: int, rows: Int64, tops: list[str]) -> Any:
         """Rows that a filter let through, all of one fragment: with those between them, if these are few."""
@@ -188,9 +189,9 @@ class LanceSource(ChunkedSource):
     def _take(self, ids: Int64, names: tuple[str, ...]) -> dict[str, Stored]:
         rows = self._rows(ids)
         table = self._handle.call("take", rows, self._fragments_of(rows), self._top_columns(names))
-        return self._stored(table, names, int(ids[0]), "rows from several fragments")
+        return self._stored(table, names, rows, "rows from several fragments")
 
-    def _stored(self, table: Any, names: tuple[str, ...], first: int, place: str) -> dict[str, Stored]:
+    def _stored(self, table: Any, names: tuple[str, ...], first: int | Int64, place: str) -> dict[str, Stored]:
         fields = {name: self._fields[name] for name in names}
         return stored_of(table, fields, where=f"{self._where()}, {place}", first_row=first, nulls=self._nulls)
 

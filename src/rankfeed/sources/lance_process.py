@@ -110,9 +110,10 @@ class Handle:
         self._forget()
 
     def _forget(self) -> None:
-        self._lock = threading.Lock()
-        self._process = os.getpid()
         self._open: LanceTable | Beside | None = None
+        self._lock = threading.Lock()
+        # Last: from here on other threads of a child take what is open for their own process's.
+        self._process = os.getpid()
 
     def __getstate__(self) -> tuple[str, int, str]:
         return self._uri, self._version, self._digest
@@ -133,7 +134,7 @@ class Handle:
             _ABANDONED.append(self._open)  # the parent's: freeing it here would run the library
             self._forget()  # its lock, if it was held, would never be let go here
         with self._lock:
-            if self._open is None:
+            if self._open is None or (isinstance(self._open, Beside) and self._open.closed):
                 table = (Beside if forked_from_lance() else LanceTable)(self._uri, self._version)
                 found = table.call("facts") if isinstance(table, Beside) else table.facts()
                 if found.digest != self._digest:
@@ -184,9 +185,17 @@ class Beside:
                     where=f"{self.uri}, version {self.version or 'latest'}",
                     remedy="open an older version of the table (version=...), or restore it from a copy",
                 ) from error
+            except BaseException:  # an interrupt: the answer on its way must not be taken for the next one
+                self.close()
+                raise
         if isinstance(answer, RankfeedError):
             raise answer
         return answer
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, or ended."""
+        return self._pipe.closed
 
     def close(self) -> None:
         self._pipe.close()

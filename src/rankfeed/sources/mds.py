@@ -19,7 +19,7 @@ from rankfeed.sources.mds_index import INDEX_NAME, MdsIndex, MdsShard, read_inde
 from rankfeed.sources.mds_shard import check_hashes, locate, read_shard
 from rankfeed.sources.paths import Paths, head
 from rankfeed.sources.source import Int64, by_chunk, check_columns, check_ids
-from rankfeed.storage import digest_of, touched
+from rankfeed.storage import check_whole, digest_of, mapped, touched
 from rankfeed.storage.kept import Kept
 
 Bytes = npt.NDArray[np.uint8]
@@ -163,9 +163,12 @@ class MdsSource(ChunkedSource):
         ids = check_ids(sample_ids, len(self))
         names = check_columns(columns, self._fields)
         parts: dict[str, list[Any]] = {name: [] for name in names}
-        for number, rows, slots in by_chunk(ids, self._chunk_starts):
+        wanted = by_chunk(ids, self._chunk_starts)
+        for number, rows, slots in wanted:
             shard = self._shards[number]
             data = self._shard(number, len(rows))
+            if len(wanted) <= mapped.LOOKS:
+                check_whole(data, shard.path)
             places = locate(data, rows, self._columns, shard)
             if shard.compression is None:
                 touched(lambda places=places: sum(int(each[1].sum()) for each in places.values()), len(rows))  # type: ignore[misc]

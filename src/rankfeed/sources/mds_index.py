@@ -12,6 +12,7 @@ import msgspec
 
 from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.named import inside, read_json
+from rankfeed.storage.decodable import decodable
 
 INDEX_NAME = "index.json"
 REMEDY = "fetch the shard and the index anew, or write the data set again"
@@ -24,12 +25,14 @@ _MOST = (1 << 32) - 1
 Count = Annotated[int, msgspec.Meta(ge=0, le=_MOST)]
 
 
+@decodable
 class _File(msgspec.Struct, frozen=True):
     basename: str
     bytes: Count
     hashes: dict[str, str] = {}
 
 
+@decodable
 class _Shard(msgspec.Struct, frozen=True):
     format: str
     samples: Count
@@ -42,6 +45,7 @@ class _Shard(msgspec.Struct, frozen=True):
     zip_data: _File | None = None
 
 
+@decodable
 class _Index(msgspec.Struct, frozen=True):
     version: int
     shards: list[_Shard]

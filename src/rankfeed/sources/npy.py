@@ -16,6 +16,8 @@ from rankfeed.errors import CorruptError, RankfeedError, SourceError, UnsafeErro
 
 #: Read at once to get at a header.
 _HEAD = 4096
+#: Rows that a header may claim: those without elements take no space.
+_MOST_ROWS = 1 << 48
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ def read_header(file: IO[bytes], where: str, *, allow_pickle: bool = False) -> H
         # numpy parses the header as a literal, bounded in length, and nothing of it is run.
         reader = np.lib.format.read_array_header_1_0 if version[0] == 1 else np.lib.format.read_array_header_2_0
         shape, fortran, dtype = reader(head)
-        if any(extent < 0 for extent in shape):
+        if any(not 0 <= extent <= _MOST_ROWS for extent in shape):
             raise ValueError(f"shape {shape}")
     except Exception as error:  # numpy's parser of untrusted text raises what its tokenizer does, too
         raise CorruptError(
@@ -74,7 +76,7 @@ def read_header(file: IO[bytes], where: str, *, allow_pickle: bool = False) -> H
             where=where,
             remedy="store numbers; or pass allow_pickle=True if you trust whoever wrote it",
         )
-    if dtype.kind not in "biufcO":
+    if dtype.kind not in "biufcO" or dtype.char in "gG":  # long doubles
         raise SourceError("an array of a type that has no tensor", found=f"dtype {dtype}", where=where)
     return Header(dtype, tuple(shape), bool(fortran), head.tell())
 
@@ -119,6 +121,23 @@ def array_at(data: npt.NDArray[np.uint8], header: Header, start: int = 0) -> npt
     return flat.reshape(header.shape, order="F" if header.fortran else "C")
 
 
+def array_in(content: bytes, *, allow_pickle: bool = False) -> npt.NDArray[Any]:
+    """The array of a member of an archive, which was read to its end: only then is its checksum compared.
+
+    Args:
+        content: of the member, all of it.
+        allow_pickle: whether objects may be read.
+
+    Raises:
+        ValueError: it is no array, or not the whole of one, or objects that are not allowed; see :class:`reading`.
+    """
+    file = io.BytesIO(content)
+    array: npt.NDArray[Any] = np.lib.format.read_array(file, allow_pickle=allow_pickle)
+    if file.tell() != len(content):
+        raise ValueError(f"an array of {file.tell()} bytes in a member of {len(content)}")
+    return array
+
+
 class reading:
     """Turns what numpy and zipfile raise into errors that name the file."""
 
@@ -138,9 +157,10 @@ class reading:
                 where=self.path,
                 remedy="store numbers; or pass allow_pickle=True if you trust whoever wrote it",
             ) from error
-        if isinstance(
-            error, (zipfile.BadZipFile, ValueError, EOFError, KeyError, zlib.error, NotImplementedError)
-        ):
+        # RuntimeError: a member that is encrypted, or says so; or compressed in a way that is not implemented.
+        # MemoryError: a header that claims more elements than there could be.
+        damage = (zipfile.BadZipFile, ValueError, EOFError, KeyError, zlib.error, RuntimeError, MemoryError)
+        if isinstance(error, damage):
             raise CorruptError(
                 "the file is damaged", found=error, where=self.path, remedy="write it again"
             ) from error

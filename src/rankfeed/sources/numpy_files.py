@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zipfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -16,7 +17,7 @@ from rankfeed.columns import Columns, Field, Objects, Ragged, Rows, Runs
 from rankfeed.columns import Dense as DenseColumn
 from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.format import Format
-from rankfeed.sources.npy import Header, check_size, file_header, read_header, reading
+from rankfeed.sources.npy import Header, array_in, check_size, file_header, read_header, reading
 from rankfeed.sources.numpy_file import NumpyFileSource, npz_headers
 from rankfeed.sources.paths import Paths, common_root, expand, files_in, matched
 from rankfeed.sources.source import Int64, Source, check_columns, check_ids
@@ -196,11 +197,14 @@ class NumpyFilesSource(Source):
 
     def _read_npz(self, sample_id: int, names: list[str]) -> dict[str, npt.NDArray[Any]]:
         path = self._path(sample_id)
-        with reading(path), np.load(path, allow_pickle=self.allow_pickle) as archive:
-            missing = [name for name in names if name not in archive.files]
+        with reading(path), zipfile.ZipFile(path) as archive:
+            members = {member.removesuffix(".npy"): member for member in archive.namelist()}
+            missing = [name for name in names if name not in members]
             if missing:
                 raise SourceError("a file lacks arrays that others have", found=", ".join(missing), where=path)
-            sample = {name: np.asarray(archive[name]) for name in names}
+            sample = {
+                name: array_in(archive.read(members[name]), allow_pickle=self.allow_pickle) for name in names
+            }
         for name, array in sample.items():
             if self.fields[name].kind != "object":
                 _check_alike(

@@ -10,8 +10,9 @@ from typing import Any
 
 from rankfeed.errors import ArgumentError, SourceError
 from rankfeed.sources.format import Format
-from rankfeed.sources.paths import Paths, as_paths, expand
+from rankfeed.sources.paths import Paths, as_paths, expand, matched
 from rankfeed.sources.source import Source
+from rankfeed.storage import MANIFEST_NAME
 
 #: Where a pack keeps what is not finished.
 STAGING_NAME = ".rankfeed-pack"
@@ -90,11 +91,31 @@ def open(
         raise ArgumentError(
             "object stores are not read yet: nothing can be configured", remedy="leave storage_options out"
         )
+    _refuse_unfinished(uri)
     common = {"allow_pickle": allow_pickle, "cache_dir": cache_dir}
     for found in formats(format):
         if found.fits(uri):
             return found.open(uri, columns, common, options)
     raise _nothing(uri, format)
+
+
+def _refuse_unfinished(uri: Paths) -> None:
+    """A pack moves its shards to their names one by one: without a manifest those that are there may be a part.
+
+    Raises:
+        SourceError: a pack into one of the folders meant was not finished, or is being finished now.
+    """
+    # Not of each format's own: the shards of half a pack are good Arrow files.
+    for folder in dict.fromkeys(path if os.path.isdir(path) else os.path.dirname(path) for path in matched(uri)):
+        # In this order: whoever finishes writes the manifest before the other goes.
+        if os.path.isdir(os.path.join(folder, STAGING_NAME)) and not os.path.exists(
+            os.path.join(folder, MANIFEST_NAME)
+        ):
+            raise SourceError(
+                "packing into this folder was not finished",
+                where=folder or os.curdir,
+                remedy="wait for it, or call rankfeed.pack again with the same input: it goes on where it stopped",
+            )
 
 
 def _nothing(uri: Paths, format: str | None) -> SourceError:
@@ -107,12 +128,6 @@ def _nothing(uri: Paths, format: str | None) -> SourceError:
     if not isinstance(uri, (str, os.PathLike)):
         return SourceError("these are no files of one known format", expected=expected, found=str(list(uri)[:4]))
     path = Path(uri)
-    if Path(path, STAGING_NAME).is_dir():
-        return SourceError(
-            "packing into this folder was not finished",
-            where=path,
-            remedy="call rankfeed.pack again with the same input: it goes on where it stopped",
-        )
     if path.is_dir():
         names = sorted(os.listdir(path))[:4]
         summary = "the folder holds no data that rankfeed reads" if names else "the folder is empty"

@@ -19,12 +19,22 @@ from rankfeed.errors import CorruptError
 from rankfeed.sources.format import Format
 from rankfeed.sources.paths import Paths
 from rankfeed.sources.source import Source, by_chunk, check_columns, check_ids
-from rankfeed.storage import MANIFEST_NAME, Manifest, file_digest, load_manifest, map_file, mapped, touched
+from rankfeed.storage import (
+    MANIFEST_NAME,
+    Manifest,
+    check_whole,
+    file_digest,
+    load_manifest,
+    map_file,
+    mapped,
+    touched,
+)
 from rankfeed.storage.arrow_shard import REMEDY, read_shard
 from rankfeed.storage.kept import Kept
 from rankfeed.storage.manifest import Shard
 from rankfeed.storage.region import File, Region
 
+Bytes = npt.NDArray[np.uint8]
 Int64 = npt.NDArray[np.int64]
 
 #: Shards that are held open; what a batch points into stays, however many others are opened.
@@ -109,8 +119,11 @@ class PackedSource(Source):
         ids = check_ids(sample_ids, len(self))
         names = list(self._fields) if columns is None else check_columns(columns, self._fields)
         parts: dict[str, list[Any]] = {name: [] for name in names}
-        for number, rows, slots in by_chunk(ids, self._starts):
+        wanted = by_chunk(ids, self._starts)
+        for number, rows, slots in wanted:
             shard = self._shard(number)
+            if len(wanted) <= mapped.LOOKS:
+                check_whole(shard.data, shard.place)
             for name in names:
                 parts[name].append(shard.stored[name].part(rows, slots, shard.regions.get(name)))
         fetched = {name: column_of_parts(self._fields[name], part) for name, part in parts.items()}
@@ -134,10 +147,11 @@ class PackedSource(Source):
         exceeds = self._bytes > mapped.RESIDENT_BYTES
         large = [name for name, each in stored.items() if exceeds and _row_bytes(each) >= _LARGE_ROW]
         if not large:
-            return _Shard(stored, {})
+            return _Shard(place, data, stored, {})
         file = File(place)
         start = data.ctypes.data
-        return _Shard(stored, {name: Region(file, stored[name].values.ctypes.data - start) for name in large})
+        regions = {name: Region(file, stored[name].values.ctypes.data - start) for name in large}
+        return _Shard(place, data, stored, regions)
 
     def _check_file(self, number: int) -> None:
         shard, place = self._manifest.shards[number], self._place(number)
@@ -187,6 +201,8 @@ def _block_rows(shard: Shard) -> Int64:
 class _Shard:
     """An open shard: its columns, and where to read those that are not read through the mapping."""
 
+    place: Path
+    data: Bytes
     stored: dict[str, Stored]
     regions: dict[str, Region]
 

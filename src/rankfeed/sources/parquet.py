@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from rankfeed.columns import Columns, Field, Stored
 from rankfeed.errors import ArgumentError, CorruptError, SourceError
-from rankfeed.sources.arrow_columns import VALID, Nulls, arrow_errors, fields_of, stored_of
+from rankfeed.sources.arrow_columns import VALID, Nulls, fields_of, stored_of
+from rankfeed.sources.arrow_errors import arrow_errors
 from rankfeed.sources.arrow_types import leaves_of
 from rankfeed.sources.chunked import ChunkedSource
 from rankfeed.sources.format import Format
@@ -21,15 +22,20 @@ from rankfeed.sources.parquet_footer import REMEDY, Footer, read_footers
 from rankfeed.sources.parquet_partitions import Partitions
 from rankfeed.sources.parquet_rows import Part, Reader
 from rankfeed.sources.paths import Paths, common_root
-from rankfeed.sources.source import Int64, check_columns
+from rankfeed.sources.source import Int64, check_columns, check_ids
 from rankfeed.storage import digest_of
 
-#: What is decoded in one go is about as large as this, and not larger than this share of the cache, so that what
-#: the lanes of a window shuffle need at the same time fits into it. Larger row groups are read in parts, small
-#: ones that lie one behind the other together.
-_PART_BYTES, _PARTS_IN_CACHE = 16 << 20, 256
+#: What is decoded in one go is about as large as this: larger row groups are read in parts, small ones that lie
+#: one behind the other together. Where not all data fit into the cache, it is not larger than this share of it, so
+#: that what the lanes of a window shuffle need at the same time does.
+_PART_BYTES, _PARTS_IN_CACHE = 8 << 20, 256
 #: Smaller parts are not made, however small the cache.
 _LEAST_BYTES = 64 << 10
+#: What a row takes at least of each column that is not dense, when it is decoded: its offsets, and a short text. A
+#: text that comes again and again takes a few bits in the file, which says nowhere how long it is.
+_LEAST_ROW = 32
+#: Row groups that are read by themselves, as one beside them is damaged, have this share of the cache besides.
+_APART = 16
 #: Parts that one row group may be cut into.
 _MOST_PARTS = 1 << 20
 
@@ -93,11 +99,14 @@ class ParquetSource(ChunkedSource):
             raise SourceError("there are no rows", where=self._paths[0])
         self._fingerprint = _fingerprint(self._paths, footers, known, self._partitions)
         share = len([name for name in self._fields if name in own]) / len(own)
-        most = min(_PART_BYTES, max(_LEAST_BYTES, cache_bytes // _PARTS_IN_CACHE))
+        sizes = [_decoded(footer, self._fields, share) for footer in footers]
+        most = _PART_BYTES
+        if sum(map(sum, sizes)) > cache_bytes:
+            most = min(most, max(_LEAST_BYTES, cache_bytes // _PARTS_IN_CACHE))
         self._parts = [
             part
             for number, footer in enumerate(footers)
-            for part in _parts(number, footer, self._fields, share, self._paths[number], most)
+            for part in _parts(number, footer, sizes[number], self._paths[number], most)
         ]
         self._reader: Reader | None = None
         self._apart: ParquetSource | None = None
@@ -136,8 +145,9 @@ class ParquetSource(ChunkedSource):
             SourceError: no such sample, a null, or the file cannot be read.
             CorruptError: it is damaged, or another one than it was.
         """
+        ids, names = check_ids(sample_ids, len(self)), check_columns(columns, self._fields)
         try:
-            return super().fetch(sample_ids, columns)
+            return super().fetch(ids, names)
         except (SourceError, CorruptError):
             if all(part.groups == 1 for part in self._parts):
                 raise
@@ -145,9 +155,10 @@ class ParquetSource(ChunkedSource):
         if self._apart is None:
             apart = copy.copy(self)
             apart._parts = [each for part in self._parts for each in part.apart()]
-            apart._init_chunks([part.rows for part in apart._parts], self._cache_bytes)
+            # What it keeps comes on top of what is kept here.
+            apart._init_chunks([part.rows for part in apart._parts], self._cache_bytes // _APART)
             self._apart = apart
-        return self._apart.fetch(sample_ids, columns)
+        return self._apart.fetch(ids, names)
 
     def _load_chunk(self, number: int, names: tuple[str, ...]) -> dict[str, Stored]:
         part = self._parts[number]
@@ -155,7 +166,7 @@ class ParquetSource(ChunkedSource):
         loaded: dict[str, Stored] = {}
         if wanted:
             if self._reader is None or self._reader.pid != os.getpid():
-                self._reader = Reader(self._paths, self._digests, self._cache_bytes // 4)
+                self._reader = Reader(self._paths, self._digests, self._cache_bytes)
             roots = tuple(dict.fromkeys(self._roots[name] for name in wanted))
             rows = self._reader.read(part, roots)
             where = f"{self._paths[part.file]}, {part}"
@@ -235,32 +246,39 @@ def _fingerprint(
     return digest_of(b"parquet", *(text.encode() for text in (*files, *columns, *partitions.describe())))
 
 
-def _parts(
-    number: int, footer: Footer, fields: Mapping[str, Field], share: float, path: str, most: int
-) -> list[Part]:
+def _decoded(footer: Footer, fields: Mapping[str, Field], share: float) -> list[int]:
+    """Bytes of what is wanted of each row group when it is decoded, about.
+
+    Args:
+        footer: of the file.
+        fields: what is wanted.
+        share: of the file's columns that are read for them.
+    """
+    row = sum(field.row_bytes() if field.kind == "dense" else _LEAST_ROW for field in fields.values())
+    return [int(max(rows * row, size * share)) for rows, size in zip(footer.rows, footer.nbytes, strict=True)]
+
+
+def _parts(number: int, footer: Footer, sizes: Sequence[int], path: str, most: int) -> list[Part]:
     """The row groups of a file, large ones cut into parts, small ones together.
 
     Args:
         number: of the file.
         footer: its footer.
-        fields: what is wanted.
-        share: of the file's columns that are read for them.
+        sizes: bytes of each row group when it is decoded.
         path: of the file.
         most: bytes of a part, about.
 
     Raises:
         CorruptError: a row group has more rows than could be meant.
     """
-    dense = sum(field.row_bytes() for field in fields.values() if field.kind == "dense")
     parts: list[Part] = []
     before = together = 0  # rows, and bytes of the part that small row groups are added to
-    for group, (rows, size) in enumerate(zip(footer.rows, footer.nbytes, strict=True)):
-        nbytes = int(max(rows * dense, size * share))
+    for group, (rows, nbytes) in enumerate(zip(footer.rows, sizes, strict=True)):
         step = max(1, rows // max(1, -(-nbytes // most)))
         if rows // step > _MOST_PARTS:
             raise CorruptError(
                 "a row group has more rows than could be meant",
-                found=f"{rows} rows of {dense} bytes",
+                found=f"{rows} rows, {nbytes} bytes",
                 where=f"{path}, row group {group}",
                 remedy=REMEDY,
             )

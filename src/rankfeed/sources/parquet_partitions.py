@@ -90,19 +90,22 @@ class Partitions:
     def check(self, name: str, file: int, stored: Stored) -> None:
         """Hold a file's own column to the name of its folder, where both are whole numbers or both text.
 
+        A null contradicts nothing.
+
         Raises:
             SourceError: they contradict each other.
         """
         text = self._texts[name][file] if name in self._texts else None
         if text is None:
             return
+        given = slice(None) if stored.unreadable is None else ~stored.unreadable.rows
         if stored.offsets is None:
             if not self._whole[name] or stored.values.dtype.kind not in "iu" or stored.values.ndim != 1:
                 return
-            same = bool((stored.values == int(text)).all())
+            same = bool((stored.values[given] == int(text)).all())
         else:
             encoded = text.encode()
-            lengths = np.diff(stored.offsets)
+            lengths = np.diff(stored.offsets)[given]
             start, stop = int(stored.offsets[0]), int(stored.offsets[-1])
             same = bool((lengths == len(encoded)).all()) and stored.values[start:stop].tobytes() == encoded * len(
                 lengths

@@ -11,24 +11,28 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
 from rankfeed.errors import CorruptError
-from rankfeed.sources.arrow_columns import arrow_errors
+from rankfeed.sources.arrow_errors import arrow_errors
 from rankfeed.sources.parquet_footer import REMEDY, footer_bytes, parsed, reading
 from rankfeed.storage import digest_of
+from rankfeed.storage.kept import Kept
 
 #: Files that are held open, and row groups that are under way.
 OPEN_FILES, OPEN_GROUPS = 256, 128
-#: Walks that are kept in one row group: lanes and threads that read in it at different places.
+#: Walks that are kept in any case, lanes and threads that read at different places; more, where there is room.
 _WALKS = 64
 #: Bytes of parts that were decoded on the way to another one, and are kept until they are asked for.
 _PASSED_BYTES = 256 << 20
 #: Bytes of a column that are read at once while a row group is walked through; one that is decoded whole is read
-#: whole, so that no page can claim to be longer than its column.
-_BUFFER = 1 << 20
+#: whole, so that no page can claim to be longer than its column. Less, where so many walks had no room; down to a
+#: 64th it makes no difference to speed.
+_BUFFER, _LEAST_BUFFER = 1 << 20, 16 << 10
+#: What a walk holds of each column beside, about: a page.
+_PAGE = 176 << 10
 
 
 @dataclass(frozen=True)
@@ -82,12 +86,16 @@ class Part:
         ]
 
 
-@dataclass
-class _Group:
-    """A row group under way: whoever reads on in it waits for whoever does already."""
+#: A row group under way: file, row group, and the columns that are read.
+_Key = tuple[int, int, tuple[str, ...]]
 
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    walks: list[tuple[int, Iterator[Any]]] = field(default_factory=list)
+
+@dataclass(frozen=True)
+class _Walk:
+    """A row group that was read up to some place."""
+
+    rows: Iterator[Any]
+    nbytes: int
 
 
 @dataclass(frozen=True)
@@ -104,19 +112,24 @@ class Reader:
     Args:
         paths: of the files.
         digests: of their footers, as they were when the source was made.
-        most_passed: bytes of parts to keep that were decoded on the way to another one.
+        cache_bytes: of decoded rows that are kept: as much again for walks, and a fourth of it for parts that were
+            decoded on the way to another one.
     """
 
-    def __init__(self, paths: list[str], digests: list[str], most_passed: int) -> None:
+    def __init__(self, paths: list[str], digests: list[str], cache_bytes: int) -> None:
         self.pid = os.getpid()
         self._paths = paths
         self._digests = digests
         self._lock = threading.Lock()
-        self._files: OrderedDict[int, _File] = OrderedDict()
-        self._groups: OrderedDict[tuple[int, int, tuple[str, ...]], _Group] = OrderedDict()
+        self._files: Kept[_File] = Kept()
+        #: Whoever reads on in a row group waits for whoever does already.
+        self._groups: OrderedDict[_Key, threading.Lock] = OrderedDict()
+        #: By row group and the row where they stand, those used last at the end.
+        self._walks: OrderedDict[tuple[_Key, int], _Walk] = OrderedDict()
+        self._most_walked = cache_bytes
         self._passed: OrderedDict[Hashable, Any] = OrderedDict()
         self._passed_bytes = 0
-        self._most_passed = min(_PASSED_BYTES, most_passed)
+        self._most_passed = min(_PASSED_BYTES, cache_bytes // 4)
 
     def read(self, part: Part, names: tuple[str, ...]) -> Any:
         """The rows of a part as a `pyarrow.RecordBatch` or `pyarrow.Table`.
@@ -150,28 +163,33 @@ class Reader:
         where = f"{self._paths[part.file]}, {part}"
         if part.is_whole:
             return self._next(self._walk(part, names), part.rows, where)
-        group = self._group(part, names)
-        with group.lock:
-            passed = self._take_passed((part.file, part.group, names, part.first))
+        key = (part.file, part.group, names)
+        with self._group(key):
+            passed = self._take_passed((key, part.first))
             if passed is not None:
                 return passed
-            # The walk that is nearest before the part; the others may be where somebody else reads on.
-            before = [walk for walk in group.walks if walk[0] <= part.first]
-            if before:
-                nearest = max(before, key=lambda walk: walk[0])
-                group.walks.remove(nearest)
-                at, walk = nearest
-            else:
-                at, walk = 0, self._walk(part, names)
+            at, walk = self._take_walk(key, part.first) or (0, self._walk(part, names))
             while at < part.first:
                 # Whoever mixes rows of several parts comes back for those in between.
-                self._keep_passed((part.file, part.group, names, at), self._next(walk, part.step, where))
+                self._keep_passed((key, at), self._next(walk, part.step, where))
                 at += part.step
             rows = self._next(walk, part.rows, where)
             if at + part.rows < sum(part.totals):
-                group.walks.append((at + part.rows, walk))
-                del group.walks[:-_WALKS]
+                self._keep_walk(key, at + part.rows, walk)
             return rows
+
+    def _take_walk(self, key: _Key, first: int) -> tuple[int, _Walk] | None:
+        """The walk that is nearest before a row; the others may be where somebody else reads on."""
+        with self._lock:
+            at = max((at for group, at in self._walks if group == key and at <= first), default=None)
+            return None if at is None else (at, self._walks.pop((key, at)))
+
+    def _keep_walk(self, key: _Key, at: int, walk: _Walk) -> None:
+        with self._lock:
+            self._walks[key, at] = walk
+            nbytes = sum(each.nbytes for each in self._walks.values())
+            while len(self._walks) > _WALKS and nbytes > self._most_walked:
+                nbytes -= self._walks.popitem(last=False)[1].nbytes
 
     def _keep_passed(self, key: Hashable, rows: Any) -> None:
         with self._lock:
@@ -188,13 +206,13 @@ class Reader:
             self._passed_bytes -= 0 if rows is None else rows.nbytes
             return rows
 
-    def _next(self, walk: Iterator[Any], rows: int, where: str) -> Any:
+    def _next(self, walk: _Walk, rows: int, where: str) -> Any:
         """The next rows of a walk, which come in one batch but for texts of more than 2 GiB."""
         import pyarrow as pa
 
         got: list[Any] = []
         with arrow_errors(where):
-            while sum(len(batch) for batch in got) < rows and (batch := next(walk, None)) is not None:
+            while sum(len(batch) for batch in got) < rows and (batch := next(walk.rows, None)) is not None:
                 got.append(batch)
         count = sum(len(batch) for batch in got)
         if count != rows:
@@ -207,44 +225,40 @@ class Reader:
             )
         return got[0] if len(got) == 1 else pa.Table.from_batches(got)
 
-    def _walk(self, part: Part, names: tuple[str, ...]) -> Iterator[Any]:
+    def _walk(self, part: Part, names: tuple[str, ...]) -> _Walk:
         import pyarrow.parquet as pq
 
         path = self._paths[part.file]
         file = self._file(part.file)
         with arrow_errors(f"{path}, {part}"):
+            schema, wanted = file.metadata.schema, tuple(f"{name}." for name in names)
+            leaves = sum(f"{schema.column(each).path}.".startswith(wanted) for each in range(len(schema)))
+            room = self._most_walked // (_WALKS * max(1, leaves)) - _PAGE
+            buffer = 0 if part.is_whole else min(_BUFFER, max(_LEAST_BUFFER, room))
             reader = pq.ParquetFile(
                 file.handle,
                 metadata=file.metadata,
                 page_checksum_verification=True,
                 pre_buffer=False,
-                buffer_size=0 if part.is_whole else _BUFFER,
+                buffer_size=buffer,
             )
             # In one thread: other threads of the loader decode other row groups meanwhile.
             groups = list(range(part.group, part.group + part.groups))
-            return iter(reader.iter_batches(part.step, row_groups=groups, columns=list(names), use_threads=False))
+            rows = iter(reader.iter_batches(part.step, row_groups=groups, columns=list(names), use_threads=False))
+            return _Walk(rows, leaves * (buffer + _PAGE))
 
-    def _group(self, part: Part, names: tuple[str, ...]) -> _Group:
-        key = (part.file, part.group, names)
+    def _group(self, key: _Key) -> threading.Lock:
         with self._lock:
-            group = self._groups.setdefault(key, _Group())
+            group = self._groups.setdefault(key, threading.Lock())
             self._groups.move_to_end(key)
             while len(self._groups) > OPEN_GROUPS:
-                self._groups.popitem(last=False)
+                gone, _ = self._groups.popitem(last=False)
+                for each in [each for each in self._walks if each[0] == gone]:  # they hold their file open
+                    del self._walks[each]
             return group
 
     def _file(self, number: int) -> _File:
-        with self._lock:
-            found = self._files.get(number)
-            if found is not None:
-                self._files.move_to_end(number)
-                return found
-        opened = self._open(number)  # outside the lock: others go on reading; two openings do no harm
-        with self._lock:
-            self._files[number] = opened
-            while len(self._files) > OPEN_FILES:
-                self._files.popitem(last=False)
-        return opened
+        return self._files.get(number, lambda: self._open(number), most=OPEN_FILES)
 
     def _open(self, number: int) -> _File:
         import pyarrow as pa

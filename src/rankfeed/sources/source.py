@@ -164,17 +164,20 @@ def by_chunk(ids: Int64, starts: Int64) -> list[tuple[int, Int64, Int64 | None]]
         starts: int64 [chunks + 1], the first id of each chunk, and at the end their number.
 
     Returns:
-        for each chunk that is met: its number, rows within it, and which of ``ids`` they are (None for all).
+        for each chunk that is met: its number, rows within it, and which of ``ids`` they are (None for all). Of no
+        ids: no rows of a chunk that has some.
 
     Examples:
         >>> by_chunk(np.array([5, 0, 4]), np.array([0, 2, 6]))
         [(0, array([0]), array([1])), (1, array([3, 2]), array([0, 2]))]
+        >>> by_chunk(np.array([], int), np.array([0, 0, 2, 6]))
+        [(1, array([], dtype=int64), None)]
     """
     if len(starts) == 2:
         return [(0, ids, None)]
     chunk = starts.searchsorted(ids, side="right") - 1
     if not len(ids) or (chunk == chunk[0]).all():
-        number = int(chunk[0]) if len(ids) else 0
+        number = int(chunk[0] if len(ids) else np.argmax(starts[1:] > 0))
         return [(number, ids - starts[number], None)]
     rows = ids - starts[chunk]
     # Few chunks have small numbers, which numpy sorts by their digits.

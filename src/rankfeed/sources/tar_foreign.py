@@ -21,6 +21,7 @@ from rankfeed.errors import ArgumentError, CorruptError, RankfeedError, SourceEr
 from rankfeed.sources.extras import need
 from rankfeed.sources.paths import braces, files_in, head
 from rankfeed.sources.tar_lazy import check_offsets
+from rankfeed.storage.decodable import decodable
 
 Int64 = npt.NDArray[np.int64]
 
@@ -58,18 +59,21 @@ def is_wids(where: str) -> bool:
     return where.endswith(".json") and os.path.isfile(where) and b'"wids_version"' in head(where, 1 << 20)
 
 
+@decodable
 class _Shard(msgspec.Struct):
     url: str
     nsamples: int
     filesize: int | None = None
 
 
+@decodable
 class _Component(msgspec.Struct):
     shardlist: list[_Shard] | None = None
     source_url: str | None = None
     base: str | None = None
 
 
+@decodable
 class _Wids(msgspec.Struct):
     wids_version: int
     shardlist: list[_Shard] = []

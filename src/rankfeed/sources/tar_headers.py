@@ -47,6 +47,10 @@ class Member(NamedTuple):
     size: int
 
 
+#: Where a header's numbers lie that no reader of samples needs.
+_NUMBERS = {"mode": slice(100, 108), "uid": slice(108, 116), "gid": slice(116, 124), "mtime": slice(136, 148)}
+
+
 class Window:
     """Reads of a file at growing offsets, of more at once where the next one lies near.
 
@@ -139,12 +143,17 @@ class TarReader:
                     raise self._refused("a global header that renames or resizes all files", here)
                 self._skip(size)
                 if kind != b"g":
+                    if override.keys() & records.keys() or (name is not None and b"path" in records):
+                        raise self._damaged("one extended header a file", "a second one", here)
                     override.update(records)
                 elif not override and name is None:
                     start = self.offset
             elif kind in (b"L", b"K"):
-                text = self._extension(data, size).split(b"\0", 1)[0]
-                name = text if kind == b"L" else name
+                text = self._long_name(data, size)
+                if kind == b"L":
+                    if name is not None or b"path" in override:  # some readers take the first, some the last
+                        raise self._damaged("one name a file", "a second long one", here)
+                    name = text
                 self._skip(size)
             elif kind == b"S" or any(key.startswith(b"GNU.sparse.") for key in override):
                 raise self._refused("a sparse file, whose bytes do not lie in one run", here)
@@ -212,6 +221,11 @@ class TarReader:
         # Some old writers added signed characters up.
         if stored != found and stored != found - 256 * sum(byte > 127 for byte in rest):
             raise self._damaged(f"a header with checksum {stored}", f"checksum {found}", here)
+        # Of damage one in a thousand has the right sum, so the numbers that are of no use here are looked at too.
+        if block[100:148].translate(None, b"01234567 \0"):
+            for what, field in _NUMBERS.items():
+                if block[field.start] not in (0o200, 0o377):
+                    self._number(block[field], what, here)
 
     def _is_compressed(self, what: str) -> SourceError:
         return SourceError(
@@ -245,6 +259,13 @@ class TarReader:
         if len(found) < size:
             raise self._damaged(f"an extended header of {size} bytes", f"{len(found)} bytes", data)
         return found
+
+    def _long_name(self, data: int, size: int) -> bytes:
+        """A GNU long name: up to a zero, which its size counts. Without it, readers disagree on the end."""
+        name, zero, _ = self._extension(data, size).partition(b"\0")
+        if not zero and size % BLOCK and self._window.read(data + size, 1) != b"\0":
+            raise self._damaged("a long name that ends with a zero", repr(name[-40:]), data)
+        return name
 
     def _records(self, data: int, size: int) -> dict[bytes, bytes]:
         """The records of a PAX header, each ``length keyword=value`` and a newline."""

@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from rankfeed.storage.decodable import decodable
+
 Int64 = npt.NDArray[np.int64]
 Bytes8 = npt.NDArray[np.uint8]
 
@@ -26,6 +28,7 @@ _PREFIX = 32
 _LONGEST = 1 << 26
 
 
+@decodable
 class Extension(msgspec.Struct, frozen=True, array_like=True):
     """The members of one extension in a shard: how many, and the sizes of the smallest, the largest and all."""
 
@@ -36,6 +39,7 @@ class Extension(msgspec.Struct, frozen=True, array_like=True):
     nbytes: int
 
 
+@decodable
 class Summary(msgspec.Struct, frozen=True):
     """What is said of a shard without looking at its samples.
 

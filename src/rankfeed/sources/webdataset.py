@@ -243,7 +243,7 @@ class WebDatasetSource(Source):
         for number, rows, _ in self._rows.places(check_ids(sample_ids, len(self))):
             shard = self._shards.open(number)
             offsets = shard.index.offsets
-            if shard.file.is_cached(int(offsets[rows[0]])):
+            if not len(rows) or shard.file.is_cached(int(offsets[rows[0]])):
                 continue  # and so, most likely, are the others: a hint for each would cost more than it brings
             cached = False
             for first, last in zip(offsets[rows].tolist(), offsets[rows + 1].tolist(), strict=True):

@@ -4,13 +4,14 @@ from rankfeed.storage.afresh import is_gone, look_again, stat_afresh
 from rankfeed.storage.checksum import digest_of, file_digest
 from rankfeed.storage.commit import atomic_file, make_durable, write_atomic
 from rankfeed.storage.manifest import MANIFEST_NAME, Manifest, Shard, load_manifest
-from rankfeed.storage.mapped import map_file, touched
+from rankfeed.storage.mapped import check_whole, map_file, touched
 
 __all__ = [
     "MANIFEST_NAME",
     "Manifest",
     "Shard",
     "atomic_file",
+    "check_whole",
     "digest_of",
     "file_digest",
     "is_gone",

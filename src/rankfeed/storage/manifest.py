@@ -15,6 +15,7 @@ import numpy as np
 from rankfeed.columns import Field
 from rankfeed.errors import CorruptError, SourceError, UnsafeError
 from rankfeed.storage.checksum import digest_of
+from rankfeed.storage.decodable import decodable
 
 #: A folder that holds a file of this name is a packed data set.
 MANIFEST_NAME = "rankfeed.json"
@@ -25,6 +26,7 @@ Count = Annotated[int, msgspec.Meta(ge=1, le=_MOST)]
 Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
 
 
+@decodable
 class Shard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One file of rows.
 
@@ -45,6 +47,7 @@ class Shard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     content: Digest
 
 
+@decodable
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a packed data set consists of.
 
@@ -76,6 +79,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return digest_of(msgspec.json.encode(parts))
 
 
+@decodable
 class _Head(msgspec.Struct):
     """What is looked at first, so that another version is named as such and not as a damaged file."""
 

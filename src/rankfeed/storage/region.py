@@ -81,11 +81,15 @@ class Region:
 
         Raises:
             CorruptError: the file ends before.
+            SourceError: it cannot be read.
         """
         end = offset + size
         if end <= self._end:
             return bytes(self._kept[offset:end])
-        got = os.pread(self._file.handle, size, self._base + offset)
+        try:
+            got = os.pread(self._file.handle, size, self._base + offset)
+        except OSError as error:
+            raise self._unreadable(error, self._base + offset) from error
         if len(got) < size:
             buffer = bytearray(size)
             self.read_into(memoryview(buffer), offset)
@@ -97,6 +101,7 @@ class Region:
 
         Raises:
             CorruptError: the file ends before.
+            SourceError: it cannot be read.
         """
         end = offset + len(view)
         if end <= self._end:
@@ -105,7 +110,10 @@ class Region:
         offset += self._base
         done = 0
         while done < len(view):
-            got = os.preadv(self._file.handle, [view[done:]], offset + done)
+            try:
+                got = os.preadv(self._file.handle, [view[done:]], offset + done)
+            except OSError as error:
+                raise self._unreadable(error, offset + done) from error
             if got == 0:
                 raise CorruptError(
                     "a shard ends too early",
@@ -115,3 +123,6 @@ class Region:
                     remedy="fetch the shard anew, or pack the data set again",
                 )
             done += got
+
+    def _unreadable(self, error: OSError, offset: int) -> SourceError:
+        return SourceError("the file cannot be read", found=error, where=f"{self._file.path}, offset {offset}")

@@ -1,5 +1,5 @@
 """Where this process stands: which launcher started it, which rank of how many it is, on which node."""
 
-from rankfeed.topology.topology import Topology
+from rankfeed.topology.topology import Topology, process_group
 
-__all__ = ["Topology"]
+__all__ = ["Topology", "process_group"]

@@ -8,7 +8,7 @@ cannot simply be believed because they are there. All rows of the table are read
 2. A Slurm step and an MPI launcher that agree are one launch. Where they disagree, the larger MPI world is
    believed if the step has one task a node, which is how MPI launchers start their daemons.
 3. RANK and WORLD_SIZE without that mark may be left over. They are believed where they agree with the outer
-   launcher, or speak of a larger world than it (processes that were started by its tasks).
+   launcher, or speak of a larger world than it, of which this task can have started this rank.
 
 All else is an error: reading everything on every process without a word is worse than not starting.
 """
@@ -53,6 +53,8 @@ def find(environ: Mapping[str, str]) -> Claim | None:
         # WORLD_SIZE=1 alone says all there is to say.
         return _complete(replace(inner, rank=0) if inner.rank is None and inner.size == 1 else inner)
     if inner.size is not None and outer.size is not None and inner.size > outer.size:
+        if not _fits_inside(inner, outer):
+            raise _contradiction(inner, outer)
         return _complete(inner)
     if not _agree(inner, outer):
         raise _contradiction(inner, outer)
@@ -117,6 +119,18 @@ def _agree(one: Claim, other: Claim) -> bool:
     """Whether nothing that both say differs."""
     pairs = ((one.rank, other.rank), (one.size, other.size))
     return all(mine is None or theirs is None or mine == theirs for mine, theirs in pairs)
+
+
+def _fits_inside(inner: Claim, outer: Claim) -> bool:
+    """Whether this can be a process that this task started: they count task after task, as launchers do.
+
+    What is left over from another job says the same to all tasks, so all but one of them find out.
+    """
+    if inner.rank is None or outer.rank is None or inner.size is None or outer.size is None:
+        return True
+    if inner.size % outer.size == 0:
+        return inner.rank // (inner.size // outer.size) == outer.rank
+    return inner.rank >= outer.rank and inner.size - inner.rank >= outer.size - outer.rank
 
 
 def _complete(claim: Claim) -> Claim:

@@ -109,7 +109,7 @@ class Topology:
         """
         if environ is not None:
             return cls._from_claim(find(environ))
-        group = _process_group()
+        group = process_group()
         return cls._from_claim(find(os.environ)) if group is None else cls._from_group(*group)
 
     @classmethod
@@ -214,7 +214,7 @@ class Topology:
         return cls._from_claim(whole)
 
 
-def _process_group() -> tuple[int, int] | None:
+def process_group() -> tuple[int, int] | None:
     """Rank and size of torch's default process group, if torch is imported and the group initialised."""
     dist = sys.modules.get("torch.distributed")
     if dist is None:

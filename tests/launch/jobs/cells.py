@@ -1,6 +1,7 @@
 """Run by torchrun: every rank goes through many cells (kind of worker, number, start method) in one launch.
 
-Each cell reads one epoch and writes down the ids of every step and a digest of all tensors' bytes.
+Each cell reads one epoch and writes down the ids of every step and a digest of all tensors' bytes. At the end the
+ranks take means, as an evaluation does, of data of the sizes that they are told.
 """
 
 import hashlib
@@ -19,6 +20,8 @@ from rankfeed.columns import Columns
 from rankfeed.loading.collate import collate
 
 BATCH = 4
+#: Random numbers of float32, whose sums in float64 are exact.
+VALUES = torch.randn(40, generator=torch.Generator().manual_seed(0))
 
 
 class WithIds(torch.utils.data.Dataset[Any]):
@@ -64,7 +67,31 @@ def epochs(data: str, cell: dict[str, Any]) -> Any:
     return DataLoader(WithIds(source), batch_size=BATCH, sampler=sampler, **options)
 
 
-def main(data: str, out: Path, cells: list[dict[str, Any]]) -> None:
+def means(samples: int) -> dict[str, float]:
+    """The mean of so many values, by each way to feed a plain loop: all ranks add up, and divide once."""
+    rows: Any = [{"x": value} for value in VALUES[:samples]]
+    found = {}
+    for tail in ("even", "pad"):
+        if samples < dist.get_world_size() and tail == "even":
+            continue  # refused
+        for batch in (1, 3):
+            sampler = rf.DistributedBatchSampler(rows, batch, tail=tail)
+            stock = enumerate(DataLoader(rows, batch_sampler=sampler))
+            loader = rf.Loader(rf.from_dataset(rows), batch, tail=tail)
+            feeds = {
+                "loader": (each["x"][each["valid"]] if "valid" in each else each["x"] for each in loader),
+                "sampler": (each["x"][torch.tensor(sampler.valid(step))] for step, each in stock),
+            }
+            for name, feed in feeds.items():
+                total = torch.zeros(2, dtype=torch.float64)
+                for values in feed:
+                    total += torch.stack([values.sum(dtype=torch.float64), torch.tensor(len(values))])
+                dist.all_reduce(total)
+                found[f"{name}, {tail}, {batch}"] = (total[0] / total[1]).item()
+    return found
+
+
+def main(data: str, out: Path, cells: list[dict[str, Any]], sizes: list[int]) -> None:
     dist.init_process_group("gloo")
     results = []
     for cell in cells:
@@ -81,8 +108,9 @@ def main(data: str, out: Path, cells: list[dict[str, Any]]) -> None:
         del loader
         dist.barrier()
     (out / f"rank{dist.get_rank()}.json").write_text(json.dumps(results))
+    (out / f"means{dist.get_rank()}.json").write_text(json.dumps([means(samples) for samples in sizes]))
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3]))
+    main(sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3]), json.loads(sys.argv[4]))

@@ -1,0 +1,112 @@
+"""Batches as models of Transformers take them: padded tokens with their masks and labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from rankfeed.plan.plan import whole
+
+#: What a loss of Transformers leaves out.
+IGNORED = -100
+_LABELS = ("labels", "label", "label_ids")
+
+
+class PadTokens:
+    """Makes a loader's batch what a model takes: int64 tokens, ``attention_mask``, and labels padded with -100.
+
+    It is given as ``data_collator`` of a fed Trainer, or as ``batch_transform`` of a :class:`rankfeed.Loader`.
+    Ragged columns arrive padded with zeros and ``<name>_lengths``. ``input_ids`` are then padded with
+    ``pad_token_id``, labels with -100, others with 0; the lengths are left out; ``attention_mask`` is made if
+    ``input_ids`` were ragged and there is none. Columns named ``label`` or ``label_ids`` become ``labels``.
+
+    Args:
+        pad_token_id: fills ``input_ids``.
+        causal: make labels of the tokens, where there are no labels; the model shifts them.
+        pad_to: pad to a multiple of so many tokens, for static shapes.
+
+    Examples:
+        >>> batch = {"input_ids": torch.tensor([[5, 6, 7], [8, 0, 0]]), "input_ids_lengths": torch.tensor([3, 1])}
+        >>> for name, column in PadTokens(pad_token_id=9, causal=True)(batch).items():
+        ...     print(name, column.tolist())
+        input_ids [[5, 6, 7], [8, 9, 9]]
+        attention_mask [[1, 1, 1], [1, 0, 0]]
+        labels [[5, 6, 7], [8, -100, -100]]
+    """
+
+    def __init__(self, *, pad_token_id: int = 0, causal: bool = False, pad_to: int = 1) -> None:
+        self.pad_token_id = whole("pad_token_id", pad_token_id, at_least=0)
+        self.causal = causal
+        self.pad_to = whole("pad_to", pad_to, at_least=1)
+
+    def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """The batch, made anew."""
+        made: dict[str, Any] = {}
+        for name, column in batch.items():
+            if name.endswith("_lengths") and name.removesuffix("_lengths") in batch:
+                continue
+            known = "labels" if name in _LABELS else name
+            if not torch.is_tensor(column):
+                made[known] = column
+                continue
+            if not (column.is_floating_point() or column.dtype == torch.bool):
+                column = column.long()
+            lengths = batch.get(f"{name}_lengths")
+            if lengths is not None:
+                column, inside = self._padded(column, lengths, self._filler(known))
+                if name == "input_ids" and "attention_mask" not in batch:
+                    made[known] = column
+                    made["attention_mask"] = inside.long()
+            made[known] = column
+        if self.causal and "labels" not in made and "input_ids" in made:
+            labels = made["input_ids"].clone()
+            if "attention_mask" in made:
+                labels[made["attention_mask"] == 0] = IGNORED
+            made["labels"] = labels
+        return made
+
+    def _filler(self, name: str) -> int:
+        return {"input_ids": self.pad_token_id, "labels": IGNORED}.get(name, 0)
+
+    def _padded(
+        self, column: torch.Tensor, lengths: torch.Tensor, filler: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        width = -(-column.size(1) // self.pad_to) * self.pad_to
+        inside = torch.arange(width) < lengths[:, None]
+        out = column.new_full((column.size(0), width, *column.shape[2:]), filler)
+        out[:, : column.size(1)] = column
+        out[~inside] = filler
+        return out, inside
+
+
+class AsDict:
+    """A collator whose batches are plain dicts, to which a loader can add its mask."""
+
+    def __init__(self, collator: Callable[[list[Any]], Any]) -> None:
+        self.collator = collator
+
+    def __call__(self, samples: list[Any]) -> Any:
+        batch = self.collator(samples)
+        return dict(batch) if isinstance(batch, Mapping) else batch
+
+
+def real_rows(batch: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    """A batch without the rows that its mask ``valid`` leaves out, and how many rows are real.
+
+    Where none is real one row stays: every rank has to take part in the step.
+
+    Examples:
+        >>> real_rows({"x": torch.tensor([1, 2, 3]), "valid": torch.tensor([True, False, False])})
+        ({'x': tensor([1])}, 1)
+    """
+    valid = batch.get("valid")
+    others = {name: column for name, column in batch.items() if name != "valid"}
+    if valid is None:
+        first = next((column for column in others.values() if torch.is_tensor(column) and column.dim()), None)
+        return others, 0 if first is None else len(first)
+    real = int(valid.sum())  # they are the first ones
+    if real == len(valid):
+        return others, real
+    return {name: column[: max(real, 1)] for name, column in others.items()}, real

@@ -1,0 +1,203 @@
+"""Arrow's arrays as numpy sees them: views of Arrow's own buffers, copied only where they must be."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rankfeed.columns import Stored
+from rankfeed.errors import CorruptError
+from rankfeed.sources.arrow_types import element_of, is_list
+
+Array = npt.NDArray[Any]
+#: Which rows (or elements) are not null; None where all are, which is the rule and costs nothing.
+Valid = npt.NDArray[np.bool_] | None
+#: Objects that are weighed of many: Arrow's own bytes say little, least of all where texts are in a dictionary.
+_WEIGHED = 32
+
+
+def all_of(valid: Valid) -> Valid:
+    """Which rows have no null in them."""
+    if valid is None or valid.ndim == 1:
+        return valid
+    whole: npt.NDArray[np.bool_] = np.logical_and.reduce(valid, axis=tuple(range(1, valid.ndim)))
+    return whole
+
+
+def plain_of(array: Any) -> Any:
+    """Without dictionary and extension type."""
+    import pyarrow as pa
+
+    while True:
+        if isinstance(array.type, pa.BaseExtensionType):
+            array = array.storage
+        elif pa.types.is_dictionary(array.type):
+            array = array.dictionary_decode()
+        else:
+            return array
+
+
+def valid_of(array: Any) -> Valid:
+    """Which rows are not null."""
+    return array.is_valid().to_numpy(zero_copy_only=False) if array.null_count else None
+
+
+def numbers_of(array: Any) -> tuple[Array, Valid]:
+    """Numbers as [rows, *shape], zero where null, and which elements are valid: [rows], or [rows, elements]."""
+    import pyarrow as pa
+
+    array = plain_of(array)
+    valid = valid_of(array)
+    kind = array.type
+    if pa.types.is_fixed_size_list(kind):
+        size = kind.list_size
+        child = array.values.slice(array.offset * size, len(array) * size)
+        values, inner = numbers_of(child)
+        values = values.reshape(len(array), size, *values.shape[1:])
+        if inner is not None:
+            inner = inner.reshape(len(array), inner.size // max(1, len(array)))
+        if valid is None:
+            return values, inner
+        values = np.where(valid.reshape(-1, *[1] * (values.ndim - 1)), values, np.zeros((), values.dtype))
+        return values, valid if inner is None or not size else valid[:, None] & inner
+    if pa.types.is_boolean(kind):
+        array = array.cast(pa.uint8())
+    elif pa.types.is_decimal(kind):
+        array = array.cast(pa.string()).cast(pa.float64())  # a direct cast is off by a bit now and then
+    elif not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        array = array.view(pa.int32() if kind.bit_width == 32 else pa.int64()).cast(pa.int64())
+    if array.null_count:
+        array = array.fill_null(pa.scalar(0, array.type))
+    if pa.types.is_boolean(kind):
+        return array.to_numpy().view(np.bool_), valid
+    return array.to_numpy(), valid
+
+
+def text_of(array: Any) -> Stored:
+    """Text or bytes; empty where null."""
+    import pyarrow as pa
+
+    kind = array.type
+    text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    if array.null_count:
+        array = array.cast(pa.large_string() if text else pa.large_binary()).fill_null("" if text else b"")
+    elif not any(
+        same(kind)
+        for same in (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+    ):
+        array = array.cast(pa.large_string() if text else pa.large_binary())
+    stored = _segments(array)
+    if text:
+        array.validate(full=True)  # here, where the file is known: whether it is UTF-8
+    return stored
+
+
+def _segments(array: Any) -> Stored:
+    """Text or bytes as they lie, from the first byte of the first row to the last of the last."""
+    import pyarrow as pa
+
+    wide = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
+    if not len(array):
+        return Stored(np.empty(0, np.uint8), np.zeros(1, np.int64))
+    _, places, data = array.buffers()
+    dtype = np.dtype(np.int64 if wide else np.int32)
+    offsets = np.frombuffer(places, dtype, len(array) + 1, array.offset * dtype.itemsize).astype(np.int64)
+    values = np.empty(0, np.uint8) if data is None or not data.size else np.frombuffer(data, np.uint8)
+    _check_offsets(offsets, len(values))
+    first, last = int(offsets[0]), int(offsets[-1])
+    return Stored(values[first:last], offsets - first)
+
+
+def list_elements(array: Any) -> tuple[Any, npt.NDArray[np.int64]]:
+    """The elements of a list column one after the other, and where each row starts; null rows are empty."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind = array.type
+    if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
+        # Not by a cast, which pyarrow 26 writes wrong offsets in.
+        array.validate(full=True)
+        lengths = pc.list_value_length(array).fill_null(0).to_numpy().astype(np.int64)
+        return array.flatten(), np.concatenate([[0], np.cumsum(lengths)])
+    if not len(array):  # its one offset may lie anywhere, as nothing is read by it
+        return array.values[:0], np.zeros(1, np.int64)
+    offsets = array.offsets.to_numpy(zero_copy_only=False).astype(np.int64)
+    child = array.values
+    _check_offsets(offsets, len(child))
+    lengths = np.diff(offsets)
+    valid = valid_of(array)
+    if valid is not None and (hidden := ~valid & (lengths > 0)).any():
+        # Arrow lets a null row have elements, which nobody sees: they are left out.
+        keep = np.repeat(~hidden, lengths)
+        child = child.slice(int(offsets[0]), int(offsets[-1] - offsets[0])).filter(pa.array(keep))
+        lengths[hidden] = 0
+        return child, np.concatenate([[0], np.cumsum(lengths)])
+    return child.slice(int(offsets[0]), int(offsets[-1] - offsets[0])), offsets - offsets[0]
+
+
+def _check_offsets(offsets: npt.NDArray[np.int64], size: int) -> None:
+    """Refuse offsets that lead out of the values: a file may say anything."""
+    if len(offsets) and (offsets[0] < 0 or offsets[-1] > size or (offsets[1:] < offsets[:-1]).any()):
+        raise CorruptError(
+            "the offsets of a column are damaged",
+            expected=f"rising numbers from 0 to {size}",
+            found=f"{offsets.min()} to {offsets.max()}",
+        )
+
+
+def objects_of(array: Any) -> tuple[Stored, Valid]:
+    """Rows as Python objects, and which are not None."""
+    objects = _objects(array)
+    values = np.empty(len(array), object)
+    values[:] = objects
+    # Not as Arrow counts them: unions and run-end encoded columns are said to have no nulls.
+    valid = np.array([each is not None for each in objects], np.bool_)
+    return Stored(values, beside=_weight(objects)), valid
+
+
+def _weight(values: Sequence[Any]) -> int:
+    """Bytes of objects, and of what is in them, judged by some of them."""
+    some = values[:: len(values) // _WEIGHED | 1]  # an odd step: rows that are alike often come every 2, 4, 8
+    total = 0
+    for each in some:
+        total += sys.getsizeof(each)
+        if isinstance(each, np.ndarray):
+            total += 0 if each.base is None else each.nbytes
+        elif isinstance(each, (dict, list, tuple)):
+            total += _weight(list(each.values()) if isinstance(each, dict) else each)
+    return total * len(values) // max(1, len(some))
+
+
+def _objects(array: Any) -> list[Any]:
+    """Rows as Python objects: lists of numbers are arrays, however deep they lie.
+
+    One with a null in it is a list. What a row is never follows from the rows beside it, which the cache decides.
+    """
+    array = plain_of(array)
+    if not is_list(array.type):
+        rows: list[Any] = array.to_pylist()
+        return rows
+    child, offsets = list_elements(array)
+    if element_of(child.type) is not None:
+        values, inner = numbers_of(child)
+        # Of a copy: arrays over the buffer of a file hold it open for as long as they live.
+        rows = list[Any](np.split(values.copy(), offsets[1:-1])) if len(array) else []
+        whole = all_of(inner)
+        if whole is not None and not whole.all():
+            bad = np.unique(offsets.searchsorted(np.flatnonzero(~whole), side="right") - 1)
+            for row in bad.tolist():
+                rows[row] = child[offsets[row] : offsets[row + 1]].to_pylist()
+    else:
+        objects = _objects(child)
+        ends = offsets.tolist()
+        rows = [objects[first:last] for first, last in pairwise(ends)]
+    valid = valid_of(array)
+    if valid is not None:
+        for row in np.flatnonzero(~valid).tolist():
+            rows[row] = None
+    return rows

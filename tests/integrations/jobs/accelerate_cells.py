@@ -1,0 +1,267 @@
+"""Run by torchrun: accelerate_cells.py OUT JOB [ARGUMENTS], which writes OUT/JOB-WORLDSIZE-RANK.json."""
+
+import gc
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.nn  # now: once there is a group, this keeps it, and gloo's threads, to the end
+import webdataset
+from accelerate import Accelerator
+from accelerate import skip_first_batches as skipped_by_the_module
+from accelerate.utils import DataLoaderConfiguration
+from torch.utils.data import DataLoader, IterableDataset
+
+import rankfeed as rf
+from rankfeed.integrations.accelerate import accelerated
+from rankfeed.integrations.webdataset import NodeSplitter, ShardedSamples
+
+OUT, JOB = Path(sys.argv[1]), sys.argv[2]
+SAMPLES, BATCH = 53, 4
+
+
+def source(samples: int = SAMPLES) -> rf.Source:
+    return rf.from_dataset([{"id": i, "x": torch.tensor([i / 7.0])} for i in range(samples)])
+
+
+def loader_for(accelerator: Accelerator, **options: Any) -> Any:
+    options = {"batch_size": BATCH, "shuffle": True, "seed": 3, **options}
+    return accelerated(rf.Loader(source(options.pop("samples", SAMPLES)), **options), accelerator)
+
+
+def trained(accelerator: Accelerator) -> Any:
+    """A model and its optimizer, prepared."""
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    return accelerator.prepare(model, optimizer)
+
+
+def one_pass(
+    accelerator: Accelerator, loader: Any, model: Any, optimizer: Any, most: int = 10**9
+) -> dict[str, Any]:
+    """Train for an epoch, or for some steps of it: what this rank was given, and when the optimizer stepped."""
+    ids, synced, ends = [], [], []
+    gradients = accelerator.gradient_state
+    for step, batch in enumerate(loader):
+        with accelerator.accumulate(model):
+            accelerator.backward(model(batch["x"]).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+        ids.append(batch["id"].tolist())
+        synced.append(accelerator.sync_gradients)
+        ends.append(gradients.end_of_dataloader)
+        if step + 1 == most:
+            break
+    return {"ids": ids, "synced": synced, "ends": ends, "left_behind": gradients.in_dataloader}
+
+
+def epochs() -> Any:
+    """Two epochs of training under every way in which Accelerate could share batches out."""
+    results = []
+    for split in (False, True):
+        for dispatch in (None, False, True):
+            for even in (False, True):
+                config = DataLoaderConfiguration(split_batches=split, dispatch_batches=dispatch, even_batches=even)
+                accelerator = Accelerator(cpu=True, gradient_accumulation_steps=3, dataloader_config=config)
+                ours = loader_for(accelerator, num_workers=2 if even else 0)
+                model, optimizer = trained(accelerator)
+                prepared = accelerator.prepare(ours)
+                assert prepared is ours
+                with accelerator.join_uneven_inputs([model], even_batches=even):
+                    passes = [one_pass(accelerator, prepared, model, optimizer) for _ in range(2)]
+                results.append({"split": split, "dispatch": dispatch, "even": even, "passes": passes})
+                accelerator.free_memory()
+    return results
+
+
+def metrics() -> Any:
+    """The same evaluation of sizes up to 40, with what all ranks got gathered by Accelerate's own method."""
+    accelerator = Accelerator(cpu=True)
+    results = []
+    for tail in ("even", "pad", "drop"):
+        for samples in range(1, 41, int(sys.argv[3])):
+            if samples < accelerator.num_processes and tail != "pad":
+                continue
+            for batch_size in (1, 3):
+                loader = accelerator.prepare(
+                    loader_for(accelerator, samples=samples, batch_size=batch_size, tail=tail)
+                )
+                ids, values, names, losses = [], [], [], 0
+                for batch in loader:
+                    together = accelerator.gather_for_metrics({"id": batch["id"], "x": (batch["x"],)})
+                    ids += together["id"].tolist()
+                    values += together["x"][0].double().flatten().tolist()
+                    names += accelerator.gather_for_metrics([f"sample {i}" for i in batch["id"].tolist()])
+                    objects = accelerator.gather_for_metrics(batch["id"].tolist(), use_gather_object=True)
+                    assert objects == together["id"].tolist()
+                    losses += len(accelerator.gather_for_metrics(batch["x"].mean()).reshape(-1))
+                results.append(
+                    {
+                        "tail": tail,
+                        "samples": samples,
+                        "batch_size": batch_size,
+                        "ids": ids,
+                        "sum": math.fsum(values),
+                        "wanted": math.fsum(torch.tensor(i / 7.0).double().item() for i in ids),
+                        "names": names,
+                        "losses_each_step": losses == len(loader.loader) * accelerator.num_processes,
+                    }
+                )
+    return results
+
+
+def lengths() -> Any:
+    """In the last step, where ranks have other numbers of rows: tensors of other lengths, and objects."""
+    accelerator = Accelerator(cpu=True)
+    results = []
+    for samples, tail in ((5, "even"), (15, "even"), (5, "pad")):
+        for batch in loader_for(accelerator, samples=samples, tail=tail):
+            last = batch["id"]
+            if not accelerator.gradient_state.end_of_dataloader:
+                continue
+            whole = {length: accelerator.gather_for_metrics(torch.ones(length)) for length in (1, 2, 3, 7)}
+            mixed = accelerator.gather_for_metrics({"id": last, "repeated": torch.ones(()).repeat(5)})
+            named = {f"class {i}": "of two" for i in range(2)}
+            tables = accelerator.gather_for_metrics(named, use_gather_object=True)
+            try:
+                accelerator.gather_for_metrics(torch.ones(accelerator.process_index + 5))
+                error = ""
+            except rf.errors.ArgumentError as refused:
+                error = str(refused)
+            results.append(
+                {
+                    "rows": len(last),
+                    "whole": [len(each) // length for length, each in whole.items()],
+                    "ids": sorted(mixed["id"].tolist()),
+                    "repeated": len(mixed["repeated"]),
+                    "tables": tables,
+                    "error": error,
+                }
+            )
+    return results
+
+
+def save() -> Any:
+    """Train some steps of the second epoch, and save."""
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    loader, evaluation = loader_for(accelerator), loader_for(accelerator, samples=9, tail="pad")
+    model, optimizer = trained(accelerator)
+    first = one_pass(accelerator, loader, model, optimizer)
+    for _ in evaluation:
+        pass
+    second = one_pass(accelerator, loader, model, optimizer, most=3)
+    accelerator.save_state(str(OUT / "checkpoint"))
+    accelerator.wait_for_everyone()
+    return {"first": first, "second": second, "state": loader.state_dict(), "step": accelerator.step}
+
+
+def load() -> Any:
+    """Go on from there, in the way of Accelerate's own examples: load, then skip what the epoch had."""
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    loader, evaluation = loader_for(accelerator), loader_for(accelerator, samples=9, tail="pad")
+    model, optimizer = trained(accelerator)
+    accelerator.load_state(str(OUT / "checkpoint"))
+    state, step = loader.state_dict(), accelerator.step
+    if sys.argv[3] == "skip":
+        assert accelerator.skip_first_batches(loader, 3) is loader
+    rest = one_pass(accelerator, loader, model, optimizer)
+    after = one_pass(accelerator, loader, model, optimizer)
+    return {"state": state, "step": step, "rest": rest, "after": after, "evaluation": evaluation.epoch}
+
+
+def skip() -> Any:
+    """Skipping, with the count of reads."""
+
+    class Counted(torch.utils.data.Dataset[Any]):
+        reads = 0
+
+        def __len__(self) -> int:
+            return SAMPLES
+
+        def __getitem__(self, index: int) -> dict[str, int]:
+            Counted.reads += 1
+            return {"id": index}
+
+    accelerator = Accelerator(cpu=True)
+    loader = accelerated(rf.Loader(rf.from_dataset(Counted()), BATCH, shuffle=True), accelerator)
+    whole = [batch["id"].tolist() for batch in loader]
+    loader.set_epoch(0)
+    Counted.reads = 0
+    rest = [batch["id"].tolist() for batch in accelerator.skip_first_batches(loader, 5)]
+    reads, epoch = Counted.reads, loader.epoch
+    stock = accelerator.prepare(DataLoader(list(range(32)), batch_size=2))
+    others = sum(len(batch) for batch in accelerator.skip_first_batches(stock, 2))
+    try:
+        skipped_by_the_module(loader, 5)
+    except rf.errors.ArgumentError as error:
+        told = str(error)
+    return {"whole": whole, "rest": rest, "reads": reads, "epoch": epoch, "others": others, "told": told}
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Any:
+        return iter(rf.split(range(SAMPLES)))
+
+
+def wrapped() -> Any:
+    """DataLoaders that hold a rank's share already, given to prepare."""
+    made = {
+        "batches": lambda: DataLoader(range(SAMPLES), batch_sampler=rf.DistributedBatchSampler(SAMPLES, BATCH)),
+        "ids": lambda: DataLoader(range(SAMPLES), sampler=rf.DistributedSampler(SAMPLES), batch_size=BATCH),
+        "workers": lambda: DataLoader(
+            range(SAMPLES), batch_sampler=rf.DistributedBatchSampler(SAMPLES, BATCH), num_workers=1
+        ),
+        "stream": lambda: DataLoader(Stream(), batch_size=BATCH),
+        "stream in workers": lambda: DataLoader(Stream(), batch_size=BATCH, num_workers=1),
+    }
+    results = []
+    for dispatch in (None, False, True):
+        config = DataLoaderConfiguration(dispatch_batches=dispatch)
+        accelerator = Accelerator(cpu=True, dataloader_config=config)
+        for name, make in made.items():
+            if (name == "stream in workers" and dispatch is not False) or (name == "ids" and dispatch):
+                continue  # an error of rank 0 alone, which ends the job: see `dispatched`
+            alone = sum(len(batch) for batch in make())
+            try:
+                next(iter(accelerator.prepare(make())))
+                error = ""
+            except rf.errors.ArgumentError as refused:
+                error = str(refused)
+            results.append({"name": name, "dispatch": dispatch, "error": error, "alone": alone})
+    return results
+
+
+def dispatched() -> Any:
+    """Rank 0 alone reads, of a share, and is to deal it out to all."""
+    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=True))
+    shards = [str(OUT / f"{number}.tar") for number in range(2)]
+    if accelerator.is_main_process:
+        for number, shard in enumerate(shards):
+            with webdataset.TarWriter(shard) as writer:
+                writer.write({"__key__": str(number), "cls": number})
+    accelerator.wait_for_everyone()
+    ways = {
+        "ids": lambda: DataLoader(range(SAMPLES), sampler=rf.DistributedSampler(SAMPLES), batch_size=BATCH),
+        "stream in workers": lambda: DataLoader(Stream(), batch_size=BATCH, num_workers=1),
+        "nodesplitter": lambda: DataLoader(
+            webdataset.WebDataset(shards, nodesplitter=NodeSplitter(), shardshuffle=False), batch_size=1
+        ),
+        "sharded samples": lambda: DataLoader(
+            webdataset.DataPipeline(ShardedSamples(shards), webdataset.decode()), batch_size=1
+        ),
+    }
+    loader = ways[sys.argv[3]]()
+    next(iter(accelerator.prepare(loader)))
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    jobs = (epochs, metrics, lengths, save, load, skip, wrapped, dispatched)
+    result = {job.__name__: job for job in jobs}[JOB]()
+    rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    (OUT / f"{JOB}-{world_size}-{rank}.json").write_text(json.dumps(result))
+    gc.collect()  # the model: as long as it lives, so do gloo's threads
+    torch.distributed.destroy_process_group()

@@ -1,0 +1,194 @@
+"""Run by torchrun: a Trainer with a tiny model is fed from rankfeed, killed, resumed, or only evaluates.
+
+Every rank writes a line for each batch that it trains on: epoch, update, ids of the samples (told by the tokens).
+"""
+
+import gc
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from transformers import GPT2Config, GPT2ForSequenceClassification, GPT2LMHeadModel, TrainingArguments
+
+import rankfeed as rf
+from rankfeed.integrations.transformers import FeedMixin, PadTokens
+
+VOCABULARY = 64
+
+
+class Sequences:
+    """Token rows of different lengths: the first two tokens say which sample it is."""
+
+    def __init__(self, samples: int, label: bool = False) -> None:
+        self.samples, self.label = samples, label
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        rng = np.random.default_rng(index)
+        tail = rng.integers(1, VOCABULARY, 1 + index % 5)
+        row = {"input_ids": np.concatenate([[index // VOCABULARY, index % VOCABULARY], tail]).astype(np.int32)}
+        return {**row, "note": index, **({"label": index % 3} if self.label else {})}
+
+
+def ids_of(tokens: torch.Tensor) -> list[int]:
+    return (tokens[:, 0] * VOCABULARY + tokens[:, 1]).tolist()
+
+
+def config(**more: Any) -> GPT2Config:
+    torch.manual_seed(0)
+    sizes = {"n_layer": 2, "n_embd": 16, "n_head": 2, "n_positions": 16, "vocab_size": VOCABULARY}
+    return GPT2Config(**sizes, pad_token_id=0, bos_token_id=None, eos_token_id=None, **more)
+
+
+class Trainer(FeedMixin, transformers.Trainer):
+    ledger: Any = None
+
+    def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        assert inputs["labels"].dtype == torch.int64
+        if (inputs["labels"] != -100).any():  # a stand-in row counts for nothing
+            line = {"epoch": self._feed.loader.epoch, "update": self.state.global_step}
+            print(json.dumps({**line, "ids": ids_of(inputs["input_ids"])}), file=self.ledger, flush=True)
+        else:
+            assert len(inputs["labels"]) == 1
+        return super().training_step(model, inputs, *args, **kwargs)
+
+
+class Killer(transformers.TrainerCallback):
+    def __init__(self, update: int) -> None:
+        self.update = update
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self.update:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Epochs(transformers.TrainerCallback):
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.seen.append(state.epoch)
+
+
+def arguments(out: Path, **more: Any) -> TrainingArguments:
+    quiet = {"report_to": [], "disable_tqdm": True, "logging_strategy": "no"}
+    return TrainingArguments(**{"output_dir": str(out), "use_cpu": True, "save_strategy": "no", **quiet, **more})
+
+
+def train(out: Path, options: dict[str, Any]) -> None:
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    epochs = Epochs()
+    trainer = Trainer(
+        model=GPT2LMHeadModel(config()),
+        args=arguments(out / "run", **options["arguments"]),
+        train_dataset=rf.from_dataset(Sequences(options["samples"])),
+        data_collator=PadTokens(causal=True),
+        callbacks=[epochs, Killer(options.get("kill", -1))],
+    )
+    name = f"{options['name']}-{rank}"
+    trainer.ledger = (out / f"{name}.jsonl").open("w")
+    trainer.train(resume_from_checkpoint=options.get("resume"))
+    assert all(torch.isfinite(each).all() for each in trainer.model.parameters())
+    told = {"epochs": epochs.seen, "updates": trainer.state.global_step, "max": trainer.state.max_steps}
+    (out / f"{name}.json").write_text(json.dumps({**told, "world": world}))
+
+
+def evaluate(out: Path, options: dict[str, Any]) -> None:
+    """Predictions of several sizes of data sets, with labels by class (a row each) and by token."""
+    results = []
+    # Two kinds of models: a label a row, and a label a token.
+    classes = GPT2ForSequenceClassification(config(num_labels=3))
+    language = GPT2LMHeadModel(config())
+    for model, causal in ((classes, False), (language, True)):
+        for by_batch in (False, True):
+            seen: list[Any] = []
+
+            def metrics(predictions: Any, compute_result: bool = True, seen: list[Any] = seen) -> dict[str, float]:
+                seen.append((np.asarray(predictions.predictions), np.asarray(predictions.label_ids)))
+                return {"calls": len(seen)} if compute_result else {}
+
+            more = {"per_device_eval_batch_size": options["batch"], "batch_eval_metrics": by_batch}
+            trainer = Trainer(
+                model=model,
+                args=arguments(out / "run", **more),
+                data_collator=PadTokens(causal=causal),
+                compute_metrics=metrics,
+            )
+            for samples in options["sizes"]:
+                seen.clear()
+                found = trainer.evaluate(rf.from_dataset(Sequences(samples, label=not causal)))
+                rows = [row for part, _ in seen for row in part.reshape(len(part), -1)[:, :6].tolist()]
+                labels = [row for _, part in seen for row in part.reshape(len(part), -1)[:, :2].tolist()]
+                kept = {"causal": causal, "by_batch": by_batch, "samples": samples, "loss": found["eval_loss"]}
+                results.append({**kept, "calls": found["eval_calls"], "rows": rows, "labels": labels})
+            told = trainer.predict(rf.from_dataset(Sequences(7, label=not causal)))
+            assert len(told.predictions) == len(told.label_ids) == 7
+    (out / f"evaluated-{os.environ['RANK']}.json").write_text(json.dumps(results))
+
+
+class Table(torch.nn.Module):
+    """Looks the scores of each token up, or of each row's second one: the same bits in any batch.
+
+    Losses are whole numbers: of one row or two their mean needs no rounding.
+    """
+
+    def __init__(self, by_token: bool) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.scores = torch.nn.Embedding(VOCABULARY, 3)
+        self.by_token = by_token
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        told = input_ids if self.by_token else input_ids[:, 1]
+        counted = told if labels is None else told[labels != -100]
+        return {"loss": counted.float().mean(), "logits": self.scores(told)}
+
+
+def pairs(predictions: Any, labels: Any) -> dict[str, Any]:
+    """Predictions and labels that count, to the last bit and in their order, and a metric that hangs on it."""
+    predictions, labels = (np.asarray(each)[np.asarray(labels) != -100] for each in (predictions, labels))
+    return {
+        "predictions": predictions.astype(np.float32, casting="no").tobytes().hex(),
+        "labels": labels.tolist(),
+        "sum": float(np.cumsum(predictions, dtype=np.float32)[-1]),
+    }
+
+
+def exact(out: Path, options: dict[str, Any]) -> None:
+    """Evaluations of a model that rounds nothing, in batches of two: labels by row, and by token."""
+    results = []
+    for by_token in (False, True):
+        seen: list[Any] = []
+
+        def metrics(predictions: Any, seen: list[Any] = seen) -> dict[str, float]:
+            seen.append(pairs(predictions.predictions, predictions.label_ids))
+            return {"sum": seen[-1]["sum"]}
+
+        trainer = Trainer(
+            model=Table(by_token),
+            args=arguments(out / "run", per_device_eval_batch_size=2, eval_accumulation_steps=2),
+            data_collator=PadTokens(causal=by_token),
+            compute_metrics=metrics,
+        )
+        for samples in options["exact_sizes"]:
+            found = trainer.evaluate(rf.from_dataset(Sequences(samples, label=not by_token)))
+            kept = {"by_token": by_token, "samples": samples, "loss": found["eval_loss"], "sum": found["eval_sum"]}
+            results.append({**kept, "seen": seen.copy()})
+            seen.clear()
+    (out / f"exact-{os.environ['RANK']}.json").write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    given = json.loads(sys.argv[2])
+    for name in given["do"]:
+        globals()[name](Path(sys.argv[1]), given)
+    gc.collect()  # the model: as long as it lives, so do gloo's threads
+    torch.distributed.destroy_process_group()

@@ -1,0 +1,249 @@
+"""Accelerate on real ranks: each sample once, exact metrics, checkpoints for other numbers of ranks."""
+
+import json
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support import jobs
+from tests.support.packages import need_package
+
+need_package("accelerate")
+
+import torch  # noqa: E402
+from accelerate import Accelerator  # noqa: E402
+from torch.utils.data import DataLoader  # noqa: E402
+
+import rankfeed as rf  # noqa: E402
+from rankfeed.errors import ArgumentError, StateError  # noqa: E402
+from rankfeed.integrations.accelerate import accelerated  # noqa: E402
+
+pytestmark = pytest.mark.timeout(600)
+
+SCRIPT = Path(__file__).parent / "jobs" / "accelerate_cells.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "accelerate_webdataset.py"
+#: Seconds in which a job has to end: far more than it takes.
+HANG = 280
+SAMPLES = 53
+ONCE = Counter(range(SAMPLES))
+
+
+def run(ranks: int, out: Path, job: str, *arguments: str) -> list[Any]:
+    """What each rank wrote."""
+    jobs.run(jobs.torchrun(ranks, SCRIPT, out, job, *arguments), out / f"{job}-{ranks}.log", HANG)
+    return [json.loads((out / f"{job}-{ranks}-{rank}.json").read_text()) for rank in range(ranks)]
+
+
+def seen(passes: list[dict[str, Any]]) -> Counter[int]:
+    """How often each sample was delivered, over the ranks of one pass."""
+    return Counter(i for each in passes for step in each["ids"] for i in step)
+
+
+def test_each_sample_once_in_equal_steps_however_accelerate_would_share_batches_out(tmp_path: Path) -> None:
+    ranks = run(2, tmp_path, "epochs")
+    for cell in zip(*ranks, strict=True):
+        passes = [[rank["passes"][epoch] for rank in cell] for epoch in range(2)]
+        for each in passes:
+            assert seen(each) == ONCE, cell
+            steps = len(each[0]["ids"])
+            assert [len(rank["ids"]) for rank in each] == [steps] * 2
+            # 7 steps, synced every 3 and at the end.
+            assert [rank["ends"] for rank in each] == [[False] * (steps - 1) + [True]] * 2
+            assert [rank["synced"] for rank in each] == [
+                [step % 3 == 2 or step == steps - 1 for step in range(steps)]
+            ] * 2
+            assert not any(rank["left_behind"] for rank in each)
+        assert passes[0][0]["ids"] != passes[1][0]["ids"], "a new order each epoch"
+    assert len(ranks[0]) == 12
+
+
+@pytest.mark.parametrize(
+    ("ranks", "every"), [(3, 3), *(pytest.param(ranks, 1, marks=pytest.mark.soak) for ranks in (1, 2, 3, 4))]
+)
+def test_metrics_are_exact_to_the_last_sample_for_every_size(ranks: int, every: int, tmp_path: Path) -> None:
+    results = run(ranks, tmp_path, "metrics", str(every))
+    assert all(result == results[0] for result in results), "every rank gets the same"
+    sizes = Counter((cell["tail"], cell["samples"]) for cell in results[0])
+    assert sizes == {
+        (tail, size): 2
+        for tail in ("pad", "even", "drop")
+        for size in range(1, 41, every)
+        if size >= ranks or tail == "pad"
+    }
+    for cell in results[0]:
+        count = cell["samples"]
+        got = Counter(cell["ids"])
+        if cell["tail"] == "drop":
+            assert len(cell["ids"]) == count - count % (ranks * cell["batch_size"]), cell
+            assert max(got.values(), default=1) == 1
+        else:
+            assert got == Counter(range(count)), cell
+        assert cell["names"] == [f"sample {i}" for i in cell["ids"]]
+        assert cell["sum"] == cell["wanted"]
+        assert cell["losses_each_step"], "what is one of each rank is gathered whole"
+
+
+def test_what_has_a_length_of_its_own_is_gathered_whole_or_refused_on_every_rank_alike(tmp_path: Path) -> None:
+    first, second = run(2, tmp_path, "lengths")
+    assert [(one["rows"], other["rows"]) for one, other in zip(first, second, strict=True)] == [
+        (2, 3),
+        (3, 4),
+        (4, 4),
+    ]
+    for one, other in zip(first, second, strict=True):
+        assert {**one, "rows": 0} == {**other, "rows": 0}, "every rank gets the same"
+        assert one["whole"] == [2] * 4, "one of each rank, whichever has as many rows"
+        assert one["repeated"] == 10
+        assert one["tables"] == ["class 0", "class 1"] * 2
+        assert "shapes (5,) on rank 0, (6,) on rank 1" in one["error"]
+    assert [len(cell["ids"]) for cell in first] == [5, 7, 5]
+
+
+def test_a_checkpoint_in_mid_epoch_goes_on_on_fewer_and_on_more_ranks(tmp_path: Path) -> None:
+    saved = run(2, tmp_path, "save")
+    assert seen([rank["first"] for rank in saved]) == ONCE
+    for ranks, way in ((1, "load"), (3, "skip"), (2, "skip")):
+        loaded = run(ranks, tmp_path, "load", way)
+        assert [rank["state"] for rank in loaded] == [saved[0]["state"]] * ranks
+        assert [rank["step"] for rank in loaded] == [saved[0]["step"]] * ranks, "else ranks sync at other steps"
+        assert seen([rank["second"] for rank in saved] + [rank["rest"] for rank in loaded]) == ONCE
+        assert len({len(rank["rest"]["ids"]) for rank in loaded}) == 1
+        assert all(rank["rest"]["synced"] == loaded[0]["rest"]["synced"] for rank in loaded)
+        assert seen([rank["after"] for rank in loaded]) == ONCE
+        assert [rank["evaluation"] for rank in loaded] == [1] * ranks, "every loader has its own place"
+
+
+def test_skipping_batches_reads_nothing_and_leads_to_the_next_epoch(tmp_path: Path) -> None:
+    for result in run(2, tmp_path, "skip"):
+        assert result["rest"] == result["whole"][5:]
+        assert result["reads"] == sum(map(len, result["rest"]))
+        assert result["epoch"] == 1
+        assert result["others"] == 12, (
+            "a DataLoader of somebody else is skipped as ever: 16 a rank, but 2 batches of 2"
+        )
+        assert "accelerator.skip_first_batches(loader, n)" in result["told"]
+
+
+def test_a_share_that_would_be_shared_out_again_is_an_error_on_every_rank(tmp_path: Path) -> None:
+    for results in run(2, tmp_path, "wrapped"):
+        assert len(results) == 12
+        for cell in results:
+            assert cell["alone"] in (26, 27), "left out of prepare it is this rank's half"
+            assert "share it out again" in cell["error"], cell
+            assert "rankfeed.integrations.accelerate.accelerated" in cell["error"]
+
+
+@pytest.mark.parametrize("way", ["ids", "stream in workers", "nodesplitter", "sharded samples"])
+def test_a_share_that_rank_0_is_to_deal_out_ends_the_job_with_an_error(way: str, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with jobs.started(jobs.torchrun(2, SCRIPT, tmp_path, "dispatched", way), log) as job:
+        assert job.wait(HANG) == 1
+    assert "share it out again" in log.read_text()
+
+
+def test_an_accelerator_gets_no_loader_of_other_ranks_nor_one_of_another_library() -> None:
+    accelerator = Accelerator(cpu=True)
+    source = rf.from_dataset([{"id": i} for i in range(8)])
+    with pytest.raises(ArgumentError, match="not those of the accelerator"):
+        accelerated(rf.Loader(source, 2, topology=rf.Topology(rank=0, world_size=2)), accelerator)
+    with pytest.raises(ArgumentError, match="can be taken to an Accelerator this way"):
+        accelerated(DataLoader([1, 2]), accelerator)  # type: ignore[arg-type]
+
+
+def test_a_loader_that_was_not_taken_to_the_accelerator_is_told_of_on_several_ranks() -> None:
+    accelerator = Accelerator(cpu=True)
+    source = rf.from_dataset([{"id": i} for i in range(8)])
+    loader = accelerator.prepare(rf.Loader(source, 2, topology=rf.Topology(rank=0, world_size=2)))
+    with pytest.warns(UserWarning, match=r"Take it there with rankfeed\.integrations\.accelerate"):
+        assert len(list(loader)) == 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(list(rf.Loader(source, 2, topology=rf.Topology()))) == 4, "one process lacks nothing but places"
+        assert len(list(accelerated(rf.Loader(source, 2), accelerator))) == 4
+
+
+def test_a_loop_that_is_left_early_and_one_inside_another_leave_no_trace() -> None:
+    accelerator = Accelerator(cpu=True)
+    source = rf.from_dataset([{"id": i} for i in range(5)])
+    outer, inner = (accelerated(rf.Loader(source, 2), accelerator) for _ in range(2))
+    ends = []
+    for _ in outer:
+        for _ in inner:
+            break
+        ends.append(accelerator.gradient_state.end_of_dataloader)
+    assert ends == [False, False, True]
+    assert not accelerator.gradient_state.in_dataloader
+
+
+def test_a_checkpoint_of_other_objects_is_refused(tmp_path: Path) -> None:
+    first, second = Accelerator(cpu=True), Accelerator(cpu=True)
+    accelerated(rf.Loader(rf.from_dataset([{"id": i} for i in range(5)]), 2), first)
+    second.register_for_checkpointing(torch.optim.SGD(torch.nn.Linear(1, 1).parameters()))
+    second.save_state(str(tmp_path))
+    with pytest.raises(StateError, match="something else in this loader's place"):
+        first.load_state(str(tmp_path))
+
+
+def test_loaders_made_anew_take_no_part_in_checkpoints_if_they_are_not_to(tmp_path: Path) -> None:
+    source = rf.from_dataset([{"id": i} for i in range(8)])
+    first, second = Accelerator(cpu=True), Accelerator(cpu=True)
+    train = accelerated(rf.Loader(source, 2), first)
+    for _ in zip(range(2), train, strict=False):
+        evaluated = accelerated(rf.Loader(source, 4), first, checkpoint=False)
+        assert sum(len(first.gather_for_metrics(batch["id"])) for batch in evaluated) == 8
+    first.save_state(str(tmp_path))
+    resumed = accelerated(rf.Loader(source, 2), second)
+    second.load_state(str(tmp_path))
+    assert resumed.state_dict() == train.state_dict()
+    assert resumed.state_dict()["steps"] == 2
+
+
+@pytest.mark.parametrize("batch_size", [4, 3], ids=["same", "smaller"])
+@pytest.mark.parametrize("skip", [None, 0, 3], ids=["load", "skip none", "skip all"])
+def test_a_checkpoint_at_the_last_batch_of_an_epoch_leads_to_the_next(
+    skip: int | None, batch_size: int, tmp_path: Path
+) -> None:
+    source = rf.from_dataset([{"id": i} for i in range(12)])
+    first = Accelerator(cpu=True)
+    loader = accelerated(rf.Loader(source, 4, shuffle=True), first)
+    for step, _ in enumerate(loader):
+        if step == 2:
+            first.save_state(str(tmp_path))
+    second = Accelerator(cpu=True)
+    resumed = accelerated(rf.Loader(source, batch_size, shuffle=True), second)
+    second.load_state(str(tmp_path))
+    assert (resumed.epoch, len(resumed)) == (1, 12 // batch_size)
+    batches = resumed if skip is None else second.skip_first_batches(resumed, skip)
+    if skip:
+        assert list(batches) == [], "the script stands at the end of the epoch that it counts"
+    wanted = [i for batch in loader for i in batch["id"].tolist()]
+    assert [i for batch in batches for i in batch["id"].tolist()] == wanted
+    assert resumed.epoch == 2
+
+
+def test_skipping_stays_at_a_loaded_place_and_says_where_the_epoch_ends() -> None:
+    accelerator = Accelerator(cpu=True)
+    source = rf.from_dataset([{"id": i} for i in range(10)])
+    loader = accelerated(rf.Loader(source, 2), accelerator)
+    for steps, position in ((0, 0), (3, 6), (2, 4), (2, 4), (5, 10)):
+        state = accelerator.skip_first_batches(loader, steps).state_dict()
+        assert (state["steps"], state["position"], state["epoch"]) == (steps, position, 0)
+    assert list(loader) == []
+    assert loader.epoch == 1
+    with pytest.raises(ArgumentError, match="fewer batches"):
+        accelerator.skip_first_batches(loader, 6)
+
+
+def test_the_example_trains_is_stopped_and_goes_on_with_each_sample_once(tmp_path: Path) -> None:
+    first = jobs.torchrun(2, EXAMPLE, tmp_path / "run", "--stop-after", 5)
+    jobs.run(first, tmp_path / "first.log", HANG)
+    jobs.run(jobs.torchrun(2, EXAMPLE, tmp_path / "run"), tmp_path / "second.log", HANG)
+    log = (tmp_path / "second.log").read_text()
+    assert "goes on at epoch 0, step 5" in log
+    assert "of 90 samples" in log
+    trained = Counter(
+        line for path in (tmp_path / "run").glob("delivered-*.txt") for line in path.read_text().splitlines()
+    )
+    assert trained == Counter(f"{epoch} {key:06d}" for epoch in range(2) for key in range(300))

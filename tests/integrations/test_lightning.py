@@ -1,0 +1,274 @@
+"""A Trainer is fed by our loaders as they are: each sample once an epoch, resumed anywhere, means exact."""
+
+import json
+import re
+import signal
+import sys
+from collections import Counter
+from fractions import Fraction
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.support.jobs import run, started
+from tests.support.packages import need_package
+
+import rankfeed as rf
+from rankfeed.plan import Schedule
+
+need_package("lightning")
+need_package("pytorch_lightning")
+from rankfeed.integrations.lightning import log_mean  # noqa: E402
+
+#: Seconds in which a job has to end: far more than it takes.
+HANG = 280
+pytestmark = pytest.mark.timeout(2 * HANG + 60)
+SCRIPT = Path(__file__).parent / "jobs" / "lightning_train.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "lightning_ragged.py"
+SAMPLES, ROWS, STEPS = 22, 3, 4
+CELLS = [
+    "whole",
+    "processes",
+    "limited",
+    "stopped",
+    "again",
+    "several",
+    "overfit",
+    "epoch_end",
+    "last_batch",
+    "failed",
+    "validated",
+    "stock",
+    "uneven",
+]
+
+Lines = list[list[Any]]
+
+
+def job(ranks: int, out: Path, *cells: str, package: str = "lightning.pytorch") -> list[str]:
+    return [sys.executable, str(SCRIPT), package, str(ranks), str(out), *cells]
+
+
+def lines(out: Path, cell: str, ranks: int = 2) -> Lines:
+    return [
+        [json.loads(line) for line in (out / f"{cell}-{rank}.jsonl").read_text().splitlines()]
+        for rank in range(ranks)
+    ]
+
+
+def steps(of_rank: list[Any], fit: int = 0) -> list[Any]:
+    """The steps of a fit: [epoch, sample ids]."""
+    return [[line[1], line[2]] for line in of_rank if isinstance(line, list) and line[0] == fit]
+
+
+def facts(of_rank: list[Any]) -> list[dict[str, Any]]:
+    return [line for line in of_rank if isinstance(line, dict)]
+
+
+def planned(rank: int, epochs: range, ranks: int = 2, samples: int = SAMPLES, take: int = STEPS) -> list[Any]:
+    """What a plain loop over the loader would have had."""
+    plan = rf.Plan(samples, shuffle="global")
+    topology = rf.Topology(rank=rank, world_size=ranks, local_rank=rank, local_world_size=ranks)
+    epoch_of = {epoch: Schedule(plan, batch_size=ROWS, topology=topology, epoch=epoch) for epoch in epochs}
+    return [
+        [epoch, schedule.batch(step).tolist()]
+        for epoch, schedule in epoch_of.items()
+        for step in range(min(take, len(schedule)))
+    ]
+
+
+@pytest.fixture(
+    scope="module", params=["lightning.pytorch", pytest.param("pytorch_lightning", marks=pytest.mark.soak)]
+)
+def out(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What all cells told, run in one pair of processes."""
+    folder = tmp_path_factory.mktemp("cells")
+    run(job(2, folder, *CELLS, package=request.param), folder / "log", HANG)
+    return folder
+
+
+def test_each_sample_once_an_epoch_in_equal_steps_and_a_new_order(out: Path) -> None:
+    told = lines(out, "whole")
+    for rank in range(2):
+        assert steps(told[rank]) == planned(rank, range(3))
+    for epoch in range(3):
+        ids = chain.from_iterable(ids for rank in told for at, ids in steps(rank) if at == epoch)
+        assert Counter(ids) == Counter(range(SAMPLES))
+    assert planned(0, range(1))[0][1] != planned(0, range(1, 2))[0][1]
+
+
+@pytest.mark.soak
+def test_the_other_package_is_as_good(tmp_path: Path) -> None:
+    run(job(2, tmp_path, "whole", package="pytorch_lightning"), tmp_path / "log", HANG)
+    for rank, told in enumerate(lines(tmp_path, "whole")):
+        assert steps(told) == planned(rank, range(3))
+
+
+def test_the_trainer_keeps_the_loader_and_the_audit_of_an_epoch_comes_to_its_end(out: Path) -> None:
+    for told in lines(out, "whole"):
+        assert facts(told)[-1]["same"] is True
+        assert facts(told)[-1]["audit"].startswith(
+            "epoch 2: 22 samples, ranks [0, 1] of 2, steps [4, 4], 0 missing"
+        )
+
+
+def test_every_validation_is_of_all_samples_once_and_its_mean_exact(out: Path) -> None:
+    told = [facts(of_rank) for of_rank in lines(out, "whole")]
+    ids = Counter(chain.from_iterable(fact["validated"] for rank in told for fact in rank if "validated" in fact))
+    assert ids == Counter(dict.fromkeys(range(13), 6))  # twice in each of three epochs
+    assert [rank[-1]["mean"] for rank in told] == [float(Fraction(sum(range(13)), 13 * 7))] * 2
+
+
+def test_worker_processes_stay_from_epoch_to_epoch(out: Path) -> None:
+    for rank, told in enumerate(lines(out, "processes")):
+        assert steps(told) == planned(rank, range(3))
+        first, *later = facts(told)[0]["workers"]
+        assert len(first) == 2
+        assert later == [first, first]
+
+
+def test_epochs_ended_early_are_followed_by_the_next_order(out: Path) -> None:
+    for rank, told in enumerate(lines(out, "limited")):
+        assert steps(told) == planned(rank, range(3), take=2)
+
+
+def test_a_job_that_stops_early_stops_on_all_ranks_and_leaves_a_loader_to_train_on_with(out: Path) -> None:
+    told = lines(out, "stopped")
+    for rank in range(2):
+        assert steps(told[rank], fit=0) == [*planned(rank, range(1)), *planned(rank, range(1, 2), take=2)]
+        assert steps(told[rank], fit=1) == planned(rank, range(1))
+    validated = chain.from_iterable(fact["validated"] for rank in told for fact in facts(rank))
+    assert Counter(validated) == Counter(dict.fromkeys(range(12), 3)), "two of three batches, three times"
+
+
+def test_the_trainers_epoch_decides_the_order_whoever_used_the_loader_before(out: Path) -> None:
+    for rank, told in enumerate(lines(out, "again")):
+        assert steps(told, fit=0) == planned(rank, range(2), take=3)
+        assert steps(told, fit=1) == planned(rank, range(1))
+        assert steps(told, fit=2) == planned(rank, range(1, 3))
+
+
+def test_of_several_loaders_the_longest_is_read_once_an_epoch_and_the_shorter_ones_begin_anew(out: Path) -> None:
+    for rank, told in enumerate(lines(out, "several")):
+        assert [[epoch, ids["long"]] for epoch, ids in steps(told)] == planned(rank, range(2))
+        short = [ids["short"] for _, ids in steps(told)]
+        expected = [planned(rank, range(epoch, epoch + 2), samples=8) for epoch in range(2)]
+        assert short == [ids for epoch in expected for _, ids in epoch]
+
+
+def test_overfitting_has_the_same_batches_each_epoch_and_refuses_to_shuffle(out: Path) -> None:
+    for told in lines(out, "overfit"):
+        first, second = ([ids for at, ids in steps(told) if at == epoch] for epoch in range(2))
+        assert first == second
+        assert len(first) == 2
+        assert facts(told)[0]["error"] == "ArgumentError"
+        assert "overfit_batches asks for the same batches" in facts(told)[0]["says"]
+
+
+@pytest.mark.parametrize(("cell", "epochs"), [("epoch_end", 3), ("last_batch", 2)])
+def test_a_checkpoint_of_a_whole_epoch_goes_on_with_the_next(cell: str, epochs: int, out: Path) -> None:
+    for rank, told in enumerate(lines(out, cell)):
+        assert steps(told, fit=0) == planned(rank, range(1))
+        assert steps(told, fit=1) == planned(rank, range(1, epochs))
+
+
+@pytest.mark.parametrize("ranks", [3, pytest.param(1, marks=pytest.mark.soak)])
+def test_a_checkpoint_of_a_last_batch_or_of_an_exception_goes_on_on_other_ranks(ranks: int, out: Path) -> None:
+    cells = ["last_batch", "failed"]
+    run(job(ranks, out, *(f"after_{cell}" for cell in cells)), out / f"log-{ranks}", HANG)
+    for cell in cells:
+        told = lines(out, f"after_{cell}", ranks)
+        for rank in range(ranks):
+            (out / f"after_{cell}-{rank}.jsonl").unlink()
+        before = chain.from_iterable(ids for rank in lines(out, cell) for _, ids in steps(rank))
+        after = chain.from_iterable(ids for rank in told for epoch, ids in steps(rank) if epoch == 0)
+        assert Counter([*before, *after]) == Counter(range(SAMPLES))
+        for rank in range(ranks):
+            later = [step for step in steps(told[rank]) if step[0] > 0]
+            assert later == planned(rank, range(1, 3), ranks, take=SAMPLES)
+
+
+def test_a_checkpoint_of_a_validation_goes_on_in_the_middle(out: Path) -> None:
+    for rank, told in enumerate(lines(out, "validated")):
+        assert steps(told, fit=1) == planned(rank, range(2))[2:]
+
+
+def test_samplers_in_a_stock_dataloader_are_left_alone(out: Path) -> None:
+    told = lines(out, "stock")
+    for fit in range(2):
+        for epoch in range(2):
+            ids = chain.from_iterable(ids for rank in told for at, ids in steps(rank, fit) if at == epoch)
+            assert Counter(ids) == Counter(range(SAMPLES))
+        assert len({len(steps(rank, fit)) for rank in told}) == 1
+
+
+def test_a_batch_sampler_about_to_be_sharded_again_is_refused(out: Path) -> None:
+    for told in lines(out, "stock"):
+        assert [fact["error"] for fact in facts(told)] == ["ArgumentError"] * 2  # in fit, and in predict
+        assert all("Trainer(use_distributed_sampler=False)" in fact["says"] for fact in facts(told))
+
+
+def test_unequal_loaders_of_somebody_else_are_an_error_before_training(out: Path) -> None:
+    for told in lines(out, "uneven"):
+        assert steps(told) == []
+        assert [fact["error"] for fact in facts(told)] == ["PlanError"] * 2  # in fit, and in validate
+        assert all("rank 0: 8, rank 1: 6" in fact["says"] for fact in facts(told))
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A job of two ranks that kills itself a step after its checkpoint of step 2."""
+    folder = tmp_path_factory.mktemp("killed")
+    with started(job(2, folder, "killed"), folder / "log") as process:
+        assert process.wait(HANG) == -signal.SIGKILL, (folder / "log").read_text()[-6000:]
+    return folder
+
+
+@pytest.mark.parametrize("ranks", [3, pytest.param(1, marks=pytest.mark.soak)])
+def test_a_killed_job_resumes_in_mid_epoch_on_other_ranks(ranks: int, killed: Path) -> None:
+    run(job(ranks, killed, "resumed"), killed / f"log-{ranks}", HANG)
+    told = lines(killed, "resumed", ranks)
+    for rank in range(ranks):
+        (killed / f"resumed-{rank}.jsonl").unlink()
+    assert len({len(rank) for rank in told}) == 1
+    before = chain.from_iterable(ids for rank in lines(killed, "killed") for _, ids in steps(rank)[:2])
+    after = chain.from_iterable(ids for rank in told for epoch, ids in steps(rank) if epoch == 0)
+    assert Counter([*before, *after]) == Counter(range(SAMPLES))
+    for rank in range(ranks):
+        later = [step for step in steps(told[rank]) if step[0] > 0]
+        assert later == planned(rank, range(1, 3), ranks, take=SAMPLES)
+
+
+@pytest.mark.parametrize("ranks", [3, *(pytest.param(ranks, marks=pytest.mark.soak) for ranks in (1, 2, 4))])
+def test_means_are_exact_for_sizes_that_do_not_divide(ranks: int, tmp_path: Path) -> None:
+    run(job(ranks, tmp_path, "means"), tmp_path / "log", HANG)
+    values = torch.randn(40, generator=torch.Generator().manual_seed(0)).double()
+    for of_rank in lines(tmp_path, "means", ranks):
+        means = [fact for fact in facts(of_rank) if "samples" in fact]
+        found = {(fact["samples"], fact["tail"]): fact["mean"] for fact in means}
+        sizes = [
+            (size, tail) for size in range(1, 41) for tail in ("even", "pad") if size >= ranks or tail == "pad"
+        ]
+        assert list(found) == sizes
+        assert found == {(size, tail): (values[:size].sum() / size).item() for size, tail in sizes}
+
+
+def test_what_a_mean_is_taken_of_must_fit() -> None:
+    with pytest.raises(rf.errors.ArgumentError, match="the mask does not fit"):
+        log_mean(None, "loss", torch.tensor(1.0), torch.tensor([True]))
+    with pytest.raises(rf.errors.ArgumentError, match="found: sync_dist"):
+        log_mean(None, "loss", torch.ones(2), sync_dist=False)
+
+
+def test_the_example_trains_and_its_validation_mean_is_that_of_one_process(tmp_path: Path) -> None:
+    said = []
+    for ranks in (2, 1):
+        folder = tmp_path / str(ranks)
+        folder.mkdir()
+        run([sys.executable, str(EXAMPLE), str(folder), "--devices", str(ranks)], folder / "log", HANG)
+        log = (folder / "log").read_text()
+        said.append(re.findall(r"^rows (\S+), mean length (\S+)$", log, re.MULTILINE))
+    assert said[0] == said[1]
+    assert len(said[0]) == 1

@@ -1,0 +1,288 @@
+"""A Trainer that resumes goes on where the checkpoint was taken, whenever that was."""
+
+from collections import Counter
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.support.packages import need_package
+
+import rankfeed as rf
+
+need_package("lightning")
+import lightning.pytorch as L  # noqa: E402
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, OnExceptionCheckpoint  # noqa: E402
+from lightning.pytorch.utilities import CombinedLoader  # noqa: E402
+
+from rankfeed.integrations.lightning import LoaderCheck  # noqa: E402
+
+pytestmark = [pytest.mark.timeout(280), pytest.mark.filterwarnings("ignore")]
+SAMPLES, ROWS, STEPS = 22, 4, 6
+SOURCE = rf.from_dataset([{"id": each} for each in range(SAMPLES)])
+
+#: The epoch, and the ids of a batch that was trained on.
+Steps = list[tuple[int, list[Any]]]
+
+
+class Stopped(Exception):
+    """Ends a job."""
+
+
+class Model(L.LightningModule):
+    """Notes which batches were trained on to their end, and after which steps it validated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.trained: Steps = []
+        self.validated: list[int] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.stop("training_step")
+        self.batch = batch
+        return self.layer(torch.ones(1, 1)).sum()
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        if self.trainer.training:
+            self.stop("on_before_batch_transfer")
+        return batch
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self.stop("on_train_batch_start")
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        self.stop("on_before_optimizer_step")
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.trained.append((self.current_epoch, self.batch["id"].tolist()))
+        self.stop("on_train_batch_end")
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.validated.append(self.global_step)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def stop(self, hook: str) -> None:
+        """Where a test lets a job end."""
+
+
+def loader(rows: int = ROWS, **options: Any) -> rf.Loader:
+    return rf.Loader(SOURCE, rows, **{"shuffle": True, **options})
+
+
+def trainer(*callbacks: Any, **options: Any) -> Any:
+    return L.Trainer(
+        accelerator="cpu",
+        devices=1,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=any(isinstance(each, Checkpoint) for each in callbacks),
+        num_sanity_val_steps=0,
+        callbacks=[*callbacks, LoaderCheck()],
+        **options,
+    )
+
+
+def saver(folder: Path, **options: Any) -> Any:
+    return ModelCheckpoint(dirpath=folder, filename="{step}", save_top_k=-1, **options)
+
+
+def resumed(checkpoint: Path, rows: int = ROWS, *callbacks: Any, **options: Any) -> Model:
+    model = Model()
+    trainer(*callbacks, **options).fit(model, loader(rows), loader(11, shuffle=False), ckpt_path=checkpoint)
+    return model
+
+
+def planned(epochs: range, rows: int = ROWS) -> Steps:
+    feed = loader(rows)
+    steps: Steps = []
+    for epoch in epochs:
+        feed.set_epoch(epoch)
+        steps += [(epoch, batch["id"].tolist()) for batch in feed]
+    return steps
+
+
+def samples(steps: Steps, epoch: int) -> Counter[int]:
+    return Counter(chain.from_iterable(ids for at, ids in steps if at == epoch))
+
+
+@pytest.fixture(scope="module")
+def last_batch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of the last step of an epoch, taken before the epoch has ended."""
+    folder = tmp_path_factory.mktemp("last_batch")
+    trainer(saver(folder, every_n_train_steps=STEPS), max_epochs=1).fit(Model(), loader())
+    return folder / f"step={STEPS}.ckpt"
+
+
+@pytest.fixture(scope="module")
+def epoch_end(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("epoch_end")
+    trainer(saver(folder), max_steps=STEPS).fit(Model(), loader())
+    return folder / f"step={STEPS}.ckpt"
+
+
+@pytest.fixture(scope="module")
+def after_fit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = trainer(max_steps=STEPS)
+    run.fit(Model(), loader())
+    run.save_checkpoint(path := tmp_path_factory.mktemp("after_fit") / "fit.ckpt")
+    return path
+
+
+@pytest.mark.parametrize("rows", [2, ROWS, 8])
+@pytest.mark.parametrize("limit", ["max_epochs", "max_steps"])
+@pytest.mark.parametrize("saved", ["last_batch", "epoch_end", "after_fit"])
+def test_after_the_end_of_an_epoch_the_next_ones_are_whole(
+    saved: str, limit: str, rows: int, request: pytest.FixtureRequest
+) -> None:
+    due = planned(range(1, 3), rows)
+    ends = {"max_epochs": 3, "max_steps": STEPS + len(due)}
+    model = resumed(request.getfixturevalue(saved), rows, **{limit: ends[limit]})
+    assert model.trained == due
+    each = len(due) // 2
+    assert model.validated == [STEPS + each] * 2 + [STEPS + 2 * each] * 2
+
+
+@pytest.mark.parametrize("saved", ["last_batch", "epoch_end"])
+def test_it_can_be_resumed_again(saved: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    once = resumed(
+        request.getfixturevalue(saved), ROWS, saver(tmp_path, every_n_train_steps=1), max_steps=STEPS + 4
+    )
+    again = resumed(tmp_path / f"step={STEPS + 4}.ckpt", max_steps=3 * STEPS)
+    assert once.trained + again.trained == planned(range(1, 3))
+
+
+@pytest.mark.parametrize("rows", [2, ROWS, 8])
+def test_an_epoch_that_max_steps_ended_early_goes_on(rows: int, tmp_path: Path) -> None:
+    first = Model()
+    trainer(saver(tmp_path), max_steps=4).fit(first, loader())
+    left = planned(range(1), 2)[8:] if rows == 2 else planned(range(1))[4:]
+    left = [(0, list(chain.from_iterable(ids for _, ids in left)))] if rows == 8 else left
+    later = planned(range(1, 2), rows)
+    model = resumed(tmp_path / "step=4.ckpt", rows, max_steps=4 + len(left) + len(later))
+    assert model.trained == left + later
+    assert samples(first.trained + model.trained, 0) == Counter(range(SAMPLES))
+
+
+def stopped(folder: Path, hook: str, batch: int, **options: Any) -> Model:
+    """A job that an exception ends in a hook of a batch, counted from 0; its checkpoint is stopped.ckpt."""
+    model = Model()
+
+    def stop(here: str) -> None:
+        if here == hook and len(model.trained) == batch + (hook == "on_train_batch_end"):
+            raise Stopped
+
+    model.stop = stop  # type: ignore[method-assign]
+    keep = OnExceptionCheckpoint(folder, "stopped")
+    with pytest.raises(Stopped):
+        trainer(keep, max_epochs=2, **options).fit(model, loader(), loader(11, shuffle=False))
+    return model
+
+
+@pytest.mark.parametrize(
+    "hook",
+    [
+        "on_before_batch_transfer",
+        "on_train_batch_start",
+        "training_step",
+        "on_before_optimizer_step",
+        "on_train_batch_end",
+    ],
+)
+@pytest.mark.parametrize("batch", [3, STEPS - 1, STEPS])
+def test_what_an_exception_stopped_goes_on_with_the_batch_in_hand(batch: int, hook: str, tmp_path: Path) -> None:
+    before = stopped(tmp_path, hook, batch, val_check_interval=3)
+    for limit in ({"max_epochs": 2}, {"max_steps": 2 * STEPS}):
+        after = resumed(tmp_path / "stopped.ckpt", val_check_interval=3, **limit)
+        assert before.trained + after.trained == planned(range(2))
+        if hook != "on_train_batch_end":  # from there Lightning goes on with the next batch, and validates later
+            assert before.validated + after.validated == [3, 3, 6, 6, 9, 9, 12, 12]
+
+
+@pytest.mark.parametrize("rows", [2, 8])
+@pytest.mark.parametrize("batch", [3, STEPS - 1])
+def test_what_an_exception_stopped_goes_on_with_another_batch_size(batch: int, rows: int, tmp_path: Path) -> None:
+    before = stopped(tmp_path, "training_step", batch)
+    after = resumed(tmp_path / "stopped.ckpt", rows, max_epochs=2)
+    assert samples(before.trained + after.trained, 0) == Counter(range(SAMPLES))
+    assert after.trained[-len(planned(range(1), rows)) :] == planned(range(1, 2), rows)
+
+
+def test_a_job_stopped_by_an_exception_can_be_resumed_again(tmp_path: Path) -> None:
+    before = stopped(tmp_path, "training_step", 2)
+    once = resumed(tmp_path / "stopped.ckpt", ROWS, saver(tmp_path, every_n_train_steps=1), max_steps=4)
+    again = resumed(tmp_path / "step=4.ckpt", max_epochs=2)
+    assert before.trained + once.trained + again.trained == planned(range(2))
+
+
+@pytest.mark.skipif("on_exception" not in vars(ModelCheckpoint), reason="this Lightning has no save_on_exception")
+def test_of_several_loaders_each_goes_on_with_its_batch_in_hand(tmp_path: Path) -> None:
+    def feeds() -> dict[str, rf.Loader]:
+        few = rf.from_dataset([{"id": each} for each in range(8)])
+        return {"long": loader(), "short": rf.Loader(few, ROWS, shuffle=True)}
+
+    class Both(Model):
+        batches = 99
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            if len(self.trained) == self.batches:
+                raise Stopped
+            both = {"id": torch.cat([batch["long"]["id"], batch["short"]["id"]])}
+            return super().training_step(both, batch_idx)
+
+    whole, before, after = Both(), Both(), Both()
+    before.batches = 3
+    trainer(max_epochs=2).fit(whole, feeds())
+    keep = ModelCheckpoint(dirpath=tmp_path, filename="stopped", save_on_exception=True)
+    with pytest.raises(Stopped):
+        trainer(keep, max_epochs=2).fit(before, feeds())
+    trainer(max_epochs=2).fit(after, feeds(), ckpt_path=tmp_path / "stopped.ckpt")
+    assert before.trained + after.trained == whole.trained
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_one_loader_in_two_places_is_refused(every: int) -> None:
+    feed = loader()
+    for train, val in [(feed, feed), (feed, [loader(), feed]), ({"a": feed, "b": feed}, None)]:
+        with pytest.raises(rf.errors.ArgumentError, match="one Loader cannot be read twice"):
+            trainer(max_epochs=2, check_val_every_n_epoch=every).fit(Model(), train, val)
+
+
+class Both(Model):
+    """Trains on batches of two loaders, of which one may have ended."""
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        ids = [[] if batch is None else batch["id"].tolist() for batch in self.batch.values()]
+        self.trained.append((self.current_epoch, ids))
+
+
+@pytest.mark.parametrize(("mode", "every"), [("max_size", 2), ("max_size", 4), ("min_size", 1)])
+def test_a_shorter_loader_that_was_through_is_not_read_again(mode: str, every: int, tmp_path: Path) -> None:
+    def fit(*callbacks: Any, **options: Any) -> Steps:
+        short = rf.Loader(rf.from_dataset([{"id": each} for each in range(8)]), ROWS, shuffle=True)
+        model = Both()
+        feeds = CombinedLoader({"long": loader(), "short": short}, mode)
+        trainer(*callbacks, max_epochs=2).fit(model, feeds, **options)
+        return model.trained
+
+    whole = fit(saver(tmp_path, every_n_train_steps=every))
+    assert fit(ckpt_path=tmp_path / f"step={every}.ckpt") == whole[every:]
+    epochs = Counter(epoch for epoch, (_, ids) in whole for _ in ids)
+    assert epochs == {0: 8, 1: 8}
+
+
+@pytest.mark.parametrize("samples", [8, 14])
+def test_a_shorter_loader_that_was_begun_anew_goes_on_as_if_never_stopped(samples: int, tmp_path: Path) -> None:
+    def fit(*callbacks: Any, **options: Any) -> Steps:
+        short = rf.Loader(rf.from_dataset([{"id": each} for each in range(samples)]), ROWS, shuffle=True)
+        model = Both()
+        trainer(*callbacks, max_epochs=2).fit(model, {"long": loader(), "short": short}, **options)
+        return model.trained
+
+    whole = fit(saver(tmp_path / "steps", every_n_train_steps=3), saver(tmp_path / "epochs"))
+    for saved, steps in [("steps", 3), ("steps", STEPS), ("epochs", STEPS), ("steps", 9)]:
+        assert fit(ckpt_path=tmp_path / saved / f"step={steps}.ckpt") == whole[steps:], (saved, steps)

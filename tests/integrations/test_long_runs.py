@@ -1,0 +1,63 @@
+"""Epoch after epoch a rank holds no more memory, files, threads, processes or shared memory."""
+
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+from tests.support import jobs
+from tests.support.packages import need_package
+
+need_package("accelerate")
+need_package("lightning")
+
+SCRIPT = Path(__file__).parent / "jobs" / "long_run.py"
+CELLS = [
+    f"{framework}:{workers}"
+    for framework in ("lightning", "accelerate")
+    for workers in ("threads", "processes", "persistent", "new")
+]
+#: One way of each kind: workers that stay, and workers that are new in each epoch.
+FEW = ["lightning:threads", "lightning:persistent", "accelerate:processes", "accelerate:new"]
+#: Bytes that memory may grow by from the second quarter to the last: allocators keep some of what they are given.
+GROWTH = 4 << 20
+
+pytestmark = pytest.mark.timeout(3600)
+
+
+def check(out: Path, epochs: int, cells: list[str], ranks: int = 2) -> list[str]:
+    lines = []
+    for cell in cells:
+        for rank in range(ranks):
+            notes = json.loads((out / f"{cell.replace(':', '-')}-{rank}.json").read_text())
+            assert len(notes) == epochs
+            quarter = epochs // 4
+            early, late = notes[quarter : 2 * quarter], notes[-quarter:]
+            for what in ("files", "threads", "processes", "shared"):
+                # What leaks stays. One look alone may see what others have in shared memory, or a thread of a
+                # queue of torch's that is about to end.
+                most, least = max(note[what] for note in early), min(note[what] for note in late)
+                assert least <= most, (cell, rank, what)
+            before, after = (statistics.median(note["memory"] for note in part) for part in (early, late))
+            growth = after - before
+            last = late[-1]
+            lines.append(
+                f"{cell}, rank {rank}: {growth / 1024:.0f} KiB more, at {after / 2**20:.0f} MiB, "
+                f"{last['files']} files, {last['threads']} threads, {last['processes']} processes"
+            )
+            assert growth <= GROWTH, lines[-1]
+    return lines
+
+
+def run(out: Path, epochs: int, cells: list[str]) -> list[str]:
+    jobs.run(jobs.torchrun(2, SCRIPT, out, epochs, *cells), out / "log", 3000)
+    return check(out, epochs, cells)
+
+
+def test_eight_epochs_leave_nothing_behind(tmp_path: Path) -> None:
+    run(tmp_path, 8, FEW)
+
+
+@pytest.mark.soak
+def test_two_hundred_epochs_leave_nothing_behind(tmp_path: Path) -> None:
+    print("\n".join(run(tmp_path, 200, CELLS)))

@@ -1,0 +1,28 @@
+"""Ray Train starts the ranks: each sample once an epoch, in equal steps and a new order."""
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from tests.support import jobs
+from tests.support.packages import need_package
+
+need_package("ray")
+SCRIPT = Path(__file__).parent / "jobs" / "ray_train.py"
+
+
+@pytest.mark.timeout(400)
+def test_each_sample_once_on_the_workers_of_ray_train(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    jobs.run([sys.executable, str(SCRIPT), str(out)], tmp_path / "log", 300)
+    told = [json.loads((out / f"{rank}-of-2.json").read_text()) for rank in range(2)]
+    for steps in zip(*(ids for ids, _ in told), strict=True):
+        assert len({len(each) for each in steps}) == 1
+        assert Counter(each for of_rank in steps for ids in of_rank for each in ids) == Counter(range(47))
+    first, second, sampled, batched = told[0][0]
+    assert first != second
+    assert sampled == batched == first, "a share that was prepared is the share that it was"
+    assert all("Ray Train's prepare_data_loader" in said for _, said in told)

@@ -1,0 +1,424 @@
+"""The Trainer of Transformers: each sample once, equal steps, resumed by seeking, evaluated exactly."""
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from tests.integrations.jobs import transformers_feed as job
+from tests.support import jobs
+
+import rankfeed as rf
+from rankfeed.errors import ArgumentError, StateError
+from rankfeed.integrations.transformers import FeedMixin, PadTokens
+from rankfeed.integrations.transformers_feed import Feed
+
+SCRIPT = Path(__file__).parent / "jobs" / "transformers_feed.py"
+SAMPLES, BATCH = 83, 4
+
+
+def launch(ranks: int, out: Path, dies: bool = False, **options: Any) -> list[list[dict[str, Any]]]:
+    """What each rank trained on, batch by batch."""
+    log = out / f"{options['name']}.log"
+    command = jobs.torchrun(ranks, SCRIPT, out, json.dumps({"do": ["train"], "samples": SAMPLES, **options}))
+    if dies:
+        with jobs.started(command, log) as job:
+            assert job.wait(300) != 0
+        assert "SIGKILL" in log.read_text() or "Signal 9" in log.read_text(), log.read_text()[-3000:]
+    else:
+        jobs.run(command, log, 300)
+    lines = [(out / f"{options['name']}-{rank}.jsonl").read_text().splitlines() for rank in range(ranks)]
+    return [[json.loads(line) for line in rank] for rank in lines]
+
+
+def told(out: Path, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((out / f"{name}-0.json").read_text())
+    return found
+
+
+def samples_of(ranks: list[list[dict[str, Any]]], epoch: int, before: int = 10**9) -> Counter[int]:
+    batches = [batch for rank in ranks for batch in rank if batch["epoch"] == epoch and batch["update"] < before]
+    return Counter(sample for batch in batches for sample in batch["ids"])
+
+
+def arguments(**more: Any) -> dict[str, Any]:
+    every = {"save_strategy": "steps", "save_steps": 3, "seed": 7, "num_train_epochs": 3}
+    return {**every, "per_device_train_batch_size": BATCH, **more}
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("others", [[3], pytest.param([1, 2, 3, 4], marks=pytest.mark.soak)], ids=str)
+def test_killed_in_mid_epoch_and_resumed_on_other_ranks_nothing_is_lost_or_repeated(
+    others: list[int], tmp_path: Path
+) -> None:
+    # 83 samples in global batches of 8: 11 steps an epoch, the last two of 10 samples together.
+    killed = launch(2, tmp_path, dies=True, name="killed", kill=17, arguments=arguments())
+    assert samples_of(killed, 0) == Counter(range(SAMPLES))
+    assert len({sum(batch["epoch"] == 0 for batch in rank) for rank in killed}) == 1, "equal steps"
+    at = 15  # the last checkpoint: 4 steps into the second epoch
+    assert (tmp_path / "run" / f"checkpoint-{at}" / "trainer_state.json").exists()
+    for ranks in others:
+        out = tmp_path / f"on{ranks}"
+        shutil.copytree(tmp_path / "run", out / "run")
+        rest = launch(ranks, out, name="rest", resume=True, arguments=arguments())
+        assert all(batch["update"] >= at for rank in rest for batch in rank)
+        assert samples_of(killed, 1, before=at) + samples_of(rest, 1) == Counter(range(SAMPLES))
+        assert samples_of(rest, 2) == Counter(range(SAMPLES))
+        assert len({len(rank) for rank in rest}) == 1, "equal steps"
+        done = told(out, "rest")
+        assert done["updates"] == done["max"] == at + len(rest[0])
+        assert done["epochs"] == sorted(done["epochs"])
+        assert 1 < done["epochs"][0] < 2
+        assert done["epochs"][-1] == 3.0
+        orders = [[b["ids"] for b in rank if b["epoch"] == e] for rank in rest for e in (1, 2)]
+        assert orders[0] != orders[1][-len(orders[0]) :], "a new order each epoch"
+        if ranks == 2:
+            assert done["max"] == 33, "what the uninterrupted run would take"
+    first = [b["ids"] for b in killed[0] if b["epoch"] == 0]
+    second = [b["ids"] for b in killed[0] if b["epoch"] == 1]
+    assert first[: len(second)] != second, "a new order each epoch"
+
+
+@pytest.mark.timeout(700)
+def test_ranks_without_a_sample_left_take_part_and_count_for_nothing(tmp_path: Path) -> None:
+    alone = arguments(per_device_train_batch_size=1, save_steps=81, num_train_epochs=1)
+    before = launch(1, tmp_path, dies=True, name="before", kill=82, arguments=alone)
+    rest = launch(3, tmp_path, name="rest", resume=str(tmp_path / "run" / "checkpoint-81"), arguments=alone)
+    assert samples_of(before, 0, before=81) + samples_of(rest, 0) == Counter(range(SAMPLES))
+    assert sorted(map(len, rest)) == [0, 1, 1]
+    assert told(tmp_path, "rest")["updates"] == 82
+
+
+@pytest.mark.parametrize("tail", ["even", "pad"])
+@pytest.mark.parametrize(("label", "masks"), [(1, False), (0.5, True)])
+def test_a_loss_that_cannot_leave_a_rank_out_is_an_error_on_every_rank(
+    tail: Any, label: float, masks: bool
+) -> None:
+    data = rf.from_dataset([{"x": i, "labels": label} for i in range(8)])
+    for rank in range(3):  # 6 samples in a full step, and 2 left
+        loader = rf.Loader(data, 2, tail=tail, topology=rf.Topology(rank=rank, world_size=3))
+        if tail == "even":
+            loader.load_state_dict({**loader.state_dict(), "position": 6, "steps": 1})
+        batches = iter(Feed(loader, masks_loss=masks))
+        if tail == "pad":
+            assert len(next(batches)["x"]) == 2
+        with pytest.raises(ArgumentError, match="cannot leave a rank out"):
+            next(batches)
+
+
+SIZES = [1, 2, 11, 12, 25]
+
+
+def evaluations(ranks: int, out: Path, *, exact_sizes: Sequence[int], timeout: float, **more: Any) -> None:
+    options = {"do": ["evaluate", "exact"] if more else ["exact"], "exact_sizes": list(exact_sizes), **more}
+    jobs.run(jobs.torchrun(ranks, SCRIPT, out, json.dumps(options)), out / "log", timeout)
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What three ranks found in evaluations, of real models and of one that rounds nothing."""
+    out = tmp_path_factory.mktemp("evaluated")
+    evaluations(3, out, exact_sizes=range(1, 41, 3), sizes=SIZES, batch=4, timeout=400)
+    return out
+
+
+@pytest.mark.timeout(500)
+def test_evaluation_counts_every_sample_once_for_sizes_that_do_not_divide(evaluated: Path) -> None:
+    by_rank = [json.loads((evaluated / f"evaluated-{rank}.json").read_text()) for rank in range(3)]
+    assert len(by_rank[0]) == 4 * len(SIZES)
+    for found in by_rank[0]:
+        rows, labels, loss = expected(found["samples"], found["causal"])
+        assert np.array(found["labels"]).tolist() == labels, "in the order of the source"
+        # The model itself rounds: other rows beside a row, and other padding, are other sums in its layers.
+        np.testing.assert_allclose(found["rows"], rows, atol=1e-5)
+        assert found["loss"] == pytest.approx(loss, rel=1e-5)
+        assert found["calls"] == (-(-found["samples"] // 12) if found["by_batch"] else 1)
+    for other in by_rank[1:]:
+        assert [each["loss"] for each in other] == [each["loss"] for each in by_rank[0]], "the same on every rank"
+
+
+@pytest.mark.timeout(500)
+def test_metrics_are_of_each_prediction_and_label_once_to_the_last_bit(evaluated: Path) -> None:
+    check_exact(evaluated, 3, range(1, 41, 3))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1000)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_metrics_are_exact_for_every_size_on_any_number_of_ranks(ranks: int, tmp_path: Path) -> None:
+    evaluations(ranks, tmp_path, exact_sizes=range(1, 41), timeout=900)
+    check_exact(tmp_path, ranks, range(1, 41))
+
+
+def check_exact(out: Path, ranks: int, sizes: Sequence[int]) -> None:
+    wanted = [in_one_process(samples, by_token) for by_token in (False, True) for samples in sizes]
+    for rank in range(ranks):
+        found = json.loads((out / f"exact-{rank}.json").read_text())
+        losses = [(each.pop("loss"), other["loss"]) for each, other in zip(found, wanted, strict=True)]
+        assert found == [{name: each[name] for name in each if name != "loss"} for each in wanted]
+        # A batch's loss is a float32 of the model's: exact for two rows, rounded once for more labels than that.
+        assert all(loss == mean for loss, mean in losses[: len(sizes)])
+        assert all(abs(loss - mean) <= 2**-24 * mean for loss, mean in losses)
+
+
+def in_one_process(samples: int, by_token: bool) -> dict[str, Any]:
+    """What an evaluation is to find: sample by sample, without any loader."""
+    model = job.Table(by_token)
+    rows = [torch.from_numpy(job.Sequences(samples)[index]["input_ids"]).long() for index in range(samples)]
+    with torch.no_grad():
+        scores = torch.cat([model(row[None])["logits"].reshape(-1, 3) for row in rows])
+    counted = torch.cat(rows) if by_token else torch.arange(samples)
+    told = job.pairs(scores, counted if by_token else counted % 3)
+    kept = {"by_token": by_token, "samples": samples, "sum": told["sum"], "seen": [told]}
+    return {**kept, "loss": int(counted.sum()) / len(counted)}
+
+
+def expected(samples: int, causal: bool) -> tuple[list[list[float]], list[list[int]], float]:
+    """The start of each row's logits, its labels, and the loss: sample by sample, without any loader."""
+    kind = transformers.GPT2LMHeadModel if causal else transformers.GPT2ForSequenceClassification
+    model = kind(job.config(num_labels=3))
+    model.eval()
+    rows, labels, losses = [], [], []
+    for sample in (job.Sequences(samples, label=not causal)[index] for index in range(samples)):
+        tokens = torch.from_numpy(sample["input_ids"]).long()[None]
+        with torch.no_grad():
+            logits = model(input_ids=tokens, attention_mask=torch.ones_like(tokens)).logits
+        rows.append(logits.reshape(-1)[:6].tolist())
+        labels.append(tokens[0, :2].tolist() if causal else [sample["label"]])
+        wanted = tokens[0, 1:] if causal else torch.tensor([sample["label"]])
+        scores = logits[0, :-1] if causal else logits
+        losses += torch.nn.functional.cross_entropy(scores, wanted, reduction="none").tolist()
+    return rows, labels, sum(losses) / len(losses)
+
+
+class Once(job.Trainer):
+    """Trains in this process, and remembers on what."""
+
+    def __init__(self, out: Path, source: Any, stop: int = -1, **more: Any) -> None:
+        class Stop(transformers.TrainerCallback):
+            def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+                control.should_training_stop |= state.global_step == stop
+
+        super().__init__(
+            model=transformers.GPT2LMHeadModel(job.config()),
+            args=job.arguments(out, **arguments(**more)),
+            train_dataset=source,
+            data_collator=PadTokens(causal=True),
+            callbacks=[Stop()],
+        )
+        self.trained: list[tuple[int, int, list[int]]] = []
+
+    def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        self.trained.append((self._feed.loader.epoch, self.state.global_step, job.ids_of(inputs["input_ids"])))
+        return transformers.Trainer.training_step(self, model, inputs, *args, **kwargs)
+
+    def samples(self, epoch: int, before: int = 10**9) -> Counter[int]:
+        return Counter(each for at, update, ids in self.trained if at == epoch and update < before for each in ids)
+
+
+@pytest.fixture
+def source() -> rf.Source:
+    return rf.from_dataset(job.Sequences(SAMPLES))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("batch", "accumulate"),
+    [(4, 2), (3, 3), (5, 4)],
+    ids=["same", "smaller-batch", "larger-batch"],
+)
+def test_accumulated_batches_go_on_where_they_were(
+    tmp_path: Path, source: rf.Source, batch: int, accumulate: int
+) -> None:
+    # 83 samples in batches of 4: 21 steps, 11 updates, the last of one batch alone.
+    before = Once(tmp_path, source, stop=14, gradient_accumulation_steps=2)
+    before.train()
+    after = Once(tmp_path, source, per_device_train_batch_size=batch, gradient_accumulation_steps=accumulate)
+    after.train(resume_from_checkpoint=str(tmp_path / "checkpoint-12"))
+    assert before.samples(0) == after.samples(2) == Counter(range(SAMPLES))
+    assert before.samples(1, before=12) + after.samples(1) == Counter(range(SAMPLES))
+    # One update after the first epoch: 75 samples left of the second, then a whole one.
+    steps = [-(-75 // batch), -(-83 // batch)]
+    assert after.state.global_step == after.state.max_steps == 12 + sum(-(-each // accumulate) for each in steps)
+    assert after.state.epoch == 3.0
+    if (batch, accumulate) == (4, 2):
+        assert after.state.max_steps == 33, "what the uninterrupted run takes"
+        whole = Once(tmp_path / "whole", source, gradient_accumulation_steps=2)
+        whole.train()
+        assert [each for each in whole.trained if each[1] >= 12] == after.trained
+
+
+@pytest.mark.timeout(300)
+def test_a_run_limited_by_steps_goes_on_to_its_limit_and_not_beyond(tmp_path: Path, source: rf.Source) -> None:
+    Once(tmp_path, source, max_steps=25, stop=24).train()
+    after = Once(tmp_path, source, max_steps=60, per_device_train_batch_size=8)
+    after.train(resume_from_checkpoint=True)
+    assert after.state.global_step == 60
+    assert [update for _, update, _ in after.trained] == list(range(24, 60))
+    assert after.samples(2) == Counter(range(SAMPLES))
+    again = Once(tmp_path, source, max_steps=60, per_device_train_batch_size=8)
+    again.train(resume_from_checkpoint=True)
+    assert again.trained == []
+
+
+@pytest.mark.timeout(300)
+def test_a_checkpoint_at_the_end_of_an_epoch_goes_on_with_the_next(tmp_path: Path, source: rf.Source) -> None:
+    for drop in (False, True):
+        out = tmp_path / str(drop)
+        Once(out, source, save_strategy="epoch", num_train_epochs=1, dataloader_drop_last=drop).train()
+        after = Once(out, source, num_train_epochs=2, per_device_train_batch_size=6, dataloader_drop_last=drop)
+        after.train(resume_from_checkpoint=True)
+        assert {epoch for epoch, _, _ in after.trained} == {1}
+        assert sum(after.samples(1).values()) == (78 if drop else 83)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("where", ["get_batch_samples", "training_step"])
+@pytest.mark.parametrize("update", [0, 2])
+def test_a_checkpoint_between_batches_and_their_update_loses_none_of_them(
+    tmp_path: Path, source: rf.Source, monkeypatch: pytest.MonkeyPatch, where: str, update: int
+) -> None:
+    # Told to end, the Trainer saves as an update begins or before the optimizer steps: its batches are taken then.
+    options: dict[str, Any] = {"gradient_accumulation_steps": 2, "num_train_epochs": 1}
+    before = Once(tmp_path, source, **options, save_strategy="epoch", enable_jit_checkpoint=True)
+    (told,) = [each.jit_manager for each in before.callback_handler.callbacks if hasattr(each, "jit_manager")]
+    original = getattr(before, where)
+
+    def asked(*given: Any, **more: Any) -> Any:
+        told.is_checkpoint_requested |= before.state.global_step == update
+        return original(*given, **more)
+
+    monkeypatch.setattr(before, where, asked)
+    before.train()
+    after = Once(tmp_path, source, **options)
+    after.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{update}"))
+    assert before.samples(0, before=update) + after.samples(0) == Counter(range(SAMPLES))
+    assert after.state.global_step == after.state.max_steps == 11, "what the uninterrupted run takes"
+
+
+class Counted(job.Sequences):
+    def __init__(self, samples: int) -> None:
+        super().__init__(samples)
+        self.read: Counter[int] = Counter()
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        self.read[index] += 1
+        return super().__getitem__(index)
+
+
+@pytest.mark.timeout(300)
+def test_resuming_reads_nothing_of_what_was_trained_on(tmp_path: Path) -> None:
+    data = Counted(400)
+    Once(tmp_path, rf.from_dataset(data), stop=90, num_train_epochs=1).train()
+    resumed = rf.from_dataset(data)
+    after = Once(tmp_path, resumed, num_train_epochs=1)
+    rf.Loader(resumed)  # a wrapped Dataset is looked at when a loader is made of it
+    data.read.clear()
+    after.train(resume_from_checkpoint=True)
+    assert len(after.trained) == 10
+    assert sum(data.read.values()) <= 40 + 10
+
+
+@pytest.mark.timeout(300)
+def test_checkpoints_that_say_nothing_of_these_data_are_refused(tmp_path: Path, source: rf.Source) -> None:
+    Once(tmp_path, source, stop=7).train()
+    checkpoint = tmp_path / "checkpoint-6"
+    with pytest.raises(StateError, match="samples was 83, is 60"):
+        Once(tmp_path, rf.from_dataset(job.Sequences(60))).train(resume_from_checkpoint=str(checkpoint))
+    with pytest.raises(StateError, match="seed was 7, is 8"):
+        Once(tmp_path, source, seed=8).train(resume_from_checkpoint=str(checkpoint))
+    state = json.loads((checkpoint / "trainer_state.json").read_text())
+    del state["stateful_callbacks"]["rankfeed"]
+    (checkpoint / "trainer_state.json").write_text(json.dumps(state))
+    with pytest.raises(StateError, match="ignore_data_skip=True begins its epoch anew"):
+        Once(tmp_path, source).train(resume_from_checkpoint=str(checkpoint))
+    anew = Once(tmp_path, source, ignore_data_skip=True, num_train_epochs=1)
+    anew.train(resume_from_checkpoint=str(checkpoint))
+    assert [update for _, update, _ in anew.trained] == list(range(6, 21))
+    (checkpoint / "trainer_state.json").write_text("{")
+    with pytest.raises(StateError, match="remove it, and resume from the one before"):
+        Once(tmp_path, source).train(resume_from_checkpoint=str(checkpoint))
+
+
+@pytest.mark.timeout(300)
+def test_what_a_trainer_cannot_be_fed_by_is_refused(
+    tmp_path: Path, source: rf.Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ArgumentError, match="per_device"):
+        Once(tmp_path, rf.Loader(source, 3)).train()
+    with pytest.raises(ArgumentError, match="batches by length"):
+        Once(tmp_path, source, train_sampling_strategy="group_by_length").train()
+    with pytest.raises(ArgumentError, match="1 ranks"):
+        Once(tmp_path, rf.Loader(source, 4, topology=rf.Topology(rank=1, world_size=2))).train()
+    with pytest.raises(ArgumentError, match="takes none of the source's columns"):
+        Once(tmp_path, rf.from_dataset([{"x": 1}])).train()
+    with pytest.raises(ArgumentError, match="pad"):
+        Once(tmp_path, source).evaluate(rf.Loader(source, 8))
+    peers = Once(tmp_path, rf.Loader(source, 4))
+    monkeypatch.setattr(peers.model, "_tp_size", 2, raising=False)
+    monkeypatch.setattr(type(peers.args), "world_size", 2)
+    with pytest.raises(ArgumentError, match="tensor- or context-parallel ranks share"):
+        peers.get_eval_dataloader(rf.Loader(source, peers.args.eval_batch_size, tail="pad"))
+    with pytest.raises(ArgumentError, match="Transformers 5"):
+        FeedMixin()
+
+
+@pytest.mark.timeout(300)
+def test_loaders_and_collators_of_ones_own_feed_it_too(tmp_path: Path, source: rf.Source) -> None:
+    loader = rf.Loader(source, BATCH, shuffle=True, seed=3, num_workers=2, batch_transform=PadTokens(causal=True))
+    held = rf.Loader(source, 8, tail="pad", batch_transform=PadTokens(causal=True))
+    trainer = Once(tmp_path, loader, num_train_epochs=2)
+    trainer.eval_dataset = {"held": held, "some": source}
+    for _ in range(2):  # each run begins at the start
+        trainer.trained.clear()
+        trainer.train()
+        assert trainer.samples(0) == trainer.samples(1) == Counter(range(SAMPLES))
+    found = [trainer.evaluate() for _ in range(2)]
+    assert found[0]["eval_held_loss"] == found[1]["eval_held_loss"] == pytest.approx(found[0]["eval_some_loss"])
+    with pytest.raises(ArgumentError, match="two loaders"):
+        trainer.evaluate(loader)
+
+    def collate(samples: list[dict[str, Any]]) -> transformers.BatchEncoding:
+        tokens = torch.stack([torch.as_tensor(sample["input_ids"][:3]).long() for sample in samples])
+        return transformers.BatchEncoding({"input_ids": tokens, "labels": tokens})
+
+    own = Once(tmp_path, source, num_train_epochs=1)
+    own.data_collator = collate
+    own.train()
+    assert own.samples(0) == Counter(range(SAMPLES))
+    assert own.evaluate(source)["eval_loss"] > 0
+
+
+def test_tokens_are_padded_for_a_model() -> None:
+    rows = [
+        {"input_ids": [1, 2, 3], "label_ids": [7, 8, 9], "x": [0.5]},
+        {"input_ids": [4], "label_ids": [6], "x": []},
+    ]
+    rows[1]["x"] = [0.5, 0.25]
+    (batch,) = rf.Loader(rf.from_dataset(rows), 2, batch_transform=PadTokens(pad_token_id=5, pad_to=4))
+    assert batch["input_ids"].tolist() == [[1, 2, 3, 5], [4, 5, 5, 5]]
+    assert batch["labels"].tolist() == [[7, 8, 9, -100], [6, -100, -100, -100]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 0], [1, 0, 0, 0]]
+    assert batch["x"].tolist() == [[0.5, 0, 0, 0], [0.5, 0.25, 0, 0]]
+    assert sorted(batch) == ["attention_mask", "input_ids", "labels", "x"]
+
+
+@pytest.mark.timeout(700)
+def test_the_example_trains_on_two_processes_and_goes_on_on_one(tmp_path: Path) -> None:
+    script = Path(__file__).parents[2] / "examples" / "transformers_tokens.py"
+    said = []
+    for ranks, epochs in ((2, 1), (1, 2)):
+        log = tmp_path / f"{ranks}.log"
+        jobs.run(jobs.torchrun(ranks, script, tmp_path / "run", "--epochs", epochs), log, 300)
+        said += [line for line in log.read_text().splitlines() if "held-out loss" in line]
+    rows = len(rf.open(tmp_path / "run" / "train" / "rows"))
+    updates = [-(-rows // 16), -(-rows // 16) + -(-rows // 8)]
+    losses = [float(line.split()[-1]) for line in said]
+    assert [line.split(" epochs")[0] for line in said] == [f"{n} updates, {e}" for e, n in enumerate(updates, 1)]
+    assert losses[1] < losses[0] < 4.2

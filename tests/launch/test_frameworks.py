@@ -1,0 +1,228 @@
+"""Launcher x framework x start method x workers: each sample once an epoch, in equal steps and a new order.
+
+So too when a rank is killed in mid-epoch, and the job goes on on more ranks or on fewer.
+"""
+
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.launch.jobs.progress import EPOCHS, RUNS, SAMPLES, VICTIM, WHOLE
+from tests.launch.slurm import slurm
+from tests.launch.test_topology_launchers import OPENMPI, TORCHRUN, need, run
+from tests.support import jobs
+from tests.support.network import need_network, network
+from tests.support.over_hosts import PROGRAMS, end, launched
+from tests.support.packages import need_package
+
+for package in ("accelerate", "lightning", "torch_geometric", "torchdata", "transformers", "webdataset"):
+    need_package(package)
+
+SCRIPT = Path(__file__).parent / "jobs" / "frameworks.py"
+FRAMEWORKS = [
+    "loader",
+    "batch_sampler",
+    "sampler",
+    "stateful",
+    "ddp",
+    "fsdp",
+    "lightning",
+    "accelerate",
+    "transformers",
+    "pyg",
+    "pyg_seeds",
+    "webdataset",
+]
+#: How workers are started, and how many there are.
+WAYS = ["fork:0", "fork:2", "spawn:2", "forkserver:2"]
+ALL = [f"{framework}:{way}" for framework in FRAMEWORKS for way in WAYS]
+#: What can do without a process group: then its rank is found by what the launcher says.
+NO_GROUP = ["loader", "batch_sampler", "sampler", "stateful", "pyg", "pyg_seeds", "webdataset"]
+MPICH = ["mpiexec.mpich"]
+LAUNCHERS = {"torchrun": TORCHRUN, "openmpi": OPENMPI, "mpich": MPICH, "srun": ["srun"]}
+#: In the short round MPICH is the launcher of the test with kills alone.
+EACH_LAUNCHER = [pytest.param(each, marks=pytest.mark.soak) if each == "mpich" else each for each in LAUNCHERS]
+
+pytestmark = pytest.mark.timeout(3600)
+
+
+def launch(launcher: str, ranks: int, out: Path, cells: Sequence[str], timeout: float, *more: str) -> None:
+    """Run the script on so many ranks."""
+    need(LAUNCHERS[launcher][0])
+    port = jobs.free_port()
+    script = [str(SCRIPT), str(out), f"127.0.0.1:{port}", *cells, *more]
+    if launcher == "torchrun":
+        run([*TORCHRUN, f"--nproc-per-node={ranks}", f"--master-port={port}", *script], timeout=timeout)
+    elif launcher == "srun":
+        with slurm(nodes=ranks, cpus=4) as environ:  # a node for each rank, as Slurm sees it
+            place = [f"--nodes={ranks}", "--ntasks-per-node=1", "--kill-on-bad-exit=1"]
+            run(["srun", *place, sys.executable, *script], environ, timeout)
+    else:
+        run([*LAUNCHERS[launcher], "-n", str(ranks), sys.executable, *script], timeout=timeout)
+
+
+def shards(out: Path, cells: Sequence[str]) -> None:
+    """The samples as tar shards, of which no two are of one size, if a cell wants them."""
+    if not any(cell.startswith("webdataset") for cell in cells):
+        return
+    from webdataset import TarWriter
+
+    (out / "shards").mkdir(parents=True)
+    ids = iter(range(SAMPLES))
+    for size in (3, 5, 7, 10, 25):
+        with TarWriter(str(out / "shards" / f"{size:02d}.tar")) as writer:
+            for each in islice(ids, size):
+                writer.write({"__key__": f"{each:03d}", "cls": each})
+
+
+Step = tuple[int, int, list[int]]
+
+
+def ledgers(out: Path, cell: str, name: str, ranks: int) -> tuple[dict[str, Any], list[list[Step]]]:
+    """What all ranks told alike, and the (step, epoch, ids) of each."""
+    folder = out / cell.replace(":", "-") / name
+    told: list[dict[str, Any]] = []
+    given: list[list[Step]] = []
+    for rank in range(ranks):
+        lines = [json.loads(line) for line in (folder / f"{rank}-of-{ranks}.jsonl").read_text().splitlines()]
+        told.append({name: value for line in lines if isinstance(line, dict) for name, value in line.items()})
+        given.append([tuple(line) for line in lines if isinstance(line, list)])
+    assert told == told[:1] * ranks, cell
+    return told[0], given
+
+
+def samples(steps: Iterable[Step]) -> Counter[tuple[int, int]]:
+    return Counter((epoch, each) for _, epoch, ids in steps for each in ids)
+
+
+ONCE = Counter((epoch, each) for epoch in range(EPOCHS) for each in range(SAMPLES))
+
+
+def check(out: Path, cell: str, ranks: int, launcher: str) -> None:
+    told, given = ledgers(out, cell, WHOLE, ranks)
+    for steps in given:
+        assert [step[:2] for step in steps] == [step[:2] for step in given[0]], cell
+    assert samples(chain.from_iterable(given)) == ONCE, cell
+    first, second = ([ids for _, epoch, ids in given[0] if epoch == each] for each in range(EPOCHS))
+    assert first != second, f"{cell}: the same order twice"
+    check_found(told, cell, launcher)
+
+
+def check_found(told: dict[str, Any], cell: str, launcher: str) -> None:
+    """Where there was no process group, the launcher's own variables said which rank it is."""
+    if cell.endswith(":launcher"):
+        assert told["launcher"] == {"srun": "slurm"}.get(launcher, launcher), cell
+
+
+def check_killed(out: Path, cell: str, launcher: str) -> None:
+    told, given = zip(*(ledgers(out, cell, name, ranks) for name, ranks, _ in RUNS), strict=True)
+    for (_, _, kill), of_ranks in zip(RUNS, given, strict=True):
+        assert kill in (0, of_ranks[VICTIM][-1][0]), f"{cell}: not killed where it should be"
+    begins = [of_run["step"] for of_run in told]
+    assert begins == [0, 4, 10], f"{cell}: the last checkpoint but one step before each kill"
+    ends = [*begins[1:], max(steps[-1][0] for steps in given[-1])]
+    counted: list[Step] = []
+    # Each run counts from where it began to where the next one did; the last to its end.
+    for begin, last, of_ranks in zip(begins, ends, given, strict=True):
+        for steps in of_ranks:
+            mine = [step for step in steps if step[0] <= last]
+            assert [step for step, *_ in mine] == list(range(begin + 1, last + 1)), f"{cell}: steps are not equal"
+            counted += mine
+    assert samples(counted) == ONCE, cell
+    for of_run in told:
+        check_found(of_run, cell, launcher)
+
+
+def check_all_killed(launcher: str, cells: Sequence[str], out: Path, timeout: float) -> None:
+    shards(out, cells)
+    ends = []
+    for name, ranks, kill in RUNS:
+        with pytest.raises(AssertionError) if kill else nullcontext() as said:
+            launch(launcher, ranks, out, cells, timeout, "--name", name, "--kill", str(kill))
+        ends.append(f"{name}: {said.value if said else 'well'}")
+    for cell in cells:
+        try:
+            check_killed(out, cell, launcher)
+        except (AssertionError, FileNotFoundError) as error:
+            error.add_note("\n".join(ends))
+            raise
+
+
+def rotated(launcher: str, frameworks: Sequence[str]) -> list[str]:
+    """Each framework in one way to start workers, in another under each launcher."""
+    first = list(LAUNCHERS).index(launcher)
+    return [f"{framework}:{WAYS[(first + number) % len(WAYS)]}" for number, framework in enumerate(frameworks)]
+
+
+def by_launcher(launcher: str) -> list[str]:
+    """Cells without a process group: before the others, which make one for the rest of a launch."""
+    return [f"{cell}:launcher" for cell in rotated(launcher, NO_GROUP)]
+
+
+def check_all(launcher: str, ranks: int, cells: Sequence[str], out: Path, timeout: float) -> None:
+    shards(out, cells)
+    launch(launcher, ranks, out, cells, timeout)
+    for cell in cells:
+        check(out, cell, ranks, launcher)
+
+
+@pytest.mark.parametrize("launcher", EACH_LAUNCHER)
+def test_each_sample_once_under_each_launcher_in_each_framework(launcher: str, tmp_path: Path) -> None:
+    cells = rotated(launcher, FRAMEWORKS[:9])
+    # What knows its launcher under each of them; the others find their rank as the first does.
+    cells = cells if launcher == "torchrun" else [cells[0], *cells[FRAMEWORKS.index("lightning") :]]
+    check_all(launcher, 2, cells, tmp_path, 400)
+
+
+def test_peers_of_a_mesh_read_the_same_and_others_the_rest(tmp_path: Path) -> None:
+    launch("torchrun", 4, tmp_path, ["mesh:fork:2"], 200)
+    _, told = ledgers(tmp_path, "mesh:fork:2", WHOLE, 4)
+    assert (told[0], told[2]) == (told[1], told[3])
+    assert samples([*told[0], *told[2]]) == ONCE
+
+
+@pytest.mark.parametrize("launcher", EACH_LAUNCHER)
+def test_each_sample_once_over_two_hosts(launcher: str, tmp_path: Path) -> None:
+    need_network()
+    need(PROGRAMS[launcher])
+    out, log, cells = tmp_path / "out", tmp_path / "log", ["loader:fork:2", "accelerate:fork:0"]
+    with (
+        network(2, tmp_path / "net") as net,
+        slurm(net=net) if launcher == "srun" else nullcontext(dict(os.environ)) as environ,
+    ):
+        script = [str(SCRIPT), str(out), f"{net.hosts[0].address}:29511", *cells]
+        with launched(launcher, net, environ, log, script) as started:
+            end(started, log, 300)
+    for cell in cells:
+        check(out, cell, 4, launcher)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_the_whole_table(launcher: str, ranks: int, tmp_path: Path) -> None:
+    cells = [*by_launcher(launcher), *ALL]
+    check_all(launcher, ranks, cells, tmp_path, 3000)
+    print(f"{launcher}, {ranks} ranks: {len(cells)} cells")
+
+
+def test_nothing_is_lost_or_repeated_when_a_rank_is_killed_and_others_go_on(tmp_path: Path) -> None:
+    check_all_killed("mpich", ["loader:fork:2:launcher", "ddp:fork:0"], tmp_path, 200)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_the_table_with_kills(launcher: str, tmp_path: Path) -> None:
+    # Another framework's rank is killed itself under each launcher, and a fork of it elsewhere.
+    themselves = {"torchrun": "lightning", "openmpi": "accelerate", "mpich": "transformers", "srun": "fsdp"}
+    cells = [*by_launcher(launcher), *rotated(launcher, FRAMEWORKS)]
+    cells.sort(key=lambda cell: cell.startswith(themselves[launcher]))
+    check_all_killed(launcher, cells, tmp_path, 3000)
+    print(f"{launcher}: {len(cells)} cells killed on 2 ranks, killed on 3, ended on 2: nothing lost or repeated")

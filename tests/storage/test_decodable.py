@@ -1,0 +1,48 @@
+"""Records are read by several threads at once, the first time too."""
+
+import subprocess
+import sys
+
+CODE = """\
+import sys, threading, types
+import msgspec
+from rankfeed.storage.decodable import decodable
+
+RECORDS = '''
+from __future__ import annotations
+import msgspec
+@decodable
+class Inner(msgspec.Struct):
+    name: str
+    numbers: tuple[int, ...] | None
+@decodable
+class Outer(msgspec.Struct):
+    count: int
+    inner: list[Inner]
+    other: Inner
+'''
+TEXT = b'{"count": 1, "inner": [{"name": "a", "numbers": [1]}], "other": {"name": "b", "numbers": null}}'
+
+sys.setswitchinterval(1e-6)
+for number in range(300):
+    module = types.ModuleType(f"records{number}")
+    sys.modules[module.__name__] = module
+    module.decodable = decodable
+    exec(RECORDS, module.__dict__)
+    together, read = threading.Barrier(6), []
+    def go():
+        together.wait()
+        read.append(msgspec.json.decode(TEXT, type=module.Outer))
+    threads = [threading.Thread(target=go) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [record.other.name for record in read] == ["b"] * 6
+print("done")
+"""
+
+
+def test_threads_that_read_the_first_records_of_a_kind_at_once_do_no_harm() -> None:
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False, timeout=100)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr[-3000:]
