@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import rankfeed as rf
+from rankfeed.building import last_moves
 from rankfeed.building import staging as staging_module
 from rankfeed.errors import PackError
 
@@ -112,7 +113,7 @@ def test_an_append_that_is_interrupted_again_while_it_is_known_again_adds_once(
     def killed(*_: Any) -> None:
         raise Killed
 
-    for module, name in ((staging_module, "finish"), (packing_module, "_parts"), (packing_module, "_parts")):
+    for module, name in ((last_moves, "finish"), (packing_module, "_parts"), (packing_module, "_parts")):
         with monkeypatch.context() as patch, suppress(Killed):
             patch.setattr(module, name, killed)
             rf.pack(iter(rows(100, 160)), base, append=True, progress=False)

@@ -16,8 +16,8 @@ def test_a_rank_that_takes_no_more_steps_is_stuck_while_it_beats_and_silent_othe
     """It takes its last step at 2 s, before its last beat: with patience for 3 s that may not be judged first."""
     clock = [0.0]
     monkeypatch.setattr(rank_hearts.time, "monotonic", lambda: clock[0])
-    heart = rank_hearts.LeadHeart(tmp_path, 2, "job", "digest", 3.0, 0.3)
-    member = Member(1, "name", "job", 2)
+    heart = rank_hearts.LeadHeart(tmp_path, 2, "job", "digest", 1, 3.0, 0.3)
+    member = Member(1, "name", "job", 2, 1)
     seen: list[str | None] = [None]
     for tick in range(100):
         clock[0] = tick / 10

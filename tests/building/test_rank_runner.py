@@ -254,6 +254,28 @@ def test_two_jobs_in_one_folder_do_not_take_each_other_for_their_own(data: Path,
     assert contents(dest) == contents(data / "local")
 
 
+@pytest.mark.timeout(150)
+def test_packs_into_one_folder_after_each_other_keep_apart(data: Path, tmp_path: Path) -> None:
+    """A rank that is done with the first is at the second while rank 0 is at the first; and one comes too late."""
+    said = tmp_path / "told"
+    said.mkdir()
+    dest = tmp_path / "p"
+    with ranks(
+        3, data / "source", dest, said, "late:2", 3, PACK_AGAIN="1", HELD_UNTIL=str(tmp_path / "go")
+    ) as started:
+        while not said.joinpath("second-begun").exists():  # rank 0 has waited long enough for rank 2
+            assert started[0].poll() is None
+            time.sleep(0.05)
+        (tmp_path / "go").touch()
+        assert [ended(process, 60) for process in started] == [0, 0, 0]
+    outcomes = told(said)
+    first, second = rf.open(data / "local").fingerprint, rf.open(dest).fingerprint
+    assert [outcomes[rank]["first"]["fingerprint"] for rank in (0, 1)] == [first] * 2
+    assert "this rank came too late: rank 0 is at its next pack" in outcomes[2]["first"]["error"]
+    assert [outcomes[rank]["fingerprint"] for rank in range(3)] == [second] * 3
+    assert len(rf.open(dest)) == len(rf.open(data / "local")) + 100
+
+
 def test_a_rank_that_cannot_write_there_says_so_at_once(tmp_path: Path, data: Path) -> None:
     (tmp_path / "file").touch()
     outcomes, codes = packed(2, data, tmp_path / "file" / "p", patience=1000, said=tmp_path / "told")
@@ -275,9 +297,9 @@ def test_one_rank_alone_packs_as_well(data: Path, tmp_path: Path, monkeypatch: p
 
 @pytest.mark.timeout(20)
 def test_a_rank_that_comes_to_the_plan_when_all_is_over_waits_for_none(tmp_path: Path) -> None:
-    heart = MemberHeart(tmp_path / "ranks", 1, 2, "job", every=0.01)
+    heart = MemberHeart(tmp_path / "ranks", 1, 2, "job", call=1, every=0.01)
     watch = RankZero(heart, Topology(rank=1, world_size=2), patience=0.1)
-    heart.ended = Run(3, "digest", members=[heart.said.name], planned=True, state="done", result="its fingerprint")
+    heart.ended = Run(3, "digest", 1, members=[heart.said.name], planned=True, state="done", result="its own")
     assert watch.read_plan() is None
 
 

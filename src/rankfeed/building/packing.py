@@ -14,9 +14,10 @@ from typing import Any
 from rankfeed.building.chunk import Chunk, Fields, join_fields
 from rankfeed.building.destination import bar, nothing_to_append_to, refuse_foreign
 from rankfeed.building.job import Job, Runner, check_parts
+from rankfeed.building.last_moves import AND, commit, finish, remember, remembered
 from rankfeed.building.mapping import Mapped
 from rankfeed.building.records import Part
-from rankfeed.building.staging import begin, clear, commit, empty, finish, is_begun, locked, widened, write_part
+from rankfeed.building.staging import MADE, begin, clear, empty, is_begun, locked, widened, write_part
 from rankfeed.building.stretches import chunks_of_iterable, chunks_of_range, cut, stretches
 from rankfeed.errors import PackError, RankfeedError
 from rankfeed.plan import Plan
@@ -26,9 +27,8 @@ from rankfeed.storage import MANIFEST_NAME, Manifest, digest_of
 
 #: Changes when the same input would be packed into other bytes.
 _LAYOUT = "3"
-#: Between the origins of what a data set was packed from and what was appended to it; between the digits for the
-#: input and those for how it is laid out.
-_AND, _LAID_OUT = "+", "."
+#: Between the digits for the input and those for how it is laid out.
+_LAID_OUT = "."
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Request:
     def is_in(self, manifest: Manifest) -> bool:
         """Whether a data set has the rows already, as far as that can be told."""
         rows = self.origin.split(_LAID_OUT)[0]
-        return bool(rows) and any(each.split(_LAID_OUT)[0] == rows for each in manifest.origin.split(_AND))
+        return bool(rows) and any(each.split(_LAID_OUT)[0] == rows for each in manifest.origin.split(AND))
 
     @property
     def _identified(self) -> bool:
@@ -100,7 +100,8 @@ def lead(request: Request, runner: Runner) -> None:
                         dest.rmdir()
                 raise
             finally:
-                if (dest / MANIFEST_NAME).exists() and not (request.append and is_begun(staging)):
+                going_on = request.append and is_begun(staging)
+                if (dest / MANIFEST_NAME).exists() and not (going_on or any(staging.glob(f"{MADE}*"))):
                     clear(dest)
     except OSError as error:
         if isinstance(error, RankfeedError):
@@ -115,7 +116,8 @@ def lead(request: Request, runner: Runner) -> None:
 
 def _pack(request: Request, runner: Runner, staging: Path, advance: Callable[[int], None]) -> None:
     origin = request.origin
-    moved = finish(staging)
+    finish(staging, runner.step)
+    remember(staging)
     base: Manifest | None = None
     if (request.dest / MANIFEST_NAME).exists():
         packed = PackedSource(request.dest)
@@ -135,8 +137,10 @@ def _pack(request: Request, runner: Runner, staging: Path, advance: Callable[[in
     if not parts:
         summary = "there are no samples to pack" if request.mapped is None else "map left no samples to pack"
         raise PackError(summary, where=request.dest)
-    if base is not None and moved and [part.shard.content for part in parts] == [each.content for each in moved]:
-        empty(staging)  # it was this very append that was interrupted at its last moves
+    made = None if base is None else remembered(staging, parts)
+    if made is not None:  # it was this very append that was interrupted at its last moves
+        empty(staging)
+        made.unlink()
         return
     try:
         fields = _joined(parts, None if base is None else base.fields)
@@ -145,8 +149,7 @@ def _pack(request: Request, runner: Runner, staging: Path, advance: Callable[[in
         if base is not None:
             empty(staging)  # they will never fit: nothing is left to go on with
         raise
-    commit(staging, parts, fields, origin if base is None else base.origin + _AND + origin, base)
-    empty(staging)
+    commit(staging, parts, fields, origin, base, runner.step)
 
 
 def _widened(staging: Path, part: Part, fields: Fields, runner: Runner) -> Part:

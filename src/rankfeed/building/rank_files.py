@@ -69,6 +69,7 @@ class Member(msgspec.Struct, frozen=True):
         name: that it made up for itself.
         job: whose rank it is, as `job_mark` tells.
         world_size: of that job.
+        call: which call of its process it is that packs into this folder: the n-th of each rank is one pack.
         beat: counts on while it lives.
         steps: counts on while it gets on with its work: one that hangs may well live.
         doing: the stretch that it packs now.
@@ -80,6 +81,7 @@ class Member(msgspec.Struct, frozen=True):
     name: str
     job: str
     world_size: int
+    call: int
     beat: int = 0
     steps: int = 0
     doing: int | None = None
@@ -95,6 +97,7 @@ class Run(msgspec.Struct, frozen=True):
         beat: counts on while it lives.
         steps: counts on while it gets on with its work.
         digest: of what it was asked to pack; all ranks must have been asked the same.
+        call: which call of rank 0 it is. Ranks that are at an earlier one hear of it, too.
         members: names of the ranks that it has heard of.
         busy: stretches that ranks get on with now.
         planned: whether the list of stretches is there.
@@ -105,6 +108,7 @@ class Run(msgspec.Struct, frozen=True):
 
     beat: int
     digest: str
+    call: int
     steps: int = 0
     members: list[str] = []
     busy: list[int] = []

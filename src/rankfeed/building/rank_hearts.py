@@ -87,10 +87,10 @@ class Heart:
 class MemberHeart(Heart):
     """A rank other than 0: says that it is there, and hears of the end though it be at something long."""
 
-    def __init__(self, ranks: Path, rank: int, world_size: int, job: str, every: float) -> None:
+    def __init__(self, ranks: Path, rank: int, world_size: int, job: str, call: int, every: float) -> None:
         super().__init__(every)
         self.ranks = ranks
-        self.said = Member(rank, secrets.token_hex(8), job, world_size)
+        self.said = Member(rank, secrets.token_hex(8), job, world_size, call)
         self.path = ranks / f"rank-{rank:05d}-{self.said.name}.json"
         self.answered = False
         #: What rank 0 said last, once that was that the data set is there: its file goes soon after.
@@ -100,7 +100,7 @@ class MemberHeart(Heart):
         """Write the file, with something new in it."""
         with self.lock:
             run = get(self.ranks / RUN, Run)
-            if run is not None and self.said.name in run.members:
+            if run is not None and self.said.name in run.members and run.call == self.said.call:
                 self.ended = run if run.state == "done" and run.failure is None else None
             told = self.ended is not None
             self.said = msgspec.structs.replace(
@@ -128,6 +128,7 @@ class LeadHeart(Heart):
         world_size: of the job.
         job: the mark of this job.
         digest: of what it was asked to pack.
+        call: which call of this process it is that packs into this folder.
         patience: seconds after which a rank is silent, or stuck.
         every: seconds between two beats.
         file: what it writes; another than the usual one where another pack is at work in the folder. Then
@@ -135,7 +136,15 @@ class LeadHeart(Heart):
     """
 
     def __init__(
-        self, ranks: Path, world_size: int, job: str, digest: str, patience: float, every: float, file: str = RUN
+        self,
+        ranks: Path,
+        world_size: int,
+        job: str,
+        digest: str,
+        call: int,
+        patience: float,
+        every: float,
+        file: str = RUN,
     ) -> None:
         super().__init__(every)
         self.ranks = ranks
@@ -143,7 +152,7 @@ class LeadHeart(Heart):
         self.job = job
         self.patience = patience
         self.file = file
-        self.run = Run(0, digest)
+        self.run = Run(0, digest, call)
         self.doing: int | None = None
         self.failure: Failure | None = None
         self._silence = Silence()
@@ -164,6 +173,8 @@ class LeadHeart(Heart):
                 busy = []
             for member in self._members():
                 names.append(member.name)
+                if member.call < self.run.call:
+                    continue  # it came too late for an earlier pack, and hears that this is another
                 self._heard.add(member.rank)
                 self.failure = self.failure or member.failure
                 problem = self._problem(member)
@@ -188,7 +199,7 @@ class LeadHeart(Heart):
             put(self.ranks / self.file, self.run)
 
     def _members(self) -> list[Member]:
-        """The other ranks of this job that have said something."""
+        """The other ranks of this job that have said something, less those that are at their next pack already."""
         found = [get(path, Member) for path in sorted(self.ranks.glob("rank-*.json"))]
         known = (True,) if self.file != RUN else (True, None)
         return [
@@ -197,6 +208,7 @@ class LeadHeart(Heart):
             if member is not None
             and 0 < member.rank < self.world_size == member.world_size
             and same_job(member.job, self.job) in known
+            and member.call <= self.run.call
         ]
 
     def _problem(self, member: Member) -> str | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 import shutil
 import time
+from collections import Counter
 from collections.abc import Container, Iterator, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -34,6 +35,8 @@ from rankfeed.topology.job import job_mark
 
 #: Seconds in which a file written elsewhere is seen here.
 _SEEN = 10.0
+#: How often this process has called for each folder: the n-th call of each rank is one pack.
+_calls: Counter[Path] = Counter()
 
 
 def pack_on_ranks(request: Request, patience: float) -> None:
@@ -44,10 +47,11 @@ def pack_on_ranks(request: Request, patience: float) -> None:
         TopologyError: it cannot be told which rank this is.
     """
     here = Topology.detect()
+    _calls[request.dest] += 1
     if here.rank:
         follow(request, here, patience)
         return
-    runner = OnRanks(here.world_size, patience, _digest(request))
+    runner = OnRanks(here.world_size, patience, _digest(request), _calls[request.dest])
     try:
         lead(request, runner)
     except (RankfeedError, OSError) as error:
@@ -79,6 +83,7 @@ class OnRanks:
     world_size: int
     patience: float
     digest: str
+    call: int
     checks: bool = False  # done in `each`, as stretches are finished
 
     began: bool = False
@@ -120,7 +125,7 @@ class OnRanks:
 
     def _heart(self, ranks: Path, file: str = RUN) -> LeadHeart:
         every = min(1.0, self.patience / 10)
-        return LeadHeart(ranks, self.world_size, job_mark(), self.digest, self.patience, every, file)
+        return LeadHeart(ranks, self.world_size, job_mark(), self.digest, self.call, self.patience, every, file)
 
     def _tell(self, heart: LeadHeart, error: BaseException) -> None:
         """Tell the other ranks of a failure, and wait until they have heard."""
@@ -187,7 +192,8 @@ def follow(request: Request, here: Topology, patience: float) -> None:
 
 def _follow(request: Request, here: Topology, patience: float) -> None:
     ranks = request.dest / STAGING_NAME / FOLDER
-    with MemberHeart(ranks, here.rank, here.world_size, job_mark(), min(1.0, patience / 10)) as heart:
+    call, every = _calls[request.dest], min(1.0, patience / 10)
+    with MemberHeart(ranks, here.rank, here.world_size, job_mark(), call, every) as heart:
         watch = RankZero(heart, here, patience)
         try:
             run = watch.until(lambda run: run.planned or run.state != "working")
@@ -262,7 +268,7 @@ def _see(dest: Path, run: Run) -> None:
         try:
             if PackedSource(dest).fingerprint == run.result:
                 return
-            problem = "another data set"
+            problem = "another data set, before it or after it"
         except (RankfeedError, OSError) as error:
             problem = str(error).splitlines()[0]
         if time.monotonic() > deadline:

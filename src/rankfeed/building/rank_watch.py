@@ -30,7 +30,7 @@ class RankZero:
         self.heart = heart
         self.here = here
         self.patience = patience
-        self.run = Run(-1, "")
+        self.run = Run(-1, "", 0)
         self.over = False
         self._silence = Silence()
         self._began = time.monotonic()
@@ -47,6 +47,12 @@ class RankZero:
         run = self._said()
         if run is not None:
             self.run, self.heart.answered = run, True
+        if self.run.call > self.heart.said.call:
+            raise self._gone(
+                "this rank came too late: rank 0 is at its next pack into this folder",
+                f"all ranks to call pack within {ARRIVAL * self.patience:g} seconds",
+                "start the job again: what the others packed is there; patience=... waits longer",
+            )
         if self.run.state == "done" and self.run.failure is None:
             return self.run
         heard = self.run.beat >= 0
@@ -79,7 +85,8 @@ class RankZero:
         for path in [ranks / RUN, *([] if self.heart.answered else ranks.glob(REFUSALS))]:
             run = get(path, Run)
             if run is not None and self.heart.said.name in run.members:
-                return run
+                later = run.call > self.heart.said.call
+                return self.heart.ended or run if later else run
         return self.heart.ended
 
     def _gone(self, summary: str, expected: str, remedy: str) -> PackError:

@@ -39,7 +39,24 @@ class Stretch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @decodable
 class Ready(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The last moves: staged names, in the order of the manifest's shards."""
+    """The last moves.
+
+    Args:
+        manifest: what is to be there at the end.
+        staged: names of what is moved, in the order of the manifest's last shards.
+        nameless: whether they were appended, and nothing but their rows can tell which they are.
+    """
 
     manifest: Manifest
     staged: list[str]
+    nameless: bool = False
+
+    @property
+    def old(self) -> list[Shard]:
+        """Shards that stay where they are."""
+        return self.manifest.shards[: len(self.manifest.shards) - len(self.staged)]
+
+    @property
+    def new(self) -> list[Shard]:
+        """Shards that are moved."""
+        return self.manifest.shards[len(self.manifest.shards) - len(self.staged) :]

@@ -1,8 +1,8 @@
 """Where a pack is until it is whole: a hidden folder inside its destination.
 
 Each finished part lies there with a record of it, and each finished stretch with a record of its parts. When all
-are there, a plan of the last moves is written (`ready.json`), the parts are moved to their final names and the
-manifest last. Whoever finds a folder whose pack was killed knows from these files how far it got, and goes on.
+are there, they are moved to their final names (see `last_moves`). Whoever finds a folder whose pack was killed
+knows from these files how far it got, and goes on.
 
 Several processes, on several machines, may write the same part at once: one that was thought dead, and the one
 that took its place. So a part is named by the checksum of its rows: what has one name has the same bytes, whoever
@@ -20,17 +20,14 @@ from pathlib import Path
 import msgspec
 
 from rankfeed.building.chunk import Chunk, Fields
-from rankfeed.building.records import Part, Ready, Stretch
+from rankfeed.building.records import Part, Stretch
 from rankfeed.errors import PackError
 from rankfeed.sources.open import STAGING_NAME
 from rankfeed.storage import (
-    MANIFEST_NAME,
-    Manifest,
     Shard,
     atomic_file,
     digest_of,
     file_digest,
-    make_durable,
     map_file,
     write_atomic,
 )
@@ -38,7 +35,10 @@ from rankfeed.storage.arrow_shard import read_shard, write_shard
 
 #: About what is read in one go.
 BLOCK_BYTES = 4 << 20
-_JOB, _READY, _LOCK = "job.json", "ready.json", "lock"
+#: Whose parts lie here, while it is at work; the lock.
+JOB, _LOCK = "job.json", "lock"
+#: The last moves: those of a job that has come to them, and of earlier ones (see `last_moves`).
+READY, MADE = "ready.json", "made-"
 
 
 @contextmanager
@@ -97,10 +97,10 @@ def begin(staging: Path, origin: str, *, resume: bool) -> None:
     Raises:
         PackError: what is there was left by a job with another input or other parameters.
     """
-    job = staging / _JOB
+    job = staging / JOB
     if job.exists():
         left = job.read_text()
-        if resume and left != origin and not (staging / _READY).exists():  # else it is over
+        if resume and left != origin:
             raise PackError(
                 "an interrupted pack of another input, or with other parameters, lies in this folder",
                 where=staging.parent,
@@ -110,23 +110,24 @@ def begin(staging: Path, origin: str, *, resume: bool) -> None:
             for leftover in staging.glob(".tmp-*"):
                 leftover.unlink(missing_ok=True)
             return
-    empty(staging, but=_READY)  # by which a pack that is begun again is known
+    empty(staging)
     write_atomic(job, origin.encode())
 
 
 def is_begun(staging: Path) -> bool:
     """Whether there is anything that a second call could go on with."""
-    return (staging / _READY).exists() or any(staging.glob("*.arrow"))
+    return (staging / READY).exists() or any(staging.glob("*.arrow"))
 
 
-def empty(staging: Path, but: str = "") -> None:
-    """Forget what was staged, but for the file of one name.
+def empty(staging: Path) -> None:
+    """Forget what was staged; the last moves stay written.
 
     Raises:
         OSError: it cannot be removed.
     """
     for path in staging.iterdir():
-        if path.name not in (_LOCK, but) and not path.is_dir():  # the folder is of ranks that are at work now
+        # The folder is of ranks that are at work now.
+        if not (path.name.startswith((_LOCK, READY, MADE)) or path.is_dir()):
             path.unlink(missing_ok=True)
 
 
@@ -242,54 +243,6 @@ def widened(staging: Path, part: Part, fields: Fields) -> Part:
     columns = read_shard(map_file(path), part.fields, part.shard.rows, str(path))
     chunk = Chunk(part.shard.rows, part.fields, columns).laid_out(fields)
     return _written(staging, path.name.rsplit("-", 1)[0], chunk, part.own, part.shard.content)
-
-
-def commit(staging: Path, parts: list[Part], fields: Fields, origin: str, base: Manifest | None = None) -> None:
-    """Give the parts, which agree on their fields, their final names, and write the manifest.
-
-    Args:
-        staging: the folder.
-        parts: in the order of their rows.
-        fields: of all.
-        origin: for the manifest.
-        base: the manifest of the shards that are there already and stay as they are.
-
-    Raises:
-        OSError: something cannot be moved or written; called again, it goes on.
-    """
-    shards = [] if base is None else list(base.shards)
-    taken = {shard.path for shard in shards}
-    number = len(shards)
-    for part in parts:
-        while (name := f"shard-{number:05d}.arrow") in taken:
-            number += 1
-        taken.add(name)
-        shards.append(msgspec.structs.replace(part.shard, path=name))
-    total = sum(shard.rows for shard in shards)
-    manifest = Manifest(num_rows=total, fields=dict(fields), shards=shards, origin=origin)
-    ready = Ready(manifest, [part.shard.path for part in parts])
-    write_atomic(staging / _READY, msgspec.json.encode(ready))
-    finish(staging)
-
-
-def finish(staging: Path) -> list[Shard] | None:
-    """Make the last moves, if it had come to that.
-
-    Returns:
-        the shards that were moved, or None if it had not.
-    """
-    dest = staging.parent
-    try:
-        ready = msgspec.json.decode((staging / _READY).read_bytes(), type=Ready)
-    except (FileNotFoundError, msgspec.DecodeError):
-        return None
-    new = ready.manifest.shards[len(ready.manifest.shards) - len(ready.staged) :]
-    for staged, shard in zip(ready.staged, new, strict=True):
-        if (staging / staged).exists():  # else it was moved before the interruption
-            os.replace(staging / staged, dest / shard.path)
-    make_durable(dest)
-    write_atomic(dest / MANIFEST_NAME, ready.manifest.encode())
-    return new
 
 
 def clear(dest: Path) -> None:

@@ -1,0 +1,126 @@
+"""The last moves of a pack: its parts get their final names, and the manifest is written.
+
+They are written down first (`ready.json`). Whoever finds a pack that was killed among them makes the rest,
+whatever it was asked for. An append that was killed there is called again, and must not add its rows once more:
+where nothing but the rows can tell (an iterable without a key), the moves stay written (`made-*.json`) until a
+call comes with the same rows.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from rankfeed.building.chunk import Fields
+from rankfeed.building.records import Part, Ready
+from rankfeed.building.staging import JOB, MADE, READY, empty
+from rankfeed.storage import MANIFEST_NAME, Manifest, make_durable, write_atomic
+
+#: Between the origins of what a data set was packed from and what was appended to it.
+AND = "+"
+
+
+def commit(
+    staging: Path,
+    parts: list[Part],
+    fields: Fields,
+    origin: str,
+    base: Manifest | None,
+    step: Callable[[], object],
+) -> None:
+    """Give the parts, which agree on their fields, their final names, and write the manifest.
+
+    Args:
+        staging: the folder, which is empty afterwards.
+        parts: in the order of their rows.
+        fields: of all.
+        origin: for the manifest: of these rows; empty where nothing but themselves can tell.
+        base: the manifest of the shards that are there already and stay as they are.
+        step: called with each move.
+
+    Raises:
+        OSError: something cannot be moved or written; called again, `finish` goes on.
+    """
+    shards = [] if base is None else list(base.shards)
+    taken = {shard.path for shard in shards}
+    number = len(shards)
+    for part in parts:
+        while (name := f"shard-{number:05d}.arrow") in taken:
+            number += 1
+        taken.add(name)
+        shards.append(msgspec.structs.replace(part.shard, path=name))
+    total = sum(shard.rows for shard in shards)
+    whole = origin if base is None else base.origin + AND + origin
+    manifest = Manifest(num_rows=total, fields=dict(fields), shards=shards, origin=whole)
+    ready = Ready(manifest, [part.shard.path for part in parts], nameless=base is not None and not origin)
+    write_atomic(staging / READY, msgspec.json.encode(ready))
+    finish(staging, step)
+    (staging / READY).unlink()
+
+
+def finish(staging: Path, step: Callable[[], object]) -> None:
+    """Make the last moves, if it had come to that; what they were stays written.
+
+    Raises:
+        OSError: something cannot be moved or written.
+    """
+    dest, ready = staging.parent, _read(staging / READY)
+    if ready is None or not (staging / JOB).exists():  # which goes once they are made
+        return
+    if not can_be_made(staging, ready, step):
+        (staging / READY).unlink()
+        return
+    for staged, shard in zip(ready.staged, ready.new, strict=True):
+        if (staging / staged).exists():  # else it was moved before the interruption
+            os.replace(staging / staged, dest / shard.path)
+        step()
+    make_durable(dest)
+    write_atomic(dest / MANIFEST_NAME, ready.manifest.encode())
+    empty(staging)
+
+
+def can_be_made(staging: Path, ready: Ready, step: Callable[[], object]) -> bool:
+    """Whether each shard is where the moves take it from, or where they lead to: somebody may have cleared up."""
+    dest = staging.parent
+    moving = [(staging / staged, shard) for staged, shard in zip(ready.staged, ready.new, strict=True)]
+    for path, shard in [*((dest / shard.path, shard) for shard in ready.old), *moving]:
+        step()
+        if not any(_size(each) == shard.bytes for each in (path, dest / shard.path)):
+            return False
+    return True
+
+
+def remember(staging: Path) -> None:
+    """Keep what the moves were that another call has made, if nothing else tells whether its rows are there."""
+    ready = _read(staging / READY)
+    if ready is not None and ready.nameless:
+        os.replace(staging / READY, staging / f"{MADE}{secrets.token_hex(8)}.json")
+    (staging / READY).unlink(missing_ok=True)
+
+
+def remembered(staging: Path, parts: list[Part]) -> Path | None:
+    """Where it is written that an append of just these parts was made, whose call has not returned."""
+    rows = [part.shard.content for part in parts]
+    for path in staging.glob(f"{MADE}*"):
+        made = _read(path)
+        if made is not None and [shard.content for shard in made.new] == rows:
+            return path
+    return None
+
+
+def _read(path: Path) -> Ready | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Ready)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return -1
