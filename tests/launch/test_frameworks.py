@@ -181,13 +181,6 @@ def test_each_sample_once_under_each_launcher_in_each_framework(launcher: str, t
     check_all(launcher, 2, cells, tmp_path, 400)
 
 
-def test_peers_of_a_mesh_read_the_same_and_others_the_rest(tmp_path: Path) -> None:
-    launch("torchrun", 4, tmp_path, ["mesh:fork:2"], 200)
-    _, told = ledgers(tmp_path, "mesh:fork:2", WHOLE, 4)
-    assert (told[0], told[2]) == (told[1], told[3])
-    assert samples([*told[0], *told[2]]) == ONCE
-
-
 @pytest.mark.parametrize("launcher", EACH_LAUNCHER)
 def test_each_sample_once_over_two_hosts(launcher: str, tmp_path: Path) -> None:
     need_network()

@@ -12,26 +12,13 @@ import torch
 import torch.distributed as dist
 from torch_geometric.data import Data
 from torch_geometric.loader import NodeLoader
-from torch_geometric.sampler import BaseSampler, NodeSamplerInput, SamplerOutput
 
 from rankfeed.integrations.pyg import NodeSeeds
 
+sys.path.append(str(Path(__file__).parents[3]))
+from tests.support.alone import Alone
+
 NODES, BATCH = 101, 4
-
-
-class Alone(BaseSampler):
-    """Samples no neighbours: only the seeds are looked at here."""
-
-    @property
-    def edge_permutation(self) -> None:
-        return None
-
-    def sample_from_nodes(self, index: NodeSamplerInput, **_: Any) -> SamplerOutput:
-        none = torch.empty(0, dtype=torch.long)
-        return SamplerOutput(node=index.node, row=none, col=none, edge=none, metadata=(index.input_id, index.time))
-
-    def sample_from_edges(self, *_: Any, **__: Any) -> Any:
-        raise NotImplementedError
 
 
 def main(out: str, state: str) -> None:

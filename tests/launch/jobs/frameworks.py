@@ -15,6 +15,7 @@ import gc
 import logging
 import multiprocessing
 import os
+import sys
 import warnings
 from collections.abc import Callable
 from importlib import import_module
@@ -28,6 +29,8 @@ from progress import EPOCHS, EVERY, ROWS, SAMPLES, WHOLE, Job
 from torch.utils.data import DataLoader
 
 import rankfeed as rf
+
+sys.path.append(str(Path(__file__).parents[3]))  # for tests.support
 
 #: What a framework needs that takes long to import: once for all forks.
 PACKAGES = {
@@ -143,7 +146,7 @@ def pyg(job: Job) -> None:
 
 def pyg_seeds(job: Job) -> None:
     """Seed nodes alone: what is sampled around them is up to PyG."""
-    from alone import Alone
+    from tests.support.alone import Alone
     from torch_geometric.data import Data
     from torch_geometric.loader import NodeLoader
 
@@ -181,14 +184,6 @@ def fsdp(job: Job) -> None:
     model = torch.nn.Linear(1, 4)
     fully_shard(model, mesh=mesh)
     trained(job, model, feed(job, topology=rf.Topology.from_mesh(mesh, "dp")))
-
-
-def mesh(job: Job) -> None:
-    """Two ranks that share a model's tensors read the same."""
-    from torch.distributed.device_mesh import init_device_mesh
-
-    peers = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("dp", "tp"))
-    loaded(job, feed(job, topology=rf.Topology.from_mesh(peers, "dp")))
 
 
 def lightning(job: Job) -> None:
