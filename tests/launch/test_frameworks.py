@@ -55,11 +55,14 @@ pytestmark = pytest.mark.timeout(3600)
 
 def launch(launcher: str, ranks: int, out: Path, cells: Sequence[str], timeout: float, *more: str) -> None:
     """Run the script on so many ranks."""
-    need(LAUNCHERS[launcher][0])
+    if launcher != "ray":
+        need(LAUNCHERS[launcher][0])
     port = jobs.free_port()
     script = [str(SCRIPT), str(out), f"127.0.0.1:{port}", *cells, *more]
     if launcher == "torchrun":
         run([*TORCHRUN, f"--nproc-per-node={ranks}", f"--master-port={port}", *script], timeout=timeout)
+    elif launcher == "ray":
+        run([sys.executable, str(SCRIPT.with_name("under_ray.py")), str(ranks), *script], timeout=timeout)
     elif launcher == "srun":
         with slurm(nodes=ranks, cpus=4) as environ:  # a node for each rank, as Slurm sees it
             place = [f"--nodes={ranks}", "--ntasks-per-node=1", "--kill-on-bad-exit=1"]
@@ -219,3 +222,11 @@ def test_the_table_with_kills(launcher: str, tmp_path: Path) -> None:
     cells.sort(key=lambda cell: cell.startswith(themselves[launcher]))
     check_all_killed(launcher, cells, tmp_path, 3000)
     print(f"{launcher}: {len(cells)} cells killed on 2 ranks, killed on 3, ended on 2: nothing lost or repeated")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("cell", ["loader:fork:2", "ddp:fork:0", "fsdp:fork:0", "stateful:fork:2"])
+def test_nothing_is_lost_or_repeated_when_a_worker_of_ray_train_is_killed(cell: str, tmp_path: Path) -> None:
+    need_package("ray")
+    check_all_killed("ray", [cell], tmp_path, 300)
+    print(f"Ray Train, {cell}: killed on 2 workers, killed on 3, ended on 2: nothing lost or repeated")
