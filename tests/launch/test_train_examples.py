@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from tests.launch.slurm import slurm
 from tests.launch.test_topology_launchers import OPENMPI, TORCHRUN, need, run
 from tests.support import jobs
-from tests.support.network import need_network, network
+from tests.support.network import Host, Network, need_network, network
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPT = EXAMPLES / "torchrun_ddp.py"
@@ -103,20 +104,39 @@ def test_a_checkpoint_of_the_last_step_of_all_leaves_nothing_to_do(tmp_path: Pat
     check_read_once(tmp_path / "run", 1)
 
 
+def agent(net: Network, host: Host, folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
+    """torchrun on one of the hosts, whose job takes two ranks of each host that there is."""
+    meet = ["--nnodes=1:2", "--nproc-per-node=2", "--max-restarts=3", "--rdzv-backend=c10d", "--rdzv-id=elastic"]
+    place = [*meet, f"--rdzv-endpoint={net.hosts[0].address}:29400", "--rdzv-conf=last_call_timeout=5"]
+    command = [*TORCHRUN, *place, str(SCRIPT), str(folder), *arguments]
+    log = folder.with_name(f"log-{host.name}")
+    return host.start(command, log, {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
+
+
 @pytest.mark.soak
 def test_a_lost_host_leaves_a_smaller_job_that_goes_on_by_itself(tmp_path: Path) -> None:
     need_network()
     folder, log = tmp_path / "run", tmp_path / "log-h1"
-    meet = ["--nnodes=1:2", "--nproc-per-node=2", "--max-restarts=3", "--rdzv-backend=c10d", "--rdzv-id=elastic"]
     with network(2, tmp_path / "net") as net:
-        command = [*TORCHRUN, *meet, f"--rdzv-endpoint={net.hosts[0].address}:29400", str(SCRIPT), str(folder)]
-        environ = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-        agents = [host.start(command, tmp_path / f"log-{host.name}", environ) for host in net.hosts]
+        agents = [agent(net, host, folder) for host in net.hosts]
         jobs.until(lambda: reached(folder, 0, 0, 2000), agents[0], log, 250)
         net.hosts[1].lose()
         assert agents[0].wait(250) == 0, log.read_text()
     assert [ranks for _, ranks in starts(folder)] == [4, 2]
     check_read_once(folder, 3)
+
+
+@pytest.mark.soak
+def test_a_host_that_joins_makes_a_larger_job_that_goes_on_by_itself(tmp_path: Path) -> None:
+    need_network()
+    folder, log = tmp_path / "run", tmp_path / "log-h1"
+    with network(2, tmp_path / "net") as net:
+        first = agent(net, net.hosts[0], folder, "--epochs", "20")
+        jobs.until(lambda: reached(folder, 0, 0, 2000), first, log, 250)
+        second = agent(net, net.hosts[1], folder, "--epochs", "20")
+        assert [each.wait(400) for each in (first, second)] == [0, 0], log.read_text()
+    assert [ranks for _, ranks in starts(folder)] == [2, 4]
+    check_read_once(folder, 20)
 
 
 @pytest.mark.parametrize("ranks", [[2], pytest.param([4, 2], marks=pytest.mark.soak)], ids=str)
