@@ -1,8 +1,8 @@
 """The last moves of a pack, killed at each of them: made once, by whichever call comes next, or not at all."""
 
 from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -13,6 +13,7 @@ import pytest
 import rankfeed as rf
 from rankfeed.errors import PackError
 
+last_moves = import_module("rankfeed.building.last_moves")
 pack_module = import_module("rankfeed.building.pack")
 STAGING = ".rankfeed-pack"
 
@@ -157,6 +158,125 @@ def test_a_cut_shard_is_not_committed(tmp_path: Path, monkeypatch: pytest.Monkey
     shard = dest / "shard-00000.arrow"
     shard.write_bytes(shard.read_bytes()[:-1])
     assert Counter(ids(pack(rows(0, 100), dest))) == Counter(range(100))
+
+
+def an_append_that_another_call_finished(base: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, int]]:
+    new = rows(100, 160)
+    killed_after(1, monkeypatch, lambda: pack(iter(new), base, append=True))
+    pack(rows(300, 330), base, append=True)
+    return new
+
+
+def test_what_is_remembered_of_a_data_set_is_forgotten_with_it(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = an_append_that_another_call_finished(base, monkeypatch)
+    for path in visible(base):
+        path.unlink()
+    pack(rows(0, 100), base)
+    assert ids(pack(iter(new), base, append=True)) == [*range(160)]
+    assert not (base / STAGING).exists()
+
+
+def test_and_where_an_older_state_of_it_was_put_back(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    older = {path: path.read_bytes() for path in visible(base)}
+    new = an_append_that_another_call_finished(base, monkeypatch)
+    for path in visible(base):
+        path.unlink()
+    for path, content in older.items():
+        path.write_bytes(content)
+    assert ids(pack(iter(new), base, append=True)) == [*range(160)]
+
+
+@pytest.mark.parametrize("wrong", [OSError("the end could not be told"), Killed()], ids=["fails", "is killed"])
+def test_an_append_whose_session_ends_badly_after_its_moves_is_known_again(
+    wrong: BaseException, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of ranks does, when one of them has nothing of the data set that is there."""
+
+    @contextmanager
+    def session(*_: object) -> Iterator[None]:
+        yield
+        raise wrong
+
+    new = rows(100, 160)
+    for _ in range(2):
+        with monkeypatch.context() as patch, suppress(PackError, Killed):
+            patch.setattr(pack_module._Local, "session", session)
+            pack(iter(new), base, append=True)
+    assert ids(pack(iter(new), base, append=True)) == [*range(160)]
+    assert not (base / STAGING).exists()
+
+
+def test_a_key_that_comes_with_the_second_call_is_written_down(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = rows(100, 160)
+    killed_after(1, monkeypatch, lambda: pack(iter(new), base, append=True))
+    for _ in range(2):
+        assert ids(pack(iter(new), base, append=True, key="friday")) == [*range(160)]
+
+
+def test_rows_whose_files_are_taken_away_are_not_said_to_be_there(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = last_moves.write_atomic
+
+    def taking(path: Path, content: bytes) -> None:
+        write(path, content)
+        (base / STAGING / "job.json").unlink(missing_ok=True)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(last_moves, "write_atomic", taking)
+        with pytest.raises(PackError, match="not there any more"):
+            pack(rows(100, 160), base, append=True)
+    assert ids(rf.open(base)) == [*range(100)]
+
+
+def test_a_staging_folder_is_locked_until_nothing_else_is_in_it(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unlink, seen = Path.unlink, []
+
+    def looking(self: Path, *arguments: Any, **more: Any) -> None:
+        if self.name == "lock":
+            seen.append([path.name for path in self.parent.iterdir()])
+        unlink(self, *arguments, **more)
+
+    with suppress(KeyError):
+        pack(breaking(rows(100, 160)), base, append=True)
+    monkeypatch.setattr(Path, "unlink", looking)
+    with pytest.raises(PackError, match="another input"):
+        pack(rows(5, 9), base, key="other")
+    assert seen == [["lock"]]
+
+
+def test_a_call_that_fails_at_the_moves_of_another_leaves_them_to_the_next(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = rows(100, 160)
+    killed_after(1, monkeypatch, lambda: pack(iter(new), base, append=True))
+    for module, name in ((last_moves, "write_atomic"), (last_moves, "empty"), (last_moves.os, "replace")):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, failing)
+            with pytest.raises(PackError):
+                pack(rows(0, 100), base)
+    assert ids(pack(iter(new), base, append=True)) == [*range(160)]
+
+
+def failing(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_moves_are_not_made_among_other_data(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed_after(0, monkeypatch, lambda: pack(rows(100, 160), base, append=True))
+    other = tmp_path / "other"
+    pack(rows(1000, 1100), other)  # of the same sizes
+    for path in visible(other):
+        path.replace(base / path.name)
+    with suppress(PackError):
+        pack(rows(0, 100), base)
+    assert ids(rf.open(base)) == [*range(1000, 1100)]
 
 
 def test_each_of_the_last_moves_is_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

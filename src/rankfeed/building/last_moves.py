@@ -18,7 +18,8 @@ import msgspec
 from rankfeed.building.chunk import Fields
 from rankfeed.building.records import Part, Ready
 from rankfeed.building.staging import JOB, MADE, READY, empty
-from rankfeed.storage import MANIFEST_NAME, Manifest, make_durable, write_atomic
+from rankfeed.errors import PackError
+from rankfeed.storage import MANIFEST_NAME, Manifest, Shard, load_manifest, make_durable, write_atomic
 
 #: Between the origins of what a data set was packed from and what was appended to it.
 AND = "+"
@@ -35,7 +36,7 @@ def commit(
     """Give the parts, which agree on their fields, their final names, and write the manifest.
 
     Args:
-        staging: the folder, which is empty afterwards.
+        staging: the folder, in which nothing but the moves is left.
         parts: in the order of their rows.
         fields: of all.
         origin: for the manifest: of these rows; empty where nothing but themselves can tell.
@@ -44,6 +45,7 @@ def commit(
 
     Raises:
         OSError: something cannot be moved or written; called again, `finish` goes on.
+        PackError: somebody else took files away.
     """
     shards = [] if base is None else list(base.shards)
     taken = {shard.path for shard in shards}
@@ -58,22 +60,27 @@ def commit(
     manifest = Manifest(num_rows=total, fields=dict(fields), shards=shards, origin=whole)
     ready = Ready(manifest, [part.shard.path for part in parts], nameless=base is not None and not origin)
     write_atomic(staging / READY, msgspec.json.encode(ready))
-    finish(staging, step)
-    (staging / READY).unlink()
+    if not finish(staging, step):
+        raise PackError(
+            "what was packed is not there any more",
+            expected=f"the files of this call in {staging}",
+            where=staging.parent,
+            remedy="did something else remove them? Call pack again",
+        )
 
 
-def finish(staging: Path, step: Callable[[], object]) -> None:
-    """Make the last moves, if it had come to that; what they were stays written.
+def finish(staging: Path, step: Callable[[], object]) -> bool:
+    """Make the last moves, if it had come to that; what they were stays written. Whether any were to be made.
 
     Raises:
         OSError: something cannot be moved or written.
     """
     dest, ready = staging.parent, _read(staging / READY)
     if ready is None or not (staging / JOB).exists():  # which goes once they are made
-        return
-    if not can_be_made(staging, ready, step):
+        return False
+    if not _can_be_made(staging, ready, step):
         (staging / READY).unlink()
-        return
+        return False
     for staged, shard in zip(ready.staged, ready.new, strict=True):
         if (staging / staged).exists():  # else it was moved before the interruption
             os.replace(staging / staged, dest / shard.path)
@@ -81,11 +88,17 @@ def finish(staging: Path, step: Callable[[], object]) -> None:
     make_durable(dest)
     write_atomic(dest / MANIFEST_NAME, ready.manifest.encode())
     empty(staging)
+    return True
 
 
-def can_be_made(staging: Path, ready: Ready, step: Callable[[], object]) -> bool:
-    """Whether each shard is where the moves take it from, or where they lead to: somebody may have cleared up."""
+def _can_be_made(staging: Path, ready: Ready, step: Callable[[], object]) -> bool:
+    """Whether the data set is the one that they began with, or has them, and each shard is where it can be.
+
+    Somebody may have cleared up since, or put other data there.
+    """
     dest = staging.parent
+    if _shards_of(dest) not in (ready.old, ready.manifest.shards):
+        return False
     moving = [(staging / staged, shard) for staged, shard in zip(ready.staged, ready.new, strict=True)]
     for path, shard in [*((dest / shard.path, shard) for shard in ready.old), *moving]:
         step()
@@ -94,22 +107,53 @@ def can_be_made(staging: Path, ready: Ready, step: Callable[[], object]) -> bool
     return True
 
 
+def _shards_of(dest: Path) -> list[Shard]:
+    """Shards of the data set that is there; none where there is none."""
+    return load_manifest(dest).shards if (dest / MANIFEST_NAME).exists() else []
+
+
 def remember(staging: Path) -> None:
-    """Keep what the moves were that another call has made, if nothing else tells whether its rows are there."""
+    """Keep what the moves were whose call has not returned, if nothing else tells whether its rows are there.
+
+    Memories of rows that are not there any more go.
+    """
     ready = _read(staging / READY)
     if ready is not None and ready.nameless:
         os.replace(staging / READY, staging / f"{MADE}{secrets.token_hex(8)}.json")
-    (staging / READY).unlink(missing_ok=True)
+    forget(staging)
+    memories = list(staging.glob(f"{MADE}*"))
+    there = set(_shards_of(staging.parent)) if memories else set()
+    for path in memories:
+        made = _read(path)
+        if made is None or not there.issuperset(made.new):
+            path.unlink(missing_ok=True)
 
 
-def remembered(staging: Path, parts: list[Part]) -> Path | None:
-    """Where it is written that an append of just these parts was made, whose call has not returned."""
+def recall(staging: Path, parts: list[Part], origin: str, base: Manifest) -> bool:
+    """Whether an append of just these parts was made, whose call has not returned: then this one stands for it.
+
+    Args:
+        staging: the folder.
+        parts: what would be appended.
+        origin: of these rows, if this call can tell: it goes into the manifest.
+        base: the manifest that is there.
+    """
     rows = [part.shard.content for part in parts]
     for path in staging.glob(f"{MADE}*"):
         made = _read(path)
         if made is not None and [shard.content for shard in made.new] == rows:
-            return path
-    return None
+            if origin:
+                named = msgspec.structs.replace(base, origin=base.origin + AND + origin)
+                write_atomic(staging.parent / MANIFEST_NAME, named.encode())
+            empty(staging)
+            os.replace(path, staging / READY)
+            return True
+    return False
+
+
+def forget(staging: Path) -> None:
+    """The call that made the moves is over."""
+    (staging / READY).unlink(missing_ok=True)
 
 
 def _read(path: Path) -> Ready | None:

@@ -14,10 +14,10 @@ from typing import Any
 from rankfeed.building.chunk import Chunk, Fields, join_fields
 from rankfeed.building.destination import bar, nothing_to_append_to, refuse_foreign
 from rankfeed.building.job import Job, Runner, check_parts
-from rankfeed.building.last_moves import AND, commit, finish, remember, remembered
+from rankfeed.building.last_moves import AND, commit, finish, forget, recall, remember
 from rankfeed.building.mapping import Mapped
 from rankfeed.building.records import Part
-from rankfeed.building.staging import MADE, begin, clear, empty, is_begun, locked, widened, write_part
+from rankfeed.building.staging import MADE, READY, begin, clear, empty, is_begun, locked, widened, write_part
 from rankfeed.building.stretches import chunks_of_iterable, chunks_of_range, cut, stretches
 from rankfeed.errors import PackError, RankfeedError
 from rankfeed.plan import Plan
@@ -92,6 +92,7 @@ def lead(request: Request, runner: Runner) -> None:
             try:
                 with runner.session(staging), bar(request.progress, request.given) as advance:
                     _pack(request, runner, staging, advance)
+                forget(staging)
             except (RankfeedError, OSError):
                 # Still under the lock: what is there is ours, and nobody else's beginnings.
                 if created and not is_begun(staging):
@@ -100,7 +101,7 @@ def lead(request: Request, runner: Runner) -> None:
                         dest.rmdir()
                 raise
             finally:
-                going_on = request.append and is_begun(staging)
+                going_on = (staging / READY).exists() or (request.append and is_begun(staging))
                 if (dest / MANIFEST_NAME).exists() and not (going_on or any(staging.glob(f"{MADE}*"))):
                     clear(dest)
     except OSError as error:
@@ -137,10 +138,7 @@ def _pack(request: Request, runner: Runner, staging: Path, advance: Callable[[in
     if not parts:
         summary = "there are no samples to pack" if request.mapped is None else "map left no samples to pack"
         raise PackError(summary, where=request.dest)
-    made = None if base is None else remembered(staging, parts)
-    if made is not None:  # it was this very append that was interrupted at its last moves
-        empty(staging)
-        made.unlink()
+    if base is not None and recall(staging, parts, origin, base):  # it was this very append that was interrupted
         return
     try:
         fields = _joined(parts, None if base is None else base.fields)

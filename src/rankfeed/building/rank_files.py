@@ -120,8 +120,9 @@ class Run(msgspec.Struct, frozen=True):
 
 @decodable
 class Plan(msgspec.Struct, frozen=True):
-    """The stretches: name of the job, rows to read in one go, and start and stop of each."""
+    """The stretches: which call of rank 0, name of the job, rows to read in one go, start and stop of each."""
 
+    call: int
     job: str
     batch: int
     ranges: list[tuple[int, int]]

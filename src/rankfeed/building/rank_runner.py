@@ -146,7 +146,7 @@ class OnRanks:
             PackError: a rank failed.
         """
         heart = self.heart
-        put(heart.ranks / PLAN, Plan(job.name, job.batch, [(start, stop) for _, start, stop in tasks]))
+        put(heart.ranks / PLAN, Plan(self.call, job.name, job.batch, [(start, stop) for _, start, stop in tasks]))
         heart.say(planned=True)
         missing = {task[0]: task for task in tasks}
         job = replace(job, step=heart.step)

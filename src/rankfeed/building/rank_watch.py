@@ -110,7 +110,7 @@ class RankZero:
         Raises:
             PackError: see `look`.
         """
-        while (plan := get(self.heart.ranks / PLAN, Plan)) is None:
+        while (plan := get(self.heart.ranks / PLAN, Plan)) is None or plan.call != self.heart.said.call:
             if self.look().state != "working":
                 return None
             time.sleep(self.heart.every / 2)

@@ -246,5 +246,15 @@ def widened(staging: Path, part: Part, fields: Fields) -> Part:
 
 
 def clear(dest: Path) -> None:
-    """Remove the staging folder."""
-    shutil.rmtree(dest / STAGING_NAME, ignore_errors=True)
+    """Remove the staging folder, the lock last: from then on it may be another process's."""
+    staging = dest / STAGING_NAME
+    with suppress(OSError):
+        for path in list(staging.iterdir()):
+            if path.name == _LOCK:
+                continue
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        (staging / _LOCK).unlink(missing_ok=True)
+        staging.rmdir()
