@@ -2,9 +2,9 @@
 
 import sys
 
-from bench import formats, lance, loader, parquet, plan, pyg, tars
+from bench import audit, formats, lance, loader, parquet, plan, pyg, tars
 
 if __name__ == "__main__":
-    for each in (plan, loader, lance, tars, parquet, formats, pyg):
+    for each in (plan, loader, lance, tars, parquet, formats, pyg, audit):
         print(f"== {each.__name__}", file=sys.stderr)
         each.main()

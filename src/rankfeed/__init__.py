@@ -20,8 +20,9 @@ from rankfeed import errors
 
 if TYPE_CHECKING:
     from rankfeed.building import pack, prepare_once
-    from rankfeed.loading import AuditReport, DistributedBatchSampler, DistributedSampler, Loader, split
+    from rankfeed.loading import DistributedBatchSampler, DistributedSampler, Loader, split
     from rankfeed.plan import Plan, Schedule
+    from rankfeed.proof import AuditReport, audit
     from rankfeed.sources import Source, concat, from_dataset, open, train_test_split
     from rankfeed.topology import Topology
 
@@ -37,6 +38,7 @@ __all__ = [
     "Source",
     "Topology",
     "__version__",
+    "audit",
     "concat",
     "errors",
     "from_dataset",
@@ -49,7 +51,7 @@ __all__ = [
 
 # Public name -> the room that holds it; the same as the imports above, which only type checkers follow.
 _ROOMS = {
-    "AuditReport": "rankfeed.loading",
+    "AuditReport": "rankfeed.proof",
     "DistributedBatchSampler": "rankfeed.loading",
     "DistributedSampler": "rankfeed.loading",
     "Loader": "rankfeed.loading",
@@ -57,6 +59,7 @@ _ROOMS = {
     "Schedule": "rankfeed.plan",
     "Source": "rankfeed.sources",
     "Topology": "rankfeed.topology",
+    "audit": "rankfeed.proof",
     "concat": "rankfeed.sources",
     "from_dataset": "rankfeed.sources",
     "open": "rankfeed.sources",

@@ -11,12 +11,12 @@ from tests.loading.feeds import ENGINES, NAMES, feed, steps_of, take
 
 import rankfeed as rf
 from rankfeed.errors import AuditError
-from rankfeed.loading import AuditReport, Loader
+from rankfeed.loading import EpochAudit, Loader
 from rankfeed.plan import Plan, Schedule, Tally
 from rankfeed.topology import Topology
 
 
-def report(rank: int = 0, world_size: int = 1, state: Any = None, **options: Any) -> AuditReport:
+def report(rank: int = 0, world_size: int = 1, state: Any = None, **options: Any) -> EpochAudit:
     """What a rank of a real loader reports, brought here as a caller would: by pickle."""
     loader = feed(rank, world_size, audit=True, **options)
     if state is not None:
@@ -43,50 +43,50 @@ def test_an_epoch_of_one_process_is_checked_when_it_ends(engine: dict[str, Any])
 @pytest.mark.parametrize("shuffle", ["none", "window"])
 def test_reports_of_all_ranks_together_prove_the_epoch(world_size: int, tail: str, shuffle: str) -> None:
     parts = [report(rank, world_size, tail=tail, shuffle=shuffle) for rank in range(world_size)]
-    together = AuditReport.merge(parts)
+    together = EpochAudit.merge(parts)
     together.check()
     assert together.complete
     assert not together.difference()
     assert together.delivered.count == (50 // (4 * world_size) * 4 * world_size if tail == "drop" else 50)
     # In any order, and in several goes.
-    AuditReport.merge([AuditReport.merge(parts[1:]), parts[0]]).check()
+    EpochAudit.merge([EpochAudit.merge(parts[1:]), parts[0]]).check()
 
 
 def test_two_processes_that_both_claim_rank_0_are_found() -> None:
     with pytest.raises(AuditError, match=r"(?s)25 samples missing.*ranks \[0\], none from \[1\]") as caught:
-        AuditReport.merge([report(0, 2, size=50, batch_size=5), report(0, 2, size=50, batch_size=5)]).check()
+        EpochAudit.merge([report(0, 2, size=50, batch_size=5), report(0, 2, size=50, batch_size=5)]).check()
     assert "give every process its own rank" in str(caught.value)
 
 
 def test_processes_that_all_claim_to_be_alone_are_found() -> None:
     with pytest.raises(AuditError, match="different stretches"):
-        AuditReport.merge([report(0, 1), report(1, 2)])
+        EpochAudit.merge([report(0, 1), report(1, 2)])
 
 
 def test_a_missing_rank_is_named() -> None:
     with pytest.raises(AuditError, match=r"none from \[2\]"):
-        AuditReport.merge([report(rank, 4) for rank in (0, 1, 3)]).check()
+        EpochAudit.merge([report(rank, 4) for rank in (0, 1, 3)]).check()
 
 
 def test_peers_of_one_rank_count_once_and_must_agree() -> None:
     peers = [report(rank, 2) for rank in (0, 1, 0, 1)]
-    together = AuditReport.merge(peers)
+    together = EpochAudit.merge(peers)
     together.check()
     assert together.delivered.count == 50
     with pytest.raises(AuditError, match="processes of one rank delivered different samples"):
-        AuditReport.merge([report(0, 2), report(0, 2, seed=9), report(1, 2)])
+        EpochAudit.merge([report(0, 2), report(0, 2, seed=9), report(1, 2)])
 
 
 def test_nothing_to_merge_is_an_error_too() -> None:
     with pytest.raises(AuditError, match="no reports"):
-        AuditReport.merge([])
+        EpochAudit.merge([])
 
 
-def counted(delivered: list[int], size: int = 1000) -> AuditReport:
+def counted(delivered: list[int], size: int = 1000) -> EpochAudit:
     schedule = Schedule(Plan(size), batch_size=10, topology=Topology())
     tally = Tally()
     tally.add(np.array(delivered))
-    return AuditReport.of_rank(schedule, tally)
+    return EpochAudit.of_rank(schedule, tally)
 
 
 @pytest.mark.parametrize("lost", [1, 3, 60])
@@ -111,16 +111,16 @@ def test_more_missing_than_can_be_named_is_still_counted_at_least() -> None:
 
 def test_ranks_that_took_different_numbers_of_steps_are_found() -> None:
     parts = [report(0, 2), report(1, 2)]
-    uneven = AuditReport(**{**vars(parts[1]), "steps": (parts[1].steps[0] + 1,)})
+    uneven = EpochAudit(**{**vars(parts[1]), "steps": (parts[1].steps[0] + 1,)})
     with pytest.raises(AuditError, match="different numbers of steps"):
-        AuditReport.merge([parts[0], uneven]).check()
+        EpochAudit.merge([parts[0], uneven]).check()
 
 
 @pytest.mark.parametrize("new", [1, 2, 3])
 def test_a_resumed_epoch_is_checked_from_where_it_was_taken_up(new: int) -> None:
     donor = [feed(rank, 2) for rank in range(2)]
     steps_of(donor, 3)
-    together = AuditReport.merge([report(rank, new, donor[0].state_dict()) for rank in range(new)])
+    together = EpochAudit.merge([report(rank, new, donor[0].state_dict()) for rank in range(new)])
     together.check()
     assert (together.start, together.end, together.delivered.count) == (24, 50, 26)
 
@@ -142,7 +142,7 @@ def test_an_epoch_left_early_is_not_reported() -> None:
 def test_a_rank_alone_of_several_reports_without_judging() -> None:
     loader = feed(1, 2, audit=True)
     list(loader)
-    assert isinstance(loader.audit_report, AuditReport)
+    assert isinstance(loader.audit_report, EpochAudit)
     assert not loader.audit_report.complete
 
 

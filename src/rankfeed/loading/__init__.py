@@ -1,8 +1,8 @@
 """From plan and source to batches: fetch, transform, collate, engines, device."""
 
-from rankfeed.loading.audit import AuditReport
+from rankfeed.loading.audit import EpochAudit
 from rankfeed.loading.loader import Loader
 from rankfeed.loading.samplers import DistributedBatchSampler, DistributedSampler
 from rankfeed.loading.split import split
 
-__all__ = ["AuditReport", "DistributedBatchSampler", "DistributedSampler", "Loader", "split"]
+__all__ = ["DistributedBatchSampler", "DistributedSampler", "EpochAudit", "Loader", "split"]

@@ -15,7 +15,7 @@ _CHUNK = 1 << 16
 
 
 @dataclass(frozen=True)
-class AuditReport:
+class EpochAudit:
     """What one rank, or several together, delivered of a stretch of an epoch. About 36 KiB; pickles.
 
     Attributes:
@@ -39,7 +39,7 @@ class AuditReport:
     promised: Tally
 
     @classmethod
-    def of_rank(cls, schedule: Schedule, delivered: Tally) -> AuditReport:
+    def of_rank(cls, schedule: Schedule, delivered: Tally) -> EpochAudit:
         """The report of a rank at the end of its schedule.
 
         Counting the promised samples costs what planning them did: each rank counts an equal stretch of
@@ -65,7 +65,7 @@ class AuditReport:
         )
 
     @classmethod
-    def merge(cls, reports: Sequence[AuditReport]) -> AuditReport:
+    def merge(cls, reports: Sequence[EpochAudit]) -> EpochAudit:
         """The reports of several ranks as one.
 
         A rank that reports more than once (tensor-parallel peers read the same samples) counts once, if its
@@ -78,7 +78,7 @@ class AuditReport:
         if not reports:
             raise AuditError("there are no reports to merge", expected="one of each rank")
         first = reports[0]
-        by_rank: dict[int, AuditReport] = {}
+        by_rank: dict[int, EpochAudit] = {}
         delivered, promised = Tally(), Tally()
         for report in sorted(reports, key=lambda report: report.ranks):
             if report._stretch() != first._stretch():
@@ -155,7 +155,7 @@ class AuditReport:
         return f"epoch {self.epoch}, positions {self.start} to {self.end}, {self.world_size} ranks"
 
 
-def gather(report: AuditReport, *, launcher: str) -> AuditReport | None:
+def gather(report: EpochAudit, *, launcher: str) -> EpochAudit | None:
     """The reports of all processes as one, if torch.distributed can bring them together; else None.
 
     A collective: every process must call it.
@@ -186,7 +186,7 @@ def gather(report: AuditReport, *, launcher: str) -> AuditReport | None:
     # Gloo's thread needs Python's lock once more, to let go of the tensors; a process that ended right here would
     # take the interpreter from under it and abort. Waiting for the others leaves the lock free meanwhile.
     dist.barrier()
-    return AuditReport.merge(reports)
+    return EpochAudit.merge(reports)
 
 
 def _named(difference: Difference) -> str:

@@ -121,8 +121,8 @@ class Loader(Placed, AmongFrameworks):
         self.worker_kind: WorkerKind = one_of("worker_kind", worker_kind, get_args(WorkerKind))
         self.prefetch_factor = whole("prefetch_factor", prefetch_factor, at_least=1)
         self.device = device_of(device)
-        self.audit = audit
-        self.audit_report: proof.AuditReport | None = None
+        self.id_column, self.audit = id_column, audit
+        self.audit_report: proof.EpochAudit | None = None
         one_of("on_error", on_error, ("raise",))
         check_ragged(ragged, pad_to)
         self._topology = topology
@@ -311,7 +311,7 @@ class _Iteration:
     def _conclude(self) -> None:
         delivered, self._delivered = self._delivered, None
         if delivered is not None:
-            report = proof.AuditReport.of_rank(self._schedule, delivered)
+            report = proof.EpochAudit.of_rank(self._schedule, delivered)
             self._loader.audit_report = report
             together = proof.gather(report, launcher=self._loader.topology.launcher)
             if together is not None:

@@ -1,5 +1,7 @@
-"""That all this held: what was promised, counted."""
+"""That all this held: what was promised, counted; and what any loader delivers."""
 
+from rankfeed.proof.audit import audit
+from rankfeed.proof.audited import AuditReport
 from rankfeed.proof.plans import PlanVerdict, verify_plan
 
-__all__ = ["PlanVerdict", "verify_plan"]
+__all__ = ["AuditReport", "PlanVerdict", "audit", "verify_plan"]

@@ -1,0 +1,209 @@
+"""What the samples of a batch are known by: the ids that they carry, or a hash of what they hold.
+
+A key is one or two words of 64 bits: a whole number is its own key, so that nothing can be mistaken; anything else
+is known by its XXH3 digest of 128 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from xxhash import xxh3_128_digest
+
+from rankfeed.errors import AuditError, listed
+
+#: Of n samples, in the order of the batch: shape (n, 1) for whole numbers, (n, 2) for digests.
+Words = npt.NDArray[np.uint64]
+#: What finds the keys in a batch: a field's name or place, or a function.
+Key = str | int | Callable[[Any], Any]
+
+#: The name that is looked for if nobody says another: batches need not have it.
+USUAL = "sample_id"
+
+
+def keys_of(batch: Any, key: Key = USUAL) -> tuple[Words, bool]:
+    """Keys of a batch's samples.
+
+    Args:
+        batch: whatever a loader yields: a dict, a tuple or list of fields, a list of samples, one field, or an
+            object with attributes.
+        key: where they are. What is called as usual may be missing.
+
+    Returns:
+        the keys, and whether they are digests of the samples' content, since there is no such field.
+
+    Raises:
+        AuditError: there is no such field, or its values cannot be keys.
+
+    Examples:
+        >>> words, by_content = keys_of({"id": np.array([7, 8]), "x": np.zeros((2, 3))}, "id")
+        >>> words.tolist(), by_content
+        ([[7], [8]], False)
+        >>> words, by_content = keys_of({"x": np.array([[1.0], [2.0], [1.0]])})
+        >>> by_content, (words[0] == words[2]).all(), (words[0] == words[1]).any()
+        (True, np.True_, np.False_)
+    """
+    values = _found(batch, key)
+    if values is None:
+        if key != USUAL:
+            raise AuditError(
+                f"a batch has no {key!r}", expected="the samples' ids", found=_outline(batch), remedy="key=..."
+            )
+        return _digests(_rows(batch)), True
+    return words_of(values), False
+
+
+def words_of(values: Any) -> Words:
+    """Values as keys.
+
+    Args:
+        values: a sequence, array or tensor; of more than one dimension, a row is a value.
+
+    Raises:
+        AuditError: they are nothing that ids can be.
+
+    Examples:
+        >>> words_of([3, -1]).tolist()
+        [[3], [18446744073709551615]]
+        >>> words_of(["a", "b", "a"]).shape
+        (3, 2)
+    """
+    array = _as_array(values)
+    if array is not None and array.ndim == 1 and array.dtype.kind in "iu":
+        whole = array.astype(np.int64).view(np.uint64) if array.dtype.kind == "i" else array.astype(np.uint64)
+        return whole[:, None]
+    if array is not None and array.dtype != object:
+        if array.ndim == 0:
+            raise AuditError("keys are one for each sample", expected="a sequence", found=repr(values))
+        return _digests(_bytes_of(row) for row in array)
+    if not isinstance(values, Sequence) or isinstance(values, (str, bytes)):
+        raise AuditError("keys are one for each sample", expected="a sequence", found=type(values).__name__)
+    return _digests(_bytes_of(value) for value in values)
+
+
+def _found(batch: Any, key: Key) -> Any:
+    if callable(key):
+        return key(batch)
+    if isinstance(batch, Mapping):
+        return batch.get(key)
+    if isinstance(batch, (list, tuple)):
+        if isinstance(key, int):
+            return batch[key] if -len(batch) <= key < len(batch) else None
+        if batch and all(isinstance(sample, Mapping) and key in sample for sample in batch):
+            return [sample[key] for sample in batch]
+        return getattr(batch, key, None)  # a named tuple
+    return getattr(batch, key, None) if isinstance(key, str) else None
+
+
+def _as_array(values: Any) -> npt.NDArray[Any] | None:
+    """Values as an array where they are one, or a list of whole numbers."""
+    if hasattr(values, "detach"):  # a tensor
+        values = values.detach().cpu().numpy()
+    if isinstance(values, np.ndarray):
+        return values
+    if isinstance(values, Sequence) and not isinstance(values, (str, bytes)):
+        whole = [each.item() if _is_scalar_tensor(each) else each for each in values]
+        if all(isinstance(each, (int, np.integer)) and not isinstance(each, bool) for each in whole):
+            array = np.array(whole)
+            return array if array.dtype.kind in "iu" else np.zeros(0, np.int64) if not whole else None
+    return None
+
+
+def _is_scalar_tensor(value: Any) -> bool:
+    return hasattr(value, "detach") and value.ndim == 0
+
+
+def _digests(rows: Iterable[bytes]) -> Words:
+    together = b"".join(xxh3_128_digest(row) for row in rows)
+    return np.frombuffer(together, np.uint64).reshape(-1, 2)
+
+
+def _bytes_of(value: Any) -> bytes:
+    """Bytes that are the same for the same value, and others for a value of another type or shape."""
+    if isinstance(value, str):
+        return b"s" + value.encode("utf-8", "surrogatepass")
+    if isinstance(value, (bytes, bytearray)):
+        return b"b" + value
+    if hasattr(value, "detach"):
+        value = value.detach().cpu().numpy()
+    if isinstance(value, (np.ndarray, np.generic)):
+        array = np.asarray(value)
+        if array.dtype != object:
+            return f"a{array.dtype.str}{array.shape}".encode() + array.tobytes()
+        value = array.tolist()
+    if isinstance(value, Mapping):
+        return b"m" + b"".join(_part(_bytes_of(name)) + _part(_bytes_of(each)) for name, each in value.items())
+    if isinstance(value, (list, tuple)):
+        return b"l" + b"".join(_part(_bytes_of(each)) for each in value)
+    if value is None or isinstance(value, (bool, int, float, complex)):
+        return b"v" + repr(value).encode()
+    raise AuditError(
+        "the content of a sample cannot be hashed",
+        expected="arrays, tensors, numbers, text, bytes, and lists and dicts of them",
+        found=type(value).__name__,
+        remedy="give key=: a field of ids, or a function of the batch that returns one for each sample",
+    )
+
+
+def _part(content: bytes) -> bytes:
+    return len(content).to_bytes(8, "little") + content
+
+
+def _rows(batch: Any) -> Iterator[bytes]:
+    """What each sample of a batch holds."""
+    if isinstance(batch, list) and batch and all(isinstance(sample, Mapping) for sample in batch):
+        yield from map(_bytes_of, batch)
+        return
+    fields = dict(_fields(batch))
+    lengths = {len(values) for values in fields.values()}
+    if len(lengths) != 1:
+        raise AuditError(
+            "the samples of a batch cannot be told apart",
+            expected="fields with an entry for each sample",
+            found=_outline(batch),
+            remedy="give key=: a field of ids, or a function of the batch that returns one for each sample",
+        )
+    for row in range(lengths.pop()):
+        parts = [_part(name.encode()) + _part(_bytes_of(_entry(fields, name, row))) for name in fields]
+        yield b"".join(parts)
+
+
+def _fields(batch: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Fields that have entries, by name; what is one for the whole batch is left out."""
+    if isinstance(batch, Mapping):
+        for key, value in batch.items():
+            yield from _fields(value, f"{name}/{key}")
+    elif isinstance(batch, (list, tuple)) and any(_has_entries(each) for each in batch):
+        for number, value in enumerate(batch):
+            yield from _fields(value, f"{name}/{number}")
+    elif _has_entries(batch) or isinstance(batch, (list, tuple)):
+        yield name, batch
+
+
+def _has_entries(value: Any) -> bool:
+    return isinstance(value, (Mapping, list, tuple)) or getattr(value, "ndim", 0) > 0
+
+
+def _entry(fields: Mapping[str, Any], name: str, row: int) -> Any:
+    """A sample's value; of a ragged column without what it is padded with."""
+    value, lengths = fields[name][row], fields.get(f"{name}_lengths")
+    return value if lengths is None else value[: int(lengths[row])]
+
+
+def _outline(batch: Any) -> str:
+    """What a batch is, in a line."""
+    if isinstance(batch, Mapping):
+        return "a dict with " + listed([f"{key!r} ({_size(value)})" for key, value in batch.items()])
+    if isinstance(batch, (list, tuple)):
+        return f"a {type(batch).__name__} of " + listed([_size(value) for value in batch])
+    return _size(batch)
+
+
+def _size(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    if shape is not None:
+        return f"shape {tuple(shape)}"
+    return f"{type(value).__name__} of {len(value)}" if hasattr(value, "__len__") else type(value).__name__
