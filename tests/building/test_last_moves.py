@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 import rankfeed as rf
-from rankfeed.errors import PackError
+from rankfeed.errors import CorruptError, PackError
 
 last_moves = import_module("rankfeed.building.last_moves")
+packing = import_module("rankfeed.building.packing")
 pack_module = import_module("rankfeed.building.pack")
 STAGING = ".rankfeed-pack"
 
@@ -277,6 +278,120 @@ def test_moves_are_not_made_among_other_data(base: Path, tmp_path: Path, monkeyp
     with suppress(PackError):
         pack(rows(0, 100), base)
     assert ids(rf.open(base)) == [*range(1000, 1100)]
+
+
+def test_an_append_whose_data_set_cannot_be_opened_at_the_end_is_known_again(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, count = packing.PackedSource, 0
+
+    def opening(folder: Path) -> Any:
+        nonlocal count
+        count += 1
+        if count == 2:  # first the data set to append to
+            raise OSError(24, "Too many open files")
+        return opened(folder)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(packing, "PackedSource", opening)
+        with pytest.raises(PackError, match="Too many open files"):
+            pack(rows(100, 160), base, append=True)
+    assert ids(pack(rows(100, 160), base, append=True)) == [*range(160)]
+
+
+def test_moves_that_were_made_are_known_though_a_shard_is_away_for_a_while(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch, suppress(Killed):
+        patch.setattr(last_moves, "empty", killed)
+        pack(rows(100, 160), base, append=True)
+    away = (base / "shard-00001.arrow").rename(tmp_path / "away")
+    with pytest.raises((PackError, CorruptError)):
+        pack(rows(100, 160), base, append=True)
+    away.rename(base / "shard-00001.arrow")
+    assert ids(pack(rows(100, 160), base, append=True)) == [*range(160)]
+    assert not (base / STAGING).exists()
+
+
+@pytest.mark.parametrize("key", ["", "friday"])
+def test_an_append_is_not_taken_for_done_where_older_data_were_put_back_while_it_was_packed(
+    key: str, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older = (base / "rankfeed.json").read_bytes()
+    new = an_append_that_another_call_finished(base, monkeypatch)
+
+    def restoring() -> Iterator[dict[str, int]]:
+        yield from new
+        (base / "rankfeed.json").write_bytes(older)
+
+    with pytest.raises(PackError, match="not there any more"):
+        pack(restoring(), base, append=True, key=key)
+    assert (base / "rankfeed.json").read_bytes() == older
+
+
+def test_a_memory_goes_once_the_manifest_names_its_rows(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    new = an_append_that_another_call_finished(base, monkeypatch)
+    for _ in range(2):
+        with monkeypatch.context() as patch, suppress(Killed):
+            patch.setattr(packing, "forget", killing)
+            pack(iter(new), base, append=True, key="friday")
+    assert len(pack(iter(new), base, append=True, key="friday")) == 190
+    assert not (base / STAGING).exists()
+    assert len(pack(iter(new), base, append=True)) == 250, "meant, this time"
+
+
+def killing(*_: object) -> None:
+    raise Killed
+
+
+def test_a_call_that_failed_before_its_first_part_stands_in_nobodys_way(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = an_append_that_another_call_finished(base, monkeypatch)
+    with pytest.raises(PackError, match="no samples"):
+        pack(iter([]), base, append=True, key="nothing")
+    assert ids(pack(iter(new), base, append=True)) == [*range(160), *range(300, 330)]
+    with pytest.raises(KeyError):
+        pack(breaking([]), tmp_path / "new", key="one")
+    assert ids(pack(rows(0, 3), tmp_path / "new", key="two")) == [0, 1, 2]
+
+
+def test_what_comes_too_late_leaves_no_folder(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def session(_: object, staging: Path) -> Iterator[None]:
+        yield
+        (staging / "00000-00000-late.arrow").touch()  # of a rank whose work fell to others
+
+    monkeypatch.setattr(pack_module._Local, "session", session)
+    pack(rows(100, 160), base, append=True)
+    assert not (base / STAGING).exists()
+
+
+def test_a_session_that_fails_after_moves_that_the_manifest_names_leaves_no_folder(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def session(*_: object) -> Iterator[None]:
+        yield
+        raise PackError("a rank has nothing of it")
+
+    monkeypatch.setattr(pack_module._Local, "session", session)
+    with pytest.raises(PackError, match="nothing of it"):
+        pack(rows(100, 160), base, append=True, key="friday")
+    assert not (base / STAGING).exists()
+    assert ids(rf.open(base)) == [*range(160)]
+
+
+def test_nothing_is_remembered_in_a_folder_without_a_data_set(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    new = an_append_that_another_call_finished(base, monkeypatch)
+    for path in visible(base):
+        path.unlink()
+    with pytest.raises(PackError, match="no finished data set to append to"):
+        pack(iter(new), base, append=True)
+    assert not base.exists()
 
 
 def test_each_of_the_last_moves_is_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,6 +78,9 @@ def finish(staging: Path, step: Callable[[], object]) -> bool:
     dest, ready = staging.parent, _read(staging / READY)
     if ready is None or not (staging / JOB).exists():  # which goes once they are made
         return False
+    if _shards_of(dest) == ready.manifest.shards:  # they are made, whatever became of the files since
+        empty(staging)
+        return True
     if not _can_be_made(staging, ready, step):
         (staging / READY).unlink()
         return False
@@ -92,12 +95,12 @@ def finish(staging: Path, step: Callable[[], object]) -> bool:
 
 
 def _can_be_made(staging: Path, ready: Ready, step: Callable[[], object]) -> bool:
-    """Whether the data set is the one that they began with, or has them, and each shard is where it can be.
+    """Whether the data set is the one that they began with, and each shard is where it can be.
 
     Somebody may have cleared up since, or put other data there.
     """
     dest = staging.parent
-    if _shards_of(dest) not in (ready.old, ready.manifest.shards):
+    if _shards_of(dest) != ready.old:
         return False
     moving = [(staging / staged, shard) for staged, shard in zip(ready.staged, ready.new, strict=True)]
     for path, shard in [*((dest / shard.path, shard) for shard in ready.old), *moving]:
@@ -115,7 +118,7 @@ def _shards_of(dest: Path) -> list[Shard]:
 def remember(staging: Path) -> None:
     """Keep what the moves were whose call has not returned, if nothing else tells whether its rows are there.
 
-    Memories of rows that are not there any more go.
+    Memories of rows that are not there any more go, and of those that the manifest names.
     """
     ready = _read(staging / READY)
     if ready is not None and ready.nameless:
@@ -125,7 +128,7 @@ def remember(staging: Path) -> None:
     there = set(_shards_of(staging.parent)) if memories else set()
     for path in memories:
         made = _read(path)
-        if made is None or not there.issuperset(made.new):
+        if made is None or not made.nameless or not there.issuperset(made.new):
             path.unlink(missing_ok=True)
 
 
@@ -138,17 +141,28 @@ def recall(staging: Path, parts: list[Part], origin: str, base: Manifest) -> boo
         origin: of these rows, if this call can tell: it goes into the manifest.
         base: the manifest that is there.
     """
+    if _shards_of(staging.parent) != base.shards:
+        return False  # somebody put other data there: `commit` says so
     rows = [part.shard.content for part in parts]
     for path in staging.glob(f"{MADE}*"):
         made = _read(path)
-        if made is not None and [shard.content for shard in made.new] == rows:
-            if origin:
-                named = msgspec.structs.replace(base, origin=base.origin + AND + origin)
-                write_atomic(staging.parent / MANIFEST_NAME, named.encode())
-            empty(staging)
+        if made is None or [shard.content for shard in made.new] != rows:
+            continue
+        empty(staging)
+        if origin:  # which says that they are there, from now on
+            named = msgspec.structs.replace(base, origin=base.origin + AND + origin)
+            write_atomic(staging.parent / MANIFEST_NAME, named.encode())
+            path.unlink()
+        else:
             os.replace(path, staging / READY)
-            return True
+        return True
     return False
+
+
+def awaits(staging: Path) -> bool:
+    """Whether moves are written that are still to be made, or whose call is to be known again."""
+    ready = _read(staging / READY)
+    return ready is not None and (ready.nameless or (staging / JOB).exists())
 
 
 def forget(staging: Path) -> None:

@@ -136,16 +136,14 @@ def pack(
     if runner == "ray":
         from rankfeed.building.ray_runner import OnRay
 
-        lead(request, OnRay(workers, patience=patience))
-    elif runner == "ranks":
+        return lead(request, OnRay(workers, patience=patience))
+    if runner == "ranks":
         from rankfeed.building.rank_runner import pack_on_ranks
 
         if workers is not None:
             raise ArgumentError('runner="ranks" has the ranks as its workers', found=f"workers={workers}")
-        pack_on_ranks(request, patience)
-    else:
-        lead(request, _Local(workers))
-    return PackedSource(request.dest)
+        return pack_on_ranks(request, patience)
+    return lead(request, _Local(workers))
 
 
 def _is_positive(number: Any) -> bool:

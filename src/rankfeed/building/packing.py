@@ -14,10 +14,10 @@ from typing import Any
 from rankfeed.building.chunk import Chunk, Fields, join_fields
 from rankfeed.building.destination import bar, nothing_to_append_to, refuse_foreign
 from rankfeed.building.job import Job, Runner, check_parts
-from rankfeed.building.last_moves import AND, commit, finish, forget, recall, remember
+from rankfeed.building.last_moves import AND, awaits, commit, finish, forget, recall, remember
 from rankfeed.building.mapping import Mapped
 from rankfeed.building.records import Part
-from rankfeed.building.staging import MADE, READY, begin, clear, empty, is_begun, locked, widened, write_part
+from rankfeed.building.staging import MADE, begin, clear, empty, has_parts, is_begun, locked, widened, write_part
 from rankfeed.building.stretches import chunks_of_iterable, chunks_of_range, cut, stretches
 from rankfeed.errors import PackError, RankfeedError
 from rankfeed.plan import Plan
@@ -78,8 +78,8 @@ class Request:
         return Job(name, self.given, staging, self.shard_bytes, batch, self.mapped, self.plan)
 
 
-def lead(request: Request, runner: Runner) -> None:
-    """Pack, as the one process that does so in this folder.
+def lead(request: Request, runner: Runner) -> PackedSource:
+    """Pack, as the one process that does so in this folder; the packed data set, opened.
 
     Raises:
         PackError: see `pack`.
@@ -89,10 +89,14 @@ def lead(request: Request, runner: Runner) -> None:
         refuse_foreign(dest, append=request.append)
         created = not dest.exists() or not any(path.name != STAGING_NAME for path in dest.iterdir())
         with locked(dest) as staging:
+            over = False
             try:
                 with runner.session(staging), bar(request.progress, request.given) as advance:
                     _pack(request, runner, staging, advance)
+                packed = PackedSource(dest)
                 forget(staging)
+                over = True
+                return packed
             except (RankfeedError, OSError):
                 # Still under the lock: what is there is ours, and nobody else's beginnings.
                 if created and not is_begun(staging):
@@ -101,9 +105,9 @@ def lead(request: Request, runner: Runner) -> None:
                         dest.rmdir()
                 raise
             finally:
-                going_on = (staging / READY).exists() or (request.append and is_begun(staging))
-                if (dest / MANIFEST_NAME).exists() and not (going_on or any(staging.glob(f"{MADE}*"))):
-                    clear(dest)
+                going_on = awaits(staging) or (request.append and has_parts(staging))
+                if (dest / MANIFEST_NAME).exists() and (over or not going_on):
+                    _leave(dest, staging)
     except OSError as error:
         if isinstance(error, RankfeedError):
             raise
@@ -113,6 +117,16 @@ def lead(request: Request, runner: Runner) -> None:
             where=dest,
             remedy="make room or choose another folder; called again, pack goes on where it stopped",
         ) from error
+
+
+def _leave(dest: Path, staging: Path) -> None:
+    """Remove what no call goes on with; what is remembered of appends stays."""
+    if any(staging.glob(f"{MADE}*")):
+        with suppress(OSError):
+            forget(staging)
+            empty(staging)
+    else:
+        clear(dest)
 
 
 def _pack(request: Request, runner: Runner, staging: Path, advance: Callable[[int], None]) -> None:

@@ -111,6 +111,12 @@ class MemberHeart(Heart):
                 self.path.parent.mkdir(parents=True, exist_ok=True)
             put(self.path, self.said)
 
+    def __enter__(self) -> Self:
+        for _ in range(8):  # a pack that was there before may just remove the folder
+            with suppress(FileNotFoundError, FileExistsError):
+                return super().__enter__()
+        return super().__enter__()
+
     def __exit__(self, *_: object) -> None:
         """Leave: the file goes, and the folders if nothing else is in them."""
         super().__exit__()

@@ -39,8 +39,8 @@ _SEEN = 10.0
 _calls: Counter[Path] = Counter()
 
 
-def pack_on_ranks(request: Request, patience: float) -> None:
-    """Pack together with the other ranks; each of them calls this.
+def pack_on_ranks(request: Request, patience: float) -> PackedSource:
+    """Pack together with the other ranks; each of them calls this, and has the data set opened.
 
     Raises:
         PackError: one rank failed, or rank 0 gave no sign of life for ``patience`` seconds.
@@ -50,10 +50,10 @@ def pack_on_ranks(request: Request, patience: float) -> None:
     _calls[request.dest] += 1
     if here.rank:
         follow(request, here, patience)
-        return
+        return PackedSource(request.dest)
     runner = OnRanks(here.world_size, patience, _digest(request), _calls[request.dest])
     try:
-        lead(request, runner)
+        return lead(request, runner)
     except (RankfeedError, OSError) as error:
         if not runner.began:
             runner.refuse(request.dest / STAGING_NAME, error)

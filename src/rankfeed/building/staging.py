@@ -100,7 +100,7 @@ def begin(staging: Path, origin: str, *, resume: bool) -> None:
     job = staging / JOB
     if job.exists():
         left = job.read_text()
-        if resume and left != origin:
+        if resume and left != origin and has_parts(staging):
             raise PackError(
                 "an interrupted pack of another input, or with other parameters, lies in this folder",
                 where=staging.parent,
@@ -116,7 +116,12 @@ def begin(staging: Path, origin: str, *, resume: bool) -> None:
 
 def is_begun(staging: Path) -> bool:
     """Whether there is anything that a second call could go on with."""
-    return (staging / READY).exists() or any(staging.glob("*.arrow"))
+    return (staging / READY).exists() or has_parts(staging)
+
+
+def has_parts(staging: Path) -> bool:
+    """Whether finished parts lie there."""
+    return any(staging.glob("*.arrow"))
 
 
 def empty(staging: Path) -> None:
