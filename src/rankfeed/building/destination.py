@@ -37,8 +37,8 @@ def refuse_foreign(dest: Path, *, append: bool) -> None:
     Raises:
         PackError: there are some, or nothing to append to.
     """
-    if append and not (dest / MANIFEST_NAME).exists() and not (dest / STAGING_NAME).is_dir():
-        raise nothing_to_append_to(dest)  # else that is found, and cleared up, under the lock
+    if append and not (dest / MANIFEST_NAME).exists():
+        raise nothing_to_append_to(dest)  # what is remembered stays: the data may be away for a while
     if not dest.exists() or (dest / MANIFEST_NAME).exists() or (dest / STAGING_NAME).is_dir():
         return
     if not dest.is_dir():

@@ -126,9 +126,11 @@ def remember(staging: Path) -> None:
     forget(staging)
     memories = list(staging.glob(f"{MADE}*"))
     there = set(_shards_of(staging.parent)) if memories else set()
+    origin = load_manifest(staging.parent).origin if there else ""
     for path in memories:
         made = _read(path)
-        if made is None or not made.nameless or not there.issuperset(made.new):
+        named = made is not None and not made.nameless and origin.startswith(made.manifest.origin)
+        if made is None or named or not there.issuperset(made.new):
             path.unlink(missing_ok=True)
 
 
@@ -149,8 +151,10 @@ def recall(staging: Path, parts: list[Part], origin: str, base: Manifest) -> boo
         if made is None or [shard.content for shard in made.new] != rows:
             continue
         empty(staging)
-        if origin:  # which says that they are there, from now on
+        if origin:
             named = msgspec.structs.replace(base, origin=base.origin + AND + origin)
+            told = msgspec.structs.replace(made.manifest, origin=named.origin)
+            write_atomic(path, msgspec.json.encode(Ready(told, made.staged)))  # goes once the manifest says so
             write_atomic(staging.parent / MANIFEST_NAME, named.encode())
             path.unlink()
         else:

@@ -17,7 +17,18 @@ from rankfeed.building.job import Job, Runner, check_parts
 from rankfeed.building.last_moves import AND, awaits, commit, finish, forget, recall, remember
 from rankfeed.building.mapping import Mapped
 from rankfeed.building.records import Part
-from rankfeed.building.staging import MADE, begin, clear, empty, has_parts, is_begun, locked, widened, write_part
+from rankfeed.building.staging import (
+    JOB,
+    MADE,
+    begin,
+    clear,
+    empty,
+    has_parts,
+    is_begun,
+    locked,
+    widened,
+    write_part,
+)
 from rankfeed.building.stretches import chunks_of_iterable, chunks_of_range, cut, stretches
 from rankfeed.errors import PackError, RankfeedError
 from rankfeed.plan import Plan
@@ -105,8 +116,8 @@ def lead(request: Request, runner: Runner) -> PackedSource:
                         dest.rmdir()
                 raise
             finally:
-                going_on = awaits(staging) or (request.append and has_parts(staging))
-                if (dest / MANIFEST_NAME).exists() and (over or not going_on):
+                going_on = (staging / JOB).exists() and has_parts(staging)  # of an append, this one or another
+                if (dest / MANIFEST_NAME).exists() and not going_on and (over or not awaits(staging)):
                     _leave(dest, staging)
     except OSError as error:
         if isinstance(error, RankfeedError):
