@@ -1,6 +1,8 @@
 """What an audit says of loaders that deliver everything once, and of those that do not."""
 
 import json
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -124,6 +126,76 @@ def test_workers_that_draw_the_same_numbers_are_found_and_others_are_not() -> No
     assert not [each for each in rf.audit(calm).findings if "numpy" in each]
 
 
+def test_workers_that_draw_the_same_numbers_are_found_from_their_first_batch_on() -> None:
+    alike = DataLoader(Noisy(), 10, num_workers=2, worker_init_fn=seeded_alike)
+    assert any("rank 0 worker 0, rank 0 worker 1 draw" in each for each in rf.audit(alike).findings)
+
+
+class Looking(DataLoader[Any]):
+    """Looks into its batches."""
+
+    def __iter__(self) -> Any:
+        for batch in super().__iter__():
+            yield dict(batch.items())
+
+
+def test_loaders_are_left_as_they_were() -> None:
+    persistent = DataLoader(Noisy(), 4, shuffle=True, num_workers=2, persistent_workers=True)
+    assert rf.audit(persistent, epochs=2, universe=20).ok
+    assert isinstance(next(iter(persistent)), dict)
+    assert rf.audit(Looking(Numbers(), 4, num_workers=1), universe=20).ok
+    plain = DataLoader(Numbers(), 4, num_workers=1, worker_init_fn=seeded_alike)
+    assert rf.audit(plain, universe=20).ok
+    assert plain.worker_init_fn is seeded_alike
+
+
+def test_loaders_of_ours_of_any_kind_have_nothing_wrong_with_them() -> None:
+    rows = [{"id": i, "valid": i % 2, "x": torch.ones(1 + i % 3)} for i in range(31)]
+    source = rf.from_dataset(rows)
+    for options in (
+        {"id_column": "number"},
+        {"id_column": "number", "columns": ["id", "x"], "tail": "pad", "shuffle": True},
+        {"collate_fn": lambda samples: [sample["id"] for sample in samples]},
+        {"collate_fn": lambda samples: torch.tensor([[sample["id"], 1] for sample in samples])},
+        {"collate_fn": lambda samples: (np.array([sample["id"] for sample in samples]), 5)},
+        {},
+    ):
+        report = rf.audit(rf.Loader(source, 4, **options), epochs=2)  # type: ignore[arg-type]
+        assert report.ok, (options, report)
+        assert report.epochs[0].unique == 31
+    loader = rf.Loader(source, 4, id_column="number", shuffle=True)
+    next(iter(loader))
+    resumed = rf.Loader(source, 4, id_column="number", shuffle=True)
+    resumed.load_state_dict(loader.state_dict())
+    assert rf.audit(resumed).ok, "what came before was never asked for"
+
+
+def test_any_two_epochs_of_one_order_are_found() -> None:
+    epochs = iter([[3, 1, 2], [2, 3, 1], [2, 3, 1]])
+
+    class Orders:
+        def __iter__(self) -> Iterator[dict[str, list[int]]]:
+            return iter([{"sample_id": next(epochs)}])
+
+    assert "epochs 1, 2 have the same order" in rf.audit(Orders(), epochs=3).findings[0]
+
+
+def test_a_full_disk_is_an_error_and_no_miscount(tmp_path: Path) -> None:
+    code = """
+import resource, signal, rankfeed as rf
+batches = [{"id": list(range(start, start + 100))} for start in range(0, 3000, 100)]
+import rankfeed.proof.trace, rankfeed.loading, torch
+resource.setrlimit(resource.RLIMIT_FSIZE, (24_000, 24_000))
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+try:
+    print(rf.audit(batches, key="id", universe=6000))
+except rf.errors.AuditError as error:
+    print("AuditError", error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
+    assert "AuditError keys could not be sorted on rank 0" in done.stdout, (done.stdout, done.stderr)
+
+
 def test_samples_without_ids_are_known_by_their_content() -> None:
     report = rf.audit(DataLoader([torch.tensor([float(i // 2)]) for i in range(6)], 2))  # type: ignore[arg-type]
     assert report.by_content
@@ -157,6 +229,23 @@ def test_what_an_audit_cannot_count_is_an_error_that_says_why() -> None:
         rf.audit([{"id": [1]}, {"id": ["a"]}], key="id")
     with pytest.raises(AuditError, match="of another kind"):
         rf.audit([{"id": [1]}], key="id", universe=["a"])
+    kinds = iter([[1, 2, 3], ["a"]])
+
+    class Changing:
+        def __iter__(self) -> Iterator[Any]:
+            return iter([{"sample_id": next(kinds)}])
+
+    with pytest.raises(AuditError, match="whole numbers in some epochs"):
+        rf.audit(Changing(), epochs=2)
+    for universe in (2.0, "ab", True, np.array(2.5)):
+        with pytest.raises(ArgumentError, match="universe is a number"):
+            rf.audit([{"id": [1]}], key="id", universe=universe)
+    assert rf.audit([{"id": [0, 1]}], key="id", universe=np.int64(2)).ok
+    assert rf.audit([], universe=["a"]).epochs[0].missing == 1
+    with pytest.raises(ArgumentError, match="key is"):
+        rf.audit([], key=["x"])  # type: ignore[arg-type]
+    with pytest.raises(AuditError, match="could not begin"):
+        rf.audit([], folder="/nowhere")
     for wrong in ({"epochs": 0}, {"max_steps": 0}, {"memory": 0.5}, {"universe": 0}):
         with pytest.raises((ArgumentError, AuditError)):
             rf.audit([{"id": [1]}], key="id", **wrong)  # type: ignore[arg-type]
@@ -182,4 +271,8 @@ def test_ranks_are_counted_together_and_hear_the_same(tmp_path: Path) -> None:
     ]
     assert "the loader failed on rank 1" in found["failing"]
     assert "keys could not be sorted on rank 0" in found["other kind"]
-    assert "different numbers of epochs" in found["other epochs"]
+    assert "asked for different audits" in found["other epochs"]
+    assert "asked for different audits" in found["other universe"]
+    assert "the audit could not begin on rank 1" in found["other folder"]
+    assert "the audit could not begin on rank 1" in found["no number"]
+    assert "the loader failed on rank 1" in found["mixed keys"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,20 +75,20 @@ def audit(
         - epoch 0: 1 of 5 deliveries repeat a sample: 2 at rank 0, step 0, row 2; rank 0, step 1, row 0
         - epoch 0: 1 samples did not come: 3
     """
-    limits: dict[str, Any] = {
-        "epochs": epochs,
-        "memory": memory,
-        "max_steps": 1 if max_steps is None else max_steps,
-    }
-    for name, value in limits.items():
-        if not isinstance(value, int) or value < 1:
-            raise ArgumentError(f"{name} is a whole number of 1 or more", found=repr(value))
     processes = Processes.here()
-    own = ours(loader)
-    if own is not None:
-        key, universe = _of_ours(own, key, universe)
-    with tempfile.TemporaryDirectory(prefix="rankfeed-audit-", dir=folder) as scratch:
-        reading = Reading(loader, key, Path(scratch), processes.rank)
+    with ExitStack() as stack:
+        reading: Reading
+        expected: Universe
+
+        def begin() -> tuple[object, ...]:
+            nonlocal reading, expected
+            _check(key, epochs, memory, max_steps)
+            own = ours(loader)
+            found, due = (key, universe) if own is None else _of_ours(own, key, universe)
+            expected = Universe(due)
+            scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="rankfeed-audit-", dir=folder))
+            reading = Reading(loader, found, Path(scratch), processes.rank)
+            return epochs, memory, max_steps, expected.known, expected.size
 
         def read() -> Told:
             for epoch in range(epochs):
@@ -96,9 +97,28 @@ def audit(
                 reading.read(max_steps)
             return reading.told()
 
+        asked = processes.each(begin, "the audit could not begin")
+        if len({*asked}) > 1:
+            raise AuditError(
+                "ranks were asked for different audits",
+                expected="the same epochs, memory, max_steps and universe on all of them",
+                found=dict(enumerate(asked)),
+            )
         told: list[Told] = processes.each(read, "the loader failed")
         _refuse(told)
-        return _counted(processes, reading, told, universe, memory, Path(scratch))
+        return _counted(processes, reading, told, expected, memory)
+
+
+def _check(key: Any, epochs: Any, memory: Any, max_steps: Any) -> None:
+    if not (isinstance(key, (str, int)) or callable(key)):
+        raise ArgumentError("key is a field's name, a place, or a function of the batch", found=repr(key))
+    for name, value in {
+        "epochs": epochs,
+        "memory": memory,
+        "max_steps": 1 if max_steps is None else max_steps,
+    }.items():
+        if not isinstance(value, int) or value < 1:
+            raise ArgumentError(f"{name} is a whole number of 1 or more", found=repr(value))
 
 
 def _of_ours(loader: Loader, key: Key, universe: Any) -> tuple[Key, Any]:
@@ -106,24 +126,25 @@ def _of_ours(loader: Loader, key: Key, universe: Any) -> tuple[Key, Any]:
     own = loader.id_column
     if own is None or key not in (USUAL, own):
         return key, universe
-    whole = type(loader.plan) is Plan and loader.tail != "drop"
+    whole = type(loader.plan) is Plan and loader.tail != "drop" and not loader.state_dict()["position"]
     return own, loader.plan.num_samples if universe is None and whole else universe
 
 
 def _counted(
-    processes: Processes, reading: Reading, told: Sequence[Told], universe: Any, memory: int, scratch: Path
+    processes: Processes, reading: Reading, told: Sequence[Told], expected: Universe, memory: int
 ) -> AuditReport:
     first = {each.share: each.rank for each in reversed(told)}
     # Of processes that read one share (tensor-parallel peers) one counts.
     counted = [each for each in told if each.share is None or first[each.share] == each.rank]
     traces = reading.traces if processes.rank in [each.rank for each in counted] else []
-    width = max(1, *(each.width for each in told))
-    expected = Universe(universe, width)
+    came_as = max(each.width for each in told)
+    width = came_as or expected.width or 1
     bits = bits_for(sum(each.samples for each in counted) + expected.size, width, memory)
-    dealt = [Dealt(scratch, f"epoch-{epoch}", width, bits) for epoch in range(len(reading.traces))]
-    declared = Dealt(scratch, "universe", width, bits) if expected.known else None
+    dealt = [Dealt(reading.scratch, f"epoch-{epoch}", width, bits) for epoch in range(len(reading.traces))]
+    declared = Dealt(reading.scratch, "universe", width, bits) if expected.known else None
 
     def deal() -> None:
+        expected.check(came_as)
         for each, trace in zip(dealt, reading.traces, strict=True):
             each.deal(trace.chunks() if traces and trace.width else ())
         if declared is not None and processes.rank == 0:
@@ -171,10 +192,6 @@ def _repeats(each: Count, places: Sequence[Any], expected: Universe) -> Iterator
 def _refuse(told: Sequence[Told]) -> None:
     if len({each.width for each in told if each.width}) > 1:
         raise AuditError("keys are whole numbers on some ranks and not on others", remedy="give all the same key=")
-    if len({len(each.epochs) for each in told}) > 1:
-        raise AuditError(
-            "ranks were asked for different numbers of epochs", found=[len(each.epochs) for each in told]
-        )
     shares: dict[int, Told] = {}
     for each in told:
         if each.share is not None:

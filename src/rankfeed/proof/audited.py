@@ -34,6 +34,7 @@ class RankEpoch:
         samples: in them.
         batch_sizes: how many batches there were of each size.
         orders: digests of the order of keys: of the rank (-1), and of each worker that is known.
+        in_order: whether the keys came in their own order, or the loader is one that does not shuffle.
         streams: digests of the random streams that its workers drew from: (worker, generator, digest).
     """
 
@@ -42,6 +43,7 @@ class RankEpoch:
     samples: int
     batch_sizes: Mapping[int, int]
     orders: Mapping[int, str]
+    in_order: bool = False
     streams: tuple[tuple[int, str, str], ...] = ()
 
 
@@ -174,11 +176,9 @@ def _by_whom(repeats: Sequence[Repeat]) -> str:
 
 def _same_orders(epochs: Sequence[EpochReport]) -> Iterator[str]:
     first = epochs[0]
-    again = [epoch.epoch for epoch in epochs[1:] if _orders(epoch) == _orders(first)]
-    if again and any(each.samples > 1 for each in first.ranks):
-        yield (
-            f"epochs {_named([first.epoch, *again])} have the same order: is there a set_epoch that nobody calls?"
-        )
+    again = _alike({epoch.epoch: ",".join(each.orders[NOBODY] for each in epoch.ranks) for epoch in epochs})
+    if again and any(each.samples > 1 and not each.in_order for each in first.ranks):
+        yield f"epochs {_named(again)} have the same order: is there a set_epoch that nobody calls?"
     ranks = _alike({each.rank: each.orders[NOBODY] for each in first.ranks if each.samples})
     if ranks:
         yield (
@@ -193,10 +193,6 @@ def _same_orders(epochs: Sequence[EpochReport]) -> Iterator[str]:
                 "are not shared out over workers"
             )
             return
-
-
-def _orders(epoch: EpochReport) -> list[str]:
-    return [each.orders[NOBODY] for each in epoch.ranks]
 
 
 def _same_streams(epochs: Sequence[EpochReport]) -> Iterator[str]:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -180,14 +181,14 @@ class Dealt:
             ]
             for words in chunks:
                 if not self._bits:
-                    files[0].write(np.ascontiguousarray(words).data)
+                    _write(files[0], np.ascontiguousarray(words))
                     continue
                 numbers = (words[:, 0] * _MIX >> np.uint64(64 - self._bits)).astype(np.uint16)
                 ordered = words[np.argsort(numbers, kind="stable")]
                 ends = np.cumsum(np.bincount(numbers, minlength=len(files))).tolist()
                 for file, start, end in zip(files, [0, *ends], ends, strict=False):
                     if end > start:
-                        file.write(ordered[start:end].data)
+                        _write(file, ordered[start:end])
 
     def read(self, number: int) -> Words:
         """The keys of a file, which is removed."""
@@ -198,6 +199,13 @@ class Dealt:
 
     def _path(self, number: int) -> Path:
         return self._folder / f"{self._name}-{number:03d}"
+
+
+def _write(file: BinaryIO, words: Words) -> None:
+    """Write all of it: a disk that is about to be full takes a part, and says so at the next."""
+    left = words.data.cast("B") if words.size else memoryview(b"")
+    while left:
+        left = left[file.write(left) :]
 
 
 def _some(one: Words, other: Words) -> Words:

@@ -6,7 +6,7 @@ is known by its XXH3 digest of 128 bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ Words = npt.NDArray[np.uint64]
 #: What finds the keys in a batch: a field's name or place, or a function.
 Key = str | int | Callable[[Any], Any]
 
+_MOST = (1 << 63) - 1
 #: The name that is looked for if nobody says another: batches need not have it.
 USUAL = "sample_id"
 
@@ -52,7 +53,8 @@ def keys_of(batch: Any, key: Key = USUAL) -> tuple[Words, bool]:
             raise AuditError(
                 f"a batch has no {key!r}", expected="the samples' ids", found=_outline(batch), remedy="key=..."
             )
-        return _digests(_rows(batch)), True
+        rows = list(_rows(batch))
+        return _digests(rows), bool(rows)
     return words_of(values), False
 
 
@@ -71,17 +73,58 @@ def words_of(values: Any) -> Words:
         >>> words_of(["a", "b", "a"]).shape
         (3, 2)
     """
-    array = _as_array(values)
-    if array is not None and array.ndim == 1 and array.dtype.kind in "iu":
-        whole = array.astype(np.int64).view(np.uint64) if array.dtype.kind == "i" else array.astype(np.uint64)
-        return whole[:, None]
-    if array is not None and array.dtype != object:
-        if array.ndim == 0:
-            raise AuditError("keys are one for each sample", expected="a sequence", found=repr(values))
-        return _digests(_bytes_of(row) for row in array)
-    if not isinstance(values, Sequence) or isinstance(values, (str, bytes)):
+    values = _plain(values)
+    if isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "iu":
+        if len(values) and values.dtype.kind == "u" and values.max() > _MOST:
+            raise _too_large(values.max())
+        return values.astype(np.int64).view(np.uint64)[:, None]
+    if isinstance(values, np.ndarray) and values.ndim:
+        values = values.tolist()
+    if not isinstance(values, (list, tuple)):
         raise AuditError("keys are one for each sample", expected="a sequence", found=type(values).__name__)
+    values = [_plain(value) for value in values]
+    if any(isinstance(value, np.ndarray) and value.ndim for value in values):
+        raise AuditError(
+            "these are fields of ids, and not ids",
+            expected="one for each sample",
+            found=_outline(values),
+            remedy="key=lambda batch: ... that returns a list with one for each sample",
+        )
+    values = [value.item() if isinstance(value, (np.ndarray, np.generic)) else value for value in values]
+    if all(isinstance(value, int) and not isinstance(value, bool) for value in values):
+        for value in values:
+            if not -_MOST - 1 <= value <= _MOST:
+                raise _too_large(value)
+        return np.array(values, np.int64).view(np.uint64)[:, None]
     return _digests(_bytes_of(value) for value in values)
+
+
+def _too_large(value: int) -> AuditError:
+    return AuditError(
+        "an id is too large",
+        expected=f"whole numbers up to {_MOST}",
+        found=value,
+        remedy="key=lambda batch: [str(each) for each in batch[...]]",
+    )
+
+
+def _plain(values: Any) -> Any:
+    """A tensor as an array, an array of objects as lists."""
+    if hasattr(values, "detach"):
+        values = _numpy(values)
+    return values.tolist() if isinstance(values, np.ndarray) and values.dtype == object else values
+
+
+def _numpy(tensor: Any) -> npt.NDArray[Any]:
+    """A tensor's values; where numpy has no such type, their bytes."""
+    tensor = tensor.detach().cpu()
+    try:
+        array: npt.NDArray[Any] = tensor.numpy()
+    except TypeError:
+        import torch
+
+        array = tensor.contiguous().view(torch.uint8).numpy()
+    return array
 
 
 def _found(batch: Any, key: Key) -> Any:
@@ -89,31 +132,23 @@ def _found(batch: Any, key: Key) -> Any:
         return key(batch)
     if isinstance(batch, Mapping):
         return batch.get(key)
-    if isinstance(batch, (list, tuple)):
-        if isinstance(key, int):
-            return batch[key] if -len(batch) <= key < len(batch) else None
-        if batch and all(isinstance(sample, Mapping) and key in sample for sample in batch):
-            return [sample[key] for sample in batch]
-        return getattr(batch, key, None)  # a named tuple
-    return getattr(batch, key, None) if isinstance(key, str) else None
+    if _is_samples(batch):
+        within = [key in each if isinstance(each, Mapping) else _reaches(each, key) for each in batch]
+        return [each[key] for each in batch] if all(within) else None
+    if isinstance(key, int):
+        return batch[key] if _reaches(batch, key) else None
+    return getattr(batch, key, None)  # of an object, or a named tuple
 
 
-def _as_array(values: Any) -> npt.NDArray[Any] | None:
-    """Values as an array where they are one, or a list of whole numbers."""
-    if hasattr(values, "detach"):  # a tensor
-        values = values.detach().cpu().numpy()
-    if isinstance(values, np.ndarray):
-        return values
-    if isinstance(values, Sequence) and not isinstance(values, (str, bytes)):
-        whole = [each.item() if _is_scalar_tensor(each) else each for each in values]
-        if all(isinstance(each, (int, np.integer)) and not isinstance(each, bool) for each in whole):
-            array = np.array(whole)
-            return array if array.dtype.kind in "iu" else np.zeros(0, np.int64) if not whole else None
-    return None
+def _is_samples(batch: Any) -> bool:
+    """Whether it is a list of samples, which nothing has made a batch of."""
+    if not isinstance(batch, list) or not batch:
+        return False
+    return all(isinstance(each, Mapping) for each in batch) or all(isinstance(each, tuple) for each in batch)
 
 
-def _is_scalar_tensor(value: Any) -> bool:
-    return hasattr(value, "detach") and value.ndim == 0
+def _reaches(fields: Any, key: Any) -> bool:
+    return isinstance(fields, (list, tuple)) and isinstance(key, int) and -len(fields) <= key < len(fields)
 
 
 def _digests(rows: Iterable[bytes]) -> Words:
@@ -128,12 +163,13 @@ def _bytes_of(value: Any) -> bytes:
     if isinstance(value, (bytes, bytearray)):
         return b"b" + value
     if hasattr(value, "detach"):
-        value = value.detach().cpu().numpy()
+        value = _numpy(value)
     if isinstance(value, (np.ndarray, np.generic)):
         array = np.asarray(value)
-        if array.dtype != object:
+        if array.ndim and array.dtype != object:
             return f"a{array.dtype.str}{array.shape}".encode() + array.tobytes()
         value = array.tolist()
+        return _bytes_of(value)
     if isinstance(value, Mapping):
         return b"m" + b"".join(_part(_bytes_of(name)) + _part(_bytes_of(each)) for name, each in value.items())
     if isinstance(value, (list, tuple)):
@@ -154,7 +190,7 @@ def _part(content: bytes) -> bytes:
 
 def _rows(batch: Any) -> Iterator[bytes]:
     """What each sample of a batch holds."""
-    if isinstance(batch, list) and batch and all(isinstance(sample, Mapping) for sample in batch):
+    if _is_samples(batch):
         yield from map(_bytes_of, batch)
         return
     fields = dict(_fields(batch))
@@ -189,8 +225,10 @@ def _has_entries(value: Any) -> bool:
 
 def _entry(fields: Mapping[str, Any], name: str, row: int) -> Any:
     """A sample's value; of a ragged column without what it is padded with."""
-    value, lengths = fields[name][row], fields.get(f"{name}_lengths")
-    return value if lengths is None else value[: int(lengths[row])]
+    column, lengths = fields[name], fields.get(f"{name}_lengths")
+    if lengths is None or getattr(column, "ndim", 0) < 2 or int(max(lengths)) > column.shape[1]:
+        return column[row]
+    return column[row][: int(lengths[row])]
 
 
 def _outline(batch: Any) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from rankfeed.errors import AuditError
+from rankfeed.errors import AuditError, RankfeedError
 from rankfeed.topology import Topology
 
 _T = TypeVar("_T")
@@ -48,12 +48,16 @@ class Processes:
         Raises:
             AuditError: it failed, on any of them; raised on all.
         """
-        done, failed, cause = None, "", None
+        done, failed = None, ""
+        cause: BaseException | None = None
         try:
             done = work()
-        except Exception as error:
+        except BaseException as error:  # the others are waiting, and are told of an interruption, too
             failed, cause = f"{type(error).__name__}: {error}", error
         told = self.all((failed, done))
+        alone = self.world_size == 1 and isinstance(cause, RankfeedError)
+        if cause is not None and (alone or not isinstance(cause, Exception)):
+            raise cause
         for rank, (failed, _) in enumerate(told):
             if failed:
                 raise AuditError(f"{summary} on rank {rank}", found=failed) from cause

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rankfeed.errors import AuditError
 from rankfeed.proof.audited import RankEpoch
 from rankfeed.proof.keys import Key, keys_of
 from rankfeed.proof.tagged import Tagged, tagged
@@ -45,7 +46,9 @@ class Reading:
         streams: dict[tuple[int, str], str] = {}
         self.traces.append(trace)
         self.streams.append(streams)
-        masked = ours(self.loader) is not None
+        own = ours(self.loader)
+        # A column of the user's own may be called so, where none is needed.
+        masked = own is not None and (own.tail == "pad" or "valid" not in own.source.fields)
         with tagged(self.loader):
             batches = iter(self.loader)
             for batch in islice(batches, max_steps):
@@ -56,7 +59,7 @@ class Reading:
                     batch = batch.batch
                 words, by_content = keys_of(batch, self.key)
                 self.by_content |= by_content
-                if masked and "valid" in batch:
+                if masked and isinstance(batch, Mapping) and "valid" in batch:
                     words = words[batch["valid"].cpu().numpy()]  # other rows only fill
                 trace.add(words, worker)
             self.cut |= max_steps is not None and next(batches, None) is not None
@@ -64,6 +67,8 @@ class Reading:
 
     def told(self) -> Told:
         own = ours(self.loader)
+        if len({trace.width for trace in self.traces if trace.width}) > 1:
+            raise AuditError("keys are whole numbers in some epochs and not in others", where=f"rank {self.rank}")
         return Told(
             self.rank,
             share=own.topology.rank if own is not None and own.topology.launcher == "mesh" else None,
@@ -78,7 +83,9 @@ class Reading:
         sizes = trace.sizes
         drawn = tuple((worker, name, digest) for (worker, name), digest in sorted(streams.items()))
         counts = dict(sorted(Counter(sizes.tolist()).items()))
-        return RankEpoch(self.rank, len(sizes), int(sizes.sum()), counts, trace.orders, drawn)
+        own = ours(self.loader)
+        in_order = trace.ascending or (own is not None and own.plan.describe().get("shuffle") == "none")
+        return RankEpoch(self.rank, len(sizes), int(sizes.sum()), counts, trace.orders, in_order, drawn)
 
 
 def ours(loader: Any) -> Loader | None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from xxhash import xxh3_128_hexdigest
 
-#: Digests of the random streams that a worker draws from, by the name of their generator.
+#: Digests of the random streams that a worker draws from, as they were when it began, by name of the generator.
 Streams = dict[str, str]
 
 
@@ -27,42 +27,49 @@ class Tagged:
 
 @contextmanager
 def tagged(loader: Any) -> Iterator[None]:
-    """Batches of a torch DataLoader with workers come as `Tagged` in here, if its workers are started in here."""
+    """Batches of a torch DataLoader come as `Tagged` in here, from workers that are started in here.
+
+    Of others they come as they are: a subclass may look into its batches, and workers that persist would go on
+    tagging.
+    """
     data = sys.modules.get("torch.utils.data")
     if data is None or not isinstance(loader, data.DataLoader) or not loader.num_workers:
         yield
         return
-    own = loader.collate_fn
-    loader.collate_fn = _Tagging(own)
+    if loader.persistent_workers or type(loader).__iter__.__module__.split(".")[0] not in ("torch", "torchdata"):
+        yield
+        return
+    collate, init = loader.collate_fn, loader.worker_init_fn
+    tagging = _Tagging(collate, init)
+    loader.collate_fn, loader.worker_init_fn = tagging, tagging.begin
     try:
         yield
     finally:
-        loader.collate_fn = own
+        loader.collate_fn, loader.worker_init_fn = collate, init
 
 
 class _Tagging:
-    """Stands where a collate function stood."""
+    """Stands where a collate function stood, and begins where a worker does."""
 
-    def __init__(self, own: Callable[[Any], Any]) -> None:
-        self.own = own
-        self._seeds: Streams = {}
+    def __init__(self, collate: Callable[[Any], Any], init: Callable[[int], object] | None) -> None:
+        self._collate, self._init = collate, init
+        self._first: Streams = {}
         self._states: Streams = {}
+
+    def begin(self, worker: int) -> None:
+        if self._init is not None:
+            self._init(worker)
+        self._first = self._states = _states()
 
     def __call__(self, samples: Any) -> Tagged:
         from torch.utils.data import get_worker_info
 
-        batch, info = self.own(samples), get_worker_info()
-        return Tagged(batch, -1 if info is None else info.id, self._drawn())
-
-    def _drawn(self) -> Streams:
-        """Streams of which something was drawn since the batch before: others do no harm if they are the same."""
+        batch, info = self._collate(samples), get_worker_info()
         states = _states()
-        self._seeds = self._seeds or _seeds()
-        drawn = {
-            name: self._seeds[name] for name, state in states.items() if self._states.get(name, state) != state
-        }
+        # Streams that nothing is drawn from do no harm if they are the same.
+        drawn = {name: self._first[name] for name, state in states.items() if self._states[name] != state}
         self._states = states
-        return drawn
+        return Tagged(batch, info.id if info else 0, drawn)
 
 
 def _states() -> Streams:
@@ -72,16 +79,4 @@ def _states() -> Streams:
         "torch": xxh3_128_hexdigest(torch.random.get_rng_state().numpy().tobytes()),
         "numpy": xxh3_128_hexdigest(repr(np.random.get_state(legacy=False)).encode()),
         "random": xxh3_128_hexdigest(repr(random.getstate()).encode()),
-    }
-
-
-def _seeds() -> Streams:
-    """What stays the same for some hundred draws: two workers that were seeded alike have it in common."""
-    import torch
-
-    _, key, *_ = np.random.get_state(legacy=True)
-    return {
-        "torch": str(torch.initial_seed()),
-        "numpy": xxh3_128_hexdigest(np.asarray(key).tobytes()),
-        "random": xxh3_128_hexdigest(repr(random.getstate()[1][:-1]).encode()),
     }

@@ -12,7 +12,6 @@ import numpy.typing as npt
 from xxhash import xxh3_128
 
 from rankfeed.errors import AuditError
-from rankfeed.proof.counting import distinct, is_in
 from rankfeed.proof.keys import Words
 
 _CHUNK = 1 << 20
@@ -45,6 +44,8 @@ class Trace:
     def __init__(self, path: Path, rank: int) -> None:
         self.rank = rank
         self.width = 0
+        #: Whether all keys came in their own order: nobody meant to shuffle them.
+        self.ascending, self._last = True, -(1 << 63)
         self._path, self._file = path, path.open("wb")
         self._sizes, self._workers = array("q"), array("h")
         self._order = xxh3_128()
@@ -68,7 +69,13 @@ class Trace:
         content = np.ascontiguousarray(words)
         self._file.write(content.data)
         self._order.update(content.data)
-        if worker is not None:
+        numbers = words[:, 0].view(np.int64) if words.shape[1] == 1 else None
+        if numbers is None:
+            self.ascending = False
+        elif len(numbers):
+            self.ascending &= bool(self._last <= numbers[0] and (numbers[1:] >= numbers[:-1]).all())
+            self._last = int(numbers[-1])
+        if worker is not None and len(words):
             self._order_of.setdefault(worker, xxh3_128()).update(content.data)
         self._sizes.append(len(words))
         self._workers.append(NOBODY if worker is None else worker)
@@ -103,17 +110,17 @@ class Trace:
             most: places of each.
         """
         found: list[list[Place]] = [[] for _ in range(len(keys))]
-        if not len(keys) or self.width != keys.shape[1]:
+        if self.width != keys.shape[1]:
             return found
-        wanted, _ = distinct(keys)
-        number = {tuple(key): each for each, key in enumerate(keys.tolist())}
         ends, start = np.cumsum(self.sizes), 0
         for words in self.chunks():
-            for hit in np.flatnonzero(is_in(words, wanted)).tolist():
-                places = found[number[tuple(words[hit].tolist())]]
-                if len(places) < most:
+            for key, places in zip(keys, found, strict=True):
+                hits = (
+                    np.flatnonzero((words == key).all(axis=1))[: most - len(places)] if len(places) < most else ()
+                )
+                for hit in hits:
                     step = int(np.searchsorted(ends, start + hit, side="right"))
-                    row = start + hit - int(ends[step - 1] if step else 0)
+                    row = start + int(hit) - int(ends[step - 1] if step else 0)
                     worker = self._workers[step]
                     places.append(Place(self.rank, None if worker == NOBODY else worker, step, row))
             start += len(words)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Sized
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -19,24 +20,23 @@ class Universe:
 
     Args:
         given: which.
-        width: words of a key of what came.
 
     Raises:
-        ArgumentError: a number below 1.
+        ArgumentError: a number below 1, or nothing that can be meant.
     """
 
-    def __init__(self, given: Any, width: int) -> None:
-        self.given, self.width = given, width
-        self.known = given is not None
-        if isinstance(given, int):
-            if given < 1:
-                raise ArgumentError("universe is a number of samples, or their ids", found=given)
-            self.size = given
-        elif self.known:
-            self.given = given if isinstance(given, Sized) else list(given)
-            self.size = len(self.given)
-        else:
-            self.size = 0
+    def __init__(self, given: Any) -> None:
+        self.known, self.given = given is not None, given
+        if self.known and (
+            isinstance(given, (str, bytes)) or not getattr(given, "ndim", hasattr(given, "__iter__"))
+        ):
+            self.given = _number(given)
+        elif self.known and not isinstance(given, Sized):
+            self.given = list(given)
+        self.size = 0 if given is None else self.given if isinstance(self.given, int) else len(self.given)
+        first = next(self._values(), ())
+        #: Words of a key; 0 where there are none.
+        self.width = words_of(first).shape[1] if len(first) else 0
 
     def chunks(self) -> Iterator[Words]:
         """Their keys.
@@ -47,13 +47,18 @@ class Universe:
         for values in self._values():
             words = words_of(values)
             if len(words) and words.shape[1] != self.width:
-                raise AuditError(
-                    "the ids of the declared samples are of another kind than those that came",
-                    expected="whole numbers" if self.width == 1 else "no whole numbers",
-                    found=repr(values[0]),
-                    remedy="key= names the field that has them",
-                )
+                raise AuditError("some of the declared ids are whole numbers and some are not", where="universe")
             yield words
+
+    def check(self, width: int) -> None:
+        """Raise AuditError unless the keys of what came, of so many words (0: nothing came), are of this kind."""
+        if self.width and width and self.width != width:
+            raise AuditError(
+                "the ids of the declared samples are of another kind than those that came",
+                expected="whole numbers" if width == 1 else "no whole numbers",
+                found=repr(next(self._values())[0]),
+                remedy="key= names the field that has them",
+            )
 
     def _values(self) -> Iterator[Any]:
         if isinstance(self.given, int):
@@ -66,7 +71,7 @@ class Universe:
 
     def names(self, keys: Words) -> tuple[str, ...]:
         """Keys as people know them."""
-        if self.width == 1:
+        if keys.shape[1] == 1:
             return tuple(map(str, keys[:, 0].view(np.int64).tolist()))
         wanted, _ = distinct(keys)
         names: dict[tuple[int, ...], str] = {}
@@ -76,3 +81,13 @@ class Universe:
                 tuple(words[hit].tolist()): repr(values[hit]) for hit in np.flatnonzero(is_in(words, wanted))
             }
         return tuple(names.get(tuple(key), f"content {key[0]:016x}") for key in keys.tolist())
+
+
+def _number(given: Any) -> int:
+    try:
+        number = index(given)
+    except TypeError:
+        number = 0
+    if number < 1 or isinstance(given, bool):
+        raise ArgumentError("universe is a number of samples, or their ids", found=repr(given))
+    return number

@@ -52,6 +52,10 @@ def main(out: Path) -> None:
         "uneven": findings(lambda: rf.audit(uneven)),
         "failing": findings(lambda: rf.audit(failing(rank))),
         "other kind": findings(lambda: rf.audit(uneven, universe=["a"])),
+        "other universe": findings(lambda: rf.audit(uneven, universe=[8, None][rank])),
+        "other folder": findings(lambda: rf.audit(uneven, folder=[None, "/nowhere"][rank])),
+        "no number": findings(lambda: rf.audit(uneven, universe=[8, 2.5][rank])),  # type: ignore[arg-type]
+        "mixed keys": findings(lambda: rf.audit([{"sample_id": [1]}, {"sample_id": [[1, "a"][rank]]}])),
         "other epochs": findings(lambda: rf.audit(uneven, epochs=1 + rank)),
     }
     (out / f"{rank}.json").write_text(json.dumps(told))
