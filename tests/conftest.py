@@ -1,6 +1,7 @@
 """What all tests share: hypothesis profiles, one thread a process, groups of tests that must not overlap."""
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -37,6 +38,18 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.load_profile("ci")
     else:
         settings.load_profile("default")
+
+
+@pytest.fixture(autouse=True)
+def environment_put_back() -> Iterator[None]:
+    """What a test leaves in the environment (frameworks say there who a rank is) reaches no other test."""
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    for name in before:
+        if os.environ.get(name) != before[name]:
+            os.environ[name] = before[name]
 
 
 @pytest.hookimpl(optionalhook=True)

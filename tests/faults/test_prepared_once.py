@@ -16,7 +16,8 @@ import psutil
 import pytest
 from tests.faults.prepare_job import FILES, content, join, read_held
 from tests.launch.slurm import slurm
-from tests.launch.test_topology_launchers import OPENMPI, PREFIXES, TORCHRUN, need
+from tests.launch.test_topology_launchers import OPENMPI, TORCHRUN, need
+from tests.support.environ import of_no_launcher
 from tests.support.jobs import free_port
 from tests.support.seeds import fresh_seed
 
@@ -158,13 +159,10 @@ def test_plain_processes_that_are_killed_leave_one_committed_build(reader: Reade
 
 @contextmanager
 def launched(command: list[str], environ: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    environ = {
-        name: value for name, value in environ.items() if name == "SLURM_CONF" or not name.startswith(PREFIXES)
-    }
     with log.open("wb") as file:
         job = subprocess.Popen(
             command,
-            env={**environ, "OMP_NUM_THREADS": "1"},
+            env={**of_no_launcher(environ), "OMP_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,

@@ -12,23 +12,12 @@ from pathlib import Path
 
 import pytest
 from tests.launch.slurm import slurm
+from tests.support.environ import of_no_launcher
 from tests.support.jobs import free_port
 
 PRINT = [sys.executable, str(Path(__file__).parent / "jobs" / "print_topology.py")]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 OPENMPI = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe"]
-PREFIXES = (
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_",
-    "GROUP_",
-    "NODE_RANK",
-    "TORCHELASTIC",
-    "SLURM_",
-    "OMPI_",
-    "PMI",
-    "MPI_",
-)
 PACKAGES = {
     "srun": "slurmctld slurmd slurm-client munge",
     "mpirun.openmpi": "openmpi-bin",
@@ -48,10 +37,9 @@ def need(program: str) -> None:
 
 def run(command: list[str], environ: dict[str, str] | None = None, timeout: float = 60, **more: str) -> str:
     """What a launch prints; past its time all of it is ended."""
-    environ = {n: v for n, v in (environ or os.environ).items() if n == "SLURM_CONF" or not n.startswith(PREFIXES)}
     process = subprocess.Popen(
         command,
-        env={**environ, "OMP_NUM_THREADS": "1", **more},
+        env={**of_no_launcher(environ), "OMP_NUM_THREADS": "1", **more},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from tests.support import jobs
+from tests.support.environ import of_no_launcher
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 import rankfeed as rf
@@ -192,7 +193,14 @@ try:
 except rf.errors.AuditError as error:
     print("AuditError", error)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=of_no_launcher(),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
     assert "AuditError keys could not be sorted on rank 0" in done.stdout, (done.stdout, done.stderr)
 
 

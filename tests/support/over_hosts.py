@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tests.launch.test_topology_launchers import OPENMPI, PREFIXES, TORCHRUN
+from tests.launch.test_topology_launchers import OPENMPI, TORCHRUN
+from tests.support.environ import of_no_launcher
 from tests.support.network import Network
 
 ROOT = Path(__file__).parents[2]
@@ -40,10 +41,10 @@ def launched(
     launcher: str, net: Network, environ: dict[str, str], log: Path, script: Sequence[str]
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
     """A launch under way; what is left of it on the hosts at the end is killed."""
-    environ = {
-        name: value for name, value in environ.items() if name == "SLURM_CONF" or not name.startswith(PREFIXES)
+    environ = of_no_launcher(environ) | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), environ.get("PYTHONPATH", "")]),
+        "OMP_NUM_THREADS": "1",
     }
-    environ |= {"PYTHONPATH": os.pathsep.join([str(ROOT), environ.get("PYTHONPATH", "")]), "OMP_NUM_THREADS": "1"}
     with log.open("wb") as out:
         jobs = [
             subprocess.Popen(

@@ -3,23 +3,7 @@
 import os
 
 import pytest
-
-PREFIXES = (
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_",
-    "GROUP_",
-    "NODE_RANK",
-    "TORCHELASTIC",
-    "SLURM_",
-    "OMPI_",
-    "PMI_",
-    "PMIX_",
-    "MPI_",
-    "I_MPI_",
-    "MV2_",
-    "JSM_",
-)
+from tests.support.environ import PREFIXES
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ import msgspec
 
 from rankfeed.errors import RankfeedError, TopologyError
 from rankfeed.storage import look_again, write_atomic
+from rankfeed.storage.commit import TEMPORARY
 from rankfeed.storage.decodable import decodable
 from rankfeed.topology.agreement import Seen, absent, listed
 
@@ -216,10 +217,11 @@ class _Call:
         while any((self.members / f"{name}.json").exists() for name in followers) and time.monotonic() < deadline:
             time.sleep(self.pause)
         with suppress(OSError):
-            for path in (*self.members.glob("*.json"), *self.answers.glob("*.json")):
-                path.unlink(missing_ok=True)
-            for folder in (self.members, self.answers, self.folder):
+            for folder in (self.members, self.answers):
+                for path in (*folder.glob("*.json"), *folder.glob(f"{TEMPORARY}*")):
+                    path.unlink(missing_ok=True)
                 folder.rmdir()
+            self.folder.rmdir()
 
 
 def _expected(here: Mapping[str, Seen]) -> int:
