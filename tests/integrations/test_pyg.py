@@ -1,7 +1,9 @@
 """Seed nodes: each once an epoch over all ranks, in equal steps, in a new order each epoch, resumable."""
 
 import json
+import os
 import subprocess
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -24,20 +26,46 @@ SEEDS = [node for node in range(101) if node % 3]
 ONE = rf.Topology()
 
 
-def launch(ranks: int, folder: Path, state: Any = None) -> list[dict[str, Any]]:
+def launch(ranks: int, folder: Path, state: Any = None, sampler: Path | None = None) -> list[dict[str, Any]]:
     folder.mkdir()
     text = json.dumps(state) if state else ""
-    jobs.run(jobs.torchrun(ranks, SCRIPT, folder, text), folder / "log", 200)
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]
+    path = os.pathsep.join(filter(None, [str(sampler or ""), os.environ.get("PYTHONPATH")]))
+    jobs.run(["env", f"PYTHONPATH={path}", *jobs.torchrun(ranks, SCRIPT, folder, text)], folder / "log", 400)
+    results = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]
+    assert all(result["neighbours"] == (sampler is not None) for result in results)
+    return results
 
 
 def count(ranks: list[list[list[int]]]) -> Counter[int]:
     return Counter(node for steps in ranks for step in steps for node in step)
 
 
-@pytest.mark.timeout(420)
-def test_every_seed_once_in_equal_steps_and_resumed_on_another_number_of_ranks(tmp_path: Path) -> None:
-    on_three = launch(3, tmp_path / "three")
+@pytest.fixture
+def sampler(request: pytest.FixtureRequest) -> Path | None:
+    """Where the package lies that NeighborLoader samples with: built from its source, once on a machine.
+
+    PyPI has it as source alone, and that takes minutes to compile.
+    """
+    if request.param is None:
+        return None
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    folder = Path.home() / ".cache" / "rankfeed-tests" / f"{request.param}-python{python}-torch{torch.__version__}"
+
+    def build(staging: Path) -> None:
+        how = ["--no-deps", "--no-build-isolation", "--no-binary", ":all:", "--target", staging]
+        subprocess.run([sys.executable, "-m", "pip", "install", *how, request.param, "torch-scatter"], check=True)
+
+    return rf.prepare_once(folder, build)
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(
+    "sampler", [pytest.param(None, id="none"), pytest.param("torch-sparse", marks=pytest.mark.soak)], indirect=True
+)
+def test_every_seed_once_in_equal_steps_and_resumed_on_another_number_of_ranks(
+    sampler: Path | None, tmp_path: Path
+) -> None:
+    on_three = launch(3, tmp_path / "three", sampler=sampler)
     for workers in ("0", "2"):
         epochs = [[result[workers][epoch] for result in on_three] for epoch in range(2)]
         for ranks in epochs:
@@ -46,7 +74,7 @@ def test_every_seed_once_in_equal_steps_and_resumed_on_another_number_of_ranks(t
         assert epochs[0] != epochs[1], "a new order"
         assert epochs == [[result["0"][epoch] for result in on_three] for epoch in range(2)]
     assert all(result["state"] == on_three[0]["state"] for result in on_three)
-    on_two = launch(2, tmp_path / "two", on_three[0]["state"])
+    on_two = launch(2, tmp_path / "two", on_three[0]["state"], sampler)
     before = [result["before"] for result in on_three]
     for workers in ("0", "2"):
         after = [result[workers] for result in on_two]
