@@ -50,10 +50,10 @@ class Recent:
 
     Examples:
         >>> recent = Recent()
-        >>> figures = {"steps": 0, "samples": 0, "waited_seconds": 0.0}
-        >>> recent.rates(figures, now=0.0)
-        (0.0, 0.0)
-        >>> recent.rates({"steps": 5, "samples": 50, "waited_seconds": 0.5}, now=2.0)
+        >>> figures = {"steps": 4, "samples": 40, "waited_seconds": 1.0}
+        >>> recent.rates(figures | {"samples_per_second": 8.0, "waited_share": 0.2}, now=5.0)
+        (8.0, 0.2)
+        >>> recent.rates({"steps": 9, "samples": 90, "waited_seconds": 1.5}, now=7.0)
         (25.0, 0.25)
     """
 
@@ -71,8 +71,8 @@ class Recent:
         while len(self._looks) > 2 and self._enough(*self._looks[1]):
             self._looks.popleft()
         then, before = self._looks[0]
-        if now <= then:
-            return 0.0, 0.0
+        if now <= then:  # the first look: all that was before it
+            return figures["samples_per_second"], figures["waited_share"]
         waited = figures["waited_seconds"] - before["waited_seconds"]
         return (figures["samples"] - before["samples"]) / (now - then), min(1.0, max(0.0, waited / (now - then)))
 
