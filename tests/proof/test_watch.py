@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.proof.watching import FIGURES, Doing
+from tests.proof.watching import FIGURES, Doing, doing
 
 import rankfeed as rf
 from rankfeed.errors import ArgumentError
@@ -47,7 +47,7 @@ def test_the_last_figures_are_shown_at_the_end() -> None:
 
 def test_figures_are_shown_while_it_is_iterated() -> None:
     seen = threading.Semaphore(0)
-    with rf.watch(Doing(), lambda _: seen.release(), every=0.01):
+    with rf.watch(doing(), lambda _: seen.release(), every=0.01):
         for _ in range(3):
             assert seen.acquire(timeout=LIMIT)
 
@@ -119,7 +119,7 @@ def test_it_keeps_no_loader_alive_and_ends_with_it() -> None:
 @pytest.mark.parametrize(("rank", "all_ranks", "shown"), [(0, None, 1), (1, None, 0), (1, True, 1), (0, True, 1)])
 def test_rank_0_alone_shows_unless_all_are_wanted(rank: int, all_ranks: bool | None, shown: int) -> None:
     seen: list[Any] = []
-    with rf.watch(Doing(rank), seen.append, every=SELDOM, all_ranks=all_ranks):
+    with rf.watch(doing(rank), seen.append, every=SELDOM, all_ranks=all_ranks):
         pass
     assert len(seen) == shown
 
@@ -141,7 +141,7 @@ def test_a_log_gets_whole_lines_and_none_while_nothing_happens(capsys: pytest.Ca
 
 def test_a_long_wait_is_said_again_and_again(capsys: pytest.CaptureFixture[str]) -> None:
     said = 0
-    with rf.watch(Doing(waiting_seconds=34.0), every=0.01):
+    with rf.watch(doing(waiting_seconds=34.0), every=0.01):
         while said < 3:
             said += capsys.readouterr().err.count("waiting for data for 34 s")
 
@@ -150,17 +150,17 @@ def test_a_long_wait_is_said_again_and_again(capsys: pytest.CaptureFixture[str])
     ("call", "says"),
     [
         (lambda: rf.watch([1, 2]), "only what has statistics"),
-        (lambda: rf.watch(Doing(), "promeths"), "no such outlet"),
-        (lambda: rf.watch(Doing(), 3), "no such outlet"),
-        (lambda: rf.watch(Doing(), None), "no such outlet"),
-        (lambda: rf.watch(Doing(), port=9), "port belongs to another outlet"),
-        (lambda: rf.watch(Doing(), print, log_dir="x"), "log_dir belongs to another outlet"),
-        (lambda: rf.watch(Doing(), "prometheus", every=2), "every belongs to another outlet"),
-        (lambda: rf.watch(Doing(), every=0), "every is seconds"),
-        (lambda: rf.watch(Doing(), every=float("nan")), "every is seconds"),
-        (lambda: rf.watch(Doing(), every=float("inf")), "every is seconds"),
-        (lambda: rf.watch(Doing(), "prometheus", port=65536), "port is a whole number"),
-        (lambda: rf.watch(Doing(), "prometheus", port=True), "port is a whole number"),
+        (lambda: rf.watch(doing(), "promeths"), "no such outlet"),
+        (lambda: rf.watch(doing(), 3), "no such outlet"),
+        (lambda: rf.watch(doing(), None), "no such outlet"),
+        (lambda: rf.watch(doing(), port=9), "port belongs to another outlet"),
+        (lambda: rf.watch(doing(), print, log_dir="x"), "log_dir belongs to another outlet"),
+        (lambda: rf.watch(doing(), "prometheus", every=2), "every belongs to another outlet"),
+        (lambda: rf.watch(doing(), every=0), "every is seconds"),
+        (lambda: rf.watch(doing(), every=float("nan")), "every is seconds"),
+        (lambda: rf.watch(doing(), every=float("inf")), "every is seconds"),
+        (lambda: rf.watch(doing(), "prometheus", port=65536), "port is a whole number"),
+        (lambda: rf.watch(doing(), "prometheus", port=True), "port is a whole number"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(call: Callable[[], Any], says: str) -> None:
@@ -175,7 +175,7 @@ def test_warnings_that_are_errors_do_not_reach_the_training() -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            with rf.watch(Doing(), lambda _: 1 / 0, every=0.01):
+            with rf.watch(doing(), lambda _: 1 / 0, every=0.01):
                 (ticker,) = threads()
                 ticker.join(LIMIT)
     finally:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.proof.watching import Doing
+from tests.proof.watching import Doing, doing
 from tests.support.jobs import free_port
 
 import rankfeed as rf
@@ -41,7 +41,7 @@ def test_two_loaders_share_an_endpoint_and_the_last_closes_it() -> None:
     with rf.watch(train, "prometheus", port=0, name="train") as first:
         before = asked(first)
         assert before["rankfeed_steps_total", "1", "train"] == 0
-        with rf.watch(Doing(), "prometheus", port=0, name="test") as second:
+        with rf.watch(doing(), "prometheus", port=0, name="test") as second:
             assert second.url == first.url
             list(train)
             both = asked(first)
@@ -57,12 +57,12 @@ def test_two_loaders_share_an_endpoint_and_the_last_closes_it() -> None:
 
 
 def test_only_this_machine_is_answered_unless_told_otherwise() -> None:
-    with rf.watch(Doing(), "prometheus", port=0) as watching:
+    with rf.watch(doing(), "prometheus", port=0) as watching:
         port = int(re.fullmatch(r"http://127\.0\.0\.1:(\d+)/metrics", watching.url)[1])  # type: ignore[index]
         with socket.socket() as client, pytest.raises(OSError):  # noqa: PT012
             client.settimeout(LIMIT)
             client.connect(("127.0.0.2", port))
-    with rf.watch(Doing(), "prometheus", port=0, host="0.0.0.0") as watching, socket.socket() as client:
+    with rf.watch(doing(), "prometheus", port=0, host="0.0.0.0") as watching, socket.socket() as client:
         client.connect(("127.0.0.2", int(watching.url.split(":")[2].split("/")[0])))
 
 
@@ -70,7 +70,7 @@ def test_a_name_that_is_taken_is_refused_until_its_loader_is_gone() -> None:
     loader = Doing()
     with rf.watch(loader, "prometheus", port=0) as first:
         with pytest.raises(ArgumentError, match="another loader of this name"):
-            rf.watch(Doing(), "prometheus", port=0)
+            rf.watch(doing(), "prometheus", port=0)
         del loader
         other = Doing(epoch=5)
         with rf.watch(other, "prometheus", port=0) as second:
@@ -84,25 +84,25 @@ def test_a_port_that_is_taken_is_an_error_with_a_remedy() -> None:
         server.bind(("127.0.0.1", 0))
         server.listen()
         with pytest.raises(ArgumentError, match=r"(?s)cannot be had.*in use.*port \+ local_rank"):
-            rf.watch(Doing(), "prometheus", port=server.getsockname()[1])
+            rf.watch(doing(), "prometheus", port=server.getsockname()[1])
     with pytest.raises(ArgumentError, match="cannot be had"):
-        rf.watch(Doing(), "prometheus", port=0, host="192.0.2.1")
+        rf.watch(doing(), "prometheus", port=0, host="192.0.2.1")
 
 
 def test_ranks_of_one_host_have_ports_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     port = free_port()
     for name, value in {"RANK": 3, "WORLD_SIZE": 4, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}.items():
         monkeypatch.setenv(name, str(value))
-    with rf.watch(Doing(), "prometheus", port=port - 1) as watching:
+    with rf.watch(doing(), "prometheus", port=port - 1) as watching:
         assert watching.url == f"http://127.0.0.1:{port}/metrics"
     with pytest.raises(ArgumentError, match="no port is left"):
-        rf.watch(Doing(), "prometheus", port=65535)
+        rf.watch(doing(), "prometheus", port=65535)
 
 
 def test_a_process_that_was_forked_meanwhile_does_not_hold_the_port() -> None:
     port = free_port()
     theirs, ours = os.pipe()
-    watching = rf.watch(Doing(), "prometheus", port=port)
+    watching = rf.watch(doing(), "prometheus", port=port)
     child = os.fork()
     if not child:
         os.close(ours)
@@ -112,7 +112,7 @@ def test_a_process_that_was_forked_meanwhile_does_not_hold_the_port() -> None:
     try:
         assert asked(watching)["rankfeed_epoch", "0", "loader"] == 2
         watching.close()
-        with rf.watch(Doing(epoch=3), "prometheus", port=port) as again:
+        with rf.watch(doing(epoch=3), "prometheus", port=port) as again:
             assert asked(again)["rankfeed_epoch", "0", "loader"] == 3
         os.write(ours, b".")
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
@@ -155,4 +155,4 @@ def test_without_prometheus_client_the_error_names_what_to_install(monkeypatch: 
     missing: Any = None
     monkeypatch.setitem(sys.modules, "prometheus_client", missing)
     with pytest.raises(MissingExtraError, match=r"pip install 'rankfeed\[prometheus\]'"):
-        rf.watch(Doing(), "prometheus", port=0)
+        rf.watch(doing(), "prometheus", port=0)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tests.proof.watching import Doing
+from tests.proof.watching import Doing, doing
 from torch.utils.tensorboard import SummaryWriter
 
 import rankfeed as rf
@@ -35,7 +35,7 @@ def test_figures_are_read_back_under_the_step_of_training(tmp_path: Path) -> Non
 
 def test_a_writer_of_the_users_own_stays_open(tmp_path: Path) -> None:
     writer = SummaryWriter(tmp_path)
-    with rf.watch(Doing(), writer, every=SELDOM):
+    with rf.watch(doing(), writer, every=SELDOM):
         pass
     writer.add_scalar("loss", 0.5, 22)
     writer.close()
@@ -45,7 +45,7 @@ def test_a_writer_of_the_users_own_stays_open(tmp_path: Path) -> None:
 
 def test_each_rank_has_a_folder_of_its_own(tmp_path: Path) -> None:
     for rank in (0, 1):
-        with rf.watch(Doing(rank), "tensorboard", log_dir=tmp_path, every=SELDOM, all_ranks=True):
+        with rf.watch(doing(rank), "tensorboard", log_dir=tmp_path, every=SELDOM, all_ranks=True):
             pass
     assert sorted(each.name for each in tmp_path.iterdir()) == ["rank-0", "rank-1"]
     assert len(curves(tmp_path / "rank-1")) == len(Doing().stats())
@@ -58,7 +58,7 @@ def test_a_full_disk_ends_the_curves_alone(tmp_path: Path, monkeypatch: pytest.M
         warnings.simplefilter("always")
         resource.setrlimit(resource.RLIMIT_FSIZE, (2048, hard))  # EFBIG, where a full disk says ENOSPC
         try:
-            with rf.watch(Doing(), "tensorboard", log_dir=tmp_path, every=0.01):
+            with rf.watch(doing(), "tensorboard", log_dir=tmp_path, every=0.01):
                 (ticker,) = (each for each in threading.enumerate() if each.name == "rankfeed-watch")
                 ticker.join(30)
         finally:
@@ -70,7 +70,7 @@ def test_a_full_disk_ends_the_curves_alone(tmp_path: Path, monkeypatch: pytest.M
 def test_a_folder_that_cannot_be_made_is_said_once(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.warns(RuntimeWarning, match="no longer watched") as said:
-        rf.watch(Doing(), "tensorboard", log_dir=tmp_path / "file" / "runs", every=SELDOM).close()
+        rf.watch(doing(), "tensorboard", log_dir=tmp_path / "file" / "runs", every=SELDOM).close()
     assert len(said) == 1
 
 
@@ -78,4 +78,4 @@ def test_without_tensorboard_the_error_names_what_to_install(monkeypatch: pytest
     missing: Any = None
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", missing)
     with pytest.raises(MissingExtraError, match=r"pip install 'rankfeed\[tensorboard\]'"):
-        rf.watch(Doing(), "tensorboard")
+        rf.watch(doing(), "tensorboard")

@@ -162,7 +162,7 @@ class _Ticker:
             )
 
 
-def _check_options(to: Any, *, every: float | None, **options: Any) -> None:
+def _check_options(to: Any, *, every: Any, **options: Any) -> None:
     """Refuse what cannot be meant."""
     theirs = {"line": "every all_ranks", "tensorboard": "every all_ranks log_dir", "prometheus": "port host"}
     if isinstance(to, str) and to in theirs:
