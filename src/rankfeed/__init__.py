@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rankfeed.building import pack, prepare_once
     from rankfeed.loading import DistributedBatchSampler, DistributedSampler, Loader, split
     from rankfeed.plan import Plan, Schedule
-    from rankfeed.proof import AuditReport, audit
+    from rankfeed.proof import AuditReport, audit, watch
     from rankfeed.sources import Source, concat, from_dataset, open, train_test_split
     from rankfeed.topology import Topology
 
@@ -47,6 +47,7 @@ __all__ = [
     "prepare_once",
     "split",
     "train_test_split",
+    "watch",
 ]
 
 # Public name -> the room that holds it; the same as the imports above, which only type checkers follow.
@@ -67,6 +68,7 @@ _ROOMS = {
     "prepare_once": "rankfeed.building",
     "split": "rankfeed.loading",
     "train_test_split": "rankfeed.sources",
+    "watch": "rankfeed.proof",
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
@@ -207,8 +206,8 @@ class Loader(Placed, AmongFrameworks):
         self.plan = plan
         self._go_to(cursor)
 
-    def stats(self) -> dict[str, Any]:
-        """Steps, samples, rates, time waited for data, share of padding, private memory of this rank."""
+    def stats(self) -> dict[str, int | float]:
+        """Epoch, steps, samples, rates, time waited for data, cache hits, padding, private memory of this rank."""
         return self._stats.as_dict()
 
     def _go_to(self, cursor: Cursor) -> None:
@@ -247,7 +246,9 @@ class Loader(Placed, AmongFrameworks):
         if self._turn != turn:
             return None
         self._under_way = True
-        return self._schedule()
+        schedule = self._schedule()
+        self._stats.begins(schedule.epoch, self._begun.steps, len(schedule))
+        return schedule
 
     def _moved(self, turn: int, position: int) -> None:
         if self._turn == turn:
@@ -258,7 +259,7 @@ class Loader(Placed, AmongFrameworks):
             self._go_to(self._cursor.next_epoch())
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_engine": None}  # what runs stays behind
+        return {**super().__getstate__(), "_engine": None, "_stats": Stats()}  # what runs stays behind
 
 
 class _Iteration:
@@ -280,21 +281,20 @@ class _Iteration:
             raise StopIteration
         if not self._begun:
             self._begin()
-        asked = time.perf_counter()
+        self._loader._stats.asked()
         try:
             made = next(self._made)
-        except StopIteration:
+            batch = made.batch if self._loader.device is None else to_device(made.batch, self._loader.device)
+        except BaseException as error:
             self._over = True
-            self._loader._exhausted(self._turn)
-            self._conclude()
+            self._loader._stats.answered()
+            if isinstance(error, StopIteration):
+                self._loader._exhausted(self._turn)
+                self._conclude()
             raise
-        except BaseException:
-            self._over = True
-            raise
-        batch = made.batch if self._loader.device is None else to_device(made.batch, self._loader.device)
         if self._delivered is not None:
             self._delivered.add(made.sample_ids)
-        self._loader._stats.delivered(made, asked)
+        self._loader._stats.delivered(made)
         self._loader._moved(self._turn, self._schedule.position_after(made.step))
         if made.step + 1 == len(self._schedule):
             # Who counts steps (Lightning does) never asks for one more: workers are free, and the audit due, now.

@@ -5,6 +5,7 @@ What a step's batch holds depends on nothing else, so any engine may make it, an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from rankfeed.loading.collate import RaggedAs, collate, collate_samples
 from rankfeed.loading.randomness import kept_globals, seed_globals
 from rankfeed.plan import Schedule, Streams, wants_rng
 from rankfeed.sources import Source
+from rankfeed.sources.lookups import LOOKUPS
 
 Int64 = npt.NDArray[np.int64]
 
@@ -37,6 +39,7 @@ class Made:
         sample_ids: int64, the samples in it that count (rows that only fill are left out).
         rows: with those that fill.
         padding: bytes of ragged padding and of all ragged columns, for the loader's statistics.
+        lookups: rows that were found decoded, and all rows read of chunks; also for these.
     """
 
     step: int
@@ -44,6 +47,7 @@ class Made:
     sample_ids: Int64
     rows: int
     padding: tuple[int, int] = (0, 0)
+    lookups: tuple[int, int] = (0, 0)
 
 
 @dataclass
@@ -86,6 +90,7 @@ class Maker:
         """
         if self.ahead and self.source.looks_ahead:
             self._tell(schedule, step)
+        hits, lookups = LOOKUPS.so_far
         ids = schedule.batch(step)
         valid = schedule.valid(step)
         where = f"rank {schedule.rank}, epoch {schedule.epoch}, step {step}"
@@ -105,7 +110,9 @@ class Maker:
             if self.batch_transform is not None:
                 streams = Streams("batch", self.seed, schedule.epoch)
                 batch = self._batch_transformed(batch, streams, schedule.first_position(step), where)
-        return Made(step, batch, ids if valid.all() else ids[valid], len(ids), padding)
+        delivered = ids if valid.all() else ids[valid]
+        found = LOOKUPS.so_far[0] - hits, LOOKUPS.so_far[1] - lookups
+        return Made(step, batch, delivered, len(ids), padding, found)
 
     def _tell(self, schedule: Schedule, step: int) -> None:
         """Tell the source of steps that come so much later, a few at a time; at the start, of all until then."""
@@ -240,9 +247,10 @@ def _padding(rows: Columns, pad_to: int) -> tuple[int, int]:
     for column in rows.values():
         if column.__class__ is Ragged:  # isinstance is slow with abstract classes, and columns may be many
             cells = len(column) * column.longest(pad_to)
-            cell = column.parts[0].values[:1].nbytes
+            values = column.parts[0].values  # of no elements, maybe
+            cell = values.dtype.itemsize * math.prod(values.shape[1:])
             total += cells * cell
-            waste += cells * cell - column.nbytes
+            waste += (cells - int(column.lengths.sum())) * cell
     return waste, total
 
 

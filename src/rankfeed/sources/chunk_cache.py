@@ -20,6 +20,7 @@ from typing import TypeVar
 
 from rankfeed.columns import Stored
 from rankfeed.errors import RankfeedError
+from rankfeed.sources.lookups import LOOKUPS
 from rankfeed.storage.forks import start_in_each_process
 
 Chunk = Mapping[str, Stored]
@@ -121,6 +122,7 @@ class ChunkCache:
     def _used(self, key: Hashable, count: int) -> Chunk | None:
         self._now += count
         entry = self._entries.get(key)
+        LOOKUPS.add(count, found=entry is not None)
         if entry is None:
             self._elsewhere[key] = self._elsewhere.get(key, 0) + count
             return None

@@ -1,0 +1,161 @@
+"""What `Loader.stats` says holds, whoever makes the batches and whenever it is asked."""
+
+import mmap
+import pickle
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rankfeed as rf
+from rankfeed.columns import Field, Stored
+from rankfeed.loading.stats import private_bytes
+from rankfeed.sources.chunked import ChunkedSource
+
+ENGINES = [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "worker_kind": "process"}]
+LIMIT = 30
+
+
+class Chunks(ChunkedSource):
+    """Ten chunks of four rows, decoded when they are asked for and not before."""
+
+    def __init__(self) -> None:
+        self._init_chunks([4] * 10)
+        self.looks_ahead = 0
+
+    @property
+    def blocks(self) -> Any:
+        return np.full(10, 4)
+
+    @property
+    def fields(self) -> Mapping[str, Field]:
+        return {"x": Field("dense", "int64", ())}
+
+    @property
+    def fingerprint(self) -> str:
+        return "00"
+
+    def _load_chunk(self, number: int, names: Sequence[str]) -> dict[str, Stored]:
+        return {"x": Stored(np.arange(4 * number, 4 * number + 4))}
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=["inline", "threads", "processes"])
+def test_cache_hits_of_all_workers_are_counted(engine: Any) -> None:
+    loader = rf.Loader(Chunks(), batch_size=4, topology=rf.Topology(), **engine)
+    for _ in range(2):
+        assert sum(len(batch["x"]) for batch in loader) == 40
+    stats = loader.stats()
+    assert stats["cache_lookups"] == stats["samples"] == 80
+    # A process has its own cache, and makes every other batch: it comes to the same chunks again.
+    assert stats["cache_hits"] == 40
+    assert stats["cache_hit_share"] == 0.5
+
+
+def test_two_loaders_of_one_source_count_their_own_hits() -> None:
+    source = Chunks()
+    first = rf.Loader(source, batch_size=2, topology=rf.Topology())
+    list(first)
+    assert first.stats()["cache_hits"] == 20  # the second half of each chunk
+    second = rf.Loader(source, batch_size=2, topology=rf.Topology())
+    list(second)
+    assert (first.stats()["cache_hits"], second.stats()["cache_hits"]) == (20, 40)
+
+
+def test_the_place_in_the_epoch_counts_what_was_done_before_a_resumption() -> None:
+    loader = rf.Loader(Chunks(), batch_size=4, topology=rf.Topology())
+    assert loader.stats()["epoch_steps"] == 0
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+    assert [loader.stats()[name] for name in ("epoch", "epoch_step", "epoch_steps", "steps")] == [0, 3, 10, 3]
+    again = rf.Loader(Chunks(), batch_size=4, topology=rf.Topology())
+    again.load_state_dict(loader.state_dict())
+    next(iter(again))
+    assert [again.stats()[name] for name in ("epoch", "epoch_step", "epoch_steps", "steps")] == [0, 4, 10, 1]
+    list(again)
+    list(again)
+    assert [again.stats()[name] for name in ("epoch", "epoch_step", "epoch_steps")] == [1, 10, 10]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_wait_under_way_is_seen_from_another_thread(workers: int) -> None:
+    held, reading = threading.Event(), threading.Event()
+
+    def slow(sample: Any) -> Any:
+        reading.set()
+        assert held.wait(LIMIT)
+        return sample
+
+    loader = rf.Loader(Chunks(), batch_size=4, transform=slow, num_workers=workers, topology=rf.Topology())
+    consumer = threading.Thread(target=lambda: list(loader))
+    consumer.start()
+    assert reading.wait(LIMIT)
+    seen = [loader.stats() for _ in range(50)]
+    while not seen[-1]["waiting_seconds"]:
+        seen.append(loader.stats())
+    held.set()
+    while consumer.is_alive():
+        seen.append(loader.stats())
+    consumer.join(LIMIT)
+    seen.append(loader.stats())
+    assert all(each["waited_seconds"] <= each["seconds"] for each in seen)
+    assert all(0 <= each["waited_share"] <= 1 for each in seen)
+    assert seen[-1]["waiting_seconds"] == 0
+    assert seen[-1]["steps"] == 10
+    assert max(each["waiting_seconds"] for each in seen) <= seen[-1]["waited_seconds"] + 1e-3
+
+
+def test_nothing_is_waited_for_after_an_error() -> None:
+    def fails(sample: Any) -> Any:
+        if sample["x"] == 9:
+            raise ValueError("no")
+        return sample
+
+    loader = rf.Loader(Chunks(), batch_size=4, transform=fails, topology=rf.Topology())
+    with pytest.raises(rf.errors.TransformError):
+        list(loader)
+    assert loader.stats()["waiting_seconds"] == 0
+    assert loader.stats()["epoch_step"] == loader.stats()["steps"] == 2
+
+
+def test_a_loader_that_travels_counts_anew() -> None:
+    loader = rf.Loader(Chunks(), batch_size=4, topology=rf.Topology())
+    list(loader)
+    assert pickle.loads(pickle.dumps(loader)).stats()["steps"] == 0
+    assert loader.stats()["steps"] == 10
+
+
+def test_all_figures_are_numbers_at_any_time() -> None:
+    loader = rf.Loader(rf.from_dataset([{"x": 1}] * 4), batch_size=2, topology=rf.Topology())
+    before = loader.stats()
+    list(loader)
+    for stats in (before, loader.stats()):
+        assert {type(value) for value in stats.values()} <= {int, float}
+    assert before.keys() == loader.stats().keys()
+
+
+def test_padding_is_counted_where_rows_have_no_elements() -> None:
+    rows = [{"tokens": np.arange(length)} for length in (0, 0, 3, 1)]
+    for packed in (rf.from_dataset(rows), rf.concat([rf.from_dataset(rows[:2]), rf.from_dataset(rows[2:])])):
+        loader = rf.Loader(packed, batch_size=4, topology=rf.Topology())
+        (batch,) = loader
+        assert tuple(batch["tokens"].shape) == (4, 3)
+        stats = loader.stats()
+        assert (stats["padding_bytes"], stats["padded_bytes"]) == (8 * 8, 12 * 8)
+
+
+def test_memory_counts_no_mapped_data(tmp_path: Path) -> None:
+    size = 256 << 20
+    with (tmp_path / "data").open("wb") as file:
+        file.truncate(size)
+    before = private_bytes()
+    assert before > 1 << 20
+    with (tmp_path / "data").open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        assert sum(mapped[place] for place in range(0, size, mmap.PAGESIZE)) == 0
+        assert private_bytes() - before < size // 2
+    held = bytearray(b"x") * size
+    assert private_bytes() - before > size // 2
+    del held
