@@ -153,15 +153,12 @@ def test_uneven_streams_of_many_lengths(together: Any) -> None:
     for _ in range(400):
         lengths = tuple(rng.randrange(40) for _ in range(rng.randrange(2, 5)))
         if any(lengths):
-            workers = rng.randrange(3)
-            resumed(
-                together,
-                lengths,
-                rng.randrange(1, 5),
-                rng.choice(["drop", "pad"]),
-                rng.randrange(8),
-                num_workers=workers,
+            batch, tail = rng.randrange(1, 5), rng.choice(["drop", "pad"])
+            steps = (
+                [each // batch for each in lengths] if tail == "drop" else [-(-each // batch) for each in lengths]
             )
+            stop = rng.randrange(1 + (min(steps) if tail == "drop" else max(steps)))
+            resumed(together, lengths, batch, tail, stop, num_workers=rng.randrange(3))
     print("\n400 uneven jobs of 2 to 4 ranks, each stopped and resumed: equal steps, none lost, none repeated")
 
 

@@ -351,6 +351,16 @@ def test_large_samples_pass_both_ways_without_waiting_for_each_other() -> None:
     assert [number for batch in loader for number in counted(batch)] == list(range(24))
 
 
+def test_samples_that_cannot_be_sent_to_a_process_say_so() -> None:
+    tensors = [{"x": number, "y": torch.ones(3) * number} for number in range(9)]
+    options: dict[str, Any] = {"num_workers": 2, "worker_kind": "process"}
+    ours, theirs = (list(rf.Loader(rf.from_iterable(tensors), 2, **each)) for each in (options, {}))
+    assert content(ours) == content(theirs)
+    locks = [{"x": number, "lock": threading.Lock()} for number in range(3)]
+    with pytest.raises(StreamError, match=r"(?s)cannot be sent to a worker process.*lock.*worker_kind='thread'"):
+        list(rf.Loader(rf.from_iterable(locks), 1, **options))
+
+
 def test_an_iteration_left_early_leaves_no_process_and_no_thread_behind() -> None:
     before = threading.active_count()
     for engine in ENGINES:

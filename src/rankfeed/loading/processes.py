@@ -56,8 +56,10 @@ class _Worker:
         return self.owner == os.getpid()
 
     def send(self, message: object) -> None:
+        # As plain bytes: sent by multiprocessing's own pickler, a sample's tensors would take a file handle each.
+        content = pickle.dumps(message, protocol=5)
         with suppress(OSError):  # it died: whoever waits for its next batch starts it again
-            self.connection.send(message)
+            self.connection.send_bytes(content)
 
 
 class ProcessEngine:

@@ -8,12 +8,14 @@ nothing, and they see samples only when those are read. Work that should be done
 from __future__ import annotations
 
 import os
+import pickle
 import queue
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
+from rankfeed.errors import StreamError
 from rankfeed.loading.maker import Made, Maker, Share
 from rankfeed.loading.processes import Crew, dismiss
 
@@ -83,7 +85,15 @@ class ProcessMake:
         """The batch of a share; called by as many threads as there are workers."""
         index = self._idle.get()
         try:
-            self._crew.ask(index, share)
+            try:
+                self._crew.ask(index, share)
+            except (pickle.PicklingError, AttributeError, TypeError) as error:
+                raise StreamError(
+                    "samples of the stream cannot be sent to a worker process",
+                    found=f"{type(error).__name__}: {error}",
+                    where=share.where,
+                    remedy="let the stream yield what pickles, or take worker_kind='thread'",
+                ) from error
             return self._crew.receive(index, share)
         finally:
             self._idle.put(index)
