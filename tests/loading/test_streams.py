@@ -68,7 +68,7 @@ def drawn(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
 
 @pytest.mark.parametrize("tail", ["even", "drop", "pad"])
 def test_a_stream_is_delivered_as_the_list_of_its_samples_would_be(tail: Any) -> None:
-    for size, batch_size, ranks in itertools.product((4, 9, 16, 17, 23), (1, 3), (1, 2, 4)):
+    for size, batch_size, ranks in itertools.product((4, 16, 23), (1, 3), (1, 4)):
         listed, streamed = [], []
         for rank in range(ranks):
             source = rf.from_dataset([{"x": number} for number in range(size)])
@@ -116,7 +116,7 @@ def test_a_stream_is_read_once_a_rank_and_no_further_ahead_than_the_workers() ->
 
 
 def test_an_epoch_resumes_after_each_step_on_any_number_of_ranks() -> None:
-    for size, tail, engine in itertools.product((7, 16), ("even", "drop", "pad"), ENGINES[:2]):
+    for (size, engine), tail in itertools.product(((7, ENGINES[1]), (16, {})), ("even", "drop", "pad")):
         for before, after in itertools.product((1, 2, 3), (1, 2, 3)):
             loaders = [feed(size, rank, before, 2, tail=tail, **engine) for rank in range(before)]
             iterations = [iter(each) for each in loaders]
