@@ -20,7 +20,7 @@ from rankfeed import errors
 
 if TYPE_CHECKING:
     from rankfeed.building import pack, prepare_once
-    from rankfeed.loading import DistributedBatchSampler, DistributedSampler, Loader, split
+    from rankfeed.loading import DistributedBatchSampler, DistributedSampler, Loader, from_iterable, split
     from rankfeed.plan import Plan, Schedule
     from rankfeed.proof import AuditReport, audit, watch
     from rankfeed.sources import Source, concat, from_dataset, open, train_test_split
@@ -42,6 +42,7 @@ __all__ = [
     "concat",
     "errors",
     "from_dataset",
+    "from_iterable",
     "open",
     "pack",
     "prepare_once",
@@ -63,6 +64,7 @@ _ROOMS = {
     "audit": "rankfeed.proof",
     "concat": "rankfeed.sources",
     "from_dataset": "rankfeed.sources",
+    "from_iterable": "rankfeed.loading",
     "open": "rankfeed.sources",
     "pack": "rankfeed.building",
     "prepare_once": "rankfeed.building",

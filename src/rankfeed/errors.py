@@ -129,6 +129,10 @@ class TransformError(RankfeedError):
     """A user's transform or collate function raised; names sample id, step and rank."""
 
 
+class StreamError(RankfeedError):
+    """A stream that raised on some rank, is empty or used up, or differs between ranks that share it out."""
+
+
 class WorkerError(RankfeedError):
     """A worker process died again and again on the same step."""
 

@@ -205,3 +205,14 @@ def test_a_stall_shows_within_seconds_and_slow_steps_do_not_flicker() -> None:
         speed, _ = recent.rates(FIGURES | {"steps": second // 60, "samples": second // 60 * 1000}, second)
         if second > 480:
             assert 1000 / 60 * 0.8 < speed < 1000 / 60 * 1.2
+
+
+def test_a_stream_is_watched_though_nobody_knows_its_length() -> None:
+    loader = rf.Loader(rf.from_iterable(lambda: ({"x": float(i)} for i in range(12))), batch_size=4)
+    seen: list[dict[str, Any]] = []
+    with rf.watch(loader, to=seen.append):
+        for _ in range(2):
+            assert len([*loader]) == 3
+    last = {name.removeprefix("rankfeed/"): value for name, value in seen[-1].items()}
+    assert (last["epoch"], last["epoch_step"], last["epoch_steps"]) == (1, 3, 0)
+    assert loader.stats()["steps"] == 6

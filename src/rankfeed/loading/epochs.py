@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from rankfeed.plan import Schedule
@@ -37,7 +37,7 @@ class EpochSetter:
         3
     """
 
-    loader: Loader
+    loader: Any
     batch_size: int
 
     @property
@@ -51,8 +51,7 @@ class EpochSetter:
         The shorter of several loaders, begun anew within an epoch of the framework's, is ahead of its count.
         """
         loader = self.loader
-        whole = Schedule(loader.plan, batch_size=loader.batch_size, topology=loader.topology, tail=loader.tail)
-        if len(loader) != len(whole) and loader not in _counted:
+        if hasattr(loader, "__len__") and len(loader) != self._whole_epoch() and loader not in _counted:
             warnings.warn(
                 "this epoch was begun on other ranks or with another batch size, and Lightning will hold it and "
                 "those after it to a wrong number of batches: give the Trainer "
@@ -62,3 +61,8 @@ class EpochSetter:
         unread = loader._begun.position and loader._cursor == loader._begun
         if epoch >= loader.epoch or not unread:
             loader.set_epoch(epoch)
+
+    def _whole_epoch(self) -> int:
+        """Steps of an epoch that is begun at its start."""
+        loader = self.loader
+        return len(Schedule(loader.plan, batch_size=loader.batch_size, topology=loader.topology, tail=loader.tail))

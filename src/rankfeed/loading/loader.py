@@ -19,8 +19,11 @@ from rankfeed.loading.options import check_names, one_of, plan_of
 from rankfeed.loading.placed import Placed
 from rankfeed.loading.processes import ProcessEngine
 from rankfeed.loading.randomness import kept_globals
+from rankfeed.loading.standing import Standing
 from rankfeed.loading.stats import Stats
-from rankfeed.plan import Cursor, Plan, Schedule, Tail, Tally
+from rankfeed.loading.stream import Stream
+from rankfeed.loading.stream_loader import StreamLoader
+from rankfeed.plan import Plan, Schedule, Tail, Tally
 from rankfeed.plan.plan import DEFAULT_WINDOW, whole
 from rankfeed.sources import Source
 from rankfeed.topology import Topology
@@ -32,14 +35,15 @@ _MOST_LANES = 2**20
 _AHEAD, _MOST_AHEAD = 4, 64
 
 
-class Loader(Placed, AmongFrameworks):
+class Loader(Standing, Placed, AmongFrameworks):
     """Feeds one rank its share of a data set, batch by batch.
 
     Iterating yields this rank's batches of one epoch, each a dict of tensors (see ``ragged``). When an epoch is
     exhausted the loader moves on to the next; after a break, iterating begins the same epoch anew.
 
     Args:
-        source: what :func:`rankfeed.open` returned, or any source.
+        source: what :func:`rankfeed.open` returned, or any source; or a stream of :func:`rankfeed.from_iterable`,
+            whose loader has no length.
         batch_size: rows of this rank's batches.
         shuffle: False, True (the kind that suits the source), "global" or "window".
         seed: of the order and of all random streams.
@@ -81,9 +85,15 @@ class Loader(Placed, AmongFrameworks):
         1
     """
 
+    def __new__(cls, source: Any = None, *arguments: Any, **options: Any) -> Any:
+        """A stream has neither a plan nor a length, and a loader of its own."""
+        if isinstance(source, Stream):
+            return StreamLoader(source, *arguments, **options)
+        return super().__new__(cls)
+
     def __init__(
         self,
-        source: Source,
+        source: Source | Stream,
         batch_size: int = 1,
         *,
         shuffle: bool | Literal["global", "window"] = False,
@@ -107,10 +117,11 @@ class Loader(Placed, AmongFrameworks):
         id_column: str | None = None,
         audit: bool = False,
     ) -> None:
+        super().__init__()
         if not isinstance(source, Source):
             raise ArgumentError(
                 "a Loader reads from a source",
-                expected="what rankfeed.open() or rankfeed.from_dataset() returned",
+                expected="what rankfeed.open(), from_dataset() or from_iterable() returned",
                 found=type(source).__name__,
             )
         self.source = source
@@ -154,24 +165,6 @@ class Loader(Placed, AmongFrameworks):
         )
         self._engine: Engine | None = None
         self._stats = Stats()
-        #: Where the epoch in hand was begun (its start, or a loaded place), and where it stands now.
-        self._begun = self._cursor = Cursor()
-        #: Counts iterations and moves: only the iteration that has the turn moves the loader. A number, not the
-        #: iteration itself, so that one that is left early is gone at once, and its workers with it.
-        self._turn = 0
-        #: Whether the iteration that has the turn has begun to deliver.
-        self._under_way = True
-
-    @property
-    def epoch(self) -> int:
-        """The epoch that the next iteration delivers, or the one in hand."""
-        return self._cursor.epoch
-
-    def set_epoch(self, epoch: int) -> None:
-        """Go to an epoch: to the start of another one; in the current one a loaded place stays."""
-        epoch = whole("epoch", epoch, at_least=0)
-        if epoch != self._cursor.epoch:
-            self._go_to(Cursor(epoch))
 
     def __len__(self) -> int:
         """Steps of the epoch in hand: those done and those left."""
@@ -179,12 +172,8 @@ class Loader(Placed, AmongFrameworks):
 
     def __iter__(self) -> Iterator[Any]:
         warn_if_passed_by(self)
-        if self._cursor != self._begun:
-            self._go_to(Cursor(self._cursor.epoch))
-        schedule = self._schedule()
-        self._turn += 1
-        self._under_way = False
-        return _Iteration(self, schedule, self._turn)
+        turn = self._next_turn()
+        return _Iteration(self, self._schedule(), turn)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the job stands, after the last delivered step: JSON-able, under 1 KiB, the same on every rank."""
@@ -209,15 +198,6 @@ class Loader(Placed, AmongFrameworks):
     def stats(self) -> dict[str, int | float]:
         """Epoch, steps, samples, rates, time waited for data, cache hits, padding, private memory of this rank."""
         return self._stats.as_dict()
-
-    def _go_to(self, cursor: Cursor) -> None:
-        """Stand somewhere else. An iteration under way goes on, but no longer moves the loader.
-
-        One that has delivered nothing yet comes along: frameworks call ``iter`` first and ``set_epoch`` then.
-        """
-        self._begun = self._cursor = cursor
-        if self._under_way:
-            self._turn += 1
 
     def _schedule(self) -> Schedule:
         return Schedule(
@@ -249,14 +229,6 @@ class Loader(Placed, AmongFrameworks):
         schedule = self._schedule()
         self._stats.begins(schedule.epoch, self._begun.steps, len(schedule))
         return schedule
-
-    def _moved(self, turn: int, position: int) -> None:
-        if self._turn == turn:
-            self._cursor = self._cursor.after(position)
-
-    def _exhausted(self, turn: int) -> None:
-        if self._turn == turn:
-            self._go_to(self._cursor.next_epoch())
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_engine": None, "_stats": Stats()}  # what runs stays behind

@@ -50,6 +50,49 @@ class Made:
     lookups: tuple[int, int] = (0, 0)
 
 
+@dataclass(frozen=True)
+class Share:
+    """What a rank takes of a step.
+
+    Attributes:
+        step: which, counted from where the iteration began.
+        ids: int64, the samples.
+        valid: bool, which of them count; the others only fill.
+        rank: whose share it is.
+        epoch: of which epoch.
+        position: the epoch's count of samples before them.
+        filled: whether rows of some rank only fill, or may.
+        samples: of a stream, the samples themselves: there is nowhere to fetch them from.
+    """
+
+    step: int
+    ids: Int64
+    valid: npt.NDArray[np.bool_]
+    rank: int
+    epoch: int
+    position: int
+    filled: bool
+    samples: Sequence[Any] | None = None
+
+    @classmethod
+    def of(cls, schedule: Schedule, step: int) -> Share:
+        """What a schedule says."""
+        return cls(
+            step,
+            schedule.batch(step),
+            schedule.valid(step),
+            schedule.rank,
+            schedule.epoch,
+            schedule.first_position(step),
+            schedule.is_filled(step),
+        )
+
+    @property
+    def where(self) -> str:
+        """How an error says where it was."""
+        return f"rank {self.rank}, epoch {self.epoch}, step {self.step}"
+
+
 @dataclass
 class Maker:
     """Makes batches. Pickles: a worker process gets one, with a source that opens itself there.
@@ -90,29 +133,35 @@ class Maker:
         """
         if self.ahead and self.source.looks_ahead:
             self._tell(schedule, step)
+        return self.make_share(Share.of(schedule, step))
+
+    def make_share(self, share: Share) -> Made:
+        """The batch of a share.
+
+        Raises:
+            TransformError, RankfeedError: as of :meth:`make`.
+        """
         hits, lookups = LOOKUPS.so_far
-        ids = schedule.batch(step)
-        valid = schedule.valid(step)
-        where = f"rank {schedule.rank}, epoch {schedule.epoch}, step {step}"
+        ids, valid, where = share.ids, share.valid, share.where
         padding = (0, 0)
         seeded = self.seed_globals and self._runs_user_code
         with kept_globals() if seeded else nullcontext():
-            rows = self._rows(ids, schedule.epoch, where)
+            rows = self._rows(share)
             if seeded:
-                seed_globals(Streams("batch", self.seed, schedule.epoch).word(schedule.first_position(step)))
+                seed_globals(Streams("batch", self.seed, share.epoch).word(share.position))
             if isinstance(rows, Columns) and self.collate_fn is None:
                 batch: Any = self._tensors(rows, where)
                 padding = _padding(rows, self.pad_to) if self.ragged == "pad" else (0, 0)
             else:
                 samples = rows.samples() if isinstance(rows, Columns) else rows
                 batch = self._collated(samples, where)
-            self._add_columns(batch, ids, valid, where, filled=schedule.is_filled(step))
+            self._add_columns(batch, ids, valid, where, filled=share.filled)
             if self.batch_transform is not None:
-                streams = Streams("batch", self.seed, schedule.epoch)
-                batch = self._batch_transformed(batch, streams, schedule.first_position(step), where)
+                streams = Streams("batch", self.seed, share.epoch)
+                batch = self._batch_transformed(batch, streams, share.position, where)
         delivered = ids if valid.all() else ids[valid]
         found = LOOKUPS.so_far[0] - hits, LOOKUPS.so_far[1] - lookups
-        return Made(step, batch, delivered, len(ids), padding, found)
+        return Made(share.step, batch, delivered, len(ids), padding, found)
 
     def _tell(self, schedule: Schedule, step: int) -> None:
         """Tell the source of steps that come so much later, a few at a time; at the start, of all until then."""
@@ -132,11 +181,12 @@ class Maker:
         functions = (self.transform, self.batch_transform, self.collate_fn)
         return self.source.runs_user_code or any(function is not None for function in functions)
 
-    def _rows(self, ids: Int64, epoch: int, where: str) -> Columns | Sequence[Any]:
+    def _rows(self, share: Share) -> Columns | Sequence[Any]:
         """The samples of a batch, transformed: as columns where they have some."""
-        rows = self._read(ids, epoch)
+        ids, epoch, where = share.ids, share.epoch, share.where
+        rows = self._read(ids, epoch) if share.samples is None else share.samples
         if self.transform is None:
-            return rows
+            return rows if share.samples is None else self._given(share.samples)
         streams = Streams("sample", self.seed, epoch)
         transform, with_rng = self.transform, wants_rng(self.transform)
         done = []
@@ -158,6 +208,13 @@ class Maker:
             return self._as_columns(done)
         except RankfeedError as error:
             raise _blamed("what the transform returned fits in no columns", error, where) from error
+
+    def _given(self, samples: Sequence[Any]) -> Columns | Sequence[Any]:
+        """Samples of a stream, as columns if they fit in some."""
+        try:
+            return self._as_columns(samples)
+        except (ArgumentError, TypeError):  # as of a wrapped Dataset: torch may find a way
+            return samples
 
     def _read(self, ids: Int64, epoch: int) -> Columns | Sequence[Any]:
         if not (self.source.runs_user_code and self.seed_globals):

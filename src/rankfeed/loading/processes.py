@@ -24,7 +24,7 @@ from typing import Any
 
 from rankfeed.errors import ArgumentError, RankfeedError, WorkerError
 from rankfeed.loading import parcel
-from rankfeed.loading.maker import Made, Maker
+from rankfeed.loading.maker import Made, Maker, Share
 from rankfeed.plan import Schedule
 
 #: How often a step may kill the worker that makes it.
@@ -48,16 +48,18 @@ class _Worker:
     connection: Connection
     #: The process that started it. Under fork others inherit this object, and must leave the worker alone.
     owner: int = field(default_factory=os.getpid)
-    #: Steps sent to it whose batches have not come back, in order.
-    steps: deque[int] = field(default_factory=deque)
+    #: Steps (of a schedule) or shares (of a stream) sent to it whose batches have not come back, in order.
+    tasks: deque[int | Share] = field(default_factory=deque)
 
     @property
     def ours(self) -> bool:
         return self.owner == os.getpid()
 
     def send(self, message: object) -> None:
+        # As plain bytes: sent by multiprocessing's own pickler, a sample's tensors would take a file handle each.
+        content = pickle.dumps(message, protocol=5)
         with suppress(OSError):  # it died: whoever waits for its next batch starts it again
-            self.connection.send(message)
+            self.connection.send_bytes(content)
 
 
 class ProcessEngine:
@@ -78,53 +80,66 @@ class ProcessEngine:
     def run(self, schedule: Schedule) -> Iterator[Made]:
         idle, self._idle = self._idle, []
         # Each iteration has workers of its own, so that two of them at once do not get each other's batches.
-        crew = _Crew(self.maker, schedule, [worker for worker in idle if worker.ours])
+        crew = Crew(self.maker, schedule.rank, schedule, [worker for worker in idle if worker.ours])
         try:
             yield from crew.batches(min(self.num_workers, len(schedule)), self.prefetch_factor)
             if not self._idle:
                 self._idle, crew.workers = crew.workers, []
         finally:
             # Left early, workers are in the middle of batches nobody wants: they go rather than be drained.
-            _dismiss(crew.workers)
+            dismiss(crew.workers)
 
     def close(self) -> None:
         idle, self._idle = self._idle, []
-        _dismiss(idle)
+        dismiss(idle)
 
     def __del__(self) -> None:
         self.close()
 
 
-class _Crew:
-    """The workers of one iteration."""
+class Crew:
+    """The workers of one iteration.
 
-    def __init__(self, maker: Maker, schedule: Schedule, workers: list[_Worker]) -> None:
+    Args:
+        maker: sent to each.
+        rank: of this process.
+        schedule: whose steps they make; None where they are sent shares of a stream.
+        workers: those that are there already.
+    """
+
+    def __init__(self, maker: Maker, rank: int, schedule: Schedule | None, workers: list[_Worker]) -> None:
         self.maker = maker
+        self.rank = rank
         self.schedule = schedule
         self.workers = workers
+        #: Nobody is started any more.
+        self.closed = False
 
     def batches(self, count: int, prefetch_factor: int) -> Iterator[Made]:
-        """All batches in order, by ``count`` workers or as many as there are already."""
+        """All batches of the schedule in order, by ``count`` workers or as many as there are already."""
+        assert self.schedule is not None
         for worker in self.workers:
             worker.send(self.schedule)
         while len(self.workers) < count:
-            self.workers.append(self._start())
+            self.workers.append(self.start())
         steps, count = len(self.schedule), len(self.workers)
         ahead = count * prefetch_factor
         for step in range(min(ahead, steps)):
-            self._ask(step % count, step)
+            self.ask(step % count, step)
         for step in range(steps):
-            made = self._receive(step % count, step)
+            made = self.receive(step % count, step)
             if step + ahead < steps:
-                self._ask(step % count, step + ahead)
+                self.ask(step % count, step + ahead)
             yield made
 
-    def _start(self) -> _Worker:
+    def start(self) -> _Worker:
         """A new worker. One that is forked says that it lives: it may hang for ever before its first line.
 
         A lock that another thread held at the fork stays held in the child, where that thread is not. One of them
         is Python's own, held while a thread of gloo, say, enters or leaves Python (seen with 3.11).
         """
+        if self.closed:
+            raise WorkerError("the iteration is over", where=f"rank {self.rank}")
         forks = multiprocessing.get_context().get_start_method() == "fork"
         for _ in range(_ATTEMPTS):
             worker = self._begin(greets=forks)
@@ -134,10 +149,10 @@ class _Crew:
                 with suppress(EOFError, OSError):  # it died: found out when a batch is asked of it
                     worker.connection.recv_bytes()
                 return worker
-            _dismiss([worker])
+            dismiss([worker])
         raise WorkerError(
             f"{_ATTEMPTS} worker processes did not come to life within {_FIRST_WORD:.0f} seconds each",
-            where=f"rank {self.schedule.rank}",
+            where=f"rank {self.rank}",
             remedy="call multiprocessing.set_start_method('forkserver'), or take worker_kind='thread'",
         )
 
@@ -145,7 +160,10 @@ class _Crew:
         context = multiprocessing.get_context()
         ours, theirs = context.Pipe()
         process = context.Process(
-            target=_work, args=(theirs, ours, self.maker, self.schedule, greets), name="rankfeed", daemon=True
+            target=_work,
+            args=(theirs, ours, self.maker, self.rank, self.schedule, greets),
+            name="rankfeed",
+            daemon=True,
         )
         try:
             process.start()
@@ -159,12 +177,18 @@ class _Crew:
             theirs.close()
         return _Worker(process, ours)
 
-    def _ask(self, index: int, step: int) -> None:
+    def ask(self, index: int, task: int | Share) -> None:
+        """Send a worker a step of the schedule, or a share of a stream."""
         worker = self.workers[index]
-        worker.steps.append(step)
-        worker.send(step)
+        worker.tasks.append(task)
+        worker.send(task)
 
-    def _receive(self, index: int, step: int) -> Made:
+    def receive(self, index: int, task: int | Share) -> Made:
+        """The batch of the task that this worker was sent first; of a worker that dies, by another one.
+
+        Raises:
+            WorkerError: several died of it. Or what went wrong in the worker.
+        """
         ending = ""
         for _ in range(_ATTEMPTS):
             worker = self.workers[index]
@@ -176,7 +200,7 @@ class _Crew:
             except (EOFError, OSError):
                 ending = self._replace(index)
                 continue
-            worker.steps.popleft()
+            worker.tasks.popleft()
             if isinstance(made, Made):
                 return made
             error, text = made
@@ -184,7 +208,7 @@ class _Crew:
         raise WorkerError(
             f"a worker process died {_ATTEMPTS} times making the same batch",
             found=ending,
-            where=f"rank {self.schedule.rank}, step {step}, worker {index}",
+            where=f"{_where(self.rank, task)}, worker {index}",
             remedy="if it was killed for memory, take fewer workers or smaller batches",
         )
 
@@ -194,14 +218,14 @@ class _Crew:
         old.connection.close()
         old.process.join(5)
         ending = _ending(old.process.exitcode)
-        _dismiss([old])
-        self.workers[index] = self._start()
-        for step in old.steps:
-            self._ask(index, step)
+        dismiss([old])
+        self.workers[index] = self.start()
+        for task in old.tasks:
+            self.ask(index, task)
         return ending
 
 
-def _dismiss(workers: Sequence[_Worker], exiting: Callable[[], bool] = sys.is_finalizing) -> None:
+def dismiss(workers: Sequence[_Worker], exiting: Callable[[], bool] = sys.is_finalizing) -> None:
     """End workers, whatever they are doing: one in the middle of a batch is not waited for."""
     if exiting():  # modules are being taken down, and multiprocessing has ended its daemons before that
         return
@@ -221,8 +245,10 @@ def _ending(exitcode: int | None) -> str:
     return f"exit status {exitcode}"
 
 
-def _work(connection: Connection, others: Connection, maker: Maker, schedule: Schedule, greets: bool) -> None:
-    """What a worker process does: make the batch of each step it is sent, until the pipe ends."""
+def _work(
+    connection: Connection, others: Connection, maker: Maker, rank: int, schedule: Schedule | None, greets: bool
+) -> None:
+    """What a worker process does: make the batch of each step or share it is sent, until the pipe ends."""
     import torch
 
     others.close()  # under fork this process holds the parent's end too, and would never read the end of it
@@ -242,7 +268,8 @@ def _work(connection: Connection, others: Connection, maker: Maker, schedule: Sc
             if isinstance(message, Schedule):
                 schedule = message
                 continue
-            _deliver(connection, _attempt(maker, schedule, message), f"rank {schedule.rank}, step {message}")
+            where = _where(rank, message)
+            _deliver(connection, _attempt(maker, schedule, message, where), where)
     except (EOFError, OSError):
         return
 
@@ -261,12 +288,20 @@ def _deliver(connection: Connection, made: object, where: str) -> None:
     parcel.send(connection, content)
 
 
-def _attempt(maker: Maker, schedule: Schedule, step: int) -> Made | tuple[RankfeedError, str]:
+def _attempt(
+    maker: Maker, schedule: Schedule | None, task: int | Share, where: str
+) -> Made | tuple[RankfeedError, str]:
     try:
-        return maker.make(schedule, step)
+        if isinstance(task, Share):
+            return maker.make_share(task)
+        assert schedule is not None
+        return maker.make(schedule, task)
     except RankfeedError as error:
         return error, traceback.format_exc()
     except Exception as error:
         # An error of ours that the maker did not foresee still has to arrive, and in one piece.
-        where = f"rank {schedule.rank}, step {step}"
         return WorkerError(f"{type(error).__name__}: {error}", where=where), traceback.format_exc()
+
+
+def _where(rank: int, task: int | Share) -> str:
+    return f"rank {rank}, step {task.step if isinstance(task, Share) else task}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -11,7 +11,8 @@ from rankfeed.errors import PlanError, StateError
 from rankfeed.plan import Cursor
 from rankfeed.storage.decodable import decodable
 
-_VERSION = 1
+VERSION = 1
+_State = TypeVar("_State", bound=msgspec.Struct)
 
 
 @decodable
@@ -44,7 +45,7 @@ def save(cursor: Cursor, plan: Mapping[str, int | str], source: str) -> dict[str
     """
     state: dict[str, Any] = msgspec.to_builtins(
         LoaderState(
-            rankfeed=_VERSION,
+            rankfeed=VERSION,
             epoch=cursor.epoch,
             position=cursor.position,
             steps=cursor.steps,
@@ -61,17 +62,26 @@ def parse(state: object) -> LoaderState:
     Raises:
         StateError: it is none, or of another version.
     """
+    return parse_as(LoaderState, state)
+
+
+def parse_as(kind: type[_State], state: object) -> _State:
+    """Decode a state of some kind.
+
+    Raises:
+        StateError: it is none, or of another version.
+    """
     # The version first: another one may have another layout, and "unknown field" would lead nowhere.
-    version = state.get("rankfeed", _VERSION) if isinstance(state, Mapping) else _VERSION
-    if isinstance(version, int) and version != _VERSION:
+    version = state.get("rankfeed", VERSION) if isinstance(state, Mapping) else VERSION
+    if isinstance(version, int) and version != VERSION:
         raise StateError(
             "the state has another version",
-            expected=_VERSION,
+            expected=VERSION,
             found=version,
             remedy="read it with the rankfeed that wrote it",
         )
     try:
-        parsed = msgspec.convert(state, LoaderState)
+        parsed = msgspec.convert(state, kind)
     except msgspec.ValidationError as error:
         raise StateError(
             "this is no state of a rankfeed loader or sampler",

@@ -27,7 +27,7 @@ class Stats:
         looked_up: rows that were read of chunks.
         epoch: the epoch in hand, or the last one if none is.
         epoch_step: steps of it that are done, those before a resumption too.
-        epoch_steps: steps that it has.
+        epoch_steps: steps that it has; 0 if nobody knows.
     """
 
     steps: int = 0
@@ -46,9 +46,10 @@ class Stats:
     _waits: tuple[float, float] = field(default=(0.0, 0.0), repr=False)
     _before: int = field(default=0, repr=False)
 
-    def begins(self, epoch: int, done: int, left: int) -> None:
-        """An epoch is begun, or gone on with after so many steps."""
-        self.epoch, self._before, self.epoch_step, self.epoch_steps = epoch, done, done, done + left
+    def begins(self, epoch: int, done: int, left: int | None = None) -> None:
+        """An epoch is begun, or gone on with after so many steps; nobody knows how many of a stream are left."""
+        steps = 0 if left is None else done + left
+        self.epoch, self._before, self.epoch_step, self.epoch_steps = epoch, done, done, steps
 
     def asked(self) -> None:
         """The consumer asks for a batch, and waits from now on."""

@@ -20,7 +20,7 @@ from rankfeed.proof.reading import Reading, Told, ours
 from rankfeed.proof.universe import Universe
 
 if TYPE_CHECKING:
-    from rankfeed.loading import Loader
+    from rankfeed.loading import Loader, StreamLoader
 
 #: Places that are named of a sample that came more than once.
 _PLACES = 4
@@ -121,13 +121,15 @@ def _check(key: Any, epochs: Any, memory: Any, max_steps: Any) -> None:
             raise ArgumentError(f"{name} is a whole number of 1 or more", found=repr(value))
 
 
-def _of_ours(loader: Loader, key: Key, universe: Any) -> tuple[Key, Any]:
+def _of_ours(loader: Loader | StreamLoader, key: Key, universe: Any) -> tuple[Key, Any]:
     """Where our own loader has its ids, and which they are."""
     own = loader.id_column
     if own is None or key not in (USUAL, own):
         return key, universe
-    whole = type(loader.plan) is Plan and loader.tail != "drop" and not loader.state_dict()["position"]
-    return own, loader.plan.num_samples if universe is None and whole else universe
+    plan = getattr(loader, "plan", None)
+    if universe is None and type(plan) is Plan and loader.tail != "drop" and not loader.state_dict()["position"]:
+        return own, plan.num_samples
+    return own, universe
 
 
 def _counted(

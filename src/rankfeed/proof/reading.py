@@ -16,7 +16,7 @@ from rankfeed.proof.tagged import Tagged, tagged
 from rankfeed.proof.trace import Trace
 
 if TYPE_CHECKING:
-    from rankfeed.loading import Loader
+    from rankfeed.loading import Loader, StreamLoader
 
 
 @dataclass(frozen=True)
@@ -84,12 +84,14 @@ class Reading:
         drawn = tuple((worker, name, digest) for (worker, name), digest in sorted(streams.items()))
         counts = dict(sorted(Counter(sizes.tolist()).items()))
         own = ours(self.loader)
-        in_order = trace.ascending or (own is not None and own.plan.describe().get("shuffle") == "none")
+        plan = getattr(own, "plan", None)  # a stream has none, and an order of its own
+        unshuffled = plan is None or plan.describe().get("shuffle") == "none"
+        in_order = trace.ascending or (own is not None and unshuffled)
         return RankEpoch(self.rank, len(sizes), int(sizes.sum()), counts, trace.orders, in_order, drawn)
 
 
-def ours(loader: Any) -> Loader | None:
-    """The loader, if it is a `Loader`."""
-    from rankfeed.loading import Loader
+def ours(loader: Any) -> Loader | StreamLoader | None:
+    """The loader, if it is a `Loader`, of a source or of a stream."""
+    from rankfeed.loading import Loader, StreamLoader
 
-    return loader if isinstance(loader, Loader) else None
+    return loader if isinstance(loader, (Loader, StreamLoader)) else None

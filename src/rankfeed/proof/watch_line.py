@@ -88,7 +88,7 @@ def line_of(figures: Figures, rates: tuple[float, float], *, name: str = "", ran
         name,
         "" if rank is None else f"rank {rank}",
         f"epoch {figures['epoch']}",
-        f"step {figures['epoch_step']:,} of {figures['epoch_steps']:,}",
+        f"step {figures['epoch_step']:,}" + (f" of {figures['epoch_steps']:,}" if figures["epoch_steps"] else ""),
         f"{speed:,.0f} samples/s" if speed >= 10 or not speed else f"{speed:.2g} samples/s",
         f"waited {waited:.0%}",
         f"cache hits {figures['cache_hit_share']:.0%}" if figures["cache_lookups"] else "",

@@ -26,7 +26,7 @@ _COUNTERS = (
 _GAUGES = (
     ("rankfeed_epoch", "epoch", "Epoch in hand, or the last one."),
     ("rankfeed_epoch_step", "epoch_step", "Steps of the epoch that are done."),
-    ("rankfeed_epoch_steps", "epoch_steps", "Steps of the epoch."),
+    ("rankfeed_epoch_steps", "epoch_steps", "Steps of the epoch; 0 for a stream."),
     ("rankfeed_waiting_seconds", "waiting_seconds", "Seconds that training has waited for the batch in hand."),
     ("rankfeed_private_bytes", "private_bytes", "Memory of this process alone, mapped data left out."),
 )

@@ -40,7 +40,8 @@ class Curves:
         if self._writer is None:
             folder = Path(self._log_dir or "runs") / f"rank-{rank}" if self._by_rank else self._log_dir
             self._writer = _summary_writer()(folder, flush_secs=int(self.every))
-        step = int(figures["epoch"] * figures["epoch_steps"] + figures["epoch_step"])
+        steps = figures["epoch_steps"]  # of a stream nobody knows
+        step = int(figures["epoch"] * steps + figures["epoch_step"] if steps else figures["steps"])
         for name, value in _recent_figures(figures, self._recent).items():
             self._writer.add_scalar(self._prefix + name, value, step)
 

@@ -147,7 +147,7 @@ class _Ticker:
                 figures = self._watched.stats()
                 if figures is None:
                     return
-                if figures["epoch_steps"]:  # once it is iterated, its rank is known
+                if figures["seconds"]:  # once it is iterated, its rank is known
                     rank = self._watched.rank()
                     if self._all_ranks or not rank:
                         self._outlet.show(figures, rank)

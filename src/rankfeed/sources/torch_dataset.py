@@ -186,7 +186,7 @@ def from_dataset(dataset: Any, **options: Any) -> Source:
 
 
 def _length(dataset: Any) -> int:
-    remedy = "give a map-style Dataset with __len__ and __getitem__; for a stream, rf.split shares it out"
+    remedy = "give a map-style Dataset with __len__ and __getitem__; a stream goes to rankfeed.from_iterable"
     found = type(dataset).__name__
     if not hasattr(dataset, "__getitem__") or isinstance(dataset, (str, bytes, Mapping)):
         raise SourceError("this is no map-style Dataset", found=found, remedy=remedy)

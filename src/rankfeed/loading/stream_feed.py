@@ -1,0 +1,114 @@
+"""The batches of a stream that one rank can make, from opening it to its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from rankfeed.columns import Field
+from rankfeed.loading.maker import Made, Maker
+from rankfeed.loading.stream import Reader
+from rankfeed.loading.stream_shares import Cut, Place
+from rankfeed.loading.stream_stop import Report
+from rankfeed.loading.stream_workers import Make, made_ahead, made_now
+from rankfeed.sources import Source
+
+Batch = tuple[Made, Place]
+
+
+class StreamFeed:
+    """A rank's batches, as far as its own stream goes; what `stream_stop.Stop` makes equal.
+
+    Args:
+        opened: opens the stream where the epoch is begun. Called for the first batch, so that its error is one of
+            the batch, which all ranks hear of.
+        cut: how the rank takes its samples.
+        maker: makes batches in this process, which those that only fill are.
+        make: makes all others.
+        threads: that call it; 0 to have each batch made when it is asked for.
+        depth: batches made ahead.
+    """
+
+    def __init__(
+        self, opened: Callable[[], Reader], cut: Cut, maker: Maker, make: Make, threads: int, depth: int
+    ) -> None:
+        self._opened, self._cut, self._maker, self._make = opened, cut, maker, make
+        self._threads, self._depth = threads, depth
+        self._reader: Reader | None = None
+        self._lent: list[Any] = []
+        self._place = Place(cut.start)
+        self._steps = 0
+        self._batches = self._run()
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        return next(self._batches)
+
+    def _run(self) -> Generator[Batch, None, None]:
+        self._reader = self._opened()
+        shares = self._cut.shares(self._reader)
+        try:
+            if self._threads:
+                yield from made_ahead(shares, self._make, self._threads, self._depth)
+            else:
+                yield from made_now(shares, self._make)
+        finally:
+            self._reader.close()
+
+    @property
+    def spare(self) -> list[Any]:
+        """A sample to fill up with, in a list; an empty list where there is none yet."""
+        return self._lent or ([] if self._reader is None else self._reader.last)
+
+    @spare.setter
+    def spare(self, sample: list[Any]) -> None:
+        self._lent = sample
+
+    def report(self, ready: Sequence[Batch], ended: bool, error: str) -> Report:
+        """How this rank stands behind these batches."""
+        if ready:
+            self._place = ready[-1][1]
+        self._steps += len(ready)
+        place = self._place
+        return Report(self._cut.rank, len(ready), ended, place.read, place.mark, error, bool(self.spare))
+
+    def filler(self) -> Batch:
+        """A batch that only fills."""
+        share = self._cut.share(self._steps, self._place.read, 0, [], self.spare)
+        self._steps += 1
+        return self._maker.make_share(share), self._place
+
+    def close(self) -> None:
+        """End what runs."""
+        self._batches.close()
+
+
+class Unfetched(Source):
+    """Stands where a maker has its source, where samples come with their share and nothing is fetched.
+
+    Args:
+        fields: columns whose kind is known.
+    """
+
+    fingerprint = ""
+
+    def __init__(self, fields: Mapping[str, Field]) -> None:
+        self._fields = fields
+
+    @property
+    def blocks(self) -> npt.NDArray[np.int64]:
+        """None."""
+        return np.zeros(0, np.int64)
+
+    @property
+    def fields(self) -> Mapping[str, Field]:
+        """Those that are known."""
+        return self._fields
+
+    def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> NoReturn:
+        raise NotImplementedError("samples of a stream come with their share")

@@ -1,0 +1,102 @@
+"""Run by torchrun: streams on ranks over gloo; what came of each goes into OUT/RANK.json.
+
+Each step has an all_reduce of the job's own, as training does: a rank that goes on alone would wait there.
+"""
+
+import itertools
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import rankfeed as rf
+
+
+def own(lengths: list[int], failing: int | None = None) -> Any:
+    def stream(shard: tuple[int, int]) -> Iterator[dict[str, int]]:
+        rank, count = shard
+        for number in range(lengths[rank]):
+            if rank == failing and number == 7:
+                raise ValueError("a broken shard")
+            yield {"x": rank + count * number}
+
+    return rf.from_iterable(stream)
+
+
+def one(size: int) -> Any:
+    return rf.from_iterable(lambda: ({"x": number} for number in range(size)))
+
+
+def train(loader: Any, steps: int | None = None) -> list[list[int]]:
+    """Take steps together; what this rank was given."""
+    found = []
+    for batch in itertools.islice(iter(loader), steps):
+        dist.all_reduce(torch.ones(1))
+        rows = batch["x"][batch["valid"]] if "valid" in batch else batch["x"]
+        found.append(rows.tolist())
+    return found
+
+
+def told(make: Callable[[], Any]) -> Any:
+    try:
+        return make()
+    except rf.errors.RankfeedError as error:
+        return str(error)
+
+
+def resumed(stream: Callable[[], Any], tail: Any) -> Any:
+    first = rf.Loader(stream(), 2, tail=tail)
+    found = train(first, 3)
+    second = rf.Loader(stream(), 3, tail=tail)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    return found + train(second)
+
+
+def cases(rank: int) -> dict[str, Any]:
+    lengths = [23, 8, 0]
+    used_up = iter([{"x": number} for number in range(9)])
+    differing = [{"x": number} for number in range([20, 20, 17][rank])]
+    return {
+        "one": told(lambda: train(rf.Loader(one(40), 3))),
+        "one, workers": told(lambda: train(rf.Loader(one(40), 3, num_workers=2))),
+        "one, resumed": told(lambda: resumed(lambda: one(40), "even")),
+        "drop": told(lambda: train(rf.Loader(own([23, 8, 11]), 2, tail="drop", num_workers=rank))),
+        "drop, resumed": told(lambda: resumed(lambda: own([23, 18, 21]), "drop")),
+        "pad": told(lambda: train(rf.Loader(own(lengths), 2, tail="pad"))),
+        "pad, resumed": told(lambda: resumed(lambda: own(lengths), "pad")),
+        "failing": told(lambda: train(rf.Loader(own([23, 18, 21], failing=1), 2, tail="pad"))),
+        "differing": told(lambda: train(rf.Loader(rf.from_iterable(differing), 2))),
+        "used up": told(lambda: [train(rf.Loader(rf.from_iterable(lambda: used_up), 2)) for _ in range(2)][1]),
+        "endless": told(
+            lambda: train(rf.Loader(rf.from_iterable(lambda: ({"x": n} for n in itertools.count())), 2), 9)
+        ),
+        "other batch size": told(lambda: train(rf.Loader(one(40), 2 + rank // 2))),
+    }
+
+
+def lost(rank: int, how: str) -> Any:
+    """Rank 1 goes in the middle; the others must hear of it."""
+    loader = rf.Loader(own([40] * dist.get_world_size()), 2, tail="pad")
+    for step, _ in enumerate(loader):
+        if rank == 1 and step == 4:
+            os.kill(os.getpid(), signal.SIGKILL) if how == "killed" else sys.exit(0)
+    return "went on"
+
+
+def main(out: Path, how: str) -> None:
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    found = cases(rank) if how == "cases" else told(lambda: lost(rank, how))
+    (out / f"{rank}.json").write_text(json.dumps(found))
+    if how == "cases":
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])
