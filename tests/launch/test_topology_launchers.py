@@ -7,13 +7,16 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+import uuid
 from collections import Counter
 from pathlib import Path
 
+import psutil
 import pytest
 from tests.launch.slurm import slurm
 from tests.support.environ import of_no_launcher
-from tests.support.jobs import free_port
+from tests.support.jobs import end, free_port
 
 PRINT = [sys.executable, str(Path(__file__).parent / "jobs" / "print_topology.py")]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
@@ -36,23 +39,45 @@ def need(program: str) -> None:
 
 
 def run(command: list[str], environ: dict[str, str] | None = None, timeout: float = 60, **more: str) -> str:
-    """What a launch prints; past its time all of it is ended."""
-    process = subprocess.Popen(
-        command,
-        env={**of_no_launcher(environ), "OMP_NUM_THREADS": "1", **more},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        out, err = process.communicate(timeout=timeout)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == 0, f"{command}\n{out}\n{err}"
-    return out
+    """What a launch prints; past its time, or when the launcher has ended, all that is left of it is ended.
+
+    A rank that is killed leaves torch's workers behind under forkserver, for ever: they neither keep us waiting
+    for what they may still print, nor stay.
+    """
+    mark = uuid.uuid4().hex
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        process = subprocess.Popen(
+            command,
+            env={**of_no_launcher(environ), "OMP_NUM_THREADS": "1", **more, MARK: mark},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+        )
+        try:
+            process.wait(timeout)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            end(marked(mark))
+        out.seek(0), err.seek(0)
+        said = out.read()
+        assert process.returncode == 0, f"{command}\n{said}\n{err.read()}"
+    return said
+
+
+#: In the environment of each process of a launch, and of all that they start.
+MARK = "RANKFEED_TEST_LAUNCH"
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """The processes of a launch, wherever they hang in the tree."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.environ().get(MARK) == mark:
+                found.append(process)
+    return found
 
 
 def seen(out: str) -> list[dict]:
