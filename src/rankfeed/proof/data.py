@@ -17,7 +17,7 @@ from rankfeed.proof.data_shards import mds_pieces, packed_pieces, tar_pieces, ta
 from rankfeed.sources import open as open_source
 from rankfeed.sources.mds import folders_of
 from rankfeed.sources.open import formats
-from rankfeed.sources.paths import as_paths, expand
+from rankfeed.sources.paths import Paths, as_paths, expand
 
 _THREADS = 8
 
@@ -114,16 +114,15 @@ def verify_data(
     except SourceError as error:
         pieces, damage = [], [Damage.of(error, place)]
     _note(verdict, damage, limit)
-    checked = Checked(
-        repr((os.path.abspath(os.fspath(place)) if _one(place) else place, opening)), cache_dir, resume=resume
-    )
+    checked = Checked(repr((_absolute(place), opening)), cache_dir, resume=resume)
     _check(pieces, verdict, checked, limit, progress)
     checked.forget()
     return verdict
 
 
-def _one(place: Any) -> bool:
-    return isinstance(place, (str, os.PathLike))
+def _absolute(place: Paths) -> list[str]:
+    """Where the data are, whatever folder this process stands in."""
+    return [os.path.abspath(each) for each in ([place] if isinstance(place, (str, os.PathLike)) else place)]
 
 
 def _pieces(place: Any, verdict: DataVerdict, opening: dict[str, Any]) -> tuple[list[Piece], list[Damage]]:

@@ -6,6 +6,7 @@ import os
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -73,7 +74,7 @@ def archives(files: Sequence[str]) -> Iterator[Piece]:
     """Pieces that compare the CRC of each member of zip files (``.npz``)."""
     for path in files:
         if path.endswith(".npz"):
-            yield Piece(("crc", *stamp(path)), max(0, stamp(path)[1]), lambda step, path=path: _crc(path, step))  # type: ignore[misc]
+            yield Piece(("crc", *stamp(path)), max(0, stamp(path)[1]), partial(_crc, path))
 
 
 def _crc(path: str, step: Step) -> Iterator[Damage]:
@@ -96,9 +97,7 @@ def tables(files: Sequence[str]) -> Iterator[Piece]:
     """Pieces that read Parquet files whole, with the checksums of their pages where these have some."""
     for path in files:
         if path.endswith((".parquet", ".pq")):
-            yield Piece(
-                ("pages", *stamp(path)), max(0, stamp(path)[1]), lambda step, path=path: _pages(path, step)
-            )  # type: ignore[misc]
+            yield Piece(("pages", *stamp(path)), max(0, stamp(path)[1]), partial(_pages, path))
 
 
 def _pages(path: str, step: Step) -> Iterator[Damage]:
