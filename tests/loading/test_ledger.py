@@ -175,3 +175,13 @@ def test_a_name_of_the_launch_comes_from_the_launcher(monkeypatch: pytest.Monkey
     name = ledger._launch()
     monkeypatch.setenv("SLURM_STEP_ID", "1")
     assert "" != ledger._launch() != name
+
+
+class Talkative(list[dict[str, int]]):
+    def __repr__(self) -> str:
+        raise AssertionError("this goes through all of the data")
+
+
+def test_no_sample_is_named_in_a_ledger(tmp_path: Path) -> None:
+    next(iter(rf.Loader(rf.from_dataset(Talkative([{"x": 1}] * 5)), audit=tmp_path)))
+    assert said(tmp_path)[0].content.data == "TorchDatasetSource(5 samples)"

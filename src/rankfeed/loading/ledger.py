@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 
 from rankfeed.errors import ArgumentError, AuditError
 from rankfeed.plan import Schedule
+from rankfeed.sources import Source
 from rankfeed.storage import digest_of
 from rankfeed.storage import ledger as format
 from rankfeed.topology import Topology
@@ -123,7 +124,7 @@ class Ledger:
             plan=plan.describe(),
             plan_fingerprint=plan.fingerprint,
             source=source.fingerprint,
-            data=repr(source)[:200],
+            data=_called(source),
             epoch=schedule.epoch,
             start=schedule.start,
             batch_size=schedule.batch_size,
@@ -162,6 +163,13 @@ def _ledger(folder: Path, topology: Topology) -> Ledger:
         if key not in _ledgers:
             _ledgers[key] = Ledger(folder, topology)
         return _ledgers[key]
+
+
+def _called(source: Source) -> str:
+    """What a source is called; its own repr may go through all of the data."""
+    path = getattr(source, "path", None)
+    place = f"{os.fspath(path)!r}, " if isinstance(path, (str, os.PathLike)) else ""
+    return f"{type(source).__name__}({place}{len(source)} samples)"[:1000]
 
 
 def _launch() -> str:
