@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
@@ -11,9 +12,11 @@ from rankfeed.errors import ArgumentError
 from rankfeed.loading import audit as proof
 from rankfeed.loading import state as states
 from rankfeed.loading.collate import RaggedAs, check_ragged
-from rankfeed.loading.device import device_of, to_device
+from rankfeed.loading.device import device_of
 from rankfeed.loading.engine import Engine, InlineEngine, ThreadEngine
 from rankfeed.loading.frameworks import AmongFrameworks, warn_if_passed_by
+from rankfeed.loading.iteration import Iteration
+from rankfeed.loading.ledger import folder_of
 from rankfeed.loading.maker import Made, Maker
 from rankfeed.loading.options import check_names, one_of, plan_of
 from rankfeed.loading.placed import Placed
@@ -23,7 +26,7 @@ from rankfeed.loading.standing import Standing
 from rankfeed.loading.stats import Stats
 from rankfeed.loading.stream import Stream
 from rankfeed.loading.stream_loader import StreamLoader
-from rankfeed.plan import Plan, Schedule, Tail, Tally
+from rankfeed.plan import Plan, Schedule, Tail
 from rankfeed.plan.plan import DEFAULT_WINDOW, whole
 from rankfeed.sources import Source
 from rankfeed.topology import Topology
@@ -66,7 +69,8 @@ class Loader(Standing, Placed, AmongFrameworks):
         topology: rank and world size; found from the environment at the first ``len`` or ``iter`` if left out.
         on_error: "raise".
         id_column: name of a column to add, with the sample ids (int64).
-        audit: count what is delivered and compare with the plan at the end of each epoch.
+        audit: True counts what is delivered, and compares it with the plan at the end of each epoch. A folder:
+            each rank keeps a ledger in it, on disk at each step, for ``rankfeed verify``.
 
     Raises:
         ArgumentError: an argument cannot be meant.
@@ -115,7 +119,7 @@ class Loader(Standing, Placed, AmongFrameworks):
         topology: Topology | None = None,
         on_error: Literal["raise"] = "raise",
         id_column: str | None = None,
-        audit: bool = False,
+        audit: bool | str | os.PathLike[str] = False,
     ) -> None:
         super().__init__()
         if not isinstance(source, Source):
@@ -131,7 +135,7 @@ class Loader(Standing, Placed, AmongFrameworks):
         self.worker_kind: WorkerKind = one_of("worker_kind", worker_kind, get_args(WorkerKind))
         self.prefetch_factor = whole("prefetch_factor", prefetch_factor, at_least=1)
         self.device = device_of(device)
-        self.id_column, self.audit = id_column, audit
+        self.id_column, self.audit, self.ledger = id_column, audit, folder_of(audit)
         self.audit_report: proof.EpochAudit | None = None
         one_of("on_error", on_error, ("raise",))
         check_ragged(ragged, pad_to)
@@ -173,7 +177,7 @@ class Loader(Standing, Placed, AmongFrameworks):
     def __iter__(self) -> Iterator[Any]:
         warn_if_passed_by(self)
         turn = self._next_turn()
-        return _Iteration(self, self._schedule(), turn)
+        return Iteration(self, self._schedule(), turn)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the job stands, after the last delivered step: JSON-able, under 1 KiB, the same on every rank."""
@@ -232,63 +236,6 @@ class Loader(Standing, Placed, AmongFrameworks):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_engine": None, "_stats": Stats()}  # what runs stays behind
-
-
-class _Iteration:
-    """One pass over what is left of an epoch."""
-
-    def __init__(self, loader: Loader, schedule: Schedule, turn: int) -> None:
-        self._loader = loader
-        self._schedule = schedule
-        self._turn = turn
-        self._made = loader._run(schedule)
-        self._delivered = Tally() if loader.audit else None
-        self._begun = self._over = False
-
-    def __iter__(self) -> _Iteration:
-        return self
-
-    def __next__(self) -> Any:
-        if self._over:
-            raise StopIteration
-        if not self._begun:
-            self._begin()
-        self._loader._stats.asked()
-        try:
-            made = next(self._made)
-            batch = made.batch if self._loader.device is None else to_device(made.batch, self._loader.device)
-        except BaseException as error:
-            self._over = True
-            self._loader._stats.answered()
-            if isinstance(error, StopIteration):
-                self._loader._exhausted(self._turn)
-                self._conclude()
-            raise
-        if self._delivered is not None:
-            self._delivered.add(made.sample_ids)
-        self._loader._stats.delivered(made)
-        self._loader._moved(self._turn, self._schedule.position_after(made.step))
-        if made.step + 1 == len(self._schedule):
-            # Who counts steps (Lightning does) never asks for one more: workers are free, and the audit due, now.
-            next(self._made, None)
-            self._conclude()
-        return batch
-
-    def _begin(self) -> None:
-        self._begun = True
-        schedule = self._loader._begin(self._turn)
-        if schedule is not None:
-            self._schedule, self._made = schedule, self._loader._run(schedule)
-
-    def _conclude(self) -> None:
-        delivered, self._delivered = self._delivered, None
-        if delivered is not None:
-            report = proof.EpochAudit.of_rank(self._schedule, delivered)
-            self._loader.audit_report = report
-            together = proof.gather(report, launcher=self._loader.topology.launcher)
-            if together is not None:
-                self._loader.audit_report = together
-                together.check()
 
 
 def _steps_ahead(samples: int, batch_size: int, stride: int) -> int:

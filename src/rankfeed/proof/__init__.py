@@ -2,7 +2,21 @@
 
 from rankfeed.proof.audit import audit
 from rankfeed.proof.audited import AuditReport
+from rankfeed.proof.data import DataVerdict, verify_data
 from rankfeed.proof.plans import PlanVerdict, verify_plan
+from rankfeed.proof.run_verdict import RunVerdict
+from rankfeed.proof.runs import verify_run
 from rankfeed.proof.watching import Watch, watch
 
-__all__ = ["AuditReport", "PlanVerdict", "Watch", "audit", "verify_plan", "watch"]
+__all__ = [
+    "AuditReport",
+    "DataVerdict",
+    "PlanVerdict",
+    "RunVerdict",
+    "Watch",
+    "audit",
+    "verify_data",
+    "verify_plan",
+    "verify_run",
+    "watch",
+]
