@@ -53,10 +53,10 @@ def plan(
 
     Example: rankfeed plan --samples 1e12 --blocks 1e6 --ranks 16384 --batch-size 32 --shuffle window
     """
-    sizes = _sizes(data, samples, blocks)
+    sizes = sizes_of(data, samples, blocks)
     tracemalloc.start()
     began = time.perf_counter()
-    made = _plan(sizes, shuffle, seed, window, lanes)
+    made = plan_of(sizes, shuffle, seed, window, lanes)
     # The last rank: all arithmetic is at its largest there.
     schedule = _schedule(made, ranks - 1, ranks, batch_size, epoch, start, tail)
     steps = len(schedule)
@@ -108,7 +108,7 @@ def verify(
     figures: dict[str, Any] = {}
     if data is not None and (Path(data) / "rankfeed.json").exists():
         figures["files"] = _verify_files(data)
-    made = _plan(_sizes(data, samples, blocks), shuffle, seed, window, lanes)
+    made = plan_of(sizes_of(data, samples, blocks), shuffle, seed, window, lanes)
     with progress_bar("counting deliveries") as progress:
         verdict = verify_plan(
             made,
@@ -140,7 +140,8 @@ def _verify_files(data: str) -> dict[str, Any]:
     return {"shards": report.shards, "bytes": report.bytes, "damaged": 0}
 
 
-def _sizes(data: str | None, samples: float | None, blocks: float) -> Any:
+def sizes_of(data: str | None, samples: float | None, blocks: float) -> Any:
+    """Samples of each block, of data or without."""
     if (data is None) == (samples is None):
         raise ArgumentError("give a data set or --samples, one of both", remedy="see --help")
     if samples is None:
@@ -156,7 +157,8 @@ def _sizes(data: str | None, samples: float | None, blocks: float) -> Any:
     return total if count == 1 else np.full(count, size, np.int64) + (np.arange(count) < larger)
 
 
-def _plan(sizes: Any, shuffle: str, seed: int, window: int, lanes: int | None) -> Plan:
+def plan_of(sizes: Any, shuffle: str, seed: int, window: int, lanes: int | None) -> Plan:
+    """The plan that a command line asks for."""
     from rankfeed.plan.plan import DEFAULT_LANES
 
     if lanes is None:
