@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from rankfeed.cli import data, indexing, inspecting, plans, preparing, reporting, topology
+from rankfeed.cli import data, indexing, inspecting, plans, preparing, reporting, topology, verifying
 from rankfeed.cli.output import Json, show
 from rankfeed.errors import ArgumentError, RankfeedError
 
@@ -23,7 +23,7 @@ app.command()(plans.plan)
 app.command()(preparing.prepare)
 app.command()(data.pack)
 app.command()(indexing.index)
-app.command()(plans.verify)
+app.command()(verifying.verify)
 app.command()(reporting.report)
 app.command()(topology.topology)
 

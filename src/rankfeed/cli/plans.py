@@ -1,21 +1,18 @@
-"""Commands about plans: what they cost, and whether they hold."""
+"""The command plan: what a plan costs, and what it gives each rank."""
 
 from __future__ import annotations
 
 import math
 import time
 import tracemalloc
-from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
 
-from rankfeed.cli.output import Json, progress_bar, show
-from rankfeed.errors import ArgumentError, CorruptError, RankfeedError
+from rankfeed.cli.output import Json, show
+from rankfeed.errors import ArgumentError
 from rankfeed.plan import Plan, Schedule
-from rankfeed.proof import verify_plan
 from rankfeed.topology import Topology
 
 Data = Annotated[str | None, typer.Argument(help="Path of a data set; or leave it out and give --samples.")]
@@ -56,7 +53,7 @@ def plan(
     sizes = sizes_of(data, samples, blocks)
     tracemalloc.start()
     began = time.perf_counter()
-    made = plan_of(sizes, shuffle, seed, window, lanes)
+    made = plan_from(sizes, shuffle, seed, window, lanes)
     # The last rank: all arithmetic is at its largest there.
     schedule = _schedule(made, ranks - 1, ranks, batch_size, epoch, start, tail)
     steps = len(schedule)
@@ -82,66 +79,12 @@ def plan(
     show(figures, as_json=json, title="plan")
 
 
-def verify(
-    data: Data = None,
-    samples: Samples = None,
-    blocks: Blocks = 1,
-    ranks: Ranks = 1,
-    workers: Workers = 0,
-    batch_size: BatchSize = 1,
-    shuffle: Shuffle = "global",
-    seed: Seed = 0,
-    window: Window = 65536,
-    lanes: Lanes = None,
-    tail: Tail = "even",
-    epoch: Epoch = 0,
-    start: Start = 0,
-    json: Json = False,
-) -> None:
-    """Check a packed data set's checksums, and count every delivery of a plan over all ranks and steps.
-
-    Where the plan is too large to count, steps and positions are sampled. Workers change nothing of what is
-    delivered; --workers is taken for symmetry with plan. Exits with 1 if anything is missing, repeated or damaged.
-
-    Example: rankfeed verify data/ --ranks 8 --batch-size 32
-    """
-    figures: dict[str, Any] = {}
-    if data is not None and (Path(data) / "rankfeed.json").exists():
-        figures["files"] = _verify_files(data)
-    made = plan_of(sizes_of(data, samples, blocks), shuffle, seed, window, lanes)
-    with progress_bar("counting deliveries") as progress:
-        verdict = verify_plan(
-            made,
-            ranks=ranks,
-            batch_size=batch_size,
-            epoch=epoch,
-            start=start,
-            tail=tail,  # type: ignore[arg-type]
-            progress=progress,
-        )
-    figures |= {"ok": verdict.ok, **asdict(verdict)}
-    show(figures, as_json=json, title="verify")
-    if not verdict.ok:
-        raise RankfeedError("the plan does not hold", found=str(verdict))
-
-
-def _verify_files(data: str) -> dict[str, Any]:
-    from rankfeed.sources.packed import verify_packed
-
-    with progress_bar("reading shards") as progress:
-        report = verify_packed(data, progress=progress)
-    if report.damaged:
-        raise CorruptError(
-            f"{len(report.damaged)} of {report.shards} shards are damaged",
-            found="; ".join(report.damaged),
-            where=data,
-            remedy="fetch these shards anew, or pack the data set again",
-        )
-    return {"shards": report.shards, "bytes": report.bytes, "damaged": 0}
-
-
 def sizes_of(data: str | None, samples: float | None, blocks: float) -> Any:
-    """Samples of each block, of data or without."""
+    """Samples in each block: of a data set, or as told.
+
+    Raises:
+        ArgumentError: both are given, or neither, or numbers that cannot be.
+    """
     if (data is None) == (samples is None):
         raise ArgumentError("give a data set or --samples, one of both", remedy="see --help")
     if samples is None:
@@ -157,8 +100,8 @@ def sizes_of(data: str | None, samples: float | None, blocks: float) -> Any:
     return total if count == 1 else np.full(count, size, np.int64) + (np.arange(count) < larger)
 
 
-def plan_of(sizes: Any, shuffle: str, seed: int, window: int, lanes: int | None) -> Plan:
-    """The plan that a command line asks for."""
+def plan_from(sizes: Any, shuffle: str, seed: int, window: int, lanes: int | None) -> Plan:
+    """The order that is asked for."""
     from rankfeed.plan.plan import DEFAULT_LANES
 
     if lanes is None:

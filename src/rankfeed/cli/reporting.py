@@ -16,6 +16,9 @@ Audit = Annotated[list[Path] | None, typer.Option(help="A report that AuditRepor
 Stats = Annotated[
     list[Path] | None, typer.Option(help="JSON lines of loader.stats(), a file for each rank; may be repeated.")
 ]
+Run = Annotated[
+    list[Path] | None, typer.Option(help="Folder of ledgers that Loader(audit=FOLDER) wrote; may be repeated.")
+]
 Out = Annotated[Path, typer.Option("--out", help="The page to write.")]
 Png = Annotated[Path | None, typer.Option(help="Also draw the charts as a picture.")]
 Show = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
@@ -36,6 +39,7 @@ def report(
     epoch: plans.Epoch = 0,
     start: plans.Start = 0,
     audit: Audit = None,
+    run: Run = None,
     stats: Stats = None,
     out: Out = Path("report.html"),
     png: Png = None,
@@ -54,7 +58,8 @@ def report(
     from rankfeed.proof import AuditReport
     from rankfeed.proof.report import joined, of_audit, of_stats, read_stats, write
 
-    pages = [of_audit(AuditReport.load(path), title=f"Audit: {path.name}") for path in audit or ()]
+    pages = [_of_run(folder) for folder in run or ()]
+    pages += [of_audit(AuditReport.load(path), title=f"Audit: {path.name}") for path in audit or ()]
     if stats:
         pages.append(of_stats({path.stem: read_stats(path) for path in stats}, title="Rates of a run"))
     if data is not None or samples is not None:
@@ -70,7 +75,7 @@ def report(
     if not pages:
         raise ArgumentError(
             "there is nothing to report on",
-            expected="a data set, --samples, --audit or --stats",
+            expected="a data set, --samples, --audit, --run or --stats",
             remedy="see --help",
         )
     page = joined(pages)
@@ -96,7 +101,7 @@ def _of_plan(data: str | None, sizes: Any, asked: Any, order: dict[str, Any]) ->
     from rankfeed.proof import verify_plan
     from rankfeed.proof.report import of_plan, padding_of
 
-    plan = plans.plan_of(sizes, **order)
+    plan = plans.plan_from(sizes, **order)
     padding = {}
     first = asked.schedule(plan, 0)
     if data is not None:
@@ -119,3 +124,14 @@ def _of_plan(data: str | None, sizes: Any, asked: Any, order: dict[str, Any]) ->
     return of_plan(
         plan, sizes, asked, verdict, title=f"Plan: {data or f'{plan.num_samples:,} samples'}", padding=padding
     )
+
+
+def _of_run(folder: Path) -> Any:
+    from rankfeed.proof import verify_run
+    from rankfeed.proof.ledgers import read_folder
+    from rankfeed.proof.report import of_run
+
+    with progress_bar("reading ledgers") as progress:
+        verdict = verify_run(folder, progress=progress)
+    read, _ = read_folder(folder, lambda share: None)
+    return of_run(verdict, read)

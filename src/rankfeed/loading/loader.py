@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
@@ -12,16 +12,18 @@ from rankfeed.errors import ArgumentError
 from rankfeed.loading import audit as proof
 from rankfeed.loading import state as states
 from rankfeed.loading.collate import RaggedAs, check_ragged
-from rankfeed.loading.device import device_of, to_device
+from rankfeed.loading.device import device_of
 from rankfeed.loading.engine import Engine, InlineEngine, ThreadEngine
 from rankfeed.loading.frameworks import AmongFrameworks, warn_if_passed_by
+from rankfeed.loading.iteration import Iteration
+from rankfeed.loading.ledger import folder_of
 from rankfeed.loading.maker import Made, Maker
 from rankfeed.loading.options import check_names, one_of, plan_of
 from rankfeed.loading.placed import Placed
 from rankfeed.loading.processes import ProcessEngine
 from rankfeed.loading.randomness import kept_globals
 from rankfeed.loading.stats import Stats
-from rankfeed.plan import Cursor, Plan, Schedule, Tail, Tally
+from rankfeed.plan import Cursor, Plan, Schedule, Tail
 from rankfeed.plan.plan import DEFAULT_WINDOW, whole
 from rankfeed.sources import Source
 from rankfeed.topology import Topology
@@ -63,7 +65,8 @@ class Loader(Placed, AmongFrameworks):
         topology: rank and world size; found from the environment at the first ``len`` or ``iter`` if left out.
         on_error: "raise".
         id_column: name of a column to add, with the sample ids (int64).
-        audit: count what is delivered and compare with the plan at the end of each epoch.
+        audit: True counts what is delivered, and compares it with the plan at the end of each epoch. A folder:
+            each rank keeps a ledger in it, on disk at each step, for ``rankfeed verify``.
 
     Raises:
         ArgumentError: an argument cannot be meant.
@@ -106,7 +109,7 @@ class Loader(Placed, AmongFrameworks):
         topology: Topology | None = None,
         on_error: Literal["raise"] = "raise",
         id_column: str | None = None,
-        audit: bool = False,
+        audit: bool | str | os.PathLike[str] = False,
     ) -> None:
         if not isinstance(source, Source):
             raise ArgumentError(
@@ -121,7 +124,7 @@ class Loader(Placed, AmongFrameworks):
         self.worker_kind: WorkerKind = one_of("worker_kind", worker_kind, get_args(WorkerKind))
         self.prefetch_factor = whole("prefetch_factor", prefetch_factor, at_least=1)
         self.device = device_of(device)
-        self.id_column, self.audit = id_column, audit
+        self.id_column, self.audit, self.ledger = id_column, audit, folder_of(audit)
         self.audit_report: proof.EpochAudit | None = None
         one_of("on_error", on_error, ("raise",))
         check_ragged(ragged, pad_to)
@@ -185,7 +188,7 @@ class Loader(Placed, AmongFrameworks):
         schedule = self._schedule()
         self._turn += 1
         self._under_way = False
-        return _Iteration(self, schedule, self._turn)
+        return Iteration(self, schedule, self._turn)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the job stands, after the last delivered step: JSON-able, under 1 KiB, the same on every rank."""
@@ -259,64 +262,6 @@ class Loader(Placed, AmongFrameworks):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_engine": None}  # what runs stays behind
-
-
-class _Iteration:
-    """One pass over what is left of an epoch."""
-
-    def __init__(self, loader: Loader, schedule: Schedule, turn: int) -> None:
-        self._loader = loader
-        self._schedule = schedule
-        self._turn = turn
-        self._made = loader._run(schedule)
-        self._delivered = Tally() if loader.audit else None
-        self._begun = self._over = False
-
-    def __iter__(self) -> _Iteration:
-        return self
-
-    def __next__(self) -> Any:
-        if self._over:
-            raise StopIteration
-        if not self._begun:
-            self._begin()
-        asked = time.perf_counter()
-        try:
-            made = next(self._made)
-        except StopIteration:
-            self._over = True
-            self._loader._exhausted(self._turn)
-            self._conclude()
-            raise
-        except BaseException:
-            self._over = True
-            raise
-        batch = made.batch if self._loader.device is None else to_device(made.batch, self._loader.device)
-        if self._delivered is not None:
-            self._delivered.add(made.sample_ids)
-        self._loader._stats.delivered(made, asked)
-        self._loader._moved(self._turn, self._schedule.position_after(made.step))
-        if made.step + 1 == len(self._schedule):
-            # Who counts steps (Lightning does) never asks for one more: workers are free, and the audit due, now.
-            next(self._made, None)
-            self._conclude()
-        return batch
-
-    def _begin(self) -> None:
-        self._begun = True
-        schedule = self._loader._begin(self._turn)
-        if schedule is not None:
-            self._schedule, self._made = schedule, self._loader._run(schedule)
-
-    def _conclude(self) -> None:
-        delivered, self._delivered = self._delivered, None
-        if delivered is not None:
-            report = proof.EpochAudit.of_rank(self._schedule, delivered)
-            self._loader.audit_report = report
-            together = proof.gather(report, launcher=self._loader.topology.launcher)
-            if together is not None:
-                self._loader.audit_report = together
-                together.check()
 
 
 def _steps_ahead(samples: int, batch_size: int, stride: int) -> int:

@@ -1,0 +1,87 @@
+"""The command verify: whether data are as they were written, a plan holds, or a job delivered what it should."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from rankfeed.cli.opening import where_of
+from rankfeed.cli.output import Json, progress_bar, show
+from rankfeed.cli.plans import (
+    BatchSize,
+    Blocks,
+    Epoch,
+    Lanes,
+    Ranks,
+    Samples,
+    Seed,
+    Shuffle,
+    Start,
+    Tail,
+    Window,
+    Workers,
+    plan_from,
+    sizes_of,
+)
+from rankfeed.cli.verifying_runs import show_run
+from rankfeed.errors import RankfeedError
+from rankfeed.proof import verify_plan
+
+Target = Annotated[
+    list[str] | None,
+    typer.Argument(help="A data set, or a folder of ledgers; or leave it out and give --samples."),
+]
+RunData = Annotated[str | None, typer.Option("--data", help="Of a run: its data set, compared with the ledgers.")]
+Ids = Annotated[bool, typer.Option("--ids", help="Of a run: the ids of missing samples; some orders need --data.")]
+
+
+def verify(
+    target: Target = None,
+    samples: Samples = None,
+    blocks: Blocks = 1,
+    ranks: Ranks = 1,
+    workers: Workers = 0,
+    batch_size: BatchSize = 1,
+    shuffle: Shuffle = "global",
+    seed: Seed = 0,
+    window: Window = 65536,
+    lanes: Lanes = None,
+    tail: Tail = "even",
+    epoch: Epoch = 0,
+    start: Start = 0,
+    run_data: RunData = None,
+    ids: Ids = False,
+    json: Json = False,
+) -> None:
+    """Check a data set and count every delivery of a plan; or say what a job delivered, by its ledgers.
+
+    Where the plan is too large to count, steps and positions are sampled. Workers change nothing of what is
+    delivered; --workers is taken for symmetry with plan. Exits with 1 if anything is missing, repeated or damaged.
+
+    Example: rankfeed verify data/ --ranks 8 --batch-size 32
+
+    Example: rankfeed verify run/ledger --data data/
+    """
+    from rankfeed.proof.ledgers import is_run
+
+    if target is not None and len(target) == 1 and is_run(target[0]):
+        show_run(target[0], data=run_data, ids=ids, as_json=json)
+        return
+    figures: dict[str, Any] = {}
+    made = plan_from(sizes_of(where_of(target) if target else None, samples, blocks), shuffle, seed, window, lanes)
+    with progress_bar("counting deliveries") as progress:
+        verdict = verify_plan(
+            made,
+            ranks=ranks,
+            batch_size=batch_size,
+            epoch=epoch,
+            start=start,
+            tail=tail,  # type: ignore[arg-type]
+            progress=progress,
+        )
+    figures |= {"ok": verdict.ok, **asdict(verdict)}
+    show(figures, as_json=json, title="verify")
+    if not verdict.ok:
+        raise RankfeedError("the plan does not hold", found=str(verdict))
