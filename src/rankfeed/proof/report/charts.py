@@ -49,7 +49,7 @@ def sheet_of(figure: Figure) -> Sheet | None:
         >>> bars = Bars(title="", caption="", axis="rank", labels=["0", "1"], series=steps, unit="")
         >>> sheet = sheet_of(bars)
         >>> [round(mark.height) for mark in sheet.marks if isinstance(mark, Box) and mark.note]
-        [131, 56]
+        [138, 59]
     """
     if isinstance(figure, Listing):
         return None
@@ -80,7 +80,9 @@ def _grid(figure: Grid) -> Sheet:
         x, y = left + column * wide, _TOP + row * each
         sheet.marks.append(Box(x, y, wide - gap, each - gap, f"level-{level}"))
     frame = Frame(left, _TOP, WIDTH - 2, bottom, 0, columns, 0, rows)
-    for index in thinned(columns, WIDTH - left, width_of(max(figure.columns, key=len, default="")) + 10):
+    for index in thinned(
+        len(figure.columns), WIDTH - left, width_of(max(figure.columns, key=len, default="")) + 10
+    ):
         x = frame.x(index + 0.5)
         anchor = "start" if x < left + 12 else "middle"
         sheet.marks.append(

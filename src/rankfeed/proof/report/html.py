@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from html import escape
 from importlib.resources import files
 
 from rankfeed.proof.report.charts import sheet_of
+from rankfeed.proof.report.escaping import escaped
 from rankfeed.proof.report.page import Figure, Listing, Page, Part, table_of
 from rankfeed.proof.report.palette import DARK, LIGHT
 from rankfeed.proof.report.svg import svg_of
@@ -27,7 +27,7 @@ def html_of(page: Page) -> str:
     number = iter(range(10**6))
     parts = "\n".join(_part(part, number) for part in page.parts)
     facts = "".join(
-        f"<div><dt>{escape(name)}</dt><dd>{escape(fact)}</dd></div>" for name, fact in page.facts.items()
+        f"<div><dt>{escaped(name)}</dt><dd>{escaped(fact)}</dd></div>" for name, fact in page.facts.items()
     )
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -36,14 +36,14 @@ def html_of(page: Page) -> str:
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 <meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<title>{escape(page.title)} · rankfeed</title>
+<title>{escaped(page.title)} · rankfeed</title>
 <style>
 {_style()}</style>
 </head>
 <body>
 <header>
 <p class="brand">rankfeed report</p>
-<h1>{escape(page.title)}</h1>
+<h1>{escaped(page.title)}</h1>
 {_verdict(page)}
 <dl class="facts">{facts}</dl>
 </header>
@@ -58,21 +58,21 @@ def html_of(page: Page) -> str:
 
 def _verdict(page: Page) -> str:
     sign, word = WORDS[page.word]
-    findings = "".join(f"<li>{escape(finding)}</li>" for finding in page.findings)
+    findings = "".join(f"<li>{escaped(finding)}</li>" for finding in page.findings)
     listed = f"<ul>{findings}</ul>" if findings else ""
     return (
         f'<section class="verdict {page.word}" aria-label="verdict"><span class="word">{sign} {word}</span>'
-        f"<div><p>{escape(page.verdict)}</p>{listed}</div></section>"
+        f"<div><p>{escaped(page.verdict)}</p>{listed}</div></section>"
     )
 
 
 def _part(part: Part, number: object) -> str:
     figures = "\n".join(_figure(figure, f"figure-{next(number)}") for figure in part.figures)  # type: ignore[call-overload]
-    return f'<section><h2>{escape(part.title)}</h2><div class="figures">\n{figures}\n</div></section>'
+    return f'<section><h2>{escaped(part.title)}</h2><div class="figures">\n{figures}\n</div></section>'
 
 
 def _figure(figure: Figure, name: str) -> str:
-    head = f"<figcaption><h3>{escape(figure.title)}</h3><p>{escape(figure.caption)}</p></figcaption>"
+    head = f"<figcaption><h3>{escaped(figure.title)}</h3><p>{escaped(figure.caption)}</p></figcaption>"
     table = _table(figure)
     sheet = sheet_of(figure)
     if sheet is None:
@@ -85,9 +85,9 @@ def _figure(figure: Figure, name: str) -> str:
 
 def _table(figure: Figure) -> str:
     header, rows = table_of(figure)
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in header)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    label = escape(figure.title, quote=True)
+    head = "".join(f'<th scope="col">{escaped(name)}</th>' for name in header)
+    body = "".join("<tr>" + "".join(f"<td>{escaped(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    label = escaped(figure.title)
     return (
         f'<div class="table" tabindex="0" role="region" aria-label="{label}"><table><thead><tr>{head}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>"

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from rankfeed.proof.deliveries import Shape, reached
 from rankfeed.proof.ledgers import Launch, Member, Read, Went, launches_of
 from rankfeed.proof.report.binning import ROWS, picks
-from rankfeed.proof.report.page import Bars, Figure, Mark, Page, Part, Series, Span, Timeline
+from rankfeed.proof.report.page import Bars, Figure, Listing, Mark, Page, Part, Series, Span, Timeline
 from rankfeed.proof.run_verdict import EpochRun, LoaderRun, RunVerdict, as_words
 
-#: Loaders and epochs that are drawn, and signs on a chart.
-_LOADERS, _EPOCHS, _MARKS = 4, 32, 400
+#: Loaders and epochs that are drawn, signs on a chart, and notes.
+_LOADERS, _EPOCHS, _MARKS, _LISTED = 4, 32, 400, 50
 
 
 def of_run(verdict: RunVerdict, read: Sequence[Read]) -> Page:
@@ -41,7 +41,7 @@ def of_run(verdict: RunVerdict, read: Sequence[Read]) -> Page:
     parts = []
     for loader, passes in list(zip(verdict.loaders, streams.values(), strict=False))[:_LOADERS]:
         figures: list[Figure] = [_when(passes), _what_counts(loader), _epochs(loader)]
-        parts.append(Part(loader.data or "A loader", figures))
+        parts.append(Part(_shortened(loader.data) or "A loader", figures))
     launches = max((len(loader.launches) for loader in verdict.loaders), default=0)
     over = f"over {launches:,} launch{'es' * (launches != 1)}"
     again = sum(loader.again for loader in verdict.loaders)
@@ -56,6 +56,12 @@ def of_run(verdict: RunVerdict, read: Sequence[Read]) -> Page:
         "delivered again after a resume": f"{again:,}",
     }
     notes = [*verdict.notes, *(note for loader in verdict.loaders for note in loader.notes)]
+    if notes:
+        rows = [[note] for note in notes[:_LISTED]]
+        told = Listing(
+            title="Notes", caption="What is no fault, and to be known.", header=["note"], rows=rows, wide=True
+        )
+        parts.append(Part("To be known", [told]))
     if verdict.ok:
         sentence = f"Nothing is missing up to where the job stands, {over}"
         sentence += f"; {again:,} samples came again after a resume." if again else "."
@@ -66,9 +72,14 @@ def of_run(verdict: RunVerdict, read: Sequence[Read]) -> Page:
         word="good" if verdict.ok else "bad",
         verdict=sentence,
         facts=facts,
-        findings=[*verdict.problems, *notes],
+        findings=verdict.problems,
         parts=parts,
     )
+
+
+def _shortened(text: str, most: int = 80) -> str:
+    """The beginning of a name, for a heading."""
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def _when(passes: Sequence[Went]) -> Timeline:
@@ -89,8 +100,8 @@ def _when(passes: Sequence[Went]) -> Timeline:
     shown = "" if len(chosen) == len(ranks) else f" Shown are {len(chosen)} of {len(ranks):,} ranks."
     return Timeline(
         title="Who delivered when",
-        caption="A bar for each launch of a rank. The part at its beginning that is higher was delivered before, and "
-        "again after a resume (its length by the number of samples)." + shown,
+        caption="A bar for each launch of a rank. The part at its beginning that is higher was delivered before, "
+        "and again after a resume (its length by the number of samples)." + shown,
         axis="seconds",
         row_axis="rank",
         rows=[str(rank) for rank in chosen],

@@ -26,8 +26,9 @@ def padding_of(source: Any, schedule: Schedule) -> dict[str, list[float]]:
         >>> import rankfeed as rf
         >>> source = rf.from_dataset([{"x": [1.0] * length} for length in (1, 3, 2, 2)])
         >>> plan = rf.Plan(4, shuffle="none")
-        >>> padding_of(source, rf.Schedule(plan, batch_size=2, topology=rf.Topology(rank=0, world_size=1)))
-        {}
+        >>> schedule = rf.Schedule(plan, batch_size=2, topology=rf.Topology(rank=0, world_size=1))
+        >>> [round(share, 2) for share in padding_of(source, schedule)["x"]]
+        [0.33, 0.0]
     """
     names = [name for name, field in source.fields.items() if field.kind == "ragged"]
     found: dict[str, list[float]] = {name: [] for name in names}

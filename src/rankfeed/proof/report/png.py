@@ -9,6 +9,7 @@ from typing import Any
 
 from rankfeed.proof.report.charts import sheet_of
 from rankfeed.proof.report.drawing import INK_OF, LETTERS, WIDTH, Box, Letters, Line, Sheet, Symbol
+from rankfeed.proof.report.escaping import plain
 from rankfeed.proof.report.html import WORDS
 from rankfeed.proof.report.page import Page
 from rankfeed.proof.report.palette import DARK, LIGHT
@@ -85,8 +86,8 @@ class _Pen:
             self.fonts[size] = need("PIL.ImageFont", extra="image").load_default(size * _SCALE)
         side = {"start": "l", "middle": "m", "end": "r"}[anchor]
         place = x * _SCALE, y * _SCALE
-        plain = text.replace("…", "...").replace("–", "-").encode("latin-1", "replace").decode("latin-1")
-        self.draw.text(place, plain, fill=self.colours[ink], font=self.fonts[size], anchor=f"{side}s")
+        told = plain(text).replace("…", "...").replace("–", "-").encode("latin-1", "replace").decode("latin-1")
+        self.draw.text(place, told, fill=self.colours[ink], font=self.fonts[size], anchor=f"{side}s")
 
     def _sign(self, mark: Symbol, left: float, top: float) -> None:
         for ink, width in (("card", 4.5), (INK_OF[mark.sign], 2.0)):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from html import escape
 from itertools import groupby
 
 from rankfeed.proof.report.drawing import INK_OF, WIDTH, Box, Letters, Line, Sheet, Symbol
+from rankfeed.proof.report.escaping import escaped
 
 
 def svg_of(sheet: Sheet, name: str, title: str, text: str) -> str:
@@ -26,7 +26,7 @@ def svg_of(sheet: Sheet, name: str, title: str, text: str) -> str:
     """
     lines = [
         f'<svg viewBox="0 0 {WIDTH:g} {_(sheet.height)}" role="img" aria-labelledby="{name}-title {name}-text">',
-        f'<title id="{name}-title">{escape(title)}</title><desc id="{name}-text">{escape(text)}</desc>',
+        f'<title id="{name}-title">{escaped(title)}</title><desc id="{name}-text">{escaped(text)}</desc>',
     ]
     for key, group in groupby(sheet.marks, key=_kind):
         if key[0] == "cells":  # one path for all of a colour: thousands of cells stay small
@@ -48,16 +48,16 @@ def _kind(mark: Box | Line | Letters | Symbol) -> tuple[str, str]:
 def _element(mark: Box | Line | Letters | Symbol) -> str:
     if isinstance(mark, Letters):
         anchor = "" if mark.anchor == "start" else f' text-anchor="{mark.anchor}"'
-        return f'<text x="{_(mark.x)}" y="{_(mark.y)}" class="{mark.ink}"{anchor}>{escape(mark.text)}</text>'
+        return f'<text x="{_(mark.x)}" y="{_(mark.y)}" class="{mark.ink}"{anchor}>{escaped(mark.text)}</text>'
     if isinstance(mark, Box):
         place = f'x="{_(mark.x)}" y="{_(mark.y)}" width="{_(mark.width)}" height="{_(mark.height)}"'
-        return f'<rect {place} class="fill-{mark.ink}"><title>{escape(mark.note)}</title></rect>'
+        return f'<rect {place} class="fill-{mark.ink}"><title>{escaped(mark.note)}</title></rect>'
     if isinstance(mark, Line):
         points = " ".join(f"{_(x)},{_(y)}" for x, y in mark.points)
         dash = f' stroke-dasharray="{" ".join(map(_, mark.dash))}"' if mark.dash else ""
         return f'<polyline points="{points}" class="line-{mark.ink}" stroke-width="{_(mark.width)}"{dash}/>'
     ink, shape = INK_OF[mark.sign], _shape(mark)
-    note = f"<title>{escape(mark.note)}</title>" if mark.note else ""
+    note = f"<title>{escaped(mark.note)}</title>" if mark.note else ""
     # A halo of the ground's colour keeps a sign apart from a cell of any darkness.
     return (
         f'<g>{note}<path d="{shape}" class="line-card" stroke-width="4.5"/>'
