@@ -143,9 +143,10 @@ class Part(msgspec.Struct, frozen=True):
 class Page(msgspec.Struct, frozen=True, kw_only=True):
     """All that a report says.
 
-    Args:
+    Attributes:
         title: of what.
-        word, verdict: how it stands, in a word and in a sentence.
+        word: how it stands.
+        verdict: the same in a sentence.
         facts: names and values for the head of the page.
         findings: what is wrong, a sentence each.
         parts: the figures.
