@@ -17,7 +17,6 @@ from rankfeed.columns import Dense, Ragged
 from rankfeed.errors import ArgumentError, CorruptError, SourceError
 from rankfeed.sources import PackedSource
 from rankfeed.sources import packed as packed_module
-from rankfeed.sources.packed import verify_packed
 
 ROWS = [
     {"x": np.full((i % 4, 2), i, np.float32), "y": i, "text": "é" * (i % 3), "raw": bytes([i]) * (i % 5)}
@@ -217,18 +216,3 @@ def test_flipped_bits_end_in_an_error_or_a_value_and_never_in_a_crash(folder: Pa
         [sys.executable, "-c", FUZZ, str(folder), seed], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout) == (0, "done\n"), f"seed {seed}: {done.stderr[-2000:]}"
-
-
-def test_verify_names_every_damaged_shard(folder: Path) -> None:
-    shares: list[float] = []
-    report = verify_packed(folder, shares.append)
-    assert (report.damaged, shares[-1]) == ([], 1.0)
-    flipped = folder / "shard-00001.arrow"
-    content = bytearray(flipped.read_bytes())
-    content[len(content) // 2] ^= 1
-    flipped.write_bytes(content)
-    (folder / "shard-00002.arrow").unlink()
-    (folder / "shard-00003.arrow").write_bytes(b"")
-    report = verify_packed(folder)
-    assert [problem[:17] for problem in report.damaged] == [f"shard-0000{n}.arrow" for n in (1, 2, 3)]
-    assert report.shards == len(list(folder.glob("*.arrow"))) + 1

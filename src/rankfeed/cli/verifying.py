@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rankfeed.cli.opening import where_of
+from rankfeed.cli.opening import AllowPickle, CacheDir, Format, Options, opened, options_of, where_of
 from rankfeed.cli.output import Json, progress_bar, show
 from rankfeed.cli.plans import (
     BatchSize,
@@ -25,6 +25,7 @@ from rankfeed.cli.plans import (
     plan_from,
     sizes_of,
 )
+from rankfeed.cli.verifying_data import check_data
 from rankfeed.cli.verifying_runs import show_run
 from rankfeed.errors import RankfeedError
 from rankfeed.proof import verify_plan
@@ -33,6 +34,7 @@ Target = Annotated[
     list[str] | None,
     typer.Argument(help="A data set, or a folder of ledgers; or leave it out and give --samples."),
 ]
+Resume = Annotated[bool, typer.Option(help="Go on where an interrupted check of these data stopped.")]
 RunData = Annotated[str | None, typer.Option("--data", help="Of a run: its data set, compared with the ledgers.")]
 Ids = Annotated[bool, typer.Option("--ids", help="Of a run: the ids of missing samples; some orders need --data.")]
 
@@ -51,12 +53,18 @@ def verify(
     tail: Tail = "even",
     epoch: Epoch = 0,
     start: Start = 0,
+    format: Format = None,
+    option: Options = None,
+    cache_dir: CacheDir = None,
+    allow_pickle: AllowPickle = False,
+    resume: Resume = True,
     run_data: RunData = None,
     ids: Ids = False,
     json: Json = False,
 ) -> None:
     """Check a data set and count every delivery of a plan; or say what a job delivered, by its ledgers.
 
+    A data set is read wholly: compared with its checksums where it has some, else decoded. Every damage is named.
     Where the plan is too large to count, steps and positions are sampled. Workers change nothing of what is
     delivered; --workers is taken for symmetry with plan. Exits with 1 if anything is missing, repeated or damaged.
 
@@ -70,7 +78,16 @@ def verify(
         show_run(target[0], data=run_data, ids=ids, as_json=json)
         return
     figures: dict[str, Any] = {}
-    made = plan_from(sizes_of(where_of(target) if target else None, samples, blocks), shuffle, seed, window, lanes)
+    if target:
+        opening = {"format": format, "cache_dir": cache_dir, "allow_pickle": allow_pickle}
+        opening |= options_of(option or ())
+        figures["files"] = check_data(where_of(target), resume=resume, as_json=json, opening=opening)
+        sizes = opened(
+            target, format=format, options=option, cache_dir=cache_dir, allow_pickle=allow_pickle
+        ).blocks
+    else:
+        sizes = sizes_of(None, samples, blocks)
+    made = plan_from(sizes, shuffle, seed, window, lanes)
     with progress_bar("counting deliveries") as progress:
         verdict = verify_plan(
             made,

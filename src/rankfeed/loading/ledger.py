@@ -1,7 +1,7 @@
 """What this process was handed, on disk at each step: the ledger that ``rankfeed verify`` reads.
 
-One file for each process and folder. A step is one unbuffered write of 32 bytes before its batch is handed over, so
-a SIGKILL loses nothing that was delivered, and at most one step is written down that its caller never saw.
+One file for each process and folder. A step is one unbuffered write of 32 bytes before its batch is handed over,
+so a SIGKILL loses nothing that was delivered, and at most one step is written down that its caller never saw.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -116,25 +116,55 @@ def read_index(folder: str) -> MdsIndex:
             shards.append(_found(folder, each, where))
     if not shards or not columns:
         raise SourceError("the data set is empty", where=where)
-    _refuse_forgotten(folder, index, where)
+    for name in _forgotten(folder, index):
+        raise _not_in_index(name, where)
     names = [(each.raw_data, each.zip_data, each.samples) for each in index.shards]
     return MdsIndex(shards, columns, msgspec.json.encode((names, columns)))
 
 
-def _refuse_forgotten(folder: str, index: _Index, where: str) -> None:
-    """Look for shards that lie beside those of the index, and are not in it: their samples would be lost."""
+def examine(folder: str) -> tuple[list[MdsShard], dict[str, tuple[str, int]], list[SourceError]]:
+    """The shards that are there, their columns, and all that is wrong with the others.
+
+    Raises:
+        SourceError, CorruptError: the index cannot be read.
+    """
+    where = os.path.join(folder, INDEX_NAME)
+    index = read_json(where, _Index)
+    shards: list[MdsShard] = []
+    wrong: list[SourceError] = []
+    columns: dict[str, tuple[str, int]] = {}
+    for each in index.shards:
+        try:
+            found = _columns(each, where)
+            columns = columns or found
+            if found != columns:
+                raise CorruptError("shards differ in their columns", expected=columns, found=found, where=where)
+            if each.samples:
+                shards.append(_found(folder, each, where))
+        except SourceError as error:
+            wrong.append(error)
+    wrong += [_not_in_index(name, where) for name in _forgotten(folder, index)]
+    return shards, columns, wrong
+
+
+def _not_in_index(name: str, where: str) -> CorruptError:
+    return CorruptError(
+        "a shard is not in the index",
+        found=name,
+        where=where,
+        remedy="write the index anew, or move the shard away if it does not belong to the data",
+    )
+
+
+def _forgotten(folder: str, index: _Index) -> Iterator[str]:
+    """Shards that lie beside those of the index, and are not in it: their samples would be lost."""
     named = {
         each.basename for shard in index.shards for each in (shard.raw_data, shard.zip_data) if each is not None
     }
     for place in sorted({os.path.dirname(name) for name in named}):
         for entry in sorted(os.listdir(os.path.join(folder, place))):
             if _SHARD.fullmatch(entry) and os.path.join(place, entry) not in named:
-                raise CorruptError(
-                    "a shard is not in the index",
-                    found=os.path.join(place, entry),
-                    where=where,
-                    remedy="write the index anew, or move the shard away if it does not belong to the data",
-                )
+                yield os.path.join(place, entry)
 
 
 def _columns(shard: _Shard, where: str) -> dict[str, tuple[str, int]]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -212,62 +210,30 @@ def _row_bytes(stored: Stored) -> int:
     return stored.nbytes // max(1, stored.rows)
 
 
-@dataclass(frozen=True)
-class VerifyReport:
-    """What `verify_packed` found.
+def check_shard(folder: str | Path, manifest: Manifest, shard: Shard, step: Callable[[int], None]) -> None:
+    """Read all bytes of a shard; compare size, checksum and what is in it with the manifest.
 
     Args:
-        shards: how many were read.
-        bytes: in all of them.
-        damaged: for each shard that is not as it was packed, its path and what is wrong.
-    """
-
-    shards: int
-    bytes: int
-    damaged: list[str]
-
-
-def verify_packed(path: str | Path, progress: Callable[[float], None] | None = None) -> VerifyReport:
-    """Read all bytes of a packed data set; compare sizes and checksums, and what is in it with the manifest.
-
-    Args:
-        path: of the folder.
-        progress: called with the share that is done, up to 1.
+        folder: of the data set.
+        manifest: of it.
+        shard: which.
+        step: called with the number of bytes of each piece that is read.
 
     Raises:
-        SourceError, CorruptError, UnsafeError: the manifest is missing or not right.
+        SourceError, CorruptError: it cannot be read, or is not as it was packed.
     """
-    manifest = load_manifest(path)
-    total, done, lock = sum(shard.bytes for shard in manifest.shards), 0, threading.Lock()
-
-    def step(nbytes: int) -> None:
-        nonlocal done
-        with lock:
-            done += nbytes
-            if progress is not None:
-                progress(done / total)
-
-    def check(shard: Shard) -> str | None:
-        place = Path(path, shard.path)
-        try:
-            size = place.stat().st_size
-            if size != shard.bytes:
-                return f"{shard.path}: {size} bytes instead of {shard.bytes}"
-            digest = file_digest(place, step)
-        except OSError as error:
-            return f"{shard.path}: {error.strerror or error}"
-        if digest != shard.xxh3:
-            return f"{shard.path}: checksum {digest} instead of {shard.xxh3}"
-        try:
-            read_shard(map_file(place), manifest.fields, shard.rows, shard.path)
-        except CorruptError as error:
-            return f"{shard.path}: {error.summary}, expected {error.expected}, found {error.found}"
-        return None
-
-    # Reading and hashing release the GIL.
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        damaged = [problem for problem in pool.map(check, manifest.shards) if problem is not None]
-    return VerifyReport(len(manifest.shards), total, damaged)
+    place = Path(folder, shard.path)
+    try:
+        _check_size(place.stat().st_size, shard, place)
+        digest = file_digest(place, step)
+    except OSError as error:
+        summary = "a shard cannot be read" if place.exists() else "a shard is missing"
+        raise CorruptError(summary, expected=f"{shard.bytes} bytes", found=error.strerror, where=place) from error
+    if digest != shard.xxh3:
+        raise CorruptError(
+            "a shard is damaged", expected=f"checksum {shard.xxh3}", found=f"checksum {digest}", where=place
+        )
+    read_shard(map_file(place), manifest.fields, shard.rows, str(place))
 
 
 def is_packed(where: Paths) -> bool:

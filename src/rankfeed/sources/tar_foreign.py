@@ -40,6 +40,7 @@ class Described:
         counts: samples in each, to be checked; None where nothing is said.
         excluded: names of samples to leave out, ``shard/key``.
         where: the description's path.
+        sizes, md5s: of the files, where a description has them: bytes, and hexadecimal digits.
     """
 
     shards: list[str]
@@ -47,6 +48,8 @@ class Described:
     counts: list[int | None]
     excluded: frozenset[str] = field(default_factory=frozenset)
     where: str = ""
+    sizes: list[int | None] = field(default_factory=list)
+    md5s: list[str | None] = field(default_factory=list)
 
 
 def is_energon(where: str) -> bool:
@@ -64,6 +67,7 @@ class _Shard(msgspec.Struct):
     url: str
     nsamples: int
     filesize: int | None = None
+    md5sum: str | None = None
 
 
 @decodable
@@ -81,8 +85,12 @@ class _Wids(msgspec.Struct):
     base: str | None = None
 
 
-def read_wids(path: str) -> Described:
+def read_wids(path: str, *, check: bool = True) -> Described:
     """The shards of a wids descriptor; their sizes are checked here, their counts by whoever reads them.
+
+    Args:
+        path: of it.
+        check: whether to look for the shards; else whoever asks does.
 
     Raises:
         CorruptError: it is none, or a shard has another size.
@@ -109,8 +117,16 @@ def read_wids(path: str) -> Described:
         raise SourceError("a wids descriptor names no shards", where=path)
     shards = [_resolve(shard.url, base, path) for shard, base in pairs]
     for place, (shard, _) in zip(shards, pairs, strict=True):
-        _check_size(place, shard, path)
-    return Described(shards, [shard.url for shard, _ in pairs], [shard.nsamples for shard, _ in pairs], where=path)
+        if check:
+            _check_size(place, shard, path)
+    return Described(
+        shards,
+        [shard.url for shard, _ in pairs],
+        [shard.nsamples for shard, _ in pairs],
+        where=path,
+        sizes=[shard.filesize for shard, _ in pairs],
+        md5s=[shard.md5sum for shard, _ in pairs],
+    )
 
 
 def _check_size(place: str, shard: _Shard, path: str) -> None:

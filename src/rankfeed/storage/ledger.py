@@ -3,7 +3,8 @@
 A ledger is a row of slots of 32 bytes. Each pass over an epoch begins with a header: a slot with a magic number,
 the pass's number in this file, the length and the checksum of the JSON behind it. Each step is one slot: number of
 the pass, checksum, step, position after it, time. The order is a pure function of what the header names, so no
-sample is listed. Checksums of steps are seeded with that of their header: no step is taken for one of another pass.
+sample is listed. Checksums of steps are seeded with that of their header, so that none is taken for one of
+another pass.
 """
 
 from __future__ import annotations

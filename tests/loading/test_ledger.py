@@ -1,0 +1,177 @@
+"""Each rank writes down each step before it hands it over, and nothing goes wrong in silence."""
+
+import copy
+import os
+import pickle
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.loading.feeds import ENGINES, NAMES, Memory
+
+import rankfeed as rf
+from rankfeed.errors import ArgumentError, AuditError
+from rankfeed.loading import ledger
+from rankfeed.proof import verify_run
+from rankfeed.storage.ledger import Begun, Step, read
+
+
+def said(folder: Path) -> list[Any]:
+    return [each for path in sorted(folder.iterdir()) for each in read(path.open("rb"))]
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
+def test_a_step_is_written_down_when_it_is_handed_over_and_not_when_it_is_made(
+    engine: dict[str, Any], tmp_path: Path
+) -> None:
+    loader = rf.Loader(Memory(40), 4, audit=tmp_path, columns=["y"], **engine)
+    batches = iter(loader)
+    for count in range(1, 6):
+        next(batches)
+        assert Counter(type(each) for each in said(tmp_path)) == {Begun: 1, Step: count}
+    for _ in batches:
+        pass
+    verdict = verify_run(tmp_path)
+    assert verdict.ok
+    assert verdict.loaders[0].epochs[0].delivered == 40
+    assert loader.audit_report is None, "a ledger asks no other rank"
+
+
+@pytest.mark.parametrize("tail", ["even", "drop", "pad"])
+@pytest.mark.parametrize("size", [1, 7, 30, 32])
+def test_tails_are_told_as_they_are(tail: Any, size: int, tmp_path: Path) -> None:
+    for _ in rf.Loader(Memory(size), 4, tail=tail, audit=tmp_path / "ledger", columns=["y"]):
+        pass
+    if tail == "drop" and size < 4:
+        assert not (tmp_path / "ledger").exists() or verify_run(tmp_path / "ledger").ok
+        return
+    (epoch,) = verify_run(tmp_path / "ledger").loaders[0].epochs
+    assert (epoch.delivered, epoch.dropped) == ((size // 4 * 4, size % 4) if tail == "drop" else (size, 0))
+
+
+def test_loaders_of_a_process_share_a_file_and_are_told_apart(tmp_path: Path) -> None:
+    train, valid = rf.Loader(Memory(40), 4, shuffle=True, audit=tmp_path), rf.Loader(Memory(9), 4, audit=tmp_path)
+    for _ in range(3):
+        for _ in train:
+            pass
+        for _ in valid:
+            pass
+    verdict = verify_run(tmp_path)
+    assert verdict.ok
+    assert verdict.ledgers == 1
+    assert sorted((len(each.epochs), each.epochs[0].delivered) for each in verdict.loaders) == [(3, 9), (3, 40)]
+
+
+def test_a_loader_that_is_made_anew_goes_on(tmp_path: Path) -> None:
+    state: Any = None
+    for stop in (3, 2, 99):
+        loader = rf.Loader(Memory(40), 4, audit=tmp_path)
+        if state:
+            loader.load_state_dict(state)
+        for _, _ in zip(range(stop), loader, strict=False):
+            pass
+        state = loader.state_dict()
+    (told,) = verify_run(tmp_path).loaders
+    assert (told.epochs[0].delivered, told.missing, told.again) == (40, 0, 0)
+
+
+def test_a_break_and_an_epoch_begun_anew_are_told(tmp_path: Path) -> None:
+    loader = rf.Loader(Memory(40), 4, audit=tmp_path)
+    next(iter(loader))
+    for _ in loader:
+        pass
+    for _, _ in zip(range(2), loader, strict=False):
+        pass
+    loader.set_epoch(2)
+    for _ in loader:
+        pass
+    verdict = verify_run(tmp_path)
+    told = [(each.epoch, each.delivered, each.again, each.left_early) for each in verdict.loaders[0].epochs]
+    assert told == [(0, 40, 4, 0), (1, 8, 0, 32), (2, 40, 0, 0)]
+    assert verdict.ok
+
+
+def test_two_iterations_at_once_are_an_error(tmp_path: Path) -> None:
+    loader = rf.Loader(Memory(40), 4, audit=tmp_path)
+    first, second = iter(loader), iter(loader)
+    for _ in range(2):
+        next(first)
+        next(second)
+    assert "behind another" in " ".join(verify_run(tmp_path).problems)
+
+
+def test_a_copied_and_a_pickled_loader_keep_the_folder(tmp_path: Path) -> None:
+    for loader in (copy.copy(rf.Loader(Memory(8), 4, audit=tmp_path / "a")),):
+        next(iter(pickle.loads(pickle.dumps(loader))))
+    assert len(said(tmp_path / "a")) == 2
+
+
+def test_a_forked_child_writes_its_own_ledger(tmp_path: Path) -> None:
+    loader = rf.Loader(Memory(8), 4, audit=tmp_path)
+    next(iter(loader))
+    child = os.fork()
+    if child == 0:
+        try:
+            next(iter(loader))
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("audit", ["", 1, None, ["folder"]])
+def test_what_is_neither_a_folder_nor_a_bool_is_refused(audit: Any) -> None:
+    with pytest.raises(ArgumentError, match="audit"):
+        rf.Loader(Memory(8), audit=audit)
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_at_the_first_step(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    batches = iter(rf.Loader(Memory(8), audit=tmp_path / "file"))
+    for _ in range(2):  # and stays one
+        with pytest.raises(AuditError, match="cannot be written"):
+            next(batches)
+
+
+FULL = """
+import resource, signal, sys
+import rankfeed as rf
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+source = rf.from_dataset([{"x": i} for i in range(100)])
+steps = 0
+try:
+    for batch in rf.Loader(source, 2, audit=sys.argv[1]):
+        steps += 1
+except rf.errors.AuditError as error:
+    print(steps, error)
+"""
+
+
+def test_a_full_disk_is_an_error_and_the_steps_before_it_are_there(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert "the ledger of what is delivered cannot be written" in done.stdout, done.stderr
+    steps = int(done.stdout.split()[0])
+    verdict = verify_run(tmp_path)
+    assert verdict.ok
+    assert 0 < steps == verdict.loaders[0].epochs[0].delivered // 2 < 50
+
+
+def test_nothing_is_written_before_the_first_step(tmp_path: Path) -> None:
+    loader = rf.Loader(Memory(8), audit=tmp_path / "ledger")
+    len(loader)
+    iter(loader)
+    assert not (tmp_path / "ledger").exists()
+
+
+def test_a_name_of_the_launch_comes_from_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    name = ledger._launch()
+    monkeypatch.setenv("SLURM_STEP_ID", "1")
+    assert "" != ledger._launch() != name
