@@ -253,6 +253,7 @@ def test_a_run_is_drawn_with_its_launches_and_what_came_again(tmp_path: Path) ->
 def snapshots(path: Path, slow: float, rows: int = 30) -> Path:
     lines = [
         {"steps": i, "samples": 10 * i, "seconds": 2.0 * i, "waited_seconds": slow * i, "padding_share": 0.25}
+        | {"cache_lookups": 10 * i, "cache_hits": 9 * i, "padded_bytes": 100 * i, "padding_bytes": 20 * i}
         for i in range(1, rows + 1)
     ]
     path.write_text("".join(json.dumps(each) + "\n" for each in lines))
@@ -265,6 +266,8 @@ def test_rates_and_waiting_are_those_between_snapshots(tmp_path: Path) -> None:
     assert page.word == "good"
     assert set(figure(page, "Samples a second").series[0].values) == {5.0}
     assert set(figure(page, "Time waited").series[0].values) == {5.0}
+    assert set(figure(page, "Padding").series[0].values) == {20.0}
+    assert set(figure(page, "Cache hits").series[0].values) == {90.0}
     many = {f"rank{i}": read_stats(snapshots(tmp_path / f"{i}", slow=i / 5, rows=10 * i)) for i in range(1, 7)}
     page = of_stats(many)
     assert page.word == "look"

@@ -27,9 +27,11 @@ class Snapshot(msgspec.Struct, frozen=True):
     seconds: float
     waited_seconds: float
     padding_share: float = 0.0
+    padding_bytes: int = 0
+    padded_bytes: int = 0
     private_bytes: int | None = None
-    cache_hits: int | None = None
-    cache_misses: int | None = None
+    cache_hits: int = 0
+    cache_lookups: int = 0
 
 
 def read_stats(path: str | os.PathLike[str]) -> list[Snapshot]:
@@ -82,8 +84,8 @@ def of_stats(snapshots: Mapping[str, Sequence[Snapshot]], *, title: str = "A run
     slow = waited > _WAITED
     limits = ": loading is what limits this job." if slow else ", so loading does not hold this job up."
     word: Word = "look" if slow else "good"
-    hits, misses = (
-        sum(getattr(each, name) or 0 for each in last.values()) for name in ("cache_hits", "cache_misses")
+    hits, lookups = (
+        sum(getattr(each, name) for each in last.values()) for name in ("cache_hits", "cache_lookups")
     )
     rate = sum(each.samples / each.seconds for each in last.values() if each.seconds > 0)
     facts = {
@@ -106,16 +108,16 @@ def of_stats(snapshots: Mapping[str, Sequence[Snapshot]], *, title: str = "A run
         _lines(
             snapshots,
             "Padding",
-            "Share of ragged columns that was padding, of all batches so far.",
+            "Share of ragged columns that was padding.",
             "% of bytes",
-            lambda before, now: 100 * now.padding_share,
+            _padding,
         ),
     ]
-    if any(each.private_bytes is not None for each in last.values()):
+    if any(each.private_bytes for each in last.values()):
         text = "Memory that a rank's process has to itself. A slope that goes on is a leak."
         figures.append(_lines(snapshots, "Private memory", text, "MiB", _memory))
-    if hits + misses:
-        facts["cache hits"] = f"{hits / (hits + misses):.1%}"
+    if lookups:
+        facts["cache hits"] = f"{hits / lookups:.1%}"
         figures.append(_lines(snapshots, "Cache hits", "Of the reads between two snapshots.", "% of reads", _hits))
     return Page(
         title=title,
@@ -137,12 +139,18 @@ def _share(part: float, whole: float) -> float | None:
 
 
 def _memory(before: Snapshot, now: Snapshot) -> float | None:
-    return None if now.private_bytes is None else now.private_bytes / 2**20
+    return now.private_bytes / 2**20 if now.private_bytes else None
 
 
 def _hits(before: Snapshot, now: Snapshot) -> float | None:
-    hits = (now.cache_hits or 0) - (before.cache_hits or 0)
-    return _share(hits, hits + (now.cache_misses or 0) - (before.cache_misses or 0))
+    return _share(now.cache_hits - before.cache_hits, now.cache_lookups - before.cache_lookups)
+
+
+def _padding(before: Snapshot, now: Snapshot) -> float | None:
+    """Between the two where bytes are told, else so far."""
+    if not now.padded_bytes:
+        return 100 * now.padding_share
+    return _share(now.padding_bytes - before.padding_bytes, now.padded_bytes - before.padded_bytes)
 
 
 def _lines(

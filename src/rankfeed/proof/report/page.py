@@ -231,7 +231,7 @@ def number(value: float | None) -> str:
     """
     if value is None:
         return ""
-    if value == int(value) or abs(value) >= 10_000:
+    if value == int(value) or abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.4g}"
 

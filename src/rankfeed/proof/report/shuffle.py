@@ -15,6 +15,8 @@ from math import exp, lgamma
 import numpy as np
 import numpy.typing as npt
 
+from rankfeed.proof.report.page import number
+
 Int64 = npt.NDArray[np.int64]
 #: Positions -> sample ids.
 Order = Callable[[Int64], Int64]
@@ -138,14 +140,10 @@ def judged(found: Quality, starts: Int64, batch: int) -> tuple[bool, str]:
     long = 1.0 if found.spread is None else found.spread
     if strays <= chance and all(abs(each - 1) <= chance for each in (far, wide, long)):
         return True, "No figure tells this order from a perfect shuffle."
+    spread = "" if found.spread is None else f", a block's samples are spread {long:.0%} as wide in time"
     return False, (
         f"Mixed, but not as a perfect shuffle: neighbours lie {far:.0%} as far apart as there, a global batch "
-        f"draws on {found.blocks:.3g} blocks ({blocks:.3g} there)"
-        + (
-            "."
-            if found.spread is None
-            else f", and a block's samples are spread {found.spread:.0%} as wide in time."
-        )
+        f"draws on {number(found.blocks)} blocks ({number(blocks)} there){spread}."
     )
 
 
