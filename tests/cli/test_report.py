@@ -62,6 +62,8 @@ def test_a_broken_promise_is_the_exit_code(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "1 of 3 deliveries repeat a sample" in words(done)
     assert (tmp_path / "a.html").exists()
+    done = rankfeed("report", "--audit", tmp_path / "audit.json", "--out", tmp_path / "a.html", "--json")
+    assert (done.returncode, json.loads(done.stdout)["ok"]) == (1, False)
 
 
 def test_bad_input_gets_a_sentence(tmp_path: Path) -> None:

@@ -87,6 +87,8 @@ def report(
         show({"verdict": page.verdict, "charts": charts, "written": "\n".join(written)}, as_json=False)
     if show_page:
         webbrowser.open(out.resolve().as_uri())
+    if page.word == "bad" and json:
+        raise typer.Exit(1)  # it is told
     if page.word == "bad":
         raise RankfeedError("the report shows a broken promise", found="; ".join(page.findings) or page.verdict)
 

@@ -10,8 +10,8 @@ from rankfeed.proof.report.binning import ROWS, picks
 from rankfeed.proof.report.page import Bars, Figure, Listing, Mark, Page, Part, Series, Span, Timeline
 from rankfeed.proof.run_verdict import EpochRun, LoaderRun, RunVerdict, as_words
 
-#: Loaders and epochs that are drawn, signs on a chart, and notes.
-_LOADERS, _EPOCHS, _MARKS, _LISTED = 4, 32, 400, 50
+#: Loaders and epochs that are drawn, signs on a chart, notes, and launches.
+_LOADERS, _EPOCHS, _MARKS, _LISTED, _LAUNCHES = 4, 32, 400, 50, 50
 
 
 def of_run(verdict: RunVerdict, read: Sequence[Read]) -> Page:
@@ -59,14 +59,15 @@ def of_run(verdict: RunVerdict, read: Sequence[Read]) -> Page:
     if notes:
         rows = [[note] for note in notes[:_LISTED]]
         told = Listing(
-            title="Notes", caption="What is no fault, and to be known.", header=["note"], rows=rows, wide=True
+            title="What else the ledgers say", caption="No faults.", header=["note"], rows=rows, wide=True
         )
-        parts.append(Part("To be known", [told]))
+        parts.append(Part("Notes", [told]))
     if verdict.ok:
         sentence = f"Nothing is missing up to where the job stands, {over}"
         sentence += f"; {again:,} samples came again after a resume." if again else "."
     else:
-        sentence = f"The ledgers do not hold, {over}: {missing:,} samples are missing, or ledgers are damaged."
+        wrong = f"{missing:,} samples are missing" if missing else "Ledgers contradict each other or are damaged"
+        sentence = f"{wrong}, {over}."
     return Page(
         title=f"Run: {verdict.folder}",
         word="good" if verdict.ok else "bad",
@@ -94,10 +95,12 @@ def _when(passes: Sequence[Went]) -> Timeline:
     furthest: dict[int, int] = {}
     for number, launch in enumerate(launches):
         for rank, members in launch.members.items():
-            if rank in rows:
+            if rank in rows and number >= len(launches) - _LAUNCHES:
                 _draw(shape, members[0], number, rows[rank], began, furthest, spans, marks)
         furthest = _furthest(shape, launch, furthest)
     shown = "" if len(chosen) == len(ranks) else f" Shown are {len(chosen)} of {len(ranks):,} ranks."
+    if len(launches) > _LAUNCHES:
+        shown += f" Shown are the last {_LAUNCHES} of {len(launches):,} launches."
     return Timeline(
         title="Who delivered when",
         caption="A bar for each launch of a rank. The part at its beginning that is higher was delivered before, "
