@@ -2,6 +2,7 @@
 
 import json
 import tracemalloc
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
+from tests.proof.test_killed_runs import campaign
 
 import rankfeed as rf
 from rankfeed.errors import ArgumentError, CorruptError, RankfeedError, SourceError
@@ -248,6 +250,28 @@ def test_a_run_is_drawn_with_its_launches_and_what_came_again(tmp_path: Path) ->
     assert page.word == ("good" if verdict.ok else "bad")
     counts = figure(page, "What counts")
     assert sorted((span.start, span.end) for span in counts.spans) == [(0, 40), (40, 100)]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(3))
+def test_a_job_whose_ranks_were_killed_is_drawn_as_it_went(tmp_path: Path, seed: int) -> None:
+    counted = campaign(tmp_path, rounds=3, seed=seed)
+    ledgers = tmp_path / "ledger"
+    verdict = verify_run(ledgers)
+    page = of_run(verdict, read_folder(ledgers, lambda share: None)[0])
+    assert (page.word, page.facts["launches"]) == ("good", str(counted["launches"]))
+    assert page.facts["delivered again after a resume"] == f"{counted['again']:,}"
+    when = figure(page, "Who delivered when")
+    signs = [mark.sign for mark in when.marks]
+    assert signs.count("killed") >= counted["kills"] - 2  # one may have been killed at its very end
+    bars = [span for span in when.spans if not span.again]
+    assert len(bars) == verdict.ledgers
+    # A launch begins after the one before it was killed: bars of a row follow each other.
+    for row in range(len(when.rows)):
+        ends = sorted((span.start, span.end) for span in bars if span.row == row)
+        assert all(before[1] <= after[0] for before, after in pairwise(ends))
+    assert any(span.again for span in when.spans) == bool(counted["again"])
+    print(counted, signs.count("killed"), "ends drawn")
 
 
 def snapshots(path: Path, slow: float, rows: int = 30) -> Path:
