@@ -223,13 +223,14 @@ def test_an_audit_with_anything_changed_is_refused_or_drawn(tmp_path_factory: An
     report.html(file.with_suffix(".html"))
 
 
-def test_a_run_is_drawn_with_its_launches_and_what_came_again(tmp_path: Path) -> None:
+def resumed(ledgers: Path) -> tuple[Any, Page]:
+    """Two ranks that go on from before where they stopped: the verdict, and the page."""
     source = rf.from_dataset([{"x": i} for i in range(100)])
     state: dict[str, Any] = {}
     for steps in (6, 99):
         for rank in (0, 1):
             here = rf.Topology(rank=rank, world_size=2, local_rank=rank, local_world_size=2)
-            loader = rf.Loader(source, 5, shuffle=True, audit=tmp_path, topology=here)
+            loader = rf.Loader(source, 5, shuffle=True, audit=ledgers, topology=here)
             if steps == 99:
                 loader.load_state_dict(state)
             for number, _ in enumerate(loader):
@@ -237,8 +238,12 @@ def test_a_run_is_drawn_with_its_launches_and_what_came_again(tmp_path: Path) ->
                     state = loader.state_dict()
                 if number + 1 == steps:
                     break
-    verdict = verify_run(tmp_path)
-    page = of_run(verdict, read_folder(tmp_path, lambda share: None)[0])
+    verdict = verify_run(ledgers)
+    return verdict, of_run(verdict, read_folder(ledgers, lambda share: None)[0])
+
+
+def test_a_run_is_drawn_with_its_launches_and_what_came_again(tmp_path: Path) -> None:
+    verdict, page = resumed(tmp_path)
     (loader_run,) = verdict.loaders
     epochs = figure(page, "Samples by epoch")
     assert epochs.series[0].values == [float(each.delivered) for each in loader_run.epochs]

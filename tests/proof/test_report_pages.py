@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.proof.test_report import audited, drawn, snapshots
+from tests.proof.test_report import audited, drawn, resumed, snapshots
 from tests.support.browser import browser, chromium
 
 from rankfeed.errors import ArgumentError, MissingExtraError
@@ -168,6 +168,7 @@ def test_every_page_stands_alone_and_every_chart_has_its_table(tmp_path: Path) -
     for plan, blocks, asked in plans:
         checked(html_of(drawn(plan, blocks, asked)))
     checked(html_of(of_audit(audited())))
+    checked(html_of(resumed(tmp_path / "ledgers")[1]))
     one = [Series("a", [None])]
     empty: list[Bars | Lines | Timeline | Grid | Listing] = [
         Bars(title="", caption="", axis="", labels=[], series=[], unit=""),
@@ -233,6 +234,7 @@ def test_a_browser_draws_every_page_without_a_request_or_an_error(tmp_path: Path
         "plan": drawn(plan, np.full(500, 200), Asked(8, 32, tail="pad")),
         "audit": of_audit(audited()),
         "rates": of_stats({f"rank {i}": read_stats(snapshots(tmp_path / str(i), i / 5)) for i in range(1, 7)}),
+        "run": resumed(tmp_path / "ledgers")[1],
         "hostile": everything(HOSTILE),
         "joined": joined([of_audit(audited()), drawn(Plan(100), 100, Asked(2, 5))]),
     }
@@ -262,6 +264,8 @@ def test_a_browser_draws_every_page_without_a_request_or_an_error(tmp_path: Path
             tab.open(path, width=1280, dark=True, media="print")
             card = tab.value("getComputedStyle(document.documentElement).getPropertyValue('--card').trim()")
             assert card == LIGHT["card"]
+            assert tab.value("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+            assert tab.value("getComputedStyle(document.documentElement).colorScheme") == "light"
             printed = tmp_path / f"{name}.pdf"
             tab.pdf(printed)
             print(f"{name}: {path.stat().st_size >> 10} KiB, printed {printed.stat().st_size >> 10} KiB")

@@ -6,7 +6,7 @@ from importlib.resources import files
 
 from rankfeed.proof.report.charts import sheet_of
 from rankfeed.proof.report.escaping import escaped
-from rankfeed.proof.report.page import Figure, Listing, Page, Part, table_of
+from rankfeed.proof.report.page import Figure, Listing, Page, Part, Timeline, table_of
 from rankfeed.proof.report.palette import DARK, LIGHT
 from rankfeed.proof.report.svg import svg_of
 
@@ -88,9 +88,11 @@ def _table(figure: Figure) -> str:
     head = "".join(f'<th scope="col">{escaped(name)}</th>' for name in header)
     body = "".join("<tr>" + "".join(f"<td>{escaped(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     label = escaped(figure.title)
+    texts = isinstance(figure, Timeline) or (isinstance(figure, Listing) and figure.wide)
+    kind = "table texts" if texts else "table"
     return (
-        f'<div class="table" tabindex="0" role="region" aria-label="{label}"><table><thead><tr>{head}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
+        f'<div class="{kind}" tabindex="0" role="region" aria-label="{label}">'
+        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
 

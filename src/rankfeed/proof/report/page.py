@@ -204,9 +204,10 @@ def table_of(figure: Figure) -> tuple[list[str], list[list[str]]]:
     if isinstance(figure, Listing):
         return figure.header, figure.rows
     if isinstance(figure, Timeline):
-        spans = [[figure.rows[s.row], number(s.start), number(s.end), s.text] for s in figure.spans]
-        marks = [[figure.rows[m.row], number(m.at), "", m.text] for m in figure.marks]
-        return [figure.row_axis, f"from ({figure.axis})", "to", "what"], spans + marks
+        spans = [(s.row, s.start, number(s.end), s.text) for s in figure.spans]
+        found = sorted([*spans, *((m.row, m.at, "", m.text) for m in figure.marks)])
+        rows = [[figure.rows[row], number(start), end, text] for row, start, end, text in found]
+        return [figure.row_axis, f"from ({figure.axis})", "to", "what"], rows
     if isinstance(figure, Grid):
         told = {(mark.row, int(mark.at)): mark.sign for mark in figure.marks}
         cells = [
