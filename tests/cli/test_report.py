@@ -74,6 +74,7 @@ def test_bad_input_gets_a_sentence(tmp_path: Path) -> None:
         ("/nowhere",): "/nowhere",
         ("--samples", "5", "--ranks", "9"): "fewer samples than",
         ("--samples", "9", "--out", "/nowhere/at/all.html"): "cannot be written",
+        ("--samples", "9", "--png", "a.jpg"): "ends in .png",
         ("--audit", tmp_path / "no.json"): "not the report of an audit",
         ("--stats", tmp_path / "no.json"): "no snapshot",
         ("--run", tmp_path / "empty"): "no ledgers",

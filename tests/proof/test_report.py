@@ -1,6 +1,7 @@
 """What a report says of plans, audits, runs and loaders is what they are."""
 
 import json
+import re
 import tracemalloc
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +22,7 @@ from rankfeed.proof import verify_plan, verify_run
 from rankfeed.proof.audited import AuditReport
 from rankfeed.proof.ledgers import read_folder
 from rankfeed.proof.report import Asked, Page, joined, of_audit, of_plan, of_run, of_stats, read_stats, shuffle
+from rankfeed.proof.report.html import html_of
 from rankfeed.proof.report.page import Bars, Grid, Lines, Timeline
 
 
@@ -315,6 +317,34 @@ def test_snapshots_that_are_damaged_are_refused_but_for_a_torn_end(tmp_path: Pat
         path.write_text(content)
         with pytest.raises(SourceError):
             read_stats(path)
+
+
+COUNTS = some.sampled_from([0, 1, 1000, 1 << 62])
+SECONDS = some.sampled_from([0, 5e-324, 1e-9, 0.5, 1e12])
+SNAPSHOT = some.fixed_dictionaries(
+    {"steps": COUNTS, "samples": COUNTS, "seconds": SECONDS, "waited_seconds": SECONDS},
+    optional={"padded_bytes": COUNTS, "padding_bytes": COUNTS, "cache_lookups": COUNTS, "cache_hits": COUNTS}
+    | {"private_bytes": some.none() | COUNTS, "padding_share": some.floats(0, 1)},
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    lines=some.lists(SNAPSHOT, min_size=1, max_size=4), bad=some.sampled_from([-1, 1e308, 1 << 70, "x", [], None])
+)
+def test_any_snapshots_are_drawn_and_what_cannot_be_is_refused(
+    tmp_path_factory: Any, lines: list[dict[str, Any]], bad: Any
+) -> None:
+    path = tmp_path_factory.mktemp("stats") / "a"
+    path.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    read = read_stats(path)
+    page = html_of(of_stats({"a": read, "b": read[:1]}))
+    assert "<svg" in page
+    assert not re.search(r"\b(nan|inf)\b", page)
+    lines[-1]["seconds"] = bad
+    path.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    with pytest.raises(CorruptError):
+        read_stats(path)
 
 
 def test_pages_are_joined_under_the_worst_verdict() -> None:

@@ -58,6 +58,8 @@ def report(
     from rankfeed.proof import AuditReport
     from rankfeed.proof.report import joined, of_audit, of_stats, read_stats, write
 
+    if png is not None and png.suffix.lower() != ".png":
+        raise ArgumentError("a picture is a PNG", expected="a name that ends in .png", found=png)
     pages = [_of_run(folder) for folder in run or ()]
     pages += [of_audit(AuditReport.load(path), title=f"Audit: {path.name}") for path in audit or ()]
     if stats:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankfeed.plan import Schedule, Tail
-from rankfeed.plan.schedule import Order
+from rankfeed.plan.schedule import Order, by_lane
 from rankfeed.proof.plans import PlanVerdict
 from rankfeed.proof.report.binning import COLUMNS, ROWS, Int64, edges, name_of, names_of, picks, place_in
 from rankfeed.proof.report.page import Bars, Figure, Grid, Lines, Mark, Page, Part, Series, Word
@@ -57,7 +57,7 @@ def of_plan(
     """The page of a plan, in constant memory in the number of samples.
 
     Args:
-        plan: the order of an epoch.
+        plan: the order of an epoch, of ids from 0 to ``num_samples - 1``.
         blocks: samples of each block, as they were given to the plan.
         asked: how it is read.
         verdict: what `verify_plan` found.
@@ -130,14 +130,9 @@ def _verdict(plan: Order, asked: Asked, first: Schedule, verdict: PlanVerdict) -
 def _places(plan: Order, asked: Asked, first: Schedule) -> Grid:
     """Ranks x steps: where in the data set a batch begins."""
     ranks, steps = picks(asked.ranks, ROWS), picks(len(first), COLUMNS)
-    values: list[list[float | None]] = []
-    for rank in ranks.tolist():
-        schedule = asked.schedule(plan, rank)
-        row: list[float | None] = []
-        for step in steps.tolist():
-            ids = schedule.batch(step)[schedule.valid(step)]
-            row.append(float(ids[0]) / plan.num_samples * 100 if len(ids) else None)
-        values.append(row)
+    begins = [[_positions(first, rank, step, 1) for step in steps.tolist()] for rank in ranks.tolist()]
+    ids = iter(plan.sample_ids(asked.epoch, np.concatenate([each for row in begins for each in row])).tolist())
+    values = [[next(ids) / plan.num_samples * 100 if len(each) else None for each in row] for row in begins]
     shown = len(ranks) == asked.ranks and len(steps) == len(first)
     which = (
         ""
@@ -208,11 +203,10 @@ def _open_blocks(plan: Order, asked: Asked, first: Schedule, starts: Int64) -> B
     draw = np.random.default_rng(4)
     found: list[int] = []
     for rank in picks(asked.ranks, 16).tolist():
-        schedule = asked.schedule(plan, rank)
         for step in np.unique(draw.integers(0, len(first), _BATCHES // min(16, asked.ranks))).tolist():
-            ids = schedule.batch(step)[schedule.valid(step)]
+            ids = plan.sample_ids(asked.epoch, _positions(first, rank, step, LOOKED_AT))
             found.append(len(np.unique(place_in(starts, ids))))
-    size = min(asked.batch_size, plan.num_samples)
+    size = min(asked.batch_size, plan.num_samples, LOOKED_AT)
     numpys = [
         len(np.unique(place_in(starts, draw.integers(0, plan.num_samples, size)))) for _ in range(len(found))
     ]
@@ -222,12 +216,21 @@ def _open_blocks(plan: Order, asked: Asked, first: Schedule, starts: Int64) -> B
     return Bars(
         title="Blocks that a rank's batch is read from",
         caption=f"Few: reading is cheap. Many: batches are mixed well. {len(found)} batches looked at, beside as "
-        "many of a shuffle of all samples by numpy.",
+        "many of a shuffle of all samples by numpy."
+        + (f" Of each the first {LOOKED_AT:,} samples count." if asked.batch_size > LOOKED_AT else ""),
         axis="different blocks in a batch",
         labels=names_of(cuts),
         series=[Series("this plan", counts[0]), Series("numpy", counts[1])],
         unit="batches",
     )
+
+
+def _positions(schedule: Schedule, rank: int, step: int, most: int) -> Int64:
+    """The first positions of a rank's share of a step, without those that only fill: of any rank, at no cost."""
+    low = schedule.position_after(step - 1) if step else schedule.start
+    size = schedule.position_after(step) - low
+    first, last = (number * size // schedule.world_size for number in (rank, rank + 1))
+    return by_lane(low, low + size, schedule.plan.lanes, first, min(last, first + most))
 
 
 def _last_steps(first: Schedule) -> Bars:

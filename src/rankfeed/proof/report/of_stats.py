@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -17,21 +18,26 @@ from rankfeed.storage.decodable import decodable
 #: Snapshots of a chart, ranks with a line of their own, and the share of waiting that is worth a look.
 _POINTS, _RANKS, _WAITED = 120, 4, 0.1
 
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+#: Less than any clock tells apart: no rate is worked out over it.
+_INSTANT = 1e-9
+
 
 @decodable
 class Snapshot(msgspec.Struct, frozen=True):
     """What of ``loader.stats()`` is drawn: counts since the loader was made. Other fields are passed over."""
 
-    steps: int
-    samples: int
-    seconds: float
-    waited_seconds: float
-    padding_share: float = 0.0
-    padding_bytes: int = 0
-    padded_bytes: int = 0
-    private_bytes: int | None = None
-    cache_hits: int = 0
-    cache_lookups: int = 0
+    steps: Count
+    samples: Count
+    seconds: Seconds
+    waited_seconds: Seconds
+    padding_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    padding_bytes: Count = 0
+    padded_bytes: Count = 0
+    private_bytes: Count | None = None
+    cache_hits: Count = 0
+    cache_lookups: Count = 0
 
 
 def read_stats(path: str | os.PathLike[str]) -> list[Snapshot]:
@@ -80,14 +86,14 @@ def of_stats(snapshots: Mapping[str, Sequence[Snapshot]], *, title: str = "A run
     """
     last = {name: each[-1] for name, each in snapshots.items()}
     seconds = sum(each.seconds for each in last.values())
-    waited = sum(each.waited_seconds for each in last.values()) / seconds if seconds > 0 else 0.0
+    waited = sum(each.waited_seconds for each in last.values()) / seconds if seconds > _INSTANT else 0.0
     slow = waited > _WAITED
     limits = ": loading is what limits this job." if slow else ", so loading does not hold this job up."
     word: Word = "look" if slow else "good"
     hits, lookups = (
         sum(getattr(each, name) for each in last.values()) for name in ("cache_hits", "cache_lookups")
     )
-    rate = sum(each.samples / each.seconds for each in last.values() if each.seconds > 0)
+    rate = sum(each.samples / each.seconds for each in last.values() if each.seconds > _INSTANT)
     facts = {
         "ranks with figures": f"{len(last):,}",
         "samples": f"{sum(each.samples for each in last.values()):,}",
@@ -130,12 +136,12 @@ def of_stats(snapshots: Mapping[str, Sequence[Snapshot]], *, title: str = "A run
 
 
 def _rate(before: Snapshot, now: Snapshot) -> float | None:
-    passed = now.seconds - before.seconds
-    return (now.samples - before.samples) / passed if passed > 0 else None
+    passed, came = now.seconds - before.seconds, now.samples - before.samples
+    return came / passed if passed > _INSTANT and came >= 0 else None  # a loader made anew counts from 0
 
 
 def _share(part: float, whole: float) -> float | None:
-    return 100 * min(1.0, max(0.0, part / whole)) if whole > 0 else None
+    return 100 * min(1.0, max(0.0, part / whole)) if whole > _INSTANT else None
 
 
 def _memory(before: Snapshot, now: Snapshot) -> float | None:
