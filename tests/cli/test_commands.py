@@ -183,3 +183,46 @@ def test_prepare_builds_once_and_finds_changed_files(tmp_path: Path, monkeypatch
         done = rankfeed("prepare", name, "data")
         assert done.returncode == 2
         assert words in done.stderr
+
+
+def test_verify_of_a_run_says_what_was_delivered(packed: Path, tmp_path: Path) -> None:
+    ledgers = tmp_path / "ledger"
+    loader = rf.Loader(rf.open(packed), 8, shuffle="window", audit=ledgers)
+    for _, _ in zip(range(3), loader, strict=False):
+        pass
+    told = figures("verify", ledgers, "--data", packed)
+    assert (told["ok"], told["loaders"][0]["epochs"][0]["delivered"]) == (True, 24)
+    state = loader.state_dict() | {"position": 40, "steps": 5}
+    again = rf.Loader(rf.open(packed), 4, shuffle="window", audit=ledgers)
+    again.load_state_dict(state)
+    for _ in again:
+        pass
+    done = rankfeed("verify", ledgers, "--data", packed, "--ids", "--json")
+    assert done.returncode == 1, done.stderr
+    (epoch,) = json.loads(done.stdout)["loaders"][0]["epochs"]
+    missing = loader.plan.sample_ids(0, range(24, 40)).tolist()
+    assert (epoch["missing"], epoch["missing_ids"]) == (16, missing)
+    done = rankfeed("verify", ledgers)
+    assert done.returncode == 1
+    assert "positions 24 to 40: 16 samples missing" in " ".join(done.stdout.split())
+    assert "--data" in rankfeed("verify", ledgers, "--ids").stderr
+
+
+def test_verify_refuses_other_data_than_the_run_read(packed: Path, tmp_path: Path) -> None:
+    next(iter(rf.Loader(rf.from_dataset([{"x": 1}, {"x": 2}]), audit=tmp_path)))
+    done = rankfeed("verify", tmp_path, "--data", packed)
+    assert done.returncode == 1
+    assert "the run read other data" in done.stderr
+
+
+def test_verify_lists_all_damages_as_json(packed: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged"
+    shutil.copytree(packed, damaged)
+    first, second, *_ = sorted(damaged.glob("*.arrow"))
+    first.write_bytes(first.read_bytes()[:-1])
+    second.unlink()
+    done = rankfeed("verify", damaged, "--json")
+    assert done.returncode == 1
+    told = json.loads(done.stdout)
+    assert (told["ok"], told["files"]["damaged"]) == (False, 2)
+    assert [Path(each["where"]).name for each in told["files"]["damage"]] == [first.name, second.name]

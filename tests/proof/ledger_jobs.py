@@ -27,6 +27,8 @@ class Job:
     plan: rf.Plan
     tail: str = "even"
     launches: int = 0
+    name: str = ""
+    launcher: str = "torchrun"
     now: int = 10**18
     #: (epoch, position) -> how often it was delivered, on the timeline that counts.
     counts: Counter[tuple[int, int]] = field(default_factory=Counter)
@@ -77,13 +79,13 @@ class Job:
 
     def _pass(self, rank: int, ranks: int, epoch: int, start: int, batch_size: int, host: str) -> ledger.Pass:
         return ledger.Pass(
-            launch=f"launch-{self.launches}",
+            launch=self.name or f"launch-{self.launches}",
             process=f"{self.launches}-{rank}",
             host=host,
             pid=rank,
             rank=rank,
             world_size=ranks,
-            launcher="torchrun",
+            launcher=self.launcher,
             loader=0,
             plan=self.plan.describe(),
             plan_fingerprint=self.plan.fingerprint,

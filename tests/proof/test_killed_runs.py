@@ -115,6 +115,7 @@ def campaign(run: Path, rounds: int, seed: int) -> dict[str, int]:
     }
 
 
+@pytest.mark.timeout(400)
 def test_the_verdict_on_killed_ranks_is_what_they_said_themselves(tmp_path: Path) -> None:
     campaign(tmp_path, rounds=1, seed=1)
 
@@ -131,12 +132,13 @@ def test_many_kills(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(600)
 def test_ranks_of_a_process_group_agree_on_a_name_for_their_launch(tmp_path: Path) -> None:
     """torchrun without a name, twice with the same one, and each time other launches."""
     for number in range(2):
         command = jobs.torchrun(2, SCRIPT.with_name("grouped.py"), tmp_path / "ledger")
         command[3:3] = ["--rdzv-id", "same"]
-        jobs.run(command, tmp_path / f"log{number}", 120)
+        jobs.run(command, tmp_path / f"log{number}", 250)
     (told,) = verify_run(tmp_path / "ledger").loaders
     assert [(launch["ranks"], launch["ledgers"]) for launch in told.launches] == [(2, 2), (2, 2)]
     assert len({launch["name"] for launch in told.launches}) == 2

@@ -135,6 +135,40 @@ def test_two_jobs_in_one_folder_are_told(tmp_path: Path) -> None:
     assert "launches 1 and 2 were writing at the same time" in " ".join(verify_run(tmp_path).problems)
 
 
+def test_parallel_peers_of_a_rank_count_once(tmp_path: Path) -> None:
+    for number in range(2):  # the same ranks, at the same time
+        job = Job(tmp_path, rf.Plan(100), launches=number, name="one", launcher="mesh")
+        job.launch(2, 5, [(0, 0, [10, 10])])
+    verdict = verify_run(tmp_path)
+    assert verdict.ok, str(verdict)
+    assert (verdict.loaders[0].epochs[0].delivered, verdict.loaders[0].again) == (100, 0)
+
+
+def test_processes_that_all_take_themselves_for_rank_0_are_told(tmp_path: Path) -> None:
+    for number in range(3):
+        Job(tmp_path, rf.Plan(100), launches=number, name="one").launch(1, 10, [(0, 0, [10])])
+    assert "take themselves for rank 0 of 1 at the same time" in " ".join(verify_run(tmp_path).problems)
+
+
+def test_launches_of_one_name_are_told_apart_by_their_ranks(tmp_path: Path) -> None:
+    job = Job(tmp_path, rf.Plan(100), name="restarted")
+    job.launch(2, 5, [(0, 0, [4, 3])])
+    job.launch(2, 5, [(0, 20, [8, 8])])
+    verdict = verify_run(tmp_path)
+    agrees(verdict, job)
+    assert verdict.ok
+    assert len(verdict.loaders[0].launches) == 2
+
+
+def test_a_copied_ledger_is_told_and_counts_once(tmp_path: Path) -> None:
+    Job(tmp_path, rf.Plan(100)).launch(1, 10, [(0, 0, [10])])
+    (path,) = tmp_path.iterdir()
+    (tmp_path / f"z{path.name}").write_bytes(path.read_bytes())
+    verdict = verify_run(tmp_path)
+    assert "is a copy of" in " ".join(verdict.problems)
+    assert verdict.loaders[0].again == 0
+
+
 def test_loaders_of_other_orders_are_told_apart(tmp_path: Path) -> None:
     train, valid = Job(tmp_path, rf.Plan(100)), Job(tmp_path, rf.Plan(30, shuffle="none"), launches=7)
     train.launch(2, 5, [(0, 0, [10, 10])])

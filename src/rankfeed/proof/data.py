@@ -169,7 +169,7 @@ def _mds(place: Any, verdict: DataVerdict, opening: dict[str, Any]) -> tuple[lis
 def _tar(place: Any, verdict: DataVerdict, opening: dict[str, Any]) -> tuple[list[Piece], list[Damage]]:
     these = tar_shards(place, opening.get("split"))
     pieces, damage = tar_pieces(these, opening["cache_dir"])
-    if wholly_described(pieces, these):
+    if wholly_described(these):
         verdict.checksums = f"the md5 sums of {these.where}"
         return pieces, damage
     try:

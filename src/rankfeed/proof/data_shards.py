@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -203,6 +203,6 @@ def _differ(place: str, name: str, expected: Any, found: Any) -> Iterator[Damage
         yield Damage(what, f"{place}, entry {row}", str(expected[row]), str(found[row]))
 
 
-def wholly_described(pieces: Sequence[object], these: Described) -> bool:
+def wholly_described(these: Described) -> bool:
     """Whether each shard has a checksum of its content."""
-    return bool(pieces) and len(these.md5s) == len(these.shards) and None not in these.md5s
+    return len(these.md5s) == len(these.shards) and None not in these.md5s
