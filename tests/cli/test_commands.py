@@ -12,7 +12,7 @@ import pytest
 
 import rankfeed as rf
 
-COMMANDS = ("inspect", "index", "plan", "prepare", "pack", "topology", "verify", "demo")
+COMMANDS = ("inspect", "index", "plan", "prepare", "pack", "report", "topology", "verify", "demo")
 
 
 def rankfeed(*arguments: object) -> subprocess.CompletedProcess[str]:

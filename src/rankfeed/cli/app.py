@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from rankfeed.cli import data, indexing, inspecting, plans, preparing, topology, verifying
+from rankfeed.cli import data, indexing, inspecting, plans, preparing, reporting, topology, verifying
 from rankfeed.cli.output import Json, show
 from rankfeed.errors import ArgumentError, RankfeedError
 
@@ -24,6 +24,7 @@ app.command()(preparing.prepare)
 app.command()(data.pack)
 app.command()(indexing.index)
 app.command()(verifying.verify)
+app.command()(reporting.report)
 app.command()(topology.topology)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from rankfeed.errors import AuditError, listed
@@ -130,6 +132,38 @@ class AuditReport:
     def as_dict(self) -> dict[str, Any]:
         """All of it, JSON-able."""
         return {**asdict(self), "findings": list(self.findings)}
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write all of it as JSON, for `load` and for ``rankfeed report --audit``; returns where.
+
+        Raises:
+            ArgumentError: it cannot be written there.
+        """
+        from rankfeed.proof.saved import save
+
+        return save(self, path)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> AuditReport:
+        """Read what `save` wrote.
+
+        Raises:
+            SourceError: there is no such file.
+            CorruptError: it is not a report.
+        """
+        from rankfeed.proof.saved import load
+
+        return load(path)
+
+    def html(self, path: str | os.PathLike[str], *, title: str = "An audit") -> Path:
+        """Write it as one HTML page with charts, or these as a PNG where the name ends so; returns where.
+
+        Raises:
+            ArgumentError: it cannot be written there.
+        """
+        from rankfeed.proof.report import of_audit, write
+
+        return write(of_audit(self, title=title), path)
 
     def __str__(self) -> str:
         known = "known by their content" if self.by_content else "known by their ids"

@@ -53,6 +53,7 @@ def verify_plan(
     epoch: int = 0,
     start: int = 0,
     tail: Tail = "even",
+    count: bool = True,
     progress: Callable[[float], None] = lambda share: None,
 ) -> PlanVerdict:
     """Look at what all ranks would be given in an epoch.
@@ -64,6 +65,7 @@ def verify_plan(
         epoch: which epoch.
         start: samples consumed already.
         tail: how the epoch ends.
+        count: count every delivery where the plan is small enough for that; else only sample.
         progress: called with the share done.
 
     Raises:
@@ -87,7 +89,7 @@ def verify_plan(
     ]
     lengths = [len(schedule) for schedule in schedules]
     left_out = plan.num_samples - schedules[0].end
-    if plan.num_samples <= COUNTED:
+    if count and plan.num_samples <= COUNTED:
         return _count(plan, schedules, lengths, left_out, progress)
     return _sample(plan, schedules, lengths, left_out, progress)
 

@@ -1,0 +1,86 @@
+"""rankfeed report: a page on disk, its figures for machines, and sentences for bad input."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.cli.test_commands import figures, rankfeed
+
+import rankfeed as rf
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("report") / "clips"
+    rf.pack(({"x": np.zeros(1 + i % 4), "y": i} for i in range(100)), path, shard_bytes=500, progress=False)
+    return path
+
+
+def words(done: subprocess.CompletedProcess[str]) -> str:
+    return " ".join(done.stderr.split())
+
+
+def test_a_data_set_is_planned_its_padding_looked_at_and_drawn(clips: Path, tmp_path: Path) -> None:
+    page, picture = tmp_path / "plan.html", tmp_path / "plan.png"
+    told = figures("report", clips, "--ranks", 3, "--batch-size", 8, "--out", page, "--png", picture)
+    assert told["files"] == [str(page), str(picture)]
+    assert told["ok"]
+    assert told["facts"]["samples"] == "100"
+    assert "Each of 100 samples comes exactly once" in page.read_text()
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+    charts = {each["title"]: each for part in told["parts"] for each in part["figures"]}
+    plan = rf.Plan(100)
+    here = rf.Topology(rank=0, world_size=3, local_rank=0, local_world_size=3)
+    first = rf.Schedule(plan, batch_size=8, topology=here).batch(0)
+    lengths = 1 + first % 4
+    wasted = 100 * (1 - lengths.sum() / (len(lengths) * lengths.max()))
+    assert charts["Padding by batch"]["series"][0]["values"][0] == pytest.approx(wasted, abs=0.01)
+
+
+def test_an_audit_a_run_and_rates_are_drawn_on_one_page(tmp_path: Path) -> None:
+    source = rf.from_dataset([{"x": i} for i in range(40)])
+    loader = rf.Loader(source, 8, shuffle=True, id_column="id", audit=tmp_path / "ledgers")
+    lines = []
+    for _ in loader:
+        lines.append(json.dumps(loader.stats()) + "\n")
+    (tmp_path / "rank0.jsonl").write_text("".join(lines))
+    rf.audit(rf.Loader(source, 8, id_column="id")).save(tmp_path / "audit.json")
+    told = figures(
+        *("report", "--audit", tmp_path / "audit.json", "--run", tmp_path / "ledgers"),
+        *("--stats", tmp_path / "rank0.jsonl", "--out", tmp_path / "report.html"),
+    )
+    titles = [each["title"] for part in told["parts"] for each in part["figures"]]
+    assert {"Who delivered when", "Who had batches when, epoch 0", "Samples a second"} <= {*titles}
+    assert told["ok"]
+
+
+def test_a_broken_promise_is_the_exit_code(tmp_path: Path) -> None:
+    rf.audit([{"sample_id": [0, 1, 1]}], universe=3).save(tmp_path / "audit.json")
+    done = rankfeed("report", "--audit", tmp_path / "audit.json", "--out", tmp_path / "a.html")
+    assert done.returncode == 1
+    assert "1 of 3 deliveries repeat a sample" in words(done)
+    assert (tmp_path / "a.html").exists()
+    done = rankfeed("report", "--audit", tmp_path / "audit.json", "--out", tmp_path / "a.html", "--json")
+    assert (done.returncode, json.loads(done.stdout)["ok"]) == (1, False)
+
+
+def test_bad_input_gets_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "no.json").write_text("{}")
+    (tmp_path / "empty").mkdir()
+    for arguments, told in {
+        (): "nothing to report on",
+        ("/nowhere",): "/nowhere",
+        ("--samples", "5", "--ranks", "9"): "fewer samples than",
+        ("--samples", "9", "--out", "/nowhere/at/all.html"): "cannot be written",
+        ("--samples", "9", "--png", "a.jpg"): "ends in .png",
+        ("--audit", tmp_path / "no.json"): "not the report of an audit",
+        ("--stats", tmp_path / "no.json"): "no snapshot",
+        ("--run", tmp_path / "empty"): "no ledgers",
+    }.items():
+        done = rankfeed("report", *arguments, *(() if "--out" in arguments else ("--out", tmp_path / "a.html")))
+        assert done.returncode in (1, 2)
+        assert told in words(done)
+        assert "Traceback" not in done.stderr
+    assert not (tmp_path / "a.html").exists()
