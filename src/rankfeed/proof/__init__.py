@@ -2,6 +2,7 @@
 
 from rankfeed.proof.audit import audit
 from rankfeed.proof.audited import AuditReport
+from rankfeed.proof.lockstep import Lockstep
 from rankfeed.proof.plans import PlanVerdict, verify_plan
 
-__all__ = ["AuditReport", "PlanVerdict", "audit", "verify_plan"]
+__all__ = ["AuditReport", "Lockstep", "PlanVerdict", "audit", "verify_plan"]

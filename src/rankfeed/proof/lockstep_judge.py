@@ -1,0 +1,318 @@
+"""Who holds the others up: from the last words of all ranks to a verdict. Arithmetic, without a store or a clock.
+
+No time of one machine is compared with that of another: each rank says for how many seconds of its own it has stood
+still, and the judge counts for how many seconds of its own it has heard nothing new of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from rankfeed.errors import LockstepError
+from rankfeed.storage.decodable import decodable
+
+#: Seconds that a better reason is waited for where a collective failed: it does so for all, and one is the cause.
+SETTLE = 3.0
+_UNHEARD = 5.0
+
+State = Literal["data", "step", "ended", "left", "failed"]
+
+
+@decodable
+class Word(msgspec.Struct, frozen=True):
+    """What a rank says of itself, once a second.
+
+    Attributes:
+        rank: which.
+        host: its machine.
+        pid: its process.
+        beat: goes up with each word.
+        lap: passes over the data that it has begun.
+        step: steps that it has begun in this pass.
+        state: it waits for data, is in a step, has come to the end of its data, left the loop before that, or failed.
+        closed: it begins no other step.
+        done: the last pass that is over, and the steps in it.
+        still: seconds since step or state changed.
+        waits: seconds that its thread has stood at one instruction which waits for other ranks.
+        was: its state before it failed.
+        error: what it failed with.
+        collective: which came out of a collective, so that another rank is likely to be the cause.
+        lines: the end of its traceback; or of the stack of its thread, where it has stood still for long.
+        missing: processes on its machine, by rank, that are "gone" or "stopped".
+    """
+
+    rank: int
+    host: str
+    pid: int
+    beat: int = 0
+    lap: int = 0
+    step: int = 0
+    state: State = "ended"
+    closed: bool = False
+    done: tuple[int, int] = (0, 0)
+    still: float = 0.0
+    waits: float = 0.0
+    was: Literal["data", "step", "ended", "left"] = "ended"
+    error: str = ""
+    collective: bool = False
+    lines: list[str] = []
+    missing: dict[int, str] = {}
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """How far it has come, to be compared with others."""
+        state = self.was if self.state == "failed" else self.state
+        return self.lap, self.step, {"step": 0, "left": 0, "data": 1, "ended": 2}[state]
+
+    @property
+    def inside(self) -> bool:
+        """Whether it is inside a pass, where ranks wait for one another."""
+        return self.state in ("data", "step") and self.lap > 0 and not self.closed
+
+    @property
+    def who(self) -> str:
+        """It, in a sentence."""
+        return f"rank {self.rank} (host {self.host}, process {self.pid})"
+
+    @property
+    def at(self) -> str:
+        """Where it is, in a sentence."""
+        what = {
+            "data": f"waiting for the data of step {self.step + 1}",
+            "step": f"in step {self.step}",
+            "left": f"out of its loop, which it left in step {self.step}",
+            "ended": f"at the end of its data after {self.step} steps",
+        }[self.state if self.state != "failed" else "data" if self.was == "data" else "step"]
+        return f"{what} of pass {self.lap}" if self.lap else "before its first step"
+
+
+@decodable
+class Verdict(msgspec.Struct, frozen=True):
+    """Which rank is the cause, and why.
+
+    Attributes:
+        rank: which.
+        summary: who, where and why.
+        lines: the end of its traceback or of its stack.
+        remedy: what the user can do.
+    """
+
+    rank: int
+    summary: str
+    lines: list[str] = []
+    remedy: str = ""
+
+    def error(self, here: Word) -> LockstepError:
+        """The error that a rank raises."""
+        lines = "\n".join(["the last lines of its traceback", *(f"    {line}" for line in self.lines)])
+        error = LockstepError(
+            self.summary,
+            found=lines if self.lines else None,
+            where=f"raised on rank {here.rank} (host {here.host}), step {here.step} of pass {here.lap}",
+            remedy=self.remedy or None,
+        )
+        error.rank = self.rank
+        return error
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """What is known of all ranks.
+
+    Attributes:
+        words: the last of each that was heard.
+        silent: seconds since then.
+        limit: seconds that ranks may wait for another.
+        uneven: whether ranks may take different numbers of steps.
+    """
+
+    words: Mapping[int, Word]
+    silent: Mapping[int, float]
+    limit: float
+    uneven: bool = False
+
+    def __iter__(self) -> Iterator[Word]:
+        return iter(self.words.values())
+
+    def idle(self, word: Word) -> float:
+        """For how many seconds it has got no further, as far as is known."""
+        return word.still + self.silent[word.rank]
+
+
+def judge(ranks: Ranks) -> Verdict | None:
+    """Find the rank that the others wait for in vain, or will.
+
+    Args:
+        ranks: the last words of all ranks, those that never spoke included.
+
+    Returns:
+        The most certain reason that there is; None where all is well, or may be.
+
+    Examples:
+        >>> words = {0: Word(0, "a", 7, lap=1, step=5, state="step"), 1: Word(1, "b", 8, lap=1, step=4, done=(1, 4))}
+        >>> judge(Ranks(words, {0: 0.0, 1: 0.0}, limit=300.0)).summary
+        'rank 1 (host b, process 8) ran out of data after 4 steps of pass 1, and rank 0 has begun step 5'
+    """
+    kinds: tuple[Callable[[Ranks], Verdict | None], ...] = (_failed, _gone, _uneven, _broken, _stuck)
+    return next((found for kind in kinds if (found := kind(ranks))), None)
+
+
+def _failed(ranks: Ranks) -> Verdict | None:
+    failed = [word for word in ranks if word.state == "failed" and not word.collective]
+    if not failed:
+        return None
+    first = max(failed, key=ranks.idle)
+    return Verdict(first.rank, f"{first.who} failed {first.at}: {first.error}", first.lines)
+
+
+def _gone(ranks: Ranks) -> Verdict | None:
+    for accuser in ranks:
+        for rank, how in accuser.missing.items():
+            word = ranks.words[rank]
+            # One that has come to an end may go, as long as nobody is further.
+            further = any(other.place[:2] > word.place[:2] for other in ranks)
+            if how == "gone" and not word.collective and (word.inside or further):
+                return lost(word)
+    return None
+
+
+def lost(word: Word) -> Verdict:
+    """That a process ended without a word."""
+    return Verdict(
+        word.rank,
+        f"{word.who} is gone: its process ended without a word, {word.at}",
+        remedy="see the end of its log, and the kernel's (dmesg) for the killer of those who take too much memory",
+    )
+
+
+def _uneven(ranks: Ranks) -> Verdict | None:
+    if ranks.uneven:
+        return None
+    most: dict[int, tuple[int, int]] = {}  # by pass: steps that were begun in it, and the rank that did
+    for word in ranks:
+        for lap, steps in ((word.lap, word.step), word.done):
+            most[lap] = max(most.get(lap, (0, 0)), (steps, -word.rank))
+    last = max(most)
+    for word in sorted(ranks, key=lambda word: (word.done, word.rank)):
+        lap, steps = word.done
+        if lap and most[lap][0] > steps:
+            more, other = most[lap]
+            return Verdict(
+                word.rank,
+                f"{word.who} {_ended(word)} after {steps} steps of pass {lap}, and rank {-other} has begun step {more}",
+                remedy="let all ranks take as many steps (rankfeed.Loader and rankfeed.DistributedSampler do); "
+                "uneven=True where no step waits for another rank",
+            )
+        if word.closed and word.lap == lap < last and most[last][0]:
+            return Verdict(
+                word.rank,
+                f"{word.who} is through after pass {lap}, and rank {-most[last][1]} has begun pass {last}",
+            )
+    return None
+
+
+def _broken(ranks: Ranks) -> Verdict | None:
+    failed = [word for word in ranks if word.state == "failed" and word.still >= SETTLE]
+    if not failed:
+        return None
+    first = max(failed, key=ranks.idle)
+    told = f"and a collective of rank {first.rank} failed {first.at}: {first.error}"
+    inside = first.was != "ended"
+    away = [
+        word
+        for word in ranks
+        if word.state != "failed"
+        and (word.closed or (inside and word.state == "left"))
+        and word.place[:2] <= first.place[:2]
+    ]
+    if away:
+        word = min(away, key=lambda word: (word.place, word.rank))
+        return Verdict(word.rank, f"{word.who} {_ended(word)} after {word.step} steps of pass {word.lap}, {told}")
+    silent = [word for word in ranks if ranks.silent[word.rank] >= _UNHEARD]
+    if silent:
+        word = max(silent, key=lambda word: ranks.silent[word.rank])
+        return _unheard(ranks, word, told)
+    return Verdict(
+        first.rank,
+        f"a collective of {first.who} failed {first.at}: {first.error}; no rank is known to be the cause",
+        first.lines,
+    )
+
+
+def _stuck(ranks: Ranks) -> Verdict | None:
+    # With uneven steps, whoever is out of its loop is not waited for.
+    within = [word for word in ranks if word.inside or not (ranks.uneven and word.beat) and word.state != "failed"]
+    if not any(word.inside for word in within):
+        return None
+    least = min(word.place for word in within)
+    # Somebody is known to be away: then a step that goes on for so long is one that waits.
+    away = any(word.state == "left" or ranks.silent[word.rank] >= ranks.limit for word in within)
+    waiting, behind = [], []
+    for word in within:
+        heard = ranks.silent[word.rank] < _UNHEARD
+        longs = word.waits >= ranks.limit or (word.state == "step" and (word.place > least or away))
+        if heard and longs and word.still >= ranks.limit and not word.closed:
+            waiting.append(word)
+        elif ranks.idle(word) >= ranks.limit:
+            behind.append(word)
+    if not waiting:
+        return None
+    first = max(waiting, key=lambda word: (word.place, -word.rank))
+    behind = [word for word in behind if word.place <= first.place]
+    if not behind:
+        return _at_odds(waiting, within)
+    # Of those that are equally far back, one that is not heard of any more, or has left; or that stands longest.
+    back = min(word.place for word in behind)
+    word = max(
+        (word for word in behind if word.place == back),
+        key=lambda word: (ranks.silent[word.rank] >= _UNHEARD, word.state == "left", ranks.idle(word)),
+    )
+    if not (word.inside or first.inside):
+        return None
+    told = f"and rank {first.rank} has been {first.at} for {first.still:.0f} s"
+    if ranks.silent[word.rank] >= _UNHEARD and not word.closed:
+        return _unheard(ranks, word, told)
+    return Verdict(
+        word.rank,
+        f"{word.who} has been {word.at} for {word.still:.0f} s, {told}",
+        word.lines,
+        f"if it may take so long: limit= of more than {ranks.limit:.0f} s",
+    )
+
+
+def _unheard(ranks: Ranks, word: Word, told: str) -> Verdict:
+    seconds = ranks.silent[word.rank]
+    if not word.beat:
+        return Verdict(word.rank, f"rank {word.rank} has not come to its first step after {seconds:.0f} s, {told}")
+    stopped = any(each.missing.get(word.rank) == "stopped" for each in ranks)
+    why = "its process is stopped (SIGSTOP, or a debugger)" if stopped else "its process or its host hangs or is gone"
+    return Verdict(
+        word.rank,
+        f"{word.who} has not been heard of for {seconds:.0f} s: {why}; it was {word.at}, {told}",
+        word.lines,
+    )
+
+
+def _at_odds(waiting: list[Word], within: list[Word]) -> Verdict | None:
+    """All wait for one another, at different places."""
+    if len(waiting) < len(within):
+        return None
+    places = [tuple(word.lines) for word in waiting]
+    word = min(waiting, key=lambda word: (places.count(tuple(word.lines)), word.rank))
+    other = next((each for each in waiting if each.lines != word.lines), None)
+    if other is None:  # the same place: one long computation of all
+        return None
+    return Verdict(
+        word.rank,
+        f"{word.who} and rank {other.rank} wait for each other in different collectives, {word.at}, for "
+        f"{word.still:.0f} s",
+        [*word.lines, f"and of rank {other.rank}:", *other.lines],
+    )
+
+
+def _ended(word: Word) -> str:
+    return "left its loop" if word.state == "left" else "ran out of data"

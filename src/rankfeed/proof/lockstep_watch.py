@@ -1,0 +1,327 @@
+"""Two threads that watch over a rank: one speaks with the others, one keeps the time and raises.
+
+They are two, since a store whose host is stopped does not answer, and whoever asks it does not come back.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Literal
+
+from rankfeed.errors import LockstepError
+from rankfeed.proof import lockstep_wake as waking
+from rankfeed.proof.lockstep_here import Clock, Here, Sight
+from rankfeed.proof.lockstep_judge import SETTLE, Verdict, Word, lost
+from rankfeed.proof.lockstep_link import EVERY, Address, Link, connect
+from rankfeed.topology.job import is_stopped, numbering, started
+
+#: With which a process ends that could not be made to raise.
+EXIT_CODE = 86
+_TICK = EVERY / 4
+#: Seconds that the end of a pass waits for the store, that an error does, and that rank 0 keeps its store for others.
+_BRIEF, _FLUSH, _LINGER = 1.0, 3.0, 5.0
+#: Seconds between reminders of a thread that does not raise.
+_AGAIN = 1.0
+
+
+@dataclass(frozen=True)
+class Terms:
+    """On what terms ranks are watched; see Lockstep."""
+
+    limit: float
+    uneven: bool
+    on_stuck: Literal["exit", "raise"]
+    grace: float
+
+
+class Watch:
+    """Watches over this rank until all ranks are through.
+
+    Args:
+        name: under which the ranks that belong together watch each other.
+        terms: see Lockstep.
+    """
+
+    def __init__(self, name: str, terms: Terms) -> None:
+        from torch import distributed
+
+        self.here = Here()
+        self.rank, self.terms = distributed.get_rank(), terms
+        self.verdict: Verdict | None = None
+        self._pid = os.getpid()
+        self._host = socket.gethostname()
+        self._clock = Clock(most=5 * EVERY)
+        self._sight = Sight(self.here)
+        self._missing: dict[int, str] = {}
+        self._over = False
+        self._lost: BaseException | None = None
+        self._acknowledged = threading.Event()
+        self._decided = threading.Event()
+        self._hurry = threading.Event()
+        store, self._keep, port = connect(name)
+        # Under torchrun it is the launcher's, and outlives all ranks.
+        self._has_store = self.rank == 0 and port > 0 and not _of_launcher()
+        address = Address(self._host, self._pid, started(self._pid), numbering(), waking.listening(port))
+        self._link = Link(
+            store,
+            self.rank,
+            distributed.get_world_size(),
+            address,
+            self._word,
+            lambda: self._clock.now,
+            terms.limit,
+            terms.uneven,
+        )
+        waking.arm()
+        _remember(self)
+        for work in (self._talk, self._guard):
+            threading.Thread(target=work, name=f"rankfeed-lockstep-{work.__name__}", daemon=True).start()
+
+    # What the training thread calls.
+
+    def acknowledge(self) -> None:
+        """The training thread is back, and raises by itself."""
+        self._acknowledged.set()
+        waking.take_back()
+
+    def error(self) -> LockstepError | None:
+        """What is to be raised here."""
+        if self.verdict is None or (self.verdict.rank == self.rank and self.here.state == "failed"):
+            return None
+        self.acknowledge()
+        return self.verdict.error(self._word(0))
+
+    def end_pass(self, state: Literal["ended", "left"]) -> None:
+        """A pass is over; the others know of it when this returns, or the store hangs."""
+        self.here.end(state)
+        self._flush(_BRIEF)
+
+    def close(self, most: float = _BRIEF) -> None:
+        """No other step will be taken; the others know of it when this returns, or so many seconds are over."""
+        if self._pid == os.getpid():
+            self.here.end("left")
+            self.here.closed = True
+            self._hurry.set()
+            self._flush(most)
+
+    def fail(self, error: BaseException) -> LockstepError | None:
+        """The training thread failed; the others know of it when this returns.
+
+        Returns:
+            What to raise instead: another rank is the cause.
+        """
+        if isinstance(error, LockstepError) or self._pid != os.getpid():
+            self.linger()
+            return None
+        if self.verdict is None:
+            self.here.fail(error)
+            self._acknowledged.set()
+            self._flush(_FLUSH)
+            if self.here.collective:
+                self._decided.wait(SETTLE + _FLUSH + 4 * EVERY)
+        found = self.error()
+        self.linger()
+        return found
+
+    def linger(self) -> None:
+        """Where this process has the store: keep it until the others have heard what they need to hear."""
+        deadline = time.monotonic() + _LINGER
+        while self._has_store and self._lost is None and time.monotonic() < deadline:
+            link = self._link
+            if self.here.state != "failed" and self.verdict is None:
+                if link.answer is not None and link.answer.over:
+                    return
+            elif self.verdict is not None and link.thanks >= link.expected_thanks():
+                return
+            self._hurry.set()
+            time.sleep(_TICK / 2)
+
+    # What the threads do.
+
+    def _word(self, beat: int) -> Word:
+        here, sight = self.here, self._sight
+        return Word(
+            rank=self.rank,
+            host=self._host,
+            pid=self._pid,
+            beat=beat,
+            lap=here.lap,
+            step=here.step,
+            state=here.state,
+            closed=here.closed,
+            done=here.done,
+            still=sight.still,
+            waits=sight.waits,
+            was=here.was,  # type: ignore[arg-type]  # is never "failed"
+            error=here.error,
+            collective=here.collective,
+            lines=here.lines or sight.lines,
+            missing=self._missing,
+        )
+
+    def _flush(self, most: float) -> None:
+        """Have the link's thread say where this rank is, and wait for it."""
+        mark = self.here.mark
+        deadline = time.monotonic() + most
+        while self._lost is None and not self._over and time.monotonic() < deadline:
+            word = self._link.written
+            if word is not None and (word.lap, word.step, word.state, word.closed) == mark:
+                return
+            self._hurry.set()
+            time.sleep(0.002)
+
+    def _talk(self) -> None:
+        while not self._over:
+            try:
+                self._link.round()
+            except Exception as error:
+                self._lost = error
+                return
+            # When something is about to be decided, all hurry.
+            self._hurry.wait(_TICK if self.here.state == "failed" or self._link.verdict else EVERY)
+            self._hurry.clear()
+
+    def _guard(self) -> None:
+        while not self._over:
+            time.sleep(_TICK)
+            self._clock.tick()
+            self._sight.look(self._clock.now, self.terms.limit / 2)
+            self._look_at_neighbours()
+            verdict = self._link.verdict or self._without_store()
+            if verdict is not None:
+                self._tell(verdict)
+                return
+            answer = self._link.answer
+            if self.here.closed and (self._lost is not None or (answer is not None and answer.over)):
+                self._over = True
+
+    def _look_at_neighbours(self) -> None:
+        mine = numbering()
+        missing = {}
+        for rank, address in self._link.roster.items():
+            if mine and address.numbering == mine and rank != self.rank and address.born > 0:
+                born = started(address.pid)
+                if born not in (-1, address.born):
+                    missing[rank] = "gone"
+                elif is_stopped(address.pid):
+                    missing[rank] = "stopped"
+        self._missing = missing
+
+    def _without_store(self) -> Verdict | None:
+        """What is to be said where the store is gone, or does not answer."""
+        link, here = self._link, self.here
+        silent = self._clock.now - link.answered
+        over = link.answer is not None and link.answer.host_over
+        inside = here.inside or here.collective
+        if not inside or over or here.closed and not here.collective:
+            return None
+        host = link.roster.get(0)
+        who = f"rank 0 (host {host.host}, process {host.pid})" if host is not None else "rank 0"
+        if _of_launcher():
+            who = "the launcher"
+        if self._lost is not None:
+            why = f"{who} is gone, and the store of torch.distributed with it"
+            return Verdict(0, why, [f"{type(self._lost).__name__}: {self._lost}".partition("\n")[0][:300]])
+        if min(silent, self._sight.still) < self.terms.limit:
+            return None
+        why = "its process is stopped (SIGSTOP, or a debugger)" if self._missing.get(0) == "stopped" else "it hangs"
+        return Verdict(0, f"{who} has not been heard of for {silent:.0f} s: {why}; it holds the job's store")
+
+    def _tell(self, verdict: Verdict) -> None:
+        """Have this process raise."""
+        self.verdict = verdict
+        self._decided.set()
+        here = self.here
+        error = verdict.error(self._word(0))
+        if self._link.judging or self._lost is not None:
+            _say(f"rankfeed.Lockstep: {error}\n")
+        if here.closed or here.state == "failed" or not _first(self):
+            return
+        waking.wake(here.thread, error)
+        ports = [port for address in self._link.roster.values() for port in address.ports]
+        deadline = time.monotonic() + self.terms.grace
+        released = False
+        while not self._is_back():
+            time.sleep(_AGAIN)
+            if not released and not self._is_back():
+                released = True  # in a thread of its own: an abort may hang as well
+                threading.Thread(target=waking.let_go, args=(ports,), daemon=True).start()
+            waking.remind(here.thread)
+            if time.monotonic() > deadline and not self._is_back():
+                if self.terms.on_stuck == "exit":
+                    words = f"rankfeed.Lockstep: this process cannot raise, and ends with code {EXIT_CODE}: {error}\n"
+                    waking.end_process(EXIT_CODE, words)
+                return
+
+    def _is_back(self) -> bool:
+        return self._acknowledged.is_set() or self.here.closed or waking.was_raised()
+
+
+_watches: list[Watch] = []
+_told: list[Watch] = []
+_previous: Callable[[type[BaseException], BaseException, TracebackType | None], object] = sys.excepthook
+
+
+def _first(watch: Watch) -> bool:
+    """Whether no other watch of this process has raised yet."""
+    if not _told:
+        _told.append(watch)
+    return _told[0] is watch
+
+
+def _remember(watch: Watch) -> None:
+    global _previous
+    if not _watches:
+        atexit.register(_leave)
+        if sys.excepthook is not _report:
+            _previous, sys.excepthook = sys.excepthook, _report
+    _watches[:] = [each for each in _watches if not each._over]
+    _watches.append(watch)
+
+
+def _report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """What ends this process is known to the others before it does."""
+    for watch in _watches:
+        with suppress(Exception):
+            if not watch._over and (told := watch.fail(error)) is not None:
+                _say(f"rankfeed.Lockstep: {told}\n")
+    _previous(kind, error, trace)
+
+
+def _leave() -> None:
+    for watch in _watches:
+        with suppress(Exception):
+            if watch._pid == os.getpid() and not watch._over:
+                watch.close()
+                watch.linger()
+
+
+def _forget() -> None:
+    """In a forked child there are none of the threads."""
+    for watch in _watches:
+        watch._over = True
+    _watches.clear()
+    waking.take_back()
+
+
+def _of_launcher() -> bool:
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def _say(words: str) -> None:
+    with suppress(OSError, ValueError):
+        sys.stderr.write(words)
+        sys.stderr.flush()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)

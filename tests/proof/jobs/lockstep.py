@@ -1,0 +1,138 @@
+"""Ranks that train under a watch, until something happens to one of them.
+
+They are forked from a process that has imported torch, so that a round takes seconds, and nobody ends the survivors:
+what each of them raised goes into FOLDER/RANK.json.
+"""
+
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo  # DDP imports it: once here, instead of on each rank
+import torch.distributed as dist
+
+import rankfeed as rf
+import rankfeed.proof.lockstep_watch  # likewise
+
+#: What can happen to a rank, and the words that the others are told of it.
+CASES = {
+    "raise": r"rank {bad} \(host \S+, process \d+\) failed in step {step} of pass 1: ValueError: the user's own",
+    "loader": r"rank {bad} .* failed waiting for the data of step {step} of pass 1: OSError: no such shard",
+    "return": r"rank {bad} .* left its loop after {step} steps of pass 1, and a collective of rank \d failed",
+    "short": r"rank {bad} .* ran out of data after {before} steps of pass 1, and rank \d has begun step {step}",
+    "kill": r"rank {bad} .* is gone",
+    "stop": r"rank {bad} .* has not been heard of for \d+ s: its process is stopped",
+    "sleep": r"rank {bad} .* has been in step {step} of pass 1 for \d+ s, and rank \d has been in step {step}",
+    "slow": r"rank {bad} .* has been waiting for the data of step {step} of pass 1 for \d+ s, and rank \d has been",
+}
+STEPS = 40
+
+
+class Loader:
+    """Batches, and what may happen while one is waited for."""
+
+    def __init__(self, case: str, at: int) -> None:
+        self.case, self.at = case, at
+
+    def __len__(self) -> int:
+        return STEPS
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for step in range(1, STEPS + 1):
+            time.sleep(0.01)
+            if step == self.at:
+                happened(self.case)
+                if self.case == "loader":
+                    raise OSError("no such shard")
+                if self.case == "short":
+                    return
+                if self.case == "slow":
+                    time.sleep(3600)
+            yield torch.ones(2, 4) * step
+
+
+def happened(case: str) -> None:
+    if case in CASES:
+        Path("happened").write_text(str(time.monotonic()))
+
+
+def train(lockstep: Any, model: Any, case: str, at: int) -> None:
+    for step, batch in enumerate(lockstep, 1):
+        if step == at:
+            happened(case if case not in ("loader", "short", "slow") else "")
+            if case == "raise":
+                raise ValueError("the user's own")
+            if case == "return":
+                return
+            if case == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if case == "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            if case == "sleep":
+                time.sleep(3600)
+        model(batch).sum().backward()
+
+
+def work(rank: int, ranks: int, port: int, case: str, at: int, limit: float, how: str) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(ranks))
+    log = os.open(f"{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+    told: dict[str, Any] = {}
+    watched = rf.Lockstep(Loader(case, at), limit=limit)
+    try:
+        if how == "with":
+            with watched as batches:
+                train(batches, model, case, at)
+        else:
+            train(watched, model, case, at)
+        told["kind"] = "returned"
+    except Exception as error:
+        told = {"kind": type(error).__name__, "text": str(error), "rank": getattr(error, "rank", None)}
+    told["at"] = time.monotonic()
+    Path(f"{rank}.part").write_text(json.dumps(told))
+    os.replace(f"{rank}.part", f"{rank}.json")
+
+
+def play(folder: Path, case: str, bad: int, at: int, ranks: int, limit: float, how: str, patience: float) -> None:
+    """A round: one rank has something happen to it in one step; whoever is left when patience ends is killed."""
+    import socket
+
+    folder.mkdir()
+    os.chdir(folder)
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port = server.getsockname()[1]
+    fork = multiprocessing.get_context("fork")
+    jobs = [
+        fork.Process(target=work, args=(rank, ranks, port, case if rank == bad else "", at, limit, how))
+        for rank in range(ranks)
+    ]
+    for job in jobs:
+        job.start()
+    deadline = time.monotonic() + patience
+    spared = {bad} if case in ("kill", "stop") else set()
+    while time.monotonic() < deadline and any(
+        job.is_alive() for rank, job in enumerate(jobs) if rank not in spared
+    ):
+        time.sleep(0.05)
+    for job in jobs:
+        job.kill()
+        job.join()
+    codes = {rank: job.exitcode for rank, job in enumerate(jobs)}
+    Path("codes.json").write_text(json.dumps(codes))
+
+
+if __name__ == "__main__":
+    folder, case, bad, at, ranks, limit, how, patience = sys.argv[1:]
+    play(Path(folder), case, int(bad), int(at), int(ranks), float(limit), how, float(patience))
