@@ -41,6 +41,9 @@ class LockstepCheck(_callback()):  # type: ignore[misc]
     def on_train_batch_end(self, *_: Any) -> None:
         self._lockstep.wait()
 
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        self._lockstep.work()
+
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         self._lockstep.end_pass()
 

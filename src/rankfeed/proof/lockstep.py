@@ -108,6 +108,11 @@ class Lockstep(Generic[_T]):
             watch.here.step += 1
             watch.here.state = "step"
 
+    def work(self) -> None:
+        """Say that what follows still belongs to the step that was begun, such as an evaluation."""
+        if self._watch is not None and self._watch.here.inside:
+            self._watch.here.state = "step"
+
     def end_pass(self) -> None:
         """Say that a pass over the data is over, where there is no loader to tell it by."""
         if self._watch is not None:
@@ -171,7 +176,12 @@ class Lockstep(Generic[_T]):
     def _watched(self) -> Watch | None:
         """The watch over this rank, begun now if it was not; None where nobody is to be waited for."""
         distributed = sys.modules.get("torch.distributed")
-        if self._begun or distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        if (
+            self._begun
+            or distributed is None
+            or not distributed.is_available()
+            or not distributed.is_initialized()
+        ):
             return self._watch
         if distributed.get_world_size() > 1:
             from rankfeed.proof.lockstep_watch import Terms, Watch

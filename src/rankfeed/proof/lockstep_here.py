@@ -154,7 +154,9 @@ def _waits_for_others(frame: FrameType) -> bool:
         if inner is None:
             return False
         name = inner.f_code.co_filename.replace("\\", "/")
-        if "/torch/distributed/" in name or name.endswith(("torch/autograd/graph.py", "nn/parallel/distributed.py")):
+        if "/torch/distributed/" in name or name.endswith(
+            ("torch/autograd/graph.py", "nn/parallel/distributed.py")
+        ):
             return True
         inner = inner.f_back
     return False

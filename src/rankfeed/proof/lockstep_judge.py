@@ -17,6 +17,7 @@ from rankfeed.storage.decodable import decodable
 
 #: Seconds that a better reason is waited for where a collective failed: it does so for all, and one is the cause.
 SETTLE = 3.0
+#: Seconds without a word, of which there is one a second, that make it likely that none will come.
 _UNHEARD = 5.0
 
 State = Literal["data", "step", "ended", "left", "failed"]
@@ -97,18 +98,25 @@ class Verdict(msgspec.Struct, frozen=True):
     Attributes:
         rank: which.
         summary: who, where and why.
-        lines: the end of its traceback or of its stack.
+        lines: the end of its traceback, or of its stack.
         remedy: what the user can do.
+        failed: whether it is a traceback.
     """
 
     rank: int
     summary: str
     lines: list[str] = []
     remedy: str = ""
+    failed: bool = False
 
     def error(self, here: Word) -> LockstepError:
         """The error that a rank raises."""
-        lines = "\n".join(["the last lines of its traceback", *(f"    {line}" for line in self.lines)])
+        lines = "\n".join(
+            [
+                f"the last lines of its {'traceback' if self.failed else 'stack'}",
+                *(f"    {line}" for line in self.lines),
+            ]
+        )
         error = LockstepError(
             self.summary,
             found=lines if self.lines else None,
@@ -138,6 +146,10 @@ class Ranks:
     def __iter__(self) -> Iterator[Word]:
         return iter(self.words.values())
 
+    def unheard(self, word: Word) -> bool:
+        """Whether it is likely that it says nothing more."""
+        return self.silent[word.rank] >= min(_UNHEARD, 0.75 * self.limit)
+
     def idle(self, word: Word) -> float:
         """For how many seconds it has got no further, as far as is known."""
         return word.still + self.silent[word.rank]
@@ -157,7 +169,7 @@ def judge(ranks: Ranks) -> Verdict | None:
         >>> judge(Ranks(words, {0: 0.0, 1: 0.0}, limit=300.0)).summary
         'rank 1 (host b, process 8) ran out of data after 4 steps of pass 1, and rank 0 has begun step 5'
     """
-    kinds: tuple[Callable[[Ranks], Verdict | None], ...] = (_failed, _gone, _uneven, _broken, _stuck)
+    kinds: tuple[Callable[[Ranks], Verdict | None], ...] = (_failed, _uneven, _gone, _broken, _stuck)
     return next((found for kind in kinds if (found := kind(ranks))), None)
 
 
@@ -166,27 +178,26 @@ def _failed(ranks: Ranks) -> Verdict | None:
     if not failed:
         return None
     first = max(failed, key=ranks.idle)
-    return Verdict(first.rank, f"{first.who} failed {first.at}: {first.error}", first.lines)
+    return Verdict(first.rank, f"{first.who} failed {first.at}: {first.error}", first.lines, failed=True)
 
 
 def _gone(ranks: Ranks) -> Verdict | None:
+    last = max(ranks, key=lambda word: (word.lap, word.step, -word.rank))
     for accuser in ranks:
         for rank, how in accuser.missing.items():
             word = ranks.words[rank]
-            # One that has come to an end may go, as long as nobody is further.
-            further = any(other.place[:2] > word.place[:2] for other in ranks)
-            if how == "gone" and not word.collective and (word.inside or further):
-                return lost(word)
+            # One that has come to an end may go, as long as nobody begins another pass.
+            if how != "gone" or word.closed or word.state == "failed":
+                continue
+            if word.inside or (word.beat and last.lap > word.lap):
+                return Verdict(
+                    rank,
+                    f"{word.who} is gone: its process ended without a word; it was last heard of {word.at}, and rank "
+                    f"{last.rank} has come to step {last.step} of pass {last.lap}",
+                    remedy="see the end of its log, and the kernel's (dmesg) for the killer of processes that take "
+                    "too much memory",
+                )
     return None
-
-
-def lost(word: Word) -> Verdict:
-    """That a process ended without a word."""
-    return Verdict(
-        word.rank,
-        f"{word.who} is gone: its process ended without a word, {word.at}",
-        remedy="see the end of its log, and the kernel's (dmesg) for the killer of those who take too much memory",
-    )
 
 
 def _uneven(ranks: Ranks) -> Verdict | None:
@@ -232,7 +243,7 @@ def _broken(ranks: Ranks) -> Verdict | None:
     if away:
         word = min(away, key=lambda word: (word.place, word.rank))
         return Verdict(word.rank, f"{word.who} {_ended(word)} after {word.step} steps of pass {word.lap}, {told}")
-    silent = [word for word in ranks if ranks.silent[word.rank] >= _UNHEARD]
+    silent = [word for word in ranks if ranks.unheard(word)]
     if silent:
         word = max(silent, key=lambda word: ranks.silent[word.rank])
         return _unheard(ranks, word, told)
@@ -240,12 +251,15 @@ def _broken(ranks: Ranks) -> Verdict | None:
         first.rank,
         f"a collective of {first.who} failed {first.at}: {first.error}; no rank is known to be the cause",
         first.lines,
+        failed=True,
     )
 
 
 def _stuck(ranks: Ranks) -> Verdict | None:
     # With uneven steps, whoever is out of its loop is not waited for.
-    within = [word for word in ranks if word.inside or not (ranks.uneven and word.beat) and word.state != "failed"]
+    within = [
+        word for word in ranks if word.inside or (not (ranks.uneven and word.beat) and word.state != "failed")
+    ]
     if not any(word.inside for word in within):
         return None
     least = min(word.place for word in within)
@@ -253,9 +267,8 @@ def _stuck(ranks: Ranks) -> Verdict | None:
     away = any(word.state == "left" or ranks.silent[word.rank] >= ranks.limit for word in within)
     waiting, behind = [], []
     for word in within:
-        heard = ranks.silent[word.rank] < _UNHEARD
         longs = word.waits >= ranks.limit or (word.state == "step" and (word.place > least or away))
-        if heard and longs and word.still >= ranks.limit and not word.closed:
+        if longs and not ranks.unheard(word) and word.still >= ranks.limit and not word.closed:
             waiting.append(word)
         elif ranks.idle(word) >= ranks.limit:
             behind.append(word)
@@ -269,16 +282,16 @@ def _stuck(ranks: Ranks) -> Verdict | None:
     back = min(word.place for word in behind)
     word = max(
         (word for word in behind if word.place == back),
-        key=lambda word: (ranks.silent[word.rank] >= _UNHEARD, word.state == "left", ranks.idle(word)),
+        key=lambda word: (ranks.unheard(word), word.state == "left", ranks.idle(word)),
     )
     if not (word.inside or first.inside):
         return None
-    told = f"and rank {first.rank} has been {first.at} for {first.still:.0f} s"
-    if ranks.silent[word.rank] >= _UNHEARD and not word.closed:
+    told = f"and rank {first.rank} has waited for {first.still:.0f} s, {first.at}"
+    if ranks.unheard(word) and not word.closed:
         return _unheard(ranks, word, told)
     return Verdict(
         word.rank,
-        f"{word.who} has been {word.at} for {word.still:.0f} s, {told}",
+        f"{word.who} has been {word.at} for {ranks.idle(word):.0f} s, {told}",
         word.lines,
         f"if it may take so long: limit= of more than {ranks.limit:.0f} s",
     )
@@ -289,10 +302,14 @@ def _unheard(ranks: Ranks, word: Word, told: str) -> Verdict:
     if not word.beat:
         return Verdict(word.rank, f"rank {word.rank} has not come to its first step after {seconds:.0f} s, {told}")
     stopped = any(each.missing.get(word.rank) == "stopped" for each in ranks)
-    why = "its process is stopped (SIGSTOP, or a debugger)" if stopped else "its process or its host hangs or is gone"
+    why = (
+        "its process is stopped (SIGSTOP, or a debugger)"
+        if stopped
+        else "its process or its host hangs or is gone"
+    )
     return Verdict(
         word.rank,
-        f"{word.who} has not been heard of for {seconds:.0f} s: {why}; it was {word.at}, {told}",
+        f"{word.who} has not been heard of for {seconds:.0f} s: {why}; it was last heard of {word.at}, {told}",
         word.lines,
     )
 

@@ -73,6 +73,7 @@ class Link:
         address: of this rank.
         word: what this rank says, given the number of the word.
         now: seconds that this process has had.
+        is_gone: whether the process of a rank is known to have ended.
         limit: see Ranks.
         uneven: see Ranks.
     """
@@ -85,6 +86,7 @@ class Link:
         address: Address,
         word: Callable[[int], Word],
         now: Callable[[], float],
+        is_gone: Callable[[int], bool],
         limit: float,
         uneven: bool,
     ) -> None:
@@ -94,6 +96,7 @@ class Link:
         self._address = address
         self._word = word
         self._now = now
+        self._is_gone = is_gone
         self._limit, self._uneven = limit, uneven
         self._beat = 0
         self._known: set[int] = set()
@@ -145,10 +148,11 @@ class Link:
             if heard is not None and heard.judge != self._rank:
                 # Two at once: the lower rank remains.
                 self.judging = self.judging and self._rank < heard.judge
-        elif not self.judging and now - self._judge_heard[1] > _SUCCESSION + _EACH * self._rank:
+        silent = 0 if heard is None else heard.judge
+        patience = _EACH * self._rank + (0.0 if self._is_gone(silent) else _SUCCESSION)
+        if not self.judging and now - self._judge_heard[1] > patience:
             self.judging = True
-            silent = 0 if heard is None else heard.judge
-            self._fresh = {each: (0, now) for each in range(self._world_size)}
+            self._fresh = dict.fromkeys(range(self._world_size), (0, now))
             self._fresh[silent] = self._words[silent].beat, self._judge_heard[1]
         return heard
 
@@ -159,7 +163,7 @@ class Link:
         verdict = heard.verdict if heard is not None else None
         if verdict is None and (found := judge(Ranks(words, silent, self._limit, self._uneven))) is not None:
             verdict = _decoded(self._store.compare_set("verdict", "", _encoded(found)), Verdict)
-        if len(self._known) == self._world_size and not self.roster:
+        if len(self._known) == self._world_size and len(self.roster) < self._world_size:
             self.roster = {
                 each: _decoded(told, Address)
                 for each, told in zip(range(self._world_size), self._many("address"), strict=True)
@@ -170,7 +174,7 @@ class Link:
             self._beat,
             over=all(word.closed for word in words.values()),
             host_over=words[0].closed,
-            roster=bool(self.roster),
+            roster=len(self.roster) == self._world_size,
             verdict=verdict,
         )
 
@@ -192,8 +196,12 @@ class Link:
         return [self._store.get(key) for key in keys]
 
     def _find_roster(self) -> None:
-        if not self.roster and self.answer is not None and self.answer.roster:
+        if len(self.roster) < self._world_size and self.answer is not None and self.answer.roster:
             self.roster = _decoded(self._store.get("roster"), dict[int, Address])
+        elif not self.roster and self._store.check(
+            ["address/0"]
+        ):  # where the store is: known before all have come
+            self.roster = {0: _decoded(self._store.get("address/0"), Address)}
 
     def _thank(self) -> None:
         """Let the rank that has the store know that this one needs it no more."""

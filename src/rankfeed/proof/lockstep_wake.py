@@ -79,13 +79,15 @@ def listening(store_port: int) -> list[int]:
     return []
 
 
-def let_go(ports: Collection[int]) -> None:
+def let_go(ports: Collection[int], store_port: int) -> None:
     """End all collectives of this process: they fail.
 
     Args:
         ports: at which processes of the job take connections.
+        store_port: at which the store does, which goes on.
     """
     _abort_nccl()
+    ports = {*ports, *listening(store_port)}
     with suppress(OSError):
         for connection, at, to in _connections():
             if to is not None and (at[1] in ports or to[1] in ports):

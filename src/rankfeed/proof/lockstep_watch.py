@@ -20,7 +20,7 @@ from typing import Literal
 from rankfeed.errors import LockstepError
 from rankfeed.proof import lockstep_wake as waking
 from rankfeed.proof.lockstep_here import Clock, Here, Sight
-from rankfeed.proof.lockstep_judge import SETTLE, Verdict, Word, lost
+from rankfeed.proof.lockstep_judge import SETTLE, Verdict, Word
 from rankfeed.proof.lockstep_link import EVERY, Address, Link, connect
 from rankfeed.topology.job import is_stopped, numbering, started
 
@@ -28,7 +28,9 @@ from rankfeed.topology.job import is_stopped, numbering, started
 EXIT_CODE = 86
 _TICK = EVERY / 4
 #: Seconds that the end of a pass waits for the store, that an error does, and that rank 0 keeps its store for others.
-_BRIEF, _FLUSH, _LINGER = 1.0, 3.0, 5.0
+_BRIEF, _FLUSH, _LINGER = 5.0, 5.0, 8.0
+#: Seconds in which ranks get to know each other.
+_START = 3.0
 #: Seconds between reminders of a thread that does not raise.
 _AGAIN = 1.0
 
@@ -67,10 +69,10 @@ class Watch:
         self._acknowledged = threading.Event()
         self._decided = threading.Event()
         self._hurry = threading.Event()
-        store, self._keep, port = connect(name)
+        store, self._keep, self._port = connect(name)
         # Under torchrun it is the launcher's, and outlives all ranks.
-        self._has_store = self.rank == 0 and port > 0 and not _of_launcher()
-        address = Address(self._host, self._pid, started(self._pid), numbering(), waking.listening(port))
+        self._has_store = self.rank == 0 and self._port > 0 and not _of_launcher()
+        address = Address(self._host, self._pid, started(self._pid), numbering(), waking.listening(self._port))
         self._link = Link(
             store,
             self.rank,
@@ -78,6 +80,7 @@ class Watch:
             address,
             self._word,
             lambda: self._clock.now,
+            lambda rank: self._missing.get(rank) == "gone",
             terms.limit,
             terms.uneven,
         )
@@ -125,6 +128,11 @@ class Watch:
         if self.verdict is None:
             self.here.fail(error)
             self._acknowledged.set()
+            if (
+                not self.here.collective and not self._link.judging
+            ):  # a launcher may end the judge before it says so
+                word = self._word(0)
+                _say(f"rankfeed.Lockstep: {word.who} failed {word.at}: {word.error}\n")
             self._flush(_FLUSH)
             if self.here.collective:
                 self._decided.wait(SETTLE + _FLUSH + 4 * EVERY)
@@ -134,7 +142,8 @@ class Watch:
 
     def linger(self) -> None:
         """Where this process has the store: keep it until the others have heard what they need to hear."""
-        deadline = time.monotonic() + _LINGER
+        # Who left its loop is soon to be missed in a collective: that fails as soon as this process ends.
+        deadline = time.monotonic() + (_LINGER if self.here.state != "left" else 2 * EVERY)
         while self._has_store and self._lost is None and time.monotonic() < deadline:
             link = self._link
             if self.here.state != "failed" and self.verdict is None:
@@ -172,7 +181,7 @@ class Watch:
         """Have the link's thread say where this rank is, and wait for it."""
         mark = self.here.mark
         deadline = time.monotonic() + most
-        while self._lost is None and not self._over and time.monotonic() < deadline:
+        while self._lost is None and self.verdict is None and not self._over and time.monotonic() < deadline:
             word = self._link.written
             if word is not None and (word.lap, word.step, word.state, word.closed) == mark:
                 return
@@ -186,8 +195,11 @@ class Watch:
             except Exception as error:
                 self._lost = error
                 return
-            # When something is about to be decided, all hurry.
-            self._hurry.wait(_TICK if self.here.state == "failed" or self._link.verdict else EVERY)
+            if self._link.verdict is not None and self.rank > 0:
+                return  # rank 0 may go, and its store with it
+            # Until all know each other, and when something is about to be decided, all hurry.
+            hurry = self.here.state == "failed" or self._link.verdict is not None or self._clock.now < _START
+            self._hurry.wait(_TICK if hurry else EVERY)
             self._hurry.clear()
 
     def _guard(self) -> None:
@@ -222,18 +234,19 @@ class Watch:
         silent = self._clock.now - link.answered
         over = link.answer is not None and link.answer.host_over
         inside = here.inside or here.collective
-        if not inside or over or here.closed and not here.collective:
+        if not inside or ((over or here.closed) and not here.collective):
             return None
         host = link.roster.get(0)
         who = f"rank 0 (host {host.host}, process {host.pid})" if host is not None else "rank 0"
         if _of_launcher():
             who = "the launcher"
         if self._lost is not None:
-            why = f"{who} is gone, and the store of torch.distributed with it"
-            return Verdict(0, why, [f"{type(self._lost).__name__}: {self._lost}".partition("\n")[0][:300]])
+            return Verdict(0, f"{who} is gone, and the store of torch.distributed with it")
         if min(silent, self._sight.still) < self.terms.limit:
             return None
-        why = "its process is stopped (SIGSTOP, or a debugger)" if self._missing.get(0) == "stopped" else "it hangs"
+        why = (
+            "its process is stopped (SIGSTOP, or a debugger)" if self._missing.get(0) == "stopped" else "it hangs"
+        )
         return Verdict(0, f"{who} has not been heard of for {silent:.0f} s: {why}; it holds the job's store")
 
     def _tell(self, verdict: Verdict) -> None:
@@ -254,11 +267,13 @@ class Watch:
             time.sleep(_AGAIN)
             if not released and not self._is_back():
                 released = True  # in a thread of its own: an abort may hang as well
-                threading.Thread(target=waking.let_go, args=(ports,), daemon=True).start()
+                threading.Thread(target=waking.let_go, args=(ports, self._port), daemon=True).start()
             waking.remind(here.thread)
             if time.monotonic() > deadline and not self._is_back():
                 if self.terms.on_stuck == "exit":
-                    words = f"rankfeed.Lockstep: this process cannot raise, and ends with code {EXIT_CODE}: {error}\n"
+                    words = (
+                        f"rankfeed.Lockstep: this process cannot raise, and ends with code {EXIT_CODE}: {error}\n"
+                    )
                     waking.end_process(EXIT_CODE, words)
                 return
 
@@ -293,7 +308,8 @@ def _report(kind: type[BaseException], error: BaseException, trace: TracebackTyp
     for watch in _watches:
         with suppress(Exception):
             if not watch._over and (told := watch.fail(error)) is not None:
-                _say(f"rankfeed.Lockstep: {told}\n")
+                told.__cause__ = error
+                kind, error, trace = type(told), told, None
     _previous(kind, error, trace)
 
 

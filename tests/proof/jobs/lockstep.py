@@ -4,10 +4,13 @@ They are forked from a process that has imported torch, so that a round takes se
 what each of them raised goes into FOLDER/RANK.json.
 """
 
+import atexit
 import json
 import multiprocessing
 import os
+import random
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -25,12 +28,14 @@ import rankfeed.proof.lockstep_watch  # likewise
 CASES = {
     "raise": r"rank {bad} \(host \S+, process \d+\) failed in step {step} of pass 1: ValueError: the user's own",
     "loader": r"rank {bad} .* failed waiting for the data of step {step} of pass 1: OSError: no such shard",
-    "return": r"rank {bad} .* left its loop after {step} steps of pass 1, and a collective of rank \d failed",
+    # Rank 0 has the store: the others' collectives may fail before they hear why.
+    "return": r"rank {bad} .*(left its loop after {step} steps of pass 1, and a collective of rank \d failed"
+    r"|has been out of its loop, which it left in step {step} of pass 1|is gone, and the store)",
     "short": r"rank {bad} .* ran out of data after {before} steps of pass 1, and rank \d has begun step {step}",
-    "kill": r"rank {bad} .* is gone",
+    "kill": r"rank {bad} .*is gone",
     "stop": r"rank {bad} .* has not been heard of for \d+ s: its process is stopped",
-    "sleep": r"rank {bad} .* has been in step {step} of pass 1 for \d+ s, and rank \d has been in step {step}",
-    "slow": r"rank {bad} .* has been waiting for the data of step {step} of pass 1 for \d+ s, and rank \d has been",
+    "sleep": r"rank {bad} .* has been in step {step} of pass 1 for \d+ s, and rank \d has waited for",
+    "slow": r"rank {bad} .* has been waiting for the data of step {step} of pass 1 for \d+ s, and rank \d has waited",
 }
 STEPS = 40
 
@@ -46,7 +51,7 @@ class Loader:
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         for step in range(1, STEPS + 1):
-            time.sleep(0.01)
+            time.sleep(0.05)
             if step == self.at:
                 happened(self.case)
                 if self.case == "loader":
@@ -91,24 +96,51 @@ def work(rank: int, ranks: int, port: int, case: str, at: int, limit: float, how
     told: dict[str, Any] = {}
     watched = rf.Lockstep(Loader(case, at), limit=limit)
     try:
-        if how == "with":
+        if how == "healthy":
+            told = healthy(rank, at, limit)
+        elif how == "with":
             with watched as batches:
                 train(batches, model, case, at)
         else:
             train(watched, model, case, at)
-        told["kind"] = "returned"
+        told.setdefault("kind", "returned")
     except Exception as error:
         told = {"kind": type(error).__name__, "text": str(error), "rank": getattr(error, "rank", None)}
+        if how == "bare":
+            sys.excepthook(type(error), error, error.__traceback__)  # as at the end of a script
     told["at"] = time.monotonic()
     Path(f"{rank}.part").write_text(json.dumps(told))
     os.replace(f"{rank}.part", f"{rank}.json")
+    atexit._run_exitfuncs()  # as at the end of a script: multiprocessing leaves them out
+
+
+def healthy(rank: int, steps: int, limit: float) -> dict[str, Any]:
+    """Passes over data with random delays, and what a step of the watch costs."""
+    chance = random.Random(rank)
+    passes = 4
+    trained = 0
+    with rf.Lockstep(range(steps // passes), limit=limit) as lockstep:
+        for _ in range(passes):
+            for _batch in lockstep:
+                trained += 1
+                dist.all_reduce(torch.ones(1))
+                time.sleep(chance.random() * (limit / 3 if chance.random() < 0.001 else 0.001))
+        dist.barrier()
+        bare = _seconds(range(200_000))
+        watched = _seconds(rf.Lockstep(range(200_000), limit=limit))
+    return {"kind": "returned", "trained": trained, "cost": (watched - bare) / 200_000}
+
+
+def _seconds(batches: Any) -> float:
+    begun = time.perf_counter()
+    for _ in batches:
+        pass
+    return time.perf_counter() - begun
 
 
 def play(folder: Path, case: str, bad: int, at: int, ranks: int, limit: float, how: str, patience: float) -> None:
     """A round: one rank has something happen to it in one step; whoever is left when patience ends is killed."""
-    import socket
-
-    folder.mkdir()
+    folder.mkdir(parents=True)
     os.chdir(folder)
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
@@ -121,18 +153,28 @@ def play(folder: Path, case: str, bad: int, at: int, ranks: int, limit: float, h
     for job in jobs:
         job.start()
     deadline = time.monotonic() + patience
-    spared = {bad} if case in ("kill", "stop") else set()
-    while time.monotonic() < deadline and any(
-        job.is_alive() for rank, job in enumerate(jobs) if rank not in spared
-    ):
+    expected = [job for rank, job in enumerate(jobs) if rank != bad or case not in ("kill", "stop")]
+    while time.monotonic() < deadline and any(job.is_alive() for job in expected):
         time.sleep(0.05)
     for job in jobs:
         job.kill()
         job.join()
-    codes = {rank: job.exitcode for rank, job in enumerate(jobs)}
-    Path("codes.json").write_text(json.dumps(codes))
+    Path("codes.json").write_text(json.dumps([job.exitcode for job in jobs]))
 
 
-if __name__ == "__main__":
-    folder, case, bad, at, ranks, limit, how, patience = sys.argv[1:]
-    play(Path(folder), case, int(bad), int(at), int(ranks), float(limit), how, float(patience))
+def launched(case: str, at: int, limit: float) -> None:
+    """The same as one rank of a launcher, which ends all when one fails; the last rank is the one."""
+    dist.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+    case = case if dist.get_rank() == dist.get_world_size() - 1 else ""
+    with rf.Lockstep(Loader(case, at), limit=limit) as batches:
+        train(batches, model, case, at)
+
+
+if __name__ == "__main__" and "RANK" in os.environ:
+    launched(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]))
+elif __name__ == "__main__":
+    top, patience, *rounds = sys.argv[1:]
+    for each in rounds:
+        case, bad, at, ranks, limit, how = each.split(",")
+        play(Path(top, each), case, int(bad), int(at), int(ranks), float(limit), how, float(patience))
