@@ -11,8 +11,8 @@ from rankfeed.proof.lockstep import Lockstep
 class LockstepCheck(_callback()):  # type: ignore[misc]
     """A Callback that turns a training that hangs into an error which says which rank stopped, where and why.
 
-    It watches the steps of training. What fails in an evaluation or a checkpoint in between is told as well; such a
-    pause may be as long as it likes, as long as no rank waits in a collective for more than the limit.
+    It watches the steps of training. What fails in an evaluation or a checkpoint in between is told as well; these
+    may be as long as they like, as long as no rank waits in a collective for more than the limit.
 
     Args:
         **choices: those of :class:`rankfeed.Lockstep`, such as ``limit``.

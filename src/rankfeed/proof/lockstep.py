@@ -23,24 +23,24 @@ class Lockstep(Generic[_T]):
     """Watches the ranks of a job while they train, over the store of torch.distributed: no collective.
 
     When a rank fails, ends before the others, is killed, or is waited for beyond the limit, all ranks raise a
-    LockstepError that says which rank, on which host, in which step, why, and the last lines of its traceback or of
-    its stack. Without a process group, or alone in it, it does nothing.
+    LockstepError that says which rank, on which host, in which step, why, and the last lines of its traceback or
+    of its stack. Without a process group, or alone in it, it does nothing.
 
-    Wrap a loader, and put a ``with`` around all that trains: what fails in there is told to the others at once, and
-    what fails because of another rank is raised as that. Without the ``with``, an error is told when it ends the
-    process. Attributes of the loader (``set_epoch``, ``state_dict``, ``sampler``...) are handed through.
+    Wrap a loader, and put a ``with`` around all that trains: what fails in there is told to the others at once,
+    and what fails because of another rank is raised as that. Without the ``with``, an error is told when it ends
+    the process. Attributes of the loader (``set_epoch``, ``state_dict``, ``sampler``...) are handed through.
 
-    A rank is raised in where it is: in Python, asleep or waiting for data by a signal (SIGURG, unless that is taken;
-    in another thread than the main one when it is back in Python); in a collective by ending that: NCCL's by an abort,
-    gloo's by shutting down the connections between the ranks. So the process group is of no more use then.
+    A rank raises where it is: in Python, asleep or waiting for data by a signal (SIGURG, unless that is taken; in
+    another thread than the main one as soon as it is back in Python); in a collective by ending that: NCCL's by an
+    abort, gloo's by shutting down the connections between the ranks. The process group is of no more use then.
 
     Args:
         loader: any iterable of batches; None where `step` is called by hand.
-        name: of this loop, the same on all ranks. Loops of one name are told apart by the order in which ranks begin
-            them; give names where that may differ.
+        name: of this loop, the same on all ranks. Loops of one name are told apart by the order in which ranks
+            begin them; give names where that may differ.
         limit: seconds that ranks may wait for another one before it is blamed: longer than the longest step, and
-            than whatever one rank does while others wait (checkpoints, evaluation). What is certain (a rank failed,
-            was killed, ran out of data) needs no limit, and is raised within seconds.
+            than whatever one rank does while others wait (checkpoints, evaluation). What is certain (a rank
+            failed, was killed, ran out of data) needs no limit, and is raised within seconds.
         uneven: ranks may take different numbers of steps, since no step waits for another rank, or under
             ``torch.distributed.algorithms.Join``.
         on_stuck: what to do with a process that cannot be made to raise: "exit" ends it with code 86, after it has
@@ -81,7 +81,7 @@ class Lockstep(Generic[_T]):
         self._begun = False
 
     def wait(self) -> None:
-        """Say that a step is over, or a pass begins, and data are waited for; where there is no loader to tell it by."""
+        """Say that a pass begins or a step is over, and data are waited for; where no loader tells it."""
         watch = self._watched()
         if watch is not None:
             self._check(watch)

@@ -10,7 +10,7 @@ import time
 import traceback
 from types import FrameType
 
-from rankfeed.proof.lockstep_judge import State
+from rankfeed.proof.lockstep_words import State
 
 #: Errors that are likely to be the echo of another rank's end.
 _ECHO = re.compile(r"gloo|nccl|peer|socket|timed? ?out|process group|abort|broken pipe", re.IGNORECASE)

@@ -1,130 +1,20 @@
 """Who holds the others up: from the last words of all ranks to a verdict. Arithmetic, without a store or a clock.
 
-No time of one machine is compared with that of another: each rank says for how many seconds of its own it has stood
-still, and the judge counts for how many seconds of its own it has heard nothing new of it.
+No time of one machine is compared with that of another: each rank says for how many seconds of its own it has
+stood still, and the judge counts for how many seconds of its own it has heard nothing new of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
-import msgspec
-
-from rankfeed.errors import LockstepError
-from rankfeed.storage.decodable import decodable
+from rankfeed.proof.lockstep_words import Verdict, Word
 
 #: Seconds that a better reason is waited for where a collective failed: it does so for all, and one is the cause.
 SETTLE = 3.0
 #: Seconds without a word, of which there is one a second, that make it likely that none will come.
 _UNHEARD = 5.0
-
-State = Literal["data", "step", "ended", "left", "failed"]
-
-
-@decodable
-class Word(msgspec.Struct, frozen=True):
-    """What a rank says of itself, once a second.
-
-    Attributes:
-        rank: which.
-        host: its machine.
-        pid: its process.
-        beat: goes up with each word.
-        lap: passes over the data that it has begun.
-        step: steps that it has begun in this pass.
-        state: it waits for data, is in a step, has come to the end of its data, left the loop before that, or failed.
-        closed: it begins no other step.
-        done: the last pass that is over, and the steps in it.
-        still: seconds since step or state changed.
-        waits: seconds that its thread has stood at one instruction which waits for other ranks.
-        was: its state before it failed.
-        error: what it failed with.
-        collective: which came out of a collective, so that another rank is likely to be the cause.
-        lines: the end of its traceback; or of the stack of its thread, where it has stood still for long.
-        missing: processes on its machine, by rank, that are "gone" or "stopped".
-    """
-
-    rank: int
-    host: str
-    pid: int
-    beat: int = 0
-    lap: int = 0
-    step: int = 0
-    state: State = "ended"
-    closed: bool = False
-    done: tuple[int, int] = (0, 0)
-    still: float = 0.0
-    waits: float = 0.0
-    was: Literal["data", "step", "ended", "left"] = "ended"
-    error: str = ""
-    collective: bool = False
-    lines: list[str] = []
-    missing: dict[int, str] = {}
-
-    @property
-    def place(self) -> tuple[int, int, int]:
-        """How far it has come, to be compared with others."""
-        state = self.was if self.state == "failed" else self.state
-        return self.lap, self.step, {"step": 0, "left": 0, "data": 1, "ended": 2}[state]
-
-    @property
-    def inside(self) -> bool:
-        """Whether it is inside a pass, where ranks wait for one another."""
-        return self.state in ("data", "step") and self.lap > 0 and not self.closed
-
-    @property
-    def who(self) -> str:
-        """It, in a sentence."""
-        return f"rank {self.rank} (host {self.host}, process {self.pid})"
-
-    @property
-    def at(self) -> str:
-        """Where it is, in a sentence."""
-        what = {
-            "data": f"waiting for the data of step {self.step + 1}",
-            "step": f"in step {self.step}",
-            "left": f"out of its loop, which it left in step {self.step}",
-            "ended": f"at the end of its data after {self.step} steps",
-        }[self.state if self.state != "failed" else "data" if self.was == "data" else "step"]
-        return f"{what} of pass {self.lap}" if self.lap else "before its first step"
-
-
-@decodable
-class Verdict(msgspec.Struct, frozen=True):
-    """Which rank is the cause, and why.
-
-    Attributes:
-        rank: which.
-        summary: who, where and why.
-        lines: the end of its traceback, or of its stack.
-        remedy: what the user can do.
-        failed: whether it is a traceback.
-    """
-
-    rank: int
-    summary: str
-    lines: list[str] = []
-    remedy: str = ""
-    failed: bool = False
-
-    def error(self, here: Word) -> LockstepError:
-        """The error that a rank raises."""
-        lines = "\n".join(
-            [
-                f"the last lines of its {'traceback' if self.failed else 'stack'}",
-                *(f"    {line}" for line in self.lines),
-            ]
-        )
-        error = LockstepError(
-            self.summary,
-            found=lines if self.lines else None,
-            where=f"raised on rank {here.rank} (host {here.host}), step {here.step} of pass {here.lap}",
-            remedy=self.remedy or None,
-        )
-        error.rank = self.rank
-        return error
 
 
 @dataclass(frozen=True)
@@ -165,8 +55,9 @@ def judge(ranks: Ranks) -> Verdict | None:
         The most certain reason that there is; None where all is well, or may be.
 
     Examples:
-        >>> words = {0: Word(0, "a", 7, lap=1, step=5, state="step"), 1: Word(1, "b", 8, lap=1, step=4, done=(1, 4))}
-        >>> judge(Ranks(words, {0: 0.0, 1: 0.0}, limit=300.0)).summary
+        >>> first = Word(0, "a", 7, lap=1, step=5, state="step")
+        >>> other = Word(1, "b", 8, lap=1, step=4, done=(1, 4))
+        >>> judge(Ranks({0: first, 1: other}, {0: 0.0, 1: 0.0}, limit=300.0)).summary
         'rank 1 (host b, process 8) ran out of data after 4 steps of pass 1, and rank 0 has begun step 5'
     """
     kinds: tuple[Callable[[Ranks], Verdict | None], ...] = (_failed, _uneven, _gone, _broken, _stuck)
@@ -192,10 +83,10 @@ def _gone(ranks: Ranks) -> Verdict | None:
             if word.inside or (word.beat and last.lap > word.lap):
                 return Verdict(
                     rank,
-                    f"{word.who} is gone: its process ended without a word; it was last heard of {word.at}, and rank "
-                    f"{last.rank} has come to step {last.step} of pass {last.lap}",
-                    remedy="see the end of its log, and the kernel's (dmesg) for the killer of processes that take "
-                    "too much memory",
+                    f"{word.who} is gone: its process ended without a word; it was last heard of {word.at}, and "
+                    f"rank {last.rank} has come to step {last.step} of pass {last.lap}",
+                    remedy="see the end of its log, and the kernel's (dmesg) for the killer of processes that "
+                    "take too much memory",
                 )
     return None
 
@@ -214,7 +105,8 @@ def _uneven(ranks: Ranks) -> Verdict | None:
             more, other = most[lap]
             return Verdict(
                 word.rank,
-                f"{word.who} {_ended(word)} after {steps} steps of pass {lap}, and rank {-other} has begun step {more}",
+                f"{word.who} {_ended(word)} after {steps} steps of pass {lap}, and rank {-other} has begun step "
+                f"{more}",
                 remedy="let all ranks take as many steps (rankfeed.Loader and rankfeed.DistributedSampler do); "
                 "uneven=True where no step waits for another rank",
             )

@@ -1,8 +1,8 @@
 """The ranks of a job tell each other where they are, by the store of torch.distributed, once a second.
 
 Each rank writes one key and reads one. One rank, the judge, reads all words and writes the answer that all others
-read; where it is not heard of any more, the next one takes its place. So a job of a thousand ranks costs the store some
-thousand small requests a second, and no rank waits for another.
+read; where it is not heard of any more, the next one takes its place. So a job of a thousand ranks costs the store
+a few thousand small requests a second, and no rank waits for another.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any
 
 import msgspec
 
-from rankfeed.proof.lockstep_judge import Ranks, Verdict, Word, judge
+from rankfeed.proof.lockstep_judge import Ranks, judge
+from rankfeed.proof.lockstep_words import Verdict, Word
 from rankfeed.storage.decodable import decodable
 
 #: Seconds between two words.
@@ -236,7 +237,7 @@ def connect(name: str) -> tuple[Any, Any, int]:
     while hasattr(bottom, "underlying_store"):
         bottom = bottom.underlying_store
     port = int(getattr(bottom, "port", 0))
-    # A job that is started anew by torchrun finds the keys of the one before; its prefix says so, and this one too.
+    # A job that torchrun starts anew finds the keys of the one before: they have another prefix.
     run = f"{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     prefix = f"rankfeed/lockstep/{run}/{name}"
     try:

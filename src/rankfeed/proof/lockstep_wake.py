@@ -1,8 +1,8 @@
 """Have a thread raise, wherever it is: in Python, asleep, or in a collective that will never end.
 
-A signal reaches the main thread where it waits in Python or in a system call, and is kept for later where it waits in
-a collective. Such a wait is ended by taking away what it waits for: NCCL has an abort; gloo has none (torch 2.13), but
-fails at once when the connection to a peer is shut down, as if the peer had died.
+A signal reaches the main thread where it waits in Python or in a system call, and is kept for later where it waits
+in a collective. Such a wait is ended by taking away what it waits for: NCCL has an abort; gloo's does nothing for
+who waits (torch 2.13), but it fails at once when the connection to a peer is shut down, as if the peer had died.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _abort_nccl() -> None:
 
 
 def _connections() -> Iterator[tuple[socket.socket, Any, Any]]:
-    """TCP sockets of this process: itself (for as long as it is looked at), its address, and the peer's or None."""
+    """TCP sockets of this process: each (while it is looked at), its address, and the peer's or None."""
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):

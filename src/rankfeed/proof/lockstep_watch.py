@@ -5,29 +5,26 @@ They are two, since a store whose host is stopped does not answer, and whoever a
 
 from __future__ import annotations
 
-import atexit
 import os
 import socket
-import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Literal
 
 from rankfeed.errors import LockstepError
 from rankfeed.proof import lockstep_wake as waking
 from rankfeed.proof.lockstep_here import Clock, Here, Sight
-from rankfeed.proof.lockstep_judge import SETTLE, Verdict, Word
+from rankfeed.proof.lockstep_judge import SETTLE
 from rankfeed.proof.lockstep_link import EVERY, Address, Link, connect
+from rankfeed.proof.lockstep_process import remember, say, tells_first
+from rankfeed.proof.lockstep_words import Verdict, Word
 from rankfeed.topology.job import is_stopped, numbering, started
 
 #: With which a process ends that could not be made to raise.
 EXIT_CODE = 86
 _TICK = EVERY / 4
-#: Seconds that the end of a pass waits for the store, that an error does, and that rank 0 keeps its store for others.
+#: Seconds that the end of a pass waits for the store, that an error does, and rank 0 for the others.
 _BRIEF, _FLUSH, _LINGER = 5.0, 5.0, 8.0
 #: Seconds in which ranks get to know each other.
 _START = 3.0
@@ -59,12 +56,12 @@ class Watch:
         self.here = Here()
         self.rank, self.terms = distributed.get_rank(), terms
         self.verdict: Verdict | None = None
-        self._pid = os.getpid()
+        self.over = False
+        self.pid = os.getpid()
         self._host = socket.gethostname()
         self._clock = Clock(most=5 * EVERY)
         self._sight = Sight(self.here)
         self._missing: dict[int, str] = {}
-        self._over = False
         self._lost: BaseException | None = None
         self._acknowledged = threading.Event()
         self._decided = threading.Event()
@@ -72,7 +69,7 @@ class Watch:
         store, self._keep, self._port = connect(name)
         # Under torchrun it is the launcher's, and outlives all ranks.
         self._has_store = self.rank == 0 and self._port > 0 and not _of_launcher()
-        address = Address(self._host, self._pid, started(self._pid), numbering(), waking.listening(self._port))
+        address = Address(self._host, self.pid, started(self.pid), numbering(), waking.listening(self._port))
         self._link = Link(
             store,
             self.rank,
@@ -85,7 +82,7 @@ class Watch:
             terms.uneven,
         )
         waking.arm()
-        _remember(self)
+        remember(self)
         for work in (self._talk, self._guard):
             threading.Thread(target=work, name=f"rankfeed-lockstep-{work.__name__}", daemon=True).start()
 
@@ -110,7 +107,7 @@ class Watch:
 
     def close(self, most: float = _BRIEF) -> None:
         """No other step will be taken; the others know of it when this returns, or so many seconds are over."""
-        if self._pid == os.getpid():
+        if self.pid == os.getpid():
             self.here.end("left")
             self.here.closed = True
             self._hurry.set()
@@ -122,7 +119,7 @@ class Watch:
         Returns:
             What to raise instead: another rank is the cause.
         """
-        if isinstance(error, LockstepError) or self._pid != os.getpid():
+        if isinstance(error, LockstepError) or self.pid != os.getpid():
             self.linger()
             return None
         if self.verdict is None:
@@ -132,7 +129,7 @@ class Watch:
                 not self.here.collective and not self._link.judging
             ):  # a launcher may end the judge before it says so
                 word = self._word(0)
-                _say(f"rankfeed.Lockstep: {word.who} failed {word.at}: {word.error}\n")
+                say(f"rankfeed.Lockstep: {word.who} failed {word.at}: {word.error}\n")
             self._flush(_FLUSH)
             if self.here.collective:
                 self._decided.wait(SETTLE + _FLUSH + 4 * EVERY)
@@ -161,7 +158,7 @@ class Watch:
         return Word(
             rank=self.rank,
             host=self._host,
-            pid=self._pid,
+            pid=self.pid,
             beat=beat,
             lap=here.lap,
             step=here.step,
@@ -181,7 +178,7 @@ class Watch:
         """Have the link's thread say where this rank is, and wait for it."""
         mark = self.here.mark
         deadline = time.monotonic() + most
-        while self._lost is None and self.verdict is None and not self._over and time.monotonic() < deadline:
+        while self._lost is None and self.verdict is None and not self.over and time.monotonic() < deadline:
             word = self._link.written
             if word is not None and (word.lap, word.step, word.state, word.closed) == mark:
                 return
@@ -189,7 +186,7 @@ class Watch:
             time.sleep(0.002)
 
     def _talk(self) -> None:
-        while not self._over:
+        while not self.over:
             try:
                 self._link.round()
             except Exception as error:
@@ -203,7 +200,7 @@ class Watch:
             self._hurry.clear()
 
     def _guard(self) -> None:
-        while not self._over:
+        while not self.over:
             time.sleep(_TICK)
             self._clock.tick()
             self._sight.look(self._clock.now, self.terms.limit / 2)
@@ -214,7 +211,7 @@ class Watch:
                 return
             answer = self._link.answer
             if self.here.closed and (self._lost is not None or (answer is not None and answer.over)):
-                self._over = True
+                self.over = True
 
     def _look_at_neighbours(self) -> None:
         mine = numbering()
@@ -256,8 +253,8 @@ class Watch:
         here = self.here
         error = verdict.error(self._word(0))
         if self._link.judging or self._lost is not None:
-            _say(f"rankfeed.Lockstep: {error}\n")
-        if here.closed or here.state == "failed" or not _first(self):
+            say(f"rankfeed.Lockstep: {error}\n")
+        if here.closed or here.state == "failed" or not tells_first(self):
             return
         waking.wake(here.thread, error)
         ports = [port for address in self._link.roster.values() for port in address.ports]
@@ -281,63 +278,5 @@ class Watch:
         return self._acknowledged.is_set() or self.here.closed or waking.was_raised()
 
 
-_watches: list[Watch] = []
-_told: list[Watch] = []
-_previous: Callable[[type[BaseException], BaseException, TracebackType | None], object] = sys.excepthook
-
-
-def _first(watch: Watch) -> bool:
-    """Whether no other watch of this process has raised yet."""
-    if not _told:
-        _told.append(watch)
-    return _told[0] is watch
-
-
-def _remember(watch: Watch) -> None:
-    global _previous
-    if not _watches:
-        atexit.register(_leave)
-        if sys.excepthook is not _report:
-            _previous, sys.excepthook = sys.excepthook, _report
-    _watches[:] = [each for each in _watches if not each._over]
-    _watches.append(watch)
-
-
-def _report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """What ends this process is known to the others before it does."""
-    for watch in _watches:
-        with suppress(Exception):
-            if not watch._over and (told := watch.fail(error)) is not None:
-                told.__cause__ = error
-                kind, error, trace = type(told), told, None
-    _previous(kind, error, trace)
-
-
-def _leave() -> None:
-    for watch in _watches:
-        with suppress(Exception):
-            if watch._pid == os.getpid() and not watch._over:
-                watch.close()
-                watch.linger()
-
-
-def _forget() -> None:
-    """In a forked child there are none of the threads."""
-    for watch in _watches:
-        watch._over = True
-    _watches.clear()
-    waking.take_back()
-
-
 def _of_launcher() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-
-
-def _say(words: str) -> None:
-    with suppress(OSError, ValueError):
-        sys.stderr.write(words)
-        sys.stderr.flush()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)

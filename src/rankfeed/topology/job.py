@@ -121,7 +121,7 @@ def started(pid: int) -> int:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process of this host is stopped, as by SIGSTOP or a debugger; False where the system does not tell."""
+    """Whether a process of this host is stopped, as by SIGSTOP; False where the system does not tell."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
     except OSError:
@@ -129,7 +129,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def numbering() -> str:
-    """Name of what gives processes their numbers here: the same number there is the same process; empty if unknown."""
+    """Name of what gives processes their numbers here, so that one number is one process; empty if unknown."""
     try:
         if int(os.readlink("/proc/self")) != os.getpid():  # /proc tells of other processes than ours
             return ""

@@ -1,4 +1,4 @@
-"""Two ranks of a Trainer under a watch, the second of which fails in FAILING; what each raised is in FOLDER/RANK.json."""
+"""Two ranks of a Trainer under a watch, the second of which fails; what each raised is in FOLDER/RANK.json."""
 
 import json
 import multiprocessing

@@ -1,7 +1,7 @@
 """Ranks that train under a watch, until something happens to one of them.
 
-They are forked from a process that has imported torch, so that a round takes seconds, and nobody ends the survivors:
-what each of them raised goes into FOLDER/RANK.json.
+They are forked from a process that has imported torch, so that a round takes seconds, and nobody ends the
+survivors: what each of them raised goes into FOLDER/RANK.json.
 """
 
 import atexit
@@ -35,7 +35,7 @@ CASES = {
     "kill": r"rank {bad} .*is gone",
     "stop": r"rank {bad} .* has not been heard of for \d+ s: its process is stopped",
     "sleep": r"rank {bad} .* has been in step {step} of pass 1 for \d+ s, and rank \d has waited for",
-    "slow": r"rank {bad} .* has been waiting for the data of step {step} of pass 1 for \d+ s, and rank \d has waited",
+    "slow": r"rank {bad} .* has been waiting for the data of step {step} of pass 1 for \d+ s, and rank \d has",
 }
 STEPS = 40
 
