@@ -12,6 +12,7 @@ from tests.proof.jobs.lockstep import CASES
 from tests.support.jobs import run, started, torchrun
 
 import rankfeed as rf
+from rankfeed.proof.lockstep_watch import EXIT_CODE
 
 JOB = Path(__file__).parent / "jobs" / "lockstep.py"
 
@@ -34,7 +35,7 @@ def check(folder: Path, each: str) -> float:
     last = happened
     for rank in range(int(ranks)):
         if rank == bad:
-            assert codes[rank] == (-9 if case in ("kill", "stop") else 0), each
+            assert codes[rank] == {"kill": -9, "stop": -9, "deaf": EXIT_CODE}.get(case, 0), each
             continue
         log = (folder / each / f"{rank}.log").read_text()[-6000:]
         assert codes[rank] == 0, f"{each}, rank {rank}: {codes}\n{log}"
@@ -46,7 +47,7 @@ def check(folder: Path, each: str) -> float:
             assert re.match(pattern, raised["text"]), f"{each}, rank {rank}: {raised['text']}"
             assert raised["rank"] == bad, each
         last = max(last, raised["at"])
-    return last - happened - (float(limit) if case in ("stop", "sleep", "slow") else 0.0)
+    return last - happened - (float(limit) if case in ("stop", "sleep", "slow", "deaf") else 0.0)
 
 
 @pytest.mark.timeout(300)
@@ -57,6 +58,7 @@ def test_the_rank_at_fault_is_named_on_all_others(tmp_path: Path) -> None:
         "kill,2,10,3,4,with",
         "stop,1,10,2,4,with",
         "sleep,0,5,2,4,with",
+        "deaf,1,5,2,4,with",
         "return,1,5,2,4,bare",
     ]
     told(tmp_path, 60, *rounds)

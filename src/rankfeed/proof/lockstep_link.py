@@ -154,7 +154,9 @@ class Link:
         if not self.judging and now - self._judge_heard[1] > patience:
             self.judging = True
             self._fresh = dict.fromkeys(range(self._world_size), (0, now))
-            self._fresh[silent] = self._words[silent].beat, self._judge_heard[1]
+            if self._store.check([f"word/{silent}"]):  # it is as silent as its answers are
+                beat = _decoded(self._store.get(f"word/{silent}"), Word).beat
+                self._fresh[silent] = beat, self._judge_heard[1]
         return heard
 
     def _judge(self, heard: Answer | None) -> Answer:

@@ -29,6 +29,9 @@ class Watching(Protocol):
     def linger(self) -> None:
         """Wait until the others need this process no more."""
 
+    def stop(self) -> None:
+        """End its threads."""
+
 
 _watches: list[Watching] = []
 _first: list[Watching] = []
@@ -76,6 +79,7 @@ def _leave() -> None:
             if watch.pid == os.getpid() and not watch.over:
                 watch.close()
                 watch.linger()
+            watch.stop()
 
 
 def _forget() -> None:

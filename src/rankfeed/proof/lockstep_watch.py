@@ -83,8 +83,9 @@ class Watch:
         )
         waking.arm()
         remember(self)
-        for work in (self._talk, self._guard):
-            threading.Thread(target=work, name=f"rankfeed-lockstep-{work.__name__}", daemon=True).start()
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._talk, self._guard)]
+        for thread in self._threads:
+            thread.start()
 
     # What the training thread calls.
 
@@ -150,6 +151,13 @@ class Watch:
                 return
             self._hurry.set()
             time.sleep(_TICK / 2)
+
+    def stop(self) -> None:
+        """End the threads: one that comes out of the store while Python shuts down would crash the process."""
+        self.over = True
+        self._hurry.set()
+        for thread in self._threads:
+            thread.join(_BRIEF)
 
     # What the threads do.
 

@@ -35,6 +35,8 @@ CASES = {
     "kill": r"rank {bad} .*is gone",
     "stop": r"rank {bad} .* has not been heard of for \d+ s: its process is stopped",
     "sleep": r"rank {bad} .* has been in step {step} of pass 1 for \d+ s, and rank \d has waited for",
+    # It cannot raise, and ends by itself.
+    "deaf": r"rank {bad} .* has been in step {step} of pass 1 for \d+ s, and rank \d has waited for",
     "slow": r"rank {bad} .* has been waiting for the data of step {step} of pass 1 for \d+ s, and rank \d has",
 }
 STEPS = 40
@@ -82,6 +84,9 @@ def train(lockstep: Any, model: Any, case: str, at: int) -> None:
                 os.kill(os.getpid(), signal.SIGSTOP)
             if case == "sleep":
                 time.sleep(3600)
+            if case == "deaf":
+                signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGURG])
+                time.sleep(3600)
         model(batch).sum().backward()
 
 
@@ -94,7 +99,7 @@ def work(rank: int, ranks: int, port: int, case: str, at: int, limit: float, how
     dist.init_process_group("gloo")
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
     told: dict[str, Any] = {}
-    watched = rf.Lockstep(Loader(case, at), limit=limit)
+    watched = rf.Lockstep(Loader(case, at), limit=limit, grace=2)
     try:
         if how == "healthy":
             told = healthy(rank, at, limit)
@@ -119,6 +124,11 @@ def healthy(rank: int, steps: int, limit: float) -> dict[str, Any]:
     chance = random.Random(rank)
     passes = 4
     trained = 0
+    workers: Any = torch.utils.data.DataLoader(
+        range(4), num_workers=1
+    )  # they are forked, without the watch's threads
+    for _number in rf.Lockstep(workers, limit=limit, name="workers"):
+        dist.all_reduce(torch.ones(1))
     with rf.Lockstep(range(steps // passes), limit=limit) as lockstep:
         for _ in range(passes):
             for _batch in lockstep:
@@ -128,6 +138,7 @@ def healthy(rank: int, steps: int, limit: float) -> dict[str, Any]:
         dist.barrier()
         bare = _seconds(range(200_000))
         watched = _seconds(rf.Lockstep(range(200_000), limit=limit))
+    time.sleep(rank)  # rank 0 ends first, and its store with it
     return {"kind": "returned", "trained": trained, "cost": (watched - bare) / 200_000}
 
 
