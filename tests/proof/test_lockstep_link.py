@@ -2,6 +2,7 @@
 
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,10 +18,10 @@ from rankfeed.proof.lockstep_words import Word
 class Job:
     """Some ranks on one store and one clock."""
 
-    def __init__(self, ranks: int, limit: float = 100.0) -> None:
+    def __init__(self, ranks: int, limit: float = 100.0, store: Any = None) -> None:
         self.now = 0.0
         self.words: list[dict[str, Any]] = [{} for _ in range(ranks)]
-        store = dist.HashStore()
+        store = store or dist.HashStore()
         self.links = [self.link(store, rank, ranks, limit) for rank in range(ranks)]
 
     def link(self, store: Any, rank: int, ranks: int, limit: float) -> Link:
@@ -39,8 +40,9 @@ class Job:
         return [link.verdict.summary if link.verdict else "" for link in self.links]
 
 
-def test_all_ranks_hear_the_same_verdict() -> None:
-    job = Job(3)
+@pytest.mark.parametrize("kind", ["memory", "file"])
+def test_all_ranks_hear_the_same_verdict(kind: str, tmp_path: Path) -> None:
+    job = Job(3, store=dist.HashStore() if kind == "memory" else dist.FileStore(str(tmp_path / "store"), 3))
     assert job.go(3) == ["", "", ""]
     assert [sorted(link.roster) for link in job.links] == [[0, 1, 2]] * 3
     job.words[1] = {"lap": 1, "step": 3, "state": "failed", "was": "step", "error": "ValueError: no"}

@@ -38,9 +38,9 @@ class Lockstep(Generic[_T]):
         loader: any iterable of batches; None where `step` is called by hand.
         name: of this loop, the same on all ranks. Loops of one name are told apart by the order in which ranks
             begin them; give names where that may differ.
-        limit: seconds that ranks may wait for another one before it is blamed: longer than the longest step, and
-            than whatever one rank does while others wait (checkpoints, evaluation). What is certain (a rank
-            failed, was killed, ran out of data) needs no limit, and is raised within seconds.
+        limit: seconds (3 or more) that ranks may wait for another one before it is blamed: longer than the longest
+            step, and than whatever one rank does while others wait (checkpoints, evaluation). What is certain (a
+            rank failed, was killed, ran out of data) needs no limit, and is raised within seconds.
         uneven: ranks may take different numbers of steps, since no step waits for another rank, or under
             ``torch.distributed.algorithms.Join``.
         on_stuck: what to do with a process that cannot be made to raise: "exit" ends it with code 86, after it has
@@ -69,9 +69,9 @@ class Lockstep(Generic[_T]):
         on_stuck: Literal["exit", "raise"] = "exit",
         grace: float = 30.0,
     ) -> None:
-        for what, seconds in (("limit", limit), ("grace", grace)):
-            if not 1 <= seconds < float("inf"):
-                raise ArgumentError(f"{what} is a number of seconds", expected="1 or more", found=seconds)
+        for what, seconds, least in (("limit", limit, 3), ("grace", grace, 1)):
+            if not least <= seconds < float("inf"):
+                raise ArgumentError(f"{what} is a number of seconds", expected=f"{least} or more", found=seconds)
         if on_stuck not in ("exit", "raise"):
             raise ArgumentError("on_stuck is a choice", expected="'exit' or 'raise'", found=repr(on_stuck))
         self.loader = loader

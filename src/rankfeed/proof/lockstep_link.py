@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from rankfeed.errors import ArgumentError
 from rankfeed.proof.lockstep_judge import Ranks, judge
 from rankfeed.proof.lockstep_words import Verdict, Word
 from rankfeed.storage.decodable import decodable
@@ -231,11 +232,22 @@ def connect(name: str) -> tuple[Any, Any, int]:
 
     Returns:
         the connection; the store itself, which lives as long as it is held; and the store's port, or 0.
+
+    Raises:
+        ArgumentError: it has none, as with MPI.
     """
-    from torch import distributed
+    import torch.distributed
     from torch.distributed.distributed_c10d import _get_default_store
 
-    store = bottom = _get_default_store()
+    distributed: Any = torch.distributed  # much of it has no types
+    store: Any = _get_default_store()
+    bottom = store
+    if store is None:
+        raise ArgumentError(
+            "Lockstep speaks by the store of torch.distributed, and this process group has none",
+            found=f"the backend {distributed.get_backend()!r}",
+            remedy="gloo or nccl have one",
+        )
     while hasattr(bottom, "underlying_store"):
         bottom = bottom.underlying_store
     port = int(getattr(bottom, "port", 0))

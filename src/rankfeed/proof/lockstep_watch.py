@@ -9,6 +9,7 @@ import os
 import socket
 import threading
 import time
+from bisect import bisect
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,6 +29,8 @@ _TICK = EVERY / 4
 _BRIEF, _FLUSH, _LINGER = 5.0, 5.0, 8.0
 #: Seconds in which ranks get to know each other.
 _START = 3.0
+#: How many ranks on either side of this one it looks after.
+_NEAR = 4
 #: Seconds between reminders of a thread that does not raise.
 _AGAIN = 1.0
 
@@ -62,6 +65,7 @@ class Watch:
         self._clock = Clock(most=5 * EVERY)
         self._sight = Sight(self.here)
         self._missing: dict[int, str] = {}
+        self._looked = 0.0
         self._lost: BaseException | None = None
         self._acknowledged = threading.Event()
         self._decided = threading.Event()
@@ -69,12 +73,13 @@ class Watch:
         store, self._keep, self._port = connect(name)
         # Under torchrun it is the launcher's, and outlives all ranks.
         self._has_store = self.rank == 0 and self._port > 0 and not _of_launcher()
-        address = Address(self._host, self.pid, started(self.pid), numbering(), waking.listening(self._port))
+        ports = waking.listening(self._port)
+        self._address = Address(self._host, self.pid, started(self.pid), numbering(), ports)
         self._link = Link(
             store,
             self.rank,
             distributed.get_world_size(),
-            address,
+            self._address,
             self._word,
             lambda: self._clock.now,
             lambda rank: self._missing.get(rank) == "gone",
@@ -123,12 +128,13 @@ class Watch:
         if isinstance(error, LockstepError) or self.pid != os.getpid():
             self.linger()
             return None
-        if self.verdict is None:
+        if (
+            self.verdict is None and self.here.state != "failed"
+        ):  # it passes a loop, a with and the end of a script
             self.here.fail(error)
             self._acknowledged.set()
-            if (
-                not self.here.collective and not self._link.judging
-            ):  # a launcher may end the judge before it says so
+            if not (self.here.collective or self._link.judging):
+                # A launcher may end the judge before it says so.
                 word = self._word(0)
                 say(f"rankfeed.Lockstep: {word.who} failed {word.at}: {word.error}\n")
             self._flush(_FLUSH)
@@ -222,15 +228,21 @@ class Watch:
                 self.over = True
 
     def _look_at_neighbours(self) -> None:
-        mine = numbering()
+        """See whether processes of this host are there: some, so that each is seen by some."""
+        if not self._address.numbering or self._clock.now < self._looked + EVERY:
+            return
+        self._looked = self._clock.now
+        roster = self._link.roster
+        here = sorted(rank for rank, each in roster.items() if each.numbering == self._address.numbering)
+        at = bisect(here, self.rank)
+        near = {*here[:1], *(here[(at + step) % len(here)] for step in range(-_NEAR, _NEAR) if here)} - {self.rank}
         missing = {}
-        for rank, address in self._link.roster.items():
-            if mine and address.numbering == mine and rank != self.rank and address.born > 0:
-                born = started(address.pid)
-                if born not in (-1, address.born):
-                    missing[rank] = "gone"
-                elif is_stopped(address.pid):
-                    missing[rank] = "stopped"
+        for rank in near:
+            born = started(roster[rank].pid)
+            if roster[rank].born > 0 and born not in (-1, roster[rank].born):
+                missing[rank] = "gone"
+            elif is_stopped(roster[rank].pid):
+                missing[rank] = "stopped"
         self._missing = missing
 
     def _without_store(self) -> Verdict | None:
@@ -242,17 +254,17 @@ class Watch:
         if not inside or ((over or here.closed) and not here.collective):
             return None
         host = link.roster.get(0)
-        who = f"rank 0 (host {host.host}, process {host.pid})" if host is not None else "rank 0"
+        who, rank = (f"rank 0 (host {host.host}, process {host.pid})" if host is not None else "rank 0"), 0
         if _of_launcher():
-            who = "the launcher"
+            who, rank = "the launcher", -1
+        how = self._missing.get(rank)
         if self._lost is not None:
-            return Verdict(0, f"{who} is gone, and the store of torch.distributed with it")
+            gone = "is gone" if how == "gone" else "is gone or cannot be reached"
+            return Verdict(rank, f"{who} {gone}, and the store of torch.distributed with it")
         if min(silent, self._sight.still) < self.terms.limit:
             return None
-        why = (
-            "its process is stopped (SIGSTOP, or a debugger)" if self._missing.get(0) == "stopped" else "it hangs"
-        )
-        return Verdict(0, f"{who} has not been heard of for {silent:.0f} s: {why}; it holds the job's store")
+        why = "its process is stopped (SIGSTOP, or a debugger)" if how == "stopped" else "it hangs"
+        return Verdict(rank, f"{who} has not been heard of for {silent:.0f} s: {why}; it holds the job's store")
 
     def _tell(self, verdict: Verdict) -> None:
         """Have this process raise."""
@@ -276,10 +288,8 @@ class Watch:
             waking.remind(here.thread)
             if time.monotonic() > deadline and not self._is_back():
                 if self.terms.on_stuck == "exit":
-                    words = (
-                        f"rankfeed.Lockstep: this process cannot raise, and ends with code {EXIT_CODE}: {error}\n"
-                    )
-                    waking.end_process(EXIT_CODE, words)
+                    why = f"this process cannot raise, and ends with code {EXIT_CODE}"
+                    waking.end_process(EXIT_CODE, f"rankfeed.Lockstep: {why}: {error}\n")
                 return
 
     def _is_back(self) -> bool:
