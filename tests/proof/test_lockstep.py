@@ -50,7 +50,7 @@ def check(folder: Path, each: str) -> float:
     return last - happened - (float(limit) if case in ("stop", "sleep", "slow", "deaf") else 0.0)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_the_rank_at_fault_is_named_on_all_others(tmp_path: Path) -> None:
     rounds = [
         "raise,1,6,2,4,with",
@@ -66,7 +66,7 @@ def test_the_rank_at_fault_is_named_on_all_others(tmp_path: Path) -> None:
         check(tmp_path, each)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_healthy_job_hears_nothing(tmp_path: Path) -> None:
     quiet(tmp_path, "healthy,0,400,2,6,healthy")
 
@@ -81,7 +81,7 @@ def quiet(folder: Path, each: str) -> list[float]:
     return [one["cost"] for one in found]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "case",
     ["raise", *(pytest.param(case, marks=pytest.mark.soak) for case in ("short", "stop", "sleep", "loader"))],

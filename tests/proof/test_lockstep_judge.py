@@ -136,6 +136,7 @@ def test_a_broken_collective_waits_for_its_cause() -> None:
     inside = word(1, **here, state="step")
     assert judged(word(0, **echo), inside) is None
     assert blamed(word(0, **echo, missing={1: "gone"}), inside)[0] == 1
+    assert judged(word(0, **echo), word(1, **here, state="left", closed=True, done=(1, 4))) is None
     late = word(0, **echo, still=SETTLE)
     assert blamed(late, word(1, **here, state="left", closed=True, done=(1, 4)))[0] == 1
     assert blamed(late, inside, silent={1: 9.0})[0] == 1

@@ -187,7 +187,7 @@ class Lockstep(Generic[_T]):
             from rankfeed.proof.lockstep_watch import Terms, Watch
 
             number, _made[self._name] = _made[self._name], _made[self._name] + 1
-            self._watch = Watch(f"{self._name}/{number}", Terms(*self._choices))  # type: ignore[arg-type]
+            self._watch = Watch(f"{self._name}/{number}", Terms(*self._choices))
             weakref.finalize(self, self._watch.close, 0.0)
         self._begun = True
         return self._watch

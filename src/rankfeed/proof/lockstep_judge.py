@@ -13,6 +13,8 @@ from rankfeed.proof.lockstep_words import Verdict, Word
 
 #: Seconds that a better reason is waited for where a collective failed: it does so for all, and one is the cause.
 SETTLE = 3.0
+#: The same where a rank is known to have left: a process that is gone is noticed sooner.
+_SETTLE_LEFT = 1.5
 #: Seconds without a word, of which there is one a second, that make it likely that none will come.
 _UNHEARD = 5.0
 
@@ -119,7 +121,7 @@ def _uneven(ranks: Ranks) -> Verdict | None:
 
 
 def _broken(ranks: Ranks) -> Verdict | None:
-    failed = [word for word in ranks if word.state == "failed" and word.still >= SETTLE]
+    failed = [word for word in ranks if word.state == "failed" and word.still >= _SETTLE_LEFT]
     if not failed:
         return None
     first = max(failed, key=ranks.idle)
@@ -135,6 +137,8 @@ def _broken(ranks: Ranks) -> Verdict | None:
     if away:
         word = min(away, key=lambda word: (word.place, word.rank))
         return Verdict(word.rank, f"{word.who} {_ended(word)} after {word.step} steps of pass {word.lap}, {told}")
+    if first.still < SETTLE:
+        return None
     silent = [word for word in ranks if ranks.unheard(word)]
     if silent:
         word = max(silent, key=lambda word: ranks.silent[word.rank])

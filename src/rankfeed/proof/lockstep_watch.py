@@ -147,7 +147,7 @@ class Watch:
     def linger(self) -> None:
         """Where this process has the store: keep it until the others have heard what they need to hear."""
         # Who left its loop is soon to be missed in a collective: that fails as soon as this process ends.
-        deadline = time.monotonic() + (_LINGER if self.here.state != "left" else 2 * EVERY)
+        deadline = time.monotonic() + (_LINGER if self.here.state != "left" else 1.25 * EVERY)
         while self._has_store and self._lost is None and time.monotonic() < deadline:
             link = self._link
             if self.here.state != "failed" and self.verdict is None:
@@ -229,7 +229,8 @@ class Watch:
 
     def _look_at_neighbours(self) -> None:
         """See whether processes of this host are there: some, so that each is seen by some."""
-        if not self._address.numbering or self._clock.now < self._looked + EVERY:
+        pause = 0.0 if self.here.state == "failed" else EVERY
+        if not self._address.numbering or self._clock.now < self._looked + pause:
             return
         self._looked = self._clock.now
         roster = self._link.roster
