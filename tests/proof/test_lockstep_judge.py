@@ -104,6 +104,18 @@ def test_the_rank_that_stands_still_is_blamed(data: st.DataObject, ranks: int, l
     assert "has not been heard of" in summary
 
 
+def test_nobody_is_blamed_because_its_word_is_late() -> None:
+    """Rank 1 is slow; rank 2 waits for it like rank 0, but was not heard of for a while."""
+    waits, slow = {"lap": 1, "step": 3, "state": "step"}, {"lap": 1, "step": 2, "state": "data"}
+    words = [word(0, **waits, still=LIMIT), word(1, **slow, still=LIMIT - 1), word(2, **waits, still=LIMIT - 3)]
+    assert judged(*words, silent={2: 4.0}) is None
+    words[1] = word(1, **slow, still=LIMIT)
+    assert blamed(*words, silent={2: 4.0})[0] == 1
+    in_step = [word(rank, **waits, still=LIMIT - rank, waits=LIMIT - rank) for rank in range(2)]
+    assert judged(*in_step, word(2, **waits, still=LIMIT - 1), silent={1: 4.0}) is None
+    assert blamed(*in_step, word(2, **waits, still=LIMIT), silent={1: 4.0})[0] == 2
+
+
 @given(st.integers(2, 5), st.data())
 def test_a_rank_that_ends_before_the_others_is_blamed(ranks: int, data: st.DataObject) -> None:
     steps = data.draw(st.lists(st.integers(0, 5), min_size=ranks, max_size=ranks))

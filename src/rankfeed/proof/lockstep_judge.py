@@ -154,32 +154,32 @@ def _broken(ranks: Ranks) -> Verdict | None:
 def _stuck(ranks: Ranks) -> Verdict | None:
     # With uneven steps, whoever is out of its loop is not waited for.
     within = [
-        word for word in ranks if word.inside or (not (ranks.uneven and word.beat) and word.state != "failed")
+        word for word in ranks if word.inside or (word.state != "failed" and not (ranks.uneven and word.beat))
     ]
     if not any(word.inside for word in within):
         return None
-    least = min(word.place for word in within)
+    least, limit = min(word.place for word in within), ranks.limit
     # Somebody is known to be away: then a step that goes on for so long is one that waits.
-    away = any(word.state == "left" or ranks.silent[word.rank] >= ranks.limit for word in within)
+    away = any(word.state == "left" or ranks.silent[word.rank] >= limit for word in within)
     waiting, behind = [], []
     for word in within:
-        longs = word.waits >= ranks.limit or (word.state == "step" and (word.place > least or away))
-        if longs and not ranks.unheard(word) and word.still >= ranks.limit and not word.closed:
+        stands = word.waits >= limit or (word.state == "step" and (word.place > least or away))
+        if ranks.unheard(word):
+            blame = ranks.idle(word) >= limit
+        elif stands and word.still >= limit and not word.closed:
             waiting.append(word)
-        elif ranks.idle(word) >= ranks.limit:
+            continue
+        else:  # who has stood in a call that waits for half as long is about to be one of the waiting
+            blame = word.still >= limit and word.waits < limit / 2
+        if blame and word.place == least:
             behind.append(word)
     if not waiting:
         return None
     first = max(waiting, key=lambda word: (word.place, -word.rank))
-    behind = [word for word in behind if word.place <= first.place]
     if not behind:
         return _at_odds(waiting, within)
     # Of those that are equally far back, one that is not heard of any more, or has left; or that stands longest.
-    back = min(word.place for word in behind)
-    word = max(
-        (word for word in behind if word.place == back),
-        key=lambda word: (ranks.unheard(word), word.state == "left", ranks.idle(word)),
-    )
+    word = max(behind, key=lambda word: (ranks.unheard(word), word.state == "left", ranks.idle(word)))
     if not (word.inside or first.inside):
         return None
     told = f"and rank {first.rank} has waited for {first.still:.0f} s, {first.at}"
