@@ -150,7 +150,9 @@ def test_a_broken_collective_waits_for_its_cause() -> None:
     assert blamed(word(0, **echo, missing={1: "gone"}), inside)[0] == 1
     assert judged(word(0, **echo), word(1, **here, state="left", closed=True, done=(1, 4))) is None
     late = word(0, **echo, still=SETTLE)
-    assert blamed(late, word(1, **here, state="left", closed=True, done=(1, 4)))[0] == 1
+    left: dict[str, Any] = {**here, "state": "left", "done": (1, 4)}
+    assert blamed(late, word(1, **left, still=SETTLE), word(2, **left, closed=True, still=SETTLE))[0] == 2
+    assert blamed(late, word(1, **left), word(2, **left, still=SETTLE))[0] == 2  # rank 1 is about to tell an error
     assert blamed(late, inside, silent={1: 9.0})[0] == 1
     rank, summary = blamed(late, inside)
     assert rank == 0

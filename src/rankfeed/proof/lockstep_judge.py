@@ -126,16 +126,17 @@ def _broken(ranks: Ranks) -> Verdict | None:
         return None
     first = max(failed, key=ranks.idle)
     told = f"and a collective of rank {first.rank} failed {first.at}: {first.error}"
-    inside = first.was != "ended"
+    # An error, too, is seen to leave the loop before it is told: that follows at once.
     away = [
         word
         for word in ranks
         if word.state != "failed"
-        and (word.closed or (inside and word.state == "left"))
+        and (word.closed or (word.state == "left" and first.was != "ended"))
         and word.place[:2] <= first.place[:2]
+        and ranks.idle(word) >= _SETTLE_LEFT
     ]
     if away:
-        word = min(away, key=lambda word: (word.place, word.rank))
+        word = min(away, key=lambda word: (not word.closed, word.place, word.rank))
         return Verdict(word.rank, f"{word.who} {_ended(word)} after {word.step} steps of pass {word.lap}, {told}")
     if first.still < SETTLE:
         return None
