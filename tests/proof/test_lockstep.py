@@ -85,7 +85,7 @@ def quiet(folder: Path, each: str) -> list[float]:
 )
 def test_the_cause_is_in_the_log_before_a_launcher_ends_all(case: str, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    with started(torchrun(2, JOB, case, 9, 4), log) as job:
+    with started(torchrun(2, JOB, tmp_path, case, 9, 4), log) as job:
         try:
             assert job.wait(200) != 0
         except subprocess.TimeoutExpired:

@@ -173,8 +173,9 @@ def play(folder: Path, case: str, bad: int, at: int, ranks: int, limit: float, h
     Path("codes.json").write_text(json.dumps([job.exitcode for job in jobs]))
 
 
-def launched(case: str, at: int, limit: float) -> None:
+def launched(folder: Path, case: str, at: int, limit: float) -> None:
     """The same as one rank of a launcher, which ends all when one fails; the last rank is the one."""
+    os.chdir(folder)
     dist.init_process_group("gloo")
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
     case = case if dist.get_rank() == dist.get_world_size() - 1 else ""
@@ -183,7 +184,7 @@ def launched(case: str, at: int, limit: float) -> None:
 
 
 if __name__ == "__main__" and "RANK" in os.environ:
-    launched(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]))
+    launched(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), float(sys.argv[4]))
 elif __name__ == "__main__":
     top, patience, *rounds = sys.argv[1:]
     for each in rounds:
