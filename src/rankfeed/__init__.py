@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rankfeed.building import pack, prepare_once
     from rankfeed.loading import DistributedBatchSampler, DistributedSampler, Loader, from_iterable, split
     from rankfeed.plan import Plan, Schedule
-    from rankfeed.proof import AuditReport, audit, watch
+    from rankfeed.proof import AuditReport, Lockstep, audit, watch
     from rankfeed.sources import Source, concat, from_dataset, open, train_test_split
     from rankfeed.topology import Topology
 
@@ -33,6 +33,7 @@ __all__ = [
     "DistributedBatchSampler",
     "DistributedSampler",
     "Loader",
+    "Lockstep",
     "Plan",
     "Schedule",
     "Source",
@@ -57,6 +58,7 @@ _ROOMS = {
     "DistributedBatchSampler": "rankfeed.loading",
     "DistributedSampler": "rankfeed.loading",
     "Loader": "rankfeed.loading",
+    "Lockstep": "rankfeed.proof",
     "Plan": "rankfeed.plan",
     "Schedule": "rankfeed.plan",
     "Source": "rankfeed.sources",

@@ -139,3 +139,13 @@ class WorkerError(RankfeedError):
 
 class AuditError(RankfeedError):
     """What the ranks delivered is not what the plan promised: samples missing or repeated."""
+
+
+class LockstepError(RankfeedError):
+    """A rank of a running job failed, ended before its peers, or holds them up; raised on all of them.
+
+    Attributes:
+        rank: which; -1 where that is not known.
+    """
+
+    rank: int = -1

@@ -3,6 +3,7 @@
 from rankfeed.proof.audit import audit
 from rankfeed.proof.audited import AuditReport
 from rankfeed.proof.data import DataVerdict, verify_data
+from rankfeed.proof.lockstep import Lockstep
 from rankfeed.proof.plans import PlanVerdict, verify_plan
 from rankfeed.proof.run_verdict import RunVerdict
 from rankfeed.proof.runs import verify_run
@@ -11,6 +12,7 @@ from rankfeed.proof.watching import Watch, watch
 __all__ = [
     "AuditReport",
     "DataVerdict",
+    "Lockstep",
     "PlanVerdict",
     "RunVerdict",
     "Watch",

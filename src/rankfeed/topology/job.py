@@ -120,6 +120,25 @@ def started(pid: int) -> int:
     return 0 if state in "ZX" else int(numbers[18])
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a process of this host is stopped, as by SIGSTOP; False where the system does not tell."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    except OSError:
+        return False
+
+
+def numbering() -> str:
+    """Name of what gives processes their numbers here, so that one number is one process; empty if unknown."""
+    try:
+        if int(os.readlink("/proc/self")) != os.getpid():  # /proc tells of other processes than ours
+            return ""
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
+    except (OSError, ValueError):
+        return ""
+
+
 def _is_there(pid: int) -> bool:
     """Whether there is a process that /proc keeps from this user (`hidepid`)."""
     try:
