@@ -204,6 +204,16 @@ def test_samples_that_never_come() -> None:
     assert codes(diagnose(all_probes(deal), cpus=4)) == [("missing-samples", "error")]
 
 
+def test_samples_that_are_drawn_with_replacement() -> None:
+    def deal(rank: int, epoch: int, ranks: int, workers: int) -> Any:
+        drawn = random.Random(f"{rank} {epoch} {ranks} {workers}").choices(range(SAMPLES), k=SAMPLES // ranks)
+        return batched(drawn, workers)
+
+    found = diagnose(all_probes(deal), cpus=4)
+    assert codes(found) == [("missing-samples", "error")]
+    assert "with replacement" in found[0].what
+
+
 def test_an_order_that_is_the_same_in_each_epoch() -> None:
     def deal(rank: int, epoch: int, ranks: int, workers: int) -> Any:
         return batched(shuffled(5)[rank::ranks], workers)
@@ -373,6 +383,13 @@ def test_failures(failure: Failure, expected: tuple[str, str]) -> None:
     rank = RankSeen(0, failure=failure)
     follows = RankSeen(1, failure=Failure("hangs", "epoch 0", "it waited for rank 0", root=False))
     assert codes(diagnose([ProbeSeen(job(), [rank, follows])], 4)) == [expected]
+
+
+def test_a_state_that_is_refused_on_other_ranks_is_no_fault() -> None:
+    refused = RankSeen(0, failure=Failure("raised", "loading the state", "StateError: 2 ranks"))
+    for ranks, severity in ((1, "note"), (2, "error")):
+        after = ProbeSeen(job(ranks=ranks, resume="here"), [refused])
+        assert codes(diagnose(all_probes(sound), 4, [after])) == [("factory-raises", severity)]
 
 
 def test_an_error_with_one_start_method_alone_is_a_warning() -> None:

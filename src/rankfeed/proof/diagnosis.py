@@ -28,7 +28,8 @@ def _found(probes: Sequence[ProbeSeen], cpus: int, resumed: Sequence[ProbeSeen])
     for probe in (*probes, *resumed):
         like = [each for each in working if each.job.workers == probe.job.workers]
         alone = bool(like) and probe.job.start_method not in {each.job.start_method for each in like}
-        yield from conduct.failures(probe, others_succeed=alone and probe in probes)
+        elsewhere = probe.job.resume is not None and probe.job.ranks != probes[0].job.ranks
+        yield from conduct.failures(probe, others_succeed=alone and not probe.job.resume, elsewhere=elsewhere)
     stable = yield from _of_ids(probes)
     due, complete = expected(probes)
     without = next((each for each in working if not each.job.workers and each.job.ranks > 1), None)
