@@ -413,6 +413,21 @@ def test_epochs_without_batches_and_without_end() -> None:
         assert codes(diagnose([probe], 4)) == [("never-ends", severity)]
 
 
+def test_the_beginning_of_a_long_epoch_shows_what_comes_twice() -> None:
+    def begun(deal: Deal) -> ProbeSeen:
+        probe = seen(job(epochs=1), deal, Built(seconds=0, length=99, seeded=True))
+        for rank in probe.ranks:
+            rank.epochs[0].whole, rank.epochs[0].cut = False, True
+        return probe
+
+    cut = ("never-ends", "note")
+    assert codes(diagnose([begun(sound)], 4)) == [cut]
+    unsharded = begun(lambda rank, epoch, ranks, workers: batched(shuffled(epoch), workers))
+    assert codes(diagnose([unsharded], 4)) == [("not-sharded-by-rank", "error"), cut]
+    uneven = begun(lambda rank, *of: sound(rank, *of)[rank:])
+    assert codes(diagnose([uneven], 4)) == [cut]
+
+
 def test_ranks_that_cut_different_data_sets() -> None:
     probe = seen(job(), sound)
     for rank in probe.ranks:

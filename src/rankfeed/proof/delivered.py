@@ -104,16 +104,20 @@ class Dealt:
 
 
 def delivered(dealt: Dealt, without_workers: Dealt | None) -> Iterator[Finding]:
-    """What is wrong with an epoch.
+    """What is wrong with an epoch, or with its beginning.
 
     Args:
         dealt: the epoch.
         without_workers: the same of the probe that has no workers, if there is one.
     """
-    yield from _steps(dealt)
+    whole = all(epoch.whole for epoch in dealt.epochs)
+    if whole:
+        yield from _steps(dealt)
     by_workers = _by_workers(dealt, without_workers)
     if by_workers:
         yield by_workers
+    if not whole and len(dealt.across_ranks) <= 0.1 * len(dealt.total):
+        return  # nothing else is known of a beginning
     if dealt.missing and not by_workers and len(dealt.within_ranks) > dealt.often_by_chance:
         yield _missing(dealt, without_workers)
         return

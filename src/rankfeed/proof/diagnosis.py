@@ -56,13 +56,13 @@ def _found(probes: Sequence[ProbeSeen], cpus: int, resumed: Sequence[ProbeSeen])
 def _delivered(
     probe: ProbeSeen, without: ProbeSeen | None, due: Mapping[SampleKey, int], complete: bool
 ) -> Iterator[Finding]:
-    """Of each epoch that all ranks read to its end; one rank alone says what there is, and is no job."""
+    """Of each epoch, or the beginning of a long one; one rank alone says what there is, and is no job."""
     if probe.job.ranks == 1 and without is not None:
         return
     bare = None
     if without is not None and without is not probe and without.epochs:
         bare = Dealt(without, without.epochs[0], due, complete)
-    for epochs in probe.epochs:
+    for epochs in (*probe.epochs, probe.beginnings):
         if any(epoch.steps for epoch in epochs):
             yield from delivered(Dealt(probe, epochs, due, complete), bare)
 

@@ -247,7 +247,8 @@ def _state_after(told: Built) -> int:
 def _named(words: Words, values: Any) -> list[SampleKey]:
     """Keys as people know them: numbers and text as they are, others by their digests."""
     if words.shape[1] == 1:
-        return words[:, 0].view(np.int64).tolist()
+        numbers: list[SampleKey] = words[:, 0].view(np.int64).tolist()
+        return numbers
     if isinstance(values, (list, tuple)) and all(isinstance(each, str) and len(each) < _LONG for each in values):
         return list(values)
     return [f"{high:016x}{low:016x}" for high, low in words.tolist()]
