@@ -25,6 +25,7 @@ from xxhash import xxh3_64_hexdigest
 from rankfeed.proof import outside
 from rankfeed.proof.keys import USUAL, Key, Words, ids_in, keys_of
 from rankfeed.proof.observed import (
+    IDS,
     STATE,
     Began,
     Built,
@@ -44,8 +45,8 @@ from rankfeed.proof.tagged import Tagged, tagged
 _VALUED = 64
 #: Text longer than this is no name that anybody wants to see.
 _LONG = 200
-#: Memory is looked at no more often than this, in seconds.
-_PAUSE = 0.2
+#: Memory is looked at no more often than this, in seconds, and for no more than a part of the time.
+_PAUSE, _RARELY = 0.2, 10
 
 
 def probed(job: Job, rank: int, said: BinaryIO) -> None:
@@ -73,7 +74,7 @@ class _Rank:
         self.phase = "starting"
         self._key: Key | None = job.key
         self._ours = False
-        self._looked = 0.0
+        self._look_at = 0.0
 
     def say(self, record: Record) -> None:
         self._said.write(msgspec.json.encode(record) + b"\n")
@@ -107,6 +108,7 @@ class _Rank:
             if epoch and self.job.set_epoch:
                 outside.set_epoch(loader, epoch)
             self.say(Began(epoch=epoch))
+            self.say(outside.sizes())
             whole = self._epoch(loader, epoch, _state_after(told) if told.resumes and not epoch else None)
             self.say(Ended(whole=whole))
             if not whole:
@@ -155,9 +157,10 @@ class _Rank:
                     handles.look_at_children()
                 if steps == state_after and job.states is not None:
                     self._keep_state(loader, steps)
-                if time.monotonic() > self._looked + _PAUSE:
-                    self._looked = time.monotonic()
+                if (now := time.monotonic()) > self._look_at:
                     self.say(outside.sizes())
+                    after = time.monotonic()
+                    self._look_at = after + max(_PAUSE, _RARELY * (after - now))
                 if steps >= job.max_steps or time.monotonic() > deadline:
                     return False
                 if job.step_seconds:
@@ -185,7 +188,9 @@ class _Rank:
         if isinstance(batch, Tagged):
             worker, streams, batch = batch.worker, batch.streams, batch.batch
         key = USUAL if self._key is None else self._key
+        before, self.phase = self.phase, IDS
         words, by_content = keys_of(batch, key)
+        self.phase = before
         keys = _named(words, None if by_content else ids_in(batch, key))
         if self._ours and isinstance(batch, dict) and "valid" in batch:
             valid = np.asarray(batch["valid"])  # other rows only fill
