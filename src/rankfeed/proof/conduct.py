@@ -191,9 +191,8 @@ def _all(rank: RankSeen) -> list[Sizes]:
 
 def times(probe: ProbeSeen) -> Iterator[Finding]:
     """A first batch that takes long, and a consumer that waits."""
-    imports = probe.job.workers and probe.job.start_method != "fork"  # a new process imports torch first
     for rank in probe.ranks:
-        for epoch in () if imports else rank.whole[:1]:
+        for epoch in rank.whole[:1]:
             waits = [step.waited for step in epoch.steps]
             if len(waits) > 1 and waits[0] > max(_SLOW, _TIMES * median(waits[1:])):
                 text = (
