@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from rankfeed.cli import data, indexing, inspecting, plans, preparing, reporting, topology, verifying
+from rankfeed.cli import data, doctor, indexing, inspecting, plans, preparing, reporting, topology, verifying
 from rankfeed.cli.output import Json, show
 from rankfeed.errors import ArgumentError, RankfeedError
 
@@ -26,6 +26,7 @@ app.command()(indexing.index)
 app.command()(verifying.verify)
 app.command()(reporting.report)
 app.command()(topology.topology)
+app.command()(doctor.doctor)
 
 
 @app.command()
