@@ -215,7 +215,7 @@ def test_verify_refuses_other_data_than_the_run_read(packed: Path, tmp_path: Pat
     assert "the run read other data" in done.stderr
 
 
-def test_verify_lists_all_damages_as_json(packed: Path, tmp_path: Path) -> None:
+def test_verify_lists_all_damage_as_json(packed: Path, tmp_path: Path) -> None:
     damaged = tmp_path / "damaged"
     shutil.copytree(packed, damaged)
     first, second, *_ = sorted(damaged.glob("*.arrow"))

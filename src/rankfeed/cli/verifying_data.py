@@ -23,7 +23,8 @@ def check_data(where: Any, *, resume: bool, as_json: bool, opening: dict[str, An
     if not verdict.ok:
         if as_json:
             show({"ok": False, "files": told}, as_json=True)
-        typer.secho(f"rankfeed: {verdict.count} damages in {clean(str(where)).plain}", err=True, fg="red")
+        places = f"{verdict.count} place{'s' * (verdict.count > 1)}"
+        typer.secho(f"rankfeed: {clean(str(where)).plain} is damaged in {places}", err=True, fg="red")
         for each in verdict.damage:
             typer.echo(f"  {clean(str(each)).plain}", err=True)
         if verdict.count > len(verdict.damage):
