@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
@@ -36,6 +37,8 @@ class Case:
         workers: how many each rank has.
         method: how they start.
         ranks: how many.
+        may: codes of findings that come now and then.
+        notes: codes of notes that must be there.
         options: for the doctor.
         quick: whether it is one of those that every run of the tests covers.
     """
@@ -45,8 +48,19 @@ class Case:
     workers: int = 2
     method: str = "fork"
     ranks: int = 2
-    options: tuple[str, ...] = ()
+    may: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    options: dict[str, float] = field(default_factory=dict)
     quick: bool = False
+
+    @property
+    def asked(self) -> dict[str, float]:
+        """Options of the examination; patient, since a busy machine is no finding."""
+        return {"timeout": 240, "max_seconds": 240} | self.options
+
+    def fits(self, codes: Sequence[str]) -> bool:
+        """Whether these are the errors and warnings that must be found."""
+        return {*codes} - {*self.may} == {*self.expects}
 
     @property
     def name(self) -> str:
@@ -224,3 +238,5 @@ CASES = [
     Case("bad:one_epoch_only", ("yields-nothing",), workers=0),
     Case("bad:wants_more", ("factory-raises",), workers=0),
 ]
+
+QUICK = [case for case in CASES if case.quick]
