@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from rankfeed.cli import data, indexing, inspecting, plans, preparing, topology
+from rankfeed.cli import data, doctor, indexing, inspecting, plans, preparing, topology
 from rankfeed.cli.output import Json, show
 from rankfeed.errors import ArgumentError, RankfeedError
 
@@ -25,6 +25,7 @@ app.command()(data.pack)
 app.command()(indexing.index)
 app.command()(plans.verify)
 app.command()(topology.topology)
+app.command()(doctor.doctor)
 
 
 @app.command()
