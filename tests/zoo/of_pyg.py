@@ -47,6 +47,11 @@ def nodes(seeds: Any, num_workers: int, multiprocessing_context: Any) -> Any:
     none = torch.empty(0, dtype=torch.long)
 
     class Seeds(BaseSampler):  # type: ignore[misc]
+        """Stands for a neighbour sampler, which needs compiled packages: a batch is its seeds."""
+
+        def sample_from_edges(self, *_: Any, **__: Any) -> Any:
+            raise NotImplementedError
+
         def sample_from_nodes(self, index: NodeSamplerInput, **_: Any) -> SamplerOutput:
             return SamplerOutput(index.node, none, none, none, None, metadata=(index.input_id, None))
 
