@@ -95,22 +95,23 @@ def parquet(files: int) -> list[str]:
     return sorted(map(str, folder(f"parquet-{files}", write).glob("*.parquet")))
 
 
-def mds() -> Path:
+def mds(rows: int = ROWS) -> Path:
     """MosaicML's shards."""
 
     def write(path: Path) -> None:
         from tests.sources.streaming_mds import write as write_mds
 
         write_mds(
-            path / "mds", {"sample_id": "int"}, [{"sample_id": each} for each in range(ROWS)], size_limit=400
+            path / "mds", {"sample_id": "int"}, [{"sample_id": each} for each in range(rows)], size_limit=400
         )
 
-    return folder("mds", write) / "mds"
+    return folder(f"mds-{rows}", write) / "mds"
 
 
 def packed() -> Path:
     """Shards of our own."""
-    return (
-        folder("packed", lambda path: rf.pack(map(sample, range(ROWS)), path / "rows", workers=0, progress=False))
-        / "rows"
-    )
+
+    def write(path: Path) -> None:
+        rf.pack(map(sample, range(ROWS)), path / "rows", workers=0, progress=False)
+
+    return folder("packed", write) / "rows"

@@ -269,8 +269,42 @@ class AllInMemory(Rows):
 
 
 def everything_in_each_worker(num_workers: int, multiprocessing_context: Any) -> Any:
-    """Each worker holds the whole data set, 128 MB, in memory of its own."""
+    """Each worker loads the whole data set, 128 MB, for itself."""
     data = AllInMemory()
+    return loader(data, num_workers, multiprocessing_context, sampler=shared(data))
+
+
+class Array(Rows):
+    """Holds an array of 64 MB."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all = np.ones(64 << 17)
+
+    def __getitem__(self, index: int) -> Sample:
+        return sample(index) | {"x": self.all[index]}
+
+
+def array_in_the_constructor(num_workers: int, multiprocessing_context: Any) -> Any:
+    """An array of 64 MB, which forked workers share; spawned ones are sent a copy each."""
+    data = Array()
+    return loader(data, num_workers, multiprocessing_context, sampler=shared(data))
+
+
+class Names(Rows):
+    """Holds a list of Python objects of some 80 MB."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names = [f"folder/of/the/training/part/{number:012d}.jpg" for number in range(800_000)]
+
+    def __getitem__(self, index: int) -> Sample:
+        return sample(index) | {"x": float(max(map(len, self.names[index::ROWS])))}
+
+
+def list_in_the_constructor(num_workers: int, multiprocessing_context: Any) -> Any:
+    """A list of 800,000 strings: to read one counts a reference in it, which copies its page in each worker."""
+    data = Names()
     return loader(data, num_workers, multiprocessing_context, sampler=shared(data))
 
 

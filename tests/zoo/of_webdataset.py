@@ -77,7 +77,9 @@ def ours(num_workers: int, multiprocessing_context: Any) -> Any:
     stage = ShardedSamples(tars(5), BATCH, shuffle="global", seed=1)
     context = multiprocessing_context if num_workers else None
     dataset = wds.DataPipeline(stage, wds.decode(), wds.map(numbered), wds.batched(BATCH, collation_fn=collate))
-    return DataLoader(dataset, batch_size=None, num_workers=num_workers, multiprocessing_context=context)
+    made = DataLoader(dataset, batch_size=None, num_workers=num_workers, multiprocessing_context=context)
+    made.set_epoch = stage.set_epoch  # type: ignore[attr-defined]  # what a training loop would call
+    return made
 
 
 def index(shards: int) -> Any:

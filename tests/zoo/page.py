@@ -34,13 +34,13 @@ TITLES = {
 }
 _TOP = """# What the doctor finds
 
-[`rankfeed doctor`](tasks/doctor.md) runs a loader on several ranks and says what is wrong with it. This page is made by a
-test: each of these pipelines, on the library that it is named after, is examined by the doctor, which has to name
-its disease and no other; {sound} of the {all} are sound, and nothing may be found in them. Notes, which are for information, are
-left out. `python -m pytest -m soak tests/zoo` examines them all and writes this page; the pipelines are in `tests/zoo`.
+[`rankfeed doctor`](tasks/doctor.md) runs a loader on several ranks and says what is wrong with it. This page is made by
+a test: the doctor examines each of these pipelines, on the library that it is named after, and has to name its disease
+and no other. {sound} of the {all} are sound: nothing may be found in them. Notes, which only inform, are left out.
+`python -m pytest -m soak tests/zoo` examines them all and writes this page; the pipelines are in `tests/zoo`.
 
-Ranks × workers and start method are those under which the pipeline was run (the doctor also tries it without workers and
-on one rank).
+A pipeline is run on so many ranks × workers, which are started so; the doctor also tries it without workers, and
+on one rank.
 """
 _HEAD = "| pipeline | run on | the doctor says | evidence | right |\n|---|---|---|---|---|\n"
 

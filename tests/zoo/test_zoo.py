@@ -39,8 +39,10 @@ def probes(data: Path) -> Iterator[Probes]:
         yield running
 
 
-def examined(case: Case, probes: Probes) -> list[dict[str, Any]]:
+def examined(case: Case, probes: Probes, patch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What the doctor finds; in the environment of the case."""
+    for name, value in case.environ.items():
+        patch.setenv(name, value)
     if not case.environment:
         return examine(
             case.target,
@@ -73,15 +75,17 @@ def check(case: Case, findings: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("case", QUICK, ids=lambda case: case.name)
-def test_a_dozen_pipelines_get_their_diagnosis(case: Case, probes: Probes) -> None:
-    check(case, examined(case, probes))
+def test_a_dozen_pipelines_get_their_diagnosis(
+    case: Case, probes: Probes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check(case, examined(case, probes, monkeypatch))
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_every_pipeline_gets_its_diagnosis(case: Case, probes: Probes) -> None:
-    findings = examined(case, probes)
+def test_every_pipeline_gets_its_diagnosis(case: Case, probes: Probes, monkeypatch: pytest.MonkeyPatch) -> None:
+    findings = examined(case, probes, monkeypatch)
     page.keep(case, findings)
     print(case.name, sorted(each["code"] for each in findings if each["severity"] != "note") or "sound")
     check(case, findings)
