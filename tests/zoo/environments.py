@@ -1,4 +1,4 @@
-"""Environments of peers that cannot live with the others: packages of their own, and the project's for the rest."""
+"""Environments of peers that cannot live with the others: own packages, and the project's for the rest."""
 
 from __future__ import annotations
 

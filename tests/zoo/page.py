@@ -34,10 +34,10 @@ TITLES = {
 }
 _TOP = """# What the doctor finds
 
-[`rankfeed doctor`](tasks/doctor.md) runs a loader on several ranks and says what is wrong with it. This page is made by
-a test: the doctor examines each of these pipelines, on the library that it is named after, and has to name its disease
-and no other. {sound} of the {all} are sound: nothing may be found in them. Notes, which only inform, are left out.
-`python -m pytest -m soak tests/zoo` examines them all and writes this page; the pipelines are in `tests/zoo`.
+[`rankfeed doctor`](tasks/doctor.md) runs a loader on several ranks and says what is wrong with it. This page is made
+by a test: the doctor examines each of these pipelines, on the library that it is named after, and has to name its
+disease and no other. {sound} of the {all} are sound: nothing may be found in them. Notes, which only inform, are
+left out. `python -m pytest -m soak tests/zoo` examines all and writes this page; the pipelines are in `tests/zoo`.
 
 A pipeline is run on so many ranks × workers, which are started so; the doctor also tries it without workers, and
 on one rank.
