@@ -34,8 +34,8 @@ TITLES = {
 }
 _TOP = """# What the doctor finds
 
-[`rankfeed doctor`](tasks/doctor.md) runs a loader on several ranks and says what is wrong with it. This page is made
-by a test: the doctor examines each of these pipelines, on the library that it is named after, and has to name its
+[`rankfeed doctor`](tasks/doctor.md) runs a loader on several ranks and says what is wrong with it. A test makes
+this page: the doctor examines each of these pipelines, on the library that it is named after, and has to name its
 disease and no other. {sound} of the {all} are sound: nothing may be found in them. Notes, which only inform, are
 left out. `python -m pytest -m soak tests/zoo` examines all and writes this page; the pipelines are in `tests/zoo`.
 
