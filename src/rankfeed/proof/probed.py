@@ -28,8 +28,8 @@ from rankfeed.proof.tagged import Tagged, tagged
 
 #: So many steps of an epoch have their values kept: enough to see that two streams are one.
 _VALUED = 64
-#: Memory is looked at no more often than this, in seconds.
-_PAUSE = 0.2
+#: Memory is looked at no more often than this, in seconds, and for no more than a part of the time.
+_PAUSE, _RARELY = 0.2, 10
 
 
 def probed(job: Job, rank: int, said: BinaryIO) -> None:
@@ -56,7 +56,7 @@ class _Rank:
         self.job, self.rank, self._said = job, rank, said
         self.phase = "starting"
         self._key: Key | None = job.key
-        self._looked = 0.0
+        self._look_at = 0.0
 
     def say(self, record: Record) -> None:
         self._said.write(msgspec.json.encode(record) + b"\n")
@@ -137,9 +137,10 @@ class _Rank:
                     handles.look_at_children()
                 if steps == state_after and job.states is not None:
                     self._keep_state(loader, steps)
-                if time.monotonic() > self._looked + _PAUSE:
-                    self._looked = time.monotonic()
+                if (now := time.monotonic()) > self._look_at:
                     self.say(outside.sizes())
+                    after = time.monotonic()
+                    self._look_at = after + max(_PAUSE, _RARELY * (after - now))
                 if steps >= job.max_steps or time.monotonic() > deadline:
                     return False
                 if job.step_seconds:
