@@ -13,22 +13,8 @@ from hypothesis import strategies as st
 
 from rankfeed.proof.diagnosis import diagnose
 from rankfeed.proof.findings import REMEDIES, Finding, merged
-from rankfeed.proof.observed import (
-    Began,
-    Built,
-    Done,
-    Ended,
-    Failure,
-    Job,
-    Line,
-    Moved,
-    ProbeSeen,
-    RankSeen,
-    Ready,
-    Sizes,
-    Stated,
-    Step,
-)
+from rankfeed.proof.observed import Began, Built, Done, Ended, Job, Line, Moved, Ready, Sizes, Stated, Step
+from rankfeed.proof.seen import Failure, ProbeSeen, RankSeen
 
 #: Of a rank, epoch and number of ranks and workers: batches of (keys, worker).
 Deal = Callable[[int, int, int, int], Sequence[tuple[list[int], int | None]]]

@@ -8,7 +8,7 @@ from itertools import pairwise
 from statistics import median
 
 from rankfeed.proof.findings import Finding
-from rankfeed.proof.observed import ProbeSeen, RankSeen
+from rankfeed.proof.seen import ProbeSeen, RankSeen
 
 #: Memory below this is no matter.
 _LARGE = 32 << 20

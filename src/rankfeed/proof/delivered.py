@@ -9,7 +9,8 @@ from functools import cached_property
 
 from rankfeed.errors import listed
 from rankfeed.proof.findings import Finding
-from rankfeed.proof.observed import EpochSeen, ProbeSeen, SampleKey
+from rankfeed.proof.observed import SampleKey
+from rankfeed.proof.seen import EpochSeen, ProbeSeen
 
 #: A part of the data that comes may differ from 1/ranks or 1/workers by so much and be called that.
 _ABOUT = 0.15

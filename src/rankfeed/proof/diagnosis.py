@@ -8,7 +8,8 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from rankfeed.proof import conduct, orders
 from rankfeed.proof.delivered import Dealt, delivered
 from rankfeed.proof.findings import Finding, merged
-from rankfeed.proof.observed import ProbeSeen, SampleKey
+from rankfeed.proof.observed import SampleKey
+from rankfeed.proof.seen import ProbeSeen
 
 
 def diagnose(probes: Sequence[ProbeSeen], cpus: int, resumed: Sequence[ProbeSeen] = ()) -> tuple[Finding, ...]:

@@ -16,8 +16,9 @@ from rankfeed.errors import ArgumentError
 from rankfeed.proof.cpus import cpus
 from rankfeed.proof.diagnosis import diagnose
 from rankfeed.proof.findings import Finding
-from rankfeed.proof.observed import Job, ProbeSeen
+from rankfeed.proof.observed import Job
 from rankfeed.proof.probes import Probes
+from rankfeed.proof.seen import ProbeSeen
 
 START_METHODS = ("fork", "spawn", "forkserver")
 
@@ -190,7 +191,7 @@ def _name_of(factory: Callable[..., Any]) -> str:
     return f"{Path(file).resolve()}:{name}"
 
 
-def _check(name: str, **counts: int) -> None:
+def _check(name: str, **counts: Any) -> None:
     module, _, attribute = name.rpartition(":")
     if not module or not attribute:
         raise ArgumentError("this names no function", expected="module:function or file.py:function", found=name)

@@ -9,7 +9,8 @@ from typing import Any
 
 from rankfeed.errors import listed
 from rankfeed.proof.findings import Finding
-from rankfeed.proof.observed import EpochSeen, ProbeSeen, RankSeen, SampleKey
+from rankfeed.proof.observed import SampleKey
+from rankfeed.proof.seen import EpochSeen, ProbeSeen, RankSeen
 
 #: Orders of fewer samples may agree by chance.
 _ENOUGH = 8

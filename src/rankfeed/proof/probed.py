@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import TracebackType
 from typing import Any, BinaryIO
 
 import msgspec
@@ -46,7 +47,7 @@ def probed(job: Job, rank: int, said: BinaryIO) -> None:
         sayer.read()
         sayer.say(Done())
     except BaseException as error:  # SystemExit of the user's code, too
-        lines = "".join(traceback.format_exception(error)).splitlines()[-20:]
+        lines = "".join(traceback.format_exception(type(error), error, _theirs(error))).splitlines()[-20:]
         text = f"{type(error).__name__}: {error}".strip()[:2000]
         sayer.say(Raised(phase=sayer.phase, error=text, traceback="\n".join(lines)))
 
@@ -97,7 +98,7 @@ class _Rank:
 
     def _build(self, factory: Callable[..., Any], epoch: int) -> tuple[Any, Built]:
         job = self.job
-        known = {"num_workers": job.workers, "workers": job.workers, "epoch": epoch}
+        known: dict[str, Any] = {"num_workers": job.workers, "workers": job.workers, "epoch": epoch}
         known |= {"rank": self.rank, "world_size": job.ranks, "start_method": job.start_method}
         known |= {"multiprocessing_context": job.start_method if job.workers else None}
         accepted = _accepted(factory)
@@ -198,6 +199,14 @@ def found(name: str, path: list[str]) -> Callable[..., Any]:
     if not callable(function):
         raise TypeError(f"{name} is no function but {type(function).__name__}")
     return function  # type: ignore[no-any-return]
+
+
+def _theirs(error: BaseException) -> TracebackType | None:
+    """Where it was raised, from the user's code on."""
+    here, at = Path(__file__).parent, error.__traceback__
+    while at is not None and at.tb_next is not None and Path(at.tb_frame.f_code.co_filename).parent == here:
+        at = at.tb_next
+    return at
 
 
 def _accepted(factory: Callable[..., Any]) -> set[str]:

@@ -19,11 +19,12 @@ import msgspec
 
 from rankfeed.errors import AuditError
 from rankfeed.proof.nursery import Born, Dead, Order
-from rankfeed.proof.observed import Failure, Following, Job, ProbeSeen, RankSeen
+from rankfeed.proof.observed import Job
+from rankfeed.proof.seen import Failure, Following, ProbeSeen, RankSeen
 
 #: Variable that all processes of an examination have in their environment, so that none is left.
 _MARK = "RANKFEED_EXAMINATION"
-#: Seconds that importing torch may take, and ranks to find each other; on a busy machine it takes long.
+#: Seconds that ranks may take to find each other: on a busy machine it takes long.
 _START = 300.0
 #: Seconds that the ranks of a probe may take to end once all is read.
 _LEAVE = 5.0
@@ -121,7 +122,8 @@ class Probes:
         for line in lines:
             match msgspec.json.decode(line, type=Born | Dead):
                 case Born(pid=pid):
-                    next(each for each in watched if each.pid is None).pid = pid
+                    each = next(each for each in watched if each.pid is None)
+                    each.pid, each.heard = pid, time.monotonic()
                 case Dead(pid=pid, code=code):
                     for each in watched:
                         if each.pid == pid:
@@ -146,7 +148,7 @@ class Probes:
             patience = _START if each.seen.phase == "starting" else each.patience
             if failed:
                 patience = min(patience, _AFTER_A_FAILURE)
-            if now > each.heard + patience:
+            if each.pid is not None and now > each.heard + patience:
                 stack = each.where_it_stands()
                 detail = f"nothing came for {now - each.heard:.0f} s"
                 each.seen.failure = Failure("hangs", each.seen.phase, detail, stack, root=not failed)

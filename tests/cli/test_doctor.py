@@ -1,0 +1,50 @@
+"""``rankfeed doctor``: what it prints and how it ends."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+COMMAND = [sys.executable, "-c", "from rankfeed.cli import main; main()", "doctor"]
+PIPELINE = """
+def train(rank, world_size):
+    return [{"id": [number]} for number in range(rank, 9, world_size)]
+"""
+
+pytestmark = pytest.mark.timeout(1200)
+
+
+def doctor(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    (folder / "pipeline.py").write_text(PIPELINE)
+    return subprocess.run([*COMMAND, *arguments], cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_a_broken_loader_ends_with_status_1_and_findings_for_machines(tmp_path: Path) -> None:
+    done = doctor(tmp_path, "pipeline:train", "--key", "id", "--epochs", "1", "--start-method", "fork", "--json")
+    told = json.loads(done.stdout)
+    assert done.returncode == 1, done.stderr
+    assert told["ok"] is False
+    assert [each["code"] for each in told["findings"] if each["severity"] == "error"] == ["uneven-steps"]
+    assert told["findings"][0]["remedy"]
+    assert [rank["epochs"][0]["steps"] for rank in told["probes"][0]["by_rank"]] == [5, 4]
+
+
+@pytest.mark.soak
+def test_what_is_told_to_people(tmp_path: Path) -> None:
+    done = doctor(tmp_path, "pipeline:train", "--key", "id", "--start-method", "fork")
+    print(done.stdout)
+    assert done.returncode == 1
+    assert "[uneven-steps]" in done.stdout
+    assert "remedy:" in done.stdout
+    done = doctor(tmp_path, "pipeline.py:train", "--key", "id", "--ranks", "3", "--start-method", "fork")
+    print(done.stdout)
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[-1].startswith("sound: each sample once an epoch (3 ranks, 2 workers")
+
+
+def test_arguments_that_cannot_be_meant_end_with_status_2(tmp_path: Path) -> None:
+    done = doctor(tmp_path, "nothing")
+    assert done.returncode == 2
+    assert "names no function" in done.stderr
