@@ -58,11 +58,12 @@ class Case:
     @property
     def asked(self) -> dict[str, float]:
         """Options of the examination; patient, since a busy machine is no finding."""
-        return {"timeout": 240, "max_seconds": 240} | self.options
+        return {"epochs": 2, "timeout": 240, "max_seconds": 240} | self.options
 
     def fits(self, codes: Sequence[str]) -> bool:
         """Whether these are the errors and warnings that must be found."""
-        return {*codes} - {*self.may} == {*self.expects}
+        free = {*self.may, "too-many-workers"} - {*self.expects}  # CPUs are not the pipeline's doing
+        return {*codes} - free == {*self.expects}
 
     @property
     def name(self) -> str:
@@ -118,7 +119,7 @@ CASES = [
     Case("of_torch:set_epoch_without_effect", (SAME_ORDER,)),
     Case("of_torch:seeds_without_the_worker", (SAME_CHANCE,)),
     Case("of_torch:generator_in_the_constructor", (SAME_CHANCE,), quick=True),
-    Case("of_torch:keeps_every_sample", ("memory-grows",)),
+    Case("of_torch:keeps_every_sample", ("memory-grows",), options={"epochs": 3}),
     Case("of_torch:everything_in_each_worker", ("memory-copied",)),
     Case("of_torch:array_in_the_constructor", SOUND),
     Case("of_torch:array_in_the_constructor", ("memory-copied",), method="spawn"),
