@@ -19,9 +19,11 @@ START_PROCESSES = {
     "tests/building/test_prepare_hint": "builders",
     "tests/building/test_rank_runner": "builders",
     "tests/building/test_ray_": "builders",
+    "tests/cli/test_doctor": "builders",
     "tests/faults/": "builders",
     "tests/integrations/": "libraries",
     "tests/launch/": "launchers",
+    "tests/proof/test_doctor": "builders",
 }
 
 # No deadlines: how long an example took on a shared machine says nothing about the code.

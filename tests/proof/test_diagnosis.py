@@ -204,6 +204,16 @@ def test_samples_that_never_come() -> None:
     assert codes(diagnose(all_probes(deal), cpus=4)) == [("missing-samples", "error")]
 
 
+def test_samples_that_are_drawn_with_replacement() -> None:
+    def deal(rank: int, epoch: int, ranks: int, workers: int) -> Any:
+        drawn = random.Random(f"{rank} {epoch} {ranks} {workers}").choices(range(SAMPLES), k=SAMPLES // ranks)
+        return batched(drawn, workers)
+
+    found = diagnose(all_probes(deal), cpus=4)
+    assert codes(found) == [("missing-samples", "error")]
+    assert "with replacement" in found[0].what
+
+
 def test_an_order_that_is_the_same_in_each_epoch() -> None:
     def deal(rank: int, epoch: int, ranks: int, workers: int) -> Any:
         return batched(shuffled(5)[rank::ranks], workers)
@@ -375,6 +385,13 @@ def test_failures(failure: Failure, expected: tuple[str, str]) -> None:
     assert codes(diagnose([ProbeSeen(job(), [rank, follows])], 4)) == [expected]
 
 
+def test_a_state_that_is_refused_on_other_ranks_is_no_fault() -> None:
+    refused = RankSeen(0, failure=Failure("raised", "loading the state", "StateError: 2 ranks"))
+    for ranks, severity in ((1, "note"), (2, "error")):
+        after = ProbeSeen(job(ranks=ranks, resume="here"), [refused])
+        assert codes(diagnose(all_probes(sound), 4, [after])) == [("factory-raises", severity)]
+
+
 def test_an_error_with_one_start_method_alone_is_a_warning() -> None:
     probes = all_probes(sound)
     failed = RankSeen(0, failure=Failure("raised", "in epoch 0", "PicklingError: lambda"))
@@ -394,6 +411,21 @@ def test_epochs_without_batches_and_without_end() -> None:
             rank.add(Ended(whole=False))
             rank.epochs[0].whole = False
         assert codes(diagnose([probe], 4)) == [("never-ends", severity)]
+
+
+def test_the_beginning_of_a_long_epoch_shows_what_comes_twice() -> None:
+    def begun(deal: Deal) -> ProbeSeen:
+        probe = seen(job(epochs=1), deal, Built(seconds=0, length=99, seeded=True))
+        for rank in probe.ranks:
+            rank.epochs[0].whole, rank.epochs[0].cut = False, True
+        return probe
+
+    cut = ("never-ends", "note")
+    assert codes(diagnose([begun(sound)], 4)) == [cut]
+    unsharded = begun(lambda rank, epoch, ranks, workers: batched(shuffled(epoch), workers))
+    assert codes(diagnose([unsharded], 4)) == [("not-sharded-by-rank", "error"), cut]
+    uneven = begun(lambda rank, *of: sound(rank, *of)[rank:])
+    assert codes(diagnose([uneven], 4)) == [cut]
 
 
 def test_ranks_that_cut_different_data_sets() -> None:

@@ -162,7 +162,7 @@ CASES = [
     Case("of_webdataset:five_shards", (UNEVEN,), workers=0, quick=True),
     Case("of_webdataset:three_shards", ("factory-raises",)),
     Case("of_webdataset:five_shards_with_epoch", (MISSING,), may=(PADDED,)),
-    Case("of_webdataset:resampled", (MISSING, PADDED)),
+    Case("of_webdataset:resampled", (MISSING,)),
     Case("of_webdataset:wids_distributed"),
     Case("of_webdataset:wids_chunked", (UNSHARDED,)),
     Case("of_webdataset:ours"),

@@ -8,6 +8,7 @@ from itertools import pairwise
 from statistics import median
 
 from rankfeed.proof.findings import Finding
+from rankfeed.proof.observed import STATE
 from rankfeed.proof.seen import ProbeSeen, RankSeen
 
 #: Memory below this is no matter.
@@ -19,12 +20,13 @@ _WAITS = 0.2
 _MIB = 1 << 20
 
 
-def failures(probe: ProbeSeen, *, others_succeed: bool) -> Iterator[Finding]:
+def failures(probe: ProbeSeen, *, others_succeed: bool, elsewhere: bool = False) -> Iterator[Finding]:
     """Ranks that did not come to their end.
 
     Args:
         probe: theirs.
         others_succeed: whether the loader does with another start method.
+        elsewhere: whether it goes on from a state of another number of ranks.
     """
     for rank in probe.ranks:
         failure = rank.failure
@@ -38,6 +40,9 @@ def failures(probe: ProbeSeen, *, others_succeed: bool) -> Iterator[Finding]:
         if killed:
             what = "a worker process died" if failure.kind == "raised" else "a rank's process died"
             yield Finding("process-died", "error", what, evidence)
+        elif failure.phase == STATE and elsewhere:
+            what = "the loader refuses the state of another number of ranks"
+            yield Finding("factory-raises", "note", what, evidence)
         elif failure.kind == "hangs":
             yield Finding("hangs", "error", f"nothing comes any more, {failure.phase}", evidence)
         else:

@@ -94,21 +94,33 @@ class Dealt:
         largest = max((len(step.keys) for epoch in self.epochs for step in epoch.steps), default=0)
         return len(self.epochs) * largest * max(1, self.probe.job.workers)
 
+    @property
+    def often_by_chance(self) -> float:
+        """More samples than this that come twice to one rank are no padding."""
+        return max(2, 0.05 * len(self.total))
+
     def often(self, key: SampleKey) -> int:
         return self.due.get(key, 1)
 
 
 def delivered(dealt: Dealt, without_workers: Dealt | None) -> Iterator[Finding]:
-    """What is wrong with an epoch.
+    """What is wrong with an epoch, or with its beginning.
 
     Args:
         dealt: the epoch.
         without_workers: the same of the probe that has no workers, if there is one.
     """
-    yield from _steps(dealt)
+    whole = all(epoch.whole for epoch in dealt.epochs)
+    if whole:
+        yield from _steps(dealt)
     by_workers = _by_workers(dealt, without_workers)
     if by_workers:
         yield by_workers
+    if not whole and len(dealt.across_ranks) <= 0.1 * len(dealt.total):
+        return  # nothing else is known of a beginning
+    if dealt.missing and not by_workers and len(dealt.within_ranks) > dealt.often_by_chance:
+        yield _missing(dealt, without_workers)
+        return
     shared = dealt.across_ranks
     share = len(shared) / max(1, len(dealt.total))
     sizes = {sum(each.values()) for each in dealt.by_rank}
@@ -148,6 +160,8 @@ def delivered(dealt: Dealt, without_workers: Dealt | None) -> Iterator[Finding]:
 def _by_workers(dealt: Dealt, without: Dealt | None) -> Finding | None:
     if not dealt.probe.job.workers or not dealt.within_ranks:
         return None
+    if without is not None and len(without.within_ranks) > without.often_by_chance:
+        return None  # they repeat without workers, too
     found = dealt.across_workers
     if found is None:  # it is not known who made what
         found = dealt.within_ranks if without is not None and not without.within_ranks else []
@@ -188,6 +202,9 @@ def _missing(dealt: Dealt, without: Dealt | None) -> Finding:
         )
     if any(each.drops for each in built) and len(dealt.missing) <= dealt.padding:
         return Finding("missing-samples", "note", "the rest of an epoch is left out, as drop_last says", lacking)
+    if len(dealt.within_ranks) > dealt.often_by_chance:
+        what = "samples are drawn with replacement: some come several times, and some not"
+        return Finding("missing-samples", "error", what, lacking)
     small = len(dealt.missing) <= dealt.padding and came > 0.5
     return Finding(
         "missing-samples",

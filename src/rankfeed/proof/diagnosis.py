@@ -28,7 +28,8 @@ def _found(probes: Sequence[ProbeSeen], cpus: int, resumed: Sequence[ProbeSeen])
     for probe in (*probes, *resumed):
         like = [each for each in working if each.job.workers == probe.job.workers]
         alone = bool(like) and probe.job.start_method not in {each.job.start_method for each in like}
-        yield from conduct.failures(probe, others_succeed=alone and probe in probes)
+        elsewhere = probe.job.resume is not None and probe.job.ranks != probes[0].job.ranks
+        yield from conduct.failures(probe, others_succeed=alone and not probe.job.resume, elsewhere=elsewhere)
     stable = yield from _of_ids(probes)
     due, complete = expected(probes)
     without = next((each for each in working if not each.job.workers and each.job.ranks > 1), None)
@@ -55,13 +56,13 @@ def _found(probes: Sequence[ProbeSeen], cpus: int, resumed: Sequence[ProbeSeen])
 def _delivered(
     probe: ProbeSeen, without: ProbeSeen | None, due: Mapping[SampleKey, int], complete: bool
 ) -> Iterator[Finding]:
-    """Of each epoch that all ranks read to its end; one rank alone says what there is, and is no job."""
+    """Of each epoch, or the beginning of a long one; one rank alone says what there is, and is no job."""
     if probe.job.ranks == 1 and without is not None:
         return
     bare = None
     if without is not None and without is not probe and without.epochs:
         bare = Dealt(without, without.epochs[0], due, complete)
-    for epochs in probe.epochs:
+    for epochs in (*probe.epochs, probe.beginnings):
         if any(epoch.steps for epoch in epochs):
             yield from delivered(Dealt(probe, epochs, due, complete), bare)
 

@@ -154,7 +154,8 @@ def examine(
         seen = [run(states=str(states))]
         again: list[ProbeSeen] = []
         first = seen[0]
-        if first.ok or any(rank.epochs for rank in first.ranks):
+        endless = any(epoch.cut for rank in first.ranks for epoch in rank.epochs) and not first.beginnings
+        if any(rank.epochs for rank in first.ranks) and not endless:
             for method in start_methods[1:]:
                 seen.append(run(start_method=method, epochs=min(2, epochs)))
         if first.ok and len(first.epochs) == epochs:

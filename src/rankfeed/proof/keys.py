@@ -47,7 +47,7 @@ def keys_of(batch: Any, key: Key = USUAL) -> tuple[Words, bool]:
         >>> by_content, (words[0] == words[2]).all(), (words[0] == words[1]).any()
         (True, np.True_, np.False_)
     """
-    values = _found(batch, key)
+    values = ids_in(batch, key)
     if values is None:
         if key != USUAL:
             raise AuditError(
@@ -127,7 +127,8 @@ def _numpy(tensor: Any) -> npt.NDArray[Any]:
     return array
 
 
-def _found(batch: Any, key: Key) -> Any:
+def ids_in(batch: Any, key: Key) -> Any:
+    """What a batch has where its ids should be; None if there is nothing."""
     if callable(key):
         return key(batch)
     if isinstance(batch, Mapping):

@@ -15,6 +15,7 @@ import select
 import signal
 import sys
 import time
+import traceback
 from contextlib import suppress
 from pathlib import Path
 
@@ -114,6 +115,8 @@ def _start(order: Order, ours: tuple[io.FileIO, io.FileIO]) -> int:
                 time.sleep(0.02)
         atexit._run_exitfuncs()  # what loaders clean up in the end
         code = 0
+    except BaseException:
+        traceback.print_exc()
     finally:
         os._exit(code)
 

@@ -9,6 +9,8 @@ import msgspec
 
 from rankfeed.storage.decodable import decodable
 
+#: What a rank says that it does while a state is loaded.
+STATE = "loading the state"
 #: A sample as a probe knows it: its id, or what its id or content hashes to.
 SampleKey = int | str
 

@@ -160,8 +160,8 @@ def _files() -> Iterator[tuple[int, str]]:
             number = int(name)
             path = os.readlink(f"/proc/self/fd/{number}")
             flags = _fdinfo(number)["flags"]
-            writes = int(flags, 8) & os.O_ACCMODE == os.O_WRONLY
-            if stat.S_ISREG(os.fstat(number).st_mode) and not writes and not path.startswith(("/dev/", "/memfd")):
+            reads = int(flags, 8) & os.O_ACCMODE == os.O_RDONLY
+            if stat.S_ISREG(os.fstat(number).st_mode) and reads and not path.startswith(("/dev/", "/memfd")):
                 yield number, path
 
 

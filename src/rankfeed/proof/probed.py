@@ -23,12 +23,27 @@ import numpy as np
 from xxhash import xxh3_64_hexdigest
 
 from rankfeed.proof import outside
-from rankfeed.proof.keys import USUAL, Key, keys_of
-from rankfeed.proof.observed import Began, Built, Done, Ended, Job, Raised, Ready, Record, Stated, Step
+from rankfeed.proof.keys import USUAL, Key, Words, ids_in, keys_of
+from rankfeed.proof.observed import (
+    STATE,
+    Began,
+    Built,
+    Done,
+    Ended,
+    Job,
+    Raised,
+    Ready,
+    Record,
+    SampleKey,
+    Stated,
+    Step,
+)
 from rankfeed.proof.tagged import Tagged, tagged
 
 #: So many steps of an epoch have their values kept: enough to see that two streams are one.
 _VALUED = 64
+#: Text longer than this is no name that anybody wants to see.
+_LONG = 200
 #: Memory is looked at no more often than this, in seconds, and for no more than a part of the time.
 _PAUSE, _RARELY = 0.2, 10
 
@@ -57,6 +72,7 @@ class _Rank:
         self.job, self.rank, self._said = job, rank, said
         self.phase = "starting"
         self._key: Key | None = job.key
+        self._ours = False
         self._look_at = 0.0
 
     def say(self, record: Record) -> None:
@@ -82,7 +98,7 @@ class _Rank:
         if self.job.resume is not None:
             import torch
 
-            self.phase = "loading the state"
+            self.phase = STATE
             states = sorted(Path(self.job.resume).iterdir(), key=lambda path: int(path.stem))
             loader.load_state_dict(torch.load(states[self.rank % len(states)], weights_only=False))
         for epoch in range(self.job.epochs):
@@ -117,6 +133,7 @@ class _Rank:
             raise TypeError(f"the factory returned no iterable of batches but {type(loader).__name__}")
         if self._key is None and isinstance(own := getattr(loader, "id_column", None), str):
             self._key = own
+        self._ours = type(loader).__module__.startswith("rankfeed.")
         grown = outside.own_bytes() - before
         told = outside.described(
             loader, seconds=seconds, grown=grown, start_method=job.start_method, once=isinstance(loader, Iterator)
@@ -157,23 +174,26 @@ class _Rank:
 
         assert self.job.states is not None
         self.phase = f"taking the state after step {steps}"
-        torch.save(loader.state_dict(), Path(self.job.states) / f"{self.rank}.pt")
+        try:
+            state = loader.state_dict()
+        except (AttributeError, NotImplementedError):  # of a wrapper around something that has none
+            return
+        torch.save(state, Path(self.job.states) / f"{self.rank}.pt")
         self.say(Stated(step=steps))
 
     def _step(self, batch: Any, waited: float, *, values: bool) -> Step:
         worker, streams = None, {}
         if isinstance(batch, Tagged):
             worker, streams, batch = batch.worker, batch.streams, batch.batch
-        words, by_content = keys_of(batch, USUAL if self._key is None else self._key)
-        if isinstance(batch, dict) and getattr(valid := batch.get("valid"), "dtype", None) is not None:
-            valid = np.asarray(valid)
-            if valid.dtype == bool and len(valid) == len(words):
-                words, values = words[valid], values and bool(valid.all())
-        keys: list[Any] = (
-            words[:, 0].view(np.int64).tolist()
-            if words.shape[1] == 1
-            else [f"{high:016x}{low:016x}" for high, low in words.tolist()]
-        )
+        key = USUAL if self._key is None else self._key
+        words, by_content = keys_of(batch, key)
+        keys = _named(words, None if by_content else ids_in(batch, key))
+        if self._ours and isinstance(batch, dict) and "valid" in batch:
+            valid = np.asarray(batch["valid"])  # other rows only fill
+            keys, values = (
+                [each for each, real in zip(keys, valid, strict=True) if real],
+                values and bool(valid.all()),
+            )
         drawn = _digests(batch, len(keys)) if values and not by_content else {}
         return Step(keys=keys, waited=waited, worker=worker, by_content=by_content, values=drawn, streams=streams)
 
@@ -223,6 +243,16 @@ def _is_key(thing: Any) -> bool:
 def _state_after(told: Built) -> int:
     """The middle of the epoch, where it is known."""
     return 2 if told.length is None else max(1, told.length // 2)
+
+
+def _named(words: Words, values: Any) -> list[SampleKey]:
+    """Keys as people know them: numbers and text as they are, others by their digests."""
+    if words.shape[1] == 1:
+        numbers: list[SampleKey] = words[:, 0].view(np.int64).tolist()
+        return numbers
+    if isinstance(values, (list, tuple)) and all(isinstance(each, str) and len(each) < _LONG for each in values):
+        return list(values)
+    return [f"{high:016x}{low:016x}" for high, low in words.tolist()]
 
 
 def _digests(batch: Any, samples: int) -> dict[str, list[str]]:

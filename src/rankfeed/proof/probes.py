@@ -170,12 +170,11 @@ class Probes:
         for patience in (0.0, 0.05, 0.2, 1.0):
             time.sleep(patience)
             left = [one for one in psutil.process_iter() if one.pid != self._nursery.pid and self._is_mine(one)]
-            if not trackers or patience < 1:
-                left = [one for one in left if not _is_tracker(one)]
-            for one in left:
+            doomed = [one for one in left if not _is_tracker(one) or (trackers and patience >= 1)]
+            for one in doomed:
                 with suppress(psutil.Error):
                     one.kill()
-            if not left and not trackers:
+            if not (left if trackers else doomed):
                 return
 
     def _is_mine(self, process: object) -> bool:

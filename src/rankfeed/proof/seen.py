@@ -126,6 +126,13 @@ class ProbeSeen:
         return [list(each) for each in zip(*(rank.whole for rank in self.ranks), strict=False)]
 
     @property
+    def beginnings(self) -> list[EpochSeen]:
+        """Of an epoch with an end that was not reached, what each rank was given."""
+        known = all(rank.built is not None and rank.built.length is not None for rank in self.ranks)
+        first = [rank.epochs[0] for rank in self.ranks if rank.epochs and rank.epochs[0].cut]
+        return first if known and len(first) == len(self.ranks) else []
+
+    @property
     def by_content(self) -> bool:
         return any(step.by_content for rank in self.ranks for epoch in rank.epochs for step in epoch.steps)
 
