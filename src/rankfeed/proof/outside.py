@@ -69,12 +69,19 @@ def set_epoch(loader: Any, epoch: int) -> None:
 
 
 def _samplers(loader: Any) -> list[Any]:
-    batches = getattr(loader, "batch_sampler", None)
-    found = [getattr(loader, "sampler", None), batches]
+    batches = _attribute(loader, "batch_sampler")
+    found = [_attribute(loader, "sampler"), batches]
     for _ in range(3):  # Accelerate puts one around another
-        batches = getattr(batches, "batch_sampler", None) or getattr(batches, "sampler", None)
+        batches = _attribute(batches, "batch_sampler") or _attribute(batches, "sampler")
         found.append(batches)
     return [each for each in found if each is not None]
+
+
+def _attribute(thing: Any, name: str) -> Any:
+    """None where there is none, or where the property raises."""
+    with suppress(Exception):
+        return getattr(thing, name, None)
+    return None
 
 
 def _length(thing: Any) -> int | None:
