@@ -156,6 +156,14 @@ def test_data_cut_twice_by_ranks() -> None:
     assert codes(diagnose(all_probes(deal), cpus=4)) == [("sharded-twice", "error")]
 
 
+def test_data_cut_twice_and_padded() -> None:
+    def deal(rank: int, epoch: int, ranks: int, workers: int) -> Any:
+        mine = shuffled(epoch)[rank::ranks][rank::ranks]
+        return batched([*mine, shuffled(epoch)[0]] if ranks > 1 else mine, workers)
+
+    assert codes(diagnose(all_probes(deal), cpus=4)) == [("sharded-twice", "error")]
+
+
 def test_data_cut_twice_by_workers() -> None:
     def deal(rank: int, epoch: int, ranks: int, workers: int) -> Any:
         mine = list(range(rank, SAMPLES, ranks))
@@ -210,7 +218,7 @@ def test_samples_that_are_drawn_with_replacement() -> None:
         return batched(drawn, workers)
 
     found = diagnose(all_probes(deal), cpus=4)
-    assert codes(found) == [("missing-samples", "error")]
+    assert codes(found) == [("missing-samples", "error"), ("padded-with-repeats", "error")]
     assert "with replacement" in found[0].what
 
 
@@ -337,6 +345,19 @@ def test_memory_that_is_filled_once_does_not_grow() -> None:
     assert diagnose([probe], 4) == ()
 
 
+def test_data_that_each_worker_loads_for_itself() -> None:
+    def read(this: Job, ends: int, children: dict[str, int]) -> ProbeSeen:
+        probe = seen(this, sound)
+        for rank in probe.ranks:
+            rank.epochs[0].sizes += [Sizes(rank=100 << 20, children={}), Sizes(rank=ends << 20, children=children)]
+        return probe
+
+    without = read(job(workers=0, epochs=1), 230, {})
+    loaded = read(job(), 101, {"7": 135 << 20, "8": 140 << 20})
+    assert codes(diagnose([loaded, without], 4)) == [("memory-copied", "warning")]
+    assert diagnose([read(job(), 101, {"7": 20 << 20, "8": 140 << 20}), without], 4) == ()
+
+
 def test_data_that_each_worker_has_for_itself() -> None:
     probe = seen(job(), sound, Built(seconds=0, bytes=100 << 20, seeded=True))
     probe.ranks[0].epochs[0].sizes.append(Sizes(rank=0, children={"7": 90 << 20}))
@@ -375,6 +396,7 @@ def test_more_workers_than_cpus(cpus: int, severity: str | None) -> None:
         (Failure("raised", "in the factory", "ValueError: no"), ("factory-raises", "error")),
         (Failure("raised", "in epoch 0", "RuntimeError: DataLoader worker (pid 7) exited unexpectedly"),
          ("process-died", "error")),
+        (Failure("raised", "looking for ids", "AuditError: a batch has no 'id'"), ("no-ids", "error")),
         (Failure("died", "epoch 0", "SIGKILL"), ("process-died", "error")),
         (Failure("hangs", "epoch 0", "nothing came for 60 s"), ("hangs", "error")),
     ],
@@ -426,6 +448,21 @@ def test_the_beginning_of_a_long_epoch_shows_what_comes_twice() -> None:
     assert codes(diagnose([unsharded], 4)) == [("not-sharded-by-rank", "error"), cut]
     uneven = begun(lambda rank, *of: sound(rank, *of)[rank:])
     assert codes(diagnose([uneven], 4)) == [cut]
+
+
+def test_a_rank_that_is_given_nothing() -> None:
+    found = diagnose([seen(job(), lambda rank, *of: [] if rank else sound(rank, *of))], 4)
+    assert codes(found) == [("yields-nothing", "error")]
+    assert "for rank 1" in found[0].evidence[0]
+
+
+def test_ranks_that_know_samples_by_different_ids() -> None:
+    probe = seen(job(), sound)
+    for epoch in probe.ranks[1].epochs:
+        epoch.steps = [
+            msgspec.structs.replace(step, keys=[f"k{key}" for key in step.keys]) for step in epoch.steps
+        ]
+    assert codes(diagnose([probe], 4)) == [("differs-between-ranks", "error")]
 
 
 def test_ranks_that_cut_different_data_sets() -> None:

@@ -7,14 +7,17 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from statistics import median
 
+from rankfeed.errors import listed
 from rankfeed.proof.findings import Finding
-from rankfeed.proof.observed import STATE
+from rankfeed.proof.observed import IDS, STATE, Sizes
 from rankfeed.proof.seen import ProbeSeen, RankSeen
 
 #: Memory below this is no matter.
 _LARGE = 32 << 20
+#: What is loaded while data are read may be buffers, up to this.
+_LOADED = 64 << 20
 #: Seconds for a first batch, and times the usual: more is slow.
-_SLOW, _TIMES = 5.0, 20
+_SLOW, _TIMES = 5.0, 8
 #: Share of the time that the consumer may wait.
 _WAITS = 0.2
 _MIB = 1 << 20
@@ -40,6 +43,8 @@ def failures(probe: ProbeSeen, *, others_succeed: bool, elsewhere: bool = False)
         if killed:
             what = "a worker process died" if failure.kind == "raised" else "a rank's process died"
             yield Finding("process-died", "error", what, evidence)
+        elif failure.phase == IDS:
+            yield Finding("no-ids", "error", "batches have no ids where they should be", evidence)
         elif failure.phase == STATE and elsewhere:
             what = "the loader refuses the state of another number of ranks"
             yield Finding("factory-raises", "note", what, evidence)
@@ -60,6 +65,10 @@ def endings(probe: ProbeSeen) -> Iterator[Finding]:
             evidence = (f"{probe.job.name}, epoch {epoch}: no rank was given a batch{again}",)
             yield Finding("yields-nothing", "error", "the loader yields no batches", evidence)
             break
+        empty = [str(rank) for rank, epoch in enumerate(each) if not epoch.steps]
+        if empty:
+            evidence = (f"{probe.job.name}, epoch {each[0].epoch}: no batch for rank {listed(empty)}",)
+            yield Finding("yields-nothing", "error", "some ranks are given no batches", evidence)
     cut = [rank for rank in probe.ranks if any(epoch.cut for epoch in rank.epochs)]
     for rank in cut[:1]:
         steps = len(rank.epochs[-1].steps)
@@ -73,7 +82,12 @@ def endings(probe: ProbeSeen) -> Iterator[Finding]:
 
 
 def differences(probe: ProbeSeen) -> Iterator[Finding]:
-    """Ranks that cut different data sets."""
+    """Ranks that cut different data sets, or know samples by different ids."""
+    kinds = kinds_of_ids(probe)
+    if len({*kinds.values()}) > 1:
+        told = ", ".join(f"rank {rank}: {kind}" for rank, kind in kinds.items())
+        evidence = (f"{probe.job.name}: what samples are known by: {told}",)
+        yield Finding("differs-between-ranks", "error", "ranks have batches of different kinds", evidence)
     built = [(rank.rank, rank.built) for rank in probe.ranks if rank.built is not None]
     cutting = [(rank, each) for rank, each in built if each.cuts_one_data_set or each.elastic]
     for name, values in (
@@ -87,6 +101,16 @@ def differences(probe: ProbeSeen) -> Iterator[Finding]:
             return
 
 
+def kinds_of_ids(probe: ProbeSeen) -> dict[int, str]:
+    """What the samples of each rank are known by, of ranks that were given any."""
+    first = {rank.rank: step for rank in probe.ranks for epoch in rank.epochs[:1] for step in epoch.steps[:1]}
+    return {
+        rank: "their content" if step.by_content else "numbers" if isinstance(step.keys[0], int) else "names"
+        for rank, step in first.items()
+        if step.keys
+    }
+
+
 def handles(probe: ProbeSeen) -> Iterator[Finding]:
     """Files that workers read through a handle of before they were forked."""
     for rank in probe.ranks:
@@ -98,11 +122,23 @@ def handles(probe: ProbeSeen) -> Iterator[Finding]:
             yield Finding("handles-before-fork", "error", what, evidence)
 
 
-def memory(probe: ProbeSeen) -> Iterator[Finding]:
-    """Memory that grows, and data that each worker has for itself."""
+def memory(probe: ProbeSeen, without: ProbeSeen | None = None) -> Iterator[Finding]:
+    """Memory that grows, and data that each worker has for itself.
+
+    Args:
+        probe: whose ranks are looked at.
+        without: the same without workers, if there is such a probe.
+    """
+    loads = 0 if without is None else max((_loaded(rank) for rank in without.ranks), default=0)
     for rank in probe.ranks:
         yield from _grows(probe, rank)
-        yield from _copied(probe, rank)
+        yield from _copied(probe, rank, loads)
+
+
+def _loaded(rank: RankSeen) -> int:
+    """Bytes by which a rank without workers grew in its first epoch."""
+    sizes = [sizes.rank for epoch in rank.epochs[:1] for sizes in epoch.sizes]
+    return max(sizes) - sizes[0] if sizes else 0
 
 
 def _grows(probe: ProbeSeen, rank: RankSeen) -> Iterator[Finding]:
@@ -121,7 +157,7 @@ def _grows(probe: ProbeSeen, rank: RankSeen) -> Iterator[Finding]:
             yield Finding("memory-grows", "warning", "memory grows from epoch to epoch", evidence)
 
 
-def _copied(probe: ProbeSeen, rank: RankSeen) -> Iterator[Finding]:
+def _copied(probe: ProbeSeen, rank: RankSeen, loads: int) -> Iterator[Finding]:
     built = rank.built
     if built is None or not probe.job.workers:
         return
@@ -131,13 +167,26 @@ def _copied(probe: ProbeSeen, rank: RankSeen) -> Iterator[Finding]:
         text = f"{built.pickled // _MIB} MiB are sent to each worker that is started"
         yield Finding("memory-copied", "warning", what, (where + text,))
         return
-    children = [size for epoch in rank.epochs for sizes in epoch.sizes for size in sizes.children.values()]
+    children = [size for sizes in _all(rank) for size in sizes.children.values()]
     forked = probe.job.start_method == "fork"
     if forked and built.bytes > _LARGE and children and max(children) > max(_LARGE, built.bytes / 2):
         text = (
             f"the data take {built.bytes // _MIB} MiB, and a forked worker has {max(children) // _MIB} for itself"
         )
         yield Finding("memory-copied", "warning", what, (where + text,))
+    elif forked and loads > _LOADED:
+        full = max(
+            (sum(size > loads * 0.8 for size in sizes.children.values()) for sizes in _all(rank)), default=0
+        )
+        if full > 1:
+            text = (
+                f"without workers it loads {loads // _MIB} MiB while it is read; {full} workers each have as much"
+            )
+            yield Finding("memory-copied", "warning", what, (where + text,))
+
+
+def _all(rank: RankSeen) -> list[Sizes]:
+    return [sizes for epoch in rank.epochs for sizes in epoch.sizes]
 
 
 def times(probe: ProbeSeen) -> Iterator[Finding]:

@@ -119,7 +119,12 @@ def delivered(dealt: Dealt, without_workers: Dealt | None) -> Iterator[Finding]:
     if not whole and len(dealt.across_ranks) <= 0.1 * len(dealt.total):
         return  # nothing else is known of a beginning
     if dealt.missing and not by_workers and len(dealt.within_ranks) > dealt.often_by_chance:
-        yield _missing(dealt, without_workers)
+        evidence = (f"{dealt.where}: {dealt.repeats} of {sum(dealt.total.values())} deliveries",)
+        yield Finding("padded-with-repeats", "error", "samples come several times in an epoch", evidence)
+        yield _missing(dealt)
+        return
+    if twice := _cut_twice(dealt, without_workers):
+        yield twice
         return
     shared = dealt.across_ranks
     share = len(shared) / max(1, len(dealt.total))
@@ -153,8 +158,8 @@ def delivered(dealt: Dealt, without_workers: Dealt | None) -> Iterator[Finding]:
                 "samples come several times in an epoch",
                 (f"{dealt.where}: {dealt.repeats} of {sum(dealt.total.values())} deliveries",),
             )
-    if dealt.missing:
-        yield _missing(dealt, without_workers)
+    if dealt.missing and all(dealt.by_rank):  # what a rank without batches lacks is said of it
+        yield _missing(dealt)
 
 
 def _by_workers(dealt: Dealt, without: Dealt | None) -> Finding | None:
@@ -177,25 +182,28 @@ def _by_workers(dealt: Dealt, without: Dealt | None) -> Finding | None:
     )
 
 
-def _missing(dealt: Dealt, without: Dealt | None) -> Finding:
+def _cut_twice(dealt: Dealt, without: Dealt | None) -> Finding | None:
+    """Whether about one sample in so many comes as there are ranks or workers, to all ranks alike."""
+    few = 0.1 * sum(dealt.total.values())
+    if not dealt.missing or dealt.repeats > few or not all(dealt.by_rank):
+        return None
+    came = 1 - len(dealt.missing) / max(1, len(dealt.due))
+    ranks, workers = dealt.probe.job.ranks, dealt.probe.job.workers
+    for parts, who, fits in (
+        (ranks, "ranks", without is None or bool(without.missing)),
+        (workers, "workers", without is None or not without.missing),
+        (ranks * workers, "ranks and workers", True),
+    ):
+        if parts > 1 and fits and abs(came * parts - 1) < _ABOUT:
+            what = f"only one sample in {parts} comes: the data are cut twice by {who}"
+            return Finding("sharded-twice", "error", what, _lacking(dealt))
+    return None
+
+
+def _missing(dealt: Dealt) -> Finding:
     built = [rank.built for rank in dealt.probe.ranks if rank.built is not None]
     lacking = _lacking(dealt)
     came = 1 - len(dealt.missing) / max(1, len(dealt.due))
-    ranks, workers = dealt.probe.job.ranks, dealt.probe.job.workers
-    if not dealt.repeats and min(len(each) for each in dealt.by_rank) > 0:
-        by_ranks = without is None or bool(without.missing)
-        for parts, who, fits in (
-            (ranks, "ranks", by_ranks),
-            (workers, "workers", without is None or not without.missing),
-            (ranks * workers, "ranks and workers", True),
-        ):
-            if parts > 1 and fits and abs(came * parts - 1) < _ABOUT:
-                return Finding(
-                    "sharded-twice",
-                    "error",
-                    f"only one sample in {parts} comes: the data are cut twice by {who}",
-                    lacking,
-                )
     if any(each.replaces for each in built):
         return Finding(
             "missing-samples", "note", "samples are drawn with replacement, so that not all come", lacking
@@ -226,7 +234,7 @@ def _lacking(dealt: Dealt) -> tuple[str, ...]:
 
 def _steps(dealt: Dealt) -> Iterator[Finding]:
     steps = [len(epoch.steps) for epoch in dealt.epochs]
-    if len({*steps}) > 1:
+    if len({*steps}) > 1 and min(steps):
         least = min(steps)
         first = [str(rank) for rank, each in enumerate(steps) if each == least]
         yield Finding(

@@ -37,9 +37,9 @@ def _found(probes: Sequence[ProbeSeen], cpus: int, resumed: Sequence[ProbeSeen])
         yield from conduct.endings(probe)
         yield from conduct.differences(probe)
         yield from conduct.handles(probe)
-        yield from conduct.memory(probe)
+        yield from conduct.memory(probe, without)
         yield from conduct.times(probe)
-        if stable:
+        if stable and len({*conduct.kinds_of_ids(probe).values()}) < 2:
             yield from _delivered(probe, without, due, complete)
             yield from orders.same_randomness(probe, probes)
         yield from orders.same_order(probe)

@@ -25,6 +25,7 @@ from xxhash import xxh3_64_hexdigest
 from rankfeed.proof import outside
 from rankfeed.proof.keys import USUAL, Key, Words, ids_in, keys_of
 from rankfeed.proof.observed import (
+    IDS,
     STATE,
     Began,
     Built,
@@ -107,6 +108,7 @@ class _Rank:
             if epoch and self.job.set_epoch:
                 outside.set_epoch(loader, epoch)
             self.say(Began(epoch=epoch))
+            self.say(outside.sizes())
             whole = self._epoch(loader, epoch, _state_after(told) if told.resumes and not epoch else None)
             self.say(Ended(whole=whole))
             if not whole:
@@ -186,7 +188,9 @@ class _Rank:
         if isinstance(batch, Tagged):
             worker, streams, batch = batch.worker, batch.streams, batch.batch
         key = USUAL if self._key is None else self._key
+        before, self.phase = self.phase, IDS
         words, by_content = keys_of(batch, key)
+        self.phase = before
         keys = _named(words, None if by_content else ids_in(batch, key))
         if self._ours and isinstance(batch, dict) and "valid" in batch:
             valid = np.asarray(batch["valid"])  # other rows only fill
