@@ -1,14 +1,15 @@
 """Ranks of probes, forked from one clean process that has imported torch and nothing of the user's.
 
-Run as ``python -m rankfeed.proof.nursery``. A line on its input is an order for one rank; it answers with the
-process id, and says when the process has ended. When its input ends, whoever gave orders is gone, and so is all
-that was started.
+Run as ``python -m rankfeed.proof.nursery MODULE...``, which it imports too. A line on its input is an order for one
+rank; it answers with the process id, and says when the process has ended. When its input ends, whoever gave orders
+is gone, and so is all that was started.
 """
 
 from __future__ import annotations
 
 import atexit
 import faulthandler
+import importlib
 import io
 import os
 import select
@@ -67,6 +68,8 @@ def main() -> None:
     orders, answers = io.FileIO(os.dup(0), "rb"), io.FileIO(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
     os.dup2(2, 1)
+    for module in sys.argv[1:]:
+        importlib.import_module(module)
     living: set[int] = set()
     pending = b""
     try:

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 import uuid
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -35,16 +36,20 @@ _LINES, _OUTPUT = 20, 32 << 20
 
 
 class Probes:
-    """Runs probes one after the other; a context manager, after which no process of them is left."""
+    """Runs probes one after the other; a context manager, after which no process of them is left.
 
-    def __init__(self) -> None:
-        self._mark = uuid.uuid4().hex
+    Args:
+        modules: what is imported before ranks are forked, besides torch: for many examinations that need the same.
+    """
+
+    def __init__(self, modules: Sequence[str] = ()) -> None:
+        self._mark, self._modules = uuid.uuid4().hex, modules
 
     def __enter__(self) -> Probes:
         self.scratch = Path(tempfile.mkdtemp(prefix="rankfeed-doctor-"))
         self._log = (self.scratch / "nursery.txt").open("wb")
         self._nursery = subprocess.Popen(
-            [sys.executable, "-m", "rankfeed.proof.nursery"],
+            [sys.executable, "-m", "rankfeed.proof.nursery", *self._modules],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
