@@ -27,6 +27,22 @@ ENVIRONMENTS = {
 }
 
 
+#: What is imported once for all pipelines of a library, and not in each rank again.
+MODULES = {
+    "torch": ["tests.zoo.of_torch"],
+    "torchdata": ["torchdata.stateful_dataloader", "torchdata.nodes"],
+    "lance": ["lance.torch.data", "lance.sampler"],
+    "webdataset": ["webdataset", "wids", "rankfeed.integrations.webdataset"],
+    "huggingface": ["datasets.distributed", "torchdata.stateful_dataloader"],
+    "accelerate": ["accelerate", "tests.zoo.of_torch"],
+    "lightning": ["lightning.pytorch", "tests.zoo.of_torch"],
+    "pyg": ["torch_geometric.data", "torch_geometric.loader"],
+    "mosaicml": ["tests.sources.streaming_mds"],
+    "rankfeed": ["rankfeed.loading", "rankfeed.sources", "pyarrow.dataset"],
+    "bad": ["tests.zoo.of_torch"],
+}
+
+
 @dataclass(frozen=True)
 class Case:
     """A pipeline, and what must be said of it.

@@ -13,7 +13,7 @@ import pytest
 from tests.support.environ import of_no_launcher
 from tests.zoo import page
 from tests.zoo.environments import interpreter
-from tests.zoo.table import CASES, ENVIRONMENTS, QUICK, Case
+from tests.zoo.table import CASES, ENVIRONMENTS, MODULES, QUICK, Case
 
 from rankfeed.proof.doctor import examine
 from rankfeed.proof.probes import Probes
@@ -33,9 +33,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def probes(data: Path) -> Iterator[Probes]:
-    """One process that has imported torch, for all examinations."""
-    with Probes() as running:
+def probes(data: Path, request: pytest.FixtureRequest) -> Iterator[Probes]:
+    """One process that has imported torch, and what the pipelines need, for all examinations."""
+    run = [getattr(item, "callspec", None) for item in request.session.items]
+    cases = [each.params["case"] for each in run if each is not None and isinstance(each.params.get("case"), Case)]
+    modules = [module for library in {case.library for case in cases} for module in MODULES.get(library, ())]
+    with Probes([*dict.fromkeys(modules)]) as running:
         yield running
 
 
