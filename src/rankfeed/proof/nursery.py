@@ -1,7 +1,7 @@
 """Ranks of probes, forked from one clean process that has imported torch and nothing of the user's.
 
-Run as ``python -m rankfeed.proof.nursery MODULE...``, which it imports too. A line on its input is an order for one
-rank; it answers with the process id, and says when the process has ended. When its input ends, whoever gave orders
+Run as ``python -m rankfeed.proof.nursery MODULE...``, which it imports too. A line on its input is an order for
+one rank; it answers with the process id, and says when the process has ended. When its input ends, whoever gave orders
 is gone, and so is all that was started.
 """
 
