@@ -1,8 +1,8 @@
 """Ranks of probes, forked from one clean process that has imported torch and nothing of the user's.
 
 Run as ``python -m rankfeed.proof.nursery MODULE...``, which it imports too. A line on its input is an order for
-one rank; it answers with the process id, and says when the process has ended. When its input ends, whoever gave orders
-is gone, and so is all that was started.
+one rank; it answers with the process id, and says when that has ended. When its input ends, whoever gave orders is
+gone, and so is all that was started.
 """
 
 from __future__ import annotations
