@@ -372,11 +372,12 @@ def test_a_file_that_workers_share() -> None:
     assert codes(diagnose([probe], 4)) == [("handles-before-fork", "error")]
 
 
-def test_a_first_batch_that_takes_long() -> None:
-    probe = seen(job(), sound)
+@pytest.mark.parametrize(("method", "severity"), [("fork", "warning"), ("spawn", "note")])
+def test_a_first_batch_that_takes_long(method: str, severity: str) -> None:
+    probe = seen(job(start_method=method), sound)
     steps = probe.ranks[0].epochs[0].steps
     steps[0] = msgspec.structs.replace(steps[0], waited=30.0)
-    assert codes(diagnose([probe], 4)) == [("slow-first-batch", "warning")]
+    assert codes(diagnose([probe], 4)) == [("slow-first-batch", severity)]
 
 
 @pytest.mark.parametrize(("work", "expected"), [(0.0, []), (0.01, [("starved", "warning")]), (1.0, [])])

@@ -8,7 +8,7 @@ from itertools import pairwise
 from statistics import median
 
 from rankfeed.errors import listed
-from rankfeed.proof.findings import Finding
+from rankfeed.proof.findings import Finding, Severity
 from rankfeed.proof.observed import IDS, STATE, Sizes
 from rankfeed.proof.seen import ProbeSeen, RankSeen
 
@@ -198,7 +198,10 @@ def times(probe: ProbeSeen) -> Iterator[Finding]:
                 text = (
                     f"{probe.job.name}, rank {rank.rank}: {waits[0]:.1f} s, then {median(waits[1:]):.3g} s a batch"
                 )
-                yield Finding("slow-first-batch", "warning", "the first batch takes long", (text,))
+                # New interpreters that import torch again are slow to start; on a busy machine, very.
+                begun_anew = probe.job.workers > 0 and probe.job.start_method != "fork"
+                severity: Severity = "note" if begun_anew else "warning"
+                yield Finding("slow-first-batch", severity, "the first batch takes long", (text,))
         work = probe.job.step_seconds
         waits = [step.waited for epoch in rank.whole for step in epoch.steps[1:]]
         if work and waits:
