@@ -31,7 +31,7 @@ def _quotas(root: Path) -> list[int]:
     found = []
     with suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
-            _, controllers, name = line.split(":", 2)
+            _, controllers, name = (line + "::").split(":")[:3]
             top = root / "sys/fs/cgroup" / ("cpu" if "cpu" in controllers.split(",") else "")
             if controllers and "cpu" not in controllers.split(","):
                 continue

@@ -18,13 +18,18 @@ import sys
 import time
 import traceback
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from rankfeed.proof.observed import Job
 from rankfeed.proof.probed import probed
 from rankfeed.storage.decodable import decodable
+
+#: What is imported here, once for all ranks.
+_ONCE = ("torch.distributed", "torch.multiprocessing", "torch.utils.data", "psutil")
 
 
 @decodable
@@ -65,6 +70,8 @@ class Dead(msgspec.Struct, frozen=True, tag=True):
 
 def main() -> None:
     """Take orders until there is nobody who gives them."""
+    for module in _ONCE:
+        import_module(module)
     orders, answers = io.FileIO(os.dup(0), "rb"), io.FileIO(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
     os.dup2(2, 1)
@@ -111,6 +118,7 @@ def _start(order: Order, ours: tuple[io.FileIO, io.FileIO]) -> int:
         os.dup2(output, 1)
         os.dup2(output, 2)
         os.environ.update(order.environ)
+        np.random.seed()  # as in a process that begins; Python's own generator does so by itself
         faulthandler.register(signal.SIGUSR1, all_threads=True)
         with open(order.said, "ab", buffering=0) as said:
             probed(order.job, order.rank, said)

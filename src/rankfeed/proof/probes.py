@@ -27,6 +27,8 @@ from rankfeed.proof.seen import Failure, Following, ProbeSeen, RankSeen
 _MARK = "RANKFEED_EXAMINATION"
 #: Seconds that ranks may take to find each other: on a busy machine it takes long.
 _START = 300.0
+#: Seconds that importing torch may take.
+_IMPORT = 900.0
 #: Seconds that the ranks of a probe may take to end once all is read.
 _LEAVE = 5.0
 #: After one rank has failed, others are waited for no longer than this.
@@ -79,7 +81,7 @@ class Probes:
         try:
             while any(each.is_awaited for each in watched):
                 if not self._listen(watched):
-                    time.sleep(0.02)
+                    time.sleep(0.03)
                 self._watch(watched)
             (folder / "over").touch()
             deadline = time.monotonic() + _LEAVE
@@ -153,6 +155,8 @@ class Probes:
             patience = _START if each.seen.phase == "starting" else each.patience
             if failed:
                 patience = min(patience, _AFTER_A_FAILURE)
+            if each.pid is None and now > each.heard + _IMPORT:
+                raise self._no_nursery()
             if each.pid is not None and now > each.heard + patience:
                 stack = each.where_it_stands()
                 detail = f"nothing came for {now - each.heard:.0f} s"
@@ -161,7 +165,8 @@ class Probes:
     def _no_nursery(self) -> AuditError:
         said = (self.scratch / "nursery.txt").read_text(errors="replace").splitlines()
         return AuditError(
-            "the doctor's own process ended", found="\n".join(said[-_LINES:]) or f"exit {self._nursery.poll()}"
+            "the doctor's own process ended, or never began",
+            found="\n".join(said[-_LINES:]) or f"exit status {self._nursery.poll()}",
         )
 
     def _end_all(self, *, trackers: bool = False) -> None:
