@@ -69,7 +69,7 @@ def interleaved(num_workers: int, multiprocessing_context: Any) -> Any:
 
 
 def shuffled_and_resumed(num_workers: int, multiprocessing_context: Any) -> Any:
-    """A state forgets what lay in the shuffle buffer: a resumed run never sees it."""
+    """A state forgets what lay in the shuffle buffer, which never comes; with workers it cannot be loaded."""
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     dataset = split(stream(4).shuffle(seed=1, buffer_size=30))

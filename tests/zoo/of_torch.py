@@ -109,7 +109,7 @@ def other_split_on_each_rank(num_workers: int, multiprocessing_context: Any) -> 
 
 
 def padded_by_the_sampler(num_workers: int, multiprocessing_context: Any) -> Any:
-    """119 samples on 2 ranks: torch repeats the first of the epoch."""
+    """119 samples: torch repeats the first of the epoch, so that ranks have equally many."""
     return loader(Rows(ROWS - 1), num_workers, multiprocessing_context, sampler=shared(Rows(ROWS - 1)))
 
 

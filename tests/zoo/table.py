@@ -191,7 +191,8 @@ CASES = [
     Case("of_huggingface:not_split", (UNSHARDED,)),
     Case("of_huggingface:more_workers_than_files"),
     Case("of_huggingface:interleaved", (MISSING,)),
-    Case("of_huggingface:shuffled_and_resumed", ("resume-skips",)),
+    Case("of_huggingface:shuffled_and_resumed", ("resume-repeats", "resume-skips"), workers=0),
+    Case("of_huggingface:shuffled_and_resumed", ("factory-raises",)),
     # Accelerate
     Case("of_accelerate:shuffled"),
     Case("of_accelerate:dispatched"),
