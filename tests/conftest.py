@@ -24,6 +24,7 @@ START_PROCESSES = {
     "tests/integrations/": "libraries",
     "tests/launch/": "launchers",
     "tests/proof/test_doctor": "builders",
+    "tests/zoo/": "builders",
 }
 
 # No deadlines: how long an example took on a shared machine says nothing about the code.

@@ -11,11 +11,8 @@ from typing import Any, BinaryIO, cast
 
 from rankfeed.proof.observed import Built, Moved, Sizes
 
-#: The seed of torch's global generator until somebody sets one.
-_UNSEEDED = 67280421310721
 
-
-def described(loader: Any, *, seconds: float, grown: int, start_method: str, once: bool) -> Built:
+def described(loader: Any, *, seconds: float, grown: int, start_method: str, once: bool, seed: int) -> Built:
     """What a loader says of itself.
 
     Args:
@@ -24,6 +21,7 @@ def described(loader: Any, *, seconds: float, grown: int, start_method: str, onc
         grown: bytes by which it made the process larger.
         start_method: by which its workers will be started.
         once: whether it is an iterator.
+        seed: of torch's global generator when this process began.
     """
     import torch
 
@@ -54,9 +52,16 @@ def described(loader: Any, *, seconds: float, grown: int, start_method: str, onc
         resumes=all(callable(getattr(loader, name, None)) for name in ("state_dict", "load_state_dict")),
         elastic=type(loader).__module__.startswith("rankfeed.") and type(loader).__name__ == "Loader",
         once=once,
-        seeded=torch.initial_seed() != _UNSEEDED,
+        seeded=torch.initial_seed() != seed,
         pickled=_pickled(dataset) if spawned else None,
     )
+
+
+def begun_with() -> int:
+    """A new seed of torch's global generator: torch draws one for each process that begins; a fork inherits it."""
+    import torch
+
+    return torch.seed()
 
 
 def set_epoch(loader: Any, epoch: int) -> None:

@@ -75,6 +75,7 @@ class _Rank:
         self._key: Key | None = job.key
         self._ours = False
         self._look_at = 0.0
+        self._seed = outside.begun_with()
 
     def say(self, record: Record) -> None:
         self._said.write(msgspec.json.encode(record) + b"\n")
@@ -138,7 +139,12 @@ class _Rank:
         self._ours = type(loader).__module__.startswith("rankfeed.")
         grown = outside.own_bytes() - before
         told = outside.described(
-            loader, seconds=seconds, grown=grown, start_method=job.start_method, once=isinstance(loader, Iterator)
+            loader,
+            seconds=seconds,
+            grown=grown,
+            start_method=job.start_method,
+            once=isinstance(loader, Iterator),
+            seed=self._seed,
         )
         return loader, told
 

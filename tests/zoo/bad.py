@@ -1,0 +1,241 @@
+"""Factories that no doctor should have to see: each gets a finding, and none a hang."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from tests.zoo.data import BATCH, ROWS, place, sample
+from tests.zoo.of_torch import Rows, loader, shared
+
+
+def batches(rows: int = ROWS) -> Iterator[dict[str, Any]]:
+    rank, world = place()
+    mine = range(rank, rows, world)
+    for start in range(0, len(mine), BATCH):
+        yield {"sample_id": torch.tensor(mine[start : start + BATCH])}
+
+
+class Batches:
+    """A rank's share, read as often as wanted."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return batches()
+
+
+def raises() -> Any:
+    """The factory raises."""
+    raise FileNotFoundError("/data/train.index")
+
+
+def raises_on_one_rank() -> Any:
+    """The factory raises on rank 1 alone."""
+    if place()[0] == 1:
+        raise PermissionError("/data of this host")
+    return Batches()
+
+
+class RaisesLate(Batches):
+    def __iter__(self) -> Iterator[Any]:
+        for step, batch in enumerate(super().__iter__()):
+            if step == 4:
+                raise ValueError("row 20 has no image")
+            yield batch
+
+
+def raises_in_an_epoch() -> Any:
+    """The fifth batch raises."""
+    return RaisesLate()
+
+
+class BadRow(Rows):
+    def __getitem__(self, index: int) -> Any:
+        if index == 77:
+            raise ValueError("row 77 has no image")
+        return sample(index)
+
+
+def raises_in_a_worker(num_workers: int, multiprocessing_context: Any) -> Any:
+    """One sample raises, in a worker of one rank."""
+    return loader(BadRow(), num_workers, multiprocessing_context, sampler=shared(BadRow()))
+
+
+def nothing() -> Any:
+    """The loader is empty."""
+    return []
+
+
+def nothing_on_one_rank() -> Any:
+    """The loader is empty on rank 1."""
+    return [] if place()[0] else Batches()
+
+
+def none() -> Any:
+    """The factory forgot to return anything."""
+
+
+class Endless:
+    def __iter__(self) -> Iterator[Any]:
+        number = place()[0]
+        while True:
+            yield {"sample_id": torch.arange(number, number + 2 * BATCH, 2)}
+            number += 2 * BATCH
+
+
+def endless() -> Any:
+    """Batches without end."""
+    return Endless()
+
+
+def hangs_when_built() -> Any:
+    """The factory waits for ever."""
+    while True:
+        time.sleep(60)
+
+
+def waits_for_the_others() -> Any:
+    """Rank 0 waits in a collective that rank 1 never joins."""
+    import torch.distributed as dist
+
+    if place()[0] == 0:
+        dist.barrier()
+    return Batches()
+
+
+class HangsLate(Batches):
+    def __iter__(self) -> Iterator[Any]:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for step, batch in enumerate(super().__iter__()):
+            while step == 4 and place()[0] == 1:
+                time.sleep(60)
+            yield batch
+
+
+def hangs_in_an_epoch() -> Any:
+    """Rank 1 hangs in its fifth batch, and takes no SIGTERM."""
+    return HangsLate()
+
+
+class HangsInAWorker(Rows):
+    def __getitem__(self, index: int) -> Any:
+        while index == 77:
+            time.sleep(60)
+        return sample(index)
+
+
+def hangs_in_a_worker(num_workers: int, multiprocessing_context: Any) -> Any:
+    """A worker hangs in one sample."""
+    data = HangsInAWorker()
+    return loader(data, num_workers, multiprocessing_context, sampler=shared(data))
+
+
+def killed() -> Any:
+    """The process is killed while it builds, as by the kernel when memory ends."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class KilledLate(Batches):
+    def __iter__(self) -> Iterator[Any]:
+        for step, batch in enumerate(super().__iter__()):
+            if step == 4 and place()[0] == 1:
+                os.kill(os.getpid(), signal.SIGSEGV)
+            yield batch
+
+
+def crashes_in_an_epoch() -> Any:
+    """Rank 1 crashes in its fifth batch."""
+    return KilledLate()
+
+
+def leaves() -> Any:
+    """The factory ends the process, with status 0."""
+    os._exit(0)
+
+
+def exits() -> Any:
+    """The factory calls sys.exit."""
+    sys.exit("no data today")
+
+
+class KillsItsWorker(Rows):
+    def __getitem__(self, index: int) -> Any:
+        if index == 77:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return sample(index)
+
+
+def worker_killed(num_workers: int, multiprocessing_context: Any) -> Any:
+    """A worker is killed."""
+    data = KillsItsWorker()
+    return loader(data, num_workers, multiprocessing_context, sampler=shared(data))
+
+
+class Chatty(Batches):
+    def __iter__(self) -> Iterator[Any]:
+        for batch in super().__iter__():
+            print("x" * 2_000_000)
+            sys.stderr.write("y" * 2_000_000)
+            yield batch
+
+
+def chatty() -> Any:
+    """Prints 4 MB a batch; nothing else is wrong."""
+    print("z" * 2_000_000)
+    return Chatty()
+
+
+def no_ids() -> Any:
+    """Batches whose samples cannot be told apart."""
+    return [torch.tensor(0.5)] * 12
+
+
+def no_such_key() -> Any:
+    """Says a key that batches do not have."""
+    return Batches(), "id"
+
+
+def other_batches_on_each_rank() -> Any:
+    """Rank 1 has other fields than rank 0."""
+    return (
+        [{"name": ["a", "b"]}, {"name": ["c", "d"]}] if place()[0] else [{"sample_id": torch.tensor([0, 1])}] * 2
+    )
+
+
+def other_key_on_each_rank() -> Any:
+    """Ids are numbers on rank 0 and names on rank 1."""
+    rank = place()[0]
+    return [{"sample_id": [f"k{each}" for each in range(5)] if rank else list(range(5))}]
+
+
+def unpicklable(num_workers: int, multiprocessing_context: Any) -> Any:
+    """A collate function that spawned workers cannot be sent."""
+    options = {
+        "sampler": shared(Rows()),
+        "collate_fn": lambda samples: {"sample_id": [one["sample_id"] for one in samples]},
+    }
+    return loader(Rows(), num_workers, multiprocessing_context, **options)
+
+
+class Once:
+    """A generator in disguise: its second epoch is empty."""
+
+    def __init__(self) -> None:
+        self.batches = batches()
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.batches
+
+
+def one_epoch_only() -> Any:
+    """A generator: the second epoch has nothing."""
+    return Once()
+
+
+def wants_more(path: str) -> Any:
+    """The factory has an argument that nobody gives."""
+    return path

@@ -1,0 +1,107 @@
+"""The doctor names the disease of each pipeline of the zoo, and none of the sound ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.environ import of_no_launcher
+from tests.zoo import page
+from tests.zoo.environments import interpreter
+from tests.zoo.table import CASES, ENVIRONMENTS, MODULES, QUICK, Case
+
+from rankfeed.proof.doctor import examine
+from rankfeed.proof.probes import Probes
+
+ROOT = Path(__file__).parents[2]
+COMMAND = "from rankfeed.cli import main; main()"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where the pipelines' data lie."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("zoo")
+        patch.setenv("RANKFEED_ZOO", str(folder))
+        patch.syspath_prepend(str(ROOT))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def probes(data: Path, request: pytest.FixtureRequest) -> Iterator[Probes]:
+    """One process that has imported torch, and what the pipelines need, for all examinations."""
+    run = [getattr(item, "callspec", None) for item in request.session.items]
+    cases = [each.params["case"] for each in run if each is not None and isinstance(each.params.get("case"), Case)]
+    modules = [module for library in {case.library for case in cases} for module in MODULES.get(library, ())]
+    with Probes([*dict.fromkeys(modules)]) as running:
+        yield running
+
+
+def examined(case: Case, probes: Probes, patch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What the doctor finds; in the environment of the case."""
+    for name, value in case.environ.items():
+        patch.setenv(name, value)
+    if not case.environment:
+        return examine(
+            case.target,
+            ranks=case.ranks,
+            workers=case.workers,
+            start_methods=(case.method,),
+            probes=probes,
+            **case.asked,
+        ).as_dict()["findings"]
+    own = interpreter(ENVIRONMENTS[case.environment])
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in case.asked.items()]
+    place = ["--ranks", str(case.ranks), "--workers", str(case.workers), "--start-method", case.method]
+    done = subprocess.run(
+        [str(own), "-c", COMMAND, "doctor", case.target, *place, *options, "--json"],
+        env=of_no_launcher() | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=1500,
+        check=False,
+    )
+    assert done.returncode in (0, 1), done.stderr[-4000:]
+    return list(json.loads(done.stdout)["findings"])
+
+
+def check(case: Case, findings: list[dict[str, Any]]) -> None:
+    told = "\n".join(f"{each['severity']} {each['code']}: {each['what']} {each['evidence']}" for each in findings)
+    assert case.fits([each["code"] for each in findings if each["severity"] != "note"]), told
+    assert {*case.notes} <= {each["code"] for each in findings if each["severity"] == "note"}, told
+
+
+@pytest.mark.parametrize("case", QUICK, ids=lambda case: case.name)
+def test_a_dozen_pipelines_get_their_diagnosis(
+    case: Case, probes: Probes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check(case, examined(case, probes, monkeypatch))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_pipeline_gets_its_diagnosis(case: Case, probes: Probes, monkeypatch: pytest.MonkeyPatch) -> None:
+    findings = examined(case, probes, monkeypatch)
+    page.keep(case, findings)
+    print(case.name, sorted(each["code"] for each in findings if each["severity"] != "note") or "sound")
+    check(case, findings)
+
+
+def test_the_page_tells_what_was_said_of_every_pipeline() -> None:
+    known = page.said()
+    assert page.PAGE.read_text() == page.page(known)
+    assert {*known} <= {case.name for case in CASES}
+    assert [case.name for case in CASES if case.name in known and not case.fits(known[case.name]["codes"])] == []
+
+
+def test_the_zoo_has_what_it_should() -> None:
+    assert len({case.name for case in CASES}) == len(CASES) >= 40
+    assert len({case.factory for case in CASES if not case.expects}) >= 12
+    assert all(case.story for case in CASES)
