@@ -128,8 +128,11 @@ class Lockstep(Generic[_T]):
         self._check(watch)
         here = watch.here
         here.begin()
+        lap = here.lap
         try:
             for batch in loader:
+                if watch.verdict is not None:  # the loader may have swallowed it
+                    self._check(watch)
                 here.step += 1
                 here.state = "step"
                 yield batch
@@ -137,12 +140,14 @@ class Lockstep(Generic[_T]):
                     self._check(watch)
                 here.state = "data"
         except GeneratorExit:
-            watch.end_pass("left")
+            if here.lap == lap:  # an iterator may be collected when the next one is at work already
+                watch.end_pass("left")
             raise
         except BaseException as error:
             self._fail(watch, error)
             raise
-        watch.end_pass("ended")
+        if here.lap == lap:
+            watch.end_pass("ended")
 
     def __enter__(self) -> Self:
         self._watched()
@@ -154,6 +159,8 @@ class Lockstep(Generic[_T]):
         watch = self._watch
         if watch is None:
             return
+        # Who enters again is watched anew: others may still be on their way out.
+        self._watch, self._begun = None, False
         if error is None or (isinstance(error, SystemExit) and not error.code):
             watch.close()
             self._check(watch)
