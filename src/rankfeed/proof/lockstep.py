@@ -79,6 +79,7 @@ class Lockstep(Generic[_T]):
         self._choices = limit, uneven, on_stuck, grace
         self._watch: Watch | None = None
         self._begun = False
+        self._collected: weakref.finalize[..., Self] | None = None
 
     def wait(self) -> None:
         """Say that a pass begins or a step is over, and data are waited for; where no loader tells it."""
@@ -163,6 +164,8 @@ class Lockstep(Generic[_T]):
         self._watch, self._begun = None, False
         if error is None or (isinstance(error, SystemExit) and not error.code):
             watch.close()
+            if self._collected is not None:
+                self._collected.detach()
             self._check(watch)
         else:
             self._fail(watch, error)
@@ -195,7 +198,7 @@ class Lockstep(Generic[_T]):
 
             number, _made[self._name] = _made[self._name], _made[self._name] + 1
             self._watch = Watch(f"{self._name}/{number}", Terms(*self._choices))
-            weakref.finalize(self, self._watch.close, 0.0)
+            self._collected = weakref.finalize(self, self._watch.close, 0.0)
         self._begun = True
         return self._watch
 
