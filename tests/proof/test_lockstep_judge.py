@@ -87,6 +87,20 @@ def test_an_evaluation_of_any_length_is_no_hang(
     assert judged(*(word(rank, **here, waits=long, lines=["a line"]) for rank in range(ranks))) is None
 
 
+@pytest.mark.parametrize("closed", [False, True])
+@pytest.mark.parametrize("silent", [0.0, 2 * LIMIT])
+@pytest.mark.parametrize("state", ["left", "ended"])
+def test_a_rank_may_be_busy_in_the_last_step_after_others_have_left(
+    state: str, silent: float, closed: bool
+) -> None:
+    busy = word(0, lap=1, step=9, state="step", still=2 * LIMIT)  # it writes a checkpoint, say
+    gone = word(1, lap=1, step=9, state=state, done=(1, 9), closed=closed, still=2 * LIMIT)
+    assert judged(busy, gone, silent={1: silent}) is None
+    waits = word(0, lap=1, step=9, state="step", still=LIMIT, waits=LIMIT)
+    if state == "left":
+        assert blamed(waits, gone)[0] == 1
+
+
 @given(st.data(), st.integers(2, 5), st.floats(LIMIT, 5 * LIMIT))
 def test_the_rank_that_stands_still_is_blamed(data: st.DataObject, ranks: int, long: float) -> None:
     said = way(2, 3)

@@ -79,6 +79,7 @@ class Lockstep(Generic[_T]):
         self._choices = limit, uneven, on_stuck, grace
         self._watch: Watch | None = None
         self._begun = False
+        self._collected: weakref.finalize[..., Self] | None = None
 
     def wait(self) -> None:
         """Say that a pass begins or a step is over, and data are waited for; where no loader tells it."""
@@ -128,8 +129,11 @@ class Lockstep(Generic[_T]):
         self._check(watch)
         here = watch.here
         here.begin()
+        lap = here.lap
         try:
             for batch in loader:
+                if watch.verdict is not None:  # the loader may have swallowed it
+                    self._check(watch)
                 here.step += 1
                 here.state = "step"
                 yield batch
@@ -137,12 +141,14 @@ class Lockstep(Generic[_T]):
                     self._check(watch)
                 here.state = "data"
         except GeneratorExit:
-            watch.end_pass("left")
+            if here.lap == lap:  # an iterator may be collected when the next one is at work already
+                watch.end_pass("left")
             raise
         except BaseException as error:
             self._fail(watch, error)
             raise
-        watch.end_pass("ended")
+        if here.lap == lap:
+            watch.end_pass("ended")
 
     def __enter__(self) -> Self:
         self._watched()
@@ -154,8 +160,12 @@ class Lockstep(Generic[_T]):
         watch = self._watch
         if watch is None:
             return
+        # Who enters again is watched anew: others may still be on their way out.
+        self._watch, self._begun = None, False
         if error is None or (isinstance(error, SystemExit) and not error.code):
             watch.close()
+            if self._collected is not None:
+                self._collected.detach()
             self._check(watch)
         else:
             self._fail(watch, error)
@@ -188,7 +198,7 @@ class Lockstep(Generic[_T]):
 
             number, _made[self._name] = _made[self._name], _made[self._name] + 1
             self._watch = Watch(f"{self._name}/{number}", Terms(*self._choices))
-            weakref.finalize(self, self._watch.close, 0.0)
+            self._collected = weakref.finalize(self, self._watch.close, 0.0)
         self._begun = True
         return self._watch
 

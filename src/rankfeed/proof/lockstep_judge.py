@@ -160,8 +160,9 @@ def _stuck(ranks: Ranks) -> Verdict | None:
     if not any(word.inside for word in within):
         return None
     least, limit = min(word.place for word in within), ranks.limit
-    # Somebody is known to be away: then a step that goes on for so long is one that waits.
-    away = any(word.state == "left" or ranks.silent[word.rank] >= limit for word in within)
+    # Somebody is lost in its pass: then a step that goes on for so long is one that waits. Who has left its loop
+    # proves nothing: others may be busy for long in the same last step, with a checkpoint for one.
+    away = any(word.inside and ranks.silent[word.rank] >= limit for word in within)
     waiting, behind = [], []
     for word in within:
         stands = word.waits >= limit or (word.state == "step" and (word.place > least or away))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import multiprocessing
 import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from multiprocessing.util import Finalize
 from types import TracebackType
 from typing import Protocol
 
@@ -32,19 +34,23 @@ class Watching(Protocol):
     def stop(self) -> None:
         """End its threads."""
 
+    def is_back(self) -> bool:
+        """Whether what is to be raised here has been."""
+
 
 _watches: list[Watching] = []
 _first: list[Watching] = []
-_previous: Callable[[type[BaseException], BaseException, TracebackType | None], object] = sys.excepthook
 
 
 def remember(watch: Watching) -> None:
     """Tell the others by it when this process fails or ends."""
-    global _previous
-    if sys.excepthook is not _report:
-        _previous, sys.excepthook = sys.excepthook, _report
+    if not isinstance(sys.excepthook, _Report):
+        sys.excepthook = _Report(sys.excepthook)
     if not _watches:
         atexit.register(_leave)
+        if multiprocessing.parent_process() is not None:  # forked children leave out what atexit was told
+            Finalize(None, _leave, exitpriority=0)
+    _first[:] = [each for each in _first if not each.is_back()]
     _watches[:] = [each for each in _watches if not each.over]
     _watches.append(watch)
 
@@ -63,14 +69,24 @@ def say(words: str) -> None:
         sys.stderr.flush()
 
 
-def _report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """What ends this process is known to the others before it does; and it is shown as what it comes from."""
-    for watch in _watches:
-        with suppress(Exception):
-            if not watch.over and (told := watch.fail(error)) is not None:
-                told.__cause__ = error
-                kind, error, trace = type(told), told, None
-    _previous(kind, error, trace)
+class _Report:
+    """What ends this process is known to the others before it does; and it is shown as what it comes from.
+
+    Each knows the hook before it: another one, set in between, may call the first of these in its turn.
+    """
+
+    def __init__(
+        self, previous: Callable[[type[BaseException], BaseException, TracebackType | None], object]
+    ) -> None:
+        self._previous = previous
+
+    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        for watch in _watches:
+            with suppress(Exception):
+                if not watch.over and (told := watch.fail(error)) is not None:
+                    told.__cause__ = error
+                    kind, error, trace = type(told), told, None
+        self._previous(kind, error, trace)
 
 
 def _leave() -> None:

@@ -68,7 +68,8 @@ def wake(thread: int, error: LockstepError) -> None:
 
 def remind(thread: int) -> None:
     """Send the signal again: a system call may have begun in between."""
-    if _pending and _SIGNAL is not None and signal.getsignal(_SIGNAL) is _raise:
+    main = thread == threading.main_thread().ident  # which is the one that handles it, whoever receives it
+    if main and _pending and _SIGNAL is not None and signal.getsignal(_SIGNAL) is _raise:
         signal.pthread_kill(thread, _SIGNAL)
 
 
@@ -87,10 +88,11 @@ def let_go(ports: Collection[int], store_port: int) -> None:
         store_port: at which the store does, which goes on.
     """
     _abort_nccl()
-    ports = {*ports, *listening(store_port)}
+    own = listening(store_port)
+    ports = {*ports, *own}
     with suppress(OSError):
         for connection, at, to in _connections():
-            if to is not None and (at[1] in ports or to[1] in ports):
+            if to is not None and (at[1] in own or to[1] in ports) and _has_timeouts(connection):
                 with suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
 
@@ -107,14 +109,30 @@ def _abort_nccl() -> None:
                 group._get_backend(torch.device("cuda")).abort()
 
 
+def _has_timeouts(connection: socket.socket) -> bool:
+    """Whether the kernel ends its waits: gloo asks for that, and hardly anybody else.
+
+    Ports alone would not do: connections of the user's own, to a store of objects or to a server in this process,
+    may have the numbers that gloo has on another machine.
+    """
+    waits = (
+        connection.getsockopt(socket.SOL_SOCKET, which, 16) for which in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO)
+    )
+    return all(any(wait) for wait in waits)
+
+
 def _connections() -> Iterator[tuple[socket.socket, Any, Any]]:
     """TCP sockets of this process: each (while it is looked at), its address, and the peer's or None."""
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
                 continue
-            with closing(socket.socket(fileno=os.dup(int(name)))) as found:
-                if found.family not in (socket.AF_INET, socket.AF_INET6) or found.type != socket.SOCK_STREAM:
+            # Said to be one that does not block: else Python makes it so, for all who have it, where
+            # socket.setdefaulttimeout was called.
+            kind = socket.SOCK_STREAM | socket.SOCK_NONBLOCK
+            with closing(socket.socket(fileno=os.dup(int(name)), type=kind)) as found:
+                true = found.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE)
+                if found.family not in (socket.AF_INET, socket.AF_INET6) or true != socket.SOCK_STREAM:
                     continue
                 if found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                     yield found, found.getsockname(), None

@@ -281,19 +281,20 @@ class Watch:
         ports = [port for address in self._link.roster.values() for port in address.ports]
         deadline = time.monotonic() + self.terms.grace
         released = False
-        while not self._is_back():
+        while not self.is_back():
             time.sleep(_AGAIN)
-            if not released and not self._is_back():
+            if not released and not self.is_back():
                 released = True  # in a thread of its own: an abort may hang as well
                 threading.Thread(target=waking.let_go, args=(ports, self._port), daemon=True).start()
             waking.remind(here.thread)
-            if time.monotonic() > deadline and not self._is_back():
+            if time.monotonic() > deadline and not self.is_back():
                 if self.terms.on_stuck == "exit":
                     why = f"this process cannot raise, and ends with code {EXIT_CODE}"
                     waking.end_process(EXIT_CODE, f"rankfeed.Lockstep: {why}: {error}\n")
                 return
 
-    def _is_back(self) -> bool:
+    def is_back(self) -> bool:
+        """Whether what is to be raised here has been."""
         return self._acknowledged.is_set() or self.here.closed or waking.was_raised()
 
 
