@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import itertools
 import json
 import os
@@ -490,6 +491,25 @@ def test_a_loader_of_a_stream_travels_and_keeps_its_place() -> None:
     next(it)
     there = pickle.loads(pickle.dumps(loader))
     assert there.state_dict() == loader.state_dict()
+
+def test_a_class_derived_from_loader_is_not_passed_by() -> None:
+    class Named(rf.Loader):
+        pass
+
+    class Own(rf.Loader):
+        def __init__(self, size: int) -> None:
+            super().__init__(rf.from_iterable(partial(numbers, size)))
+
+    for make in (lambda: Named(rf.from_iterable(partial(numbers, 4))), lambda: Own(4)):
+        with pytest.raises(ArgumentError, match="a stream has a loader of its own"):
+            make()
+
+
+def test_what_help_and_editors_show_of_a_loader_are_its_arguments() -> None:
+    shown = inspect.signature(rf.Loader)
+    assert list(shown.parameters)[:3] == ["source", "batch_size", "shuffle"]
+    assert rf.Loader.__new__.__annotations__["return"] == "Self"  # of Any editors know nothing
+
 
 
 def feed_of_list() -> Any:
