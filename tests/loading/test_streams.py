@@ -231,6 +231,34 @@ def test_a_factory_can_leave_out_what_was_read_and_is_told_the_epoch() -> None:
 
 
 def test_epochs_follow_each_other_and_frameworks_may_set_them() -> None:
+class Shards:
+    """Opens something each time it is iterated, and has a state that costs something."""
+
+    opened = asked = 0
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        self.opened += 1
+        return numbers(6)
+
+    def state_dict(self) -> dict[str, Any]:
+        self.asked += 1
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise AssertionError("the factory goes on by itself")
+
+
+def test_a_stream_is_opened_once_and_not_asked_for_a_state_that_nobody_takes() -> None:
+    for tail in ("drop", "pad"):
+        mine, told = Shards(), Shards()
+        by_shard = rf.from_iterable(lambda shard, mine=mine: mine)
+        by_start = rf.from_iterable(lambda start, told=told: told)
+        for stream, made in ((by_shard, mine), (by_start, told)):
+            loader: Any = rf.Loader(stream, 2, tail=tail)
+            assert len(list(loader)) == 3
+            assert (made.opened, made.asked) == (1, 0)
+
+
     loader = feed(5)
     assert [number for batch in loader for number in counted(batch)] == list(range(5))
     assert loader.epoch == 1
