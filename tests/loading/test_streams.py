@@ -9,6 +9,7 @@ import json
 import os
 import pickle
 import random
+import select
 import signal
 import threading
 import time
@@ -372,6 +373,32 @@ def test_a_worker_that_is_killed_is_replaced_and_loses_nothing(tmp_path: Path) -
 
 def large(sample: dict[str, int]) -> dict[str, Any]:
     return {"x": sample["x"], "y": np.zeros(1 << 18, np.uint8)}
+
+
+def by_whom(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "pid": os.getpid()}
+
+
+def test_a_forked_child_has_workers_of_its_own() -> None:
+    loader = feed(8, transform=by_whom, num_workers=2, worker_kind="process")
+    ours = {pid for batch in loader for pid in batch["pid"].tolist()}
+    hears, says = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.write(says, json.dumps([pid for batch in loader for pid in batch["pid"].tolist()]).encode())
+        finally:
+            os._exit(0)
+    os.close(says)
+    try:
+        assert select.select([hears], [], [], 60)[0]
+        theirs = json.loads(os.read(hears, 4096))
+    finally:
+        os.close(hears)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert len(theirs) == 8
+    assert not ours & set(theirs)
 
 
 def test_large_samples_pass_both_ways_without_waiting_for_each_other() -> None:
