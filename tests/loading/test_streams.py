@@ -231,7 +231,6 @@ def test_a_factory_can_leave_out_what_was_read_and_is_told_the_epoch() -> None:
     assert asked[-1] == (5, 0)
 
 
-def test_epochs_follow_each_other_and_frameworks_may_set_them() -> None:
 class Shards:
     """Opens something each time it is iterated, and has a state that costs something."""
 
@@ -260,6 +259,7 @@ def test_a_stream_is_opened_once_and_not_asked_for_a_state_that_nobody_takes() -
             assert (made.opened, made.asked) == (1, 0)
 
 
+def test_epochs_follow_each_other_and_frameworks_may_set_them() -> None:
     loader = feed(5)
     assert [number for batch in loader for number in counted(batch)] == list(range(5))
     assert loader.epoch == 1
@@ -483,12 +483,32 @@ def test_factories_that_fail_say_so_in_the_first_batch() -> None:
         (broken, "(?s)the factory of the stream raised.*OSError: no such shard.*epoch 0, rank 0"),
         (lambda: 5, "(?s)the factory of the stream raised.*not iterable"),
         (lambda: iter(()), "yielded nothing"),
+        (lambda shard: iter(()), "yielded nothing"),
     ):
-        loader = rf.Loader(rf.from_iterable(factory), 2)
+        loader = rf.Loader(rf.from_iterable(factory), 2, tail="pad")
         with pytest.raises(StreamError, match=said):
             next(iter(loader))
     with pytest.raises(PlanError, match="fewer samples than there are ranks"):
         list(feed(2, 0, 3))
+
+
+def test_a_class_derived_from_loader_is_not_passed_by() -> None:
+    class Named(rf.Loader):
+        pass
+
+    class Own(rf.Loader):
+        def __init__(self, size: int) -> None:
+            super().__init__(rf.from_iterable(partial(numbers, size)))
+
+    for make in (lambda: Named(rf.from_iterable(partial(numbers, 4))), lambda: Own(4)):
+        with pytest.raises(ArgumentError, match="a stream has a loader of its own"):
+            make()
+
+
+def test_what_help_and_editors_show_of_a_loader_are_its_arguments() -> None:
+    shown = inspect.signature(rf.Loader)
+    assert list(shown.parameters)[:3] == ["source", "batch_size", "shuffle"]
+    assert rf.Loader.__new__.__annotations__["return"] == "Self"  # of Any editors know nothing
 
 
 def test_states_that_do_not_fit_are_refused() -> None:
@@ -546,25 +566,6 @@ def test_a_loader_of_a_stream_travels_and_keeps_its_place() -> None:
     next(it)
     there = pickle.loads(pickle.dumps(loader))
     assert there.state_dict() == loader.state_dict()
-
-def test_a_class_derived_from_loader_is_not_passed_by() -> None:
-    class Named(rf.Loader):
-        pass
-
-    class Own(rf.Loader):
-        def __init__(self, size: int) -> None:
-            super().__init__(rf.from_iterable(partial(numbers, size)))
-
-    for make in (lambda: Named(rf.from_iterable(partial(numbers, 4))), lambda: Own(4)):
-        with pytest.raises(ArgumentError, match="a stream has a loader of its own"):
-            make()
-
-
-def test_what_help_and_editors_show_of_a_loader_are_its_arguments() -> None:
-    shown = inspect.signature(rf.Loader)
-    assert list(shown.parameters)[:3] == ["source", "batch_size", "shuffle"]
-    assert rf.Loader.__new__.__annotations__["return"] == "Self"  # of Any editors know nothing
-
 
 
 def feed_of_list() -> Any:
