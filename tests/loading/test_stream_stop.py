@@ -227,7 +227,7 @@ def test_ranks_that_read_different_streams_are_told_so(together: Any) -> None:
     for streams, said in (
         ([range(40), range(36)], "rank 1 read 36 samples up to this step|rank 1 read 34 samples up to this step"),
         ([range(40), range(45)], "rank 1 read"),
-        (orders, "have different samples in place"),
+        (orders, "have different samples at"),
         ([range(0), range(9)], "yielded nothing|stream of rank 0 failed"),
     ):
         for tail in ("even", "drop", "pad"):
@@ -240,6 +240,16 @@ def test_ranks_that_read_different_streams_are_told_so(together: Any) -> None:
             assert all(isinstance(each, StreamError) for each in found), found
             for each in found:
                 assert any(part in str(each) for part in said.split("|")), each
+
+
+def test_of_each_global_batch_a_sample_is_compared(together: Any) -> None:
+    def read(topology: rf.Topology) -> Any:
+        mine = [{"x": -number if number == 7 and topology.rank else number} for number in range(40)]
+        return list(rf.Loader(rf.from_iterable(mine), 2, num_workers=2, topology=topology))
+
+    for each in together(2, read):  # two workers: steps 1 and 2 are agreed on at once
+        assert isinstance(each, StreamError)
+        assert "different samples at 11 or before" in str(each)
 
 
 def test_one_stream_for_all_needs_few_words(together: Any) -> None:

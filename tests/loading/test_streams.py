@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import itertools
 import json
 import os
 import pickle
 import random
+import select
 import signal
 import threading
 import time
@@ -229,6 +231,34 @@ def test_a_factory_can_leave_out_what_was_read_and_is_told_the_epoch() -> None:
     assert asked[-1] == (5, 0)
 
 
+class Shards:
+    """Opens something each time it is iterated, and has a state that costs something."""
+
+    opened = asked = 0
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        self.opened += 1
+        return numbers(6)
+
+    def state_dict(self) -> dict[str, Any]:
+        self.asked += 1
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise AssertionError("the factory goes on by itself")
+
+
+def test_a_stream_is_opened_once_and_not_asked_for_a_state_that_nobody_takes() -> None:
+    for tail in ("drop", "pad"):
+        mine, told = Shards(), Shards()
+        by_shard = rf.from_iterable(lambda shard, mine=mine: mine)
+        by_start = rf.from_iterable(lambda start, told=told: told)
+        for stream, made in ((by_shard, mine), (by_start, told)):
+            loader: Any = rf.Loader(stream, 2, tail=tail)
+            assert len(list(loader)) == 3
+            assert (made.opened, made.asked) == (1, 0)
+
+
 def test_epochs_follow_each_other_and_frameworks_may_set_them() -> None:
     loader = feed(5)
     assert [number for batch in loader for number in counted(batch)] == list(range(5))
@@ -345,6 +375,32 @@ def large(sample: dict[str, int]) -> dict[str, Any]:
     return {"x": sample["x"], "y": np.zeros(1 << 18, np.uint8)}
 
 
+def by_whom(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "pid": os.getpid()}
+
+
+def test_a_forked_child_has_workers_of_its_own() -> None:
+    loader = feed(8, transform=by_whom, num_workers=2, worker_kind="process")
+    ours = {pid for batch in loader for pid in batch["pid"].tolist()}
+    hears, says = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.write(says, json.dumps([pid for batch in loader for pid in batch["pid"].tolist()]).encode())
+        finally:
+            os._exit(0)
+    os.close(says)
+    try:
+        assert select.select([hears], [], [], 60)[0]
+        theirs = json.loads(os.read(hears, 4096))
+    finally:
+        os.close(hears)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert len(theirs) == 8
+    assert not ours & set(theirs)
+
+
 def test_large_samples_pass_both_ways_without_waiting_for_each_other() -> None:
     stream = rf.from_iterable(lambda: ({"x": number, "raw": bytes(1 << 18)} for number in range(24)))
     loader = rf.Loader(stream, 4, transform=large, num_workers=2, worker_kind="process")
@@ -427,12 +483,32 @@ def test_factories_that_fail_say_so_in_the_first_batch() -> None:
         (broken, "(?s)the factory of the stream raised.*OSError: no such shard.*epoch 0, rank 0"),
         (lambda: 5, "(?s)the factory of the stream raised.*not iterable"),
         (lambda: iter(()), "yielded nothing"),
+        (lambda shard: iter(()), "yielded nothing"),
     ):
-        loader = rf.Loader(rf.from_iterable(factory), 2)
+        loader = rf.Loader(rf.from_iterable(factory), 2, tail="pad")
         with pytest.raises(StreamError, match=said):
             next(iter(loader))
     with pytest.raises(PlanError, match="fewer samples than there are ranks"):
         list(feed(2, 0, 3))
+
+
+def test_a_class_derived_from_loader_is_not_passed_by() -> None:
+    class Named(rf.Loader):
+        pass
+
+    class Own(rf.Loader):
+        def __init__(self, size: int) -> None:
+            super().__init__(rf.from_iterable(partial(numbers, size)))
+
+    for make in (lambda: Named(rf.from_iterable(partial(numbers, 4))), lambda: Own(4)):
+        with pytest.raises(ArgumentError, match="a stream has a loader of its own"):
+            make()
+
+
+def test_what_help_and_editors_show_of_a_loader_are_its_arguments() -> None:
+    shown = inspect.signature(rf.Loader)
+    assert list(shown.parameters)[:3] == ["source", "batch_size", "shuffle"]
+    assert rf.Loader.__new__.__annotations__["return"] == "Self"  # of Any editors know nothing
 
 
 def test_states_that_do_not_fit_are_refused() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, cast, get_args
 
 import torch
 
@@ -89,10 +90,10 @@ class Loader(Standing, Placed, AmongFrameworks):
         1
     """
 
-    def __new__(cls, source: Any = None, *arguments: Any, **options: Any) -> Any:
+    def __new__(cls, source: Any = None, *arguments: Any, **options: Any) -> Self:
         """A stream has neither a plan nor a length, and a loader of its own."""
-        if isinstance(source, Stream):
-            return StreamLoader(source, *arguments, **options)
+        if cls is Loader and isinstance(source, Stream):
+            return cast("Self", StreamLoader(source, *arguments, **options))
         return super().__new__(cls)
 
     def __init__(
@@ -122,6 +123,12 @@ class Loader(Standing, Placed, AmongFrameworks):
         audit: bool | str | os.PathLike[str] = False,
     ) -> None:
         super().__init__()
+        if isinstance(source, Stream):
+            raise ArgumentError(
+                "a stream has a loader of its own, from which no class is derived",
+                found=type(self).__name__,
+                remedy="wrap what rankfeed.Loader(stream) returns",
+            )
         if not isinstance(source, Source):
             raise ArgumentError(
                 "a Loader reads from a source",
@@ -236,6 +243,10 @@ class Loader(Standing, Placed, AmongFrameworks):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_engine": None, "_stats": Stats()}  # what runs stays behind
+
+
+# What help() and editors show: they ask __new__ first.
+Loader.__new__.__signature__ = inspect.signature(Loader.__init__)  # type: ignore[attr-defined]
 
 
 def _steps_ahead(samples: int, batch_size: int, stride: int) -> int:

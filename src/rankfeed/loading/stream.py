@@ -78,6 +78,8 @@ class Stream:
         """
         offered = {"epoch": epoch, "shard": shard, "start": start}
         where = f"epoch {epoch}, rank {shard[0]}"
+        if self.sharded:  # a state of its own is one rank's, and no part of one that is the same on all
+            saved = None
         try:
             made = self._factory(**{name: offered[name] for name in self._asks})
             if "epoch" not in self._asks and hasattr(made, "set_epoch"):
@@ -94,9 +96,11 @@ class Stream:
                     remedy="give a function that opens the stream anew each time it is called",
                 )
             self._given = made
-        owner: Any = made if _stateful(made) else iterator if _stateful(iterator) else None
         if "start" in self._asks:
-            return Reader(iter(made), owner, start, where)
+            return Reader(iter(made) if iterator is None else iterator, None, start, where)
+        owner: Any = made if _stateful(made) else iterator if _stateful(iterator) else None
+        if self.sharded:
+            owner = None
         at = 0
         if saved is not None and owner is not None:
             try:

@@ -15,6 +15,7 @@ from rankfeed.loading.stream_shares import Cut, Place
 from rankfeed.loading.stream_stop import Report
 from rankfeed.loading.stream_workers import Make, made_ahead, made_now
 from rankfeed.sources import Source
+from rankfeed.storage.checksum import digest_of
 
 Batch = tuple[Made, Place]
 
@@ -75,7 +76,8 @@ class StreamFeed:
             self._place = ready[-1][1]
         self._steps += len(ready)
         place = self._place
-        return Report(self._cut.rank, len(ready), ended, place.read, place.mark, error, bool(self.spare))
+        mark = digest_of(*(behind.mark.encode() for _, behind in ready))
+        return Report(self._cut.rank, len(ready), ended, place.read, mark, error, bool(self.spare))
 
     def filler(self) -> Batch:
         """A batch that only fills."""

@@ -221,7 +221,8 @@ class StreamLoader(Standing, Placed, AmongFrameworks):
         make, workers = self._maker.make_share, None
         if self.num_workers and self.worker_kind == "process":
             workers, self._workers = self._workers, None
-            workers = workers or ProcessMake(self._maker, topology.rank, self.num_workers)
+            if workers is None or not workers.ours:
+                workers = ProcessMake(self._maker, topology.rank, self.num_workers)
         opened = partial(stream.open, epoch=begun.epoch, shard=(topology.rank, ranks), start=start, saved=saved)
         filling = replace(self._maker, seed_globals=False)
         feed = StreamFeed(opened, cut, filling, workers or make, self.num_workers, depth)

@@ -145,7 +145,7 @@ class Cut:
             yield smaller, mine[first:], Place(begins.read + count, begins.saved)
 
     def _check(self, total: int) -> None:
-        if self.sharded or self.start:  # of a share alone nothing can be said
+        if self.start or (self.sharded and self.world_size > 1):  # of a share alone nothing can be said
             return
         if total == 0:
             raise empty(self.epoch)

@@ -38,7 +38,7 @@ class Report:
         steps: batches that it has made.
         ended: whether its stream has ended behind them.
         read: samples of the stream in them and before.
-        mark: of the last sample in them (see ``mark_of``).
+        mark: of the last sample of each of them (see ``mark_of``).
         error: why it cannot go on behind them, the last lines of a traceback.
         spare: whether it has a sample to fill up with.
     """
@@ -92,7 +92,7 @@ def same_stream(reports: Sequence[Report]) -> None:
     first = reports[0]
     for other in reports[1:]:
         if (first.read, first.steps) == (other.read, other.steps) and first.mark != other.mark:
-            found = f"ranks {first.rank} and {other.rank} have different samples in place {first.read - 1}"
+            found = f"ranks {first.rank} and {other.rank} have different samples at {first.read - 1} or before"
         elif (first.steps, first.ended, first.read) != (other.steps, other.ended, other.read):
             found = "; ".join(
                 f"rank {each.rank} read {each.read} samples up to this step" + (", and no more came" * each.ended)

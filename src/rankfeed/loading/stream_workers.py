@@ -81,6 +81,11 @@ class ProcessMake:
             self._crew.workers.append(self._crew.start())
             self._idle.put(index)
 
+    @property
+    def ours(self) -> bool:
+        """Whether this process started them, and not one that it was forked from."""
+        return self._owner == os.getpid()
+
     def __call__(self, share: Share) -> Made:
         """The batch of a share; called by as many threads as there are workers."""
         index = self._idle.get()
@@ -100,7 +105,7 @@ class ProcessMake:
 
     def close(self) -> None:
         """End the workers, in whatever they are doing."""
-        if self._crew.closed or self._owner != os.getpid():
+        if self._crew.closed or not self.ours:
             return
         self._crew.closed = True
         for worker in self._crew.workers:
