@@ -252,6 +252,16 @@ def mutate(folder: Path, seed: int) -> str:
     return f"{kind}: told as killed earlier"
 
 
+@pytest.mark.parametrize("bit", range(5, 16))
+def test_a_header_whose_length_is_damaged_is_no_header_that_was_torn(bit: int, tmp_path: Path) -> None:
+    Job(tmp_path, rf.Plan(100)).launch(1, 5, [(0, 0, [20]), (1, 0, [15])])
+    (path,) = tmp_path.iterdir()
+    content = bytearray(path.read_bytes())
+    content[content.rindex(b"\xff\xff\xff\xffRFLG") + 12 + bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+    assert "neither a header nor a step" in str(verify_run(tmp_path)), "the steps of epoch 1 are lost"
+
+
 @pytest.mark.soak
 def test_mutations_of_ledgers_by_the_thousand(tmp_path: Path) -> None:
     told = Counter(mutate(tmp_path / str(seed), seed) for seed in range(1000, 4000))
