@@ -244,6 +244,24 @@ def test_what_changed_since_an_interruption_is_read_again(tmp_path: Path) -> Non
     assert verify_data(where).count == len(files(where))
 
 
+def test_a_damaged_copy_of_what_was_found_whole_is_read(tmp_path: Path) -> None:
+    """As on another host, whose folder of that name is a copy, and which shares the cache."""
+    where = packed(tmp_path / "packed")
+    first = files(where)[0]
+
+    def interrupt(share: float) -> None:
+        if share > 0.7:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        verify_data(where, progress=interrupt)
+    copy = tmp_path / "copy"
+    shutil.copy2(first, copy)
+    flip(copy, copy.stat().st_size // 2)
+    os.replace(copy, first)
+    assert first.name in names(verify_data(where))
+
+
 def test_shares_rise_to_one(tmp_path: Path) -> None:
     shares: list[float] = []
     verify_data(packed(tmp_path / "packed"), progress=shares.append)
