@@ -269,6 +269,17 @@ def test_shares_rise_to_one(tmp_path: Path) -> None:
     assert shares[-1] == 1.0
 
 
+def test_a_file_that_cannot_be_read_is_told_and_the_others_are_still_looked_at(tmp_path: Path) -> None:
+    where = wids(tmp_path / "wids")
+    first, second, third = files(where)
+    first.unlink()
+    first.mkdir()
+    Path(f"{second}.idx").mkdir()
+    flip(third, 600)
+    told = names(verify_data(where))
+    assert all(path.name in told for path in (first, second, third)), told
+
+
 def test_nothing_is_no_data(tmp_path: Path) -> None:
     with pytest.raises(rf.errors.SourceError):
         verify_data(tmp_path / "nowhere")
