@@ -280,6 +280,13 @@ def test_a_file_that_cannot_be_read_is_told_and_the_others_are_still_looked_at(t
     assert all(path.name in told for path in (first, second, third)), told
 
 
+def test_hashes_that_nobody_can_compare_are_none(tmp_path: Path) -> None:
+    where = mds(tmp_path / "mds")
+    index = where / "index.json"
+    index.write_text(index.read_text().replace('"sha1"', '"blake9"'))
+    assert "decoded only" in verify_data(where).how
+
+
 def test_nothing_is_no_data(tmp_path: Path) -> None:
     with pytest.raises(rf.errors.SourceError):
         verify_data(tmp_path / "nowhere")
