@@ -64,7 +64,7 @@ def _packed(folder: str, manifest: Manifest, shard: Shard, step: Step) -> Iterat
 
 
 def mds_pieces(folder: str) -> tuple[list[Piece], list[Damage], bool]:
-    """The shards of an MDS folder, what is wrong with its index, and whether all shards have checksums that can be compared.
+    """The shards of an MDS folder, what is wrong with its index, and whether all have known checksums.
 
     Raises:
         SourceError, CorruptError: the index cannot be read.
