@@ -215,6 +215,21 @@ def test_verify_refuses_other_data_than_the_run_read(packed: Path, tmp_path: Pat
     assert "the run read other data" in done.stderr
 
 
+def test_a_plan_that_does_not_hold_is_told_in_one_document(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from rankfeed.cli import main, verifying
+    from rankfeed.proof.plans import PlanVerdict
+
+    broken = PlanVerdict(True, deliveries=3, steps=(4, 4), missing=1, repeated=0, left_out=0, uneven=0)
+    monkeypatch.setattr(verifying, "verify_plan", lambda *arguments, **options: broken)
+    monkeypatch.setattr(sys, "argv", ["rankfeed", "verify", "--samples", "4", "--json"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    assert json.loads(capsys.readouterr().out)["missing"] == 1
+
+
 def test_verify_lists_all_damage_as_json(packed: Path, tmp_path: Path) -> None:
     damaged = tmp_path / "damaged"
     shutil.copytree(packed, damaged)

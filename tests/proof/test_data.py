@@ -244,11 +244,47 @@ def test_what_changed_since_an_interruption_is_read_again(tmp_path: Path) -> Non
     assert verify_data(where).count == len(files(where))
 
 
+def test_a_damaged_copy_of_what_was_found_whole_is_read(tmp_path: Path) -> None:
+    """As on another host, whose folder of that name is a copy, and which shares the cache."""
+    where = packed(tmp_path / "packed")
+    first = files(where)[0]
+
+    def interrupt(share: float) -> None:
+        if share > 0.7:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        verify_data(where, progress=interrupt)
+    copy = tmp_path / "copy"
+    shutil.copy2(first, copy)
+    flip(copy, copy.stat().st_size // 2)
+    os.replace(copy, first)
+    assert first.name in names(verify_data(where))
+
+
 def test_shares_rise_to_one(tmp_path: Path) -> None:
     shares: list[float] = []
     verify_data(packed(tmp_path / "packed"), progress=shares.append)
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
+
+
+def test_a_file_that_cannot_be_read_is_told_and_the_others_are_still_looked_at(tmp_path: Path) -> None:
+    where = wids(tmp_path / "wids")
+    first, second, third = files(where)
+    first.unlink()
+    first.mkdir()
+    Path(f"{second}.idx").mkdir()
+    flip(third, 600)
+    told = names(verify_data(where))
+    assert all(path.name in told for path in (first, second, third)), told
+
+
+def test_hashes_that_nobody_can_compare_are_none(tmp_path: Path) -> None:
+    where = mds(tmp_path / "mds")
+    index = where / "index.json"
+    index.write_text(index.read_text().replace('"sha1"', '"blake9"'))
+    assert "decoded only" in verify_data(where).how
 
 
 def test_nothing_is_no_data(tmp_path: Path) -> None:

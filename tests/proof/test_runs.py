@@ -122,6 +122,37 @@ def test_skipped_epochs_are_missing(tmp_path: Path) -> None:
     assert [(each.epoch, each.missing) for each in verdict.loaders[0].epochs] == [(0, 0), (1, 100), (2, 0)]
 
 
+def test_a_limit_of_steps_an_epoch_holds_over_launches(tmp_path: Path) -> None:
+    """As limit_train_batches and limit_val_batches: the next launch begins the next epoch."""
+    job = Job(tmp_path, rf.Plan(100))
+    job.launch(2, 5, [(0, 0, [3, 3]), (1, 0, [3, 3])])
+    job.launch(1, 10, [(2, 0, [3]), (3, 0, [3])])
+    verdict = verify_run(tmp_path)
+    agrees(verdict, job)
+    assert verdict.ok, str(verdict)
+    assert [each.left_early for each in verdict.loaders[0].epochs] == [70, 70, 70, 0]
+
+
+@pytest.mark.parametrize("steps", [[2, 2], [4, 4], [3, 2]])
+def test_who_stopped_elsewhere_than_at_the_limit_has_a_gap(steps: list[int], tmp_path: Path) -> None:
+    job = Job(tmp_path, rf.Plan(100))
+    job.launch(2, 5, [(0, 0, [3, 3]), (1, 0, steps)])
+    job.launch(1, 10, [(2, 0, [3])])
+    verdict = verify_run(tmp_path)
+    agrees(verdict, job)
+    assert verdict.loaders[0].missing == 100 - 5 * sum(steps)
+
+
+@pytest.mark.parametrize(("second", "missing"), [(14, 0), (15, 500), (19, 900), (10, 0)])
+def test_a_loader_of_every_fifth_epoch_misses_none_between_launches(
+    second: int, missing: int, tmp_path: Path
+) -> None:
+    job = Job(tmp_path, rf.Plan(100))
+    job.launch(1, 10, [(4, 0, [10]), (9, 0, [10])])
+    job.launch(1, 10, [(second, 0, [10])])
+    assert verify_run(tmp_path).loaders[0].missing == missing
+
+
 def test_a_start_that_nobody_delivered_up_to_is_missing(tmp_path: Path) -> None:
     Job(tmp_path, rf.Plan(100)).launch(1, 10, [(0, 20, [8])])
     assert verify_run(tmp_path).loaders[0].missing == 20
@@ -250,6 +281,16 @@ def mutate(folder: Path, seed: int) -> str:
         assert told.delivered <= sum(epoch == told.epoch for epoch, _ in job.counts)
         assert told.delivered == told.samples or told.epoch == 2, f"{kind}\n{verdict}"
     return f"{kind}: told as killed earlier"
+
+
+@pytest.mark.parametrize("bit", range(5, 16))
+def test_a_header_whose_length_is_damaged_is_no_header_that_was_torn(bit: int, tmp_path: Path) -> None:
+    Job(tmp_path, rf.Plan(100)).launch(1, 5, [(0, 0, [20]), (1, 0, [15])])
+    (path,) = tmp_path.iterdir()
+    content = bytearray(path.read_bytes())
+    content[content.rindex(b"\xff\xff\xff\xffRFLG") + 12 + bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+    assert "neither a header nor a step" in str(verify_run(tmp_path)), "the steps of epoch 1 are lost"
 
 
 @pytest.mark.soak

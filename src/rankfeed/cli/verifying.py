@@ -100,5 +100,7 @@ def verify(
         )
     figures |= {"ok": verdict.ok, **asdict(verdict)}
     show(figures, as_json=json, title="verify")
+    if not verdict.ok and json:
+        raise typer.Exit(1)  # it was said, and there is one document
     if not verdict.ok:
         raise RankfeedError("the plan does not hold", found=str(verdict))

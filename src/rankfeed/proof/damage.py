@@ -47,7 +47,7 @@ class Piece:
     """A part of the data that is checked in one go.
 
     Args:
-        key: changes with what would change the outcome: path, size, time and expected checksum.
+        key: changes with what would change the outcome: path, size, times, inode and expected checksum.
         nbytes: about what is read, for the bar.
         check: yields what is wrong.
     """
@@ -57,10 +57,14 @@ class Piece:
     check: Callable[[Step], Iterator[Damage]] = field(repr=False)
 
 
-def stamp(path: str | os.PathLike[str]) -> tuple[str, int, int]:
-    """A file by name, bytes and time; -1 where there is none."""
+def stamp(path: str | os.PathLike[str]) -> tuple[str, int, int, int, int]:
+    """A file by name, bytes, times and inode; -1 where there is none.
+
+    A copy may have the name, the bytes and the time of another file, as that on another host has which shares the
+    cache; it has neither its inode nor its time of change, which nobody sets.
+    """
     try:
         found = os.stat(path)
     except OSError:
-        return os.path.abspath(path), -1, -1
-    return os.path.abspath(path), found.st_size, found.st_mtime_ns
+        return os.path.abspath(path), -1, -1, -1, -1
+    return os.path.abspath(path), found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino

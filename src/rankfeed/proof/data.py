@@ -219,7 +219,10 @@ def _check(
     def look(piece: Piece) -> list[Damage]:
         if stop.is_set():
             raise _Stopped
-        found = list(piece.check(step))
+        try:
+            found = list(piece.check(step))
+        except OSError as error:  # of a disk that fails, or nobody may read: the other pieces are still looked at
+            found = [Damage("a file cannot be read", str(error.filename or piece.key[1]), "", str(error))]
         if not found:
             checked.add(piece.key)
         return found

@@ -29,7 +29,7 @@ def decoding(source: Source, files: Sequence[str], first: int = 0) -> Iterator[P
         first: number of its first sample, for those who are told.
     """
     stamps = tuple(stamp(each) for each in files)
-    nbytes = sum(max(0, size) for _, size, _ in stamps)
+    nbytes = sum(max(0, each[1]) for each in stamps)
     count = len(source)
     size = max(_TOGETHER, -(-count // _PIECES))
     for low in range(0, count, size):

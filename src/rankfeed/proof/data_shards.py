@@ -14,7 +14,7 @@ import numpy as np
 from rankfeed.errors import RankfeedError
 from rankfeed.proof.damage import Damage, Piece, Step, stamp
 from rankfeed.sources.mds_index import MdsShard, examine
-from rankfeed.sources.mds_shard import check_hashes, locate, read_shard
+from rankfeed.sources.mds_shard import check_hashes, is_hashed, locate, read_shard
 from rankfeed.sources.packed import check_shard
 from rankfeed.sources.tar_foreign import Described, is_wids, read_wids, tars_in
 from rankfeed.sources.tar_index import TarIndex, from_bytes, read_summary
@@ -64,7 +64,7 @@ def _packed(folder: str, manifest: Manifest, shard: Shard, step: Step) -> Iterat
 
 
 def mds_pieces(folder: str) -> tuple[list[Piece], list[Damage], bool]:
-    """The shards of an MDS folder, what is wrong with its index, and whether all shards have checksums.
+    """The shards of an MDS folder, what is wrong with its index, and whether all have known checksums.
 
     Raises:
         SourceError, CorruptError: the index cannot be read.
@@ -78,7 +78,7 @@ def mds_pieces(folder: str) -> tuple[list[Piece], list[Damage], bool]:
         )
         for shard in shards
     ]
-    return pieces, [Damage.of(error) for error in wrong], all(shard.hashes for shard in shards)
+    return pieces, [Damage.of(error) for error in wrong], all(map(is_hashed, shards))
 
 
 def _mds(shard: MdsShard, columns: dict[str, tuple[str, int]], step: Step) -> Iterator[Damage]:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -218,14 +219,33 @@ def _positions(schedule: Schedule, step: int) -> Int64:
     return schedule.batch(step)[schedule.valid(step)]
 
 
+def by_habit(shape: Shape, stretches: list[Stretch]) -> list[Stretch]:
+    """The passes of a timeline, those marked as left that came exactly as far as others that were.
+
+    Nobody says why a launch ended before its epoch did. Where all its ranks stopped at the very position at which
+    launches left other epochs for the next (a limit of batches an epoch), that is why.
+    """
+    limits = {
+        reached(shape, each, each.most()) for each in stretches if each.left and not each.start and each.most()
+    }
+    return [
+        each
+        if each.start or each.least() != each.most() or reached(shape, each, each.most()) not in limits
+        else replace(each, left=True)
+        for each in stretches
+    ]
+
+
 def gaps(shape: Shape, stretches: list[Stretch]) -> Iterator[Missing]:
     """What is missing on a timeline, up to where its last pass was left."""
+    # Some loaders are for every fifth epoch only: what launches do by themselves is no gap between them.
+    jumps = {two.epoch - one.epoch for one, two in pairwise(stretches) if one.launch == two.launch}
     for number, each in enumerate(stretches):
         following = stretches[number + 1] if number + 1 < len(stretches) else None
         before = stretches[number - 1] if number else None
         if each.start and (before is None or before.epoch != each.epoch):
             yield Missing(each.epoch, 0, each.start, each.start)
-        if before is not None and before.epoch < each.epoch - 1 and before.launch != each.launch:
+        if before is not None and before.epoch < each.epoch - 1 and each.epoch - before.epoch not in jumps:
             for epoch in range(before.epoch + 1, each.epoch):
                 yield Missing(epoch, 0, shape.num_samples, shape.num_samples)
         yield from _gaps_of(shape, each, expected_end(shape, each, following))

@@ -14,6 +14,7 @@ from rankfeed.proof.deliveries import (
     Shape,
     Stretch,
     Timeline,
+    by_habit,
     expected_end,
     gaps,
     merged,
@@ -97,6 +98,7 @@ def _loader(passes: list[Went], limit: int) -> LoaderRun:
         )
         told.notes += _stopped(shape, launch, lines[-1], number)
     line = merged(shape, lines)
+    line.stretches = by_habit(shape, line.stretches)
     last = line.stretches[-1]
     if line.stretches[0].epoch:
         told.notes.append(f"the ledgers begin with epoch {line.stretches[0].epoch}")

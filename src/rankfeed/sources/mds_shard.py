@@ -94,14 +94,21 @@ def check_hashes(data: Bytes, shard: MdsShard) -> None:
         CorruptError: they differ.
     """
     for name, expected in shard.hashes.items():
-        make: Any = None
-        if name in hashlib.algorithms_available and not name.startswith("shake"):
-            make = getattr(hashlib, name, None)
-        elif name in xxhash.algorithms_available:
-            make = getattr(xxhash, name, None)
-        found = None if make is None else make(data.data).hexdigest()
-        if found not in (None, expected):
+        make = _algorithm(name)
+        if make is not None and (found := make(data.data).hexdigest()) != expected:
             raise damaged(shard, f"{name} {expected}", found)
+
+
+def is_hashed(shard: MdsShard) -> bool:
+    """Whether a shard has a checksum whose algorithm is known."""
+    return any(_algorithm(name) for name in shard.hashes)
+
+
+def _algorithm(name: str) -> Any:
+    """What makes a checksum; None where nobody knows."""
+    if name in hashlib.algorithms_available and not name.startswith("shake"):
+        return getattr(hashlib, name, None)
+    return getattr(xxhash, name, None) if name in xxhash.algorithms_available else None
 
 
 def locate(

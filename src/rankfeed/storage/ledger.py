@@ -185,7 +185,8 @@ def _header(slot: bytes, file: BinaryIO, offset: int, seeds: dict[int, int]) -> 
             return Damage(offset, SLOT + length, why=str(error)), SLOT + length
         seeds[number] = check & 0xFFFFFFFF
         return Begun(number, offset, content), SLOT + length
-    if len(payload) < length:
+    # JSON has no byte below a blank, and each step has some: behind a length that was damaged stand steps.
+    if len(payload) < length and min(payload, default=0x20) >= 0x20:
         return Damage(offset, SLOT + len(payload), torn=True), SLOT + len(payload)
     file.seek(offset + SLOT)
     return None, SLOT
