@@ -51,7 +51,13 @@ def twice(sample: dict[str, Any], rng: np.random.Generator) -> list[dict[str, An
     return [{"id": sample["id"], "noise": rng.random()}] * int(rng.integers(3))
 
 
-@pytest.mark.parametrize("arguments", [{}, {"order": "shuffled", "seed": 2}, {"map": twice}, {"workers": 1}])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"order": "shuffled", "seed": 2},
+        *(pytest.param(more, marks=pytest.mark.soak) for more in ({}, {"map": twice}, {"workers": 1})),
+    ],
+)
 def test_the_bytes_are_those_of_a_local_pack(
     arguments: dict[str, Any], cluster: str, source: rf.Source, tmp_path: Path
 ) -> None:
@@ -138,6 +144,7 @@ def _blind(staging: str, token: str) -> bool:
     return Path(staging, "elsewhere").exists()
 
 
+@pytest.mark.soak
 def test_a_damaged_shard_is_found_before_the_commit(
     cluster: str, source: rf.Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,7 +257,8 @@ except rf.errors.PackError as error:
 """
 
 
-@pytest.mark.parametrize("cores", [pytest.param(0, marks=pytest.mark.soak), 1])
+@pytest.mark.soak
+@pytest.mark.parametrize("cores", [0, 1])
 def test_who_waits_for_cores_says_so(cores: int, source: rf.Source, tmp_path: Path) -> None:
     path = str(source.path)  # type: ignore[attr-defined]
     done = subprocess.run(

@@ -60,7 +60,7 @@ def test_ragged_rows_compact_and_pad_alike(parts: Any, inner: tuple[int, ...], s
 
 
 @pytest.mark.parametrize("inner", INNERS)
-@pytest.mark.parametrize("longest", [0, 1, 7, 200, 3000])
+@pytest.mark.parametrize("longest", [0, 1, 7, 200, pytest.param(3000, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("in_order", [False, True])
 def test_many_ragged_rows_are_padded_as_one_by_one(

@@ -135,7 +135,14 @@ def test_a_share_that_would_be_shared_out_again_is_an_error_on_every_rank(tmp_pa
             assert "rankfeed.integrations.accelerate.accelerated" in cell["error"]
 
 
-@pytest.mark.parametrize("way", ["ids", "stream in workers", "nodesplitter", "sharded samples"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        "ids",
+        "nodesplitter",
+        *(pytest.param(way, marks=pytest.mark.soak) for way in ("stream in workers", "sharded samples")),
+    ],
+)
 def test_a_share_that_rank_0_is_to_deal_out_ends_the_job_with_an_error(way: str, tmp_path: Path) -> None:
     log = tmp_path / "log"
     with jobs.started(jobs.torchrun(2, SCRIPT, tmp_path, "dispatched", way), log) as job:

@@ -184,7 +184,10 @@ def test_each_sample_once_under_each_launcher_in_each_framework(launcher: str, t
     check_all(launcher, 2, cells, tmp_path, 400)
 
 
-@pytest.mark.parametrize("launcher", EACH_LAUNCHER)
+@pytest.mark.parametrize(
+    "launcher",
+    ["torchrun", "srun", *(pytest.param(each, marks=pytest.mark.soak) for each in ("openmpi", "mpich"))],
+)
 def test_each_sample_once_over_two_hosts(launcher: str, tmp_path: Path) -> None:
     need_network()
     need(PROGRAMS[launcher])

@@ -98,6 +98,7 @@ def test_a_killed_rank_is_restarted_by_torchrun_and_then_resumed_on_others(tmp_p
     check_read_once(folder, 3)
 
 
+@pytest.mark.soak
 def test_a_checkpoint_of_the_last_step_of_all_leaves_nothing_to_do(tmp_path: Path) -> None:
     for name in ("log-1", "log-2"):
         jobs.run(jobs.torchrun(1, SCRIPT, tmp_path / "run", "--epochs", 1, "--every", 250), tmp_path / name, 250)

@@ -59,9 +59,13 @@ def test_webdataset_deals_three_shards_to_two_ranks_evenly_with_nothing_to_confi
 
 def test_geometric_processes_once_under_mpirun(tmp_path: Path) -> None:
     need(OPENMPI[0])
-    for cell, builders in (("graphs_alone", 4), ("graphs_fed", 1)):
+    built = {}
+    for cell in ("graphs_alone", "graphs_fed"):
         run([*OPENMPI, "-n", "4", sys.executable, str(SCRIPT), str(tmp_path), cell], timeout=250)
-        assert len(list(tmp_path.glob(f"{cell}-by-*"))) == builders
+        built[cell] = len(list(tmp_path.glob(f"{cell}-by-*")))
+    # A process of PyG's own that comes seconds after the others finds what they have made.
+    assert 2 <= built["graphs_alone"] <= 4
+    assert built["graphs_fed"] == 1
     assert read(tmp_path, "graphs_fed", 4) == [{"numbers": list(NUMBERS)}] * 4
 
 

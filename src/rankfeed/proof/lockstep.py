@@ -79,7 +79,7 @@ class Lockstep(Generic[_T]):
         self._choices = limit, uneven, on_stuck, grace
         self._watch: Watch | None = None
         self._begun = False
-        self._collected: weakref.finalize[..., Self] | None = None
+        self._collected: weakref.finalize[..., Lockstep[_T]] | None = None
 
     def wait(self) -> None:
         """Say that a pass begins or a step is over, and data are waited for; where no loader tells it."""
