@@ -112,6 +112,7 @@ def test_a_worker_that_always_dies_is_an_error_that_says_so(
     assert len(packed) == 2000
 
 
+@pytest.mark.soak
 def test_errors_of_a_stretch_arrive_as_they_are(cluster: str, source: rf.Source, tmp_path: Path) -> None:
     def wrong(sample: dict[str, Any]) -> dict[str, Any]:
         if sample["id"] == 1234:

@@ -154,14 +154,15 @@ CASES = [
     Case("of_torchdata:nodes_not_shared_out", (UNSHARDED,)),
     # Lance
     Case("of_lance:automatic", SOUND, workers=0),
-    Case("of_lance:automatic", (UNEVEN,), quick=True),
+    # Forked workers of Lance now and then end in a segmentation fault (it warns of forking): in no quick run.
+    Case("of_lance:automatic", (UNEVEN,)),
     Case("of_lance:automatic", (UNSHARDED,), method="spawn"),
     Case("of_lance:automatic_that_fits"),
     Case("of_lance:fragments", SOUND, workers=0),
     Case("of_lance:fragments", (TWICE,)),
     Case("of_lance:fragments", (TWICE,), method="spawn"),
     Case("of_lance:uneven_fragments", (UNEVEN,), workers=0),
-    Case("of_lance:fragments_at_random", (SAME_ORDER,), workers=0),
+    Case("of_lance:fragments_at_random", (SAME_ORDER,), workers=0, quick=True),
     Case("of_lance:batches", SOUND, workers=0),
     Case("of_lance:batches", (TWICE,)),
     Case("of_lance:batches", (TWICE,), method="spawn"),
