@@ -22,6 +22,7 @@ from rankfeed.plan import Schedule
 from rankfeed.sources import Source
 from rankfeed.storage import digest_of
 from rankfeed.storage import ledger as format
+from rankfeed.storage.forks import start_in_each_process
 from rankfeed.topology import Topology
 from rankfeed.topology.job import launch_name
 
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
 
 #: Under which the ranks of a process group agree on a name for their launch.
 _KEY = "rankfeed/ledger-launch"
-#: Ledgers of this process by folder, and of which process they are: a forked child writes its own.
-_ledgers: dict[tuple[int, str], Ledger] = {}
-_lock = threading.Lock()
 
 
 def folder_of(audit: Any) -> Path | None:
@@ -58,7 +56,7 @@ class LedgerPass:
     """
 
     def __init__(self, folder: Path, loader: Loader, schedule: Schedule) -> None:
-        self._ledger = _ledger(folder, loader.topology)
+        self._ledger = _LEDGERS.of(folder, loader.topology)
         self._number, self._seed = self._ledger.begin(loader, schedule)
         self._schedule = schedule
 
@@ -157,12 +155,22 @@ class Ledger:
         )
 
 
-def _ledger(folder: Path, topology: Topology) -> Ledger:
-    with _lock:
-        key = os.getpid(), str(folder)
-        if key not in _ledgers:
-            _ledgers[key] = Ledger(folder, topology)
-        return _ledgers[key]
+class _Ledgers:
+    """Those of this process, by folder: a forked child writes its own."""
+
+    def start_anew(self) -> None:
+        self._lock = threading.Lock()
+        self._by_folder: dict[Path, Ledger] = {}
+
+    def of(self, folder: Path, topology: Topology) -> Ledger:
+        with self._lock:
+            if folder not in self._by_folder:
+                self._by_folder[folder] = Ledger(folder, topology)
+            return self._by_folder[folder]
+
+
+_LEDGERS = _Ledgers()
+start_in_each_process(_LEDGERS)
 
 
 def _called(source: Source) -> str:
@@ -185,11 +193,3 @@ def _launch() -> str:
             return said.decode()
     name = launch_name()
     return digest_of(name.encode())[:16] if name else ""
-
-
-def _start_anew_in_child() -> None:
-    global _lock
-    _lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_start_anew_in_child)
