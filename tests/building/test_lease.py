@@ -230,7 +230,7 @@ def test_a_free_lock_tells_a_death_once_renewals_are_missing(held: tuple[Leases,
 
 def test_hosts_that_do_not_tell_their_boots_are_not_taken_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Holder.here("", "").is_of_this_host
-    monkeypatch.setattr(holders, "_boot", lambda: "")
+    monkeypatch.setattr(holders, "boot", lambda: "")
     assert not Holder.here("", "").is_of_this_host
 
 

@@ -8,7 +8,6 @@ import socket
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -17,7 +16,7 @@ from rankfeed.errors import RankfeedError
 from rankfeed.storage import is_gone
 from rankfeed.storage.decodable import decodable
 from rankfeed.topology import Topology
-from rankfeed.topology.job import started
+from rankfeed.topology.job import boot, pid_space, started
 
 
 @decodable
@@ -54,8 +53,8 @@ class Holder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return cls(
             name=secrets.token_hex(8),
             host=socket.gethostname(),
-            boot=_boot(),
-            space=_space(),
+            boot=boot(),
+            space=pid_space(),
             pid=os.getpid(),
             born=started(os.getpid()),
             locked=False,
@@ -67,12 +66,12 @@ class Holder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def is_of_this_host(self) -> bool:
         """Whether it runs, or ran, under the kernel and the name that this process does, both being told."""
-        return self.host == socket.gethostname() and self.boot == _boot() != ""
+        return self.host == socket.gethostname() and self.boot == boot() != ""
 
     @property
     def is_visible(self) -> bool:
         """Whether its number means the same process here."""
-        return self.is_of_this_host and self.space != 0 and self.space == _space()
+        return self.is_of_this_host and self.space != 0 and self.space == pid_space()
 
     @property
     def is_of_this_process(self) -> bool:
@@ -96,20 +95,6 @@ def place_in_job() -> str:
     except RankfeedError:
         return ""
     return f"rank {topology.rank} of {topology.world_size}" if topology.world_size > 1 else ""
-
-
-@cache
-def _boot() -> str:
-    with suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return ""
-
-
-def _space() -> int:
-    with suppress(OSError, ValueError):
-        if int(os.readlink("/proc/self")) == os.getpid():  # else /proc tells of other processes than ours
-            return os.stat("/proc/self/ns/pid").st_ino
-    return 0
 
 
 class Lock:

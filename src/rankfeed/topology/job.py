@@ -6,6 +6,8 @@ import os
 import socket
 import time
 from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 _LOADED = time.monotonic()
@@ -128,15 +130,26 @@ def is_stopped(pid: int) -> bool:
         return False
 
 
+@cache
+def boot() -> str:
+    """Name of this start of the kernel; empty where the system does not tell."""
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""
+
+
+def pid_space() -> int:
+    """Number of the namespace in which processes have their numbers here; 0 where the system does not tell."""
+    with suppress(OSError, ValueError):
+        if int(os.readlink("/proc/self")) == os.getpid():  # else /proc tells of other processes than ours
+            return os.stat("/proc/self/ns/pid").st_ino
+    return 0
+
+
 def numbering() -> str:
     """Name of what gives processes their numbers here, so that one number is one process; empty if unknown."""
-    try:
-        if int(os.readlink("/proc/self")) != os.getpid():  # /proc tells of other processes than ours
-            return ""
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
-    except (OSError, ValueError):
-        return ""
+    kernel, space = boot(), pid_space()
+    return f"{kernel}/{space}" if kernel and space else ""
 
 
 def _is_there(pid: int) -> bool:
