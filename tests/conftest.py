@@ -6,10 +6,14 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.support.environ import of_no_launcher
 
 # Three workers, each with processes of its own, on two cores: more threads only fight. Set before torch is
 # imported, and inherited by whatever the tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+#: What a launcher has said to pytest itself.
+LAUNCHED = os.environ.keys() - of_no_launcher().keys()
 
 #: Scripts that tests start with arguments of their own: nothing to collect there.
 collect_ignore_glob = ["*/jobs/*"]
@@ -53,6 +57,13 @@ def environment_put_back() -> Iterator[None]:
     for name in before:
         if os.environ.get(name) != before[name]:
             os.environ[name] = before[name]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """No rank is told by what a fixture of a whole module left: those are set up before the one above looks."""
+    for name in os.environ.keys() - of_no_launcher().keys() - LAUNCHED:
+        del os.environ[name]
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -18,9 +18,10 @@ import pytest
 from tests.support.jobs import ENVIRON, run, torchrun
 
 import rankfeed as rf
-from rankfeed.building.rank_files import Run
+from rankfeed.building import rank_hearts
+from rankfeed.building.rank_files import Failure, Member, Run, put
 from rankfeed.building.rank_hearts import MemberHeart
-from rankfeed.building.rank_runner import next_stretch
+from rankfeed.building.rank_runner import OnRanks, next_stretch
 from rankfeed.building.rank_watch import RankZero
 from rankfeed.topology import Topology
 
@@ -293,6 +294,24 @@ def test_one_rank_alone_packs_as_well(data: Path, tmp_path: Path, monkeypatch: p
     assert contents(tmp_path / "p") == contents(data / "local")
     with pytest.raises(rf.errors.ArgumentError, match="ranks as its workers"):
         rf.pack(rf.open(data / "source"), tmp_path / "q", runner="ranks", workers=2)
+
+
+@pytest.mark.timeout(20)
+def test_a_refusal_says_so_from_its_first_word_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that is there already, and reads "working" once, would look for no other answer."""
+    monkeypatch.setattr("rankfeed.building.rank_runner.job_mark", lambda: "job")
+    written: list[Run] = []
+
+    def heard(path: Path, run: Run) -> None:
+        written.append(run)
+        member.unlink(missing_ok=True)  # it has heard, and leaves
+
+    (ranks := tmp_path / "ranks").mkdir()
+    put(member := ranks / "rank-00001-name.json", Member(1, "name", "job", world_size=2, call=1))
+    monkeypatch.setattr(rank_hearts, "put", heard)
+    OnRanks(2, patience=1.0, digest="", call=1).refuse(tmp_path, rf.errors.PackError("no room"))
+    assert written[0].members == ["name"]
+    assert [(run.state, run.failure) for run in written] == [("failed", Failure(0, "no room"))] * len(written)
 
 
 @pytest.mark.timeout(20)

@@ -63,7 +63,7 @@ def test_geometric_processes_once_under_mpirun(tmp_path: Path) -> None:
     for cell in ("graphs_alone", "graphs_fed"):
         run([*OPENMPI, "-n", "4", sys.executable, str(SCRIPT), str(tmp_path), cell], timeout=250)
         built[cell] = len(list(tmp_path.glob(f"{cell}-by-*")))
-    # A process of PyG's own that comes seconds after the others finds what they have made.
+    # All four, unless the machine holds one of them up for seconds.
     assert 2 <= built["graphs_alone"] <= 4
     assert built["graphs_fed"] == 1
     assert read(tmp_path, "graphs_fed", 4) == [{"numbers": list(NUMBERS)}] * 4

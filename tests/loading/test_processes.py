@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 from tests.loading.feeds import FatalOnce, assert_once, delivered, fatal_at_13, feed, same, slowly, take, wide
+from tests.support.environ import of_no_launcher
 
 from rankfeed import errors
 
@@ -315,5 +316,5 @@ except rf.errors.WorkerError as error:
 )
 def test_a_worker_that_hangs_at_its_fork_is_forked_again(hanging: int, seconds: int, said: str) -> None:
     command = [sys.executable, "-c", HANGS_AT_FORK, str(hanging), str(seconds)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=of_no_launcher())
     assert said in done.stdout, (done.stdout, done.stderr)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import random
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 import rankfeed as rf
 from rankfeed.errors import StreamError
-from rankfeed.loading import stream_loader
+from rankfeed.loading import stream_council, stream_loader
+from rankfeed.loading.stream_council import TorchCouncil
 from rankfeed.loading.stream_stop import Report, verdict
 
 #: Seconds after which a rank that nobody joins fails its test, instead of hanging it.
@@ -315,3 +319,17 @@ def test_the_verdict_is_worked_out_from_all_reports() -> None:
         found = verdict(reports, pads=pads)
         assert (found.steps, found.over) == (steps, over)
         assert (None if found.failed is None else found.failed.rank) == failed
+
+
+def test_the_ranks_own_group_goes_with_the_jobs() -> None:
+    """Else its threads still give back tensors when the interpreter ends, which can abort the process."""
+    for _ in range(2):
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        council = TorchCouncil("rank 0 of 1")
+        assert council.alike(ordinary=True, word=7)
+        assert council.gather("here") == ["here"]
+        job, ours = weakref.ref(dist.group.WORLD), weakref.ref(stream_council._ours[dist.group.WORLD])
+        dist.destroy_process_group()
+        gc.collect()
+        assert (job(), ours()) == (None, None)
+        assert not stream_council._ours

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import psutil
 
-ENVIRON = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+# A process that dies of a signal says where: pytest switches that on for itself alone.
+ENVIRON = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
 
 
 def free_port() -> int:

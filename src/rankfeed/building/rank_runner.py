@@ -116,10 +116,12 @@ class OnRanks:
         heart = self._heart(staging / FOLDER, REFUSALS.replace("*", secrets.token_hex(8)))
         if not heart.job:
             return  # no rank could be told from one of another job
+        # From its first word on: who hears one answer does not look for others.
+        heart.run = msgspec.structs.replace(heart.run, state="failed", failure=Failure.of(error, 0))
         with suppress(OSError):
             heart.ranks.mkdir(exist_ok=True)
             with heart:
-                self._tell(heart, error)
+                self._wait_until_heard(heart)
         with suppress(OSError):
             (heart.ranks / heart.file).unlink()
 
@@ -131,6 +133,9 @@ class OnRanks:
         """Tell the other ranks of a failure, and wait until they have heard."""
         with suppress(OSError):
             heart.say(state="failed", failure=heart.failure or Failure.of(error, 0))
+        self._wait_until_heard(heart)
+
+    def _wait_until_heard(self, heart: LeadHeart) -> None:
         deadline = time.monotonic() + self.patience
         while not heart.all_left(self.patience) and time.monotonic() < deadline:
             time.sleep(heart.every / 2)

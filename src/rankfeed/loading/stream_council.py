@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -13,9 +14,10 @@ from rankfeed.errors import StreamError, TopologyError
 from rankfeed.loading.stream_stop import Council
 from rankfeed.topology import Topology
 
-#: The job's process group, and a group of ours for the same processes: on the CPU whatever the job's is, and apart
-#: from it, so that nothing we say gets between what the job says.
-_ours: tuple[Any, Any] | None = None
+#: For the job's process group a group of ours for the same processes: on the CPU whatever the job's is, and apart
+#: from it, so that nothing we say gets between what the job says. It goes when the job destroys its own: gloo's
+#: threads give back tensors, and in an interpreter that is just ending that would abort the process.
+_ours: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
 class TorchCouncil:
@@ -120,8 +122,7 @@ def begin_together(council: Council, rank: int, stand: Mapping[str, Any], world_
 
 
 def _group() -> Any:
-    global _ours
     world = dist.group.WORLD
-    if _ours is None or _ours[0] is not world:
-        _ours = world, dist.new_group(backend="gloo")
-    return _ours[1]
+    if world not in _ours:
+        _ours[world] = dist.new_group(backend="gloo")
+    return _ours[world]
