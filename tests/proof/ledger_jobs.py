@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import rankfeed as rf
-from rankfeed.proof.deliveries import Shape
+from rankfeed.proof.verify.deliveries import Shape
 from rankfeed.storage import ledger
 
 SECOND = 10**9

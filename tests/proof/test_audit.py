@@ -185,7 +185,7 @@ def test_a_full_disk_is_an_error_and_no_miscount(tmp_path: Path) -> None:
     code = """
 import resource, signal, rankfeed as rf
 batches = [{"id": list(range(start, start + 100))} for start in range(0, 3000, 100)]
-import rankfeed.proof.trace, rankfeed.loading, torch
+import rankfeed.proof.audit.trace, rankfeed.loading, torch
 resource.setrlimit(resource.RLIMIT_FSIZE, (24_000, 24_000))
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 try:

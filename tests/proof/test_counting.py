@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankfeed.errors import AuditError
-from rankfeed.proof.counting import EXAMPLES, Count, Dealt, bits_for, count, distinct, is_in
+from rankfeed.proof.audit.counting import EXAMPLES, Count, Dealt, bits_for, count, distinct, is_in
 from rankfeed.proof.keys import Words, keys_of, words_of
 
 

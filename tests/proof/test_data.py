@@ -16,8 +16,8 @@ import pytest
 from tests.sources.streaming_mds import MDSWriter
 
 import rankfeed as rf
-from rankfeed.proof import data
-from rankfeed.proof.data import DataVerdict, verify_data
+from rankfeed.proof.verify import data
+from rankfeed.proof.verify.data import DataVerdict, verify_data
 
 
 @pytest.fixture(autouse=True)

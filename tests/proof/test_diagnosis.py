@@ -11,10 +11,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankfeed.proof.diagnosis import diagnose
-from rankfeed.proof.findings import REMEDIES, Finding, merged
-from rankfeed.proof.observed import Began, Built, Done, Ended, Job, Line, Moved, Ready, Sizes, Stated, Step
-from rankfeed.proof.seen import Failure, ProbeSeen, RankSeen
+from rankfeed.proof.doctor.diagnosis import diagnose
+from rankfeed.proof.doctor.findings import REMEDIES, Finding, merged
+from rankfeed.proof.doctor.observed import (
+    Began,
+    Built,
+    Done,
+    Ended,
+    Job,
+    Line,
+    Moved,
+    Ready,
+    Sizes,
+    Stated,
+    Step,
+)
+from rankfeed.proof.doctor.seen import Failure, ProbeSeen, RankSeen
 
 #: Of a rank, epoch and number of ranks and workers: batches of (keys, worker).
 Deal = Callable[[int, int, int, int], Sequence[tuple[list[int], int | None]]]

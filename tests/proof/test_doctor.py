@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from rankfeed.errors import ArgumentError
-from rankfeed.proof.cpus import cpus
 from rankfeed.proof.doctor import Examination, examine
-from rankfeed.proof.probes import Probes
+from rankfeed.proof.doctor.cpus import cpus
+from rankfeed.proof.doctor.probes import Probes
 
 PIPELINES = Path(__file__).parent / "jobs" / "pipelines.py"
 

@@ -12,7 +12,7 @@ from tests.proof.jobs.lockstep import CASES
 from tests.support.jobs import run, started, torchrun
 
 import rankfeed as rf
-from rankfeed.proof.lockstep_watch import EXIT_CODE
+from rankfeed.proof.lockstep.watch import EXIT_CODE
 
 JOB = Path(__file__).parent / "jobs" / "lockstep.py"
 

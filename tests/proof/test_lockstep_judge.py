@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankfeed.proof.lockstep_judge import SETTLE, Ranks, judge
-from rankfeed.proof.lockstep_words import Verdict, Word
+from rankfeed.proof.lockstep.judge import SETTLE, Ranks, judge
+from rankfeed.proof.lockstep.words import Verdict, Word
 
 LIMIT = 100.0
 

@@ -9,10 +9,10 @@ import pytest
 import torch.distributed as dist
 
 from rankfeed.errors import LockstepError
-from rankfeed.proof import lockstep_wake as waking
-from rankfeed.proof.lockstep_here import Clock, Here, Sight, is_echo
-from rankfeed.proof.lockstep_link import Address, Link
-from rankfeed.proof.lockstep_words import Word
+from rankfeed.proof.lockstep import wake as waking
+from rankfeed.proof.lockstep.here import Clock, Here, Sight, is_echo
+from rankfeed.proof.lockstep.link import Address, Link
+from rankfeed.proof.lockstep.words import Word
 
 
 class Job:

@@ -15,9 +15,9 @@ import pytest
 
 import rankfeed as rf
 from rankfeed.errors import LockstepError
-from rankfeed.proof import lockstep_process as process
-from rankfeed.proof import lockstep_wake as waking
-from rankfeed.proof.lockstep_here import Here
+from rankfeed.proof.lockstep import process
+from rankfeed.proof.lockstep import wake as waking
+from rankfeed.proof.lockstep.here import Here
 
 
 class Watched:

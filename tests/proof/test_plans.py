@@ -5,7 +5,7 @@ import numpy.typing as npt
 import pytest
 
 from rankfeed.plan import Plan
-from rankfeed.proof import plans
+from rankfeed.proof.verify import plans
 
 
 class Broken(Plan):

@@ -20,11 +20,11 @@ import rankfeed as rf
 from rankfeed.errors import ArgumentError, CorruptError, RankfeedError, SourceError
 from rankfeed.plan import Plan
 from rankfeed.proof import verify_plan, verify_run
-from rankfeed.proof.audited import AuditReport
-from rankfeed.proof.ledgers import read_folder
+from rankfeed.proof.audit.audited import AuditReport
 from rankfeed.proof.report import Asked, Page, joined, of_audit, of_plan, of_run, of_stats, read_stats, shuffle
 from rankfeed.proof.report.html import html_of
 from rankfeed.proof.report.page import Bars, Grid, Lines, Timeline
+from rankfeed.proof.verify.ledgers import read_folder
 
 
 class Broken(Plan):

@@ -13,13 +13,13 @@ from tests.support.browser import browser, chromium
 
 from rankfeed.errors import ArgumentError, MissingExtraError
 from rankfeed.plan import Plan
-from rankfeed.proof.audited import AuditReport, EpochReport, RankEpoch, Repeat
+from rankfeed.proof.audit.audited import AuditReport, EpochReport, RankEpoch, Repeat
+from rankfeed.proof.audit.trace import Place
 from rankfeed.proof.report import Asked, Page, joined, of_audit, of_stats, read_stats, write
 from rankfeed.proof.report.escaping import plain
 from rankfeed.proof.report.html import html_of
 from rankfeed.proof.report.page import Bars, Grid, Lines, Listing, Mark, Part, Series, Span, Timeline
 from rankfeed.proof.report.palette import DARK, LIGHT
-from rankfeed.proof.trace import Place
 
 HOSTILE = [
     "<script>alert(1)</script>",

@@ -14,7 +14,7 @@ from tests.proof.watching import FIGURES, Doing, doing
 
 import rankfeed as rf
 from rankfeed.errors import ArgumentError
-from rankfeed.proof.watched import Recent
+from rankfeed.proof.watch.watched import Recent
 
 LIMIT = 30
 #: A look only at the end.

@@ -16,7 +16,7 @@ from tests.zoo.environments import interpreter
 from tests.zoo.table import CASES, ENVIRONMENTS, MODULES, QUICK, Case
 
 from rankfeed.proof.doctor import examine
-from rankfeed.proof.probes import Probes
+from rankfeed.proof.doctor.probes import Probes
 
 ROOT = Path(__file__).parents[2]
 COMMAND = "from rankfeed.cli import main; main()"

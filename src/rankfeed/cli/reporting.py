@@ -132,8 +132,8 @@ def _of_plan(data: str | None, sizes: Any, asked: Any, order: dict[str, Any]) ->
 
 def _of_run(folder: Path) -> Any:
     from rankfeed.proof import verify_run
-    from rankfeed.proof.ledgers import read_folder
     from rankfeed.proof.report import of_run
+    from rankfeed.proof.verify.ledgers import read_folder
 
     with progress_bar("reading ledgers") as progress:
         verdict = verify_run(folder, progress=progress)

@@ -72,7 +72,7 @@ def verify(
 
     Example: rankfeed verify run/ledger --data data/
     """
-    from rankfeed.proof.ledgers import is_run
+    from rankfeed.proof.verify.ledgers import is_run
 
     if target is not None and len(target) == 1 and is_run(target[0]):
         show_run(target[0], data=run_data, ids=ids, as_json=json)

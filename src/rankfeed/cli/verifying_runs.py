@@ -12,9 +12,9 @@ import typer
 from rankfeed.cli.output import NAME, clean, grid, out, progress_bar, say, show
 from rankfeed.errors import ArgumentError, StateError
 from rankfeed.plan import Plan
-from rankfeed.proof.deliveries import positions_of
-from rankfeed.proof.run_verdict import LoaderRun, RunVerdict
-from rankfeed.proof.runs import verify_run
+from rankfeed.proof.verify.deliveries import positions_of
+from rankfeed.proof.verify.run_verdict import LoaderRun, RunVerdict
+from rankfeed.proof.verify.runs import verify_run
 
 #: Ids that are listed of the missing samples of an epoch.
 _IDS = 1000

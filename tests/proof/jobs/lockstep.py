@@ -22,7 +22,7 @@ import torch._dynamo  # DDP imports it: once here, instead of on each rank
 import torch.distributed as dist
 
 import rankfeed as rf
-import rankfeed.proof.lockstep_watch  # likewise
+import rankfeed.proof.lockstep.watch  # likewise
 
 #: What can happen to a rank, and the words that the others are told of it.
 CASES = {

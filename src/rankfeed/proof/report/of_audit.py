@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from rankfeed.proof.audited import AuditReport, EpochReport, RankEpoch
+from rankfeed.proof.audit.audited import AuditReport, EpochReport, RankEpoch
 from rankfeed.proof.report.binning import ROWS, Int64, edges, names_of, place_in
 from rankfeed.proof.report.page import Bars, Figure, Listing, Mark, Page, Part, Series, Span, Timeline, Word
 

@@ -10,10 +10,10 @@ import numpy.typing as npt
 
 from rankfeed.plan import Schedule, Tail
 from rankfeed.plan.schedule import Order, by_lane
-from rankfeed.proof.plans import PlanVerdict
 from rankfeed.proof.report.binning import COLUMNS, ROWS, Int64, edges, name_of, names_of, picks, place_in
 from rankfeed.proof.report.page import Bars, Figure, Grid, Lines, Mark, Page, Part, Series, Word
 from rankfeed.proof.report.shuffle_figures import shuffle_figures
+from rankfeed.proof.verify.plans import PlanVerdict
 from rankfeed.topology import Topology
 
 #: Samples of an epoch that are all looked at; of longer ones, positions that stand for a stretch of time.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rankfeed.proof.deliveries import Shape, reached
-from rankfeed.proof.ledgers import Launch, Member, Read, Went, launches_of
 from rankfeed.proof.report.binning import ROWS, picks
 from rankfeed.proof.report.page import Bars, Figure, Listing, Mark, Page, Part, Series, Span, Timeline
-from rankfeed.proof.run_verdict import EpochRun, LoaderRun, RunVerdict, as_words
+from rankfeed.proof.verify.deliveries import Shape, reached
+from rankfeed.proof.verify.ledgers import Launch, Member, Read, Went, launches_of
+from rankfeed.proof.verify.run_verdict import EpochRun, LoaderRun, RunVerdict, as_words
 
 #: Loaders and epochs that are drawn, signs on a chart, notes, and launches.
 _LOADERS, _EPOCHS, _MARKS, _LISTED, _LAUNCHES = 4, 32, 400, 50, 50
@@ -24,7 +24,7 @@ def of_run(verdict: RunVerdict, read: Sequence[Read]) -> Page:
     Examples:
         >>> import tempfile, rankfeed as rf
         >>> from rankfeed.proof import verify_run
-        >>> from rankfeed.proof.ledgers import read_folder
+        >>> from rankfeed.proof.verify.ledgers import read_folder
         >>> folder = tempfile.mkdtemp()
         >>> for batch in rf.Loader(rf.from_dataset([{"x": i} for i in range(10)]), batch_size=4, audit=folder):
         ...     pass

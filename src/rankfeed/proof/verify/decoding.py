@@ -1,0 +1,117 @@
+"""Data without checksums: every sample is read and decoded, which finds what cannot be decoded, and no more."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from rankfeed.errors import RankfeedError
+from rankfeed.proof.verify.damage import Damage, Piece, Step, stamp
+from rankfeed.sources import Source
+
+#: Samples that are decoded in one go, and pieces that a data set is cut into at least.
+_TOGETHER, _PIECES = 256, 64
+_CHUNK = 1 << 20
+
+
+def decoding(source: Source, files: Sequence[str], first: int = 0) -> Iterator[Piece]:
+    """Pieces that decode all samples of a source.
+
+    Args:
+        source: to read.
+        files: that it lies in: their sizes and times stand for the content.
+        first: number of its first sample, for those who are told.
+    """
+    stamps = tuple(stamp(each) for each in files)
+    nbytes = sum(max(0, each[1]) for each in stamps)
+    count = len(source)
+    size = max(_TOGETHER, -(-count // _PIECES))
+    for low in range(0, count, size):
+        high = min(low + size, count)
+        share = nbytes * (high - low) // count
+
+        def check(step: Step, low: int = low, high: int = high, share: int = share) -> Iterator[Damage]:
+            for start in range(low, high, _TOGETHER):
+                stop = min(start + _TOGETHER, high)
+                yield from _decode(source, start, stop, first)
+                step(share * (stop - start) // (high - low))
+
+        yield Piece(("decoded", source.fingerprint, low, high, stamps), share, check)
+
+
+def _decode(source: Source, low: int, high: int, first: int) -> Iterator[Damage]:
+    """Halves what fails until the samples are found that do."""
+    try:
+        for value in source.fetch(np.arange(low, high)).samples():
+            _touch(value)
+    except Exception as error:  # decoders of others raise what they like
+        if high - low > 1:
+            yield from _decode(source, low, (low + high) // 2, first)
+            yield from _decode(source, (low + high) // 2, high, first)
+            return
+        where = f"sample {first + low}"
+        if isinstance(error, RankfeedError):
+            damage = Damage.of(error)
+            yield Damage(damage.what, f"{damage.where}, {where}".lstrip(", "), damage.expected, damage.found)
+        else:
+            yield Damage("a sample cannot be decoded", where, "", f"{type(error).__name__}: {error}"[:500])
+
+
+def _touch(sample: Any) -> None:
+    """Look at all of a sample: a view of a mapped file has not been read before."""
+    for value in sample.values() if isinstance(sample, dict) else [sample]:
+        if isinstance(value, np.ndarray) and value.dtype.kind in "biufc" and value.size:
+            value.max()
+
+
+def archives(files: Sequence[str]) -> Iterator[Piece]:
+    """Pieces that compare the CRC of each member of zip files (``.npz``)."""
+    for path in files:
+        if path.endswith(".npz"):
+            yield Piece(("crc", *stamp(path)), max(0, stamp(path)[1]), partial(_crc, path))
+
+
+def _crc(path: str, step: Step) -> Iterator[Damage]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for member in archive.infolist():
+                try:
+                    with archive.open(member) as file:
+                        while piece := file.read(_CHUNK):
+                            step(len(piece))
+                except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+                    yield Damage(
+                        "a member is damaged", f"{path}, {member.filename}", f"CRC {member.CRC:08x}", str(error)
+                    )
+    except (zipfile.BadZipFile, OSError) as error:
+        yield Damage("an archive cannot be read", path, "a .npz file", str(error))
+
+
+def tables(files: Sequence[str]) -> Iterator[Piece]:
+    """Pieces that read Parquet files whole, with the checksums of their pages where these have some."""
+    for path in files:
+        if path.endswith((".parquet", ".pq")):
+            yield Piece(("pages", *stamp(path)), max(0, stamp(path)[1]), partial(_pages, path))
+
+
+def _pages(path: str, step: Step) -> Iterator[Damage]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            groups = file.metadata.num_row_groups
+            for group in range(groups):
+                try:
+                    file.read_row_group(group, use_threads=False).validate(full=True)
+                except (pa.ArrowException, OSError, ValueError) as error:
+                    yield Damage("a row group is damaged", f"{path}, row group {group}", "", str(error)[:500])
+                step(os.path.getsize(path) // groups)
+    except (pa.ArrowException, OSError) as error:
+        yield Damage("a Parquet file cannot be read", path, "", str(error)[:500])
