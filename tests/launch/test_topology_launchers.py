@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import uuid
 from collections import Counter
 from pathlib import Path
@@ -42,9 +43,9 @@ def run(command: list[str], environ: dict[str, str] | None = None, timeout: floa
     """What a launch prints; past its time, or when the launcher has ended, all that is left of it is ended.
 
     A rank that is killed leaves torch's workers behind under forkserver, for ever: they neither keep us waiting
-    for what they may still print, nor stay.
+    for what they may still print, nor stay. MPICH's launcher waits for them, so they are looked for all the time.
     """
-    mark = uuid.uuid4().hex
+    mark, deadline = uuid.uuid4().hex, time.monotonic() + timeout
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         process = subprocess.Popen(
             command,
@@ -55,7 +56,12 @@ def run(command: list[str], environ: dict[str, str] | None = None, timeout: floa
             start_new_session=True,
         )
         try:
-            process.wait(timeout)
+            while process.poll() is None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(5)
+                end([each for each in marked(mark) if orphaned(each)])
+                if time.monotonic() > deadline and process.poll() is None:
+                    raise subprocess.TimeoutExpired(command, timeout)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -78,6 +84,13 @@ def marked(mark: str) -> list[psutil.Process]:
             if process.environ().get(MARK) == mark:
                 found.append(process)
     return found
+
+
+def orphaned(process: psutil.Process) -> bool:
+    """Whether it served another process of Python, which is gone."""
+    with contextlib.suppress(psutil.Error, OSError):
+        return process.ppid() == 1 and any("multiprocessing." in each for each in process.cmdline())
+    return False
 
 
 def seen(out: str) -> list[dict]:
