@@ -44,7 +44,7 @@ def count(ranks: list[list[list[int]]]) -> Counter[int]:
 def sampler(request: pytest.FixtureRequest) -> Path | None:
     """Where the package lies that NeighborLoader samples with: built from its source, once on a machine.
 
-    PyPI has it as source alone, and that takes minutes to compile.
+    PyPI has it and what it scatters with as sources alone, and they take long to compile.
     """
     if request.param is None:
         return None
@@ -52,8 +52,9 @@ def sampler(request: pytest.FixtureRequest) -> Path | None:
     folder = Path.home() / ".cache" / "rankfeed-tests" / f"{request.param}-python{python}-torch{torch.__version__}"
 
     def build(staging: Path) -> None:
-        how = ["--no-deps", "--no-build-isolation", "--no-binary", ":all:", "--target", staging]
-        subprocess.run([sys.executable, "-m", "pip", "install", *how, request.param, "torch-scatter"], check=True)
+        sources = [request.param, "torch-scatter"]
+        how = ["--no-deps", "--no-build-isolation", "--no-binary", ",".join(sources), "--target", staging]
+        subprocess.run([sys.executable, "-m", "pip", "install", *how, *sources, "scipy"], check=True)
 
     return rf.prepare_once(folder, build)
 
