@@ -204,7 +204,8 @@ def _open_blocks(plan: Order, asked: Asked, first: Schedule, starts: Int64) -> B
     """How many blocks a rank's batch is read from."""
     draw = np.random.default_rng(4)
     drawn = numpys(plan.num_samples)
-    found, theirs = [], []
+    found: list[int] = []
+    theirs: list[int] = []
     for rank in picks(asked.ranks, 16).tolist():
         for step in np.unique(draw.integers(0, len(first), _BATCHES // min(16, asked.ranks))).tolist():
             positions = _positions(first, rank, step, LOOKED_AT)
