@@ -264,7 +264,7 @@ def test_a_browser_draws_every_page_without_a_request_or_an_error(tmp_path: Path
         "rates": of_stats({f"rank {i}": read_stats(snapshots(tmp_path / str(i), i / 5)) for i in range(1, 7)}),
         "run": resumed(tmp_path / "ledgers")[1],
         "hostile": everything(HOSTILE),
-        "joined": joined([of_audit(audited()), drawn(Plan(100), 100, Asked(2, 5))]),
+        "joined": joined([of_audit(audited(), title="a/long/path" * 12), drawn(Plan(100), 100, Asked(2, 5))]),
     }
     with browser() as tab:
         for name, page in pages.items():
