@@ -9,6 +9,8 @@ import pytest
 from tests.cli.test_commands import figures, rankfeed
 
 import rankfeed as rf
+from rankfeed.cli.reporting import report
+from rankfeed.errors import ArgumentError
 
 
 @pytest.fixture(scope="module")
@@ -84,3 +86,30 @@ def test_bad_input_gets_a_sentence(tmp_path: Path) -> None:
         assert told in words(done)
         assert "Traceback" not in done.stderr
     assert not (tmp_path / "a.html").exists()
+
+
+def test_what_is_read_is_not_written_over(tmp_path: Path) -> None:
+    saved = rf.audit([{"sample_id": [0, 1]}], universe=2).save(tmp_path / "audit.json")
+    whole = saved.read_bytes()
+    with pytest.raises(ArgumentError, match="is read, or written already"):
+        report(audit=[saved], out=tmp_path / "." / "audit.json")
+    with pytest.raises(ArgumentError, match="is read, or written already"):
+        report(samples=9, out=tmp_path / "a.png", png=tmp_path / "a.png")
+    assert saved.read_bytes() == whole
+    assert [*tmp_path.iterdir()] == [saved]
+
+
+def test_files_of_one_name_in_two_folders_are_two(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    audits, rates = [], []
+    for number in (1, 2, 3):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        audits.append(rf.audit([{"sample_id": [*range(number)]}], universe=number).save(folder / "audit.json"))
+        rates.append(folder / "rank-0.jsonl")
+        line = {"steps": 1, "samples": number, "seconds": 1.0, "waited_seconds": 0.0}
+        rates[-1].write_text(json.dumps(line) + "\n")
+    report(audit=audits, stats=rates, out=tmp_path / "a.html", json=True)
+    facts = json.loads(capsys.readouterr().out)["facts"]
+    names = ["deliveries", *(f"deliveries (Audit: {audit})" for audit in audits[1:])]
+    assert [facts[name] for name in names] == [*"123"]
+    assert (facts["ranks with figures"], facts["samples"]) == ("3", "6")

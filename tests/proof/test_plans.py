@@ -26,6 +26,13 @@ def test_a_good_plan_is_found_good(tail: plans.Tail, ranks: int, start: int) -> 
     assert verdict.deliveries == 100 - start - verdict.left_out
 
 
+def test_a_plan_too_long_to_count_may_have_no_steps() -> None:
+    done = plans.verify_plan(Plan(10**12), ranks=2, batch_size=5, start=10**12)
+    assert (done.ok, done.steps, done.left_out) == (True, (0, 0), 0)
+    dropped = plans.verify_plan(Plan(10**9), ranks=2, batch_size=10**9, tail="drop")
+    assert (dropped.ok, dropped.steps, dropped.left_out) == (True, (0, 0), 10**9)
+
+
 def test_a_plan_that_repeats_samples_is_found_out_by_counting() -> None:
     verdict = plans.verify_plan(Broken(100), ranks=3, batch_size=4)
     assert not verdict.ok

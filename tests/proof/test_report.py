@@ -25,6 +25,7 @@ from rankfeed.proof.report import Asked, Page, joined, of_audit, of_plan, of_run
 from rankfeed.proof.report.html import html_of
 from rankfeed.proof.report.page import Bars, Grid, Lines, Timeline
 from rankfeed.proof.verify.ledgers import read_folder
+from rankfeed.storage.ledger import SUFFIX
 
 
 class Broken(Plan):
@@ -74,12 +75,30 @@ def test_a_plan_is_drawn_as_it_is_read(
             assert value == (None if not len(ids) else pytest.approx(ids[0] / plan.num_samples * 100))
     times = figure(page, "When each part")
     assert not times.marks or tail == "drop"
+    stretch = schedules[0].end - schedules[0].start
+    parts = min(stretch, 60)
+    ends = [schedules[0].position_after(step) for step in range(len(schedules[0]))]
+    for number, step in enumerate(map(int, times.columns)):  # the step that the first sample of a column is in
+        assert sum(end <= number * stretch // parts for end in ends) == step
     cuts = np.unique(np.concatenate([[0], np.cumsum(sizes)]))
     shares = np.diff(cuts[[number * (len(cuts) - 1) // len(times.rows) for number in range(len(times.rows) + 1)]])
     if len(cuts) == 2:  # one block is shown in equal parts
         return
     # Every column is a stretch of the epoch: its samples all lie somewhere.
     assert np.allclose(np.array(times.values).T @ (shares / plan.num_samples), 1, atol=1e-3)
+
+
+def test_batches_of_numpys_shuffle_are_as_large_as_the_plans() -> None:
+    bars = figure(drawn(Plan([1] * 20), [1] * 20, Asked(2, 10)), "Blocks that")
+    assert (bars.labels, [list(each.values) for each in bars.series]) == (["10"], [[2], [2]])
+
+
+def test_one_sample_has_no_neighbours_and_no_order() -> None:
+    page = drawn(Plan(1), 1, Asked(1, 1))
+    assert [part.title for part in page.parts] == [
+        "Who reads what, and when",
+        "Padding, and the end of the epoch",
+    ]
 
 
 def test_what_a_plan_repeats_and_leaves_out_is_marked() -> None:
@@ -188,6 +207,24 @@ def test_a_sound_audit_is_good_and_one_that_was_not_told_what_should_come_is_to_
     assert of_audit(rf.audit(batches, key="id", universe=3, max_steps=1)).word == "look"
 
 
+def test_an_audit_in_which_the_order_alone_is_wrong_says_so() -> None:
+    page = of_audit(rf.audit([{"id": [3, 1]}, {"id": [0, 2]}], key="id", universe=4, epochs=2))
+    assert page.findings == ["epochs 0, 1 have the same order: is there a set_epoch that nobody calls?"]
+    assert "not every sample" not in page.verdict
+    assert "no sample came twice, in equal steps" in page.verdict
+
+
+def test_an_epoch_with_samples_that_should_not_come_is_the_one_to_look_at() -> None:
+    epochs = iter([[{"id": [0, 1]}], [{"id": [0, 1, 9]}]])
+
+    class Changing:
+        def __iter__(self) -> Any:
+            return iter(next(epochs))
+
+    rows = figure(of_audit(rf.audit(Changing(), key="id", universe=2, epochs=2)), "Examples").rows
+    assert rows == [["9", "should not have come", ""]]
+
+
 def test_an_audit_is_read_as_it_was_saved(tmp_path: Path) -> None:
     report = audited()
     assert AuditReport.load(report.save(tmp_path / "audit.json")) == report
@@ -263,6 +300,12 @@ def test_a_run_is_drawn_with_its_launches_and_what_came_again(tmp_path: Path) ->
     assert sorted((span.start, span.end) for span in counts.spans) == [(0, 40), (40, 100)]
 
 
+def test_a_job_of_which_nothing_is_known_is_not_called_good(tmp_path: Path) -> None:
+    (tmp_path / f"killed{SUFFIX}").touch()
+    page = of_run(verify_run(tmp_path), read_folder(tmp_path, lambda share: None)[0])
+    assert (page.word, page.verdict[:37]) == ("look", "No ledger says that anything was deli")
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(3))
 def test_a_job_whose_ranks_were_killed_is_drawn_as_it_went(tmp_path: Path, seed: int) -> None:
@@ -312,6 +355,17 @@ def test_rates_and_waiting_are_those_between_snapshots(tmp_path: Path) -> None:
     assert [each.values[-1] for each in waited.series] == [60.0, 60.0, 60.0]
 
 
+def test_a_loader_that_was_made_anew_goes_on_where_the_one_before_it_was(tmp_path: Path) -> None:
+    path = snapshots(tmp_path / "rank0.jsonl", slow=0.1)
+    path.write_text(2 * path.read_text())
+    page = of_stats({"rank0": read_stats(path)})
+    assert (page.facts["samples"], page.facts["steps of a rank"]) == ("600", "60")
+    for title, value in {"Samples a second": 5.0, "Time waited": 5.0, "Padding": 20.0, "Cache hits": 90.0}.items():
+        lines = figure(page, title)
+        assert {*lines.series[0].values} == {value}
+        assert lines.x == [2.0 * number for number in range(1, 61)]
+
+
 def test_snapshots_that_are_damaged_are_refused_but_for_a_torn_end(tmp_path: Path) -> None:
     path = snapshots(tmp_path / "a", slow=0.1)
     whole = path.read_text()
@@ -357,3 +411,5 @@ def test_pages_are_joined_under_the_worst_verdict() -> None:
     assert {type(each) for part in page.parts for each in part.figures} >= {Bars, Grid, Lines, Timeline}
     assert page.facts["ranks"] == "2"
     assert page.facts["ranks (An audit)"] == "1"
+    assert page.parts[-2].title == "Shares of the ranks, epoch 0 (An audit)"
+    assert all(finding.endswith("(An audit)") for finding in page.findings)

@@ -1,5 +1,6 @@
 """A report's page needs nothing but itself, shows its numbers, and takes no orders from what is in the data."""
 
+import os
 import re
 import sys
 from collections import Counter
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from tests.proof.test_report import audited, drawn, resumed, snapshots
 from tests.support.browser import browser, chromium
 
@@ -193,6 +195,32 @@ def test_every_page_stands_alone_and_every_chart_has_its_table(tmp_path: Path) -
     assert write(page, tmp_path / "empty.png").stat().st_size
 
 
+def test_a_long_title_has_room_on_a_picture(tmp_path: Path) -> None:
+    sizes = []
+    for title in ("short", "a/long/path" * 30):
+        page = Page(title=title, word="good", verdict="Fine.", facts={}, findings=[], parts=[])
+        with Image.open(write(page, tmp_path / "a.png")) as picture:
+            sizes.append(picture.size)
+    assert sizes[0][0] == sizes[1][0]
+    assert sizes[1][1] == sizes[0][1] + 4 * 44  # pixels of four more lines
+
+
+def test_only_files_are_written_over(tmp_path: Path) -> None:
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    for where in (pipe, tmp_path, ""):
+        with pytest.raises(ArgumentError, match="cannot be written"):
+            write(everything(["x"]), where)
+        with pytest.raises(ArgumentError, match="cannot be written"):
+            audited().save(where)
+    assert pipe.is_fifo()
+    link.symlink_to(tmp_path / "page.html")
+    assert write(everything(["x"]), link) == link
+    assert link.is_symlink()
+    assert (tmp_path / "page.html").read_text() == link.read_text()
+    assert {path.name for path in tmp_path.iterdir()} == {"pipe", "link", "page.html"}
+
+
 def test_a_picture_needs_pillow_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
     with pytest.raises(MissingExtraError, match="image"):
@@ -236,7 +264,7 @@ def test_a_browser_draws_every_page_without_a_request_or_an_error(tmp_path: Path
         "rates": of_stats({f"rank {i}": read_stats(snapshots(tmp_path / str(i), i / 5)) for i in range(1, 7)}),
         "run": resumed(tmp_path / "ledgers")[1],
         "hostile": everything(HOSTILE),
-        "joined": joined([of_audit(audited()), drawn(Plan(100), 100, Asked(2, 5))]),
+        "joined": joined([of_audit(audited(), title="a/long/path" * 12), drawn(Plan(100), 100, Asked(2, 5))]),
     }
     with browser() as tab:
         for name, page in pages.items():

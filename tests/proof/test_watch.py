@@ -146,6 +146,18 @@ def test_a_long_wait_is_said_again_and_again(capsys: pytest.CaptureFixture[str])
             said += capsys.readouterr().err.count("waiting for data for 34 s")
 
 
+def test_a_file_is_no_terminal_whatever_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    with rf.watch(doing(), every=SELDOM):
+        pass
+    written = capsys.readouterr().err
+    assert written.startswith("[rankfeed ")
+    assert "\x1b" not in written
+
+
 @pytest.mark.parametrize(
     ("call", "says"),
     [

@@ -19,7 +19,7 @@ Stats = Annotated[
 Run = Annotated[
     list[Path] | None, typer.Option(help="Folder of ledgers that Loader(audit=FOLDER) wrote; may be repeated.")
 ]
-Out = Annotated[Path, typer.Option("--out", help="The page to write.")]
+Out = Annotated[Path, typer.Option("--out", help="The page to write; a picture if it ends in .png.")]
 Png = Annotated[Path | None, typer.Option(help="Also draw the charts as a picture.")]
 Show = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
 
@@ -60,10 +60,16 @@ def report(
 
     if png is not None and png.suffix.lower() != ".png":
         raise ArgumentError("a picture is a PNG", expected="a name that ends in .png", found=png)
+    targets = [path for path in (out, png) if path is not None]
+    _check_targets(targets, [*(audit or ()), *(stats or ()), *([Path(data)] if data else ())])
     pages = [_of_run(folder) for folder in run or ()]
-    pages += [of_audit(AuditReport.load(path), title=f"Audit: {path.name}") for path in audit or ()]
+    pages += [of_audit(AuditReport.load(path), title=f"Audit: {path}") for path in audit or ()]
     if stats:
-        pages.append(of_stats({path.stem: read_stats(path) for path in stats}, title="Rates of a run"))
+        names = [path.stem for path in stats]
+        if len({*names}) < len(names):  # of several launches, each with a folder
+            names = [str(path) for path in stats]
+        of_ranks = {name: read_stats(path) for name, path in zip(names, stats, strict=True)}
+        pages.append(of_stats(of_ranks, title="Rates of a run"))
     if data is not None or samples is not None:
         pages.insert(
             0,
@@ -81,7 +87,7 @@ def report(
             remedy="see --help",
         )
     page = joined(pages)
-    written = [str(write(page, path)) for path in (out, png) if path is not None]
+    written = [str(write(page, path)) for path in targets]
     if json:
         show({"files": written, "ok": page.word != "bad", **msgspec.to_builtins(page)}, as_json=True)
     else:
@@ -93,6 +99,15 @@ def report(
         raise typer.Exit(1)  # it is told
     if page.word == "bad":
         raise RankfeedError("the report shows a broken promise", found="; ".join(page.findings) or page.verdict)
+
+
+def _check_targets(targets: list[Path], read: list[Path]) -> None:
+    """No file is written over what is read, or twice."""
+    taken = {path.resolve() for path in read}
+    for path in targets:
+        if path.resolve() in taken:
+            raise ArgumentError("this file is read, or written already", where=path, remedy="name another one")
+        taken.add(path.resolve())
 
 
 def _asked(ranks: int, batch_size: int, workers: int, epoch: int, start: int, tail: str) -> Any:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import msgspec
 
-from rankfeed.errors import ArgumentError, CorruptError, SourceError
+from rankfeed.errors import CorruptError, SourceError
 from rankfeed.proof.audit.audited import AuditReport
 from rankfeed.proof.audit.trace import NOBODY
-from rankfeed.storage import write_atomic
+from rankfeed.proof.written import written
 
 #: Learns the types here, where no other thread decodes.
 _DECODER = msgspec.json.Decoder(AuditReport)
@@ -22,14 +22,7 @@ def save(report: AuditReport, path: str | os.PathLike[str]) -> Path:
     Raises:
         ArgumentError: it cannot be written there.
     """
-    target = Path(path)
-    try:
-        write_atomic(target, msgspec.json.encode(report.as_dict()) + b"\n")
-    except OSError as error:
-        raise ArgumentError(
-            "the report cannot be written there", found=error.strerror or error, where=target
-        ) from error
-    return target
+    return written(path, msgspec.json.encode(report.as_dict()) + b"\n")
 
 
 def load(path: str | os.PathLike[str]) -> AuditReport:

@@ -28,7 +28,7 @@ def of_audit(report: AuditReport, *, title: str = "An audit") -> Page:
         >>> page.word, page.verdict
         ('bad', '2 findings: not every sample came once an epoch, in equal steps.')
     """
-    worst = max(report.epochs, key=lambda each: (each.repeated + (each.missing or 0), _unevenness(each)))
+    worst = max(report.epochs, key=lambda each: _faults(each, report.cut))
     findings = list(report.findings)
     last = report.epochs[-1]
     facts = {
@@ -52,6 +52,8 @@ def of_audit(report: AuditReport, *, title: str = "An audit") -> Page:
     if findings:
         many = f"{len(findings)} finding" + "s" * (len(findings) > 1)
         verdict = f"{many}: not every sample came once an epoch, in equal steps."
+        if _faults(worst, report.cut) == (0, 0):
+            verdict = f"{many}: no sample came twice, in equal steps, but an order or random numbers repeat."
         return Page(title=title, word="bad", verdict=verdict, facts=facts, findings=findings, parts=parts)
     known = last.missing is not None
     verdict = "Every sample came once an epoch, in equal steps on all ranks."
@@ -63,8 +65,10 @@ def of_audit(report: AuditReport, *, title: str = "An audit") -> Page:
     return Page(title=title, word=word, verdict=verdict, facts=facts, findings=[], parts=parts)
 
 
-def _unevenness(epoch: EpochReport) -> int:
-    return max(epoch.steps) - min(epoch.steps)
+def _faults(epoch: EpochReport, cut: bool) -> tuple[int, int]:
+    """How many samples are wrong, and by how many steps ranks differ."""
+    missing = 0 if cut else epoch.missing or 0
+    return epoch.repeated + missing + (epoch.unknown or 0), max(epoch.steps) - min(epoch.steps)
 
 
 def _delivered(report: AuditReport) -> Bars:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from rankfeed.plan import Schedule, Tail
 from rankfeed.plan.schedule import Order, by_lane
 from rankfeed.proof.report.binning import COLUMNS, ROWS, Int64, edges, name_of, names_of, picks, place_in
 from rankfeed.proof.report.page import Bars, Figure, Grid, Lines, Mark, Page, Part, Series, Word
+from rankfeed.proof.report.shuffle import numpys
 from rankfeed.proof.report.shuffle_figures import shuffle_figures
 from rankfeed.proof.verify.plans import PlanVerdict
 from rankfeed.topology import Topology
@@ -101,9 +103,9 @@ def of_plan(
         if len(starts) > 2:
             reading.append(_open_blocks(plan, asked, first, starts))
         parts.append(Part("Who reads what, and when", reading))
-    parts.append(
-        Part("How well it is shuffled", shuffle_figures(plan, asked.epoch, starts, first.global_batch_size))
-    )
+    if plan.num_samples > 1:
+        mixed = shuffle_figures(plan, asked.epoch, starts, first.global_batch_size)
+        parts.append(Part("How well it is shuffled", mixed))
     padded: list[Figure] = [_last_steps(first)] if len(first) else []
     if padding:
         padded.append(_padding(padding))
@@ -189,7 +191,7 @@ def _times(plan: Order, asked: Asked, first: Schedule, starts: Int64) -> Grid:
         row_axis=what,
         column_axis="step",
         rows=names,
-        columns=[name_of(int(low)) for low in (times[:-1] - first.start) // first.global_batch_size],
+        columns=[name_of(_step_of(first, low)) for low in times[:-1].tolist()],
         values=[[float(value) for value in row] for row in counts.round(4)],
         unit="times an even share",
         low=0.0,
@@ -201,18 +203,17 @@ def _times(plan: Order, asked: Asked, first: Schedule, starts: Int64) -> Grid:
 def _open_blocks(plan: Order, asked: Asked, first: Schedule, starts: Int64) -> Bars:
     """How many blocks a rank's batch is read from."""
     draw = np.random.default_rng(4)
+    drawn = numpys(plan.num_samples)
     found: list[int] = []
+    theirs: list[int] = []
     for rank in picks(asked.ranks, 16).tolist():
         for step in np.unique(draw.integers(0, len(first), _BATCHES // min(16, asked.ranks))).tolist():
-            ids = plan.sample_ids(asked.epoch, _positions(first, rank, step, LOOKED_AT))
-            found.append(len(np.unique(place_in(starts, ids))))
-    size = min(asked.batch_size, plan.num_samples, LOOKED_AT)
-    numpys = [
-        len(np.unique(place_in(starts, draw.integers(0, plan.num_samples, size)))) for _ in range(len(found))
-    ]
-    least = min(*found, *numpys)
-    cuts = least + edges(max(*found, *numpys) + 1 - least, 12)
-    counts = [np.bincount(place_in(cuts, each), minlength=len(cuts) - 1).tolist() for each in (found, numpys)]
+            positions = _positions(first, rank, step, LOOKED_AT)
+            for blocks, ids in (found, plan.sample_ids(asked.epoch, positions)), (theirs, drawn(positions)):
+                blocks.append(len(np.unique(place_in(starts, ids))))
+    least = min(*found, *theirs)
+    cuts = least + edges(max(*found, *theirs) + 1 - least, 12)
+    counts = [np.bincount(place_in(cuts, each), minlength=len(cuts) - 1).tolist() for each in (found, theirs)]
     return Bars(
         title="Blocks that a rank's batch is read from",
         caption=f"Few: reading is cheap. Many: batches are mixed well. {len(found)} batches looked at, beside as "
@@ -223,6 +224,11 @@ def _open_blocks(plan: Order, asked: Asked, first: Schedule, starts: Int64) -> B
         series=[Series("this plan", counts[0]), Series("numpy", counts[1])],
         unit="batches",
     )
+
+
+def _step_of(schedule: Schedule, position: int) -> int:
+    """The step that a position of the epoch belongs to."""
+    return bisect_right(range(len(schedule)), position, key=schedule.position_after)
 
 
 def _positions(schedule: Schedule, rank: int, step: int, most: int) -> Int64:

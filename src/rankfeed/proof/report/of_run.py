@@ -62,7 +62,9 @@ def of_run(verdict: RunVerdict, read: Sequence[Read]) -> Page:
             title="What else the ledgers say", caption="No faults.", header=["note"], rows=rows, wide=True
         )
         parts.append(Part("Notes", [told]))
-    if verdict.ok:
+    if not verdict.loaders and verdict.ok:
+        sentence = "No ledger says that anything was delivered: no process came to its first step."
+    elif verdict.ok:
         sentence = f"Nothing is missing up to where the job stands, {over}"
         sentence += f"; {again:,} samples came again after a resume." if again else "."
     else:
@@ -70,7 +72,7 @@ def of_run(verdict: RunVerdict, read: Sequence[Read]) -> Page:
         sentence = f"{wrong}, {over}."
     return Page(
         title=f"Run: {verdict.folder}",
-        word="good" if verdict.ok else "bad",
+        word="bad" if not verdict.ok else "good" if verdict.loaders else "look",
         verdict=sentence,
         facts=facts,
         findings=verdict.problems,

@@ -20,6 +20,11 @@ _POINTS, _RANKS, _WAITED = 120, 4, 0.1
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+#: What only grows while a loader lives.
+_COUNTED = (
+    *("steps", "samples", "seconds", "waited_seconds"),
+    *("padding_bytes", "padded_bytes", "cache_hits", "cache_lookups"),
+)
 #: Less than any clock tells apart: no rate is worked out over it.
 _INSTANT = 1e-9
 
@@ -84,6 +89,7 @@ def of_stats(snapshots: Mapping[str, Sequence[Snapshot]], *, title: str = "A run
         >>> page.word, page.verdict
         ('look', 'The consumer waited for data for 15% of the time: loading is what limits this job.')
     """
+    snapshots = {name: _through(each) for name, each in snapshots.items()}
     last = {name: each[-1] for name, each in snapshots.items()}
     seconds = sum(each.seconds for each in last.values())
     waited = sum(each.waited_seconds for each in last.values()) / seconds if seconds > _INSTANT else 0.0
@@ -133,6 +139,23 @@ def of_stats(snapshots: Mapping[str, Sequence[Snapshot]], *, title: str = "A run
         findings=[],
         parts=[Part("Rates and waiting", figures)],
     )
+
+
+def _through(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
+    """Counts over all loaders of a rank: one that was made anew, to resume, counts from 0.
+
+    Examples:
+        >>> [each.samples for each in _through([Snapshot(5, 50, 1.0, 0.0), Snapshot(2, 20, 0.5, 0.0)])]
+        [50, 70]
+    """
+    found: list[Snapshot] = []
+    done = dict.fromkeys(_COUNTED, 0)
+    for before, each in zip([snapshots[0], *snapshots], snapshots, strict=False):
+        if each.steps < before.steps or each.seconds < before.seconds:
+            done = {name: getattr(found[-1], name) for name in _COUNTED}
+        counts = {name: done[name] + getattr(each, name) for name in _COUNTED}
+        found.append(msgspec.structs.replace(each, **counts))
+    return found
 
 
 def _rate(before: Snapshot, now: Snapshot) -> float | None:

@@ -172,8 +172,8 @@ def joined(pages: Sequence[Page]) -> Page:
         >>> one = Page(title="a", word="good", verdict="Fine.", facts={}, findings=[], parts=[])
         >>> two = Page(title="b", word="bad", verdict="Broken.", facts={"ranks": "2"}, findings=["x"], parts=[])
         >>> both = joined([one, two])
-        >>> both.title, both.word, both.verdict
-        ('a, b', 'bad', 'Broken. Fine.')
+        >>> both.title, both.word, both.verdict, both.findings
+        ('a, b', 'bad', 'Broken. (b) Fine. (a)', ['x (b)'])
     """
     if len(pages) == 1:
         return pages[0]
@@ -185,10 +185,10 @@ def joined(pages: Sequence[Page]) -> Page:
     return Page(
         title=", ".join(page.title for page in pages),
         word=by_need[0].word,
-        verdict=" ".join(page.verdict for page in by_need),
+        verdict=" ".join(f"{page.verdict} ({page.title})" for page in by_need),
         facts=facts,
-        findings=[finding for page in by_need for finding in page.findings],
-        parts=[part for page in pages for part in page.parts],
+        findings=[f"{finding} ({page.title})" for page in by_need for finding in page.findings],
+        parts=[Part(f"{part.title} ({page.title})", part.figures) for page in pages for part in page.parts],
     )
 
 
@@ -241,11 +241,11 @@ def short(value: float) -> str:
     """A number for an axis, in few characters.
 
     Examples:
-        >>> short(0), short(0.25), short(1500), short(2e12), short(20000), short(-1e6)
-        ('0', '0.25', '1.5k', '2T', '20k', '-1M')
+        >>> short(0), short(0.25), short(1500), short(2e12), short(20000), short(-1e6), short(999_999)
+        ('0', '0.25', '1.5k', '2T', '20k', '-1M', '1M')
     """
     size = abs(value)
     for at, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if size >= at:
+        if size >= at * 0.9995:  # what three digits round up to it
             return f"{value / at:.3g}{unit}"
     return f"{value:.3g}"

@@ -16,9 +16,9 @@ from rankfeed.proof.report.palette import DARK, LIGHT
 from rankfeed.proof.report.svg import strokes
 from rankfeed.sources.extras import need
 
-#: Pixels of a unit; charts beside each other; room around them; characters in a line of a caption and of the head.
+#: Pixels of a unit; charts beside each other; room around them; characters in a line of a caption, head and title.
 _SCALE, _COLUMNS, _ROOM = 2, 2, 16.0
-_LINE, _HEAD = 58, 110
+_LINE, _HEAD, _TITLE = 58, 110, 78
 
 
 def png_of(page: Page, *, dark: bool = False) -> bytes:
@@ -37,7 +37,9 @@ def png_of(page: Page, *, dark: bool = False) -> bytes:
     ]
     sign_and_word = " ".join(WORDS[page.word])
     head = textwrap.wrap(f"{sign_and_word[2:]}: {page.verdict}", _HEAD)
-    tops, bottoms = [], [_ROOM * 2 + 30 + 16 * len(head)] * _COLUMNS
+    title_lines = textwrap.wrap(page.title, _TITLE)
+    below = _ROOM + 16 + 22 * max(1, len(title_lines))
+    tops, bottoms = [], [below + 8 + 16 * len(head)] * _COLUMNS
     for _title, caption, sheet in charts:
         column = bottoms.index(min(bottoms))
         tops.append((column, bottoms[column]))
@@ -45,9 +47,10 @@ def png_of(page: Page, *, dark: bool = False) -> bytes:
     size = (_ROOM + _COLUMNS * (WIDTH + _ROOM)), max(bottoms)
     image = pillow.new("RGB", tuple(round(each * _SCALE) for each in size), colours["card"])
     pen = _Pen(drawing.Draw(image), colours)
-    pen.text(_ROOM, _ROOM + 14, page.title, "text", 17)
+    for number, line in enumerate(title_lines):
+        pen.text(_ROOM, _ROOM + 14 + 22 * number, line, "text", 17)
     for number, line in enumerate(head):
-        pen.text(_ROOM, _ROOM + 38 + 16 * number, line, page.word if number == 0 else "text", 12)
+        pen.text(_ROOM, below + 16 * number, line, page.word if number == 0 else "text", 12)
     for (title, caption, sheet), (column, top) in zip(charts, tops, strict=True):
         left = _ROOM + column * (WIDTH + _ROOM)
         pen.text(left, top + 12, title, "text", 13)

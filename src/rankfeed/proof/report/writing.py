@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from rankfeed.errors import ArgumentError
 from rankfeed.proof.report.html import html_of
 from rankfeed.proof.report.page import Page
 from rankfeed.proof.report.png import png_of
-from rankfeed.storage import write_atomic
+from rankfeed.proof.written import written
 
 
 def write(page: Page, path: str | os.PathLike[str]) -> Path:
@@ -25,15 +24,5 @@ def write(page: Page, path: str | os.PathLike[str]) -> Path:
         >>> write(page, Path(tempfile.mkdtemp(), "report.html")).read_text()[:15]
         '<!DOCTYPE html>'
     """
-    target = Path(path)
-    content = png_of(page) if target.suffix.lower() == ".png" else html_of(page).encode()
-    try:
-        write_atomic(target, content)
-    except OSError as error:
-        raise ArgumentError(
-            "the report cannot be written there",
-            found=error.strerror or error,
-            where=target,
-            remedy="name a file in a folder that is there and may be written to",
-        ) from error
-    return target
+    as_picture = Path(path).suffix.lower() == ".png"
+    return written(path, png_of(page) if as_picture else html_of(page).encode())

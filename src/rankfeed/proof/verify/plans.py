@@ -128,8 +128,8 @@ def _sample(
     """Look at some steps (do the ranks' shares make up the global batch?) and some positions (no id twice?)."""
     some = np.random.default_rng(0)
     first = schedules[0]
-    steps = {0, max(0, len(first) - 2), len(first) - 1}
-    steps |= {int(step) for step in some.integers(0, len(first), _SAMPLED_STEPS)}
+    steps = {0, max(0, len(first) - 2), len(first) - 1} if len(first) else set()
+    steps |= {int(step) for step in some.integers(0, len(first), _SAMPLED_STEPS if len(first) else 0)}
     # A batch of all ranks may be larger than what is worth looking at: a few ranks stand for the others then.
     looked_at = [int(rank) for rank in np.unique(some.integers(0, len(schedules), 64))]
     deliveries = missing = repeated = uneven = 0

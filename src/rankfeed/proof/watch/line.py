@@ -61,7 +61,9 @@ def line_for(name: str) -> TerminalLine | LogLine:
     """The kind of line that standard error takes."""
     from rich.console import Console
 
-    return TerminalLine(name) if Console(stderr=True).is_interactive else LogLine(name)
+    # FORCE_COLOR, which batch systems and CI set, makes a file a terminal for rich.
+    terminal = sys.stderr is not None and sys.stderr.isatty()
+    return TerminalLine(name) if terminal and Console(stderr=True).is_interactive else LogLine(name)
 
 
 def line_of(figures: Figures, rates: tuple[float, float], *, name: str = "", rank: int | None = None) -> str:

@@ -1,0 +1,36 @@
+"""What a user asked to have written, where it was asked for."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+from rankfeed.errors import ArgumentError
+from rankfeed.storage import write_atomic
+
+
+def written(path: str | os.PathLike[str], content: bytes) -> Path:
+    """Write a small file, whole or not at all; returns where. Links are followed.
+
+    Raises:
+        ArgumentError: it cannot be written there.
+
+    Examples:
+        >>> import tempfile
+        >>> written(Path(tempfile.mkdtemp(), "a"), b"all of it").read_bytes()
+        b'all of it'
+    """
+    target = Path(path)
+    try:
+        if target.exists() and not target.is_file():  # a device (/dev/null, say) is not to become a file
+            raise OSError(errno.EINVAL, "it is no file")
+        write_atomic(os.path.realpath(target), content)
+    except OSError as error:
+        raise ArgumentError(
+            "the report cannot be written there",
+            found=error.strerror or error,
+            where=target,
+            remedy="name a file in a folder that is there and may be written to",
+        ) from error
+    return target
