@@ -12,6 +12,7 @@ from rankfeed.errors import LockstepError
 from rankfeed.proof.lockstep import wake as waking
 from rankfeed.proof.lockstep.here import Clock, Here, Sight, is_echo
 from rankfeed.proof.lockstep.link import Address, Link
+from rankfeed.proof.lockstep.watch import Watch
 from rankfeed.proof.lockstep.words import Word
 
 
@@ -67,6 +68,37 @@ def test_a_silent_judge_is_judged_by_the_next() -> None:
     told = job.go(26, 0)
     assert "rank 0 (host host, process 100) has not been heard of for 2" in told[1]
     assert told[1] == told[2]
+
+
+def test_rank_0_knows_who_has_heard_that_it_left() -> None:
+    job = Job(3)
+    job.go(3)
+    job.words[0] = {"lap": 1, "step": 2, "state": "left", "closed": True}
+    job.go(3, 2)
+    assert job.links[0].parted == 2
+    job.go(2)
+    assert job.links[0].parted == 3
+
+
+def test_who_has_the_store_and_left_its_loop_stays_until_a_stalled_rank_has_heard_of_it() -> None:
+    watch = Watch.__new__(Watch)
+    watch.here, watch.verdict, watch._ranks = Here(), None, 2
+    watch.here.state = "left"
+    watch._has_store, watch._lost, watch._hurry = True, None, threading.Event()
+    watch._link = link = Link.__new__(Link)
+    link.answer, link.parted = None, 1
+    back = threading.Event()
+
+    def stalled() -> None:
+        time.sleep(2.5)
+        back.set()
+        link.parted = 2
+
+    thread = threading.Thread(target=stalled)
+    thread.start()
+    watch.linger()
+    assert back.is_set()
+    thread.join()
 
 
 def test_a_thread_that_sleeps_is_woken_by_the_error() -> None:

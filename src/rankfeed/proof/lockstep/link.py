@@ -105,13 +105,14 @@ class Link:
         self._fresh = {each: (0, now()) for each in range(world_size)}
         self._words = {each: Word(each, "?", 0) for each in range(world_size)}
         self._judge_heard: tuple[object, float] = (None, now())
-        self._thanked = False
+        self._counted: set[str] = set()
         self.judging = rank == 0
         self.written: Word | None = None
         self.answer: Answer | None = None
         self.answered = now()
         self.roster: dict[int, Address] = {}
-        self.thanks = 0
+        #: Of who has the store: how many ranks know the verdict; and how many that rank 0 takes no other step.
+        self.thanks = self.parted = 0
 
     @property
     def verdict(self) -> Verdict | None:
@@ -208,13 +209,18 @@ class Link:
             self.roster = {0: _decoded(self._store.get("address/0"), Address)}
 
     def _thank(self) -> None:
-        """Let the rank that has the store know that this one needs it no more."""
+        """Let the rank that has the store know that this one has heard what it needs it for."""
         if self.verdict is not None:
-            if not self._thanked:
-                self._thanked = True
-                self._store.add("thanks", 1)
-            if self._rank == 0:
-                self.thanks = self._store.add("thanks", 0)
+            self.thanks = self._count("thanks")
+        if self.answer is not None and self.answer.host_over:
+            self.parted = self._count("parted")
+
+    def _count(self, what: str) -> int:
+        """How many ranks have come here, this one among them; the number is asked for by rank 0 alone."""
+        if what not in self._counted:
+            self._counted.add(what)
+            self._store.add(what, 1)
+        return int(self._store.add(what, 0)) if self._rank == 0 else 0
 
     def expected_thanks(self) -> int:
         """How many ranks are alive to thank, as far as the judge knows: this one, and those that were heard of."""

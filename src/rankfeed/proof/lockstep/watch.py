@@ -57,7 +57,7 @@ class Watch:
         from torch import distributed
 
         self.here = Here()
-        self.rank, self.terms = distributed.get_rank(), terms
+        self.rank, self._ranks, self.terms = distributed.get_rank(), distributed.get_world_size(), terms
         self.verdict: Verdict | None = None
         self.over = False
         self.pid = os.getpid()
@@ -78,7 +78,7 @@ class Watch:
         self._link = Link(
             store,
             self.rank,
-            distributed.get_world_size(),
+            self._ranks,
             self._address,
             self._word,
             lambda: self._clock.now,
@@ -146,12 +146,14 @@ class Watch:
 
     def linger(self) -> None:
         """Where this process has the store: keep it until the others have heard what they need to hear."""
-        # Who left its loop is soon to be missed in a collective: that fails as soon as this process ends.
-        deadline = time.monotonic() + (_LINGER if self.here.state != "left" else 1.25 * EVERY)
+        deadline = time.monotonic() + _LINGER
         while self._has_store and self._lost is None and time.monotonic() < deadline:
             link = self._link
             if self.here.state != "failed" and self.verdict is None:
                 if link.answer is not None and link.answer.over:
+                    return
+                # Who left its loop is soon to be missed in a collective: that fails as soon as this process ends.
+                if self.here.state == "left" and link.parted == self._ranks:
                     return
             elif self.verdict is not None and link.thanks >= link.expected_thanks():
                 return
