@@ -1,8 +1,10 @@
 """Ranks hear of each other by a store, whoever of them is gone; and a thread raises wherever it is."""
 
+import socket
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -99,6 +101,40 @@ def test_who_has_the_store_and_left_its_loop_stays_until_a_stalled_rank_has_hear
     watch.linger()
     assert back.is_set()
     thread.join()
+
+
+class Failing:
+    """A link whose first rounds fail."""
+
+    def __init__(self, watch: Watch, rounds: int) -> None:
+        self.watch, self.rounds, self.verdict = watch, rounds, None
+        self.stores: list[Any] = []
+
+    def go_on_by(self, store: Any) -> None:
+        self.stores.append(store)
+
+    def round(self) -> None:
+        if len(self.stores) < self.rounds:
+            raise RuntimeError("wait timeout after 30000ms")
+        self.watch.over = True
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_store_that_is_late_is_asked_again_and_one_that_is_gone_is_not(
+    there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = Watch.__new__(Watch)
+    watch.here, watch.over, watch.rank, watch._lost, watch._name = Here(), False, 1, None, "loop/0"
+    watch._clock, watch._hurry = Clock(5.0), threading.Event()
+    watch._link = link = Failing(watch, 2)  # type: ignore[assignment]
+    monkeypatch.setattr("rankfeed.proof.lockstep.watch.connect", lambda name: (name, None, 0))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        watch._keep = SimpleNamespace(host="127.0.0.1", port=server.getsockname()[1])
+        if not there:
+            server.close()
+        watch._talk()
+    assert link.stores == (["loop/0", "loop/0"] if there else [])
+    assert (watch._lost is None) == there
 
 
 def test_a_thread_that_sleeps_is_woken_by_the_error() -> None:

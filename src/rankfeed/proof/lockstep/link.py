@@ -8,6 +8,7 @@ a few thousand small requests a second, and no rank waits for another.
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -23,6 +24,8 @@ from rankfeed.storage.decodable import decodable
 EVERY = 1.0
 #: Seconds after which the next rank takes the place of a judge that is silent; the one after it waits longer.
 _SUCCESSION, _EACH = 5.0, 2.0
+#: Seconds that a connection to the store may take.
+_PATIENCE = 5.0
 
 
 @decodable
@@ -118,6 +121,10 @@ class Link:
     def verdict(self) -> Verdict | None:
         """That on which all ranks agree."""
         return self.answer.verdict if self.answer is not None else None
+
+    def go_on_by(self, store: Any) -> None:
+        """Take another connection to the same store."""
+        self._store = store
 
     def round(self) -> None:
         """Say where this rank is, and hear of the others.
@@ -230,6 +237,31 @@ class Link:
         return len({*alive, self._rank})
 
 
+def listens(store: Any) -> bool:
+    """Whether a store is still there to be connected to anew; not only slow, or out of reach for a while.
+
+    Args:
+        store: of a process group.
+    """
+    at = bottom_of(store)
+    if not getattr(at, "port", 0):
+        return False  # none of a network: what it does wrong, it does for good
+    try:
+        socket.create_connection((at.host, at.port), _PATIENCE).close()
+    except (ConnectionRefusedError, ConnectionResetError):
+        return False
+    except OSError:
+        pass  # in a network that fails it is neither seen to be there nor to be gone
+    return True
+
+
+def bottom_of(store: Any) -> Any:
+    """The store under all prefixes."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return store
+
+
 def connect(name: str) -> tuple[Any, Any, int]:
     """A connection of one's own to the store of the default process group.
 
@@ -247,15 +279,13 @@ def connect(name: str) -> tuple[Any, Any, int]:
 
     distributed: Any = torch.distributed  # much of it has no types
     store: Any = _get_default_store()
-    bottom = store
     if store is None:
         raise ArgumentError(
             "Lockstep speaks by the store of torch.distributed, and this process group has none",
             found=f"the backend {distributed.get_backend()!r}",
             remedy="gloo or nccl have one",
         )
-    while hasattr(bottom, "underlying_store"):
-        bottom = bottom.underlying_store
+    bottom = bottom_of(store)
     port = int(getattr(bottom, "port", 0))
     # A job that torchrun starts anew finds the keys of the one before: they have another prefix.
     run = f"{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"

@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from bisect import bisect
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,7 +18,7 @@ from rankfeed.errors import LockstepError
 from rankfeed.proof.lockstep import wake as waking
 from rankfeed.proof.lockstep.here import Clock, Here, Sight
 from rankfeed.proof.lockstep.judge import SETTLE
-from rankfeed.proof.lockstep.link import EVERY, Address, Link, connect
+from rankfeed.proof.lockstep.link import EVERY, Address, Link, connect, listens
 from rankfeed.proof.lockstep.process import remember, say, tells_first
 from rankfeed.proof.lockstep.words import Verdict, Word
 from rankfeed.topology.job import is_stopped, numbering, started
@@ -57,6 +58,7 @@ class Watch:
         from torch import distributed
 
         self.here = Here()
+        self._name = name
         self.rank, self._ranks, self.terms = distributed.get_rank(), distributed.get_world_size(), terms
         self.verdict: Verdict | None = None
         self.over = False
@@ -206,14 +208,23 @@ class Watch:
             try:
                 self._link.round()
             except Exception as error:
-                self._lost = error
-                return
+                if not self._connected_anew():
+                    self._lost = error
+                    return
             if self._link.verdict is not None and self.rank > 0:
                 return  # rank 0 may go, and its store with it
             # Until all know each other, and when something is about to be decided, all hurry.
             hurry = self.here.state == "failed" or self._link.verdict is not None or self._clock.now < _START
             self._hurry.wait(_TICK if hurry else EVERY)
             self._hurry.clear()
+
+    def _connected_anew(self) -> bool:
+        """Whether a store that made an error is there still: one that is late is waited for until the limit."""
+        if not listens(self._keep):
+            return False
+        with suppress(Exception):
+            self._link.go_on_by(connect(self._name)[0])
+        return True
 
     def _guard(self) -> None:
         while not self.over:
