@@ -202,6 +202,8 @@ def test_verify_of_a_run_says_what_was_delivered(packed: Path, tmp_path: Path) -
     (epoch,) = json.loads(done.stdout)["loaders"][0]["epochs"]
     missing = loader.plan.sample_ids(0, range(24, 40)).tolist()
     assert (epoch["missing"], epoch["missing_ids"]) == (16, missing)
+    done = rankfeed("verify", ledgers, "--data", packed, "--format", "parquet")
+    assert "expected: Parquet files" in done.stderr
     done = rankfeed("verify", ledgers)
     assert done.returncode == 1
     assert "positions 24 to 40: 16 samples missing" in " ".join(done.stdout.split())
@@ -228,6 +230,19 @@ def test_a_plan_that_does_not_hold_is_told_in_one_document(
         main()
     assert ended.value.code == 1
     assert json.loads(capsys.readouterr().out)["missing"] == 1
+
+
+def test_a_demo_that_fails_is_told_in_one_document(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from rankfeed.cli import main
+
+    monkeypatch.setattr("rankfeed.cli.demo.run", lambda say: {"missing": 1, "repeated": 0})
+    monkeypatch.setattr(sys, "argv", ["rankfeed", "demo", "--json"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    assert json.loads(capsys.readouterr().out) == {"ok": False, "missing": 1, "repeated": 0}
 
 
 def test_verify_lists_all_damage_as_json(packed: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A Trainer that resumes goes on where the checkpoint was taken, whenever that was."""
 
+import warnings
 from collections import Counter
 from itertools import chain
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 from tests.support.packages import need_package
 
 import rankfeed as rf
+from rankfeed.errors import ArgumentError
 
 need_package("lightning")
 import lightning.pytorch as L  # noqa: E402
@@ -286,3 +288,87 @@ def test_a_shorter_loader_that_was_begun_anew_goes_on_as_if_never_stopped(sample
     whole = fit(saver(tmp_path / "steps", every_n_train_steps=3), saver(tmp_path / "epochs"))
     for saved, steps in [("steps", 3), ("steps", STEPS), ("epochs", STEPS), ("steps", 9)]:
         assert fit(ckpt_path=tmp_path / saved / f"step={steps}.ckpt") == whole[steps:], (saved, steps)
+
+
+def numbers(epoch: int) -> Any:
+    return ({"id": 100 * epoch + number} for number in range(9))
+
+
+class Counting:
+    """A stream with a state of its own."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Any:
+        while self.at < 9:
+            self.at += 1
+            yield {"id": self.at}
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+@pytest.mark.parametrize("stream", [numbers, Counting], ids=["counted", "with its own state"])
+def test_a_stream_resumes_after_any_batch_though_lightning_reads_one_ahead(stream: Any, tmp_path: Path) -> None:
+    def feed() -> rf.Loader:
+        return rf.Loader(rf.from_iterable(stream), 2)
+
+    whole = Model()
+    trainer(saver(tmp_path, every_n_train_steps=1), max_epochs=2).fit(whole, feed())
+    assert [epoch for epoch, _ in whole.trained] == [0] * 5 + [1] * 5
+    for step in range(1, 11):
+        rest = Model()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "this epoch of a stream")
+            trainer(max_epochs=2).fit(rest, feed(), ckpt_path=tmp_path / f"step={step}.ckpt")
+        assert whole.trained[:step] + rest.trained == whole.trained, step
+
+
+def test_beside_a_stream_a_loader_resumes_after_any_batch(tmp_path: Path) -> None:
+    def feeds() -> Any:
+        return CombinedLoader([loader(shuffle=False), rf.Loader(rf.from_iterable(Counting), 2)], "max_size_cycle")
+
+    class Pairs(Model):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            return super().training_step({"id": torch.cat([batch[0]["id"], batch[1]["id"]])}, batch_idx)
+
+    whole = Pairs()
+    trainer(saver(tmp_path, every_n_train_steps=1), max_epochs=1).fit(whole, feeds())
+    assert len(whole.trained) == STEPS
+    for step in (1, 4):
+        rest = Pairs()
+        trainer(max_epochs=1).fit(rest, feeds(), ckpt_path=tmp_path / f"step={step}.ckpt")
+        assert whole.trained[:step] + rest.trained[: 5 - step] == whole.trained[:5]
+
+
+def test_a_stream_that_is_stopped_by_an_error_comes_again_with_the_batch_in_hand(tmp_path: Path) -> None:
+    class Stops(Model):
+        def stop(self, hook: str) -> None:
+            if hook == "training_step" and len(self.trained) == 3:
+                raise Stopped
+
+    stopped, rest = Stops(), Model()
+    with pytest.raises(Stopped):
+        trainer(saver(tmp_path, save_on_exception=True), max_epochs=1).fit(
+            stopped, rf.Loader(rf.from_iterable(Counting), 2)
+        )
+    (checkpoint,) = tmp_path.iterdir()
+    trainer(max_epochs=1).fit(rest, rf.Loader(rf.from_iterable(Counting), 2), ckpt_path=checkpoint)
+    assert samples(stopped.trained + rest.trained, 0) == Counter(range(1, 10))
+
+
+def test_a_stream_cannot_train_and_validate_at_the_same_time() -> None:
+    feed = rf.Loader(rf.from_iterable(numbers), 2)
+    with pytest.raises(ArgumentError, match="cannot be read twice"):
+        trainer(max_epochs=1).fit(Model(), feed, feed)
+
+
+def test_a_stream_that_goes_on_without_the_callback_is_warned_of(tmp_path: Path) -> None:
+    feed = rf.Loader(rf.from_iterable(numbers), 2)
+    feed.load_state_dict({**feed.state_dict(), "position": 4, "steps": 2})
+    with pytest.warns(UserWarning, match="reads a batch ahead"):
+        feed.batch_sampler.sampler.set_epoch(0)

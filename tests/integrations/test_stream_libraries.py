@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import rankfeed as rf
+from rankfeed.errors import ArgumentError
 
 
 def numbers(row: Any) -> Any:
@@ -116,3 +117,39 @@ def test_lightning_trains_on_a_stream_and_accelerate_leaves_it_alone(tmp_path: P
     assert seen == [list(range(9))] * 2
     prepared = accelerate.Accelerator(cpu=True).prepare(loader)
     assert prepared is loader
+
+
+def stream_loader() -> rf.Loader:
+    return rf.Loader(rf.from_iterable(lambda: ({"x": number} for number in range(9))), 2)
+
+
+def test_an_accelerator_says_how_a_stream_is_taken_there_and_keeps_its_place(tmp_path: Path) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    from rankfeed.integrations.accelerate import accelerated
+
+    first, second = stream_loader(), stream_loader()
+    accelerator = accelerate.Accelerator(cpu=True)
+    with pytest.raises(ArgumentError, match=r"register_for_checkpointing\(loader\)"):
+        accelerated(first, accelerator)
+    accelerator.register_for_checkpointing(first)
+    seen = [number for batch in itertools.islice(first, 2) for number in batch["x"].tolist()]
+    accelerator.save_state(str(tmp_path))
+    resumed = accelerate.Accelerator(cpu=True)
+    resumed.register_for_checkpointing(second)
+    resumed.load_state(str(tmp_path))
+    assert seen + [number for batch in second for number in batch["x"].tolist()] == list(range(9))
+
+
+@pytest.mark.parametrize("fed", [stream_loader(), stream_loader().source], ids=["loader", "stream"])
+def test_a_trainer_of_transformers_says_that_it_takes_no_stream(fed: Any, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    from rankfeed.integrations.transformers import FeedMixin
+
+    class Trainer(FeedMixin, transformers.Trainer):  # type: ignore[misc, name-defined]
+        pass
+
+    given = {"model": torch.nn.Linear(1, 1), "args": transformers.TrainingArguments(str(tmp_path), use_cpu=True)}
+    with pytest.raises(ArgumentError, match="not fed by a stream"):
+        Trainer(**given, train_dataset=fed)
+    with pytest.raises(ArgumentError, match="not fed by a stream"):
+        Trainer(**given, eval_dataset={"held": fed}).evaluate()

@@ -163,3 +163,11 @@ def test_a_dataset_that_reads_batches_is_asked_for_batches_and_draws_the_same_ea
 def test_an_unknown_device_is_refused() -> None:
     with pytest.raises(rf.errors.ArgumentError, match="unknown device"):
         rf.Loader(rf.from_dataset([{"x": 1}]), device="nonsense")
+
+
+def test_dicts_that_fit_in_no_columns_are_collated_alike_by_every_engine() -> None:
+    source = rf.from_dataset([{"x": {"a": number, "b": "text"}} for number in range(4)])
+    for workers in (0, 2):
+        batches = list(rf.Loader(source, 2, num_workers=workers))
+        assert [batch["x"]["a"].tolist() for batch in batches] == [[0, 1], [2, 3]]
+        assert batches[1]["x"]["b"] == ["text", "text"]

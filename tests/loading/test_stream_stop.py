@@ -221,6 +221,36 @@ def test_a_transform_that_fails_on_one_rank_stops_all(together: Any) -> None:
     assert "ZeroDivisionError" in str(found[0])
 
 
+def test_an_error_in_a_batch_that_only_fills_reaches_all_after_the_same_steps(together: Any) -> None:
+    for workers in (0, 2):
+
+        def read(topology: rf.Topology, workers: int = workers) -> Any:
+            seen: Counter[int] = Counter()
+
+            def failing(sample: dict[str, int]) -> dict[str, int]:
+                seen[sample["x"]] += 1
+                if topology.rank == 0 and seen[sample["x"]] > 5:
+                    raise ValueError("no room for another copy")
+                return sample
+
+            loader: Any = rf.Loader(
+                own((3, 30)), 2, tail="pad", topology=topology, transform=failing, num_workers=workers
+            )
+            done = 0
+            try:
+                for _ in loader:
+                    done += 1
+            except rf.errors.RankfeedError as error:
+                return done, str(error)
+            return done, ""
+
+        found = together(2, read)
+        assert found[0][0] == found[1][0] == 3
+        assert "no room for another copy" in found[0][1]
+        assert "the stream of rank 0 failed, so all ranks stop" in found[1][1]
+        assert "no room for another copy" in found[1][1]
+
+
 def shared(function: Callable[[int], Any]) -> Any:
     """A stream that all ranks read, but that differs by thread."""
     return rf.from_iterable(function)

@@ -196,6 +196,20 @@ def test_a_damaged_page_of_parquet_is_found(tmp_path: Path) -> None:
     assert "row group 2" in names(verify_data(path))
 
 
+def test_a_damaged_row_group_is_told_once(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = tmp_path / "table.parquet"
+    pq.write_table(pa.table({"x": np.arange(5000)}), path, row_group_size=1000, use_dictionary=False)
+    with pq.ParquetFile(path) as file:
+        header = file.metadata.row_group(2).column(0).data_page_offset
+    flip(path, header, 0xFF)
+    verdict = verify_data(path)
+    assert verdict.count == 1, names(verdict)
+    assert "row group 2" in names(verdict)
+
+
 def test_samples_that_cannot_be_decoded_are_named_one_by_one(tmp_path: Path) -> None:
     folder = tars(tmp_path / "tars")
     path = folder / "1.tar"

@@ -1,8 +1,10 @@
 """Ranks hear of each other by a store, whoever of them is gone; and a thread raises wherever it is."""
 
+import socket
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from rankfeed.errors import LockstepError
 from rankfeed.proof.lockstep import wake as waking
 from rankfeed.proof.lockstep.here import Clock, Here, Sight, is_echo
 from rankfeed.proof.lockstep.link import Address, Link
+from rankfeed.proof.lockstep.watch import Watch
 from rankfeed.proof.lockstep.words import Word
 
 
@@ -67,6 +70,71 @@ def test_a_silent_judge_is_judged_by_the_next() -> None:
     told = job.go(26, 0)
     assert "rank 0 (host host, process 100) has not been heard of for 2" in told[1]
     assert told[1] == told[2]
+
+
+def test_rank_0_knows_who_has_heard_that_it_left() -> None:
+    job = Job(3)
+    job.go(3)
+    job.words[0] = {"lap": 1, "step": 2, "state": "left", "closed": True}
+    job.go(3, 2)
+    assert job.links[0].parted == 2
+    job.go(2)
+    assert job.links[0].parted == 3
+
+
+def test_who_has_the_store_and_left_its_loop_stays_until_a_stalled_rank_has_heard_of_it() -> None:
+    watch = Watch.__new__(Watch)
+    watch.here, watch.verdict, watch._ranks = Here(), None, 2
+    watch.here.state = "left"
+    watch._has_store, watch._lost, watch._hurry = True, None, threading.Event()
+    watch._link = link = Link.__new__(Link)
+    link.answer, link.parted = None, 1
+    back = threading.Event()
+
+    def stalled() -> None:
+        time.sleep(2.5)
+        back.set()
+        link.parted = 2
+
+    thread = threading.Thread(target=stalled)
+    thread.start()
+    watch.linger()
+    assert back.is_set()
+    thread.join()
+
+
+class Failing:
+    """A link whose first rounds fail."""
+
+    def __init__(self, watch: Watch, rounds: int) -> None:
+        self.watch, self.rounds, self.verdict = watch, rounds, None
+        self.stores: list[Any] = []
+
+    def go_on_by(self, store: Any) -> None:
+        self.stores.append(store)
+
+    def round(self) -> None:
+        if len(self.stores) < self.rounds:
+            raise RuntimeError("wait timeout after 30000ms")
+        self.watch.over = True
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_store_that_is_late_is_asked_again_and_one_that_is_gone_is_not(
+    there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = Watch.__new__(Watch)
+    watch.here, watch.over, watch.rank, watch._lost, watch._name = Here(), False, 1, None, "loop/0"
+    watch._clock, watch._hurry = Clock(5.0), threading.Event()
+    watch._link = link = Failing(watch, 2)  # type: ignore[assignment]
+    monkeypatch.setattr("rankfeed.proof.lockstep.watch.connect", lambda name: (name, None, 0))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        watch._keep = SimpleNamespace(host="127.0.0.1", port=server.getsockname()[1])
+        if not there:
+            server.close()
+        watch._talk()
+    assert link.stores == (["loop/0", "loop/0"] if there else [])
+    assert (watch._lost is None) == there
 
 
 def test_a_thread_that_sleeps_is_woken_by_the_error() -> None:

@@ -1,6 +1,7 @@
 """The verdict on a run is what its ranks delivered, whoever was killed when."""
 
 import json
+import os
 import random
 from collections import Counter
 from pathlib import Path
@@ -222,6 +223,13 @@ def test_a_folder_without_ledgers_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "README").write_text("nothing")
     with pytest.raises(SourceError, match="no ledgers"):
         verify_run(tmp_path)
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_in_the_place_of_a_ledger_is_told_and_not_waited_for(tmp_path: Path) -> None:
+    Job(tmp_path, rf.Plan(100)).launch(1, 10, [(0, 0, [10])])
+    os.mkfifo(tmp_path / "x.rankfeed-ledger")
+    assert "x.rankfeed-ledger, offset 0: cannot be read: it is no file" in " ".join(verify_run(tmp_path).problems)
 
 
 def test_foreign_files_are_named(tmp_path: Path) -> None:

@@ -38,8 +38,11 @@ def demo(as_json: Json = False) -> None:
     from rankfeed.cli import demo as main_job
 
     figures = main_job.run(lambda text: typer.echo(text, err=as_json))
-    show(figures, as_json=as_json, title="proof")
-    if figures["missing"] or figures["repeated"]:
+    ok = not (figures["missing"] or figures["repeated"])
+    show({"ok": ok, **figures}, as_json=as_json, title="proof")
+    if not ok and as_json:
+        raise typer.Exit(1)  # it was said, and there is one document
+    if not ok:
         raise RankfeedError("samples went missing or came twice", found=str(figures))
 
 

@@ -74,13 +74,13 @@ def verify(
     """
     from rankfeed.proof.verify.ledgers import is_run
 
+    opening = {"format": format, "cache_dir": cache_dir, "allow_pickle": allow_pickle}
+    opening |= options_of(option or ())
     if target is not None and len(target) == 1 and is_run(target[0]):
-        show_run(target[0], data=run_data, ids=ids, as_json=json)
+        show_run(target[0], data=run_data, opening=opening, ids=ids, as_json=json)
         return
     figures: dict[str, Any] = {}
     if target:
-        opening = {"format": format, "cache_dir": cache_dir, "allow_pickle": allow_pickle}
-        opening |= options_of(option or ())
         figures["files"] = check_data(where_of(target), resume=resume, as_json=json, opening=opening)
         sizes = opened(
             target, format=format, options=option, cache_dir=cache_dir, allow_pickle=allow_pickle

@@ -20,13 +20,21 @@ from rankfeed.proof.verify.runs import verify_run
 _IDS = 1000
 
 
-def show_run(folder: str, *, data: str | None, ids: bool, as_json: bool) -> None:
-    """Say what a job delivered; exit with 1 where something is missing or wrong."""
+def show_run(folder: str, *, data: str | None, opening: dict[str, Any], ids: bool, as_json: bool) -> None:
+    """Say what a job delivered; exit with 1 where something is missing or wrong.
+
+    Args:
+        folder: of ledgers.
+        data: the data set that was read, if it is to be compared.
+        opening: how that is opened.
+        ids: whether ids of missing samples are told.
+        as_json: for machines.
+    """
     with progress_bar("reading ledgers") as progress:
         verdict = verify_run(folder, progress=progress)
     blocks = None
     if data is not None:
-        blocks = _compared(verdict, data)
+        blocks = _compared(verdict, data, opening)
     told = verdict.as_dict()
     if ids:
         for loader, as_told in zip(verdict.loaders, told["loaders"], strict=True):
@@ -40,7 +48,7 @@ def show_run(folder: str, *, data: str | None, ids: bool, as_json: bool) -> None
         sys.exit(1)
 
 
-def _compared(verdict: RunVerdict, data: str) -> Any:
+def _compared(verdict: RunVerdict, data: str, opening: dict[str, Any]) -> Any:
     """The blocks of a data set, which has to be that of a loader of the run.
 
     Raises:
@@ -48,7 +56,7 @@ def _compared(verdict: RunVerdict, data: str) -> Any:
     """
     from rankfeed.sources import open as open_source
 
-    source = open_source(data)
+    source = open_source(data, **opening)
     known = [loader.source for loader in verdict.loaders]
     if source.fingerprint not in known:
         raise StateError(

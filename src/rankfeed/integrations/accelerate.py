@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from rankfeed.errors import ArgumentError, StateError, listed
-from rankfeed.loading import Loader
+from rankfeed.loading import Loader, StreamLoader
 from rankfeed.loading.device import to_device
 from rankfeed.loading.frameworks import at_home
 from rankfeed.plan import Schedule
@@ -45,7 +45,8 @@ def accelerated(loader: Loader, accelerator: Any, *, checkpoint: bool = True) ->
             evaluation say: an accelerator keeps what is part of its checkpoints, and asks for as much on loading.
 
     Raises:
-        ArgumentError: no :class:`rankfeed.Loader`; its ranks are not those of the accelerator.
+        ArgumentError: no :class:`rankfeed.Loader`, or one of a stream, whose end is not known before it comes; its
+            ranks are not those of the accelerator.
 
     Examples:
         >>> import rankfeed as rf
@@ -60,12 +61,7 @@ def accelerated(loader: Loader, accelerator: Any, *, checkpoint: bool = True) ->
         ([4.0], True)
     """
     if not isinstance(loader, Loader):
-        raise ArgumentError(
-            "only a rankfeed.Loader can be taken to an Accelerator this way",
-            expected="rankfeed.Loader",
-            found=type(loader).__name__,
-            remedy="make one: rankfeed.Loader(rankfeed.from_dataset(dataset), batch_size=...)",
-        )
+        raise _no_loader(loader)
     _check_ranks(loader, accelerator)
     ours = AcceleratedLoader(loader, accelerator)
     if checkpoint:
@@ -207,6 +203,23 @@ def _schedule(loader: Loader, state: Mapping[str, Any]) -> Schedule:
         epoch=state["epoch"],
         start=state["position"],
         tail=loader.tail,
+    )
+
+
+def _no_loader(found: Any) -> ArgumentError:
+    if isinstance(found, StreamLoader):
+        return ArgumentError(
+            "a loader of a stream does not know its last batch before it has ended, as an Accelerator asks",
+            expected="a rankfeed.Loader with a length",
+            found=repr(found.source),
+            remedy="iterate it as it is, made with device=accelerator.device; for checkpoints call "
+            "accelerator.register_for_checkpointing(loader)",
+        )
+    return ArgumentError(
+        "only a rankfeed.Loader can be taken to an Accelerator this way",
+        expected="rankfeed.Loader",
+        found=type(found).__name__,
+        remedy="make one: rankfeed.Loader(rankfeed.from_dataset(dataset), batch_size=...)",
     )
 
 

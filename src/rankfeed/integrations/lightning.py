@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from torch import distributed
 
 from rankfeed.errors import ArgumentError, MissingExtraError, PlanError, listed
-from rankfeed.loading import Loader
+from rankfeed.loading import Loader, StreamLoader
 from rankfeed.loading.epochs import counted_anew
 from rankfeed.plan import Cursor
 
@@ -63,7 +63,7 @@ class LoaderCheck(_callback()):  # type: ignore[misc]
     """
 
     #: How many batches have been trained on, and where our loaders stood after the last of them.
-    _trained: tuple[int, dict[Loader, Cursor]] = (-1, {})
+    _trained: tuple[int, dict[Loader | StreamLoader, Cursor]] = (-1, {})
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         if trainer.overfit_batches > 0:
@@ -89,16 +89,17 @@ class LoaderCheck(_callback()):  # type: ignore[misc]
             if loop._combined_loader._mode == "max_size":
                 # A shorter loader that is through has moved on to its next epoch, and would be read in this one.
                 if place.epoch > before[feed].epoch:
-                    places[feed] = replace(before[feed], position=feed.plan.num_samples)
+                    whole = feed.plan.num_samples if isinstance(feed, Loader) else before[feed].position
+                    places[feed] = replace(before[feed], position=whole)
             elif place.epoch > epoch and loop.epoch_loop.batch_progress.is_last_batch:
                 # A shorter loader that was begun anew would go on there, where the next epoch begins it.
                 places[feed] = Cursor(epoch + 1)
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         batches, places = self._trained
-        # One more: it is at its end, and what has been read is what has been trained on.
-        if batches == trainer.fit_loop.epoch_loop.batch_progress.total.processed:
-            _without_batch_in_hand(trainer.fit_loop, checkpoint["loops"]["fit_loop"], places)
+        if batches != trainer.fit_loop.epoch_loop.batch_progress.total.processed:
+            places = _places(trainer.fit_loop)  # one more: it is at its end, and this was not told yet
+        _without_batch_in_hand(trainer.fit_loop, checkpoint["loops"]["fit_loop"], places)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         _refuse_twice(trainer.fit_loop)
@@ -112,8 +113,7 @@ class LoaderCheck(_callback()):  # type: ignore[misc]
 
     def _keep_places(self, trainer: Any) -> None:
         loop = trainer.fit_loop
-        places = {feed: feed._cursor for feed in _ours(loop)}
-        self._trained = loop.epoch_loop.batch_progress.total.processed, places
+        self._trained = loop.epoch_loop.batch_progress.total.processed, _places(loop)
 
 
 def log_mean(
@@ -212,7 +212,16 @@ def _find_epoch(loop: Any) -> None:
     loop.update_restart_stage()
 
 
-def _without_batch_in_hand(loop: Any, state: dict[str, Any], places: Mapping[Loader, Cursor]) -> None:
+def _places(loop: Any) -> dict[Loader | StreamLoader, Cursor]:
+    """Where our loaders stand after the batch that Lightning has taken last."""
+    # Of loaders without a length it holds one more, to see their end before it comes.
+    ahead = bool(getattr(loop._data_fetcher, "batches", None))
+    return {feed: feed._before if ahead else feed._cursor for feed in _ours(loop)}
+
+
+def _without_batch_in_hand(
+    loop: Any, state: dict[str, Any], places: Mapping[Loader | StreamLoader, Cursor]
+) -> None:
     """Let the state of a fit loop be that after the last batch that was trained on."""
     if not (states := state["state_dict"].get("combined_loader")):
         return
@@ -223,7 +232,7 @@ def _without_batch_in_hand(loop: Any, state: dict[str, Any], places: Mapping[Loa
     ]
     for feed, each in zip(stateful, states, strict=True):
         if feed in places:
-            each.update(asdict(places[feed]))
+            each.update(feed._state_at(places[feed]))
     batches = state["epoch_loop.batch_progress"]
     if loop._data_fetcher and loop._data_fetcher.fetched > batches["current"]["processed"]:
         batches["is_last_batch"] = False
@@ -245,6 +254,8 @@ def _recount(trainer: Any) -> None:
         return
     for feed in ours:
         counted_anew(feed)
+    if loop.max_batches == float("inf"):  # beside a loader without a length
+        return
     pairs = zip(combined.flattened, combined.limits, strict=True)
     limits = [_limited(len(feed), limit) if isinstance(feed, Loader) else old for feed, old in pairs]
     if limits == combined.limits and len(combined) == loop.max_batches:
@@ -280,10 +291,11 @@ def _refuse_twice(loop: Any) -> None:
         )
 
 
-def _ours(loop: Any) -> list[Loader]:
+def _ours(loop: Any) -> list[Loader | StreamLoader]:
     """The rankfeed loaders that a loop reads."""
     combined = loop._combined_loader
-    return [] if combined is None else [feed for feed in combined.flattened if isinstance(feed, Loader)]
+    feeds = [] if combined is None else combined.flattened
+    return [feed for feed in feeds if isinstance(feed, (Loader, StreamLoader))]
 
 
 def _loaders(found: Any) -> Iterator[Loader]:

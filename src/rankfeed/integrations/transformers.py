@@ -12,7 +12,7 @@ from typing import Any
 from rankfeed.errors import ArgumentError, StateError
 from rankfeed.integrations.transformers_batches import AsDict, PadTokens
 from rankfeed.integrations.transformers_evaluation import ExactEvaluation
-from rankfeed.integrations.transformers_feed import Feed
+from rankfeed.integrations.transformers_feed import Feed, is_fed
 from rankfeed.loading import Loader
 from rankfeed.sources import Source
 from rankfeed.sources.extras import need
@@ -51,7 +51,7 @@ class FeedMixin(ExactEvaluation):
     Needs Transformers 5 (``_run_epoch`` and ``_init_training_state`` of its Trainer are overridden).
 
     Raises:
-        ArgumentError: a loader or an argument that the Trainer cannot be fed by.
+        ArgumentError: a loader, a stream or an argument that the Trainer cannot be fed by.
         StateError: a checkpoint without a loader's state, or one of other data or another plan.
     """
 
@@ -70,13 +70,15 @@ class FeedMixin(ExactEvaluation):
                 expected="class Trainer(FeedMixin, transformers.Trainer), transformers>=5",
                 found=f"no {', '.join(missing)} in {[each.__name__ for each in type(self).__mro__[1:3]]}",
             )
+        for each in (*args, *kwargs.values()):
+            is_fed(each)  # a Trainer says other things of what has no length
         super().__init__(*args, **kwargs)
         # First of all, so that the others see the right epoch.
         self.callback_handler.callbacks.insert(0, _epoch_keeper(self))
 
     def get_train_dataloader(self) -> Any:
         """The feed of ``train_dataset``, at the start of the first epoch."""
-        if not isinstance(self.train_dataset, (Source, Loader)):
+        if not is_fed(self.train_dataset):
             self._feed = None
             return super().get_train_dataloader()
         args = self.args
@@ -103,13 +105,13 @@ class FeedMixin(ExactEvaluation):
         """The feed of ``eval_dataset``, one of them by its name, or the Trainer's own."""
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         dataset = self.eval_dataset[dataset] if isinstance(dataset, str) else dataset
-        if not isinstance(dataset, (Source, Loader)):
+        if not is_fed(dataset):
             return super().get_eval_dataloader(eval_dataset)
         return self._eval_feed(dataset)
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
         """The feed of what ``predict`` got."""
-        if not isinstance(test_dataset, (Source, Loader)):
+        if not is_fed(test_dataset):
             return super().get_test_dataloader(test_dataset)
         return self._eval_feed(test_dataset)
 
@@ -196,7 +198,7 @@ class FeedMixin(ExactEvaluation):
         if resume_from_checkpoint is True:
             utils = need("transformers.trainer_utils", extra="transformers")
             resume_from_checkpoint = utils.get_last_checkpoint(self.args.output_dir) or True
-        fed = isinstance(self.train_dataset, (Source, Loader))
+        fed = is_fed(self.train_dataset)
         if fed and not isinstance(resume_from_checkpoint, (bool, type(None))) and not self.args.ignore_data_skip:
             self._place = _place_in(Path(resume_from_checkpoint))
         return super().train(resume_from_checkpoint, *args, **kwargs)

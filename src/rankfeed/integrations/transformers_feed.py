@@ -9,9 +9,26 @@ import torch
 
 from rankfeed.errors import ArgumentError
 from rankfeed.integrations.transformers_batches import IGNORED, real_rows
-from rankfeed.loading import Loader
+from rankfeed.loading import Loader, Stream, StreamLoader
 from rankfeed.loading.frameworks import at_home
 from rankfeed.plan import Schedule
+from rankfeed.sources import Source
+
+
+def is_fed(dataset: Any) -> bool:
+    """Whether a Trainer's data set is read by rankfeed; others are left to the Trainer.
+
+    Raises:
+        ArgumentError: it is a stream, which has no length to count a Trainer's epochs and updates by.
+    """
+    if isinstance(dataset, (Stream, StreamLoader)):
+        raise ArgumentError(
+            "a Trainer is not fed by a stream, which has no length",
+            expected="a source, or a rankfeed.Loader of one",
+            found=repr(getattr(dataset, "source", dataset)),
+            remedy="write the samples down once, rankfeed.pack(samples, folder), and give rankfeed.open(folder)",
+        )
+    return isinstance(dataset, (Source, Loader))
 
 
 class Feed:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakSet
 
 from rankfeed.plan import Schedule
 
-if TYPE_CHECKING:
-    from rankfeed.loading.loader import Loader
-
 #: Loaders whose framework has been made to count their steps anew, where an epoch goes on with other batches.
-_counted: WeakSet[Loader] = WeakSet()
+_counted: WeakSet[Any] = WeakSet()
 
 
-def counted_anew(loader: Loader) -> None:
+def counted_anew(loader: Any) -> None:
     """Say that the framework takes as many steps of this loader as it has, so that there is nothing to warn of."""
     _counted.add(loader)
 
@@ -55,6 +52,13 @@ class EpochSetter:
             warnings.warn(
                 "this epoch was begun on other ranks or with another batch size, and Lightning will hold it and "
                 "those after it to a wrong number of batches: give the Trainer "
+                "callbacks=[rankfeed.integrations.lightning.LoaderCheck()]",
+                stacklevel=2,
+            )
+        if not hasattr(loader, "__len__") and loader._begun.position and loader not in _counted:
+            warnings.warn(
+                "this epoch of a stream goes on at a place that was saved, and Lightning reads a batch ahead of "
+                "what it has trained on: that one is left out, unless the Trainer that saved has "
                 "callbacks=[rankfeed.integrations.lightning.LoaderCheck()]",
                 stacklevel=2,
             )

@@ -27,7 +27,7 @@ from rankfeed.loading.standing import Standing
 from rankfeed.loading.stats import Stats
 from rankfeed.loading.stream import Stream
 from rankfeed.loading.stream_loader import StreamLoader
-from rankfeed.plan import Plan, Schedule, Tail
+from rankfeed.plan import Cursor, Plan, Schedule, Tail
 from rankfeed.plan.plan import DEFAULT_WINDOW, whole
 from rankfeed.sources import Source
 from rankfeed.topology import Topology
@@ -188,7 +188,7 @@ class Loader(Standing, Placed, AmongFrameworks):
 
     def state_dict(self) -> dict[str, Any]:
         """Where the job stands, after the last delivered step: JSON-able, under 1 KiB, the same on every rank."""
-        return states.save(self._cursor, self.plan.describe(), self.source.fingerprint)
+        return self._state_at(self._cursor)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was taken, on whatever number of ranks, workers and batch size.
@@ -209,6 +209,9 @@ class Loader(Standing, Placed, AmongFrameworks):
     def stats(self) -> dict[str, int | float]:
         """Epoch, steps, samples, rates, time waited for data, cache hits, padding, private memory of this rank."""
         return self._stats.as_dict()
+
+    def _state_at(self, cursor: Cursor) -> dict[str, Any]:
+        return states.save(cursor, self.plan.describe(), self.source.fingerprint)
 
     def _schedule(self) -> Schedule:
         return Schedule(

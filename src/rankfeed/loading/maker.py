@@ -227,7 +227,8 @@ class Maker:
         for sample_id in ids.tolist():
             seed_globals(streams.word(sample_id))
             samples += self._samples(self._plain(self.source.fetch([sample_id], self.columns)))
-        return self._as_columns(samples)
+        # Dicts that fit in no columns, nested ones for one, stay as they are, as they do without seeding.
+        return samples if "" in self.source.fields else self._as_columns(samples)
 
     @staticmethod
     def _plain(columns: Columns) -> Columns | Sequence[Any]:

@@ -21,6 +21,8 @@ class Standing:
     def __init__(self) -> None:
         #: Where the epoch in hand was begun (its start, or a loaded place), and where it stands now.
         self._begun = self._cursor = Cursor()
+        #: Where it stood before it was last asked for a batch: the place of who reads one ahead.
+        self._before = Cursor()
         #: Counts iterations and moves: only the iteration that has the turn moves the loader. A number, not the
         #: iteration itself, so that one that is left early is gone at once, and its workers with it.
         self._turn = 0
@@ -43,7 +45,7 @@ class Standing:
 
         One that has delivered nothing yet comes along: frameworks call ``iter`` first and ``set_epoch`` then.
         """
-        self._begun = self._cursor = cursor
+        self._begun = self._cursor = self._before = cursor
         if self._under_way:
             self._turn += 1
 
@@ -57,8 +59,10 @@ class Standing:
 
     def _moved(self, turn: int, position: int) -> None:
         if self._turn == turn:
-            self._cursor = self._cursor.after(position)
+            self._before, self._cursor = self._cursor, self._cursor.after(position)
 
     def _exhausted(self, turn: int) -> None:
         if self._turn == turn:
-            self._go_to(self._cursor.next_epoch())
+            ended = self._cursor
+            self._go_to(ended.next_epoch())
+            self._before = ended

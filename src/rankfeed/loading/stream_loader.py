@@ -21,7 +21,7 @@ from rankfeed.loading.options import one_of
 from rankfeed.loading.placed import Placed
 from rankfeed.loading.standing import Standing
 from rankfeed.loading.stats import Stats
-from rankfeed.loading.stream import Saved, Stream
+from rankfeed.loading.stream import Stream
 from rankfeed.loading.stream_council import begin_together, council
 from rankfeed.loading.stream_feed import Batch, StreamFeed, Unfetched
 from rankfeed.loading.stream_shares import Cut
@@ -131,9 +131,6 @@ class StreamLoader(Standing, Placed, AmongFrameworks):
         #: Worker processes of an iteration that came to its end, for the next one.
         self._workers: ProcessMake | None = None
         self._stats = Stats()
-        #: The stream's own state where the epoch was begun, and where it stands now.
-        self._begun_saved: Saved | None = None
-        self._saved: Saved | None = None
 
     @property
     def batch_sampler(self) -> EpochSetter:
@@ -142,14 +139,14 @@ class StreamLoader(Standing, Placed, AmongFrameworks):
 
     def __iter__(self) -> Iterator[Any]:
         turn = self._next_turn()
-        return self._deliver(turn, self._begun, self._begun_saved)
+        return self._deliver(turn, self._begun)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the job stands, after the last delivered step, the same on every rank: JSON-able.
 
         Under 1 KiB, and what the stream's own state takes, if it has one.
         """
-        return states.save(self._cursor, self.seed, self._shards, self._saved)
+        return self._state_at(self._cursor)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was taken, by the stream's own state, by ``start``, or by skipping samples.
@@ -157,9 +154,7 @@ class StreamLoader(Standing, Placed, AmongFrameworks):
         Raises:
             StateError: it belongs to another seed, or to streams of another number of ranks.
         """
-        cursor, saved = states.load(state, self.seed, self._shards)
-        self._go_to(cursor)
-        self._begun_saved = self._saved = saved
+        self._go_to(states.load(state, self.seed, self._shards))
 
     def stats(self) -> dict[str, int | float]:
         """Those of :meth:`Loader.stats`; of how many steps an epoch has nobody knows (0)."""
@@ -169,17 +164,16 @@ class StreamLoader(Standing, Placed, AmongFrameworks):
     def _shards(self) -> int:
         return self.topology.world_size if self.source.sharded else 0
 
-    def _go_to(self, cursor: Cursor) -> None:
-        super()._go_to(cursor)
-        self._begun_saved = self._saved = None
+    def _state_at(self, cursor: Cursor) -> dict[str, Any]:
+        return states.save(cursor, self.seed, self._shards)
 
-    def _deliver(self, turn: int, begun: Cursor, saved: Saved | None) -> Iterator[Any]:
+    def _deliver(self, turn: int, begun: Cursor) -> Iterator[Any]:
         if self._turn == turn:
             self._under_way = True
-            begun, saved = self._begun, self._begun_saved
+            begun = self._begun
         step = 0
         self._stats.begins(begun.epoch, begun.steps)
-        with closing(self._run(begun, saved)) as batches:
+        with closing(self._run(begun)) as batches:
             while True:
                 self._stats.asked()
                 try:
@@ -195,11 +189,12 @@ class StreamLoader(Standing, Placed, AmongFrameworks):
                 full = begun.position + step * self.batch_size * self._shards
                 self._moved(turn, full if self._shards else place.read)
                 if self._turn == turn:
-                    self._saved = place.saved if not self._shards else None
+                    now = self._cursor
+                    self._cursor = states.StreamCursor(now.epoch, now.position, now.steps, place.saved)
                 yield batch
         self._exhausted(turn)
 
-    def _run(self, begun: Cursor, saved: Saved | None) -> Generator[Batch, None, None]:
+    def _run(self, begun: Cursor) -> Generator[Batch, None, None]:
         """All batches of what is left of an epoch."""
         topology, stream = self.topology, self.source
         ranks = topology.world_size
@@ -223,6 +218,7 @@ class StreamLoader(Standing, Placed, AmongFrameworks):
             workers, self._workers = self._workers, None
             if workers is None or not workers.ours:
                 workers = ProcessMake(self._maker, topology.rank, self.num_workers)
+        saved = states.saved_at(begun)
         opened = partial(stream.open, epoch=begun.epoch, shard=(topology.rank, ranks), start=start, saved=saved)
         filling = replace(self._maker, seed_globals=False)
         feed = StreamFeed(opened, cut, filling, workers or make, self.num_workers, depth)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -39,13 +40,25 @@ class StreamState(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     own: Any = None
 
 
-def save(cursor: Cursor, seed: int, shards: int, saved: Saved | None) -> dict[str, Any]:
+@dataclass(frozen=True)
+class StreamCursor(Cursor):
+    """A place between two steps of a stream.
+
+    Args:
+        saved: the stream's own state there or before, if it has one.
+    """
+
+    saved: Saved | None = None
+
+
+def save(cursor: Cursor, seed: int, shards: int) -> dict[str, Any]:
     """A state as a dict of JSON's own types.
 
     Examples:
-        >>> save(Cursor(2, 40, 5), 0, 0, Saved(32, b'{"line":32}'))["own"]
+        >>> save(StreamCursor(2, 40, 5, Saved(32, b'{"line":32}')), 0, 0)["own"]
         {'line': 32}
     """
+    saved = saved_at(cursor)
     state = StreamState(
         rankfeed=VERSION,
         epoch=cursor.epoch,
@@ -60,8 +73,13 @@ def save(cursor: Cursor, seed: int, shards: int, saved: Saved | None) -> dict[st
     return found
 
 
-def load(state: Mapping[str, Any], seed: int, shards: int) -> tuple[Cursor, Saved | None]:
-    """The place that a state names, and the stream's own state there or before.
+def saved_at(cursor: Cursor) -> Saved | None:
+    """The stream's own state at a place or before; the start of an epoch has none."""
+    return cursor.saved if isinstance(cursor, StreamCursor) else None
+
+
+def load(state: Mapping[str, Any], seed: int, shards: int) -> StreamCursor:
+    """The place that a state names.
 
     Raises:
         StateError: it is none of a stream, or of another seed or number of streams.
@@ -77,8 +95,9 @@ def load(state: Mapping[str, Any], seed: int, shards: int) -> tuple[Cursor, Save
             remedy="resume on as many ranks as there were: a stream for each rank cannot be shared out anew; one "
             "that all ranks read (a factory without shard) can",
         )
+    saved = None if parsed.own is None else Saved(parsed.at, msgspec.json.encode(parsed.own))
     try:
-        cursor = Cursor(parsed.epoch, parsed.position, parsed.steps)
+        cursor = StreamCursor(parsed.epoch, parsed.position, parsed.steps, saved)
     except PlanError as error:
         raise StateError("the checkpoint names an impossible place", found=error.summary) from error
     if cursor.steps > cursor.position or not 0 <= parsed.at <= cursor.position or cursor.position % max(1, shards):
@@ -86,8 +105,7 @@ def load(state: Mapping[str, Any], seed: int, shards: int) -> tuple[Cursor, Save
             "the checkpoint names an impossible place",
             found=f"{cursor.steps} steps, {cursor.position} samples, its own state at {parsed.at}",
         )
-    saved = None if parsed.own is None else Saved(parsed.at, msgspec.json.encode(parsed.own))
-    return cursor, saved
+    return cursor
 
 
 def _way(shards: int) -> str:

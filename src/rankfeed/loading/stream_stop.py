@@ -9,8 +9,8 @@ every rank: so an iteration that all ranks leave early leaves nobody waiting.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -151,7 +151,7 @@ class Stop(Generic[_T]):
         # At first few, so that the first batch need not wait for many.
         size, over = 1, False
         while not over:
-            ready, error = self._made(size)
+            ready, error = _made(self.feed, size)
             ordinary = len(ready) == size
             ended = not ordinary and error is None
             report = self.feed.report(ready, ended, "" if error is None else last_lines(error))
@@ -160,10 +160,16 @@ class Stop(Generic[_T]):
             else:
                 reports: list[Report] = self.council.gather(report)
                 agreed = self._agreed(reports)
+                if any(each.steps < agreed.steps for each in reports):
+                    missing = agreed.steps - len(ready)
+                    fillers, failed = _made((self.feed.filler() for _ in range(missing)), missing)
+                    ready, error = ready + fillers, failed if error is None else error
+                    # Making these can fail as well, and that has to be known before they are delivered.
+                    told = "" if error is None else last_lines(error)
+                    reports = self.council.gather(replace(report, steps=len(ready), error=told))
+                    agreed = verdict(reports, pads=self.pads)
                 over = agreed.over
                 yield from ready[: agreed.steps]
-                for _ in range(agreed.steps - len(ready)):
-                    yield self.feed.filler()
                 if agreed.failed is not None:
                     if error is not None:
                         raise error
@@ -189,14 +195,15 @@ class Stop(Generic[_T]):
             self.feed.spare = self.feed.spare or next(each for each in lent if each)
         return agreed
 
-    def _made(self, size: int) -> tuple[list[_T], Exception | None]:
-        """So many batches; fewer where the stream ends or fails, and in that case the error."""
-        ready: list[_T] = []
-        try:
-            ready.extend(islice(self.feed, size))
-        except Exception as error:
-            return ready, error
-        return ready, None
+
+def _made(batches: Iterable[_T], size: int) -> tuple[list[_T], Exception | None]:
+    """So many batches; fewer where they end or fail, and in that case the error."""
+    ready: list[_T] = []
+    try:
+        ready.extend(islice(batches, max(0, size)))
+    except Exception as error:
+        return ready, error
+    return ready, None
 
 
 def last_lines(error: Exception, most: int = 8) -> str:

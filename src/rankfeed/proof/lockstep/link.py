@@ -8,6 +8,7 @@ a few thousand small requests a second, and no rank waits for another.
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -23,6 +24,8 @@ from rankfeed.storage.decodable import decodable
 EVERY = 1.0
 #: Seconds after which the next rank takes the place of a judge that is silent; the one after it waits longer.
 _SUCCESSION, _EACH = 5.0, 2.0
+#: Seconds that a connection to the store may take.
+_PATIENCE = 5.0
 
 
 @decodable
@@ -105,18 +108,23 @@ class Link:
         self._fresh = {each: (0, now()) for each in range(world_size)}
         self._words = {each: Word(each, "?", 0) for each in range(world_size)}
         self._judge_heard: tuple[object, float] = (None, now())
-        self._thanked = False
+        self._counted: set[str] = set()
         self.judging = rank == 0
         self.written: Word | None = None
         self.answer: Answer | None = None
         self.answered = now()
         self.roster: dict[int, Address] = {}
-        self.thanks = 0
+        #: Of who has the store: how many ranks know the verdict; and how many that rank 0 takes no other step.
+        self.thanks = self.parted = 0
 
     @property
     def verdict(self) -> Verdict | None:
         """That on which all ranks agree."""
         return self.answer.verdict if self.answer is not None else None
+
+    def go_on_by(self, store: Any) -> None:
+        """Take another connection to the same store."""
+        self._store = store
 
     def round(self) -> None:
         """Say where this rank is, and hear of the others.
@@ -208,13 +216,18 @@ class Link:
             self.roster = {0: _decoded(self._store.get("address/0"), Address)}
 
     def _thank(self) -> None:
-        """Let the rank that has the store know that this one needs it no more."""
+        """Let the rank that has the store know that this one has heard what it needs it for."""
         if self.verdict is not None:
-            if not self._thanked:
-                self._thanked = True
-                self._store.add("thanks", 1)
-            if self._rank == 0:
-                self.thanks = self._store.add("thanks", 0)
+            self.thanks = self._count("thanks")
+        if self.answer is not None and self.answer.host_over:
+            self.parted = self._count("parted")
+
+    def _count(self, what: str) -> int:
+        """How many ranks have come here, this one among them; the number is asked for by rank 0 alone."""
+        if what not in self._counted:
+            self._counted.add(what)
+            self._store.add(what, 1)
+        return int(self._store.add(what, 0)) if self._rank == 0 else 0
 
     def expected_thanks(self) -> int:
         """How many ranks are alive to thank, as far as the judge knows: this one, and those that were heard of."""
@@ -222,6 +235,31 @@ class Link:
         blamed = self.verdict.rank if self.verdict is not None else -1
         alive = [each for each, (_, since) in self._fresh.items() if now - since < 3 * EVERY and each != blamed]
         return len({*alive, self._rank})
+
+
+def listens(store: Any) -> bool:
+    """Whether a store is still there to be connected to anew; not only slow, or out of reach for a while.
+
+    Args:
+        store: of a process group.
+    """
+    at = bottom_of(store)
+    if not getattr(at, "port", 0):
+        return False  # none of a network: what it does wrong, it does for good
+    try:
+        socket.create_connection((at.host, at.port), _PATIENCE).close()
+    except (ConnectionRefusedError, ConnectionResetError):
+        return False
+    except OSError:
+        pass  # in a network that fails it is neither seen to be there nor to be gone
+    return True
+
+
+def bottom_of(store: Any) -> Any:
+    """The store under all prefixes."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return store
 
 
 def connect(name: str) -> tuple[Any, Any, int]:
@@ -241,15 +279,13 @@ def connect(name: str) -> tuple[Any, Any, int]:
 
     distributed: Any = torch.distributed  # much of it has no types
     store: Any = _get_default_store()
-    bottom = store
     if store is None:
         raise ArgumentError(
             "Lockstep speaks by the store of torch.distributed, and this process group has none",
             found=f"the backend {distributed.get_backend()!r}",
             remedy="gloo or nccl have one",
         )
-    while hasattr(bottom, "underlying_store"):
-        bottom = bottom.underlying_store
+    bottom = bottom_of(store)
     port = int(getattr(bottom, "port", 0))
     # A job that torchrun starts anew finds the keys of the one before: they have another prefix.
     run = f"{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"

@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from bisect import bisect
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,7 +18,7 @@ from rankfeed.errors import LockstepError
 from rankfeed.proof.lockstep import wake as waking
 from rankfeed.proof.lockstep.here import Clock, Here, Sight
 from rankfeed.proof.lockstep.judge import SETTLE
-from rankfeed.proof.lockstep.link import EVERY, Address, Link, connect
+from rankfeed.proof.lockstep.link import EVERY, Address, Link, connect, listens
 from rankfeed.proof.lockstep.process import remember, say, tells_first
 from rankfeed.proof.lockstep.words import Verdict, Word
 from rankfeed.topology.job import is_stopped, numbering, started
@@ -57,7 +58,8 @@ class Watch:
         from torch import distributed
 
         self.here = Here()
-        self.rank, self.terms = distributed.get_rank(), terms
+        self._name = name
+        self.rank, self._ranks, self.terms = distributed.get_rank(), distributed.get_world_size(), terms
         self.verdict: Verdict | None = None
         self.over = False
         self.pid = os.getpid()
@@ -78,7 +80,7 @@ class Watch:
         self._link = Link(
             store,
             self.rank,
-            distributed.get_world_size(),
+            self._ranks,
             self._address,
             self._word,
             lambda: self._clock.now,
@@ -146,12 +148,14 @@ class Watch:
 
     def linger(self) -> None:
         """Where this process has the store: keep it until the others have heard what they need to hear."""
-        # Who left its loop is soon to be missed in a collective: that fails as soon as this process ends.
-        deadline = time.monotonic() + (_LINGER if self.here.state != "left" else 1.25 * EVERY)
+        deadline = time.monotonic() + _LINGER
         while self._has_store and self._lost is None and time.monotonic() < deadline:
             link = self._link
             if self.here.state != "failed" and self.verdict is None:
                 if link.answer is not None and link.answer.over:
+                    return
+                # Who left its loop is soon to be missed in a collective: that fails as soon as this process ends.
+                if self.here.state == "left" and link.parted == self._ranks:
                     return
             elif self.verdict is not None and link.thanks >= link.expected_thanks():
                 return
@@ -204,14 +208,23 @@ class Watch:
             try:
                 self._link.round()
             except Exception as error:
-                self._lost = error
-                return
+                if not self._connected_anew():
+                    self._lost = error
+                    return
             if self._link.verdict is not None and self.rank > 0:
                 return  # rank 0 may go, and its store with it
             # Until all know each other, and when something is about to be decided, all hurry.
             hurry = self.here.state == "failed" or self._link.verdict is not None or self._clock.now < _START
             self._hurry.wait(_TICK if hurry else EVERY)
             self._hurry.clear()
+
+    def _connected_anew(self) -> bool:
+        """Whether a store that made an error is there still: one that is late is waited for until the limit."""
+        if not listens(self._keep):
+            return False
+        with suppress(Exception):
+            self._link.go_on_by(connect(self._name)[0])
+        return True
 
     def _guard(self) -> None:
         while not self.over:

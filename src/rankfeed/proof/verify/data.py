@@ -12,7 +12,7 @@ from typing import Any
 from rankfeed.errors import RankfeedError, SourceError, UnsafeError
 from rankfeed.proof.verify.checked import Checked
 from rankfeed.proof.verify.damage import Damage, Piece
-from rankfeed.proof.verify.decoding import archives, decoding, tables
+from rankfeed.proof.verify.decoding import ROW_GROUP, archives, decoding, tables
 from rankfeed.proof.verify.shards import mds_pieces, packed_pieces, tar_pieces, tar_shards, wholly_described
 from rankfeed.sources import open as open_source
 from rankfeed.sources.mds import folders_of
@@ -239,9 +239,10 @@ def _check(
 
 
 def _note(verdict: DataVerdict, found: Sequence[Damage], limit: int) -> None:
-    """Count damages, and list the first; one that two looks found is one."""
+    """Count damages, and list the first; one that two looks found is one, and so is all of a row group."""
     for each in found:
-        if each not in verdict.damage:
+        groups = [f"{told.where}, " for told in verdict.damage if told.what == ROW_GROUP]
+        if each not in verdict.damage and not f"{each.where}, ".startswith(tuple(groups)):
             verdict.count += 1
             if len(verdict.damage) < limit:
                 verdict.damage.append(each)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,8 @@ from rankfeed.sources import Source
 #: Samples that are decoded in one go, and pieces that a data set is cut into at least.
 _TOGETHER, _PIECES = 256, 64
 _CHUNK = 1 << 20
+#: What is said of a row group that cannot be read, whatever finds it.
+ROW_GROUP = "a row group is damaged"
 
 
 def decoding(source: Source, files: Sequence[str], first: int = 0) -> Iterator[Piece]:
@@ -52,6 +55,9 @@ def _decode(source: Source, low: int, high: int, first: int) -> Iterator[Damage]
             _touch(value)
     except Exception as error:  # decoders of others raise what they like
         if high - low > 1:
+            if (place := _row_group(source, low, high, error)) is not None:
+                yield place
+                return
             yield from _decode(source, low, (low + high) // 2, first)
             yield from _decode(source, (low + high) // 2, high, first)
             return
@@ -61,6 +67,24 @@ def _decode(source: Source, low: int, high: int, first: int) -> Iterator[Damage]
             yield Damage(damage.what, f"{damage.where}, {where}".lstrip(", "), damage.expected, damage.found)
         else:
             yield Damage("a sample cannot be decoded", where, "", f"{type(error).__name__}: {error}"[:500])
+
+
+def _row_group(source: Source, low: int, high: int, error: Exception) -> Damage | None:
+    """What is wrong with the row group that all of a stretch lies in: both of its ends fail in the same words."""
+    if not (isinstance(error, RankfeedError) and re.search(r"row group \d+(, column .+)?$", str(error.where))):
+        return None
+    found = Damage.of(error)
+    for row in (low, high - 1):
+        try:
+            source.fetch([row]).samples()
+        except RankfeedError as other:
+            if Damage.of(other) != found:
+                return None
+        except Exception:
+            return None
+        else:
+            return None
+    return found
 
 
 def _touch(sample: Any) -> None:
@@ -111,7 +135,7 @@ def _pages(path: str, step: Step) -> Iterator[Damage]:
                 try:
                     file.read_row_group(group, use_threads=False).validate(full=True)
                 except (pa.ArrowException, OSError, ValueError) as error:
-                    yield Damage("a row group is damaged", f"{path}, row group {group}", "", str(error)[:500])
+                    yield Damage(ROW_GROUP, f"{path}, row group {group}", "", str(error)[:500])
                 step(os.path.getsize(path) // groups)
     except (pa.ArrowException, OSError) as error:
         yield Damage("a Parquet file cannot be read", path, "", str(error)[:500])

@@ -127,6 +127,9 @@ def read_ledger(path: Path) -> Read:
     told = Read(path)
     passes: dict[int, _Open] = {}
     newest: dict[str, int] = {}
+    if path.exists() and not path.is_file():  # who opens a pipe waits for ever
+        told.wrong(0, "cannot be read: it is no file")
+        return told
     try:
         with open(path, "rb") as file:
             for each in read(file):
