@@ -6,6 +6,7 @@ whatever happens to this process.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import inspect
 import os
@@ -90,9 +91,11 @@ class _Rank:
         torch.multiprocessing.set_start_method(self.job.start_method, force=True)
 
     def read(self) -> None:
-        self.phase = "in the factory"
+        self.phase = "importing the factory"
         self.say(Ready())
         factory = found(self.job.factory, self.job.path)
+        gc.freeze()  # a collection in a forked worker touches, and so copies, nothing of this
+        self.phase = "in the factory"
         loader, told = self._build(factory, 0)
         self.say(told)
         if self.job.set_epoch:
@@ -101,7 +104,7 @@ class _Rank:
             import torch
 
             self.phase = STATE
-            states = sorted(Path(self.job.resume).iterdir(), key=lambda path: int(path.stem))
+            states = sorted(Path(self.job.resume).glob("*.pt"), key=lambda path: int(path.stem))
             loader.load_state_dict(torch.load(states[self.rank % len(states)], weights_only=False))
         for epoch in range(self.job.epochs):
             if epoch and (told.once or "epoch" in _accepted(factory)):
@@ -110,7 +113,7 @@ class _Rank:
                 outside.set_epoch(loader, epoch)
             self.say(Began(epoch=epoch))
             self.say(outside.sizes())
-            whole = self._epoch(loader, epoch, _state_after(told) if told.resumes and not epoch else None)
+            whole = self._epoch(loader, epoch, length=told.length, resumes=told.resumes and not epoch)
             self.say(Ended(whole=whole))
             if not whole:
                 return
@@ -121,8 +124,9 @@ class _Rank:
         known |= {"rank": self.rank, "world_size": job.ranks, "start_method": job.start_method}
         known |= {"multiprocessing_context": job.start_method if job.workers else None}
         accepted = _accepted(factory)
-        before, start = outside.own_bytes(), time.perf_counter()
-        loader = factory(**{name: value for name, value in known.items() if name in accepted})
+        start = time.perf_counter()
+        with outside.Growth() as growth:
+            loader = factory(**{name: value for name, value in known.items() if name in accepted})
         seconds = time.perf_counter() - start
         if (
             isinstance(loader, tuple)
@@ -137,32 +141,34 @@ class _Rank:
         if self._key is None and isinstance(own := getattr(loader, "id_column", None), str):
             self._key = own
         self._ours = type(loader).__module__.startswith("rankfeed.")
-        grown = outside.own_bytes() - before
         told = outside.described(
             loader,
             seconds=seconds,
-            grown=grown,
+            grown=growth.bytes,
             start_method=job.start_method,
             once=isinstance(loader, Iterator),
             seed=self._seed,
         )
         return loader, told
 
-    def _epoch(self, loader: Any, epoch: int, state_after: int | None) -> bool:
+    def _epoch(self, loader: Any, epoch: int, *, length: int | None, resumes: bool) -> bool:
         job, steps, deadline = self.job, 0, time.monotonic() + self.job.max_seconds
         self.phase = f"in epoch {epoch}, step 0"
         handles = outside.Handles() if job.start_method == "fork" and not epoch else None
+        kept: Callable[[], None] | None = None
         with tagged(loader):
             start = time.perf_counter()
             for batch in iter(loader):
                 waited = time.perf_counter() - start
+                if kept is not None:
+                    kept()  # there is something to go on with
                 self.say(self._step(batch, waited, values=steps < _VALUED))
                 steps += 1
                 self.phase = f"in epoch {epoch}, step {steps}"
                 if handles is not None and steps in (1, 4):
                     handles.look_at_children()
-                if steps == state_after and job.states is not None:
-                    self._keep_state(loader, steps)
+                wanted = resumes and job.states is not None and _is_in_the_middle(steps, length)
+                kept = self._keep_state(loader, steps) if wanted else None
                 if (now := time.monotonic()) > self._look_at:
                     self.say(outside.sizes())
                     after = time.monotonic()
@@ -177,17 +183,26 @@ class _Rank:
             self.say(moved)
         return True
 
-    def _keep_state(self, loader: Any, steps: int) -> None:
+    def _keep_state(self, loader: Any, steps: int) -> Callable[[], None] | None:
+        """Take the state, and return what makes it the one to resume from."""
         import torch
 
         assert self.job.states is not None
-        self.phase = f"taking the state after step {steps}"
+        before, self.phase = self.phase, f"taking the state after step {steps}"
         try:
             state = loader.state_dict()
         except (AttributeError, NotImplementedError):  # of a wrapper around something that has none
-            return
-        torch.save(state, Path(self.job.states) / f"{self.rank}.pt")
-        self.say(Stated(step=steps))
+            self.phase = before
+            return None
+        taken = Path(self.job.states) / f"{self.rank}.taken"
+        torch.save(state, taken)
+        self.phase = before
+
+        def keep() -> None:
+            taken.replace(taken.with_suffix(".pt"))
+            self.say(Stated(step=steps))
+
+        return keep
 
     def _step(self, batch: Any, waited: float, *, values: bool) -> Step:
         worker, streams = None, {}
@@ -223,6 +238,10 @@ def found(name: str, path: list[str]) -> Callable[..., Any]:
         while (folder / "__init__.py").exists():
             module, folder = f"{folder.name}.{module}", folder.parent
         sys.path.insert(0, str(folder))
+        if not file.is_file():
+            raise FileNotFoundError(file)
+        if Path(getattr(importlib.import_module(module), "__file__", None) or "").resolve() != file:
+            raise ImportError(f"{module} is the name of another module: give {file.name} another name")
     function: Any = importlib.import_module(module)
     for part in attribute.split("."):
         function = getattr(function, part)
@@ -250,9 +269,9 @@ def _is_key(thing: Any) -> bool:
     return isinstance(thing, (str, int)) or (callable(thing) and not hasattr(thing, "__iter__"))
 
 
-def _state_after(told: Built) -> int:
-    """The middle of the epoch, where it is known."""
-    return 2 if told.length is None else max(1, told.length // 2)
+def _is_in_the_middle(steps: int, length: int | None) -> bool:
+    """Whether half an epoch was read; where its length is not known, the last power of two lies in its second half."""
+    return steps.bit_count() == 1 if length is None else steps == max(1, length // 2)
 
 
 def _named(words: Words, values: Any) -> list[SampleKey]:
