@@ -147,6 +147,7 @@ def test_a_doctor_that_is_killed_leaves_nobody_behind(tmp_path: Path) -> None:
     gone, left = psutil.wait_procs(family, timeout=60)
     assert len(gone) >= 3
     assert left == []
+    assert [*tmp_path.glob("rankfeed-doctor-*")] == []
 
 
 @pytest.mark.parametrize(

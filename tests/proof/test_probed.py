@@ -95,6 +95,21 @@ def test_the_state_is_of_the_middle_of_an_epoch(
     assert (tmp_path / "0.pt").exists() == (after is not None)
 
 
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (None, "but NoneType"),
+        ({"train": DataLoader(DATA)}, "but dict"),
+        ((DataLoader(DATA), DataLoader(DATA)), "return one loader"),
+        ((DataLoader(DATA), None), "return one loader"),
+    ],
+)
+def test_a_factory_returns_one_loader(returned: Any, said: str) -> None:
+    job = Job("", "a:b", [], ranks=1, workers=0, start_method="spawn", epochs=1)
+    with pytest.raises(TypeError, match=said):
+        _Rank(job, 0, io.BytesIO())._build(lambda: returned, 0)
+
+
 def test_a_file_with_the_name_of_another_module_is_not_mistaken_for_it(tmp_path: Path) -> None:
     (tmp_path / "itertools.py").write_text("def train(): return []\n")
     assert itertools

@@ -101,7 +101,7 @@ class Dealt:
 
     @cached_property
     def within_workers(self) -> list[SampleKey]:
-        """Samples that came too often from one worker, or to one rank without workers; none if that is not known."""
+        """Samples that came too often from one worker, or to a rank without; none if workers are not known."""
         made: dict[tuple[int, int | None], Counter[SampleKey]] = {}
         for rank, epoch in enumerate(self.epochs):
             for step in epoch.steps:

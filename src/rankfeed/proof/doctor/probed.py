@@ -13,7 +13,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -26,6 +26,7 @@ from xxhash import xxh3_64_hexdigest
 from rankfeed.proof.doctor import outside
 from rankfeed.proof.doctor.observed import (
     IDS,
+    IMPORT,
     STATE,
     Began,
     Built,
@@ -91,7 +92,7 @@ class _Rank:
         torch.multiprocessing.set_start_method(self.job.start_method, force=True)
 
     def read(self) -> None:
-        self.phase = "importing the factory"
+        self.phase = IMPORT
         self.say(Ready())
         factory = found(self.job.factory, self.job.path)
         gc.freeze()  # a collection in a forked worker touches, and so copies, nothing of this
@@ -119,6 +120,8 @@ class _Rank:
                 return
 
     def _build(self, factory: Callable[..., Any], epoch: int) -> tuple[Any, Built]:
+        from torch.utils.data import DataLoader
+
         job = self.job
         known: dict[str, Any] = {"num_workers": job.workers, "workers": job.workers, "epoch": epoch}
         known |= {"rank": self.rank, "world_size": job.ranks, "start_method": job.start_method}
@@ -136,8 +139,10 @@ class _Rank:
         ):
             loader, key = loader
             self._key = key if self._key is None else self._key
-        if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+        if isinstance(loader, Mapping) or not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
             raise TypeError(f"the factory returned no iterable of batches but {type(loader).__name__}")
+        if isinstance(loader, (tuple, list)) and any(isinstance(each, DataLoader) for each in loader):
+            raise TypeError(f"the factory returned {len(loader)} things with loaders among them: return one loader")
         if self._key is None and isinstance(own := getattr(loader, "id_column", None), str):
             self._key = own
         self._ours = type(loader).__module__.startswith("rankfeed.")
@@ -270,7 +275,7 @@ def _is_key(thing: Any) -> bool:
 
 
 def _is_in_the_middle(steps: int, length: int | None) -> bool:
-    """Whether half an epoch was read; where its length is not known, the last power of two lies in its second half."""
+    """Whether half an epoch was read; of one of unknown length, the last power of two is half of it or more."""
     return steps.bit_count() == 1 if length is None else steps == max(1, length // 2)
 
 
