@@ -294,10 +294,10 @@ def test_contents_that_change_with_their_batch_are_not_missing() -> None:
         return batched(shuffled(epoch), workers)
 
     found = diagnose(renamed(all_probes(filled_up(sound)), str, by_content=True), cpus=4)
-    assert codes(found) == [("no-ids", "note")]
+    assert codes(found) == [("not-counted", "note")]
     assert "longest of a batch" in found[0].evidence[0]
     found = diagnose(renamed(all_probes(filled_up(unsharded)), str, by_content=True), cpus=4)
-    assert codes(found) == [("not-sharded-by-rank", "error"), ("no-ids", "note")]
+    assert codes(found) == [("not-sharded-by-rank", "error"), ("not-counted", "note")]
 
 
 def test_an_order_that_is_the_same_in_each_epoch() -> None:
@@ -588,7 +588,19 @@ def test_contents_that_change_each_time_are_not_counted() -> None:
                     number += 1
                     keys = [f"{number} {row}" for row in range(len(step.keys))]
                     epoch.steps[at] = msgspec.structs.replace(step, keys=keys, by_content=True)
-    assert codes(diagnose(probes, 4)) == [("no-ids", "note")]
+    assert codes(diagnose(probes, 4)) == [("not-counted", "note")]
+
+
+def test_contents_that_stay_are_counted() -> None:
+    assert codes(diagnose(renamed(all_probes(sound), str, by_content=True), 4)) == [("no-ids", "note")]
+
+    def without_rest(rank: int, epoch: int, ranks: int, workers: int) -> Any:
+        ids = random.Random(f"{epoch} {ranks} {workers}").sample(range(51), 48)
+        return batched(ids[rank::ranks], workers)
+
+    probes = all_probes(without_rest, built=Built(seconds=0, drops=True, seeded=True))
+    found = diagnose(renamed(probes, str, by_content=True), 4)
+    assert codes(found) == [("missing-samples", "note"), ("no-ids", "note")]
 
 
 def test_samples_that_are_in_the_data_twice_are_no_repeats() -> None:

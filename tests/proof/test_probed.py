@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import io
-import itertools
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -88,7 +87,7 @@ def test_the_state_is_of_the_middle_of_an_epoch(
     """Never of its end, after which there is nothing to resume."""
     job = Job("", "a:b", [], ranks=1, workers=0, start_method="spawn", epochs=1, states=str(tmp_path))
     said = io.BytesIO()
-    assert _Rank(job, 0, said)._epoch(Counting(steps), 0, length=length, resumes=True)  # type: ignore[arg-type]
+    assert _Rank(job, 0, said)._epoch(Counting(steps), 0, length=length, resumes=True)
     lines = [msgspec.json.decode(line, type=Line) for line in said.getvalue().splitlines()]
     taken = [line.step for line in lines if isinstance(line, Stated)]
     assert (taken[-1] if taken else None) == after
@@ -100,8 +99,8 @@ def test_the_state_is_of_the_middle_of_an_epoch(
     [
         (None, "but NoneType"),
         ({"train": DataLoader(DATA)}, "but dict"),
-        ((DataLoader(DATA), DataLoader(DATA)), "return one loader"),
-        ((DataLoader(DATA), None), "return one loader"),
+        ((DataLoader(DATA), DataLoader(DATA)), "return one"),
+        ((DataLoader(DATA), None), "return one"),
     ],
 )
 def test_a_factory_returns_one_loader(returned: Any, said: str) -> None:
@@ -111,10 +110,9 @@ def test_a_factory_returns_one_loader(returned: Any, said: str) -> None:
 
 
 def test_a_file_with_the_name_of_another_module_is_not_mistaken_for_it(tmp_path: Path) -> None:
-    (tmp_path / "itertools.py").write_text("def train(): return []\n")
-    assert itertools
+    (tmp_path / "functools.py").write_text("def train(): return []\n")
     with pytest.raises(ImportError, match="another name"):
-        found(f"{tmp_path}/itertools.py:train", [])
+        found(f"{tmp_path}/functools.py:train", [])
     with pytest.raises(FileNotFoundError, match="nowhere"):
         found(f"{tmp_path}/nowhere.py:train", [])
 
@@ -159,6 +157,17 @@ def test_only_what_other_processes_can_import_is_taken() -> None:
     for wrong in (of_a_notebook, Counting(3).state_dict, functools.partial(len), lambda: None):
         with pytest.raises(ArgumentError, match="cannot import this factory"):
             _name_of(wrong)
+
+
+@pytest.mark.parametrize("code", ["not-counted", "never-ends"])
+def test_what_was_not_counted_is_not_said_to_come_once(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Examination("a:b", (Finding(code, "note", "n"),), ())
+    monkeypatch.setattr(Rankfeed, "examine", lambda self, factory, **options: told)
+    assert told.sound
+    assert "once" not in told.summary
+    with pytest.raises(AssertionError, match=code):
+        Rankfeed().assert_exactly_once("a:b")
+    assert Rankfeed().assert_exactly_once("a:b", allow=[code]) is told
 
 
 def test_a_machine_with_few_cpus_fails_no_test(monkeypatch: pytest.MonkeyPatch) -> None:

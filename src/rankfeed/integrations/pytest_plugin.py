@@ -40,7 +40,8 @@ class Rankfeed:
     ) -> Examination:
         """Fail the test unless each sample comes once an epoch, in equal steps, and nothing else is wrong.
 
-        How many CPUs the machine has, and how long it takes to begin, is no failure.
+        It fails as well where that cannot be told: samples without ids whose content changes, and an epoch that
+        was cut. How many CPUs the machine has, and how long it takes to begin, is no failure.
 
         Args:
             factory: a function at the top of a module (the test's own will do), or its name.
@@ -50,12 +51,15 @@ class Rankfeed:
             options: as of `rankfeed.proof.doctor.examine`.
 
         Raises:
-            AssertionError: there are errors or warnings; the text has all of them.
+            AssertionError: there are errors or warnings, or not all was counted; the text has all of them.
         """
+        from rankfeed.proof.doctor import UNPROVEN
+
         __tracebackhide__ = True
         found = self.examine(factory, ranks=ranks, workers=workers, **options)
         allowed = {*allow} | _OF_THE_MACHINE
-        grave = [each for each in found.findings if each.severity != "note" and each.code not in allowed]
+        wanted = [each for each in found.findings if each.code not in allowed]
+        grave = [each for each in wanted if each.severity != "note" or each.code in UNPROVEN]
         if grave:
             raise AssertionError("\n".join([found.factory, *map(str, grave), found.summary]))
         return found

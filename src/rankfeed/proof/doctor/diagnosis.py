@@ -31,9 +31,9 @@ def _found(probes: Sequence[ProbeSeen], cpus: int, resumed: Sequence[ProbeSeen])
         alone = bool(like) and probe.job.start_method not in {each.job.start_method for each in like}
         elsewhere = probe.job.resume is not None and probe.job.ranks != probes[0].job.ranks
         yield from conduct.failures(probe, others_succeed=alone and not probe.job.resume, elsewhere=elsewhere)
-    alone = next((each.epochs[0] for each in probes if each.is_alone and each.epochs), None)
-    stable, certain = yield from _of_ids(probes, alone)
-    known = expected(probes, alone, certain=certain)
+    lone = next((each.epochs[0] for each in probes if each.is_alone and each.epochs), None)
+    stable, certain = yield from _of_ids(probes, lone)
+    known = expected(probes, lone, certain=certain)
     without = next((each for each in working if not each.job.workers and each.job.ranks > 1), None)
     for probe in probes:
         yield from conduct.endings(probe)
@@ -95,20 +95,24 @@ def _of_ids(
     """Whether samples can be told from each other and known again, mostly and always; a note without ids."""
     if not any(probe.by_content for probe in probes):
         return True, True
-    seen = [{key for epoch in epochs for key in epoch.keys} for probe in probes for epochs in probe.epochs]
-    seen = [keys for keys in seen if keys]
+    every = [Dealt(probe, epochs, Known({})) for probe in probes for epochs in probe.epochs]
+    every = [dealt for dealt in every if dealt.total]
+    seen = [dealt.total.keys() for dealt in every]
     stable = all(2 * len(keys & seen[0]) > min(len(keys), len(seen[0])) for keys in seen[1:])
     all_there_is = {key for epoch in alone or () for key in epoch.keys} or (seen[0] if seen else set())
-    certain = all(keys <= all_there_is for keys in seen)
-    evidence = "samples are known by a hash of what they hold; those that are equal count as one"
-    if not stable:
-        evidence = "what samples hold is another thing each time, so that they could not be counted"
-    elif not certain:
+    drops = any(rank.built is not None and rank.built.drops for probe in probes for rank in probe.ranks)
+    certain = all(len(dealt.total.keys() - all_there_is) <= drops * dealt.padding for dealt in every)
+    if certain:
+        evidence = "samples are known by a hash of what they hold; those that are equal count as one"
+        yield Finding("no-ids", "note", "batches have no ids", (evidence,))
+        return stable, certain
+    evidence = "what samples hold is another thing each time, so that they could not be counted"
+    if stable:
         evidence = (
             "what some samples hold is another thing at times (filled up to the longest of a batch?), so that it "
             "is not known whether any are missing"
         )
-    yield Finding("no-ids", "note", "batches have no ids", (evidence,))
+    yield Finding("not-counted", "note", "batches have no ids, and what they hold tells too little", (evidence,))
     return stable, certain
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from rankfeed.storage.decodable import decodable
 
-#: What a rank says that it does while the factory is looked for, a state is loaded, and ids in a batch are looked for.
+#: What a rank says that it does before it has the factory, while a state is loaded, and while it looks for ids.
 IMPORT, STATE, IDS = "importing the factory", "loading the state", "looking for ids"
 #: A sample as a probe knows it: its id, or what its id or content hashes to.
 SampleKey = int | str

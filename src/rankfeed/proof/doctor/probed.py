@@ -142,7 +142,7 @@ class _Rank:
         if isinstance(loader, Mapping) or not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
             raise TypeError(f"the factory returned no iterable of batches but {type(loader).__name__}")
         if isinstance(loader, (tuple, list)) and any(isinstance(each, DataLoader) for each in loader):
-            raise TypeError(f"the factory returned {len(loader)} things with loaders among them: return one loader")
+            raise TypeError(f"the factory returned {len(loader)} things, with loaders among them: return one")
         if self._key is None and isinstance(own := getattr(loader, "id_column", None), str):
             self._key = own
         self._ours = type(loader).__module__.startswith("rankfeed.")
