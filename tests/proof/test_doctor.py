@@ -71,7 +71,8 @@ ORDINARY: list[tuple[str, list[str], dict[str, Any]]] = [
 WIDE: list[tuple[str, list[str], dict[str, Any]]] = [
     ("sound", [], {"start_methods": ("fork", "spawn")}),
     ("sound", [], {"start_methods": ("forkserver",), "epochs": 2}),
-    ("sound_stream", ["uneven-steps"], {"ranks": 3, "workers": 3}),
+    ("sound_stream", [], {"ranks": 3, "workers": 3}),
+    ("sound_stream", ["uneven-steps"], {"ranks": 5, "workers": 0}),
     ("ours", [], {"ranks": 3, "workers": 3}),
     ("sound", [], {"ranks": 1, "workers": 0}),
     ("ours", [], {"start_methods": ("fork", "spawn"), "resume_ranks": 3}),
