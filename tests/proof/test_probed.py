@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import io
 import types
 from collections.abc import Callable, Iterator
@@ -17,9 +18,9 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Rando
 from rankfeed.errors import ArgumentError
 from rankfeed.integrations.pytest_plugin import Rankfeed
 from rankfeed.proof.doctor import Examination, Finding, examine
-from rankfeed.proof.doctor.observed import Built, Job, Line, Stated
+from rankfeed.proof.doctor.observed import Built, Job, Line, Raised, Stated, Step
 from rankfeed.proof.doctor.outside import Growth, described
-from rankfeed.proof.doctor.probed import _Rank, found
+from rankfeed.proof.doctor.probed import _Rank, found, probed
 
 DATA = pipelines.Numbers()
 
@@ -107,6 +108,44 @@ def test_a_factory_returns_one_loader(returned: Any, said: str) -> None:
     job = Job("", "a:b", [], ranks=1, workers=0, start_method="spawn", epochs=1)
     with pytest.raises(TypeError, match=said):
         _Rank(job, 0, io.BytesIO())._build(lambda: returned, 0)
+
+
+def said_of(factory: str) -> list[Line]:
+    job = Job("", f"{__file__}:{factory}", [], ranks=1, workers=0, start_method="spawn", epochs=1)
+    said = io.BytesIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_Rank, "stand", lambda self: None)
+        patch.setattr(gc, "freeze", lambda: None)
+        probed(job, 0, said)
+    return [msgspec.json.decode(line, type=Line) for line in said.getvalue().splitlines()]
+
+
+def halves_of_characters() -> Any:
+    return [{"sample_id": ["img\udc80.jpg"]}]
+
+
+def raises_halves() -> Any:
+    raise FileNotFoundError("img\udc80.jpg")
+
+
+def without_ids() -> Any:
+    return [[Counting(1)]]
+
+
+def test_names_of_files_that_are_no_text_can_be_said() -> None:
+    assert [line.keys for line in said_of("halves_of_characters") if isinstance(line, Step)] == [
+        [r"img\udc80.jpg"]
+    ]
+    raised = said_of("raises_halves")[-1]
+    assert isinstance(raised, Raised)
+    assert raised.error == r"FileNotFoundError: img\udc80.jpg"
+
+
+def test_ids_that_are_not_found_are_told_without_a_traceback_of_ours() -> None:
+    raised = said_of("without_ids")[-1]
+    assert isinstance(raised, Raised)
+    assert (raised.phase, raised.traceback) == ("looking for ids", "")
+    assert "found: Counting" in raised.error
 
 
 def test_a_file_with_the_name_of_another_module_is_not_mistaken_for_it(tmp_path: Path) -> None:

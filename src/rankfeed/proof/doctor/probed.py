@@ -23,6 +23,7 @@ import msgspec
 import numpy as np
 from xxhash import xxh3_64_hexdigest
 
+from rankfeed.errors import AuditError
 from rankfeed.proof.doctor import outside
 from rankfeed.proof.doctor.observed import (
     IDS,
@@ -65,8 +66,11 @@ def probed(job: Job, rank: int, said: BinaryIO) -> None:
         sayer.read()
         sayer.say(Done())
     except BaseException as error:  # SystemExit of the user's code, too
-        lines = "".join(traceback.format_exception(type(error), error, _theirs(error))).splitlines()[-20:]
-        text = f"{type(error).__name__}: {error}".strip()[:2000]
+        trace = "".join(traceback.format_exception(type(error), error, _theirs(error)))
+        lines = _sayable(trace).splitlines()[-20:]
+        if sayer.phase == IDS and isinstance(error, AuditError):
+            lines = []  # of our own code, that no user has to see
+        text = _sayable(f"{type(error).__name__}: {error}").strip()[:2000]
         sayer.say(Raised(phase=sayer.phase, error=text, traceback="\n".join(lines)))
 
 
@@ -285,8 +289,13 @@ def _named(words: Words, values: Any) -> list[SampleKey]:
         numbers: list[SampleKey] = words[:, 0].view(np.int64).tolist()
         return numbers
     if isinstance(values, (list, tuple)) and all(isinstance(each, str) and len(each) < _LONG for each in values):
-        return list(values)
+        return [_sayable(each) for each in values]
     return [f"{high:016x}{low:016x}" for high, low in words.tolist()]
+
+
+def _sayable(text: str) -> str:
+    """Without the halves of characters that names of files may have, and that no JSON can hold."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _digests(batch: Any, samples: int) -> dict[str, list[str]]:
