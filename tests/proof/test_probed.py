@@ -13,7 +13,14 @@ from typing import Any
 import msgspec
 import pytest
 from tests.proof.jobs import pipelines
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
 
 from rankfeed.errors import ArgumentError
 from rankfeed.integrations.pytest_plugin import Rankfeed
@@ -43,6 +50,17 @@ def built(loader: Any) -> Built:
 )
 def test_who_says_that_it_shuffles(options: dict[str, Any], expected: bool | None) -> None:
     assert built(DataLoader(DATA, **options)).shuffles is expected
+
+
+@pytest.mark.parametrize("says", [True, False])
+def test_a_stream_says_that_it_shuffles(says: bool) -> None:
+    class Streaming(IterableDataset[Any]):
+        shuffle = says
+
+        def __iter__(self) -> Iterator[Any]:
+            return iter(())
+
+    assert built(DataLoader(Streaming())).shuffles is says
 
 
 def test_a_sampler_of_one_rank_cuts_nothing() -> None:

@@ -83,10 +83,11 @@ def _samplers(loader: Any) -> list[Any]:
 
 
 def _shuffles(loader: Any, samplers: Sequence[Any]) -> bool | None:
-    """What samplers say of it; None where none says anything."""
+    """What samplers say of it, or the data set (as MosaicML's); None where none says anything."""
     names = {"RandomSampler": True, "SequentialSampler": False}
     unused = len(samplers) > 1 and samplers[0] is _attribute(loader, "sampler")  # torch's, beside one of batches
     said = [getattr(each, "shuffle", names.get(type(each).__name__)) for each in samplers[unused:]]
+    said.append(_attribute(_attribute(loader, "dataset"), "shuffle"))
     return True if any(each is True for each in said) else False if any(each is False for each in said) else None
 
 
