@@ -234,11 +234,102 @@ def test_samples_that_are_drawn_with_replacement() -> None:
     assert "with replacement" in found[0].what
 
 
-def test_an_order_that_is_the_same_in_each_epoch() -> None:
-    def deal(rank: int, epoch: int, ranks: int, workers: int) -> Any:
-        return batched(shuffled(5)[rank::ranks], workers)
+def drawn(rank: int, epoch: int, ranks: int, workers: int) -> Any:
+    chosen = random.Random(f"{rank} {epoch} {ranks} {workers}").choices(range(SAMPLES), k=SAMPLES // ranks)
+    return batched(chosen, workers)
 
-    assert codes(diagnose(all_probes(deal), cpus=4)) == [("same-order-every-epoch", "warning")]
+
+def test_samples_that_a_sampler_draws_with_replacement_are_as_they_should_be() -> None:
+    built = Built(seconds=0, replaces=True, seeded=True)
+    found = diagnose(all_probes(drawn, built=built), cpus=4)
+    assert codes(found) == [("missing-samples", "note")]
+    often = [seen(job(ranks=1, workers=0), lambda *of: [*drawn(*of), *drawn(*of), *drawn(9, *of[1:])], built)]
+    assert [each for each in codes(diagnose(often, cpus=4)) if each[1] != "note"] == []
+
+
+def test_shards_that_are_drawn_are_shared_by_ranks_and_workers_by_chance() -> None:
+    """Ranks without workers happen to draw no shard twice: what workers draw tells that they might."""
+
+    def deal(rank: int, epoch: int, ranks: int, workers: int) -> Any:
+        parts = max(1, workers)
+        random_ = random.Random(f"shards {rank} {epoch} {ranks} {workers}")
+        pick = random_.choices if workers else random_.sample
+        shards = [pick(range(12), k=12 // ranks // parts) for _ in range(parts)]
+        return streamed([[4 * shard + row for shard in chosen for row in range(4)] for chosen in shards])
+
+    found = diagnose(all_probes(deal), cpus=4)
+    grave = [each for each in codes(found) if each[1] != "note"]
+    assert grave == [("missing-samples", "error"), ("padded-with-repeats", "error")]
+    assert "with replacement" in found[0].what
+
+
+def test_ranks_that_draw_the_same_with_replacement() -> None:
+    built = Built(seconds=0, replaces=True, seeded=True)
+    found = diagnose(all_probes(lambda rank, *of: drawn(0, *of), built=built), cpus=4)
+    assert codes(found)[0] == ("not-sharded-by-rank", "error")
+    assert "draw the same" in found[0].what
+
+
+def test_a_part_of_the_data_in_each_epoch_is_not_cut_twice() -> None:
+    def deal(rank: int, epoch: int, ranks: int, workers: int) -> Any:
+        return batched(shuffled(f"{epoch} {ranks} {workers}")[: SAMPLES // 2][rank::ranks], workers)  # type: ignore[arg-type]
+
+    assert codes(diagnose(all_probes(deal), cpus=4)) == [("missing-samples", "error")]
+
+
+def filled_up(deal: Deal) -> Deal:
+    """Contents that are filled up to the longest of a batch, which is the same in seven of eight."""
+
+    def changed(rank: int, epoch: int, ranks: int, workers: int) -> Any:
+        return [
+            ([key if sum(keys) % 8 else key + SAMPLES for key in keys], worker)
+            for keys, worker in deal(rank, epoch, ranks, workers)
+        ]
+
+    return changed
+
+
+def test_contents_that_change_with_their_batch_are_not_missing() -> None:
+    def unsharded(rank: int, epoch: int, ranks: int, workers: int) -> Any:
+        return batched(shuffled(epoch), workers)
+
+    found = diagnose(renamed(all_probes(filled_up(sound)), str, by_content=True), cpus=4)
+    assert codes(found) == [("not-counted", "note")]
+    assert "longest of a batch" in found[0].evidence[0]
+    found = diagnose(renamed(all_probes(filled_up(unsharded)), str, by_content=True), cpus=4)
+    assert codes(found) == [("not-sharded-by-rank", "error"), ("not-counted", "note")]
+
+
+def test_an_order_that_is_the_same_in_each_epoch() -> None:
+    assert codes(diagnose(all_probes(fixed), cpus=4)) == [("same-order-every-epoch", "warning")]
+
+
+def fixed(rank: int, epoch: int, ranks: int, workers: int) -> Any:
+    return batched(shuffled(5)[rank::ranks], workers)
+
+
+def renamed(probes: Sequence[ProbeSeen], name: Callable[[Any], Any], **changes: Any) -> list[ProbeSeen]:
+    """The same probes, with other keys of samples."""
+    for probe in probes:
+        for rank in probe.ranks:
+            for epoch in rank.epochs:
+                epoch.steps = [
+                    msgspec.structs.replace(step, keys=[name(key) for key in step.keys], **changes)
+                    for step in epoch.steps
+                ]
+    return list(probes)
+
+
+def test_an_order_that_its_sampler_keeps_is_meant() -> None:
+    """A part of the data that random_split chose, read as it lies."""
+    built = Built(seconds=0, shuffles=False, seeded=True)
+    assert diagnose(all_probes(fixed, built=built), cpus=4) == ()
+
+
+@pytest.mark.parametrize("name", [lambda key: f"img{key}.jpg", lambda key: 7919**3 * (key + 1) % 1000003])
+def test_names_may_lie_in_any_order(name: Callable[[int], Any]) -> None:
+    found = diagnose(renamed(all_probes(fixed), name), cpus=4)
+    assert codes(found) == [("same-order-every-epoch", "note")]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -459,6 +550,8 @@ def test_the_beginning_of_a_long_epoch_shows_what_comes_twice() -> None:
     assert codes(diagnose([begun(sound)], 4)) == [cut]
     unsharded = begun(lambda rank, epoch, ranks, workers: batched(shuffled(epoch), workers))
     assert codes(diagnose([unsharded], 4)) == [("not-sharded-by-rank", "error"), cut]
+    not_one_each = begun(lambda *of: [([key // 4 for key in keys], worker) for keys, worker in sound(*of)])
+    assert codes(diagnose([not_one_each], 4)) == [cut]
     uneven = begun(lambda rank, *of: sound(rank, *of)[rank:])
     assert codes(diagnose([uneven], 4)) == [cut]
 
@@ -495,7 +588,19 @@ def test_contents_that_change_each_time_are_not_counted() -> None:
                     number += 1
                     keys = [f"{number} {row}" for row in range(len(step.keys))]
                     epoch.steps[at] = msgspec.structs.replace(step, keys=keys, by_content=True)
-    assert codes(diagnose(probes, 4)) == [("no-ids", "note")]
+    assert codes(diagnose(probes, 4)) == [("not-counted", "note")]
+
+
+def test_contents_that_stay_are_counted() -> None:
+    assert codes(diagnose(renamed(all_probes(sound), str, by_content=True), 4)) == [("no-ids", "note")]
+
+    def without_rest(rank: int, epoch: int, ranks: int, workers: int) -> Any:
+        ids = random.Random(f"{epoch} {ranks} {workers}").sample(range(51), 48)
+        return batched(ids[rank::ranks], workers)
+
+    probes = all_probes(without_rest, built=Built(seconds=0, drops=True, seeded=True))
+    found = diagnose(renamed(probes, str, by_content=True), 4)
+    assert codes(found) == [("missing-samples", "note"), ("no-ids", "note")]
 
 
 def test_samples_that_are_in_the_data_twice_are_no_repeats() -> None:

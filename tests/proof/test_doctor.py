@@ -71,10 +71,14 @@ ORDINARY: list[tuple[str, list[str], dict[str, Any]]] = [
 WIDE: list[tuple[str, list[str], dict[str, Any]]] = [
     ("sound", [], {"start_methods": ("fork", "spawn")}),
     ("sound", [], {"start_methods": ("forkserver",), "epochs": 2}),
-    ("sound_stream", ["uneven-steps"], {"ranks": 3, "workers": 3}),
+    ("sound_stream", [], {"ranks": 3, "workers": 3}),
+    ("sound_stream", ["uneven-steps"], {"ranks": 5, "workers": 0}),
     ("ours", [], {"ranks": 3, "workers": 3}),
     ("sound", [], {"ranks": 1, "workers": 0}),
     ("ours", [], {"start_methods": ("fork", "spawn"), "resume_ranks": 3}),
+    ("chosen_part", [], {}),
+    ("weighted", [], {}),
+    ("filled_up", [], {}),
     ("not_sharded", ["not-sharded-by-rank"], {}),
     ("uneven", ["uneven-steps"], {}),
     ("padded", ["padded-with-repeats"], {}),
@@ -147,6 +151,7 @@ def test_a_doctor_that_is_killed_leaves_nobody_behind(tmp_path: Path) -> None:
     gone, left = psutil.wait_procs(family, timeout=60)
     assert len(gone) >= 3
     assert left == []
+    assert [*tmp_path.glob("rankfeed-doctor-*")] == []
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def five_shards_with_epoch(num_workers: int, multiprocessing_context: Any) -> An
 
 def resampled(num_workers: int, multiprocessing_context: Any) -> Any:
     """Shards drawn with replacement: some samples come often, some never."""
-    dataset = pipeline(12, resampled=True, nodesplitter=None, seed=1)
+    dataset = pipeline(24, resampled=True, nodesplitter=None, seed=1)
     return loader(dataset.with_epoch(ROWS // 2 // max(1, num_workers)), num_workers, multiprocessing_context)
 
 

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from rankfeed.proof.doctor import Examination
 
 
+#: What the machine does that runs the tests, and not the loader.
+_OF_THE_MACHINE = {"too-many-workers", "slow-first-batch"}
+
+
 class Rankfeed:
     """What the fixture ``rankfeed`` is."""
 
@@ -36,6 +40,9 @@ class Rankfeed:
     ) -> Examination:
         """Fail the test unless each sample comes once an epoch, in equal steps, and nothing else is wrong.
 
+        It fails as well where that cannot be told: samples without ids whose content changes, and an epoch that
+        was cut. How many CPUs the machine has, and how long it takes to begin, is no failure.
+
         Args:
             factory: a function at the top of a module (the test's own will do), or its name.
             ranks: processes that read the loader.
@@ -44,12 +51,15 @@ class Rankfeed:
             options: as of `rankfeed.proof.doctor.examine`.
 
         Raises:
-            AssertionError: there are errors or warnings; the text has all of them.
+            AssertionError: there are errors or warnings, or not all was counted; the text has all of them.
         """
+        from rankfeed.proof.doctor import UNPROVEN
+
         __tracebackhide__ = True
         found = self.examine(factory, ranks=ranks, workers=workers, **options)
-        allowed = {*allow}
-        grave = [each for each in found.findings if each.severity != "note" and each.code not in allowed]
+        allowed = {*allow} | _OF_THE_MACHINE
+        wanted = [each for each in found.findings if each.code not in allowed]
+        grave = [each for each in wanted if each.severity != "note" or each.code in UNPROVEN]
         if grave:
             raise AssertionError("\n".join([found.factory, *map(str, grave), found.summary]))
         return found

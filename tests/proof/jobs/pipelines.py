@@ -11,7 +11,15 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, get_worker_info
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    WeightedRandomSampler,
+    get_worker_info,
+    random_split,
+)
 
 import rankfeed as rf
 
@@ -68,6 +76,31 @@ def duplicated_by_workers(num_workers: int) -> Any:
 
 def not_sharded(num_workers: int) -> Any:
     return DataLoader(Numbers(), 4, shuffle=True, num_workers=num_workers)
+
+
+def chosen_part(num_workers: int) -> Any:
+    """What random_split chose for evaluation, in its order."""
+    part, _ = random_split(Numbers(2 * SAMPLES), [SAMPLES, SAMPLES], torch.Generator().manual_seed(1))
+    return DataLoader(part, 4, sampler=DistributedSampler(part, shuffle=False), num_workers=num_workers)
+
+
+def weighted(num_workers: int) -> Any:
+    """Each rank draws its own samples, with replacement, some more often."""
+    draws = torch.Generator().manual_seed(dist.get_rank())
+    sampler = WeightedRandomSampler([1.0 + each % 4 for each in range(SAMPLES)], SAMPLES // 2, generator=draws)
+    return DataLoader(Numbers(), 4, sampler=sampler, num_workers=num_workers)
+
+
+def to_the_longest(samples: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {"tokens": torch.nn.utils.rnn.pad_sequence(samples, batch_first=True)}
+
+
+def filled_up(num_workers: int) -> Any:
+    """Texts without ids, filled up to the longest of their batch."""
+    texts: Any = [torch.arange(each, each + 1 + min(each, 60)) for each in range(SAMPLES)]
+    return DataLoader(
+        texts, 16, sampler=DistributedSampler(texts), num_workers=num_workers, collate_fn=to_the_longest
+    )
 
 
 def sharded_twice(num_workers: int) -> Any:

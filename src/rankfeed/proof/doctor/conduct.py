@@ -9,7 +9,7 @@ from statistics import median
 
 from rankfeed.errors import listed
 from rankfeed.proof.doctor.findings import Finding, Severity
-from rankfeed.proof.doctor.observed import IDS, STATE, Sizes
+from rankfeed.proof.doctor.observed import IDS, IMPORT, STATE, Sizes
 from rankfeed.proof.doctor.seen import ProbeSeen, RankSeen
 
 #: Memory below this is no matter.
@@ -52,7 +52,8 @@ def failures(probe: ProbeSeen, *, others_succeed: bool, elsewhere: bool = False)
             yield Finding("hangs", "error", f"nothing comes any more, {failure.phase}", evidence)
         else:
             alone = f", with the {probe.job.start_method} start method alone" if others_succeed else ""
-            what = f"the factory or its loader raises an error{alone}"
+            raised = "cannot be imported" if failure.phase == IMPORT else "or its loader raises an error"
+            what = f"the factory {raised}{alone}"
             yield Finding("factory-raises", "warning" if others_succeed else "error", what, evidence)
 
 

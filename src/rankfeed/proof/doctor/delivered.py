@@ -14,6 +14,25 @@ from rankfeed.proof.doctor.seen import EpochSeen, ProbeSeen
 
 #: A part of the data that comes may differ from 1/ranks or 1/workers by so much and be called that.
 _ABOUT = 0.15
+#: Fewer samples than this may come in one order by chance.
+_ENOUGH = 8
+
+
+@dataclass(frozen=True)
+class Known:
+    """What all probes together say of the data.
+
+    Attributes:
+        due: how often each sample should come; what is not in it, once.
+        certain: whether a sample is known by one key wherever it comes: if not, none can be said to be missing.
+        alone: the part of all samples that came to one rank without workers; 1 where there was none.
+        drawn: whether samples are drawn with replacement.
+    """
+
+    due: Mapping[SampleKey, int]
+    certain: bool = True
+    alone: float = 1.0
+    drawn: bool = False
 
 
 @dataclass
@@ -23,14 +42,12 @@ class Dealt:
     Args:
         probe: which.
         epochs: what each rank was given.
-        due: how often each sample should come; what is not in it, once.
-        complete: whether `due` has all samples there are.
+        known: of the data.
     """
 
     probe: ProbeSeen
     epochs: Sequence[EpochSeen]
-    due: Mapping[SampleKey, int]
-    complete: bool
+    known: Known
     by_rank: list[Counter[SampleKey]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -54,7 +71,9 @@ class Dealt:
 
     @cached_property
     def missing(self) -> list[SampleKey]:
-        return [key for key, times in self.due.items() if self.total[key] < times]
+        if not self.known.certain:
+            return []
+        return [key for key, times in self.known.due.items() if self.total[key] < times]
 
     @cached_property
     def within_ranks(self) -> list[SampleKey]:
@@ -81,6 +100,21 @@ class Dealt:
         return [key for key in self.within_ranks if key in several]
 
     @cached_property
+    def within_workers(self) -> list[SampleKey]:
+        """Samples that came too often from one worker, or to a rank without; none if workers are not known."""
+        made: dict[tuple[int, int | None], Counter[SampleKey]] = {}
+        for rank, epoch in enumerate(self.epochs):
+            for step in epoch.steps:
+                if step.worker is not None or not self.probe.job.workers:
+                    made.setdefault((rank, step.worker), Counter()).update(step.keys)
+        return [*{key for each in made.values() for key, times in each.items() if times > self.often(key)}]
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether one worker repeats more than fills a batch, while other samples do not come."""
+        return bool(self.missing) and len(self.within_workers) > self.often_by_chance
+
+    @cached_property
     def _most_to_one(self) -> dict[SampleKey, int]:
         most: dict[SampleKey, int] = {}
         for each in self.by_rank:
@@ -100,7 +134,7 @@ class Dealt:
         return max(2, 0.05 * len(self.total))
 
     def often(self, key: SampleKey) -> int:
-        return self.due.get(key, 1)
+        return self.known.due.get(key, 1)
 
 
 def delivered(dealt: Dealt, without_workers: Dealt | None) -> Iterator[Finding]:
@@ -113,16 +147,16 @@ def delivered(dealt: Dealt, without_workers: Dealt | None) -> Iterator[Finding]:
     whole = all(epoch.whole for epoch in dealt.epochs)
     if whole:
         yield from _steps(dealt)
+    if dealt.known.drawn:
+        yield from _drawn(dealt, whole=whole)
+        return
+    if not whole and len(dealt.within_workers) > dealt.often_by_chance:
+        return  # ids are not one for each sample, or drawn: how often they should come is not known
     by_workers = _by_workers(dealt, without_workers)
     if by_workers:
         yield by_workers
     if not whole and len(dealt.across_ranks) <= 0.1 * len(dealt.total):
         return  # nothing else is known of a beginning
-    if dealt.missing and not by_workers and len(dealt.within_ranks) > dealt.often_by_chance:
-        evidence = (f"{dealt.where}: {dealt.repeats} of {sum(dealt.total.values())} deliveries",)
-        yield Finding("padded-with-repeats", "error", "samples come several times in an epoch", evidence)
-        yield _missing(dealt)
-        return
     if twice := _cut_twice(dealt, without_workers):
         yield twice
         return
@@ -131,7 +165,7 @@ def delivered(dealt: Dealt, without_workers: Dealt | None) -> Iterator[Finding]:
     sizes = {sum(each.values()) for each in dealt.by_rank}
     even = max(sizes) - min(sizes) <= max(sizes) // 20
     small = dealt.repeats <= dealt.padding and share < 0.5
-    if shared and not (small and even and not dealt.missing):
+    if shared and (not (small and even and not dealt.missing) if dealt.known.certain else share > 0.5):
         alike = "every rank reads all of it" if share > 0.99 else f"{len(shared)} of {len(dealt.total)}"
         yield Finding(
             "not-sharded-by-rank",
@@ -140,7 +174,7 @@ def delivered(dealt: Dealt, without_workers: Dealt | None) -> Iterator[Finding]:
             (f"{dealt.where}: {alike}; {_example(dealt, shared[0])}", *_lacking(dealt)),
         )
         return
-    if dealt.repeats and not by_workers:
+    if dealt.repeats and not by_workers and dealt.known.certain:
         if small and even and not dealt.missing:
             yield Finding(
                 "padded-with-repeats",
@@ -160,6 +194,27 @@ def delivered(dealt: Dealt, without_workers: Dealt | None) -> Iterator[Finding]:
             )
     if dealt.missing and all(dealt.by_rank):  # what a rank without batches lacks is said of it
         yield _missing(dealt)
+
+
+def _drawn(dealt: Dealt, *, whole: bool) -> Iterator[Finding]:
+    """Of samples that are drawn with replacement: ranks have some in common by chance, but not one order."""
+    orders = [epoch.keys for epoch in dealt.epochs]
+    least = min(map(len, orders))
+    if len(orders) > 1 and least >= _ENOUGH and all(order[:least] == orders[0][:least] for order in orders):
+        where = f"{dealt.where}: all begin with {listed([str(key) for key in orders[0]], 8)}"
+        yield Finding("not-sharded-by-rank", "error", "all ranks draw the same samples", (where,))
+        return
+    if not whole:
+        return
+    if dealt.repeats and not _replaces(dealt):
+        evidence = (f"{dealt.where}: {dealt.repeats} of {sum(dealt.total.values())} deliveries",)
+        yield Finding("padded-with-repeats", "error", "samples come several times in an epoch", evidence)
+    if dealt.missing:
+        yield _missing(dealt)
+
+
+def _replaces(dealt: Dealt) -> bool:
+    return any(rank.built is not None and rank.built.replaces for rank in dealt.probe.ranks)
 
 
 def _by_workers(dealt: Dealt, without: Dealt | None) -> Finding | None:
@@ -187,7 +242,9 @@ def _cut_twice(dealt: Dealt, without: Dealt | None) -> Finding | None:
     few = 0.1 * sum(dealt.total.values())
     if not dealt.missing or dealt.repeats > few or not all(dealt.by_rank):
         return None
-    came = 1 - len(dealt.missing) / max(1, len(dealt.due))
+    if dealt.known.alone < 1 - _ABOUT:
+        return None  # nobody is given all of it
+    came = 1 - len(dealt.missing) / max(1, len(dealt.known.due))
     ranks, workers = dealt.probe.job.ranks, dealt.probe.job.workers
     for parts, who, fits in (
         (ranks, "ranks", without is None or bool(without.missing)),
@@ -203,14 +260,14 @@ def _cut_twice(dealt: Dealt, without: Dealt | None) -> Finding | None:
 def _missing(dealt: Dealt) -> Finding:
     built = [rank.built for rank in dealt.probe.ranks if rank.built is not None]
     lacking = _lacking(dealt)
-    came = 1 - len(dealt.missing) / max(1, len(dealt.due))
-    if any(each.replaces for each in built):
+    came = 1 - len(dealt.missing) / max(1, len(dealt.known.due))
+    if _replaces(dealt):
         return Finding(
             "missing-samples", "note", "samples are drawn with replacement, so that not all come", lacking
         )
     if any(each.drops for each in built) and len(dealt.missing) <= dealt.padding:
         return Finding("missing-samples", "note", "the rest of an epoch is left out, as drop_last says", lacking)
-    if len(dealt.within_ranks) > dealt.often_by_chance:
+    if dealt.known.drawn:
         what = "samples are drawn with replacement: some come several times, and some not"
         return Finding("missing-samples", "error", what, lacking)
     small = len(dealt.missing) <= dealt.padding and came > 0.5
@@ -227,7 +284,7 @@ def _lacking(dealt: Dealt) -> tuple[str, ...]:
         return ()
     repeated = f", and {dealt.repeats} deliveries repeat others" if dealt.repeats else ""
     return (
-        f"{dealt.where}: {len(dealt.missing)} of {len(dealt.due)} samples do not come{repeated}: "
+        f"{dealt.where}: {len(dealt.missing)} of {len(dealt.known.due)} samples do not come{repeated}: "
         + listed([str(key) for key in dealt.missing]),
     )
 

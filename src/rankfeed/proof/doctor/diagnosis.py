@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
 
 from rankfeed.proof.doctor import conduct, orders
-from rankfeed.proof.doctor.delivered import Dealt, delivered
+from rankfeed.proof.doctor.delivered import Dealt, Known, delivered
 from rankfeed.proof.doctor.findings import Finding, merged
 from rankfeed.proof.doctor.observed import SampleKey
-from rankfeed.proof.doctor.seen import ProbeSeen
+from rankfeed.proof.doctor.seen import EpochSeen, ProbeSeen
 
 
 def diagnose(probes: Sequence[ProbeSeen], cpus: int, resumed: Sequence[ProbeSeen] = ()) -> tuple[Finding, ...]:
@@ -30,8 +31,9 @@ def _found(probes: Sequence[ProbeSeen], cpus: int, resumed: Sequence[ProbeSeen])
         alone = bool(like) and probe.job.start_method not in {each.job.start_method for each in like}
         elsewhere = probe.job.resume is not None and probe.job.ranks != probes[0].job.ranks
         yield from conduct.failures(probe, others_succeed=alone and not probe.job.resume, elsewhere=elsewhere)
-    stable = yield from _of_ids(probes)
-    due, complete = expected(probes)
+    lone = next((each.epochs[0] for each in probes if each.is_alone and each.epochs), None)
+    stable, certain = yield from _of_ids(probes, lone)
+    known = expected(probes, lone, certain=certain)
     without = next((each for each in working if not each.job.workers and each.job.ranks > 1), None)
     for probe in probes:
         yield from conduct.endings(probe)
@@ -40,7 +42,7 @@ def _found(probes: Sequence[ProbeSeen], cpus: int, resumed: Sequence[ProbeSeen])
         yield from conduct.memory(probe, without)
         yield from conduct.times(probe)
         if stable and len({*conduct.kinds_of_ids(probe).values()}) < 2:
-            yield from _delivered(probe, without, due, complete)
+            yield from _delivered(probe, without, known)
             yield from orders.same_randomness(probe, probes)
         yield from orders.same_order(probe)
     yield from conduct.workers(probes, cpus)
@@ -49,55 +51,69 @@ def _found(probes: Sequence[ProbeSeen], cpus: int, resumed: Sequence[ProbeSeen])
     if without is not None and without is not probes[0]:
         again = next((each for each in probes[1:] if _alike(each, probes[0])), None)
         yield from orders.depends_on_workers(probes[0], again, without)
-    for after in resumed:
+    for after in resumed if certain else ():
         yield from orders.resumed(probes[0], after)
 
 
-def _delivered(
-    probe: ProbeSeen, without: ProbeSeen | None, due: Mapping[SampleKey, int], complete: bool
-) -> Iterator[Finding]:
+def _delivered(probe: ProbeSeen, without: ProbeSeen | None, known: Known) -> Iterator[Finding]:
     """Of each epoch, or the beginning of a long one; one rank alone says what there is, and is no job."""
     if probe.job.ranks == 1 and without is not None:
         return
     bare = None
     if without is not None and without is not probe and without.epochs:
-        bare = Dealt(without, without.epochs[0], due, complete)
+        bare = Dealt(without, without.epochs[0], known)
     for epochs in (*probe.epochs, probe.beginnings):
         if any(epoch.steps for epoch in epochs):
-            yield from delivered(Dealt(probe, epochs, due, complete), bare)
+            yield from delivered(Dealt(probe, epochs, known), bare)
 
 
-def expected(probes: Sequence[ProbeSeen]) -> tuple[Mapping[SampleKey, int], bool]:
-    """How often each sample should come in an epoch, and whether that is known from a rank that was alone.
+def expected(probes: Sequence[ProbeSeen], alone: Sequence[EpochSeen] | None, *, certain: bool) -> Known:
+    """What should come in an epoch: what came in any, as often as it came to a rank alone.
 
-    What came in any epoch should come in each. A sample may be in the data several times: as often as it came to
-    a single rank without workers.
+    A sample may be in the data several times.
+
+    Args:
+        probes: all.
+        alone: the epoch of a rank that was alone and had no workers, if there was one.
+        certain: whether a sample has one key wherever it comes.
     """
-    due: Counter[SampleKey] = Counter()
-    complete = False
-    for probe in probes:
-        for epochs in probe.epochs:
-            for key in {key for epoch in epochs for key in epoch.keys}:
-                due[key] = max(due[key], 1)
-            if len(epochs) == 1 and not probe.job.workers:
-                complete = True
-                for key, times in Counter(epochs[0].keys).items():
-                    due[key] = max(due[key], times)
-    return due, complete
+    due: Counter[SampleKey] = Counter(key for epoch in alone or () for key in epoch.keys)
+    came = len(due)
+    for epoch in (epoch for probe in probes for epochs in probe.epochs for epoch in epochs):
+        for key in {*epoch.keys} - due.keys():
+            due[key] = 1
+    part = came / len(due) if alone and due else 1.0
+    known = Known(due, certain, part)
+    every = [Dealt(probe, epochs, known) for probe in probes for epochs in probe.epochs]
+    said = any(rank.built is not None and rank.built.replaces for probe in probes for rank in probe.ranks)
+    return replace(known, drawn=said or any(each.is_drawn for each in every))
 
 
-def _of_ids(probes: Sequence[ProbeSeen]) -> Generator[Finding, None, bool]:
-    """Whether samples can be told from each other and known again; a note where they have no ids."""
+def _of_ids(
+    probes: Sequence[ProbeSeen], alone: Sequence[EpochSeen] | None
+) -> Generator[Finding, None, tuple[bool, bool]]:
+    """Whether samples can be told from each other and known again, mostly and always; a note without ids."""
     if not any(probe.by_content for probe in probes):
-        return True
-    seen = [{key for epoch in epochs for key in epoch.keys} for probe in probes for epochs in probe.epochs]
-    seen = [keys for keys in seen if keys]
+        return True, True
+    every = [Dealt(probe, epochs, Known({})) for probe in probes for epochs in probe.epochs]
+    every = [dealt for dealt in every if dealt.total]
+    seen = [dealt.total.keys() for dealt in every]
     stable = all(2 * len(keys & seen[0]) > min(len(keys), len(seen[0])) for keys in seen[1:])
-    evidence = "samples are known by a hash of what they hold; those that are equal count as one"
-    if not stable:
-        evidence = "what samples hold is another thing each time, so that they could not be counted"
-    yield Finding("no-ids", "note", "batches have no ids", (evidence,))
-    return stable
+    all_there_is = {key for epoch in alone or () for key in epoch.keys} or (seen[0] if seen else set())
+    drops = any(rank.built is not None and rank.built.drops for probe in probes for rank in probe.ranks)
+    certain = all(len(dealt.total.keys() - all_there_is) <= drops * dealt.padding for dealt in every)
+    if certain:
+        evidence = "samples are known by a hash of what they hold; those that are equal count as one"
+        yield Finding("no-ids", "note", "batches have no ids", (evidence,))
+        return stable, certain
+    evidence = "what samples hold is another thing each time, so that they could not be counted"
+    if stable:
+        evidence = (
+            "what some samples hold is another thing at times (filled up to the longest of a batch?), so that it "
+            "is not known whether any are missing"
+        )
+    yield Finding("not-counted", "note", "batches have no ids, and what they hold tells too little", (evidence,))
+    return stable, certain
 
 
 def _alike(one: ProbeSeen, other: ProbeSeen) -> bool:

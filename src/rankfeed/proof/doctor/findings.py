@@ -100,6 +100,7 @@ REMEDIES = {
     "too-many-workers": (
         "take no more workers than CPUs a rank has, or ask the scheduler for more (--cpus-per-task)"
     ),
+    "not-counted": "put an id of each sample into the batch and name it with --key",
     "no-ids": "put an id of each sample into the batch and name it with --key",
 }
 _GRAVITY = {"error": 0, "warning": 1, "note": 2}

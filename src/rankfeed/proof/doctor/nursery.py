@@ -1,8 +1,8 @@
 """Ranks of probes, forked from one clean process that has imported torch and nothing of the user's.
 
-The modules that its arguments name it imports too. A line on its input is an order for one rank; it answers with
-the process id, and says when that has ended. When its input ends, whoever gave orders is gone, and so is all that
-was started.
+Its arguments are the examination's folder, and modules that it imports too. A line on its input is an order for
+one rank; it answers with the process id, and says when that has ended. When its input ends, whoever gave orders is
+gone, and so is all that was started, and the folder.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import importlib
 import io
 import os
 import select
+import shutil
 import signal
 import sys
 import time
@@ -24,6 +25,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from rankfeed.proof.doctor.marked import MARK, end_all
 from rankfeed.proof.doctor.observed import Job
 from rankfeed.proof.doctor.probed import probed
 from rankfeed.storage.decodable import decodable
@@ -75,8 +77,17 @@ def main() -> None:
     orders, answers = io.FileIO(os.dup(0), "rb"), io.FileIO(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
     os.dup2(2, 1)
-    for module in sys.argv[1:]:
+    folder, *modules = sys.argv[1:]
+    for module in modules:
         importlib.import_module(module)
+    with suppress(BrokenPipeError):
+        _serve(orders, answers)
+    end_all(os.environ[MARK], os.getpid(), trackers=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _serve(orders: io.FileIO, answers: io.FileIO) -> None:
+    """Until there are no orders any more."""
     living: set[int] = set()
     pending = b""
     try:
@@ -96,8 +107,6 @@ def main() -> None:
                 if ended:
                     living.discard(pid)
                     answers.write(msgspec.json.encode(Dead(pid, os.waitstatus_to_exitcode(status))) + b"\n")
-    except BrokenPipeError:
-        return
     finally:
         for pid in living:
             with suppress(ProcessLookupError):

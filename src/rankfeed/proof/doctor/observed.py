@@ -9,8 +9,8 @@ import msgspec
 
 from rankfeed.storage.decodable import decodable
 
-#: What a rank says that it does while a state is loaded, and while it looks for the ids in a batch.
-STATE, IDS = "loading the state", "looking for ids"
+#: What a rank says that it does before it has the factory, while a state is loaded, and while it looks for ids.
+IMPORT, STATE, IDS = "importing the factory", "loading the state", "looking for ids"
 #: A sample as a probe knows it: its id, or what its id or content hashes to.
 SampleKey = int | str
 
@@ -78,7 +78,7 @@ class Built(Record, frozen=True):
         cuts_one_data_set: whether a sampler cuts what is the same data set on all ranks.
         drops: whether the rest of an epoch is left out on purpose.
         replaces: whether samples are drawn with replacement on purpose.
-        shuffles: whether it says that it shuffles.
+        shuffles: whether it says that it shuffles; None: it does not say.
         resumes: whether it has a state.
         elastic: whether its state fits any number of ranks.
         once: whether it can be read once only, so that the factory is called for each epoch.
@@ -95,7 +95,7 @@ class Built(Record, frozen=True):
     cuts_one_data_set: bool = False
     drops: bool = False
     replaces: bool = False
-    shuffles: bool = False
+    shuffles: bool | None = None
     resumes: bool = False
     elastic: bool = False
     once: bool = False
@@ -150,7 +150,7 @@ class Moved(Record, frozen=True):
 
 @decodable
 class Stated(Record, frozen=True):
-    """The state was taken after so many steps of the first epoch."""
+    """The state to resume from was taken after so many steps of the first epoch; what is said later holds."""
 
     step: int
 

@@ -27,20 +27,26 @@ def same_order(probe: ProbeSeen) -> Iterator[Finding]:
             keys = one.keys
             if len({*keys}) < _ENOUGH or keys != other.keys:
                 continue
-            says = rank.built is not None and rank.built.shuffles
-            if in_order(one.steps) and not says:
+            says = None if rank.built is None else rank.built.shuffles
+            if says is False or (says is None and in_order(one.steps)):
                 return
-            hashed = probe.by_content and not says
+            sure = says or _count(keys, probe.job.ranks)
             yield Finding(
                 "same-order-every-epoch",
-                "note" if hashed else "warning",
-                "epochs have the same order" + (" (no matter, if nobody meant to shuffle)" if hashed else ""),
+                "warning" if sure else "note",
+                "epochs have the same order" + ("" if sure else " (no matter, if nobody meant to shuffle)"),
                 (
                     f"{probe.job.name}, rank {rank.rank}: epochs {one.epoch} and {other.epoch} both begin with "
                     + listed([str(key) for key in keys], 8),
                 ),
             )
             return
+
+
+def _count(keys: Sequence[SampleKey], ranks: int) -> bool:
+    """Whether these are numbers of samples, so that another order than theirs was meant; names may have any."""
+    numbers = [key for key in keys if isinstance(key, int)]
+    return len(numbers) == len(keys) and max(numbers) - min(numbers) < 2 * ranks * len({*numbers})
 
 
 def in_order(steps: Sequence[Any]) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import builtins
 import io
 import os
 import stat
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, BinaryIO, cast
 
@@ -28,7 +30,7 @@ def described(loader: Any, *, seconds: float, grown: int, start_method: str, onc
     dataset = getattr(loader, "dataset", getattr(loader, "source", None))
     samplers = _samplers(loader)
     workers = getattr(loader, "num_workers", None)
-    fingerprint = getattr(dataset, "fingerprint", getattr(dataset, "_fingerprint", None))
+    fingerprint = getattr(dataset, "fingerprint", None)
     spawned = bool(workers) and start_method != "fork" and dataset is not None
     return Built(
         seconds=seconds,
@@ -38,7 +40,7 @@ def described(loader: Any, *, seconds: float, grown: int, start_method: str, onc
         fingerprint=fingerprint if isinstance(fingerprint, str) else None,
         workers=workers if isinstance(workers, int) else None,
         cuts_one_data_set=any(
-            hasattr(each, "num_replicas") or hasattr(each, "num_processes") for each in samplers
+            getattr(each, name, 1) != 1 for each in samplers for name in ("num_replicas", "num_processes")
         ),
         drops=any(getattr(each, "drop_last", False) is True for each in (loader, *samplers))
         or getattr(loader, "tail", None) == "drop",
@@ -46,9 +48,7 @@ def described(loader: Any, *, seconds: float, grown: int, start_method: str, onc
             getattr(each, "replacement", False) is True or type(each).__name__.startswith("Weighted")
             for each in samplers
         ),
-        shuffles=any(
-            getattr(each, "shuffle", False) is True or type(each).__name__ == "RandomSampler" for each in samplers
-        ),
+        shuffles=_shuffles(loader, samplers),
         resumes=all(callable(getattr(loader, name, None)) for name in ("state_dict", "load_state_dict")),
         elastic=type(loader).__module__.startswith("rankfeed.") and type(loader).__name__ == "Loader",
         once=once,
@@ -80,6 +80,15 @@ def _samplers(loader: Any) -> list[Any]:
         batches = _attribute(batches, "batch_sampler") or _attribute(batches, "sampler")
         found.append(batches)
     return [each for each in found if each is not None]
+
+
+def _shuffles(loader: Any, samplers: Sequence[Any]) -> bool | None:
+    """What samplers say of it, or the data set (as MosaicML's); None where none says anything."""
+    names = {"RandomSampler": True, "SequentialSampler": False}
+    unused = len(samplers) > 1 and samplers[0] is _attribute(loader, "sampler")  # torch's, beside one of batches
+    said = [getattr(each, "shuffle", names.get(type(each).__name__)) for each in samplers[unused:]]
+    said.append(_attribute(_attribute(loader, "dataset"), "shuffle"))
+    return True if any(each is True for each in said) else False if any(each is False for each in said) else None
 
 
 def _attribute(thing: Any, name: str) -> Any:
@@ -124,6 +133,33 @@ def own_bytes() -> int:
     import psutil
 
     return int(psutil.Process().memory_full_info().uss)
+
+
+class Growth:
+    """By how many bytes this process grows in here, but for what it imports: code is no data."""
+
+    bytes = 0
+
+    def __enter__(self) -> Growth:
+        self._import, self._before, self._depth = builtins.__import__, own_bytes(), 0
+        builtins.__import__ = self._counted
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        builtins.__import__ = self._import
+        self.bytes = own_bytes() - self._before
+
+    def _counted(self, *of: Any, **named: Any) -> Any:
+        if self._depth:
+            return self._import(*of, **named)
+        known, before = len(sys.modules), own_bytes() if of[0] not in sys.modules else 0
+        self._depth += 1
+        try:
+            return self._import(*of, **named)
+        finally:
+            self._depth -= 1
+            if before and len(sys.modules) > known:
+                self._before += own_bytes() - before
 
 
 def sizes() -> Sizes:

@@ -6,13 +6,14 @@ whatever happens to this process.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import inspect
 import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -22,9 +23,11 @@ import msgspec
 import numpy as np
 from xxhash import xxh3_64_hexdigest
 
+from rankfeed.errors import AuditError
 from rankfeed.proof.doctor import outside
 from rankfeed.proof.doctor.observed import (
     IDS,
+    IMPORT,
     STATE,
     Began,
     Built,
@@ -63,8 +66,11 @@ def probed(job: Job, rank: int, said: BinaryIO) -> None:
         sayer.read()
         sayer.say(Done())
     except BaseException as error:  # SystemExit of the user's code, too
-        lines = "".join(traceback.format_exception(type(error), error, _theirs(error))).splitlines()[-20:]
-        text = f"{type(error).__name__}: {error}".strip()[:2000]
+        trace = "".join(traceback.format_exception(type(error), error, _theirs(error)))
+        lines = _sayable(trace).splitlines()[-20:]
+        if sayer.phase == IDS and isinstance(error, AuditError):
+            lines = []  # of our own code, that no user has to see
+        text = _sayable(f"{type(error).__name__}: {error}").strip()[:2000]
         sayer.say(Raised(phase=sayer.phase, error=text, traceback="\n".join(lines)))
 
 
@@ -90,9 +96,11 @@ class _Rank:
         torch.multiprocessing.set_start_method(self.job.start_method, force=True)
 
     def read(self) -> None:
-        self.phase = "in the factory"
+        self.phase = IMPORT
         self.say(Ready())
         factory = found(self.job.factory, self.job.path)
+        gc.freeze()  # a collection in a forked worker touches, and so copies, nothing of this
+        self.phase = "in the factory"
         loader, told = self._build(factory, 0)
         self.say(told)
         if self.job.set_epoch:
@@ -101,7 +109,7 @@ class _Rank:
             import torch
 
             self.phase = STATE
-            states = sorted(Path(self.job.resume).iterdir(), key=lambda path: int(path.stem))
+            states = sorted(Path(self.job.resume).glob("*.pt"), key=lambda path: int(path.stem))
             loader.load_state_dict(torch.load(states[self.rank % len(states)], weights_only=False))
         for epoch in range(self.job.epochs):
             if epoch and (told.once or "epoch" in _accepted(factory)):
@@ -110,19 +118,22 @@ class _Rank:
                 outside.set_epoch(loader, epoch)
             self.say(Began(epoch=epoch))
             self.say(outside.sizes())
-            whole = self._epoch(loader, epoch, _state_after(told) if told.resumes and not epoch else None)
+            whole = self._epoch(loader, epoch, length=told.length, resumes=told.resumes and not epoch)
             self.say(Ended(whole=whole))
             if not whole:
                 return
 
     def _build(self, factory: Callable[..., Any], epoch: int) -> tuple[Any, Built]:
+        from torch.utils.data import DataLoader
+
         job = self.job
         known: dict[str, Any] = {"num_workers": job.workers, "workers": job.workers, "epoch": epoch}
         known |= {"rank": self.rank, "world_size": job.ranks, "start_method": job.start_method}
         known |= {"multiprocessing_context": job.start_method if job.workers else None}
         accepted = _accepted(factory)
-        before, start = outside.own_bytes(), time.perf_counter()
-        loader = factory(**{name: value for name, value in known.items() if name in accepted})
+        start = time.perf_counter()
+        with outside.Growth() as growth:
+            loader = factory(**{name: value for name, value in known.items() if name in accepted})
         seconds = time.perf_counter() - start
         if (
             isinstance(loader, tuple)
@@ -132,37 +143,41 @@ class _Rank:
         ):
             loader, key = loader
             self._key = key if self._key is None else self._key
-        if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+        if isinstance(loader, Mapping) or not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
             raise TypeError(f"the factory returned no iterable of batches but {type(loader).__name__}")
+        if isinstance(loader, (tuple, list)) and any(isinstance(each, DataLoader) for each in loader):
+            raise TypeError(f"the factory returned {len(loader)} things, with loaders among them: return one")
         if self._key is None and isinstance(own := getattr(loader, "id_column", None), str):
             self._key = own
         self._ours = type(loader).__module__.startswith("rankfeed.")
-        grown = outside.own_bytes() - before
         told = outside.described(
             loader,
             seconds=seconds,
-            grown=grown,
+            grown=growth.bytes,
             start_method=job.start_method,
             once=isinstance(loader, Iterator),
             seed=self._seed,
         )
         return loader, told
 
-    def _epoch(self, loader: Any, epoch: int, state_after: int | None) -> bool:
+    def _epoch(self, loader: Any, epoch: int, *, length: int | None, resumes: bool) -> bool:
         job, steps, deadline = self.job, 0, time.monotonic() + self.job.max_seconds
         self.phase = f"in epoch {epoch}, step 0"
         handles = outside.Handles() if job.start_method == "fork" and not epoch else None
+        kept: Callable[[], None] | None = None
         with tagged(loader):
             start = time.perf_counter()
             for batch in iter(loader):
                 waited = time.perf_counter() - start
+                if kept is not None:
+                    kept()  # there is something to go on with
                 self.say(self._step(batch, waited, values=steps < _VALUED))
                 steps += 1
                 self.phase = f"in epoch {epoch}, step {steps}"
                 if handles is not None and steps in (1, 4):
                     handles.look_at_children()
-                if steps == state_after and job.states is not None:
-                    self._keep_state(loader, steps)
+                wanted = resumes and job.states is not None and _is_in_the_middle(steps, length)
+                kept = self._keep_state(loader, steps) if wanted else None
                 if (now := time.monotonic()) > self._look_at:
                     self.say(outside.sizes())
                     after = time.monotonic()
@@ -177,17 +192,26 @@ class _Rank:
             self.say(moved)
         return True
 
-    def _keep_state(self, loader: Any, steps: int) -> None:
+    def _keep_state(self, loader: Any, steps: int) -> Callable[[], None] | None:
+        """Take the state, and return what makes it the one to resume from."""
         import torch
 
         assert self.job.states is not None
-        self.phase = f"taking the state after step {steps}"
+        before, self.phase = self.phase, f"taking the state after step {steps}"
         try:
             state = loader.state_dict()
         except (AttributeError, NotImplementedError):  # of a wrapper around something that has none
-            return
-        torch.save(state, Path(self.job.states) / f"{self.rank}.pt")
-        self.say(Stated(step=steps))
+            self.phase = before
+            return None
+        taken = Path(self.job.states) / f"{self.rank}.taken"
+        torch.save(state, taken)
+        self.phase = before
+
+        def keep() -> None:
+            taken.replace(taken.with_suffix(".pt"))
+            self.say(Stated(step=steps))
+
+        return keep
 
     def _step(self, batch: Any, waited: float, *, values: bool) -> Step:
         worker, streams = None, {}
@@ -223,6 +247,10 @@ def found(name: str, path: list[str]) -> Callable[..., Any]:
         while (folder / "__init__.py").exists():
             module, folder = f"{folder.name}.{module}", folder.parent
         sys.path.insert(0, str(folder))
+        if not file.is_file():
+            raise FileNotFoundError(file)
+        if Path(getattr(importlib.import_module(module), "__file__", None) or "").resolve() != file:
+            raise ImportError(f"{module} is the name of another module: give {file.name} another name")
     function: Any = importlib.import_module(module)
     for part in attribute.split("."):
         function = getattr(function, part)
@@ -250,9 +278,9 @@ def _is_key(thing: Any) -> bool:
     return isinstance(thing, (str, int)) or (callable(thing) and not hasattr(thing, "__iter__"))
 
 
-def _state_after(told: Built) -> int:
-    """The middle of the epoch, where it is known."""
-    return 2 if told.length is None else max(1, told.length // 2)
+def _is_in_the_middle(steps: int, length: int | None) -> bool:
+    """Whether half an epoch was read; of one of unknown length, the last power of two is half of it or more."""
+    return steps.bit_count() == 1 if length is None else steps == max(1, length // 2)
 
 
 def _named(words: Words, values: Any) -> list[SampleKey]:
@@ -261,8 +289,13 @@ def _named(words: Words, values: Any) -> list[SampleKey]:
         numbers: list[SampleKey] = words[:, 0].view(np.int64).tolist()
         return numbers
     if isinstance(values, (list, tuple)) and all(isinstance(each, str) and len(each) < _LONG for each in values):
-        return list(values)
+        return [_sayable(each) for each in values]
     return [f"{high:016x}{low:016x}" for high, low in words.tolist()]
+
+
+def _sayable(text: str) -> str:
+    """Without the halves of characters that names of files may have, and that no JSON can hold."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _digests(batch: Any, samples: int) -> dict[str, list[str]]:

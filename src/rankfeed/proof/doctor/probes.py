@@ -19,14 +19,13 @@ from types import TracebackType
 import msgspec
 
 from rankfeed.errors import AuditError
+from rankfeed.proof.doctor.marked import MARK, end_all
 from rankfeed.proof.doctor.nursery import Born, Dead, Order
 from rankfeed.proof.doctor.observed import Job
 from rankfeed.proof.doctor.seen import Failure, Following, ProbeSeen, RankSeen
 
 #: What the process that ranks are forked from runs: it has no main module for their children to import.
 _NURSERY = "from rankfeed.proof.doctor.nursery import main; main()"
-#: Variable that all processes of an examination have in their environment, so that none is left.
-_MARK = "RANKFEED_EXAMINATION"
 #: Seconds that ranks may take to find each other: on a busy machine it takes long.
 _START = 300.0
 #: Seconds that importing torch may take.
@@ -53,7 +52,7 @@ class Probes:
         self.scratch = Path(tempfile.mkdtemp(prefix="rankfeed-doctor-"))
         self._log = (self.scratch / "nursery.txt").open("wb")
         self._nursery = subprocess.Popen(
-            [sys.executable, "-c", _NURSERY, *self._modules],
+            [sys.executable, "-c", _NURSERY, str(self.scratch), *self._modules],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -72,7 +71,7 @@ class Probes:
             if stream is not None:
                 with suppress(OSError):
                     stream.close()
-        self._end_all(trackers=True)
+        end_all(self._mark, self._nursery.pid, trackers=True)
         shutil.rmtree(self.scratch, ignore_errors=True)
 
     def run(self, job: Job) -> ProbeSeen:
@@ -93,7 +92,7 @@ class Probes:
                     break
                 time.sleep(0.01)
         finally:
-            self._end_all()
+            end_all(self._mark, self._nursery.pid)
         return seen
 
     def new_folder(self) -> Path:
@@ -171,30 +170,6 @@ class Probes:
             found="\n".join(said[-_LINES:]) or f"exit status {self._nursery.poll()}",
         )
 
-    def _end_all(self, *, trackers: bool = False) -> None:
-        """Kill whatever of this examination is alive, but the nursery.
-
-        Python's resource trackers end by themselves, and remove what killed processes have left; they are given
-        the time to.
-        """
-        import psutil
-
-        for patience in (0.0, 0.05, 0.2, 1.0):
-            time.sleep(patience)
-            left = [one for one in psutil.process_iter() if one.pid != self._nursery.pid and self._is_mine(one)]
-            doomed = [one for one in left if not _is_tracker(one) or (trackers and patience >= 1)]
-            for one in doomed:
-                with suppress(psutil.Error):
-                    one.kill()
-            if not (left if trackers else doomed):
-                return
-
-    def _is_mine(self, process: object) -> bool:
-        with suppress(OSError):
-            environ = Path(f"/proc/{process.pid}/environ").read_bytes()  # type: ignore[attr-defined]
-            return f"{_MARK}={self._mark}".encode() in environ
-        return False
-
 
 class _Watched:
     """A rank that is under way."""
@@ -257,7 +232,7 @@ def _environ(mark: str) -> dict[str, str]:
     return {
         "OMP_NUM_THREADS": "1",
         **kept,
-        _MARK: mark,
+        MARK: mark,
         "PYTHONUNBUFFERED": "1",
         "CUDA_VISIBLE_DEVICES": "",
         "ACCELERATE_USE_CPU": "true",
@@ -297,10 +272,3 @@ def _death(code: int) -> str:
         return f"the process was ended by {signal.Signals(-code).name}"
     except ValueError:
         return f"the process was ended by signal {-code}"
-
-
-def _is_tracker(process: object) -> bool:
-    with suppress(OSError):
-        command = Path(f"/proc/{process.pid}/cmdline").read_bytes()  # type: ignore[attr-defined]
-        return b"resource_tracker" in command
-    return False

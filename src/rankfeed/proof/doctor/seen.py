@@ -121,6 +121,11 @@ class ProbeSeen:
         return all(rank.done for rank in self.ranks)
 
     @property
+    def is_alone(self) -> bool:
+        """Whether it is one rank without workers, which is given all there is."""
+        return self.job.ranks == 1 and not self.job.workers
+
+    @property
     def epochs(self) -> list[list[EpochSeen]]:
         """Epochs that all ranks read to their end, of each rank."""
         return [list(each) for each in zip(*(rank.whole for rank in self.ranks), strict=False)]
