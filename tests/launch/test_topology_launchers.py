@@ -18,6 +18,7 @@ import pytest
 from tests.launch.slurm import slurm
 from tests.support.environ import of_no_launcher
 from tests.support.jobs import end, free_port
+from tests.support.packages import need_package
 
 PRINT = [sys.executable, str(Path(__file__).parent / "jobs" / "print_topology.py")]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
@@ -117,6 +118,14 @@ def cluster():
     need("srun")
     with slurm(nodes=2, cpus=4) as environ:
         yield environ
+
+
+def test_a_child_of_a_process_that_initialised_mpi_by_itself_is_alone():
+    need(OPENMPI[0])
+    need_package("mpi4py")
+    code = f"import subprocess; from mpi4py import MPI; subprocess.run({PRINT}, check=True)"
+    out = run([sys.executable, "-c", code])
+    assert count(seen(out), *WHERE) == one_node("single", 1)
 
 
 @pytest.mark.parametrize("size", [2, 4])

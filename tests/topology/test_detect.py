@@ -231,6 +231,14 @@ LEGITIMATE = {
         Topology(1, 2, 1, 2, 0, 1, "torchrun"),
     ),
     "PMIX_NAMESPACE alone": ({"PMIX_NAMESPACE": "x"}, Topology()),
+    "a child of a process that initialised Open MPI by itself": (
+        {"OMPI_MCA_ess": "singleton", "OMPI_APP_CTX_NUM_PROCS": "1", **pmix(0)},
+        Topology(),
+    ),
+    "torchrun there": (
+        {"OMPI_MCA_ess": "singleton", **pmix(0), **plain(1, 2)},
+        Topology(1, 2, 1, 2, 0, 1, "torchrun"),
+    ),
     "Lightning's child on the first node": (lightning(1, 0, 2), Topology(1, 2, 1, 2, 0, 1, "lightning")),
     "Lightning's child on another node": (
         lightning(1, 1, 4, LOCAL_WORLD_SIZE=2),

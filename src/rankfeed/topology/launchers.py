@@ -29,6 +29,7 @@ class Launcher:
         tasks_per_node: where the local size has to be read from Slurm's list of nodes.
         inside: the row counts only where this variable is set.
         marks, without: the row counts only where a variable with this prefix is set, or none is.
+        unless: the row does not count where this stands in the environment, as ``NAME=value``.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Launcher:
     inside: str = ""
     marks: str = ""
     without: str = ""
+    unless: str = ""
 
 
 TORCHRUN = Launcher(
@@ -90,8 +92,9 @@ MVAPICH2 = Launcher(
     local_rank=("MV2_COMM_WORLD_LOCAL_RANK",),
     local_size=("MV2_COMM_WORLD_LOCAL_SIZE",),
 )
-# PMIx says no size: it has to come from whoever else is there.
-PMIX = Launcher("pmix", rank=("PMIX_RANK",))
+# PMIx says no size: it has to come from whoever else is there. Open MPI sets it too in a process that no launcher
+# started, when MPI is initialised (Lightning does so where mpi4py is there), and its children inherit that.
+PMIX = Launcher("pmix", rank=("PMIX_RANK",), unless="OMPI_MCA_ess=singleton")
 LSF = Launcher(
     "lsf",
     rank=("JSM_NAMESPACE_RANK",),
@@ -190,6 +193,9 @@ def _counts(row: Launcher, environ: Mapping[str, str]) -> bool:
             return False
         if row is SLURM and re.fullmatch(r"[0-9]{1,18}", step.strip()) and int(step) >= _FIRST_SPECIAL_STEP:
             return False
+    name, _, value = row.unless.partition("=")
+    if name and environ.get(name) == value:
+        return False
     if row.marks and not any(name.startswith(row.marks) for name in environ):
         return False
     return not (row.without and any(name.startswith(row.without) for name in environ))
