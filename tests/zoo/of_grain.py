@@ -53,8 +53,8 @@ def not_shared_out(num_workers: int) -> Any:
     return loader(num_workers, grain.NoSharding())
 
 
-def uneven(num_workers: int) -> Any:
-    """121 samples on 2 ranks: one has a sample, and a step, more."""
+def one_too_many(num_workers: int) -> Any:
+    """121 samples on 2 ranks, of which nothing says that any should be dropped: Grain leaves one out."""
     return loader(num_workers, shards(), ROWS + 1)
 
 

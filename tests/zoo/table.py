@@ -231,7 +231,7 @@ CASES = [
     Case("of_litdata:drops_the_rest", (MISSING,)),
     Case("of_grain:shared_out", (SAME_ORDER,)),
     Case("of_grain:not_shared_out", (UNSHARDED, SAME_ORDER)),
-    Case("of_grain:uneven", (UNEVEN, SAME_ORDER), workers=0),
+    Case("of_grain:one_too_many", (MISSING, SAME_ORDER), workers=0),
     Case("of_grain:remainder_dropped", (MISSING, SAME_ORDER), workers=0),
     Case("of_energon:one_epoch"),
     Case("of_energon:for_ever", ("never-ends",), workers=0, options={"max_steps": 100}),
