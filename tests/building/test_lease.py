@@ -2,12 +2,14 @@
 
 import errno
 import os
+import signal
 import stat
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +78,47 @@ def test_a_builder_that_uses_up_the_file_handles_is_told_and_leaves_no_lease(pat
     assert "Too many open files" in said
     assert left == "failed"
     assert name == path.name
+
+
+def claims_and_is_killed(folder: Path, removed: int) -> bool:
+    """A process that is killed when it has removed so many files; whether it came so far."""
+    pid = os.fork()
+    if not pid:
+        real, left = os.unlink, removed
+
+        def unlink(*arguments: Any, **options: Any) -> None:
+            nonlocal left
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            left -= 1
+            real(*arguments, **options)
+
+        try:
+            os.unlink = unlink
+            with Leases(folder).claimed(None, "", ""):
+                pass
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_who_is_killed_anywhere_in_its_end_leaves_nothing_once_another_has_ended(
+    alone: bool, tmp_path: Path
+) -> None:
+    leases = Leases(tmp_path / "leases")
+    for removed in count():
+        with ExitStack() as stack:
+            if alone:
+                killed = claims_and_is_killed(leases.folder, removed)
+            dead = leases.holder()
+            assert stack.enter_context(leases.claimed(dead, "", "")) is not None
+            if not alone:  # it comes too late for the lease
+                killed = claims_and_is_killed(leases.folder, removed)
+        assert names(leases.folder) == [], removed
+        if not killed:
+            break
+    assert removed >= 3
 
 
 def test_a_failure_is_told_where_the_leases_cannot_be_listed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,7 +141,7 @@ class Leases:
                 with suppress(OSError):
                     path.unlink()
         for name in dead:
-            for each in (f"{name}.lock", f"{name}.alive", f"{TEMPORARY}{name}"):
+            for each in (f"{name}.alive", f"{TEMPORARY}{name}", f"{name}.lock"):
                 with suppress(OSError):
                     (self.folder / each).unlink()
 
@@ -200,7 +200,7 @@ class Leases:
 
         Not where somebody succeeded to it: it is a link of a chain then, and goes with that.
         """
-        left = [f"{me.name}.lock", f"{me.name}.alive"]
+        left = [f"{me.name}.alive"]
         # Not listed, which may be what could not be done; nobody has asked for the name before.
         if not os.path.lexists(self.folder / f"{me.name}.next"):
             left.append(f"{me.name}{_LOST}")
@@ -208,7 +208,7 @@ class Leases:
                 found = read_holder(self.folder / name)
                 if found is not None and found.name == me.name:
                     left.append(name)
-        for each in left:
+        for each in [*left, f"{me.name}.lock"]:  # last what `sweep` knows a dead one's files by
             with suppress(OSError):
                 (self.folder / each).unlink()
         with suppress(OSError):
