@@ -61,7 +61,7 @@ def test_the_rank_at_fault_is_named_on_all_others_and_a_healthy_job_hears_nothin
         "deaf,1,5,2,4,with",
         "return,1,5,2,4,bare",
     ]
-    well = "healthy,0,400,2,6,healthy"
+    well = "healthy,0,400,3,6,healthy"  # of three, since the last ends two seconds after the store
     told(tmp_path, 60, *rounds, well)  # one job for all, since starting it takes longer than a round
     for each in rounds:
         check(tmp_path, each)

@@ -255,6 +255,11 @@ def listens(store: Any) -> bool:
     return True
 
 
+def is_left(store: Any) -> bool:
+    """Whether nobody keeps a store of a network any more, which is seen without asking it anything."""
+    return bool(getattr(bottom_of(store), "port", 0)) and not listens(store)
+
+
 def bottom_of(store: Any) -> Any:
     """The store under all prefixes."""
     while hasattr(store, "underlying_store"):

@@ -18,7 +18,7 @@ from rankfeed.errors import LockstepError
 from rankfeed.proof.lockstep import wake as waking
 from rankfeed.proof.lockstep.here import Clock, Here, Sight
 from rankfeed.proof.lockstep.judge import SETTLE
-from rankfeed.proof.lockstep.link import EVERY, Address, Link, connect, listens
+from rankfeed.proof.lockstep.link import EVERY, Address, Link, connect, is_left, listens
 from rankfeed.proof.lockstep.process import remember, say, tells_first
 from rankfeed.proof.lockstep.words import Verdict, Word
 from rankfeed.topology.job import is_stopped, numbering, started
@@ -205,6 +205,10 @@ class Watch:
 
     def _talk(self) -> None:
         while not self.over:
+            # The job is over for this rank, and may be for rank 0: torch logs at length what a lost store does.
+            if self.here.closed and not self._has_store and is_left(self._keep):
+                self._lost = ConnectionError("rank 0 has ended")
+                return
             try:
                 self._link.round()
             except Exception as error:
