@@ -91,9 +91,3 @@ def test_every_public_name_can_be_had(name: str) -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Lodaer'"):
         rankfeed.Lodaer  # noqa: B018
-
-
-def test_every_file_of_the_package_stays_small() -> None:
-    lengths = {path: len(path.read_text().splitlines()) for path in (ROOT / "src").rglob("*.py")}
-    too_long = {str(path.relative_to(ROOT)): lines for path, lines in lengths.items() if lines > 330}
-    assert too_long == {}, "a file that grows past some 300 lines is usually two rooms"
