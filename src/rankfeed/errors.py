@@ -52,14 +52,15 @@ class RankfeedError(Exception):
         self.where = where
         self.remedy = remedy
         facts = {"expected": expected, "found": found, "where": where, "remedy": remedy}
-        lines = [f"  {name}: {value}" for name, value in facts.items() if value is not None]
+        lines = [f"  {name}: {safe_str(value)}" for name, value in facts.items() if value is not None]
         super().__init__("\n".join([summary, *lines]))
 
     def __reduce__(self) -> tuple[Callable[..., RankfeedError], tuple[Any, ...]]:
         # Errors travel from workers and other ranks by pickle; keyword arguments need help to survive that,
         # and a fact that cannot be pickled (an exception, a handle) must not keep the error from arriving.
         facts = tuple(
-            None if fact is None else str(fact) for fact in (self.expected, self.found, self.where, self.remedy)
+            None if fact is None else safe_str(fact)
+            for fact in (self.expected, self.found, self.where, self.remedy)
         )
         return _rebuild, (type(self), self.summary, *facts)
 
@@ -74,6 +75,49 @@ def listed(names: Sequence[str], most: int = 4) -> str:
     return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
 
 
+def safe_str(value: object) -> str:
+    """``str(value)``; for a value whose ``__str__`` fails, such as an exception of user code, its class and that.
+
+    Examples:
+        >>> class Broken(Exception):
+        ...     def __str__(self):
+        ...         raise RuntimeError("no text")
+        >>> safe_str(Broken())
+        '<Broken; its __str__ raised RuntimeError>'
+        >>> safe_str(ValueError("bad row"))
+        'bad row'
+    """
+    try:
+        return str(value)
+    except Exception as error:
+        return f"<{type(value).__name__}; its __str__ raised {type(error).__name__}>"
+
+
+def safe_repr(value: object, limit: int = 200) -> str:
+    """``repr(value)`` of at most ``limit`` characters; for a value whose ``__repr__`` fails, its class.
+
+    Examples:
+        >>> safe_repr(["a"]), safe_repr("x" * 300, limit=10)
+        ("['a']", "'xxxxxx...")
+    """
+    try:
+        text = repr(value)
+    except Exception as error:
+        return f"<{type(value).__name__}; its __repr__ raised {type(error).__name__}>"
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def describe_error(error: BaseException) -> str:
+    """The class of an exception and its message, of a :class:`RankfeedError` the summary; never raises.
+
+    Examples:
+        >>> describe_error(ValueError("bad row"))
+        'ValueError: bad row'
+    """
+    message = error.summary if isinstance(error, RankfeedError) else error
+    return f"{type(error).__name__}: {safe_str(message)}"
+
+
 def _rebuild(
     kind: type[RankfeedError],
     summary: str,
@@ -86,7 +130,7 @@ def _rebuild(
 
 
 class ArgumentError(RankfeedError, ValueError):
-    """An argument has a value that cannot be meant."""
+    """An argument has an invalid type or value."""
 
 
 class MissingExtraError(RankfeedError, ImportError):

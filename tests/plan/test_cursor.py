@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rankfeed.errors import PlanError
+from rankfeed.errors import ArgumentError
 from rankfeed.plan import Cursor, Plan, Schedule
 from rankfeed.topology import Topology
 
@@ -38,7 +38,7 @@ def test_a_cursor_cannot_be_changed_and_is_plain_integers() -> None:
 @pytest.mark.parametrize("name", ["epoch", "position", "steps"])
 @pytest.mark.parametrize("value", [-1, 1.0, True, None, "1"])
 def test_what_is_no_count_is_refused_by_name(name: str, value: Any) -> None:
-    with pytest.raises(PlanError, match=name):
+    with pytest.raises(ArgumentError, match=name):
         Cursor(**{name: value})
 
 

@@ -15,6 +15,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Literal, overload
 
+from rankfeed._util.validate import check_int
 from rankfeed.building.failure import cannot_write, find_failure, next_attempt
 from rankfeed.building.hint import Hint, communicator
 from rankfeed.building.holder import Watch, place_in_job
@@ -26,7 +27,6 @@ from rankfeed.building.replacing import refuse_fixed
 from rankfeed.building.target import control_folder, folder_meant
 from rankfeed.building.turn import Build, Turn
 from rankfeed.errors import ArgumentError, PrepareError, RankfeedError
-from rankfeed.plan.plan import whole
 from rankfeed.storage import is_gone, look_again
 from rankfeed.topology.job import job_mark
 
@@ -159,7 +159,7 @@ class Preparation:
             raise ArgumentError("the key is a line of text", found=repr(key))
         if scope not in ("shared", "node"):
             raise ArgumentError("unknown scope", expected="shared | node", found=repr(scope))
-        self.retries = whole("retries", retries, at_least=0)
+        self.retries = check_int("retries", retries, at_least=0)
         given = timeout
         if timeout is not None and not (isinstance(given, (int, float)) and given >= 0):
             raise ArgumentError("timeout is a number of seconds", found=repr(timeout))

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
+from rankfeed._util.validate import check_int
 from rankfeed.errors import ArgumentError, StateError, listed
 from rankfeed.loading import Loader, StreamLoader
 from rankfeed.loading.device import to_device
 from rankfeed.loading.frameworks import at_home
 from rankfeed.plan import Schedule
-from rankfeed.plan.plan import whole
 from rankfeed.sources import Source
 from rankfeed.sources.extras import need
 
@@ -124,7 +124,7 @@ class AcceleratedLoader:
         Raises:
             ArgumentError: the epoch has fewer steps.
         """
-        steps = whole("num_batches", num_batches, at_least=0)
+        steps = check_int("num_batches", num_batches, at_least=0)
         state = self.loader.state_dict()
         if self._between is not None and state == self._between[1] and steps == self._between[0]["steps"]:
             state = self._between[0]  # the script takes the epoch that is over for the one in hand

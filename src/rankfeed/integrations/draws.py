@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from rankfeed._util.validate import check_int
 from rankfeed.plan import Key
 from rankfeed.plan.permutation import mix, permutation
-from rankfeed.plan.plan import Int64, whole
+from rankfeed.plan.plan import Int64
 
 
 class Draws:
@@ -33,10 +34,12 @@ class Draws:
     def __init__(
         self, population: int, epoch_size: int | None = None, *, replacement: bool = True, seed: int = 0
     ) -> None:
-        self.population = whole("population", population, at_least=1)
-        self.num_samples = self.population if epoch_size is None else whole("epoch_size", epoch_size, at_least=1)
+        self.population = check_int("population", population, at_least=1)
+        self.num_samples = (
+            self.population if epoch_size is None else check_int("epoch_size", epoch_size, at_least=1)
+        )
         self.replacement = bool(replacement)
-        self.seed = whole("seed", seed)
+        self.seed = check_int("seed", seed)
 
     @property
     def shuffle(self) -> str:

@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 import numpy as np
 
+from rankfeed._util.validate import check_int
 from rankfeed.errors import ArgumentError
 from rankfeed.integrations.lance_epochs import Epochs
 from rankfeed.loading.placed import Placed
 from rankfeed.loading.sharded_twice import refuse_second_sharding
 from rankfeed.plan import Plan, Schedule
-from rankfeed.plan.plan import whole
 from rankfeed.sources.extras import need
 from rankfeed.sources.lance_process import Beside, forked_from_lance
 from rankfeed.sources.lance_table import Facts, LanceTable
@@ -81,8 +81,8 @@ class ShardedSampler(Placed):
             )
         need("lance.sampler", extra="lance").Sampler.register(type(self))
         self.shuffle = shuffle
-        self.run = None if run is None else whole("run", run, at_least=1)
-        self.seed = whole("seed", seed)
+        self.run = None if run is None else check_int("run", run, at_least=1)
+        self.seed = check_int("seed", seed)
         self.tail: Literal["even", "drop"] = tail
         self._topology = topology
         self._epochs = Epochs()
@@ -94,7 +94,7 @@ class ShardedSampler(Placed):
 
     def set_epoch(self, epoch: int) -> None:
         """Have the next iteration deliver this epoch, and those after it the following ones."""
-        self._epochs.set(whole("epoch", epoch, at_least=0))
+        self._epochs.set(check_int("epoch", epoch, at_least=0))
 
     def __call__(
         self,

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import IterableDataset
 
+from rankfeed._util.validate import check_int
 from rankfeed.columns import Field
 from rankfeed.errors import PlanError, StateError
 from rankfeed.integrations.draws import Draws
@@ -25,7 +26,7 @@ from rankfeed.loading.options import plan_of
 from rankfeed.loading.placed import Placed
 from rankfeed.loading.sharded_twice import refuse_second_sharding
 from rankfeed.plan import Cursor, Plan, Schedule, Tail
-from rankfeed.plan.plan import Int64, whole
+from rankfeed.plan.plan import Int64
 from rankfeed.sources import Source, open
 from rankfeed.sources.source import check_columns
 from rankfeed.topology import Topology
@@ -99,7 +100,7 @@ class ShardedSamples(Placed, IterableDataset[dict[str, Any]]):
         topology: Topology | None,
     ) -> None:
         self.source, self.plan, self.tail = source, plan, tail
-        self.batch_size = None if batch_size is None else whole("batch_size", batch_size, at_least=1)
+        self.batch_size = None if batch_size is None else check_int("batch_size", batch_size, at_least=1)
         self._masks = _masks(source)
         self._columns = None if columns is None else self._with_what_belongs(columns)
         self._topology = topology
@@ -113,7 +114,7 @@ class ShardedSamples(Placed, IterableDataset[dict[str, Any]]):
 
     def set_epoch(self, epoch: int) -> None:
         """Every pass from now on is this epoch; a loaded position in it stays."""
-        epoch = whole("epoch", epoch, at_least=0)
+        epoch = check_int("epoch", epoch, at_least=0)
         if not self._passes.told or epoch != self.epoch:
             self._passes.go_to(Cursor(epoch))
 
@@ -186,7 +187,7 @@ class ShardedSamples(Placed, IterableDataset[dict[str, Any]]):
                 expected="a batch_size, and set_epoch() called before each epoch",
                 found=f"batch_size={self.batch_size}, set_epoch() {'' if self._passes.told else 'not '}called",
             )
-        cursor, steps = self._passes.next, whole("delivered_steps", delivered_steps, at_least=0)
+        cursor, steps = self._passes.next, check_int("delivered_steps", delivered_steps, at_least=0)
         position = _Steps(self, cursor, self.topology).position_after(steps)
         place = Cursor(cursor.epoch, position, cursor.steps + steps)
         return states.save(place, self.plan.describe(), self.source.fingerprint)

@@ -8,9 +8,9 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 
+from rankfeed._util.validate import check_int
 from rankfeed.columns import Allocate, Bytes, Columns, Dense, Ragged, keep_heap
 from rankfeed.errors import ArgumentError
-from rankfeed.plan.plan import whole
 
 RaggedAs = Literal["pad", "nested", "list"]
 
@@ -23,7 +23,7 @@ def check_ragged(ragged: str, pad_to: int = 1) -> None:
             expected=" | ".join(get_args(RaggedAs)),
             found=repr(ragged),
         )
-    if whole("pad_to", pad_to, at_least=1) > 1 and ragged != "pad":
+    if check_int("pad_to", pad_to, at_least=1) > 1 and ragged != "pad":
         raise ArgumentError("pad_to is for padded columns", expected='ragged="pad"', found=f"ragged={ragged!r}")
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, Self, cast, get_args
 
 import torch
 
+from rankfeed._util.validate import check_int
 from rankfeed.errors import ArgumentError
 from rankfeed.loading import audit as proof
 from rankfeed.loading import state as states
@@ -28,7 +29,7 @@ from rankfeed.loading.stats import Stats
 from rankfeed.loading.stream import Stream
 from rankfeed.loading.stream_loader import StreamLoader
 from rankfeed.plan import Cursor, Plan, Schedule, Tail
-from rankfeed.plan.plan import DEFAULT_WINDOW, whole
+from rankfeed.plan.plan import DEFAULT_WINDOW
 from rankfeed.sources import Source
 from rankfeed.topology import Topology
 
@@ -136,11 +137,11 @@ class Loader(Standing, Placed, AmongFrameworks):
                 found=type(source).__name__,
             )
         self.source = source
-        self.batch_size = whole("batch_size", batch_size, at_least=1)
+        self.batch_size = check_int("batch_size", batch_size, at_least=1)
         self.tail: Tail = one_of("tail", tail, get_args(Tail))
-        self.num_workers = whole("num_workers", num_workers, at_least=0)
+        self.num_workers = check_int("num_workers", num_workers, at_least=0)
         self.worker_kind: WorkerKind = one_of("worker_kind", worker_kind, get_args(WorkerKind))
-        self.prefetch_factor = whole("prefetch_factor", prefetch_factor, at_least=1)
+        self.prefetch_factor = check_int("prefetch_factor", prefetch_factor, at_least=1)
         self.device = device_of(device)
         self.id_column, self.audit, self.ledger = id_column, audit, folder_of(audit)
         self.audit_report: proof.EpochAudit | None = None

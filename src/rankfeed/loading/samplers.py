@@ -14,13 +14,13 @@ from typing import Any, Generic, Self, TypeVar
 from torch.utils.data import Dataset, Sampler
 from torch.utils.data.distributed import DistributedSampler as TorchDistributedSampler
 
+from rankfeed._util.validate import check_int
 from rankfeed.errors import ArgumentError
 from rankfeed.loading import state as states
 from rankfeed.loading.fast_forward import Given
 from rankfeed.loading.placed import Placed
 from rankfeed.loading.sharded_twice import refuse_second_sharding
 from rankfeed.plan import Cursor, Plan, Schedule, Tail
-from rankfeed.plan.plan import whole
 from rankfeed.sources import Source
 from rankfeed.topology import Topology
 
@@ -46,13 +46,13 @@ class _Planned(Placed, Generic[_Yield]):
         if shuffle not in (False, True, "global"):
             raise ArgumentError("a sampler shuffles globally or not at all", found=repr(shuffle))
         self.plan = Plan(self._size, shuffle="global" if shuffle else "none", seed=seed)
-        self.batch_size = whole("batch_size", batch_size, at_least=1)
+        self.batch_size = check_int("batch_size", batch_size, at_least=1)
         self.tail: Tail = tail
         self.seed = self.plan.seed
         self.shuffle = bool(shuffle)
         self.drop_last = tail == "drop"
         self._topology = topology
-        self._begun = Cursor(0, whole("start", start, at_least=0))
+        self._begun = Cursor(0, check_int("start", start, at_least=0))
         self._steps_given = 0
         self._exhausted = False
 
@@ -63,7 +63,7 @@ class _Planned(Placed, Generic[_Yield]):
 
     def set_epoch(self, epoch: int) -> None:
         """Go to an epoch: to the start of another one; in the current one a loaded place stays."""
-        epoch = whole("epoch", epoch, at_least=0)
+        epoch = check_int("epoch", epoch, at_least=0)
         if epoch != self.epoch or self._exhausted:
             self._go_to(Cursor(epoch))
 
@@ -111,7 +111,7 @@ class _Planned(Placed, Generic[_Yield]):
             delivered_steps: batches that the training loop has had since it began to iterate. A DataLoader with
                 workers asks for batches ahead, which only the loop can tell; None counts those asked for.
         """
-        steps = self._steps_given if delivered_steps is None else whole("delivered_steps", delivered_steps)
+        steps = self._steps_given if delivered_steps is None else check_int("delivered_steps", delivered_steps)
         cursor = self._begun
         if steps:
             cursor = Cursor(cursor.epoch, self._position_after(steps), cursor.steps + steps)
@@ -263,4 +263,4 @@ def _size_of(samples: int | Source | Dataset[Any]) -> tuple[int, str]:
         return len(samples), samples.fingerprint
     if hasattr(samples, "__len__"):
         return len(samples), ""
-    return whole("num_samples", samples, at_least=0), ""
+    return check_int("num_samples", samples, at_least=0), ""

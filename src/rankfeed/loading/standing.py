@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from rankfeed._util.validate import check_int
 from rankfeed.plan import Cursor
-from rankfeed.plan.plan import whole
 
 
 class Standing:
@@ -36,7 +36,7 @@ class Standing:
 
     def set_epoch(self, epoch: int) -> None:
         """Go to an epoch: to the start of another one; in the current one a loaded place stays."""
-        epoch = whole("epoch", epoch, at_least=0)
+        epoch = check_int("epoch", epoch, at_least=0)
         if epoch != self._cursor.epoch:
             self._go_to(Cursor(epoch))
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from rankfeed.errors import PlanError, StateError
+from rankfeed.errors import ArgumentError, StateError
 from rankfeed.plan import Cursor
 from rankfeed.storage.decodable import decodable
 
@@ -112,7 +112,7 @@ def check(state: LoaderState, plan: Mapping[str, int | str], source: str) -> Cur
         )
     try:
         cursor = Cursor(state.epoch, state.position, state.steps)
-    except PlanError as error:
+    except ArgumentError as error:
         raise StateError("the checkpoint names an impossible place", found=error.summary) from error
     if cursor.steps > cursor.position:
         raise StateError(

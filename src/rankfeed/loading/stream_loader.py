@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from rankfeed._util.validate import check_int
 from rankfeed.errors import ArgumentError
 from rankfeed.loading import stream_state as states
 from rankfeed.loading.collate import RaggedAs, check_ragged
@@ -28,7 +29,7 @@ from rankfeed.loading.stream_shares import Cut
 from rankfeed.loading.stream_stop import Stop
 from rankfeed.loading.stream_workers import ProcessMake
 from rankfeed.plan import Cursor, Tail
-from rankfeed.plan.plan import DEFAULT_WINDOW, whole
+from rankfeed.plan.plan import DEFAULT_WINDOW
 from rankfeed.topology import Topology
 
 #: What only a source that can be read by number has: the value that asks for nothing, and what to do instead.
@@ -94,7 +95,7 @@ class StreamLoader(Standing, Placed, AmongFrameworks):
         super().__init__()
         _refuse(others)
         self.source = stream
-        self.batch_size = whole("batch_size", batch_size, at_least=1)
+        self.batch_size = check_int("batch_size", batch_size, at_least=1)
         self.tail: Tail = one_of("tail", tail, get_args(Tail))
         if stream.sharded and tail == "even":
             raise ArgumentError(
@@ -105,10 +106,10 @@ class StreamLoader(Standing, Placed, AmongFrameworks):
                 remedy="choose one of them, or leave out the factory's parameter shard and yield the whole stream "
                 "on every rank",
             )
-        self.seed = whole("seed", seed)
-        self.num_workers = whole("num_workers", num_workers, at_least=0)
+        self.seed = check_int("seed", seed)
+        self.num_workers = check_int("num_workers", num_workers, at_least=0)
         self.worker_kind = one_of("worker_kind", worker_kind, ("thread", "process"))
-        self.prefetch_factor = whole("prefetch_factor", prefetch_factor, at_least=1)
+        self.prefetch_factor = check_int("prefetch_factor", prefetch_factor, at_least=1)
         self.device = device_of(device)
         self.id_column = id_column
         one_of("on_error", on_error, ("raise",))

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from rankfeed.errors import PlanError, StateError
+from rankfeed.errors import ArgumentError, StateError
 from rankfeed.loading.state import VERSION, parse_as
 from rankfeed.loading.stream import Saved
 from rankfeed.plan import Cursor
@@ -98,7 +98,7 @@ def load(state: Mapping[str, Any], seed: int, shards: int) -> StreamCursor:
     saved = None if parsed.own is None else Saved(parsed.at, msgspec.json.encode(parsed.own))
     try:
         cursor = StreamCursor(parsed.epoch, parsed.position, parsed.steps, saved)
-    except PlanError as error:
+    except ArgumentError as error:
         raise StateError("the checkpoint names an impossible place", found=error.summary) from error
     if cursor.steps > cursor.position or not 0 <= parsed.at <= cursor.position or cursor.position % max(1, shards):
         raise StateError(

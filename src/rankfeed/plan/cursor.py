@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rankfeed.plan.plan import whole
+from rankfeed._util.validate import check_int
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Cursor:
 
     def __post_init__(self) -> None:
         for name in ("epoch", "position", "steps"):
-            object.__setattr__(self, name, whole(name, getattr(self, name), at_least=0))
+            object.__setattr__(self, name, check_int(name, getattr(self, name), at_least=0))
 
     def after(self, position: int) -> Cursor:
         """One step on, with ``position`` samples consumed."""

@@ -11,11 +11,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import Any, Literal, TypeVar, get_args
+from typing import Literal, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from rankfeed._util.validate import check_choice, check_int, check_int_array, invalid
 from rankfeed.errors import PlanError
 from rankfeed.plan.permutation import CHUNK, MAX_SIZE, Key, UInt64, mix, permutation
 
@@ -45,7 +46,8 @@ class Plan:
         lanes: independent streams along the epoch's line. Part of the order, so never take it from the topology.
 
     Raises:
-        PlanError: an argument makes no plan; no samples; more than 2**62 of them.
+        ArgumentError: an argument has an invalid type or value.
+        PlanError: no samples; more than 2**62 of them; a block of an impossible size.
 
     Examples:
         >>> plan = Plan([3, 2, 4], shuffle="window", seed=1, window=4)
@@ -64,14 +66,10 @@ class Plan:
         window: int = DEFAULT_WINDOW,
         lanes: int = 1,
     ) -> None:
-        if shuffle not in get_args(Shuffle):
-            raise PlanError("unknown kind of shuffle", expected=" | ".join(get_args(Shuffle)), found=repr(shuffle))
-        self.shuffle = shuffle
-        self.seed = whole("seed", seed)
-        self.window = whole("window", window, at_least=1)
-        self.lanes = whole("lanes", lanes, at_least=1)
-        if self.lanes > MAX_SIZE:
-            raise PlanError("too many lanes for one plan", expected="at most 2**62", found=self.lanes)
+        self.shuffle: Shuffle = check_choice("shuffle", shuffle, get_args(Shuffle))
+        self.seed = check_int("seed", seed)
+        self.window = check_int("window", window, at_least=1)
+        self.lanes = check_int("lanes", lanes, at_least=1, at_most=MAX_SIZE)
         self._starts = _block_starts(blocks, self.window if shuffle == "window" else None)
         self.num_samples = int(self._starts[-1])
         if self.num_samples == 0:
@@ -113,9 +111,10 @@ class Plan:
             int64 array of the same shape, sample ids in [0, num_samples).
 
         Raises:
-            PlanError: a position outside the epoch, or a negative epoch.
+            ArgumentError: the epoch is negative, or an argument has an invalid type.
+            PlanError: a position lies outside the epoch.
         """
-        epoch = whole("epoch", epoch, at_least=0)
+        epoch = check_int("epoch", epoch, at_least=0)
         places = _positions(positions, self.num_samples)
         ids = np.empty_like(places)
         flat, out = places.reshape(-1), ids.reshape(-1)
@@ -198,38 +197,19 @@ class Plan:
         return {**self.__dict__, "_line": None}
 
 
-def whole(name: str, value: object, *, at_least: int | None = None) -> int:
-    """``value`` as an int, if it is a whole number (numpy's count, bools don't) of at least ``at_least``.
-
-    Raises:
-        PlanError: it isn't.
-
-    Examples:
-        >>> whole("batch_size", np.int32(8), at_least=1)
-        8
-    """
-    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
-        number = int(value)
-        if at_least is None or number >= at_least:
-            return number
-    least = "" if at_least is None else f" of at least {at_least}"
-    raise PlanError(f"{name} cannot be used", expected=f"a whole number{least}", found=repr(value))
-
-
 def _block_starts(blocks: int | Sequence[int] | npt.NDArray[np.integer], implied: int | None) -> Int64:
     """Where each block starts, and at the end the number of samples."""
     if isinstance(blocks, (int, np.integer)):
-        total = _checked_total(whole("blocks", blocks, at_least=0))
+        total = _checked_total(check_int("blocks", blocks, at_least=0))
         if implied is None or total == 0:
             return np.array([0, total], np.int64)
         size = max(implied, -(-total // _MAX_IMPLIED_BLOCKS))
         return np.append(np.arange(0, total, size, dtype=np.int64), total)
-    sizes = _array("blocks", blocks)
+    sizes = check_int_array("blocks", blocks)
+    if sizes.ndim != 1:
+        raise invalid("blocks", "the number of samples, or of the samples in each block", blocks)
     if sizes.size == 0:
         return np.zeros(1, np.int64)
-    if sizes.ndim != 1 or sizes.dtype.kind not in "iu":
-        found = f"an array of dtype {sizes.dtype} and shape {sizes.shape}"
-        raise PlanError("blocks cannot be used", expected="a whole number, or a sequence of them", found=found)
     if sizes.min() < 0 or sizes.max() > MAX_SIZE:
         bad = int(np.argmax((sizes < 0) | (sizes > MAX_SIZE)))
         raise PlanError("a block has an impossible size", found=int(sizes[bad]), where=f"block {bad}")
@@ -252,18 +232,8 @@ def _dealt(positions: Int64, lanes: int) -> tuple[Int64, Int64]:
     return positions - places * lanes, places
 
 
-def _array(name: str, values: object) -> npt.NDArray[Any]:
-    try:
-        return np.asarray(values)
-    except (ValueError, TypeError, OverflowError) as error:
-        raise PlanError(f"{name} cannot be used", expected="whole numbers", found=str(error)) from None
-
-
 def _positions(positions: npt.ArrayLike, num_samples: int) -> Int64:
-    given = _array("positions", positions)
-    if given.dtype.kind not in "iu" and given.size:
-        raise PlanError("positions must be whole numbers", found=f"dtype {given.dtype}")
-    checked = given.astype(np.int64, copy=False)
+    checked = check_int_array("positions", positions)
     # Seen as unsigned, a negative position is a huge one: one comparison finds both.
     if checked.size and int(np.ascontiguousarray(checked).view(np.uint64).max()) >= num_samples:
         raise PlanError(

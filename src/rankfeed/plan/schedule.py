@@ -6,21 +6,26 @@ a batch is the same whoever computes it.
 
 from __future__ import annotations
 
-from typing import Literal, Protocol, get_args
+from typing import Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
+from rankfeed._util.validate import check_choice, check_int, invalid
 from rankfeed.errors import PlanError
-from rankfeed.plan.plan import Int64, whole
+from rankfeed.plan.plan import Int64
 
 Tail = Literal["even", "drop", "pad"]
+
+#: A larger batch has no use, and the ids of its rows no memory.
+MAX_BATCH_SIZE = 2**31 - 1
 
 #: Sample ids are worked out for several steps at once, about this many: numpy's calls cost the same for 256
 #: numbers as for a few thousand. So many groups of steps are kept: a source is told of later ones beforehand.
 _TOGETHER, _KEPT = 4096, 8
 
 
+@runtime_checkable
 class Order(Protocol):
     """What a schedule needs of a plan."""
 
@@ -31,6 +36,7 @@ class Order(Protocol):
     def sample_ids(self, epoch: int, positions: npt.ArrayLike) -> Int64: ...
 
 
+@runtime_checkable
 class Ranks(Protocol):
     """What a schedule needs of a topology."""
 
@@ -61,7 +67,8 @@ class Schedule:
         tail: "even", "drop" or "pad".
 
     Raises:
-        PlanError: an argument makes no schedule; an epoch has fewer samples than ranks (but under "pad").
+        ArgumentError: an argument has an invalid type or value.
+        PlanError: ``start`` lies beyond the epoch; an epoch has fewer samples than ranks (but under "pad").
 
     Examples:
         >>> from rankfeed.plan import Plan
@@ -81,14 +88,18 @@ class Schedule:
         start: int = 0,
         tail: Tail = "even",
     ) -> None:
+        if isinstance(plan, type) or not all(
+            hasattr(plan, name) for name in ("num_samples", "lanes", "sample_ids")
+        ):
+            raise invalid("plan", "a rankfeed.Plan", plan)
+        if isinstance(topology, type) or not all(hasattr(topology, name) for name in ("rank", "world_size")):
+            raise invalid("topology", "a rankfeed.Topology", topology)
         self.plan = plan
-        self.batch_size = whole("batch_size", batch_size, at_least=1)
+        self.batch_size = check_int("batch_size", batch_size, at_least=1, at_most=MAX_BATCH_SIZE)
         self.rank, self.world_size = topology.rank, topology.world_size
-        self.epoch = whole("epoch", epoch, at_least=0)
-        self.start = whole("start", start, at_least=0)
-        if tail not in get_args(Tail):
-            raise PlanError("unknown kind of tail", expected=" | ".join(get_args(Tail)), found=repr(tail))
-        self.tail = tail
+        self.epoch = check_int("epoch", epoch, at_least=0)
+        self.start = check_int("start", start, at_least=0)
+        self.tail: Tail = check_choice("tail", tail, get_args(Tail))
         total = plan.num_samples
         if self.start > total:
             raise PlanError("start lies beyond the epoch", expected=f"at most {total}", found=self.start)
@@ -184,7 +195,7 @@ class Schedule:
     def _checked(self, step: int) -> int:
         if type(step) is int and 0 <= step < self._full:
             return step
-        step = whole("step", step, at_least=0)
+        step = check_int("step", step, at_least=0)
         if step >= len(self):
             raise PlanError("there is no such step", expected=f"less than {len(self)}", found=step)
         return step

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
 
-from rankfeed.errors import PlanError, SourceError
+from rankfeed.errors import ArgumentError, PlanError, SourceError
 from rankfeed.plan import Schedule, Tail
 from rankfeed.proof.verify.deliveries import Shape, Stretch, schedule_of
 from rankfeed.storage.ledger import SUFFIX, Begun, Damage, Pass, Step, read
@@ -161,7 +161,7 @@ def _begun(each: Begun, told: Read) -> _Open | None:
             schedule = schedule_of(went.shape, went.stretch(0))
             told.passes.append(went)
             return _Open(went, schedule, each.offset, went.stream)
-        except PlanError as error:
+        except (ArgumentError, PlanError) as error:
             problem = error.summary
     told.wrong(each.offset, f"the header of a pass contradicts itself: {problem}")
     return None

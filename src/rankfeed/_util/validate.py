@@ -1,0 +1,327 @@
+"""Validation of arguments: each function returns the value in its canonical type or raises ArgumentError.
+
+The public functions and classes of rankfeed check their arguments with these functions before they do anything
+else. numpy's scalars are accepted for the Python types that they correspond to. A bool is never an integer, and
+only a bool is a bool: ``allow_pickle="False"`` is refused, not taken for true.
+
+Examples:
+    >>> import numpy as np
+    >>> check_int("batch_size", np.uint8(4), at_least=1)
+    4
+    >>> check_bool("allow_pickle", "False")
+    Traceback (most recent call last):
+        ...
+    rankfeed.errors.ArgumentError: invalid allow_pickle
+      expected: True or False
+      found: 'False'
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from rankfeed.errors import ArgumentError, safe_repr
+
+_T = TypeVar("_T")
+
+
+def invalid(name: str, expected: object, value: object, remedy: str | None = None) -> ArgumentError:
+    """The error for an argument that has an invalid value; the caller raises it.
+
+    Examples:
+        >>> print(invalid("columns", "a list of names", 1))
+        invalid columns
+          expected: a list of names
+          found: 1
+    """
+    return ArgumentError(f"invalid {name}", expected=expected, found=safe_repr(value), remedy=remedy)
+
+
+def check_optional(check: Callable[..., _T], name: str, value: object, **limits: Any) -> _T | None:
+    """None, or what ``check`` returns for the value.
+
+    Examples:
+        >>> check_optional(check_int, "lanes", None, at_least=1)
+        >>> check_optional(check_int, "lanes", 64, at_least=1)
+        64
+    """
+    return None if value is None else check(name, value, **limits)
+
+
+def check_int(name: str, value: object, *, at_least: int | None = None, at_most: int | None = None) -> int:
+    """An integer of any integer type (Python's, numpy's, a tensor of one element), as an int.
+
+    Examples:
+        >>> check_int("seed", -3), check_int("num_workers", np.int64(2), at_least=0)
+        (-3, 2)
+        >>> check_int("num_workers", True, at_least=0)
+        Traceback (most recent call last):
+            ...
+        rankfeed.errors.ArgumentError: invalid num_workers
+          expected: an integer of at least 0
+          found: True
+    """
+    number = _as_int(value)
+    if number is None or not _within(number, at_least, at_most):
+        raise invalid(name, f"an integer{_bounds(at_least, at_most)}", value)
+    return number
+
+
+def check_int_array(name: str, value: object) -> npt.NDArray[np.int64]:
+    """Integers of any shape (a list, a range, an array, a tensor on the CPU), as an int64 array.
+
+    Examples:
+        >>> check_int_array("positions", [3, 1])
+        array([3, 1])
+        >>> check_int_array("positions", [0.5])
+        Traceback (most recent call last):
+            ...
+        rankfeed.errors.ArgumentError: invalid positions
+          expected: integers
+          found: [0.5]
+    """
+    try:
+        array = np.asarray(value)
+    except Exception:
+        raise invalid(name, "integers", value) from None
+    if array.size and array.dtype.kind not in "iu":
+        raise invalid(name, "integers", value)
+    if array.dtype.kind == "u" and array.size and array.max() > _INT64_MAX:
+        raise invalid(name, "integers below 2**63", array.max())
+    return array.astype(np.int64, copy=False)
+
+
+def check_bool(name: str, value: object) -> bool:
+    """True or False, of Python or numpy, as a bool.
+
+    Examples:
+        >>> check_bool("progress", np.True_)
+        True
+    """
+    if not isinstance(value, bool | np.bool_):
+        raise invalid(name, "True or False", value)
+    return bool(value)
+
+
+def check_float(
+    name: str,
+    value: object,
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+    unit: str = "",
+) -> float:
+    """A finite real number, as a float.
+
+    Examples:
+        >>> check_float("fraction", np.float32(0.5), above=0, below=1)
+        0.5
+        >>> check_float("fraction", 1, above=0, below=1)
+        Traceback (most recent call last):
+            ...
+        rankfeed.errors.ArgumentError: invalid fraction
+          expected: a number above 0 and below 1
+          found: 1
+    """
+    number = _as_float(value)
+    if not _within(number, at_least, at_most) or (
+        (above is not None and number <= above) or (below is not None and number >= below)
+    ):
+        what = f"a number of {unit}" if unit else "a number"
+        raise invalid(name, what + _bounds(at_least, at_most, above, below), value)
+    return number
+
+
+def check_seconds(name: str, value: object, *, at_least: float | None = None, above: float | None = None) -> float:
+    """A finite number of seconds, at least 0 if no bound is given.
+
+    Examples:
+        >>> check_seconds("timeout", 30)
+        30.0
+        >>> check_seconds("timeout", float("nan"))
+        Traceback (most recent call last):
+            ...
+        rankfeed.errors.ArgumentError: invalid timeout
+          expected: a number of seconds of at least 0
+          found: nan
+    """
+    if at_least is None and above is None:
+        at_least = 0
+    # Waiting for longer is an OverflowError of threading and select.
+    return check_float(name, value, at_least=at_least, above=above, below=_MOST_SECONDS, unit="seconds")
+
+
+def check_choice(name: str, value: object, choices: Sequence[_T]) -> _T:
+    """The one of ``choices`` that equals the value and has its type.
+
+    Examples:
+        >>> check_choice("tail", "even", ("even", "drop", "pad"))
+        'even'
+        >>> check_choice("shuffle", 1, (False, True, "global"))
+        Traceback (most recent call last):
+            ...
+        rankfeed.errors.ArgumentError: invalid shuffle
+          expected: False | True | 'global'
+          found: 1
+    """
+    plain = bool(value) if isinstance(value, np.bool_) else value
+    for choice in choices:
+        if isinstance(plain, type(choice)) and plain == choice:
+            return choice
+    raise invalid(name, " | ".join(map(repr, choices)), value)
+
+
+def check_callable(name: str, value: Any, expected: str = "a function") -> Any:
+    """A function, or an object or class that can be called.
+
+    Examples:
+        >>> check_callable("transform", len)
+        <built-in function len>
+    """
+    if not callable(value):
+        raise invalid(name, expected, value)
+    return value
+
+
+def check_instance(name: str, value: object, kind: type[_T], expected: str) -> _T:
+    """An instance of a class; a class itself, passed by mistake, is none.
+
+    Examples:
+        >>> check_instance("plan", {}, float, "a rankfeed.Plan")
+        Traceback (most recent call last):
+            ...
+        rankfeed.errors.ArgumentError: invalid plan
+          expected: a rankfeed.Plan
+          found: {}
+    """
+    if not isinstance(value, kind):
+        raise invalid(name, expected, value)
+    return value
+
+
+def check_str(name: str, value: object, expected: str = "a str") -> str:
+    """A string that can be encoded as UTF-8 and holds no NUL.
+
+    Examples:
+        >>> check_str("key", "v1")
+        'v1'
+    """
+    if not isinstance(value, str) or not _is_encodable(value):
+        raise invalid(name, expected, value)
+    return str(value)
+
+
+def check_name(name: str, value: object) -> str:
+    """A string that is not empty.
+
+    Examples:
+        >>> check_name("id_column", "id")
+        'id'
+    """
+    if not isinstance(value, str) or not value or not _is_encodable(value):
+        raise invalid(name, "a name: a str that is not empty", value)
+    return str(value)
+
+
+def check_names(name: str, value: object) -> list[str]:
+    """Several strings, in order: a list, a tuple, an array or any other iterable but a string.
+
+    Examples:
+        >>> check_names("columns", ("x", "y"))
+        ['x', 'y']
+        >>> check_names("columns", "x")
+        Traceback (most recent call last):
+            ...
+        rankfeed.errors.ArgumentError: invalid columns
+          expected: a list of names
+          found: 'x'
+          remedy: pass ['x']
+    """
+    if isinstance(value, str):
+        raise invalid(name, "a list of names", value, remedy=f"pass [{safe_repr(value)}]")
+    if isinstance(value, bytes | Mapping | set | frozenset) or not isinstance(value, Iterable):
+        raise invalid(name, "a list of names", value)
+    try:
+        names = list(value)
+    except Exception:
+        raise invalid(name, "a list of names", value) from None
+    for each in names:
+        if not isinstance(each, str):
+            raise invalid(name, "a list of names", value)
+    return [str(each) for each in names]
+
+
+def check_path(name: str, value: object) -> str:
+    """A path of a str, bytes or ``os.PathLike``, as a str.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> check_path("folder", Path("data") / "x")
+        'data/x'
+    """
+    try:
+        path = os.fsdecode(value)  # type: ignore[arg-type]
+        os.fsencode(path)
+    except Exception:
+        raise invalid(name, "a path", value) from None
+    if not path or "\0" in path:
+        raise invalid(name, "a path", value)
+    return path
+
+
+_INT64_MAX = 2**63 - 1
+
+#: threading.TIMEOUT_MAX is about 292 years; queues and pools add to it.
+_MOST_SECONDS = 1e9
+
+
+def _as_int(value: object) -> int | None:
+    if isinstance(value, bool | np.bool_) or str(getattr(value, "dtype", "")) in ("bool", "torch.bool"):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except Exception:
+        return None
+
+
+def _as_float(value: object) -> float:
+    """The value as a float; NaN if it is no finite number."""
+    if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.integer | np.floating):
+        return math.nan
+    try:
+        number = float(value)
+    except OverflowError:
+        return math.nan
+    return number if math.isfinite(number) else math.nan
+
+
+def _is_encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in text
+
+
+def _within(number: float, at_least: float | None, at_most: float | None) -> bool:
+    return number == number and (at_least is None or number >= at_least) and (at_most is None or number <= at_most)
+
+
+def _bounds(
+    at_least: float | None, at_most: float | None, above: float | None = None, below: float | None = None
+) -> str:
+    """The limits in words, to follow the noun."""
+    if at_least is not None and at_most is not None:
+        return f" from {at_least} to {at_most}"
+    words = (("of at least", at_least), ("above", above), ("of at most", at_most), ("below", below))
+    limits = [f"{word} {limit}" for word, limit in words if limit is not None and limit != _MOST_SECONDS]
+    return " " + " and ".join(limits) if limits else ""
