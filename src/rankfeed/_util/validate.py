@@ -192,6 +192,18 @@ def check_callable(name: str, value: Any, expected: str = "a function") -> Any:
     return value
 
 
+def check_iterable(name: str, value: Any, expected: str = "an iterable") -> Any:
+    """An object that can be iterated; a string or a class is none.
+
+    Examples:
+        >>> check_iterable("batches", [1, 2])
+        [1, 2]
+    """
+    if isinstance(value, str | bytes | type) or not (hasattr(value, "__iter__") or hasattr(value, "__getitem__")):
+        raise invalid(name, expected, value)
+    return value
+
+
 def check_instance(name: str, value: object, kind: type[_T], expected: str) -> _T:
     """An instance of a class; a class itself, passed by mistake, is none.
 

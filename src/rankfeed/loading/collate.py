@@ -8,23 +8,20 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 
-from rankfeed._util.validate import check_int
+from rankfeed._util.validate import check_choice, check_int
 from rankfeed.columns import Allocate, Bytes, Columns, Dense, Ragged, keep_heap
 from rankfeed.errors import ArgumentError
 
 RaggedAs = Literal["pad", "nested", "list"]
 
 
-def check_ragged(ragged: str, pad_to: int = 1) -> None:
-    """Raise ArgumentError unless ``ragged`` is a way to deliver ragged columns, and ``pad_to`` goes with it."""
-    if ragged not in get_args(RaggedAs):
-        raise ArgumentError(
-            "unknown way to deliver ragged columns",
-            expected=" | ".join(get_args(RaggedAs)),
-            found=repr(ragged),
-        )
-    if check_int("pad_to", pad_to, at_least=1) > 1 and ragged != "pad":
-        raise ArgumentError("pad_to is for padded columns", expected='ragged="pad"', found=f"ragged={ragged!r}")
+def check_ragged(ragged: object, pad_to: object = 1) -> tuple[RaggedAs, int]:
+    """A way to deliver ragged columns, and the ``pad_to`` that goes with it."""
+    form: RaggedAs = check_choice("ragged", ragged, get_args(RaggedAs))
+    multiple = check_int("pad_to", pad_to, at_least=1, at_most=2**31 - 1)
+    if multiple > 1 and form != "pad":
+        raise ArgumentError("pad_to is for padded columns", expected='ragged="pad"', found=f"ragged={form!r}")
+    return form, multiple
 
 
 def collate(

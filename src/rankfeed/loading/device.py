@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from rankfeed.errors import ArgumentError
+from rankfeed._util.validate import check_int
+from rankfeed.errors import ArgumentError, safe_repr
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
@@ -33,7 +34,7 @@ def to_device(batch: Any, device: torch.device) -> Any:
     return batch
 
 
-def device_of(device: str | torch.device | None) -> torch.device | None:
+def device_of(device: str | int | torch.device | None) -> torch.device | None:
     """The device that is meant.
 
     Raises:
@@ -43,10 +44,17 @@ def device_of(device: str | torch.device | None) -> torch.device | None:
         >>> device_of("cpu")
         device(type='cpu')
     """
+    if device is None:
+        return None
+    given = device if isinstance(device, str | torch.device) else check_int("device", device, at_least=0)
     try:
-        found = None if device is None else torch.device(device)
-        if found is not None and found.type == "cuda" and not torch.cuda.is_available():
+        found = torch.device(given)
+        if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
             raise RuntimeError("there is no such accelerator here")
+        if found.type not in ("cpu", "cuda", "meta"):
+            torch.empty(0, device=found)  # CUDA alone is expensive to initialise
         return found
-    except (RuntimeError, TypeError) as error:
-        raise ArgumentError("unknown device", expected="one that torch has here", found=repr(device)) from error
+    except Exception as error:
+        raise ArgumentError(
+            "unknown device", expected="one that torch has here", found=safe_repr(device)
+        ) from error

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from rankfeed._util.validate import check_path, invalid
 from rankfeed.errors import ArgumentError, AuditError
 from rankfeed.plan import Schedule
 from rankfeed.sources import Source
@@ -41,11 +42,10 @@ def folder_of(audit: Any) -> Path | None:
     """
     if isinstance(audit, bool):
         return None
-    if not isinstance(audit, (str, os.PathLike)) or not os.fspath(audit):
-        raise ArgumentError(
-            "audit cannot be used", expected="True, False or a folder for ledgers", found=repr(audit)
-        )
-    return Path(os.path.abspath(os.fsdecode(audit)))
+    try:
+        return Path(os.path.abspath(check_path("audit", audit)))
+    except ArgumentError:
+        raise invalid("audit", "True, False or a folder for ledgers", audit) from None
 
 
 class LedgerPass:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Self, cast, get_args
+from typing import Any, Literal, Never, Self, cast, get_args
 
 import torch
+from torch.utils.data import Dataset
 
-from rankfeed._util.validate import check_int
+from rankfeed._util.validate import check_choice, check_instance, check_optional
 from rankfeed.errors import ArgumentError
 from rankfeed.loading import audit as proof
 from rankfeed.loading import state as states
@@ -20,7 +21,17 @@ from rankfeed.loading.frameworks import AmongFrameworks, warn_if_passed_by
 from rankfeed.loading.iteration import Iteration
 from rankfeed.loading.ledger import folder_of
 from rankfeed.loading.maker import Made, Maker
-from rankfeed.loading.options import check_names, one_of, plan_of
+from rankfeed.loading.options import (
+    WorkerKind,
+    check_batch_size,
+    check_column_names,
+    check_functions,
+    check_topology,
+    check_workers,
+    plan_of,
+    refuse_unknown,
+    source_of,
+)
 from rankfeed.loading.placed import Placed
 from rankfeed.loading.processes import ProcessEngine
 from rankfeed.loading.randomness import kept_globals
@@ -33,7 +44,6 @@ from rankfeed.plan.plan import DEFAULT_WINDOW
 from rankfeed.sources import Source
 from rankfeed.topology import Topology
 
-WorkerKind = Literal["thread", "process"]
 #: Lanes taken over from a state: one made by hand must not ask for an array of any length.
 _MOST_LANES = 2**20
 #: Steps of each worker that a source is told of beforehand, at least and at most.
@@ -47,8 +57,9 @@ class Loader(Standing, Placed, AmongFrameworks):
     exhausted the loader moves on to the next; after a break, iterating begins the same epoch anew.
 
     Args:
-        source: what :func:`rankfeed.open` returned, or any source; or a stream of :func:`rankfeed.from_iterable`,
-            whose loader has no length.
+        source: what :func:`rankfeed.open` returned, or any source; a map-style torch Dataset, which
+            :func:`rankfeed.from_dataset` wraps; or a stream of :func:`rankfeed.from_iterable`, whose loader has no
+            length.
         batch_size: rows of this rank's batches.
         shuffle: False, True (the kind that suits the source), "global" or "window".
         seed: of the order and of all random streams.
@@ -75,7 +86,8 @@ class Loader(Standing, Placed, AmongFrameworks):
             each rank keeps a ledger in it, on disk at each step, for ``rankfeed verify``.
 
     Raises:
-        ArgumentError: an argument cannot be meant.
+        ArgumentError: an argument has an invalid type or value, or is one of torch's DataLoader (``drop_last``,
+            ``pin_memory``, ...): names the equivalent.
         PlanError: no samples; fewer samples than ranks (at the first ``len`` or ``iter``).
 
     Examples:
@@ -99,7 +111,7 @@ class Loader(Standing, Placed, AmongFrameworks):
 
     def __init__(
         self,
-        source: Source | Stream,
+        source: Source | Stream | Dataset[Any],
         batch_size: int = 1,
         *,
         shuffle: bool | Literal["global", "window"] = False,
@@ -122,36 +134,34 @@ class Loader(Standing, Placed, AmongFrameworks):
         on_error: Literal["raise"] = "raise",
         id_column: str | None = None,
         audit: bool | str | os.PathLike[str] = False,
+        **unknown: Never,
     ) -> None:
         super().__init__()
+        refuse_unknown(unknown)
         if isinstance(source, Stream):
             raise ArgumentError(
                 "a stream has a loader of its own, from which no class is derived",
                 found=type(self).__name__,
                 remedy="wrap what rankfeed.Loader(stream) returns",
             )
-        if not isinstance(source, Source):
-            raise ArgumentError(
-                "a Loader reads from a source",
-                expected="what rankfeed.open(), from_dataset() or from_iterable() returned",
-                found=type(source).__name__,
-            )
-        self.source = source
-        self.batch_size = check_int("batch_size", batch_size, at_least=1)
-        self.tail: Tail = one_of("tail", tail, get_args(Tail))
-        self.num_workers = check_int("num_workers", num_workers, at_least=0)
-        self.worker_kind: WorkerKind = one_of("worker_kind", worker_kind, get_args(WorkerKind))
-        self.prefetch_factor = check_int("prefetch_factor", prefetch_factor, at_least=1)
+        self.source = source = source_of(source)
+        self.batch_size = check_batch_size(batch_size)
+        self.tail: Tail = check_choice("tail", tail, get_args(Tail))
+        self.num_workers, self.worker_kind, self.prefetch_factor = check_workers(
+            num_workers, worker_kind, prefetch_factor
+        )
         self.device = device_of(device)
         self.id_column, self.audit, self.ledger = id_column, audit, folder_of(audit)
         self.audit_report: proof.EpochAudit | None = None
-        one_of("on_error", on_error, ("raise",))
-        check_ragged(ragged, pad_to)
-        self._topology = topology
+        check_choice("on_error", on_error, ("raise",))
+        ragged, pad_to = check_ragged(ragged, pad_to)
+        check_functions(transform=transform, batch_transform=batch_transform, collate_fn=collate_fn)
+        self._topology = check_topology(topology)
+        check_optional(check_instance, "plan", plan, kind=Plan, expected="a rankfeed.Plan")
         if plan is not None and (shuffle is not False or lanes is not None):
             raise ArgumentError("a plan brings its own order", remedy="leave out shuffle and lanes, or the plan")
         self._lanes_given = lanes is not None or plan is not None
-        self.plan = plan or plan_of(source, shuffle, seed, window, lanes)
+        self.plan = plan if plan is not None else plan_of(source, shuffle, seed, window, lanes)
         if self.plan.num_samples != len(source):
             raise ArgumentError(
                 "the plan is not of this source",
@@ -159,7 +169,7 @@ class Loader(Standing, Placed, AmongFrameworks):
                 found=f"one of {self.plan.num_samples}",
             )
         with kept_globals():  # a wrapped Dataset is asked for a few samples, which may draw random numbers
-            check_names(source, columns, id_column, self.tail, ragged)
+            columns = check_column_names(source, columns, id_column, self.tail, ragged)
         stride = max(1, self.num_workers) if self.worker_kind == "process" else 1
         self._maker = Maker(
             source=source,
@@ -172,7 +182,7 @@ class Loader(Standing, Placed, AmongFrameworks):
             seed=self.plan.seed,
             id_column=id_column,
             seed_globals=self.num_workers == 0 or self.worker_kind == "process",
-            ahead=_steps_ahead(source.looks_ahead, batch_size, stride),
+            ahead=_steps_ahead(source.looks_ahead, self.batch_size, stride),
             stride=stride,
         )
         self._engine: Engine | None = None

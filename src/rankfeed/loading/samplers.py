@@ -9,15 +9,16 @@ from __future__ import annotations
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar, get_args
 
 from torch.utils.data import Dataset, Sampler
 from torch.utils.data.distributed import DistributedSampler as TorchDistributedSampler
 
-from rankfeed._util.validate import check_int
-from rankfeed.errors import ArgumentError
+from rankfeed._util.validate import check_choice, check_int, invalid
+from rankfeed.errors import ArgumentError, describe_error
 from rankfeed.loading import state as states
 from rankfeed.loading.fast_forward import Given
+from rankfeed.loading.options import check_batch_size, check_topology
 from rankfeed.loading.placed import Placed
 from rankfeed.loading.sharded_twice import refuse_second_sharding
 from rankfeed.plan import Cursor, Plan, Schedule, Tail
@@ -43,15 +44,14 @@ class _Planned(Placed, Generic[_Yield]):
     ) -> None:
         # torch's own initialisers are not called: they ask for a process group before there need be one.
         self._size, self._fingerprint = _size_of(num_samples_or_source)
-        if shuffle not in (False, True, "global"):
-            raise ArgumentError("a sampler shuffles globally or not at all", found=repr(shuffle))
+        shuffle = check_choice("shuffle", shuffle, (False, True, "global")) is not False
         self.plan = Plan(self._size, shuffle="global" if shuffle else "none", seed=seed)
-        self.batch_size = check_int("batch_size", batch_size, at_least=1)
-        self.tail: Tail = tail
+        self.batch_size = check_batch_size(batch_size)
+        self.tail: Tail = check_choice("tail", tail, get_args(Tail))
         self.seed = self.plan.seed
-        self.shuffle = bool(shuffle)
-        self.drop_last = tail == "drop"
-        self._topology = topology
+        self.shuffle = shuffle
+        self.drop_last = self.tail == "drop"
+        self._topology = check_topology(topology)
         self._begun = Cursor(0, check_int("start", start, at_least=0))
         self._steps_given = 0
         self._exhausted = False
@@ -111,7 +111,11 @@ class _Planned(Placed, Generic[_Yield]):
             delivered_steps: batches that the training loop has had since it began to iterate. A DataLoader with
                 workers asks for batches ahead, which only the loop can tell; None counts those asked for.
         """
-        steps = self._steps_given if delivered_steps is None else check_int("delivered_steps", delivered_steps)
+        steps = (
+            self._steps_given
+            if delivered_steps is None
+            else check_int("delivered_steps", delivered_steps, at_least=0)
+        )
         cursor = self._begun
         if steps:
             cursor = Cursor(cursor.epoch, self._position_after(steps), cursor.steps + steps)
@@ -261,6 +265,11 @@ def _size_of(samples: int | Source | Dataset[Any]) -> tuple[int, str]:
     """Number of samples, and the fingerprint of the data where they have one."""
     if isinstance(samples, Source):
         return len(samples), samples.fingerprint
+    if isinstance(samples, str | bytes | type):
+        raise invalid("num_samples_or_source", "a number of samples, a source or a Dataset", samples)
     if hasattr(samples, "__len__"):
-        return len(samples), ""
-    return check_int("num_samples", samples, at_least=0), ""
+        try:
+            return len(samples), ""
+        except Exception as error:
+            raise ArgumentError("the Dataset has no length", found=describe_error(error)) from error
+    return check_int("num_samples_or_source", samples, at_least=0), ""

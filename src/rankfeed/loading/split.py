@@ -8,6 +8,8 @@ from typing import TypeVar
 
 from torch.utils.data import IterableDataset
 
+from rankfeed._util.validate import check_iterable
+from rankfeed.loading.options import check_topology
 from rankfeed.loading.placed import Placed
 from rankfeed.loading.sharded_twice import refuse_second_sharding
 from rankfeed.topology import Topology
@@ -17,8 +19,8 @@ _Item = TypeVar("_Item")
 
 class _Split(Placed, IterableDataset[_Item]):
     def __init__(self, iterable: Iterable[_Item], topology: Topology | None) -> None:
-        self.iterable = iterable
-        self._topology = topology
+        self.iterable = check_iterable("iterable", iterable)
+        self._topology = check_topology(topology)
 
     def __iter__(self) -> Iterator[_Item]:
         refuse_second_sharding(self.topology)

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from rankfeed.errors import ArgumentError, StateError
+from rankfeed.errors import ArgumentError, StateError, safe_str
 from rankfeed.plan import Cursor
 from rankfeed.storage.decodable import decodable
 
@@ -82,10 +82,10 @@ def parse_as(kind: type[_State], state: object) -> _State:
         )
     try:
         parsed = msgspec.convert(state, kind)
-    except msgspec.ValidationError as error:
+    except Exception as error:  # ValidationError, but of foreign types and hostile mappings anything
         raise StateError(
             "this is no state of a rankfeed loader or sampler",
-            found=str(error),
+            found=safe_str(error),
             remedy="hand over what state_dict() returned, unchanged",
         ) from None
     return parsed

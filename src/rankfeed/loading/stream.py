@@ -15,8 +15,9 @@ from typing import Any, cast
 
 import msgspec
 
+from rankfeed._util.validate import check_names
 from rankfeed.columns import Field
-from rankfeed.errors import ArgumentError, RankfeedError, StateError, StreamError
+from rankfeed.errors import ArgumentError, StateError, StreamError, describe_error
 
 _log = logging.getLogger("rankfeed")
 #: What a factory may ask for, by the names of its parameters.
@@ -52,9 +53,7 @@ class Stream:
         self._factory: Callable[..., Iterable[Any]] = cast(Any, factory) if made else _Again(factory)
         self._asks = _asks(self._factory)
         self.sharded = "shard" in self._asks
-        if isinstance(ragged, str):
-            raise ArgumentError("ragged is a list of names", expected=[ragged], found=repr(ragged))
-        self.fields = {name: Field("ragged") for name in ragged}
+        self.fields = {name: Field("ragged") for name in check_names("ragged", ragged)}
         #: An iterator that was handed out cannot be begun again.
         self._given: object = None
 
@@ -272,5 +271,4 @@ def _stateful(stream: object) -> bool:
 
 
 def _raised(summary: str, error: Exception, where: str) -> StreamError:
-    said = error.summary if isinstance(error, RankfeedError) else error
-    return StreamError(summary, found=f"{type(error).__name__}: {said}", where=where)
+    return StreamError(summary, found=describe_error(error), where=where)

@@ -10,15 +10,22 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from rankfeed._util.validate import check_int
-from rankfeed.errors import ArgumentError
+from rankfeed._util.validate import check_choice, check_int
+from rankfeed.errors import ArgumentError, safe_repr
 from rankfeed.loading import stream_state as states
 from rankfeed.loading.collate import RaggedAs, check_ragged
 from rankfeed.loading.device import device_of, to_device
 from rankfeed.loading.epochs import EpochSetter
 from rankfeed.loading.frameworks import AmongFrameworks
 from rankfeed.loading.maker import Maker
-from rankfeed.loading.options import one_of
+from rankfeed.loading.options import (
+    check_batch_size,
+    check_functions,
+    check_id_column,
+    check_topology,
+    check_workers,
+    refuse_unknown,
+)
 from rankfeed.loading.placed import Placed
 from rankfeed.loading.standing import Standing
 from rankfeed.loading.stats import Stats
@@ -95,9 +102,9 @@ class StreamLoader(Standing, Placed, AmongFrameworks):
         super().__init__()
         _refuse(others)
         self.source = stream
-        self.batch_size = check_int("batch_size", batch_size, at_least=1)
-        self.tail: Tail = one_of("tail", tail, get_args(Tail))
-        if stream.sharded and tail == "even":
+        self.batch_size = check_batch_size(batch_size)
+        self.tail: Tail = check_choice("tail", tail, get_args(Tail))
+        if stream.sharded and self.tail == "even":
             raise ArgumentError(
                 "ranks that have a stream each cannot share out its end evenly",
                 expected='tail="drop" (all stop after the last step that is full everywhere) or "pad" (all go on, '
@@ -107,16 +114,16 @@ class StreamLoader(Standing, Placed, AmongFrameworks):
                 "on every rank",
             )
         self.seed = check_int("seed", seed)
-        self.num_workers = check_int("num_workers", num_workers, at_least=0)
-        self.worker_kind = one_of("worker_kind", worker_kind, ("thread", "process"))
-        self.prefetch_factor = check_int("prefetch_factor", prefetch_factor, at_least=1)
+        self.num_workers, self.worker_kind, self.prefetch_factor = check_workers(
+            num_workers, worker_kind, prefetch_factor
+        )
         self.device = device_of(device)
         self.id_column = id_column
-        one_of("on_error", on_error, ("raise",))
-        check_ragged(ragged, pad_to)
-        if id_column == "valid":
-            raise ArgumentError("the name 'valid' is taken: it is the mask's", remedy="choose another id_column")
-        self._topology = topology
+        check_choice("on_error", on_error, ("raise",))
+        ragged, pad_to = check_ragged(ragged, pad_to)
+        check_id_column(id_column)
+        check_functions(transform=transform, batch_transform=batch_transform, collate_fn=collate_fn)
+        self._topology = check_topology(topology)
         self._maker = Maker(
             source=Unfetched(stream.fields),
             columns=None,
@@ -240,11 +247,11 @@ def _refuse(options: Mapping[str, Any]) -> None:
     """Refuse what a stream cannot have."""
     for name, value in options.items():
         if name not in _OF_A_SOURCE:
-            raise TypeError(f"Loader() got an unexpected keyword argument {name!r}")
+            refuse_unknown({name: value})
         nothing, remedy = _OF_A_SOURCE[name]
-        if value is not nothing and value != nothing:
+        if value is not nothing and not (type(value) is type(nothing) and value == nothing):
             raise ArgumentError(
                 f"a stream has no {name}: its samples come in its own order, once, and cannot be read by number",
-                found=f"{name}={value!r}",
+                found=f"{name}={safe_repr(value)}",
                 remedy=remedy,
             )
