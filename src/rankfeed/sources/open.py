@@ -62,7 +62,7 @@ def open(
         uri: a file, a folder, a glob (``*.tar``) or brace pattern (``{000..099}``), or a list of these.
         columns: names of those to offer; None for all.
         format: its name, to open as that and nothing else.
-        storage_options: for object stores, which are not read yet.
+        storage_options: reserved for object stores, which are not supported yet: must be None.
         allow_pickle: whether pickled objects may be read. Reading them runs code that they contain.
         cache_dir: where an index goes that cannot lie beside the data.
         options: of the format: ``filter`` and ``version`` for Lance, ``nulls`` for Parquet, and so on.
@@ -85,11 +85,14 @@ def open(
     for each in [uri] if isinstance(uri, (str, os.PathLike)) else uri:
         if "://" in os.fspath(each):
             raise SourceError(
-                "object stores are not read yet", found=each, remedy="copy the data to a file system first"
+                "object stores and URLs are not supported yet",
+                expected="a path",
+                found=each,
+                remedy="copy the data to a file system first, on one process with rankfeed.prepare_once",
             )
     if storage_options is not None:
         raise ArgumentError(
-            "object stores are not read yet: nothing can be configured", remedy="leave storage_options out"
+            "object stores are not supported yet: storage_options must be None", remedy="leave storage_options out"
         )
     _refuse_unfinished(uri)
     common = {"allow_pickle": allow_pickle, "cache_dir": cache_dir}
