@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 
 import rankfeed as rf
 from rankfeed.errors import ArgumentError, CorruptError, RankfeedError, SourceError
+from rankfeed.proof.verify import verify_data
 from rankfeed.sources import parquet, parquet_footer, parquet_rows
 from rankfeed.sources.parquet import ParquetSource
 
@@ -731,6 +732,38 @@ def test_damage_of_a_small_row_group_is_not_its_neighbours(tmp_path: Path) -> No
     assert [row["x"] for row in samples_of(source, whole)] == whole
     with pytest.raises(CorruptError, match=r"t\.parquet, row group 3[\s\S]*'x'"):
         source.fetch([15])
+
+
+def test_a_flipped_bit_in_list_levels_damages_only_its_own_row_group(tmp_path: Path) -> None:
+    rows = [list(range(i, i + i % 4)) for i in range(60)]
+    table = pa.table({"tokens": pa.array(rows, pa.list_(pa.int32()))})
+    path = write(
+        table,
+        tmp_path / "t.parquet",
+        row_group_size=20,
+        compression="none",
+        use_dictionary=False,
+        write_page_checksum=False,
+    )
+    content = path.read_bytes()
+    page = pq.read_metadata(path).row_group(0).column(0).data_page_offset
+    refused: Counter[str] = Counter()
+    for byte in range(page, page + 70):  # the page's header, and its levels
+        bad = bytearray(content)
+        bad[byte] ^= 1
+        path.write_bytes(bad)
+        source = rf.open(path)
+        assert [row["tokens"] for row in samples_of(source, range(20, 60))] == rows[20:], byte
+        try:
+            source.fetch(range(20))
+        except RankfeedError as error:
+            refused[error.summary] += 1
+            assert "row group 0" in str(error.where)
+            if refused[error.summary] == 1:
+                assert not verify_data(path, resume=False).ok, error
+    # One row too many, and one too few.
+    assert refused["the lists of a column are damaged: they hold another number of values than the footer says"]
+    assert refused["a row group has another number of rows than its footer says"]
 
 
 def test_parts_fit_into_a_small_cache(tmp_path: Path) -> None:

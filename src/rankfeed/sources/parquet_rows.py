@@ -92,10 +92,19 @@ _Key = tuple[int, int, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class _Walk:
-    """A row group that was read up to some place."""
+    """A row group that was read up to some place.
+
+    Args:
+        rows: of it, batch by batch.
+        nbytes: that it holds, about.
+        leaves: numbers of the Parquet columns (leaves of the schema) that are read.
+        values: read so far of those that are in lists, by number.
+    """
 
     rows: Iterator[Any]
     nbytes: int
+    leaves: list[int]
+    values: dict[int, int]
 
 
 @dataclass(frozen=True)
@@ -162,7 +171,8 @@ class Reader:
     def _read(self, part: Part, names: tuple[str, ...]) -> Any:
         where = f"{self._paths[part.file]}, {part}"
         if part.is_whole:
-            return self._next(self._walk(part, names), part.rows, where)
+            # One after the other: a reader of several would fill up what damage left of one with rows of the next.
+            return _joined([self._whole(each, names) for each in part.apart() if each.rows])
         key = (part.file, part.group, names)
         with self._group(key):
             passed = self._take_passed((key, part.first))
@@ -176,7 +186,30 @@ class Reader:
             rows = self._next(walk, part.rows, where)
             if at + part.rows < sum(part.totals):
                 self._keep_walk(key, at + part.rows, walk)
+            else:
+                self._check_values(part, walk)
             return rows
+
+    def _whole(self, part: Part, names: tuple[str, ...]) -> Any:
+        """All rows of one row group."""
+        walk = self._walk(part, names)
+        rows = self._next(walk, part.rows, f"{self._paths[part.file]}, {part}")
+        self._check_values(part, walk)
+        return rows
+
+    def _check_values(self, part: Part, walk: _Walk) -> None:
+        """Compare what a row group's lists hold with what the footer says: a reader leaves out rows too many."""
+        group = self._file(part.file).metadata.row_group(part.group)
+        for number, values in walk.values.items():
+            column = group.column(number)
+            if column.num_values != values:
+                raise CorruptError(
+                    "the lists of a column are damaged: they hold another number of values than the footer says",
+                    expected=column.num_values,
+                    found=values,
+                    where=f"{self._paths[part.file]}, {part}, column {column.path_in_schema!r}",
+                    remedy=REMEDY,
+                )
 
     def _take_walk(self, key: _Key, first: int) -> tuple[int, _Walk] | None:
         """The walk that is nearest before a row; the others may be where somebody else reads on."""
@@ -208,8 +241,6 @@ class Reader:
 
     def _next(self, walk: _Walk, rows: int, where: str) -> Any:
         """The next rows of a walk, which come in one batch but for texts of more than 2 GiB."""
-        import pyarrow as pa
-
         got: list[Any] = []
         with arrow_errors(where):
             while sum(len(batch) for batch in got) < rows and (batch := next(walk.rows, None)) is not None:
@@ -223,7 +254,13 @@ class Reader:
                 where=where,
                 remedy=REMEDY,
             )
-        return got[0] if len(got) == 1 else pa.Table.from_batches(got)
+        for batch in got if walk.values else ():
+            counts = [each for column in batch.columns for each in _values_in(column)]
+            if len(counts) == len(walk.leaves):
+                for leaf, values in zip(walk.leaves, counts, strict=True):
+                    if leaf in walk.values:
+                        walk.values[leaf] += values
+        return _joined(got)
 
     def _walk(self, part: Part, names: tuple[str, ...]) -> _Walk:
         import pyarrow.parquet as pq
@@ -232,8 +269,10 @@ class Reader:
         file = self._file(part.file)
         with arrow_errors(f"{path}, {part}"):
             schema, wanted = file.metadata.schema, tuple(f"{name}." for name in names)
-            leaves = sum(f"{schema.column(each).path}.".startswith(wanted) for each in range(len(schema)))
-            room = self._most_walked // (_WALKS * max(1, leaves)) - _PAGE
+            columns = {each: schema.column(each) for each in range(len(schema))}
+            leaves = [each for each, column in columns.items() if f"{column.path}.".startswith(wanted)]
+            values = {each: 0 for each in leaves if columns[each].max_repetition_level}
+            room = self._most_walked // (_WALKS * max(1, len(leaves))) - _PAGE
             buffer = 0 if part.is_whole else min(_BUFFER, max(_LEAST_BUFFER, room))
             reader = pq.ParquetFile(
                 file.handle,
@@ -243,9 +282,10 @@ class Reader:
                 buffer_size=buffer,
             )
             # In one thread: other threads of the loader decode other row groups meanwhile.
-            groups = list(range(part.group, part.group + part.groups))
-            rows = iter(reader.iter_batches(part.step, row_groups=groups, columns=list(names), use_threads=False))
-            return _Walk(rows, leaves * (buffer + _PAGE))
+            rows = reader.iter_batches(
+                part.step, row_groups=[part.group], columns=list(names), use_threads=False
+            )
+            return _Walk(iter(rows), len(leaves) * (buffer + _PAGE), leaves, values)
 
     def _group(self, key: _Key) -> threading.Lock:
         with self._lock:
@@ -277,3 +317,30 @@ class Reader:
                 remedy="start the job again",
             )
         return _File(handle, parsed(content, path).metadata)
+
+
+def _joined(batches: list[Any]) -> Any:
+    import pyarrow as pa
+
+    return batches[0] if len(batches) == 1 else pa.Table.from_batches(batches)
+
+
+def _values_in(array: Any) -> list[int]:
+    """How many values Parquet stores of each leaf of a column: a null or empty list is one."""
+    import pyarrow as pa
+
+    types = pa.types
+    kind = array.type
+    if isinstance(kind, pa.BaseExtensionType):
+        return _values_in(array.storage)
+    if types.is_struct(kind):
+        return [each for index in range(kind.num_fields) for each in _values_in(array.field(index))]
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_map(kind):
+        offsets = array.offsets.to_numpy()
+        empty = int((offsets[1:] == offsets[:-1]).sum())
+        child = array.values[int(offsets[0]) : int(offsets[-1])] if len(array) else array.values[:0]
+        return [empty + each for each in _values_in(child)]
+    if types.is_fixed_size_list(kind):
+        single = array.null_count if kind.list_size else len(array)
+        return [single + each for each in _values_in(array.flatten())]
+    return [len(array)]
