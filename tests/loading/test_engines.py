@@ -5,7 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -29,7 +32,7 @@ from tests.loading.feeds import (
 
 from rankfeed import errors
 from rankfeed.columns import Columns
-from rankfeed.loading import Loader
+from rankfeed.loading import Loader, from_iterable
 from rankfeed.topology import Topology
 
 every_engine = pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
@@ -199,6 +202,71 @@ def test_an_engine_left_early_ends_its_threads() -> None:
     for thread in leftover:
         thread.join(30)
     assert threading.active_count() <= before
+
+
+HANGING = """
+import sys, threading, time
+import rankfeed as rf
+
+held = threading.Event()
+
+def hang(sample):
+    if sample["x"] == 9:
+        held.set()
+        time.sleep(3600)
+    if sample["x"] == 4 and sys.argv[1] == "error":
+        raise KeyError("four")
+    return sample
+
+def numbers():
+    yield from ({"x": number} for number in range(9))
+    held.set()
+    time.sleep(3600)
+
+options = dict(num_workers=2, prefetch_factor=8)
+stream = iter(rf.Loader(rf.from_iterable(numbers), 1, **options))
+next(stream)
+held.wait()
+held.clear()
+iterator = iter(rf.Loader(rf.from_dataset([{"x": number} for number in range(40)]), 1, transform=hang, **options))
+print(next(iterator)["x"].item(), flush=True)
+held.wait()
+del stream
+if sys.argv[1] == "exit":
+    sys.exit(5)
+list(iterator)
+"""
+
+
+@pytest.mark.parametrize(("ending", "status"), [("error", 1), ("exit", 5)])
+def test_a_transform_or_stream_that_hangs_does_not_keep_the_process_alive(ending: str, status: int) -> None:
+    script = [sys.executable, "-c", HANGING, ending]
+    done = subprocess.run(script, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stdout) == (status, "0\n"), done.stderr
+    assert ("KeyError: 'four'" in done.stderr) == (ending == "error")
+    assert "Exception ignored" not in done.stderr
+
+
+def test_a_stream_is_not_begun_again_while_an_iteration_left_early_still_reads_it() -> None:
+    reading, free = threading.Event(), threading.Event()
+    order: list[str] = []
+
+    def numbers() -> Iterator[dict[str, int]]:
+        order.append("begun")
+        yield {"x": 0}
+        yield {"x": 1}
+        reading.set()
+        free.wait(60)
+        order.append("read")
+        yield {"x": 2}
+
+    loader = Loader(from_iterable(numbers), 1, num_workers=1)
+    for _ in loader:
+        reading.wait(60)
+        break  # waits a second at most for the read
+    threading.Timer(0.1, free.set).start()
+    assert [batch["x"].item() for batch in loader] == [0, 1, 2]
+    assert order == ["begun", "read", "begun", "read"]
 
 
 def test_forking_while_threads_make_small_batches_in_groups_leaves_no_lock_behind() -> None:

@@ -11,6 +11,8 @@ import pickle
 import random
 import select
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter, namedtuple
@@ -437,6 +439,18 @@ def test_an_iteration_left_early_leaves_no_process_and_no_thread_behind() -> Non
     while threading.active_count() > before and time.monotonic() < deadline:
         time.sleep(0.01)
     assert threading.active_count() <= before
+
+
+def test_worker_processes_of_a_loader_in_a_module_end_silently_with_the_interpreter() -> None:
+    script = """if True:
+        import rankfeed as rf
+        options = {"num_workers": 1, "worker_kind": "process"}
+        whole, begun = (rf.Loader(rf.from_iterable([{"x": 1}] * 40), 4, **options) for _ in range(2))
+        print(len(list(whole)))
+        iterator = iter(begun)
+        next(iterator)"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=True)
+    assert (done.stdout, done.stderr) == ("10\n", "")
 
 
 def test_what_a_stream_cannot_have_is_refused_with_what_to_do() -> None:

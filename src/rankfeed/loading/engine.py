@@ -10,11 +10,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
+from rankfeed._util.threads import DaemonPool
 from rankfeed.loading.maker import Made, Maker
 from rankfeed.loading.pace import Pace
 from rankfeed.plan import Schedule
@@ -96,7 +97,7 @@ class _Crew:
     def __init__(self, engine: ThreadEngine, schedule: Schedule) -> None:
         self._engine = engine
         self._schedule = schedule
-        self._pool = ThreadPoolExecutor(engine.num_workers, thread_name_prefix="rankfeed")
+        self._pool = DaemonPool(engine.num_workers, "rankfeed")
         # Of this iteration: a process forked while a thread of another holds it would never get it.
         self._lock = threading.Lock()
 
@@ -124,13 +125,15 @@ class _Crew:
             began = time.perf_counter()
             try:
                 for step in steps:
+                    if self._pool.stopped:
+                        raise CancelledError
                     made.append(self._engine.maker.make(self._schedule, step))
             except Exception as error:
                 return _Group(made, 1.0, error)  # the batches before it are good, and are delivered first
             return _Group(made, max(1e-9, (time.perf_counter() - began) / len(made)))
 
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool.close()
 
 
 @dataclass(frozen=True)

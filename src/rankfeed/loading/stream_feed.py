@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
+from rankfeed._util.threads import DaemonPool
 from rankfeed.columns import Field
 from rankfeed.loading.maker import Made, Maker
 from rankfeed.loading.stream import Reader
@@ -18,6 +20,8 @@ from rankfeed.sources import Source
 from rankfeed.storage.checksum import digest_of
 
 Batch = tuple[Made, Place]
+#: Seconds that closing a feed waits for the read under way.
+_CLOSE_WAIT = 1.0
 
 
 class StreamFeed:
@@ -31,6 +35,9 @@ class StreamFeed:
         make: makes all others.
         threads: that call it; 0 to have each batch made when it is asked for.
         depth: batches made ahead.
+
+    Attributes:
+        reading: once the feed is closed, the end of a read that was still under way; None where there was none.
     """
 
     def __init__(
@@ -38,6 +45,7 @@ class StreamFeed:
     ) -> None:
         self._opened, self._cut, self._maker, self._make = opened, cut, maker, make
         self._threads, self._depth = threads, depth
+        self.reading: Future[None] | None = None
         self._reader: Reader | None = None
         self._lent: list[Any] = []
         self._place = Place(cut.start)
@@ -53,13 +61,21 @@ class StreamFeed:
     def _run(self) -> Generator[Batch, None, None]:
         self._reader = self._opened()
         shares = self._cut.shares(self._reader)
-        try:
-            if self._threads:
-                yield from made_ahead(shares, self._make, self._threads, self._depth)
-            else:
+        if not self._threads:
+            try:
                 yield from made_now(shares, self._make)
+            finally:
+                self._reader.close()
+            return
+        pool = DaemonPool(1, "rankfeed-read")
+        try:
+            yield from made_ahead(shares, pool, self._make, self._threads, self._depth)
         finally:
-            self._reader.close()
+            # A generator can only be closed where it is not running: by the thread that reads, after its last read.
+            self.reading = pool.close(last=self._reader.close)
+            if self.reading is not None and wait([self.reading], _CLOSE_WAIT).done:
+                self.reading.result()
+                self.reading = None
 
     @property
     def spare(self) -> list[Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Generator, Iterator, Mapping
+from concurrent.futures import Future, wait
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -39,6 +41,9 @@ from rankfeed.plan import Cursor, Tail
 from rankfeed.plan.plan import DEFAULT_WINDOW
 from rankfeed.topology import Topology
 
+_log = logging.getLogger("rankfeed")
+#: Seconds between messages about a read that is waited for.
+_SAYS = 10.0
 #: What only a source that can be read by number has: the value that asks for nothing, and what to do instead.
 _OF_A_SOURCE: dict[str, tuple[Any, str]] = {
     "shuffle": (False, "shuffle inside the stream, with one seed on all ranks (a factory is given the epoch)"),
@@ -138,6 +143,8 @@ class StreamLoader(Standing, Placed, AmongFrameworks):
         )
         #: Worker processes of an iteration that came to its end, for the next one.
         self._workers: ProcessMake | None = None
+        #: The end of a read that was under way when an iteration was left.
+        self._reading: Future[None] | None = None
         self._stats = Stats()
 
     @property
@@ -205,6 +212,7 @@ class StreamLoader(Standing, Placed, AmongFrameworks):
     def _run(self, begun: Cursor) -> Generator[Batch, None, None]:
         """All batches of what is left of an epoch."""
         topology, stream = self.topology, self.source
+        self._wait_for_reading()
         ranks = topology.world_size
         start = begun.position // ranks if stream.sharded else begun.position
         cut = Cut(self.batch_size, topology.rank, ranks, stream.sharded, self.tail, begun.epoch, start)
@@ -238,9 +246,23 @@ class StreamLoader(Standing, Placed, AmongFrameworks):
             if workers is not None:
                 workers.close()
             feed.close()
+            self._reading = feed.reading
+
+    def _wait_for_reading(self) -> None:
+        """Two iterations must not read a stream at once: it may share what it reads from."""
+        reading, self._reading = self._reading, None
+        waited = 0.0
+        while reading is not None and not wait([reading], _SAYS).done:
+            waited += _SAYS
+            _log.warning(
+                "rank %d cannot begin the stream again: an earlier iteration was left %.0f s ago while the stream "
+                "was producing a sample, and it has not returned yet",
+                self.topology.rank,
+                waited,
+            )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_workers": None, "_stats": Stats()}  # what runs stays behind
+        return {**super().__getstate__(), "_workers": None, "_reading": None, "_stats": Stats()}  # what runs stays behind
 
 
 def _refuse(options: Mapping[str, Any]) -> None:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import os
 import pickle
 import queue
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import TypeVar
 
+from rankfeed._util.threads import DaemonPool
 from rankfeed.errors import StreamError
 from rankfeed.loading.maker import Made, Maker, Share
 from rankfeed.loading.processes import Crew, dismiss
@@ -29,18 +31,18 @@ def made_now(shares: Iterator[tuple[Share, _Note]], make: Make) -> Iterator[tupl
 
 
 def made_ahead(
-    shares: Iterator[tuple[Share, _Note]], make: Make, threads: int, depth: int
+    shares: Iterator[tuple[Share, _Note]], reading: DaemonPool, make: Make, threads: int, depth: int
 ) -> Iterator[tuple[Made, _Note]]:
     """Batches in the order of their shares, up to ``depth`` of them made before they are asked for.
 
     Args:
-        shares: read by one thread alone, in order.
+        shares: read in order.
+        reading: the one thread that reads them.
         make: called by several threads.
         threads: how many.
         depth: batches ahead.
     """
-    reading = ThreadPoolExecutor(1, thread_name_prefix="rankfeed-read")
-    making = ThreadPoolExecutor(threads, thread_name_prefix="rankfeed")
+    making = DaemonPool(threads, "rankfeed")
 
     def one(read: Future[tuple[Share, _Note] | None]) -> tuple[Made, _Note] | None:
         found = read.result()
@@ -56,9 +58,7 @@ def made_ahead(
                 return
             yield made
     finally:
-        for each in (making, reading):
-            each.shutdown(wait=False, cancel_futures=True)
-        reading.shutdown()  # what it is reading may be begun anew by the next iteration
+        making.close()
 
 
 class ProcessMake:
@@ -103,9 +103,9 @@ class ProcessMake:
         finally:
             self._idle.put(index)
 
-    def close(self) -> None:
-        """End the workers, in whatever they are doing."""
-        if self._crew.closed or not self.ours:
+    def close(self, exiting: Callable[[], bool] = sys.is_finalizing) -> None:
+        """End the workers, in whatever they are doing; at the interpreter's exit multiprocessing has ended them."""
+        if exiting() or self._crew.closed or not self.ours:
             return
         self._crew.closed = True
         for worker in self._crew.workers:

@@ -1,0 +1,121 @@
+"""Worker threads that never keep the interpreter alive."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+from weakref import WeakSet
+
+_Result = TypeVar("_Result")
+_Task = tuple["Future[Any]", Callable[..., Any], tuple[Any, ...]]
+
+#: Seconds that the interpreter's exit waits for tasks under way, over all pools.
+_EXIT_WAIT = 1.0
+#: Pools with threads, which the exit hook stops.
+_pools: WeakSet[DaemonPool] = WeakSet()
+
+
+class DaemonPool:
+    """Runs tasks in daemon threads, in the order in which they were submitted.
+
+    The interpreter joins the threads of a ``ThreadPoolExecutor`` when it exits, so one task that hangs keeps the
+    process alive after its error. These threads are stopped at exit, and waited for at most a second.
+
+    Args:
+        threads: how many, started as tasks come.
+        name: of the threads.
+
+    Examples:
+        >>> pool = DaemonPool(2, "example")
+        >>> pool.submit(sum, [1, 2]).result()
+        3
+        >>> pool.close()
+    """
+
+    def __init__(self, threads: int, name: str) -> None:
+        #: Set by :meth:`close`: a task that consists of several steps ends after the one it is at.
+        self.stopped = False
+        self._count = threads
+        self._name = name
+        self._threads: list[threading.Thread] = []
+        self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        self._owner = os.getpid()
+        _pools.add(self)
+
+    def submit(self, function: Callable[..., _Result], *arguments: Any) -> Future[_Result]:
+        """Run ``function(*arguments)`` in a thread; any exception is raised by the future's ``result()``."""
+        future: Future[_Result] = Future()
+        self._tasks.put((future, function, arguments))
+        if len(self._threads) < self._count:
+            thread = threading.Thread(target=_work, args=(self._tasks,), name=self._name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        return future
+
+    def close(self, last: Callable[[], _Result] | None = None) -> Future[_Result] | None:
+        """Cancel the tasks that have not begun and end the threads, without waiting for them.
+
+        Args:
+            last: run after the task under way; for pools of one thread.
+
+        Returns:
+            The future of ``last``; None if there is none, or if the pool was closed before.
+        """
+        if self.stopped:
+            return None
+        self.stopped = True
+        try:
+            while (task := self._tasks.get_nowait()) is not None:
+                task[0].cancel()
+        except queue.Empty:
+            pass
+        done = None if last is None else self.submit(last)
+        for _ in self._threads:
+            self._tasks.put(None)
+        return done
+
+    def join(self, timeout: float) -> None:
+        """Wait for the threads of a closed pool."""
+        deadline = time.monotonic() + timeout
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether this process made the pool; a forked child has none of its threads."""
+        return self._owner == os.getpid()
+
+
+def _work(tasks: queue.SimpleQueue[_Task | None]) -> None:
+    while (task := tasks.get()) is not None:
+        _run(*task)
+        del task  # an idle thread holds no arguments and no result
+
+
+def _run(future: Future[Any], function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = function(*arguments)
+    except BaseException as error:
+        future.set_exception(error)
+        del future, function, arguments  # else the traceback's frame would hold them, and itself
+    else:
+        future.set_result(result)
+
+
+@atexit.register
+def _stop_all() -> None:
+    """Let threads leave Python while there still is one: what they run cannot be interrupted later."""
+    pools = [pool for pool in _pools if pool.is_mine]
+    for pool in pools:
+        pool.close()
+    deadline = time.monotonic() + _EXIT_WAIT
+    for pool in pools:
+        pool.join(max(0.0, deadline - time.monotonic()))
