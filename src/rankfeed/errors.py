@@ -53,7 +53,7 @@ class RankfeedError(Exception):
         self.remedy = remedy
         facts = {"expected": expected, "found": found, "where": where, "remedy": remedy}
         lines = [f"  {name}: {safe_str(value)}" for name, value in facts.items() if value is not None]
-        super().__init__("\n".join([summary, *lines]))
+        super().__init__(printable("\n".join([summary, *lines])))
 
     def __reduce__(self) -> tuple[Callable[..., RankfeedError], tuple[Any, ...]]:
         # Errors travel from workers and other ranks by pickle; keyword arguments need help to survive that,
@@ -63,6 +63,23 @@ class RankfeedError(Exception):
             for fact in (self.expected, self.found, self.where, self.remedy)
         )
         return _rebuild, (type(self), self.summary, *facts)
+
+
+def printable(text: str | bytes) -> str:
+    r"""Text that can be printed: file names may have bytes that are not UTF-8, which are escaped.
+
+    Examples:
+        >>> printable(b"caf\xe9.npy"), printable("caf\udce9.npy")
+        ('caf\\xe9.npy', 'caf\\xe9.npy')
+    """
+    if isinstance(text, str):
+        if text.isascii():
+            return text
+        try:
+            text = text.encode("utf-8", "surrogateescape")  # as os.fsencode
+        except UnicodeEncodeError:  # another surrogate, which no file name has
+            text = text.encode("utf-8", "backslashreplace")
+    return text.decode("utf-8", "backslashreplace")
 
 
 def listed(names: Sequence[str], most: int = 4) -> str:

@@ -178,7 +178,7 @@ def test_counts_are_checked_and_names_kept_inside(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"6 samples[\s\S]*7 samples[\s\S]*s1\.tar"):
         rf.open(folder)
     info.write_text(json.dumps({"shard_counts": {"../e/parts/s1.tar": 7}}))
-    with pytest.raises(UnsafeError, match="leads out of its folder"):
+    with pytest.raises(UnsafeError, match="leads outside"):
         rf.open(folder)
     info.write_text('{"shard_counts": {"parts/s1.tar": "7"}}')
     with pytest.raises(CorruptError, match=r"\.info\.json"):
@@ -277,15 +277,14 @@ def test_a_wids_descriptor_is_read_as_wids_reads_it(tmp_path: Path) -> None:
     shards = [write_tar(tmp_path / f"s{n}.tar", 50 * n, 6, tarfile.USTAR_FORMAT) for n in range(3)]
     path = descriptor(tmp_path, shards)
     theirs = wids.ShardListDataset(str(path), cache_dir=str(tmp_path / "cache"), transformations=[lambda x: x])
+    content = json.loads(path.read_text())
+    content["shardlist"] = [{**shard, "url": Path(shard["url"]).name} for shard in content["shardlist"]]
+    path.write_text(json.dumps(content))  # wids writes the names as they were given: here, absolute ones
     ours = rf.open(path)
     assert len(ours) == len(theirs) == 18
     for number, sample in enumerate(ours):
         assert sample["__key__"] == theirs[number]["__key__"]
         assert sample["txt"].encode() == theirs[number][".txt"].read()
-    content = json.loads(path.read_text())
-    content["shardlist"] = [{**shard, "url": Path(shard["url"]).name} for shard in content["shardlist"]]
-    path.write_text(json.dumps(content))  # names relative to the descriptor
-    assert [sample["cls"] for sample in rf.open(path)] == [sample["cls"] for sample in ours]
 
 
 def test_what_a_wids_descriptor_says_is_checked(tmp_path: Path) -> None:
@@ -301,8 +300,8 @@ def test_what_a_wids_descriptor_says_is_checked(tmp_path: Path) -> None:
     says({"nsamples": 5}, SourceError, r"5 samples[\s\S]*6 samples[\s\S]*s\.tar")
     says({"filesize": 1}, CorruptError, r"1 bytes[\s\S]*s\.tar")
     says({"url": "t.tar"}, SourceError, r"missing[\s\S]*t\.tar")
-    says({"url": "https://host/s.tar"}, SourceError, "another machine")
-    says({"url": "../s.tar"}, UnsafeError, "leads out")
+    says({"url": "https://host/s.tar"}, UnsafeError, "URL scheme")
+    says({"url": "../s.tar"}, UnsafeError, "leads outside")
     says({"nsamples": "six"}, CorruptError, r"damaged[\s\S]*index\.json")
     path.write_text(json.dumps({"wids_version": 2, "shardlist": [good]}))
     with pytest.raises(SourceError, match="unknown version"):

@@ -11,7 +11,8 @@ from typing import Annotated, Any
 import msgspec
 
 from rankfeed.errors import CorruptError, SourceError
-from rankfeed.sources.named import inside, read_json
+from rankfeed.sources.named import read_json
+from rankfeed.storage import check_name, resolve_name
 from rankfeed.storage.decodable import decodable
 
 INDEX_NAME = "index.json"
@@ -94,10 +95,10 @@ def read_index(folder: str) -> MdsIndex:
     Raises:
         SourceError: there is none, it is of another version or format, or shards differ in their columns.
         CorruptError: it is damaged, or a shard is missing or of another size.
-        UnsafeError: a name leads out of the folder.
+        UnsafeError: a name is absolute, contains ".." or is a URL.
     """
     where = os.path.join(folder, INDEX_NAME)
-    index = read_json(where, _Index)
+    index = _read(where)
     shards: list[MdsShard] = []
     columns: dict[str, tuple[str, int]] | None = None
     for each in index.shards:
@@ -126,10 +127,10 @@ def examine(folder: str) -> tuple[list[MdsShard], dict[str, tuple[str, int]], li
     """The shards that are there, their columns, and all that is wrong with the others.
 
     Raises:
-        SourceError, CorruptError: the index cannot be read.
+        SourceError, CorruptError, UnsafeError: the index cannot be read.
     """
     where = os.path.join(folder, INDEX_NAME)
-    index = read_json(where, _Index)
+    index = _read(where)
     shards: list[MdsShard] = []
     wrong: list[SourceError] = []
     columns: dict[str, tuple[str, int]] = {}
@@ -147,6 +148,15 @@ def examine(folder: str) -> tuple[list[MdsShard], dict[str, tuple[str, int]], li
     return shards, columns, wrong
 
 
+def _read(where: str) -> _Index:
+    index = read_json(where, _Index)
+    for shard in index.shards:
+        for file in (shard.raw_data, shard.zip_data):
+            if file is not None:
+                check_name(file.basename, where)
+    return index
+
+
 def _not_in_index(name: str, where: str) -> CorruptError:
     return CorruptError(
         "a shard is not in the index",
@@ -162,6 +172,8 @@ def _forgotten(folder: str, index: _Index) -> Iterator[str]:
         each.basename for shard in index.shards for each in (shard.raw_data, shard.zip_data) if each is not None
     }
     for place in sorted({os.path.dirname(name) for name in named}):
+        if not os.path.isdir(os.path.join(folder, place)):
+            continue  # its shards have no samples
         for entry in sorted(os.listdir(os.path.join(folder, place))):
             if _SHARD.fullmatch(entry) and os.path.join(place, entry) not in named:
                 yield os.path.join(place, entry)
@@ -188,9 +200,9 @@ def _found(folder: str, shard: _Shard, where: str) -> MdsShard:
     raw, packed = shard.raw_data, shard.zip_data
     if raw is None:
         raise CorruptError("a shard has no file", found="raw_data is null", where=where, remedy=REMEDY)
-    path, size, compression = inside(folder, raw.basename, where), raw.bytes, None
+    path, size, compression = resolve_name(folder, raw.basename, where), raw.bytes, None
     if packed is not None and not os.path.exists(path):
-        path, size, compression = inside(folder, packed.basename, where), packed.bytes, shard.compression or ""
+        path, size, compression = resolve_name(folder, packed.basename, where), packed.bytes, shard.compression or ""
     try:
         actual: Any = os.stat(path).st_size
     except OSError as error:

@@ -1,14 +1,13 @@
-"""Indexes that are JSON files and name others: untrusted, so typed when decoded, and no name leads out."""
+"""Indexes that are JSON files: untrusted, so typed when decoded."""
 
 from __future__ import annotations
 
 import os
-from pathlib import PurePosixPath
 from typing import TypeVar
 
 import msgspec
 
-from rankfeed.errors import CorruptError, SourceError, UnsafeError
+from rankfeed.errors import CorruptError, SourceError
 
 T = TypeVar("T")
 
@@ -38,30 +37,3 @@ def read_json(path: str | os.PathLike[str], kind: type[T]) -> T:
         raise CorruptError(
             "the index is damaged", found=error, where=path, remedy="fetch the index anew, or write the data again"
         ) from error
-
-
-def inside(folder: str, name: str, where: str | os.PathLike[str]) -> str:
-    """The path of a file that an index names.
-
-    Args:
-        folder: that names are relative to.
-        name: with forward slashes.
-        where: the index, for errors.
-
-    Raises:
-        UnsafeError: it leads out of the folder.
-
-    Examples:
-        >>> inside("/data", "part/shard.0.mds", "index.json")
-        '/data/part/shard.0.mds'
-    """
-    pure = PurePosixPath(name)
-    if not name or pure.is_absolute() or ".." in pure.parts or "\0" in name or "\\" in name:
-        raise UnsafeError(
-            "an index names a file outside its folder",
-            expected=f"a path under {folder}",
-            found=repr(name[:200]),
-            where=where,
-            remedy="do not read data sets from people you do not trust; correct the name in the index",
-        )
-    return os.path.join(folder, *pure.parts)

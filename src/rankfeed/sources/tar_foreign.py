@@ -17,10 +17,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.errors import ArgumentError, CorruptError, RankfeedError, SourceError, UnsafeError
+from rankfeed.errors import ArgumentError, CorruptError, RankfeedError, SourceError
 from rankfeed.sources.extras import need
 from rankfeed.sources.paths import braces, files_in, head
 from rankfeed.sources.tar_lazy import check_offsets
+from rankfeed.storage import check_name, resolve_name
 from rankfeed.storage.decodable import decodable
 
 Int64 = npt.NDArray[np.int64]
@@ -94,8 +95,8 @@ def read_wids(path: str, *, check: bool = True) -> Described:
 
     Raises:
         CorruptError: it is none, or a shard has another size.
-        SourceError: a shard is missing or elsewhere (a URL).
-        UnsafeError: a name leads out of the descriptor's folder.
+        SourceError: a shard is missing.
+        UnsafeError: a name is absolute, contains ".." or is a URL.
     """
     try:
         found = msgspec.json.decode(_content(path), type=_Wids)
@@ -115,7 +116,10 @@ def read_wids(path: str, *, check: bool = True) -> Described:
         pairs += [(shard, component.base) for shard in component.shardlist]
     if not pairs:
         raise SourceError("a wids descriptor names no shards", where=path)
-    shards = [_resolve(shard.url, base, path) for shard, base in pairs]
+    names = [f"{base}/{shard.url}" if base else shard.url for shard, base in pairs]
+    for shard, _ in pairs:
+        check_name(shard.url, path)  # also behind a base
+    shards = [resolve_name(os.path.dirname(os.path.abspath(path)), name, path) for name in names]
     for place, (shard, _) in zip(shards, pairs, strict=True):
         if check:
             _check_size(place, shard, path)
@@ -142,31 +146,6 @@ def _check_size(place: str, shard: _Shard, path: str) -> None:
             where=place,
             remedy="fetch the shard anew; or, if it was changed, make the descriptor anew by `wids-index create`",
         )
-
-
-def _resolve(url: str, base: str | None, path: str) -> str:
-    """Where a shard of a descriptor lies."""
-    joined = url if base is None or os.path.isabs(url) else f"{base.rstrip('/')}/{url}"
-    joined = joined.removeprefix("file://") if joined.startswith("file:///") else joined
-    if "://" in joined or joined.startswith("pipe:"):
-        raise SourceError(
-            "a shard lies on another machine",
-            found=joined,
-            where=path,
-            remedy="copy the data to a file system first",
-        )
-    return _inside(os.path.dirname(os.path.abspath(path)), joined, path)
-
-
-def _inside(folder: str, name: str, where: str) -> str:
-    if ".." in name.split("/") or "\0" in name or not name:
-        raise UnsafeError(
-            "a name leads out of its folder",
-            found=repr(name[:200]),
-            where=where,
-            remedy="give the paths of the shards as a list instead",
-        )
-    return os.path.join(folder, name)
 
 
 def read_energon(folder: str, split: str | None) -> Described:
@@ -197,7 +176,7 @@ def read_energon(folder: str, split: str | None) -> Described:
             where=meta / "split.yaml",
             remedy="run `energon prepare` again",
         )
-    shards = [_inside(os.path.abspath(folder), name.lstrip("/"), str(meta)) for name in names]
+    shards = [resolve_name(os.path.abspath(folder), name, meta) for name in names]
     for shard in shards:
         if not os.path.isfile(shard):
             raise SourceError("a shard is missing", where=f"{shard}, named in {meta}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from rankfeed.errors import CorruptError, SourceError
+from rankfeed.errors import CorruptError, SourceError, printable
 
 BLOCK = 512
 _ZEROS = bytes(BLOCK)
@@ -25,8 +25,10 @@ _NEAR = 1 << 14
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz"}
 
 _REGULAR = (b"0", b"\0", b"7")
-#: Links, devices, folders, FIFOs: known to have no data behind their header.
-_WITHOUT_DATA = (b"1", b"2", b"3", b"4", b"5", b"6")
+#: Members whose content is that of another file.
+_LINKS = {b"1": "hard link", b"2": "symbolic link"}
+#: Devices, directories, FIFOs: no data follow their header.
+_WITHOUT_DATA = (b"3", b"4", b"5", b"6")
 
 _REMEDY = "fetch the file anew, or write it again"
 
@@ -115,11 +117,11 @@ class TarReader:
         self.offset = offset
 
     def next(self) -> Member | None:
-        """The next regular file; None at the end of the archive. Links, folders and devices are passed over.
+        """The next regular file; None at the end of the archive. Directories and devices are skipped.
 
         Raises:
             CorruptError: the archive is damaged or truncated; names file and offset.
-            SourceError: it is compressed, or holds a sparse file.
+            SourceError: it is compressed, or holds a link or a sparse file.
         """
         start, name = self.offset, None
         override: dict[bytes, bytes] = {}
@@ -134,6 +136,8 @@ class TarReader:
             kind, size = block[156:157], self._number(block[124:136], "size", here)
             data = here + BLOCK
             self.offset = data
+            if kind in _LINKS:
+                raise self._is_link(kind, override.get(b"path") or name or _name(block), start)
             if kind in _WITHOUT_DATA:
                 start, name, override = self.offset, None, {}
                 continue
@@ -289,6 +293,16 @@ class TarReader:
             found=found,
             where=f"{self._window.path}, offset {offset}",
             remedy=_REMEDY,
+        )
+
+    def _is_link(self, kind: bytes, name: bytes, offset: int) -> SourceError:
+        return SourceError(
+            f"a tar file holds a {_LINKS[kind]}, which has no data of its own",
+            expected="regular files only",
+            found=f"{_LINKS[kind]} {printable(name)!r}",
+            where=f"{self._window.path}, offset {offset}",
+            remedy="write the archive again with the content in place of the link: "
+            "`tar --dereference --hard-dereference --sort=name -cf FILE DIRECTORY`",
         )
 
     def _refused(self, what: str, offset: int) -> SourceError:

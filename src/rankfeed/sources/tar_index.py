@@ -21,7 +21,7 @@ from rankfeed.storage.decodable import decodable
 Int64 = npt.NDArray[np.int64]
 Bytes8 = npt.NDArray[np.uint8]
 
-_MAGIC = b"RFTARIX1"
+_MAGIC = b"RFTARIX2"
 #: Magic, lengths of the JSON header (4 bytes) and of the arrays (8), checksums of the header and of all behind.
 _PREFIX = 32
 #: Longest JSON header that is believed.

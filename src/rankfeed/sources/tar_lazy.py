@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.tar_headers import TarReader, Window
-from rankfeed.sources.tar_scan import check_name, readable, split_name, two_alike
+from rankfeed.sources.tar_scan import check_member, readable, split_name, two_alike
 
 Int64 = npt.NDArray[np.int64]
 
@@ -144,7 +144,7 @@ class LazyIndex:
                 raise _wrong(f"a sample at offset {first} of {self._tar}", f"one at {member.start}", where)
             if members and parts[0] != key:
                 raise _wrong(f"one sample from offset {first} to {last}", f"another at {member.start}", where)
-            check_name(member, parts[1], self._tar)
+            check_member(member, parts[1], self._tar)
             if parts[1] in members:
                 raise two_alike(parts[1], members[parts[1]][0], member, self._tar)
             key, members[parts[1]] = parts[0], (member.data, member.size)

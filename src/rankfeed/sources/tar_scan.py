@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import numpy as np
 import xxhash
 
-from rankfeed.errors import CorruptError, SourceError, UnsafeError
+from rankfeed.errors import CorruptError, SourceError, printable
 from rankfeed.sources.tar_headers import Member, TarReader, Window
 from rankfeed.sources.tar_index import Extension, Summary, TarIndex, is_extension
-from rankfeed.storage import digest_of
+from rankfeed.storage import check_name, digest_of
 
 #: WebDataset's own: everything up to the first dot of the last component is the key, the rest the extension.
 _KEY = re.compile(rb"^((?:.*/|)[^.]+)[.]([^/]*)$")
@@ -49,7 +49,7 @@ def samples_of(reader: TarReader, path: str) -> Iterator[tuple[bytes, int, dict[
         parts = split_name(member.name)
         if parts is None:
             continue
-        check_name(member, parts[1], path)
+        check_member(member, parts[1], path)
         if parts[0] != key or not members:
             if members:
                 yield key, first, members
@@ -61,21 +61,14 @@ def samples_of(reader: TarReader, path: str) -> Iterator[tuple[bytes, int, dict[
         yield key, first, members
 
 
-def check_name(member: Member, extension: str, path: str) -> None:
+def check_member(member: Member, extension: str, path: str) -> None:
     """Refuse names that lead elsewhere, and extensions that can name no column.
 
     Raises:
         UnsafeError, SourceError: as said.
     """
     where = f"{path}, offset {member.start}"
-    if member.name.startswith(b"/") or b".." in member.name.split(b"/"):
-        raise UnsafeError(
-            "the name of a tar member leads out of its folder",
-            expected="a name without '..' that does not begin with '/'",
-            found=_shown(member.name),
-            where=where,
-            remedy="write the archive again with relative names",
-        )
+    check_name(member.name, where)
     if not is_extension(extension):
         raise SourceError(
             "the extension of a tar member can name no column",
@@ -165,4 +158,4 @@ def _repeated(keys: list[bytes]) -> tuple[int, int] | None:
 
 
 def _shown(name: bytes) -> str:
-    return repr(name.decode("utf-8", "backslashreplace")[:200])
+    return repr(printable(name)[:200])

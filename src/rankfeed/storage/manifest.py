@@ -1,21 +1,22 @@
 """The manifest of a packed data set: ``rankfeed.json``, written last, so that where it is the data are whole.
 
-It is untrusted input: decoded into typed structs, then checked, and no path in it leads out of its folder.
+It is untrusted input: decoded into typed structs, then checked (names by `safe_names`).
 """
 
 from __future__ import annotations
 
 import os
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
 
 from rankfeed.columns import Field
-from rankfeed.errors import CorruptError, SourceError, UnsafeError
+from rankfeed.errors import CorruptError, SourceError
 from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.decodable import decodable
+from rankfeed.storage.safe_names import check_name
 
 #: A folder that holds a file of this name is a packed data set.
 MANIFEST_NAME = "rankfeed.json"
@@ -93,7 +94,7 @@ def load_manifest(folder: str | os.PathLike[str]) -> Manifest:
     Raises:
         SourceError: there is none, or it is of a version that this rankfeed does not read.
         CorruptError: it is not what a manifest is; names what is wrong and where in the file.
-        UnsafeError: a shard lies outside the folder.
+        UnsafeError: the path of a shard is absolute, contains ".." or is a URL.
     """
     root = Path(folder)
     path = root / MANIFEST_NAME
@@ -118,7 +119,8 @@ def load_manifest(folder: str | os.PathLike[str]) -> Manifest:
     problem = _problem(manifest)
     if problem is not None:
         raise CorruptError("the manifest contradicts itself", found=problem, where=path, remedy=remedy)
-    _check_paths(root, manifest)
+    for shard in manifest.shards:
+        check_name(shard.path, path)
     return manifest
 
 
@@ -129,7 +131,7 @@ def _problem(manifest: Manifest) -> str | None:
     total = sum(shard.rows for shard in manifest.shards)
     if total != manifest.num_rows:
         return f"num_rows is {manifest.num_rows}, the shards have {total} rows"
-    if len({shard.path for shard in manifest.shards}) < len(manifest.shards):
+    if len({os.path.normpath(shard.path) for shard in manifest.shards}) < len(manifest.shards):
         return "a shard is named twice"
     for shard in manifest.shards:
         if shard.rows > shard.bytes:  # a row has a byte at least
@@ -157,28 +159,3 @@ def _field_problem(field: Field) -> str | None:
         if extent < 1 or size > _MOST:
             return f"shape {field.shape} cannot be packed"
     return None
-
-
-def _check_paths(root: Path, manifest: Manifest) -> None:
-    """Refuse shards outside the folder, whether by name or by symbolic link."""
-    home = os.path.realpath(root)
-    folders: set[str] = set()
-    for shard in manifest.shards:
-        pure = PurePosixPath(shard.path)
-        inside = (
-            not pure.is_absolute() and ".." not in pure.parts and "\0" not in shard.path and "\\" not in shard.path
-        )
-        if inside:
-            place = root / pure
-            # Only what is a link need be followed, so that opening costs little for many shards.
-            if place.is_symlink() or str(pure.parent) not in folders:
-                inside = os.path.commonpath([home, os.path.realpath(place)]) == home
-                folders.add(str(pure.parent))
-        if not inside:
-            raise UnsafeError(
-                "a shard lies outside the folder of its data set",
-                expected=f"a path under {root}",
-                found=shard.path,
-                where=root / MANIFEST_NAME,
-                remedy="do not read data sets from people you do not trust; move the shard into the folder",
-            )

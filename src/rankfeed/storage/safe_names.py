@@ -1,0 +1,75 @@
+"""Names that are read from data: untrusted, and never followed out of the directory of the data.
+
+Applies to every name in a manifest, descriptor, index or archive, whether or not a file is opened by it. Symbolic
+links on disk are followed for reading: a hub cache consists of them, and whoever can place a link can place a copy.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from rankfeed.errors import UnsafeError, printable
+
+_UNSAFE = re.compile(
+    rb"\A\Z|\0"  # empty, or no name at all
+    rb"|\A[/\\]"  # absolute
+    rb"|(?:\A|[/\\])\.\.(?:[/\\]|\Z)"  # a component ".."
+    rb"|\A[A-Za-z][A-Za-z0-9+.-]*:[/\\]|://"  # a URL, or a drive of Windows
+    rb"|\A(?:pipe|file|data):"  # URLs without slashes
+)
+
+
+def check_name(name: str | bytes, where: object) -> None:
+    """Refuse a name read from data that is absolute, contains ``..`` or a URL scheme.
+
+    Args:
+        name: as it is in the data; components are separated by ``/``.
+        where: the file that contains it, and the offset, for the error.
+
+    Raises:
+        UnsafeError: it is such a name, or one that no file can have.
+
+    Examples:
+        >>> check_name("train/0001.jpg", "a.tar")
+        >>> for name in ("/etc/passwd", "../x", "file:///x", "s3://bucket/x"):
+        ...     try:
+        ...         check_name(name, "index.json")
+        ...     except UnsafeError:
+        ...         print("refused")
+        refused
+        refused
+        refused
+        refused
+    """
+    try:
+        is_unsafe = _UNSAFE.search(name if isinstance(name, bytes) else os.fsencode(name)) is not None
+    except UnicodeEncodeError:  # a lone surrogate
+        is_unsafe = True
+    if is_unsafe:
+        raise UnsafeError(
+            "a name in the data leads outside their directory",
+            expected="a relative path without '..' and without a URL scheme",
+            found=repr(printable(name)[:200]),
+            where=where,
+            remedy="if you trust the data, correct the name, or open the files by a list of their paths",
+        )
+
+
+def resolve_name(folder: str | os.PathLike[str], name: str, where: object) -> str:
+    """The path of a file that data name.
+
+    Args:
+        folder: directory that the name is relative to.
+        name: as it is in the data.
+        where: the file that contains it, for the error.
+
+    Raises:
+        UnsafeError: see :func:`check_name`.
+
+    Examples:
+        >>> resolve_name("/data", "part/./shard.0.mds", "index.json")
+        '/data/part/shard.0.mds'
+    """
+    check_name(name, where)
+    return os.path.join(folder, os.path.normpath(name))
