@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sources.writers import FORMATS
+from tests.sources.writers import FORMATS
 
 import rankfeed as rf
-from rankfeed.errors import SourceError, UnsafeError
+from rankfeed.errors import UnsafeError
 
 ROWS = 6
 
