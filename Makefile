@@ -27,6 +27,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --editable '.[dev,docs]'
 	$(BIN)/python -m pip install --quiet --no-deps mosaicml-streaming  # asks for an older numpy, and needs none
+	$(BIN)/python -m pip install --quiet --prefix .venv/mpich mpich
 	@touch $@
 
 demo: setup  ## train, kill, resume on other ranks, and prove that nothing was lost

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.launch.test_topology_launchers import OPENMPI
 from tests.support.jobs import ENVIRON, end, family, free_port, run, started, torchrun, until
-from tests.support.mpi import mpich_environ, need_mpi
+from tests.support.launchers import LAUNCHERS, need
 from tests.support.prepared import build
 
 import rankfeed as rf
@@ -35,13 +34,8 @@ def command_of(kind: str, path: Path, out: Path, ranks: int, *modes: str) -> lis
     out.mkdir()
     if kind == "torchrun":
         return torchrun(ranks, SCRIPT, "torch", path, out, *modes)
-    job = [sys.executable, str(SCRIPT), "mpi", str(path), str(out), *modes]
-    if kind == "openmpi":
-        need_mpi("mpirun.openmpi")
-        return [*OPENMPI, "-np", str(ranks), *job]
-    need_mpi("mpiexec.mpich")
-    pairs = [f"{name}={value}" for name, value in mpich_environ(out).items()]
-    return ["env", *pairs, "mpiexec.mpich", "-n", str(ranks), *job]
+    need(kind)
+    return [*LAUNCHERS[kind], "-n", str(ranks), sys.executable, str(SCRIPT), "mpi", str(path), str(out), *modes]
 
 
 @pytest.fixture(scope="module", params=KINDS)

@@ -9,14 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.launch.slurm import slurm
-from tests.launch.test_topology_launchers import OPENMPI, need, run
+from tests.launch.test_topology_launchers import run
+from tests.support.launchers import MPICH, OPENMPI, need
 
 import rankfeed as rf
 
 SCRIPT = Path(__file__).parent.parent / "building" / "rank_job.py"
 LAUNCH = {
-    "mpirun.openmpi": [*OPENMPI, "-np", "3"],
-    "mpiexec.mpich": ["mpiexec.mpich", "-n", "3"],
+    "openmpi": [*OPENMPI, "-np", "3"],
+    "mpich": [*MPICH, "-n", "3"],
     "srun": ["srun", "-n3", "-N2"],
 }
 

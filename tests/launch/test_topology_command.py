@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from tests.launch.slurm import slurm
-from tests.launch.test_topology_launchers import OPENMPI, TORCHRUN, need, run
+from tests.launch.test_topology_launchers import run
+from tests.support.launchers import LAUNCHERS, TORCHRUN, need
 
 import rankfeed as rf
 
@@ -50,12 +51,10 @@ def test_the_ranks_of_torchrun_meet(data, tmp_path):
     assert told["launcher"] == "torchrun"
 
 
-@pytest.mark.parametrize(
-    ("program", "launcher"), [(OPENMPI, "openmpi"), (["mpiexec.mpich"], "mpich")], ids=["openmpi", "mpich"]
-)
-def test_the_ranks_of_mpi_meet(program, launcher, data, tmp_path):
-    need(program[0])
-    told = checked([*program, "-n", "3", *TOPOLOGY], 3, data, tmp_path)
+@pytest.mark.parametrize("launcher", ["openmpi", "mpich"])
+def test_the_ranks_of_mpi_meet(launcher, data, tmp_path):
+    need(launcher)
+    told = checked([*LAUNCHERS[launcher], "-n", "3", *TOPOLOGY], 3, data, tmp_path)
     assert told["launcher"] == launcher
 
 
