@@ -92,7 +92,7 @@ def test_a_forked_child_leaves_its_parent_s_connections_alone(out: Path) -> None
     assert builds(out / "forked") == Counter({"0-": 1})
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [pytest.param("torchrun", marks=pytest.mark.slow), "openmpi", "mpich"])
 def test_what_another_job_builds_is_found_without_a_hint(kind: str, tmp_path: Path) -> None:
     log, out = tmp_path / "log", tmp_path / "out" / "another_job"
     command = command_of(kind, tmp_path, tmp_path / "out", 3, "another_job")
@@ -120,6 +120,7 @@ def by_hand(tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
         process.wait(10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("harm", ["gone", "stopped"])
 def test_a_store_whose_host_is_gone_or_stopped_does_no_harm(
     harm: str, by_hand: list[subprocess.Popen[bytes]], tmp_path: Path

@@ -42,7 +42,12 @@ def net(tmp_path: Path) -> Iterator[Network]:
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
-    "launcher", [pytest.param(each, marks=pytest.mark.soak) if each == "mpich" else each for each in LAUNCHERS]
+    "launcher",
+    [
+        "openmpi",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("torchrun", "srun")),
+        pytest.param("mpich", marks=pytest.mark.soak),
+    ],
 )
 def test_a_launch_over_hosts_builds_once_on_each_and_once_on_what_they_share(
     launcher: str, net: Network, tmp_path: Path

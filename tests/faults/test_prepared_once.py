@@ -18,7 +18,7 @@ from tests.faults.prepare_job import FILES, content, join, read_held
 from tests.launch.slurm import slurm
 from tests.support.environ import of_no_launcher
 from tests.support.jobs import free_port
-from tests.support.launchers import LAUNCHERS, MPICH, OPENMPI, TORCHRUN, need
+from tests.support.launchers import MPICH, OPENMPI, TORCHRUN, need
 from tests.support.seeds import fresh_seed
 
 from rankfeed.building import prepare_once
@@ -239,7 +239,10 @@ def plain_environ() -> Iterator[dict[str, str]]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize(
+    "launcher",
+    ["openmpi", "mpich", *(pytest.param(each, marks=pytest.mark.slow) for each in ("torchrun", "srun"))],
+)
 def test_processes_of_a_launcher_that_are_killed_leave_one_committed_build(
     launcher: str, reader: Reader, tmp_path: Path
 ) -> None:

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_the_demo_ends_with_the_proof() -> None:
     command = [sys.executable, "-c", "from rankfeed.cli import main; main()", "demo", "--json"]

@@ -46,8 +46,12 @@ WAYS = ["fork:0", "fork:2", "spawn:2", "forkserver:2"]
 ALL = [f"{framework}:{way}" for framework in FRAMEWORKS for way in WAYS]
 #: What can do without a process group: then its rank is found by what the launcher says.
 NO_GROUP = ["loader", "batch_sampler", "sampler", "stateful", "pyg", "pyg_seeds", "webdataset"]
-#: In the short round MPICH is the launcher of the test with kills alone.
-EACH_LAUNCHER = [pytest.param(each, marks=pytest.mark.soak) if each == "mpich" else each for each in LAUNCHERS]
+#: Without a soak MPICH is the launcher of the test with kills alone.
+EACH_LAUNCHER = [
+    "torchrun",
+    *(pytest.param(each, marks=pytest.mark.slow) for each in ("openmpi", "srun")),
+    pytest.param("mpich", marks=pytest.mark.soak),
+]
 
 pytestmark = pytest.mark.timeout(3600)
 
@@ -183,6 +187,7 @@ def test_each_sample_once_under_each_launcher_in_each_framework(launcher: str, t
     check_all(launcher, 2, cells, tmp_path, 400)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "launcher",
     ["torchrun", "srun", *(pytest.param(each, marks=pytest.mark.soak) for each in ("openmpi", "mpich"))],
@@ -211,6 +216,7 @@ def test_the_whole_table(launcher: str, ranks: int, tmp_path: Path) -> None:
     print(f"{launcher}, {ranks} ranks: {len(cells)} cells")
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_or_repeated_when_a_rank_is_killed_and_others_go_on(tmp_path: Path) -> None:
     check_all_killed("mpich", ["loader:fork:2:launcher", "ddp:fork:0"], tmp_path, 200)
 

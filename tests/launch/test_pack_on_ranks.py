@@ -37,7 +37,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "source"
 
 
-@pytest.mark.parametrize("launcher", LAUNCH)
+@pytest.mark.parametrize("launcher", ["openmpi", "mpich", pytest.param("srun", marks=pytest.mark.slow)])
 def test_three_ranks_pack_one_data_set(
     launcher: str, source: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

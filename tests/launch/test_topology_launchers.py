@@ -111,17 +111,19 @@ def test_a_child_of_a_process_that_initialised_mpi_by_itself_is_alone():
     assert count(seen(out), *WHERE) == one_node("single", 1)
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_every_rank_of_torchrun_knows_itself(size):
     out = run([*TORCHRUN, "--standalone", f"--nproc-per-node={size}", *PRINT[1:]])
     assert count(seen(out), *WHERE) == one_node("torchrun", size)
 
 
+@pytest.mark.slow
 def test_every_rank_knows_itself_by_its_process_group():
     out = run([*TORCHRUN, "--standalone", "--nproc-per-node=2", *PRINT[1:], "--group"])
     assert count(seen(out), *WHERE) == one_node("torch.distributed", 2)
 
 
+@pytest.mark.slow
 def test_every_rank_of_virtual_local_ranks_knows_itself():
     out = run([*TORCHRUN, "--standalone", "--virtual-local-rank", "--nproc-per-node=2", *PRINT[1:]])
     assert count(seen(out), *WHERE) == Counter(("torchrun", rank, 2, 0, 2, 0, 1) for rank in range(2))
@@ -165,6 +167,7 @@ def test_a_batch_script_without_srun_is_one_process_and_its_steps_are_many(clust
     assert count(step, *WHERE) == two_nodes("slurm")
 
 
+@pytest.mark.slow
 def test_a_torchrun_on_each_node_of_a_step_is_one_world(cluster, tmp_path):
     # Both agents on one machine, told their node by Slurm: the step has 2 tasks, the world 4 ranks.
     agent = tmp_path / "agent.sh"

@@ -74,6 +74,7 @@ def kill_one(run_folder: Path, job: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_killed_rank_is_restarted_by_torchrun_and_then_resumed_on_others(tmp_path: Path) -> None:
     folder, log = tmp_path / "run", tmp_path / "log"
     # Else the restarted ranks read the addresses of the dead ones out of the agent's store.
@@ -138,6 +139,7 @@ def test_a_host_that_joins_makes_a_larger_job_that_goes_on_by_itself(tmp_path: P
     check_read_once(folder, 20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [[2], pytest.param([4, 2], marks=pytest.mark.soak)], ids=str)
 def test_the_batch_script_trains_on_the_tasks_of_two_nodes_and_goes_on_with_others(
     ranks: list[int], tmp_path: Path
@@ -190,6 +192,7 @@ def check_ledgers(run_folder: Path, ranks: int, samples: int, epochs: int) -> No
     assert first != second
 
 
+@pytest.mark.slow
 def test_the_lance_example_trains_under_torchrun(tmp_path: Path) -> None:
     folder, log = tmp_path / "run", tmp_path / "log"
     jobs.run(jobs.torchrun(2, EXAMPLES / "lance_torchrun.py", folder), log, 250)
@@ -197,6 +200,7 @@ def test_the_lance_example_trains_under_torchrun(tmp_path: Path) -> None:
     assert "0 missing, 0 repeated" in log.read_text()
 
 
+@pytest.mark.slow
 @BY_MPI
 def test_the_graph_example_trains_under_mpi(launcher: str, tmp_path: Path) -> None:
     need(launcher)

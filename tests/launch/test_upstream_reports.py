@@ -19,7 +19,7 @@ SCRIPT = Path(__file__).parents[1] / "integrations" / "jobs" / "reports.py"
 RANKS = 2
 ROWS = [3 + 7 * number % 11 for number in range(22)]
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def told(out: Path, cell: str, ranks: int = RANKS) -> list[Any]:
