@@ -13,12 +13,14 @@ STAMP := .venv/.set-up
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONUNBUFFERED := 1
+# Hundreds of processes import the package: let the first of them compile it.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak lint format bench docs clean
+.PHONY: help setup demo test test-all soak lint format bench docs clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP)  ## make .venv with the package and all that the tests need
 
@@ -27,6 +29,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --editable '.[dev,docs]'
 	$(BIN)/python -m pip install --quiet --no-deps mosaicml-streaming  # asks for an older numpy, and needs none
+	$(BIN)/python -m pip install --quiet --prefix .venv/mpich mpich
 	@touch $@
 
 demo: setup  ## train, kill, resume on other ranks, and prove that nothing was lost
@@ -34,11 +37,14 @@ demo: setup  ## train, kill, resume on other ranks, and prove that nothing was l
 
 # Three at a time, since tests that start ranks wait for half of their time; these are in three groups, each of
 # which runs one after the other (tests/conftest.py).
-test: setup  ## run the tests
+test: setup  ## run the tests, of the expensive ones a representative case each: within 8 minutes on 2 cores
 	$(BIN)/python -m pytest -n 3 --max-worker-restart 3 $(ARGS)
 
+test-all: setup  ## run all tests but the soaks, as .ci/run does: within 25 minutes on 2 cores
+	$(BIN)/python -m pytest -n 3 --max-worker-restart 3 -m "not soak" $(ARGS)
+
 # One at a time and with its output shown: a soak's figures are its point.
-soak: setup  ## run the tests that take long and print what they measured
+soak: setup  ## run the tests that take hours and print what they measured
 	$(BIN)/python -m pytest -m soak -s -v --timeout 3600 $(ARGS)
 
 lint: setup  ## check style, types and the floors of the house

@@ -44,10 +44,12 @@ def test_code_is_formatted() -> None:
     run("ruff", "format", "--check", ".")
 
 
+@pytest.mark.slow
 def test_types_are_complete_and_agree() -> None:
     run("mypy", "--strict", "src")
 
 
+@pytest.mark.slow
 def test_documentation_builds_without_a_warning(tmp_path: Path) -> None:
     run("mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site"))
 

@@ -63,7 +63,14 @@ def killed(given: str, dest: Path, workers: int, after: float) -> bool:
     return process.wait() == -signal.SIGKILL
 
 
-@pytest.mark.parametrize(("kind", "workers"), [("rows", 0), ("source", 0), ("source", 2)])
+@pytest.mark.parametrize(
+    ("kind", "workers"),
+    [
+        pytest.param("rows", 0, marks=pytest.mark.slow),
+        pytest.param("source", 0, marks=pytest.mark.slow),
+        ("source", 2),
+    ],
+)
 def test_a_killed_pack_goes_on_to_the_same_bytes(kind: str, workers: int, whole: Path, tmp_path: Path) -> None:
     given = "rows" if kind == "rows" else str(whole / "rows")
     chance = random.Random(kind + str(workers))

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.launch.test_topology_launchers import OPENMPI
 from tests.support.jobs import ENVIRON, end, family, free_port, run, started, torchrun, until
-from tests.support.mpi import mpich_environ, need_mpi
+from tests.support.launchers import LAUNCHERS, need
 from tests.support.prepared import build
 
 import rankfeed as rf
@@ -35,13 +34,8 @@ def command_of(kind: str, path: Path, out: Path, ranks: int, *modes: str) -> lis
     out.mkdir()
     if kind == "torchrun":
         return torchrun(ranks, SCRIPT, "torch", path, out, *modes)
-    job = [sys.executable, str(SCRIPT), "mpi", str(path), str(out), *modes]
-    if kind == "openmpi":
-        need_mpi("mpirun.openmpi")
-        return [*OPENMPI, "-np", str(ranks), *job]
-    need_mpi("mpiexec.mpich")
-    pairs = [f"{name}={value}" for name, value in mpich_environ(out).items()]
-    return ["env", *pairs, "mpiexec.mpich", "-n", str(ranks), *job]
+    need(kind)
+    return [*LAUNCHERS[kind], "-n", str(ranks), sys.executable, str(SCRIPT), "mpi", str(path), str(out), *modes]
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -98,7 +92,7 @@ def test_a_forked_child_leaves_its_parent_s_connections_alone(out: Path) -> None
     assert builds(out / "forked") == Counter({"0-": 1})
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [pytest.param("torchrun", marks=pytest.mark.slow), "openmpi", "mpich"])
 def test_what_another_job_builds_is_found_without_a_hint(kind: str, tmp_path: Path) -> None:
     log, out = tmp_path / "log", tmp_path / "out" / "another_job"
     command = command_of(kind, tmp_path, tmp_path / "out", 3, "another_job")
@@ -126,6 +120,7 @@ def by_hand(tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
         process.wait(10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("harm", ["gone", "stopped"])
 def test_a_store_whose_host_is_gone_or_stopped_does_no_harm(
     harm: str, by_hand: list[subprocess.Popen[bytes]], tmp_path: Path

@@ -113,6 +113,7 @@ def test_what_a_killed_rank_was_at_falls_to_the_others(data: Path, tmp_path: Pat
     assert contents(tmp_path / "p") == contents(data / "local")
 
 
+@pytest.mark.slow
 def test_ranks_whose_rank_0_was_killed_say_so_and_the_next_job_goes_on(data: Path, tmp_path: Path) -> None:
     outcomes, codes = packed(3, data, tmp_path / "p", "kill:0", patience=4, PACK_KEY="1")
     assert codes == [-signal.SIGKILL, 0, 0]
@@ -157,6 +158,7 @@ def ended(process: subprocess.Popen[bytes], seconds: float) -> int | None:
         return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["hang", "stop"])
 def test_nobody_waits_for_a_rank_that_lives_and_does_not_get_on(fault: str, data: Path, tmp_path: Path) -> None:
     with ranks(3, data / "source", tmp_path / "p", tmp_path, f"{fault}:1", 3) as started:
@@ -172,6 +174,7 @@ def test_nobody_waits_for_a_rank_that_lives_and_does_not_get_on(fault: str, data
     assert contents(tmp_path / "p") == contents(data / "local")
 
 
+@pytest.mark.slow
 def test_a_rank_that_was_only_slow_has_what_the_others_packed(data: Path, tmp_path: Path) -> None:
     """It comes back when they have finished and their folder is gone."""
     outcomes, codes = packed(2, data, tmp_path / "p", "slow:1", patience=3)
@@ -181,6 +184,7 @@ def test_a_rank_that_was_only_slow_has_what_the_others_packed(data: Path, tmp_pa
     assert contents(tmp_path / "p") == contents(data / "local")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["", "1"])
 def test_a_rank_that_was_stopped_meanwhile_has_it_or_says_why(key: str, data: Path, tmp_path: Path) -> None:
     with ranks(2, data / "source", tmp_path / "p", tmp_path, "stop:1", 3, PACK_KEY=key) as started:
@@ -196,6 +200,7 @@ def test_a_rank_that_was_stopped_meanwhile_has_it_or_says_why(key: str, data: Pa
     assert contents(tmp_path / "p") == contents(data / ("keyed" if key else "local"))
 
 
+@pytest.mark.slow
 def test_ranks_whose_rank_0_hangs_give_it_up(data: Path, tmp_path: Path) -> None:
     with ranks(3, data / "source", tmp_path / "p", tmp_path, "hang:0", 3) as started:
         assert [ended(started[rank], 80) for rank in (1, 2)] == [0, 0]
@@ -207,6 +212,7 @@ def test_ranks_whose_rank_0_hangs_give_it_up(data: Path, tmp_path: Path) -> None
         assert any("rank 0 lives" in warning for warning in outcome["warnings"])
 
 
+@pytest.mark.slow
 def test_a_sample_that_hangs_on_every_rank_is_an_error_that_names_its_stretch(data: Path, tmp_path: Path) -> None:
     with ranks(3, data / "source", tmp_path / "p", tmp_path, "same:", 3) as started:
         deadline = time.monotonic() + 90
@@ -236,6 +242,7 @@ def test_all_ranks_are_told_at_once_that_rank_0_may_not_pack(data: Path, tmp_pat
     assert sorted(contents(tmp_path / "p")) == ["rankfeed.json", "shard-00000.arrow"]
 
 
+@pytest.mark.slow
 def test_two_jobs_in_one_folder_do_not_take_each_other_for_their_own(data: Path, tmp_path: Path) -> None:
     said = tmp_path / "first", tmp_path / "second"
     for folder in said:
@@ -255,6 +262,7 @@ def test_two_jobs_in_one_folder_do_not_take_each_other_for_their_own(data: Path,
     assert contents(dest) == contents(data / "local")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(150)
 def test_packs_into_one_folder_after_each_other_keep_apart(data: Path, tmp_path: Path) -> None:
     """A rank that is done with the first is at the second while rank 0 is at the first; and one comes too late."""

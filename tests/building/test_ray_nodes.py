@@ -110,6 +110,7 @@ def lose_a_node(tmp_path: Path, nbytes: int, shard_bytes: int) -> dict[str, floa
     return took
 
 
+@pytest.mark.slow
 def test_a_node_that_is_lost_half_way_changes_nothing(tmp_path: Path) -> None:
     lose_a_node(tmp_path, 24 << 20, 2 << 20)
 

@@ -96,6 +96,7 @@ def test_a_worker_that_is_killed_is_replaced(cluster: str, source: rf.Source, tm
     assert contents(tmp_path / "ray") == contents(tmp_path / "local")
 
 
+@pytest.mark.slow
 def test_a_worker_that_always_dies_is_an_error_that_says_so(
     cluster: str, source: rf.Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,6 +190,7 @@ rf.pack(rf.open(sys.argv[1]), sys.argv[2], runner="ray", map=slow, key="slow", s
 """
 
 
+@pytest.mark.slow
 def test_a_pack_whose_driver_was_killed_goes_on(cluster: str, source: rf.Source, tmp_path: Path) -> None:
     path, dest = str(source.path), tmp_path / "p"  # type: ignore[attr-defined]
 

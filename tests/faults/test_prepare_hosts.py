@@ -7,6 +7,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
 from tests.faults.prepare_job import FILES, content
 from tests.support.hosts import need_hosts, started_on
 
@@ -57,6 +58,7 @@ def test_each_host_builds_once_on_the_disk_it_has_for_itself(tmp_path: Path) -> 
     assert not any(disk.iterdir())  # this host has another disk
 
 
+@pytest.mark.slow
 def test_a_host_that_is_lost_while_it_builds_is_replaced(tmp_path: Path) -> None:
     need_hosts()
     (tmp_path / "out").mkdir()
@@ -83,6 +85,7 @@ def test_a_host_that_is_lost_while_it_builds_is_replaced(tmp_path: Path) -> None
     assert sorted(path.name for path in tmp_path.glob(".data*")) == []
 
 
+@pytest.mark.slow
 def test_a_builder_that_keeps_its_threads_from_running_is_not_taken_over_from_for_ever(tmp_path: Path) -> None:
     """One long call that keeps the interpreter's lock, at the same place of each build."""
     need_hosts()

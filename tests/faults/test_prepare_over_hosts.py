@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from tests.faults.prepare_job import FILES, content
 from tests.launch.slurm import slurm
-from tests.launch.test_topology_launchers import need
+from tests.support.launchers import LAUNCHERS, need
 from tests.support.network import Network, need_network, network, process_of
-from tests.support.over_hosts import PROGRAMS, end, launched
+from tests.support.over_hosts import end, launched
 
 SCRIPT = Path(__file__).parent / "host_job.py"
 #: Seconds within which a launch has to end: far more than it takes.
@@ -42,12 +42,17 @@ def net(tmp_path: Path) -> Iterator[Network]:
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
-    "launcher", [pytest.param(each, marks=pytest.mark.soak) if each == "mpich" else each for each in PROGRAMS]
+    "launcher",
+    [
+        "openmpi",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("torchrun", "srun")),
+        pytest.param("mpich", marks=pytest.mark.soak),
+    ],
 )
 def test_a_launch_over_hosts_builds_once_on_each_and_once_on_what_they_share(
     launcher: str, net: Network, tmp_path: Path
 ) -> None:
-    need(PROGRAMS[launcher])
+    need(launcher)
     with slurm(net=net) if launcher == "srun" else nullcontext(dict(os.environ)) as environ:
         figures = rounds(launcher, 1, net, tmp_path, environ)
     print(f"\n{launcher}: {dict(figures)}")
@@ -55,9 +60,9 @@ def test_a_launch_over_hosts_builds_once_on_each_and_once_on_what_they_share(
 
 @pytest.mark.soak
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("launcher", PROGRAMS)
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_launches_over_hosts_again_and_again(launcher: str, net: Network, tmp_path: Path) -> None:
-    need(PROGRAMS[launcher])
+    need(launcher)
     with slurm(net=net) if launcher == "srun" else nullcontext(dict(os.environ)) as environ:
         figures = rounds(launcher, 15, net, tmp_path, environ)
     print(f"\n{launcher}: {dict(figures)}")

@@ -16,9 +16,9 @@ import psutil
 import pytest
 from tests.faults.prepare_job import FILES, content, join, read_held
 from tests.launch.slurm import slurm
-from tests.launch.test_topology_launchers import OPENMPI, TORCHRUN, need
 from tests.support.environ import of_no_launcher
 from tests.support.jobs import free_port
+from tests.support.launchers import MPICH, OPENMPI, TORCHRUN, need
 from tests.support.seeds import fresh_seed
 
 from rankfeed.building import prepare_once
@@ -184,7 +184,7 @@ def command_of(launcher: str, count: int, arguments: list[str], script: Path = S
     if launcher == "openmpi":
         return [*OPENMPI, "-np", str(count), *job]
     if launcher == "mpich":
-        return ["mpiexec.mpich", "-n", str(count), *job]
+        return [*MPICH, "-n", str(count), *job]
     port = f"--master-port={free_port()}"
     return [*TORCHRUN, f"--nproc-per-node={count}", "--master-addr=127.0.0.1", port, str(script), *arguments]
 
@@ -238,15 +238,15 @@ def plain_environ() -> Iterator[dict[str, str]]:
     yield dict(os.environ)
 
 
-PROGRAMS = {"srun": "srun", "openmpi": "mpirun.openmpi", "mpich": "mpiexec.mpich", "torchrun": sys.executable}
-
-
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("launcher", PROGRAMS)
+@pytest.mark.parametrize(
+    "launcher",
+    ["openmpi", "mpich", *(pytest.param(each, marks=pytest.mark.slow) for each in ("torchrun", "srun"))],
+)
 def test_processes_of_a_launcher_that_are_killed_leave_one_committed_build(
     launcher: str, reader: Reader, tmp_path: Path
 ) -> None:
-    need(PROGRAMS[launcher])
+    need(launcher)
     figures = launches(launcher, 2, reader.path, tmp_path, fresh_seed())
     print(f"\n{launcher}: {dict(figures)}, {reader.looks} looks of a reader")
 
@@ -256,7 +256,7 @@ def test_processes_of_a_launcher_that_are_killed_leave_one_committed_build(
 def test_a_thousand_rounds(reader: Reader, tmp_path: Path) -> None:
     figures = {"plain": plain(700, reader.path, tmp_path, 1)}
     for launcher, rounds in {"srun": 100, "openmpi": 80, "mpich": 80, "torchrun": 40}.items():
-        need(PROGRAMS[launcher])
+        need(launcher)
         figures[launcher] = launches(launcher, rounds, reader.path, tmp_path, 1)
     print(f"\n{ {name: dict(each) for name, each in figures.items()} }, {reader.looks} looks of a reader")
     assert sum(each["rounds"] for each in figures.values()) == 1000

@@ -59,6 +59,7 @@ def test_each_sample_once_in_equal_steps_however_accelerate_would_share_batches_
     assert len(ranks[0]) == 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "every"), [(3, 3), *(pytest.param(ranks, 1, marks=pytest.mark.soak) for ranks in (1, 2, 3, 4))]
 )
@@ -85,6 +86,7 @@ def test_metrics_are_exact_to_the_last_sample_for_every_size(ranks: int, every: 
         assert cell["losses_each_step"], "what is one of each rank is gathered whole"
 
 
+@pytest.mark.slow
 def test_what_has_a_length_of_its_own_is_gathered_whole_or_refused_on_every_rank_alike(tmp_path: Path) -> None:
     first, second = run(2, tmp_path, "lengths")
     assert [(one["rows"], other["rows"]) for one, other in zip(first, second, strict=True)] == [
@@ -101,6 +103,7 @@ def test_what_has_a_length_of_its_own_is_gathered_whole_or_refused_on_every_rank
     assert [len(cell["ids"]) for cell in first] == [5, 7, 5]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_in_mid_epoch_goes_on_on_fewer_and_on_more_ranks(tmp_path: Path) -> None:
     saved = run(2, tmp_path, "save")
     assert seen([rank["first"] for rank in saved]) == ONCE
@@ -115,6 +118,7 @@ def test_a_checkpoint_in_mid_epoch_goes_on_on_fewer_and_on_more_ranks(tmp_path: 
         assert [rank["evaluation"] for rank in loaded] == [1] * ranks, "every loader has its own place"
 
 
+@pytest.mark.slow
 def test_skipping_batches_reads_nothing_and_leads_to_the_next_epoch(tmp_path: Path) -> None:
     for result in run(2, tmp_path, "skip"):
         assert result["rest"] == result["whole"][5:]
@@ -126,6 +130,7 @@ def test_skipping_batches_reads_nothing_and_leads_to_the_next_epoch(tmp_path: Pa
         assert "accelerator.skip_first_batches(loader, n)" in result["told"]
 
 
+@pytest.mark.slow
 def test_a_share_that_would_be_shared_out_again_is_an_error_on_every_rank(tmp_path: Path) -> None:
     for results in run(2, tmp_path, "wrapped"):
         assert len(results) == 12
@@ -139,7 +144,7 @@ def test_a_share_that_would_be_shared_out_again_is_an_error_on_every_rank(tmp_pa
     "way",
     [
         "ids",
-        "nodesplitter",
+        pytest.param("nodesplitter", marks=pytest.mark.slow),
         *(pytest.param(way, marks=pytest.mark.soak) for way in ("stream in workers", "sharded samples")),
     ],
 )
@@ -243,6 +248,7 @@ def test_skipping_stays_at_a_loaded_place_and_says_where_the_epoch_ends() -> Non
         accelerator.skip_first_batches(loader, 6)
 
 
+@pytest.mark.slow
 def test_the_example_trains_is_stopped_and_goes_on_with_each_sample_once(tmp_path: Path) -> None:
     first = jobs.torchrun(2, EXAMPLE, tmp_path / "run", "--stop-after", 5)
     jobs.run(first, tmp_path / "first.log", HANG)

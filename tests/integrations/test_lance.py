@@ -73,6 +73,7 @@ def check_cells(table: str, folder: Path, cells: list[str], timeout: float) -> N
             assert rank[cell] == rank[cells[0]], cell  # the same steps, whatever the workers
 
 
+@pytest.mark.slow
 def test_every_row_once_in_equal_steps_by_lance_s_own_loader_on_real_ranks(table: str, tmp_path: Path) -> None:
     check_cells(table, tmp_path, ["0:none:0", "2:fork:0", "2:spawn:1"], 110)
 
@@ -160,6 +161,7 @@ def test_an_epoch_has_its_own_order_and_can_be_asked_for(table: str) -> None:
     assert read(table, copy.deepcopy(sampler)) == first
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_set_epoch_gives_new_orders_where_every_epoch_draws_the_same_seed(table: str) -> None:
     (sampler,) = samplers(1, shuffle=True)

@@ -174,6 +174,7 @@ def test_a_checkpoint_of_a_whole_epoch_goes_on_with_the_next(cell: str, epochs: 
         assert steps(told, fit=1) == planned(rank, range(1, epochs))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [3, pytest.param(1, marks=pytest.mark.soak)])
 def test_a_checkpoint_of_a_last_batch_or_of_an_exception_goes_on_on_other_ranks(ranks: int, out: Path) -> None:
     cells = ["last_batch", "failed"]
@@ -226,6 +227,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [3, pytest.param(1, marks=pytest.mark.soak)])
 def test_a_killed_job_resumes_in_mid_epoch_on_other_ranks(ranks: int, killed: Path) -> None:
     run(job(ranks, killed, "resumed"), killed / f"log-{ranks}", HANG)
@@ -241,6 +243,7 @@ def test_a_killed_job_resumes_in_mid_epoch_on_other_ranks(ranks: int, killed: Pa
         assert later == planned(rank, range(1, 3), ranks, take=SAMPLES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [3, *(pytest.param(ranks, marks=pytest.mark.soak) for ranks in (1, 2, 4))])
 def test_means_are_exact_for_sizes_that_do_not_divide(ranks: int, tmp_path: Path) -> None:
     run(job(ranks, tmp_path, "means"), tmp_path / "log", HANG)
@@ -262,6 +265,7 @@ def test_what_a_mean_is_taken_of_must_fit() -> None:
         log_mean(None, "loss", torch.ones(2), sync_dist=False)
 
 
+@pytest.mark.slow
 def test_the_example_trains_and_its_validation_mean_is_that_of_one_process(tmp_path: Path) -> None:
     said = []
     for ranks in (2, 1):

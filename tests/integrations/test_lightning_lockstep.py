@@ -11,6 +11,7 @@ from tests.support.jobs import run
 JOB = Path(__file__).parent / "jobs" / "lightning_lockstep.py"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_trainer_names_the_rank_that_failed(tmp_path: Path) -> None:
     cases = ["nowhere", "training", "validation"]

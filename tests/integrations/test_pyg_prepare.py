@@ -20,7 +20,7 @@ import pytest
 import torch
 from tests.faults.test_prepared_once import command_of, launched
 from tests.integrations.jobs.pyg_prepare import KINDS, RAW, InMemory, right
-from tests.launch.test_topology_launchers import need
+from tests.support.launchers import need
 from tests.support.seeds import fresh_seed
 from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform, Compose
@@ -288,7 +288,7 @@ def rounds(count: int, folder: Path, seed: int, every: int) -> dict[str, Counter
     In every so-manieth one a rank of a launch is killed. In the end four ranks want all these data sets, one after
     the other, and find what was left.
     """
-    need("mpirun.openmpi")
+    need("openmpi")
     figures: dict[str, Counter[str]] = {}
     cases: list[tuple[str, str, Path]] = []
     for kind, raw in product(KINDS, (False, True)):
@@ -327,6 +327,7 @@ def check(figures: dict[str, Counter[str]], count: int) -> None:
         assert each["downloads"] == (0 if "present" in name else count)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_four_mpi_ranks_get_right_data_whoever_was_killed(tmp_path: Path) -> None:
     check(rounds(1, tmp_path, fresh_seed(), every=3), 1)

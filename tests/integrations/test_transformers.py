@@ -52,6 +52,7 @@ def arguments(**more: Any) -> dict[str, Any]:
     return {**every, "per_device_train_batch_size": BATCH, **more}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("others", [[3], pytest.param([1, 2, 3, 4], marks=pytest.mark.soak)], ids=str)
 def test_killed_in_mid_epoch_and_resumed_on_other_ranks_nothing_is_lost_or_repeated(
@@ -409,6 +410,7 @@ def test_tokens_are_padded_for_a_model() -> None:
     assert sorted(batch) == ["attention_mask", "input_ids", "labels", "x"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(700)
 def test_the_example_trains_on_two_processes_and_goes_on_on_one(tmp_path: Path) -> None:
     script = Path(__file__).parents[2] / "examples" / "transformers_tokens.py"

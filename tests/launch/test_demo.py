@@ -22,6 +22,7 @@ sys.addaudithook(refuse)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_the_demo_needs_no_network_and_ends_with_the_proof(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(OFFLINE)

@@ -85,14 +85,16 @@ def global_batches(said: Told) -> list[list[int]]:
 
 
 @pytest.mark.timeout(600)
-def test_every_sample_once_from_every_format_across_ranks_workers_and_resumptions(tmp_path: Path) -> None:
+@pytest.mark.parametrize("order", [(2, 1), pytest.param((2, 4, 1), marks=pytest.mark.slow)], ids=str)
+def test_every_sample_once_from_every_format_across_ranks_workers_and_resumptions(
+    order: tuple[int, ...], tmp_path: Path
+) -> None:
     """A covering part of the table. Each format's second epoch is read by 2, 4 and 1 ranks in turn.
 
     Each goes on from the state that the one before left, with another kind of worker; beside it, each number of
     ranks reads an epoch from its start.
     """
     table = Table(tmp_path, FORMATS)
-    order = (2, 4, 1)
     resumed: dict[str, list[list[int]]] = {name: [] for name in FORMATS}
     for leg, ranks in enumerate(order):
         parts, whole = [], []

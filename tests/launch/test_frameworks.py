@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 from tests.launch.jobs.progress import EPOCHS, RUNS, SAMPLES, VICTIM, WHOLE
 from tests.launch.slurm import slurm
-from tests.launch.test_topology_launchers import OPENMPI, TORCHRUN, need, run
+from tests.launch.test_topology_launchers import run
 from tests.support import jobs
+from tests.support.launchers import LAUNCHERS, TORCHRUN, need
 from tests.support.network import need_network, network
-from tests.support.over_hosts import PROGRAMS, end, launched
+from tests.support.over_hosts import end, launched
 from tests.support.packages import need_package
 
 for package in ("accelerate", "lightning", "torch_geometric", "torchdata", "transformers", "webdataset"):
@@ -45,10 +46,12 @@ WAYS = ["fork:0", "fork:2", "spawn:2", "forkserver:2"]
 ALL = [f"{framework}:{way}" for framework in FRAMEWORKS for way in WAYS]
 #: What can do without a process group: then its rank is found by what the launcher says.
 NO_GROUP = ["loader", "batch_sampler", "sampler", "stateful", "pyg", "pyg_seeds", "webdataset"]
-MPICH = ["mpiexec.mpich"]
-LAUNCHERS = {"torchrun": TORCHRUN, "openmpi": OPENMPI, "mpich": MPICH, "srun": ["srun"]}
-#: In the short round MPICH is the launcher of the test with kills alone.
-EACH_LAUNCHER = [pytest.param(each, marks=pytest.mark.soak) if each == "mpich" else each for each in LAUNCHERS]
+#: Without a soak MPICH is the launcher of the test with kills alone.
+EACH_LAUNCHER = [
+    "torchrun",
+    *(pytest.param(each, marks=pytest.mark.slow) for each in ("openmpi", "srun")),
+    pytest.param("mpich", marks=pytest.mark.soak),
+]
 
 pytestmark = pytest.mark.timeout(3600)
 
@@ -56,7 +59,7 @@ pytestmark = pytest.mark.timeout(3600)
 def launch(launcher: str, ranks: int, out: Path, cells: Sequence[str], timeout: float, *more: str) -> None:
     """Run the script on so many ranks."""
     if launcher != "ray":
-        need(LAUNCHERS[launcher][0])
+        need(launcher)
     port = jobs.free_port()
     script = [str(SCRIPT), str(out), f"127.0.0.1:{port}", *cells, *more]
     if launcher == "torchrun":
@@ -184,13 +187,14 @@ def test_each_sample_once_under_each_launcher_in_each_framework(launcher: str, t
     check_all(launcher, 2, cells, tmp_path, 400)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "launcher",
     ["torchrun", "srun", *(pytest.param(each, marks=pytest.mark.soak) for each in ("openmpi", "mpich"))],
 )
 def test_each_sample_once_over_two_hosts(launcher: str, tmp_path: Path) -> None:
     need_network()
-    need(PROGRAMS[launcher])
+    need(launcher)
     out, log, cells = tmp_path / "out", tmp_path / "log", ["loader:fork:2", "accelerate:fork:0"]
     with (
         network(2, tmp_path / "net") as net,
@@ -212,6 +216,7 @@ def test_the_whole_table(launcher: str, ranks: int, tmp_path: Path) -> None:
     print(f"{launcher}, {ranks} ranks: {len(cells)} cells")
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_or_repeated_when_a_rank_is_killed_and_others_go_on(tmp_path: Path) -> None:
     check_all_killed("mpich", ["loader:fork:2:launcher", "ddp:fork:0"], tmp_path, 200)
 

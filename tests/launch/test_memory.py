@@ -66,7 +66,9 @@ def compare(tmp_path: Path, kind: str, nbytes: int, resident: int, steps: int) -
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kind", ["large rows", pytest.param("tars", marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("large rows", marks=pytest.mark.slow), pytest.param("tars", marks=pytest.mark.soak)]
+)
 def test_private_memory_is_the_same_for_eight_times_the_data_in_small(kind: str, tmp_path: Path) -> None:
     # The bound on resident mappings is lowered with the data, so that both data sets exceed it.
     compare(tmp_path, kind, nbytes=64 << 20, resident=16 << 20, steps=1500)

@@ -18,7 +18,7 @@ CELLS = {
     "replicated_sharded": [0, 1, 2, 3],
 }
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")

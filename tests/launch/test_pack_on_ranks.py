@@ -9,14 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.launch.slurm import slurm
-from tests.launch.test_topology_launchers import OPENMPI, need, run
+from tests.launch.test_topology_launchers import run
+from tests.support.launchers import MPICH, OPENMPI, need
 
 import rankfeed as rf
 
 SCRIPT = Path(__file__).parent.parent / "building" / "rank_job.py"
 LAUNCH = {
-    "mpirun.openmpi": [*OPENMPI, "-np", "3"],
-    "mpiexec.mpich": ["mpiexec.mpich", "-n", "3"],
+    "openmpi": [*OPENMPI, "-np", "3"],
+    "mpich": [*MPICH, "-n", "3"],
     "srun": ["srun", "-n3", "-N2"],
 }
 
@@ -36,7 +37,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "source"
 
 
-@pytest.mark.parametrize("launcher", LAUNCH)
+@pytest.mark.parametrize("launcher", ["openmpi", "mpich", pytest.param("srun", marks=pytest.mark.slow)])
 def test_three_ranks_pack_one_data_set(
     launcher: str, source: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from tests.launch.slurm import slurm
-from tests.launch.test_topology_launchers import OPENMPI, TORCHRUN, need, run
+from tests.launch.test_topology_launchers import run
+from tests.support.launchers import LAUNCHERS, TORCHRUN, need
 
 import rankfeed as rf
 
@@ -45,17 +46,16 @@ def checked(
     return told
 
 
+@pytest.mark.slow
 def test_the_ranks_of_torchrun_meet(data, tmp_path):
     told = checked([*TORCHRUN, "--standalone", "--nproc-per-node=3", "--no-python", *TOPOLOGY], 3, data, tmp_path)
     assert told["launcher"] == "torchrun"
 
 
-@pytest.mark.parametrize(
-    ("program", "launcher"), [(OPENMPI, "openmpi"), (["mpiexec.mpich"], "mpich")], ids=["openmpi", "mpich"]
-)
-def test_the_ranks_of_mpi_meet(program, launcher, data, tmp_path):
-    need(program[0])
-    told = checked([*program, "-n", "3", *TOPOLOGY], 3, data, tmp_path)
+@pytest.mark.parametrize("launcher", [pytest.param("openmpi", marks=pytest.mark.slow), "mpich"])
+def test_the_ranks_of_mpi_meet(launcher, data, tmp_path):
+    need(launcher)
+    told = checked([*LAUNCHERS[launcher], "-n", "3", *TOPOLOGY], 3, data, tmp_path)
     assert told["launcher"] == launcher
 
 
@@ -65,6 +65,7 @@ def test_the_tasks_of_a_slurm_step_meet(cluster, data, tmp_path):
     assert [(row["node"], row["local_rank"]) for row in told["ranks"]] == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
+@pytest.mark.slow
 def test_a_torchrun_in_a_batch_script_is_told_from_the_script(cluster, data, tmp_path):
     script = tmp_path / "job.sh"
     words = [*TORCHRUN, "--standalone", "--nproc-per-node=2", "--no-python", *TOPOLOGY, "--json", "--folder"]
@@ -79,6 +80,7 @@ def test_a_torchrun_in_a_batch_script_is_told_from_the_script(cluster, data, tmp
     assert (agreed["launcher"], len(agreed["ranks"])) == ("torchrun", 2)
 
 
+@pytest.mark.slow
 def test_two_processes_that_take_themselves_for_one_rank_end_all_tasks(cluster, tmp_path):
     # What a wrapper does that sets Slurm's variables by itself, wrongly on one task.
     wrapper = tmp_path / "wrapper.sh"

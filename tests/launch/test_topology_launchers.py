@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,26 +17,10 @@ import pytest
 from tests.launch.slurm import slurm
 from tests.support.environ import of_no_launcher
 from tests.support.jobs import end, free_port
+from tests.support.launchers import MPICH, OPENMPI, TORCHRUN, need
 from tests.support.packages import need_package
 
 PRINT = [sys.executable, str(Path(__file__).parent / "jobs" / "print_topology.py")]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
-OPENMPI = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe"]
-PACKAGES = {
-    "srun": "slurmctld slurmd slurm-client munge",
-    "mpirun.openmpi": "openmpi-bin",
-    "mpiexec.mpich": "mpich",
-}
-
-
-def need(program: str) -> None:
-    """A launcher that is not installed fails where all have to be, and is left out elsewhere."""
-    if shutil.which(program) and (program != "srun" or os.geteuid() == 0):
-        return
-    message = f"needs root and {program}: apt-get install --no-install-recommends {PACKAGES[program]}"
-    if os.environ.get("CI") == "true" or os.environ.get("RANKFEED_REQUIRE_LAUNCHERS") == "1":
-        pytest.fail(message)
-    pytest.skip(message)
 
 
 def run(command: list[str], environ: dict[str, str] | None = None, timeout: float = 60, **more: str) -> str:
@@ -121,38 +104,40 @@ def cluster():
 
 
 def test_a_child_of_a_process_that_initialised_mpi_by_itself_is_alone():
-    need(OPENMPI[0])
+    need("openmpi")
     need_package("mpi4py")
     code = f"import subprocess; from mpi4py import MPI; subprocess.run({PRINT}, check=True)"
     out = run([sys.executable, "-c", code])
     assert count(seen(out), *WHERE) == one_node("single", 1)
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_every_rank_of_torchrun_knows_itself(size):
     out = run([*TORCHRUN, "--standalone", f"--nproc-per-node={size}", *PRINT[1:]])
     assert count(seen(out), *WHERE) == one_node("torchrun", size)
 
 
+@pytest.mark.slow
 def test_every_rank_knows_itself_by_its_process_group():
     out = run([*TORCHRUN, "--standalone", "--nproc-per-node=2", *PRINT[1:], "--group"])
     assert count(seen(out), *WHERE) == one_node("torch.distributed", 2)
 
 
+@pytest.mark.slow
 def test_every_rank_of_virtual_local_ranks_knows_itself():
     out = run([*TORCHRUN, "--standalone", "--virtual-local-rank", "--nproc-per-node=2", *PRINT[1:]])
     assert count(seen(out), *WHERE) == Counter(("torchrun", rank, 2, 0, 2, 0, 1) for rank in range(2))
 
 
 def test_every_rank_of_open_mpi_knows_itself():
-    need("mpirun.openmpi")
+    need("openmpi")
     out = run([*OPENMPI, "-np", "4", *PRINT])
     assert count(seen(out), *WHERE) == one_node("openmpi", 4)
 
 
 def test_every_rank_of_mpich_knows_itself():
-    need("mpiexec.mpich")
-    out = run(["mpiexec.mpich", "-n", "4", *PRINT])
+    need("mpich")
+    out = run([*MPICH, "-n", "4", *PRINT])
     assert count(seen(out), *WHERE) == one_node("mpich", 4)
 
 
@@ -182,6 +167,7 @@ def test_a_batch_script_without_srun_is_one_process_and_its_steps_are_many(clust
     assert count(step, *WHERE) == two_nodes("slurm")
 
 
+@pytest.mark.slow
 def test_a_torchrun_on_each_node_of_a_step_is_one_world(cluster, tmp_path):
     # Both agents on one machine, told their node by Slurm: the step has 2 tasks, the world 4 ranks.
     agent = tmp_path / "agent.sh"
@@ -195,16 +181,15 @@ def test_a_torchrun_on_each_node_of_a_step_is_one_world(cluster, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("program", "command", "launcher"),
+    ("command", "launcher"),
     [
-        ("mpirun.openmpi", [*OPENMPI, "-np", "4", "--map-by", "ppr:2:node"], "openmpi"),
-        ("mpiexec.mpich", ["mpiexec.mpich", "-n", "4", "-ppn", "2"], "mpich"),
+        ([*OPENMPI, "-np", "4", "--map-by", "ppr:2:node"], "openmpi"),
+        ([*MPICH, "-n", "4", "-ppn", "2"], "mpich"),
     ],
+    ids=["openmpi", "mpich"],
 )
-def test_an_mpi_world_in_an_allocation_is_not_taken_for_the_step_of_its_daemons(
-    cluster, program, command, launcher
-):
-    need(program)
+def test_an_mpi_world_in_an_allocation_is_not_taken_for_the_step_of_its_daemons(cluster, command, launcher):
+    need(launcher)
     out = run(["salloc", "-n4", "-N2", "--ntasks-per-node=2", *command, *PRINT], cluster)
     assert count(seen(out), *WHERE) == two_nodes(launcher)
 

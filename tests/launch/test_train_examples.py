@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 from tests.launch.slurm import slurm
-from tests.launch.test_topology_launchers import OPENMPI, TORCHRUN, need, run
+from tests.launch.test_topology_launchers import run
 from tests.support import jobs
+from tests.support.launchers import LAUNCHERS, TORCHRUN, need
 from tests.support.network import Host, Network, need_network, network
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -20,10 +21,7 @@ Place = tuple[int, int]
 
 pytestmark = pytest.mark.timeout(900)
 
-BY_MPI = pytest.mark.parametrize(
-    "program",
-    [pytest.param(OPENMPI, id="openmpi", marks=pytest.mark.soak), pytest.param(["mpiexec.mpich"], id="mpich")],
-)
+BY_MPI = pytest.mark.parametrize("launcher", [pytest.param("openmpi", marks=pytest.mark.soak), "mpich"])
 
 
 def attempts(run_folder: Path) -> dict[Place, list[list[list[int]]]]:
@@ -76,6 +74,7 @@ def kill_one(run_folder: Path, job: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_killed_rank_is_restarted_by_torchrun_and_then_resumed_on_others(tmp_path: Path) -> None:
     folder, log = tmp_path / "run", tmp_path / "log"
     # Else the restarted ranks read the addresses of the dead ones out of the agent's store.
@@ -140,6 +139,7 @@ def test_a_host_that_joins_makes_a_larger_job_that_goes_on_by_itself(tmp_path: P
     check_read_once(folder, 20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [[2], pytest.param([4, 2], marks=pytest.mark.soak)], ids=str)
 def test_the_batch_script_trains_on_the_tasks_of_two_nodes_and_goes_on_with_others(
     ranks: list[int], tmp_path: Path
@@ -162,11 +162,20 @@ def test_the_batch_script_trains_on_the_tasks_of_two_nodes_and_goes_on_with_othe
 
 
 @BY_MPI
-def test_the_script_trains_under_mpi_and_goes_on_with_more_ranks(program: list[str], tmp_path: Path) -> None:
-    need(program[0])
+def test_the_script_trains_under_mpi_and_goes_on_with_more_ranks(launcher: str, tmp_path: Path) -> None:
+    need(launcher)
     folder = tmp_path / "run"
     for ranks, epochs in ((2, 1), (3, 2)):
-        words = [*program, "-n", str(ranks), sys.executable, str(SCRIPT), str(folder), "--epochs", str(epochs)]
+        words = [
+            *LAUNCHERS[launcher],
+            "-n",
+            str(ranks),
+            sys.executable,
+            str(SCRIPT),
+            str(folder),
+            "--epochs",
+            str(epochs),
+        ]
         run(words, timeout=250, MASTER_PORT=str(jobs.free_port()))
     assert [ranks for _, ranks in starts(folder)] == [2, 3]
     check_read_once(folder, 2)
@@ -183,6 +192,7 @@ def check_ledgers(run_folder: Path, ranks: int, samples: int, epochs: int) -> No
     assert first != second
 
 
+@pytest.mark.slow
 def test_the_lance_example_trains_under_torchrun(tmp_path: Path) -> None:
     folder, log = tmp_path / "run", tmp_path / "log"
     jobs.run(jobs.torchrun(2, EXAMPLES / "lance_torchrun.py", folder), log, 250)
@@ -190,10 +200,11 @@ def test_the_lance_example_trains_under_torchrun(tmp_path: Path) -> None:
     assert "0 missing, 0 repeated" in log.read_text()
 
 
+@pytest.mark.slow
 @BY_MPI
-def test_the_graph_example_trains_under_mpi(program: list[str], tmp_path: Path) -> None:
-    need(program[0])
-    words = [*program, "-n", "2", sys.executable, str(EXAMPLES / "pyg_mpi.py"), str(tmp_path / "run")]
+def test_the_graph_example_trains_under_mpi(launcher: str, tmp_path: Path) -> None:
+    need(launcher)
+    words = [*LAUNCHERS[launcher], "-n", "2", sys.executable, str(EXAMPLES / "pyg_mpi.py"), str(tmp_path / "run")]
     said = run(words, timeout=250, MASTER_PORT=str(jobs.free_port()))
     check_ledgers(tmp_path / "run", 2, samples=1003, epochs=2)
     assert "0 missing, 0 repeated" in said

@@ -11,14 +11,15 @@ import pyarrow as pa
 import pytest
 import webdataset as wds
 from tests.integrations.jobs.report_graphs import NUMBERS
-from tests.launch.test_topology_launchers import OPENMPI, need, run
+from tests.launch.test_topology_launchers import run
 from tests.support import jobs
+from tests.support.launchers import OPENMPI, need
 
 SCRIPT = Path(__file__).parents[1] / "integrations" / "jobs" / "reports.py"
 RANKS = 2
 ROWS = [3 + 7 * number % 11 for number in range(22)]
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def told(out: Path, cell: str, ranks: int = RANKS) -> list[Any]:
@@ -58,7 +59,7 @@ def test_webdataset_deals_three_shards_to_two_ranks_evenly_with_nothing_to_confi
 
 
 def test_geometric_processes_once_under_mpirun(tmp_path: Path) -> None:
-    need(OPENMPI[0])
+    need("openmpi")
     built = {}
     for cell in ("graphs_alone", "graphs_fed"):
         run([*OPENMPI, "-n", "4", sys.executable, str(SCRIPT), str(tmp_path), cell], timeout=250)

