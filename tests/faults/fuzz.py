@@ -151,7 +151,7 @@ def read(name: str, folder: Path, expected: list[str], seed: int, samples: dict[
             for column, field in source.fields.items():
                 if (batch[column].field.kind, len(batch[column])) != (field.kind, len(ids[first : first + 8])):
                     return {"verdict": "wrong", "said": f"{column!r} is {batch[column].field}, not {field}"}
-            rows = batch.samples()
+            rows = [row.get("", row) for row in batch.samples()]  # a graph is no dict of columns
             samples.update(zip(ids[first : first + 8], rows, strict=True))
             found.update(zip(ids[first : first + 8], digests(rows), strict=True))
     except rf.errors.RankfeedError as error:
@@ -261,8 +261,11 @@ class Reading:
         stderr = (self.work / "stderr").read_text(errors="replace") if (self.work / "stderr").exists() else ""
         result = {"name": self.job["name"], "number": self.job["number"], "how": json.loads(how or '""')}
         if said:
-            ended = "hangs" if more else f"ends with status {status}"
-            return {**result, "own": f"refuses: {ended}", **json.loads(said), **json.loads(own or "{}")}
+            result |= json.loads(said)
+            if result["verdict"] == "changed":
+                ended = "hangs" if more else f"ends with status {status}"
+                result |= json.loads(own) if own else {"own": f"refuses: {ended}"}
+            return result
         if more:
             return {**result, "verdict": "wrong", "said": f"hung for {HANG_SECONDS} s: {stderr[-800:]}"}
         ending = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"status {status}"

@@ -342,7 +342,7 @@ def write_csv(folder: Path, rows: Samples) -> None:
 
 
 def read_csv(folder: Path) -> Samples:
-    return [row for path in sorted(folder.glob("*.csv")) for row in rows_of(pyarrow.csv.read_csv(path))]
+    return _joined([pyarrow.csv.read_csv(path) for path in sorted(folder.glob("*.csv"))])
 
 
 def write_jsonl(folder: Path, rows: Samples) -> None:
@@ -355,7 +355,12 @@ def write_jsonl(folder: Path, rows: Samples) -> None:
 
 
 def read_jsonl(folder: Path) -> Samples:
-    return [row for path in sorted(folder.glob("*.jsonl")) for row in rows_of(pyarrow.json.read_json(path))]
+    return _joined([pyarrow.json.read_json(path) for path in sorted(folder.glob("*.jsonl"))])
+
+
+def _joined(files: list[pa.Table]) -> Samples:
+    """Tables whose types were found by looking at each file, in types that hold all of them."""
+    return rows_of(pa.concat_tables(files, promote_options="permissive"))
 
 
 # rankfeed's own: packed (Arrow files, read by pyarrow), .npz files, and two sources joined.
