@@ -1,6 +1,9 @@
 """Train with Lightning on arrays of different numbers of rows, packed once, with an exact validation mean.
 
-python examples/lightning_ragged.py data/ --devices 2; again with --resume data/checkpoints/last.ckpt
+    python examples/lightning_ragged.py data/ --devices 2
+    python examples/lightning_ragged.py data/ --devices 1 --epochs 3 --resume data/checkpoints/last.ckpt
+
+The second command trains one epoch more, on one device. After a job that was killed it finishes the epoch.
 """
 
 import argparse
@@ -10,6 +13,7 @@ from pathlib import Path
 import lightning as L
 import numpy as np
 import torch
+from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 
 import rankfeed as rf
@@ -77,7 +81,11 @@ def main(options: argparse.Namespace) -> None:
         enable_progress_bar=False,
     )
     data = Recordings(options.folder)
-    trainer.fit(Classifier(), data, ckpt_path=options.resume)
+    model = Classifier()
+    trainer.fit(model, data, ckpt_path=options.resume)
+    if "val_loss" not in trainer.callback_metrics:  # the checkpoint is the end of the last epoch
+        rank_zero_info(f"nothing left of {options.epochs} epochs; --epochs {options.epochs + 1} trains one more")
+        trainer.validate(model, data, verbose=False)
     if trainer.is_global_zero:
         seen = trainer.callback_metrics
         print(f"rows {len(data.val)}, mean length {seen['val_length'].item()}")
@@ -88,7 +96,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--devices", type=int, default=2)
-    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--epochs", type=int, default=2, help="of the whole run, those before a resume included")
     parser.add_argument("--resume", help="a checkpoint, of whatever number of devices")
     options = parser.parse_args()
     main(options)

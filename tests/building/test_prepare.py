@@ -156,6 +156,44 @@ def test_a_build_that_fails_for_good_fails_everybody_with_its_error(path: Path) 
     assert not control(path).exists()
 
 
+@pytest.mark.parametrize("status", [7, 0])
+def test_a_builder_that_calls_sys_exit_fails_everybody(path: Path, status: int) -> None:
+    built: Counter[str] = Counter()
+
+    def exits(staging: Path) -> None:
+        built["times"] += 1
+        time.sleep(0.2)
+        sys.exit(status)
+
+    def caught(_: int) -> str:
+        with pytest.raises(PrepareError, match=f"SystemExit: {status}") as error:
+            rf.prepare_once(path, exits)
+        return str(error.value)
+
+    with ThreadPoolExecutor(3) as pool:
+        assert len(Counter(pool.map(caught, range(3)))) == 1
+    assert built == Counter({"times": 1})
+    assert not path.exists()
+    with pytest.raises(PrepareError, match="SystemExit: 3"), rf.prepare_once(path):
+        sys.exit(3)
+
+
+def test_a_child_that_the_body_forks_may_exit(path: Path) -> None:
+    try:
+        with rf.prepare_once(path) as staging:
+            assert staging is not None
+            build(staging)
+            pid = os.fork()
+            if pid == 0:
+                sys.exit(4)
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 4
+    except BaseException as error:
+        if pid == 0:
+            os._exit(error.code if isinstance(error, SystemExit) else 1)
+        raise
+    assert check(path) == []
+
+
 LAUNCHED = """\
 import sys, time, rankfeed as rf
 def build(staging): print('building', flush=True); raise ValueError('broken')

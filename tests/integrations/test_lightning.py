@@ -266,13 +266,16 @@ def test_what_a_mean_is_taken_of_must_fit() -> None:
 
 
 @pytest.mark.slow
-def test_the_example_trains_and_its_validation_mean_is_that_of_one_process(tmp_path: Path) -> None:
-    said = []
-    for ranks in (2, 1):
-        folder = tmp_path / str(ranks)
-        folder.mkdir()
-        run([sys.executable, str(EXAMPLE), str(folder), "--devices", str(ranks)], folder / "log", HANG)
-        log = (folder / "log").read_text()
-        said.append(re.findall(r"^rows (\S+), mean length (\S+)$", log, re.MULTILINE))
-    assert said[0] == said[1]
-    assert len(said[0]) == 1
+def test_the_documented_commands_of_the_example_train_resume_and_print_one_validation_mean(tmp_path: Path) -> None:
+    documented = re.findall(r"^ +python (examples/.*)$", EXAMPLE.read_text(), re.MULTILINE)
+    assert [("--resume" in each, "--devices 1" in each) for each in documented] == [(False, False), (True, True)]
+    said, finished = [], documented[1].replace(" --epochs 3", "")
+    for number, command in enumerate([documented[0], finished, documented[1]]):
+        script, *arguments = command.replace("data/", f"{tmp_path}/data/").split()
+        log = tmp_path / str(number)
+        run([sys.executable, str(EXAMPLE.parents[1] / script), *arguments], log, HANG)
+        said.append(re.findall(r"^(rows \S+, mean length \S+)\nval_loss (\S+)$", log.read_text(), re.MULTILINE))
+        assert ("nothing left of 2 epochs" in log.read_text()) == (command == finished)
+    (trained,), (again,), (more,) = said
+    assert trained[0] == again[0] == more[0]
+    assert trained[1] == again[1] != more[1]

@@ -80,7 +80,7 @@ class Mapped:
                 found=str(unfit),
                 where=where,
             ) from None
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise PackError(
                 "map raised an error",
                 found=f"{type(error).__name__}: {said(error)}",

@@ -100,8 +100,8 @@ def prepare_once(
         ``path``, absolute.
 
     Raises:
-        PrepareError: the build failed (in every process of the job, with the builder's traceback as the cause),
-            the folder cannot be written or holds something else, or the wait was too long.
+        PrepareError: the build failed (in every process of the job, with the builder's traceback as the cause;
+            `sys.exit` in the build is a failure like any exception, `KeyboardInterrupt` is not), the folder cannot be written or holds something else, or the wait was too long.
         ArgumentError: an argument that cannot be meant.
 
     Examples:
@@ -191,10 +191,12 @@ class Preparation:
         with stack:
             if turn is None:
                 return
-            if error is not None and not isinstance(error, Exception):
+            if error is not None and not isinstance(error, (Exception, SystemExit)):
                 turn.clear()  # whoever interrupts it says nothing about the data
                 return
             if error is not None:
+                if not turn.lease.is_mine:
+                    return  # raised in a child that the body forked, and in which nobody else has a part
                 raise (self._lost() if turn.lease.is_lost() else turn.failed(error)) from error
             done = turn.finish()
         if not done:

@@ -97,7 +97,7 @@ class Turn:
         tries = Retrying(
             stop=stop_after_attempt(retries + 1),
             wait=wait_random_exponential(multiplier=0.5, max=30),
-            retry=retry_if_exception_type(Exception),
+            retry=retry_if_exception_type((Exception, SystemExit)),
             reraise=True,
         )
         try:
@@ -107,7 +107,7 @@ class Turn:
                     if self._tries and not self.lease.held():
                         return False
                     build(self.fresh())
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if not self.lease.is_mine:
                 raise  # in a child that the builder forked, and in which nobody else has a part
             if self.lease.is_lost():
@@ -147,7 +147,7 @@ class Turn:
             forget_failures(self.folder, self.key)
         return True
 
-    def failed(self, error: Exception) -> PrepareError:
+    def failed(self, error: Exception | SystemExit) -> PrepareError:
         """What every process raises, written down for the others."""
         self.clear()  # first: it may have filled the disk
         failure = Failure.of(error, str(self.lease.me), self.path, self.key, self.lease.me.attempt, job_mark())
