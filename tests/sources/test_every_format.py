@@ -119,6 +119,41 @@ def test_only_the_columns_asked_for_are_read(by_path: Written) -> None:
     assert list(pickle.loads(pickle.dumps(source)).fields) == chosen
 
 
+def test_links_are_followed_for_reading_as_in_a_hub_cache(by_path: Written, tmp_path: Path) -> None:
+    """Files of a snapshot are links to blobs, which are elsewhere and have other names."""
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "main"
+    shutil.copytree(by_path.folder, snapshot)
+    blobs.mkdir()
+    for number, path in enumerate(sorted(path for path in snapshot.rglob("*") if path.is_file())):
+        path.rename(blobs / f"{number:x}")
+        path.symlink_to(os.path.relpath(blobs / f"{number:x}", path.parent))
+    before = {path.name: path.read_bytes() for path in blobs.iterdir()}
+    found = by_path.open(snapshot)
+    assert found.fingerprint == by_path.open().fingerprint
+    assert digests(list(found)) == digests(by_path.expected)
+    assert {path.name: path.read_bytes() for path in blobs.iterdir()} == before
+
+
+def test_file_names_that_are_not_utf8_are_read_or_refused(by_path: Written, tmp_path: Path) -> None:
+    name = os.fsdecode(b"caf\xe9-")
+    folder = tmp_path / name
+    shutil.copytree(by_path.folder, folder)
+    if writers.FORMATS[by_path.name].where.startswith("*"):
+        for path in list(folder.iterdir()):
+            path.rename(path.with_name(name + path.name))
+    if by_path.name in ("lance", "pyg"):  # their libraries take only text
+        with pytest.raises(SourceError, match=r"has to be UTF-8[\s\S]*caf\\xe9") as caught:
+            by_path.open(folder)
+        str(caught.value).encode()
+        return
+    source = pickle.loads(pickle.dumps(by_path.open(folder)))
+    assert len(source.fingerprint) == 32
+    assert digests(source.fetch(range(writers.COUNT)).samples()) == digests(by_path.expected)
+    with pytest.raises(SourceError) as caught:
+        rf.open(folder / "missing")
+    str(caught.value).encode()
+
+
 def test_a_column_that_is_not_there_is_named_with_those_that_are(written: Written, source: Any) -> None:
     names = list(source.fields)
     with pytest.raises(ArgumentError, match="nosuch") as caught:

@@ -19,7 +19,7 @@ from rankfeed.building.chunk import Fields
 from rankfeed.building.records import Part, Ready
 from rankfeed.building.staging import JOB, MADE, READY, empty
 from rankfeed.errors import PackError
-from rankfeed.storage import MANIFEST_NAME, Manifest, Shard, load_manifest, make_durable, write_atomic
+from rankfeed.storage import MANIFEST_NAME, Manifest, Shard, check_name, load_manifest, make_durable, write_atomic
 
 #: Between the origins of what a data set was packed from and what was appended to it.
 AND = "+"
@@ -176,9 +176,12 @@ def forget(staging: Path) -> None:
 
 def _read(path: Path) -> Ready | None:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Ready)
+        ready = msgspec.json.decode(path.read_bytes(), type=Ready)
     except (FileNotFoundError, msgspec.DecodeError):
         return None
+    for name in (*ready.staged, *(shard.path for shard in ready.manifest.shards)):
+        check_name(name, path)
+    return ready
 
 
 def _size(path: Path) -> int:

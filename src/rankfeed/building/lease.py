@@ -182,7 +182,7 @@ class Leases:
         try:
             self.folder.mkdir(parents=True)
         except FileExistsError:
-            if not self.folder.is_dir():
+            if self.folder.is_symlink() or not self.folder.is_dir():
                 raise
             return
         with suppress(OSError):  # without the modes that a umask takes away, it is for its owner alone

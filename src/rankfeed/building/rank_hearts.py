@@ -18,6 +18,7 @@ from typing import Any, Self
 import msgspec
 
 from rankfeed.building.rank_files import CLAIM, RUN, Failure, Member, Run, get, put, same_job
+from rankfeed.storage import make_directory
 
 
 class Silence:
@@ -108,7 +109,7 @@ class MemberHeart(Heart):
             )
             if not self.answered:
                 # A pack that was there before may just remove the folder. Later, that means that ours is over.
-                self.path.parent.mkdir(parents=True, exist_ok=True)
+                make_directory(self.path.parent)
             put(self.path, self.said)
 
     def __enter__(self) -> Self:
@@ -246,4 +247,4 @@ class LeadHeart(Heart):
         """Remove what an earlier job left; those who live write theirs anew."""
         for stale in (*self.ranks.glob("*.json"), *self.ranks.glob(f"{CLAIM}*")):
             stale.unlink(missing_ok=True)
-        self.ranks.mkdir(exist_ok=True)
+        make_directory(self.ranks)

@@ -29,7 +29,7 @@ from rankfeed.building.staging import finished_stretches, is_whole, read_stretch
 from rankfeed.errors import PackError, RankfeedError
 from rankfeed.sources import PackedSource, Source
 from rankfeed.sources.open import STAGING_NAME
-from rankfeed.storage import MANIFEST_NAME, digest_of, load_manifest
+from rankfeed.storage import MANIFEST_NAME, digest_of, load_manifest, make_directory
 from rankfeed.topology import Topology
 from rankfeed.topology.job import job_mark
 
@@ -119,7 +119,7 @@ class OnRanks:
         # From its first word on: who hears one answer does not look for others.
         heart.run = msgspec.structs.replace(heart.run, state="failed", failure=Failure.of(error, 0))
         with suppress(OSError):
-            heart.ranks.mkdir(exist_ok=True)
+            make_directory(heart.ranks)
             with heart:
                 self._wait_until_heard(heart)
         with suppress(OSError):

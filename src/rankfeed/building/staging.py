@@ -26,8 +26,10 @@ from rankfeed.sources.open import STAGING_NAME
 from rankfeed.storage import (
     Shard,
     atomic_file,
+    check_name,
     digest_of,
     file_digest,
+    make_directory,
     map_file,
     write_atomic,
 )
@@ -52,7 +54,7 @@ def locked(dest: Path) -> Iterator[Path]:
 
     staging = dest / STAGING_NAME
     for _ in range(8):
-        staging.mkdir(parents=True, exist_ok=True)
+        make_directory(staging)
         lock = FileLock(staging / _LOCK)
         try:
             lock.acquire(timeout=0)
@@ -206,6 +208,8 @@ def read_stretch(staging: Path, task: int, job: str) -> list[Part] | None:
         stretch = msgspec.json.decode(_stretch_path(staging, task, job).read_bytes(), type=Stretch)
     except (OSError, msgspec.DecodeError):
         return None
+    for part in stretch.parts:
+        check_name(part.shard.path, staging)
     return stretch.parts if stretch.job == job else None
 
 

@@ -65,7 +65,7 @@ def _indexed(
     these = described(where_of(data), options.get("split"))
     if options.get("decompress"):
         these = decompressed(these, cache_dir)
-    store = IndexStore(cache_dir, progress=not quiet)
+    store = IndexStore(cache_dir, within=these.folder, progress=not quiet)
     reused = sum(store.has(shard) for shard in these.shards)
     summaries = store.summaries(these.shards)
     places = [_existing(index_places(shard, cache_dir)) for shard in these.shards]

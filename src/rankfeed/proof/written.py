@@ -11,7 +11,7 @@ from rankfeed.storage import write_atomic
 
 
 def written(path: str | os.PathLike[str], content: bytes) -> Path:
-    """Write a small file, whole or not at all; returns where. Links are followed.
+    """Write a small file, whole or not at all; returns where. A link is replaced.
 
     Raises:
         ArgumentError: it cannot be written there.
@@ -25,7 +25,7 @@ def written(path: str | os.PathLike[str], content: bytes) -> Path:
     try:
         if target.exists() and not target.is_file():  # a device (/dev/null, say) is not to become a file
             raise OSError(errno.EINVAL, "it is no file")
-        write_atomic(os.path.realpath(target), content)
+        write_atomic(target, content)
     except OSError as error:
         raise ArgumentError(
             "the report cannot be written there",

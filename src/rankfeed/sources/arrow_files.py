@@ -104,7 +104,7 @@ class ArrowSource(ChunkedSource):
         self._chunks = np.concatenate(chunks)
         self._blocks = np.concatenate(blocks)
         root = common_root(self._paths)
-        names = [os.path.relpath(path, root).encode() for path in self._paths]
+        names = [os.fsencode(os.path.relpath(path, root)) for path in self._paths]
         self._fingerprint = digest_of(*names, *(each.encode() for each in digests))
         self._digests = digests
         self._init_chunks(self._chunks[:, 3], cache_bytes)

@@ -75,7 +75,7 @@ class _TextSource(Source):
         root = common_root(self._paths)
         names = [os.path.relpath(path, root) for path in self._paths]
         facts = [*names, *digests, *(f"{name}:{field}" for name, field in known.items())]
-        self._fingerprint = digest_of(self._kind.encode(), *(each.encode() for each in facts))
+        self._fingerprint = digest_of(self._kind.encode(), *(os.fsencode(each) for each in facts))
         self._stored = stored
         return stored
 

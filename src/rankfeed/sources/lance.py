@@ -18,7 +18,7 @@ from rankfeed.sources.chunked import ChunkedSource
 from rankfeed.sources.format import Format
 from rankfeed.sources.lance_columns import is_blob, offered
 from rankfeed.sources.lance_process import Handle, facts
-from rankfeed.sources.paths import Paths
+from rankfeed.sources.paths import Paths, check_utf8
 from rankfeed.sources.source import Int64, check_columns, check_ids
 from rankfeed.storage import digest_of
 
@@ -77,6 +77,7 @@ class LanceSource(ChunkedSource):
     ) -> None:
         uri = os.fspath(path)
         self.path = uri if "://" in uri else os.path.abspath(uri)
+        check_utf8(self.path, self.path, "the path of a Lance table")
         self._filter = _condition(filter)
         self._nulls = nulls
         self._facts = facts(self.path, _version(version), self._filter)

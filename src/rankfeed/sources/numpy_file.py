@@ -99,7 +99,7 @@ class NumpyFileSource(Source):
     def fingerprint(self) -> str:
         """Of name, size, types and shapes."""
         schema = ",".join(f"{name}:{header}" for name, header in self._headers.items())
-        return digest_of(os.path.basename(self.path).encode(), str(self._size).encode(), schema.encode())
+        return digest_of(os.fsencode(os.path.basename(self.path)), str(self._size).encode(), schema.encode())
 
     def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
         """The rows of some samples: pointers into the mapped file; copied where they do not lie as in a batch.

@@ -243,7 +243,7 @@ def _fingerprint(
         for path, footer in zip(paths, footers, strict=True)
     )
     columns = (f"{name}:{field}" for name, field in fields.items())
-    return digest_of(b"parquet", *(text.encode() for text in (*files, *columns, *partitions.describe())))
+    return digest_of(b"parquet", *(os.fsencode(text) for text in (*files, *columns, *partitions.describe())))
 
 
 def _decoded(footer: Footer, fields: Mapping[str, Field], share: float) -> list[int]:

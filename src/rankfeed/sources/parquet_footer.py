@@ -85,7 +85,7 @@ def read_footer(path: str) -> Footer:
         raise SourceError(
             "the file lists the rows of others, and has none", where=path, remedy="open the folder that it lies in"
         )
-    with reading(path), pa.OSFile(path) as file:
+    with reading(path), pa.OSFile(os.fsencode(path)) as file:
         content, size = footer_bytes(file, path)
     reader = parsed(content, path)
     metadata = reader.metadata

@@ -11,6 +11,7 @@ import numpy as np
 from rankfeed.columns import Field, Stored
 from rankfeed.errors import SourceError
 from rankfeed.sources.parquet_files import Place
+from rankfeed.sources.paths import check_utf8
 
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
 
@@ -50,6 +51,8 @@ class Partitions:
                     where=place.path,
                     remedy="open folders of one layout at a time",
                 )
+            for key, text in place.keys:
+                check_utf8(f"{key}={text}", place.path, "a folder that names the value of a column")
         self._texts = {name: [place.keys[number][1] for place in found] for number, name in enumerate(names)}
         self._whole = {
             name: any(texts) and all(text is None or _INTEGER.fullmatch(text) for text in texts)

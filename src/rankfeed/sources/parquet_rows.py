@@ -305,7 +305,7 @@ class Reader:
 
         path = self._paths[number]
         with reading(path):
-            handle = pa.OSFile(path)  # its reads name their place, so that threads may share it
+            handle = pa.OSFile(os.fsencode(path))  # its reads name their place, so that threads may share it
             content, _ = footer_bytes(handle, path)
         digest = digest_of(content)
         if digest != self._digests[number]:

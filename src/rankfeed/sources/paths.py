@@ -189,6 +189,20 @@ def head(path: str | os.PathLike[str], size: int) -> bytes:
         return b""
 
 
+def check_utf8(path: str, where: str, what: str) -> None:
+    """Refuse a path with bytes that are not UTF-8, where a library or a column takes only text.
+
+    Raises:
+        SourceError: it has such bytes.
+    """
+    try:
+        path.encode()
+    except UnicodeEncodeError as error:
+        raise SourceError(
+            f"{what} has to be UTF-8", found=repr(os.fsencode(path)), where=where, remedy="rename the file or folder"
+        ) from error
+
+
 def as_paths(uri: Any) -> Paths:
     """Paths as they were meant: a text, or a list of them.
 

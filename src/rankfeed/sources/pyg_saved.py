@@ -17,6 +17,7 @@ import torch
 
 from rankfeed.errors import CorruptError, RankfeedError, SourceError, UnsafeError
 from rankfeed.sources.extras import need
+from rankfeed.sources.paths import check_utf8
 from rankfeed.sources.pyg import PyGSource
 
 #: Before this version the restricted reader could be led to run code (CVE-2025-32434).
@@ -117,6 +118,7 @@ def _load(path: str, allow_pickle: bool) -> Any:
             where=path,
             remedy="install a newer torch; or, if you trust the file, open(..., allow_pickle=True)",
         )
+    check_utf8(path, path, "the path of a file that torch maps into memory")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -95,7 +95,7 @@ def _opened(shard: str) -> IO[Any]:
     if kind == "zstd":
         import pyarrow as pa
 
-        stream: IO[Any] = pa.input_stream(shard, compression="zstd")
+        stream: IO[Any] = pa.input_stream(pa.OSFile(os.fsencode(shard)), compression="zstd")
         return stream
     import bz2
     import gzip

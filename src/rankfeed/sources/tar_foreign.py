@@ -52,6 +52,11 @@ class Described:
     sizes: list[int | None] = field(default_factory=list)
     md5s: list[str | None] = field(default_factory=list)
 
+    @property
+    def folder(self) -> str:
+        """Directory that the description names files of; "" without a description."""
+        return os.path.dirname(os.path.abspath(self.where)) if self.where else ""
+
 
 def is_energon(where: str) -> bool:
     """Whether a folder was prepared by Energon."""

@@ -45,11 +45,15 @@ class IndexStore:
 
     Args:
         cache_dir: where to keep those that cannot lie beside their shards; None for ``~/.cache/rankfeed``.
+        within: directory of a data set whose description names the shards; below it no link is followed for writing.
         progress: whether to show how far indexing has come, where somebody sees it.
     """
 
-    def __init__(self, cache_dir: str | os.PathLike[str] | None = None, *, progress: bool = True) -> None:
+    def __init__(
+        self, cache_dir: str | os.PathLike[str] | None = None, *, within: str = "", progress: bool = True
+    ) -> None:
         self._cache_dir = cache_dir
+        self._within = within
         self._progress = progress
 
     def summaries(self, tars: Sequence[str]) -> list[Summary]:
@@ -131,7 +135,10 @@ class IndexStore:
     def _homes(self, tar: str) -> list[Path]:
         """Where to write the index of a shard: the first of these that can be written."""
         beside, apart = index_places(tar, self._cache_dir)
-        return [beside, apart] if os.access(beside.parent, os.W_OK | os.X_OK) else [apart]
+        folder = beside.parent
+        if not os.access(folder, os.W_OK | os.X_OK) or _through_link(folder, self._within):
+            return [apart]
+        return [beside, apart]
 
 
 def _fits(summary: Summary | None, tar: str) -> Summary | None:
@@ -143,6 +150,12 @@ def _fits(summary: Summary | None, tar: str) -> Summary | None:
     if summary is None or (summary.tar_bytes, summary.tar_mtime_ns) != (found.st_size, found.st_mtime_ns):
         return None
     return summary
+
+
+def _through_link(folder: Path, within: str) -> bool:
+    """Whether a symbolic link is on the way from one directory to another below it."""
+    straight = os.path.join(os.path.realpath(within), os.path.relpath(folder, within or "/"))
+    return bool(within) and os.path.realpath(folder) != os.path.normpath(straight)
 
 
 def _nowhere(place: Path, error: OSError | NotImplementedError) -> SourceError:

@@ -104,7 +104,7 @@ class WebDatasetSource(Source):
         if decompress:
             these = decompressed(these, cache_dir)
         foreign = index == "auto" and missing == "error"
-        self._shards = ShardSet(these, IndexStore(cache_dir), foreign=foreign)
+        self._shards = ShardSet(these, IndexStore(cache_dir, within=these.folder), foreign=foreign)
         if duplicate_keys == "error":
             refuse_repeated(self._shards)
         extensions = extensions_of(self._shards)

@@ -2,7 +2,7 @@
 
 from rankfeed.storage.afresh import is_gone, look_again, stat_afresh
 from rankfeed.storage.checksum import digest_of, file_digest
-from rankfeed.storage.commit import atomic_file, make_durable, write_atomic
+from rankfeed.storage.commit import atomic_file, make_directory, make_durable, write_atomic
 from rankfeed.storage.manifest import MANIFEST_NAME, Manifest, Shard, load_manifest
 from rankfeed.storage.mapped import check_whole, map_file, touched
 from rankfeed.storage.safe_names import check_name, resolve_name
@@ -19,6 +19,7 @@ __all__ = [
     "is_gone",
     "load_manifest",
     "look_again",
+    "make_directory",
     "make_durable",
     "map_file",
     "resolve_name",

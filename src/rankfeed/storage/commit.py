@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import socket
@@ -63,6 +64,17 @@ def write_atomic(path: str | os.PathLike[str], content: bytes) -> None:
     """
     with atomic_file(path) as file:
         file.write(content)
+
+
+def make_directory(path: Path) -> None:
+    """Create a directory for rankfeed's own files, or take the one that is there.
+
+    Raises:
+        OSError: it cannot be created, or there is a symbolic link, through which nothing is written.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    if path.is_symlink():
+        raise OSError(errno.ELOOP, "it is a symbolic link, and nothing is written through one", os.fspath(path))
 
 
 def make_durable(folder: str | os.PathLike[str]) -> None:

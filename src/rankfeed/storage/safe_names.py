@@ -16,7 +16,7 @@ _UNSAFE = re.compile(
     rb"|\A[/\\]"  # absolute
     rb"|(?:\A|[/\\])\.\.(?:[/\\]|\Z)"  # a component ".."
     rb"|\A[A-Za-z][A-Za-z0-9+.-]*:[/\\]|://"  # a URL, or a drive of Windows
-    rb"|\A(?:pipe|file|data):"  # URLs without slashes
+    rb"|\A(?:pipe|file):"  # URLs without slashes
 )
 
 

@@ -24,7 +24,7 @@ class Checked:
     """
 
     def __init__(self, name: str, cache_dir: str | os.PathLike[str] | None = None, *, resume: bool = True) -> None:
-        self._path = Path(cache_folder(cache_dir), "verify", digest_of(name.encode())[:16])
+        self._path = Path(cache_folder(cache_dir), "verify", digest_of(os.fsencode(name))[:16])
         self._lock = threading.Lock()
         self._known: frozenset[str] = frozenset()
         if resume:
@@ -40,7 +40,8 @@ class Checked:
         """Keep that a piece is whole. Where nothing can be written, the next check begins anew."""
         with self._lock, suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            handle = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+            handle = os.open(self._path, flags, 0o666)
             try:
                 os.write(handle, (_digits(key) + "\n").encode())
             finally:
