@@ -2,6 +2,7 @@
 
 import datetime
 import decimal
+import itertools
 import multiprocessing
 import os
 import pickle
@@ -18,6 +19,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.dataset
+import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 import torch.utils.data
@@ -814,3 +816,42 @@ def test_a_tensors_shape_comes_through(tmp_path: Path) -> None:
     tensors = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
     path = write(pa.table({"t": pa.FixedShapeTensorArray.from_numpy_ndarray(tensors)}), tmp_path / "t.parquet")
     np.testing.assert_array_equal(rf.open(path)[1]["t"], tensors[1])
+
+
+@pytest.mark.parametrize("container", ["t.parquet", "t.arrow", "t.feather", "hf", "packed"])
+def test_a_tensor_with_a_permutation_has_its_logical_shape(container: str, tmp_path: Path) -> None:
+    expected, columns = {}, {}
+    for axes in itertools.permutations(range(3)):
+        name = "".join(map(str, axes))
+        kind = pa.fixed_shape_tensor(pa.float32(), [3, 4, 5], permutation=axes)
+        stored = np.arange(120, dtype=np.float32).reshape(2, 3, 4, 5)
+        storage = pa.FixedSizeListArray.from_arrays(stored.reshape(-1), 60)
+        columns[name] = pa.ExtensionArray.from_storage(kind, storage)
+        expected[name] = stored.transpose(0, *(1 + axis for axis in axes))
+        if axes not in ((1, 2, 0), (2, 0, 1)):  # of these, pyarrow 26 computes strides by which elements overlap
+            np.testing.assert_array_equal(columns[name].to_numpy_ndarray(), expected[name])
+    lists = pa.ListArray.from_arrays(pa.array([0, 0, 2], pa.int32()), columns["102"])
+    table = pa.table({**columns, "list": lists, "in": pa.StructArray.from_arrays([columns["210"]], ["t"])})
+    path = tmp_path / container
+    if container == "t.parquet":
+        pq.write_table(table, path)
+    elif container == "t.feather":
+        pa.feather.write_feather(table, path, compression="zstd")
+    elif container == "t.arrow":
+        with pa.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table)
+    else:
+        path.mkdir()
+        with pa.ipc.new_stream(path / "data.arrow", table.schema) as writer:
+            writer.write_table(table)
+        (path / "state.json").write_text('{"_data_files": [{"filename": "data.arrow"}], "_fingerprint": "0"}')
+        (path / "dataset_info.json").write_text("{}")
+    source = rf.open(path)
+    if container == "packed":
+        source = rf.pack(source, tmp_path / "packed-rows", progress=False)
+    for row in (0, 1):
+        sample = source[row]
+        for name, tensors in expected.items():
+            np.testing.assert_array_equal(sample[name], tensors[row])
+        np.testing.assert_array_equal(sample["in.t"], expected["210"][row])
+        np.testing.assert_array_equal(sample["list"], expected["102"][: 2 * row])

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from rankfeed.columns import Stored
 from rankfeed.errors import CorruptError
-from rankfeed.sources.arrow_types import element_of, is_list
+from rankfeed.sources.arrow_types import element_of, is_list, tensor_axes
 
 Array = npt.NDArray[Any]
 #: Which rows (or elements) are not null; None where all are, which is the rule and costs nothing.
@@ -51,6 +51,12 @@ def numbers_of(array: Any) -> tuple[Array, Valid]:
     """Numbers as [rows, *shape], zero where null, and which elements are valid: [rows], or [rows, elements]."""
     import pyarrow as pa
 
+    if isinstance(array.type, pa.FixedShapeTensorType):
+        values, valid = numbers_of(array.storage)
+        values = values.reshape(len(array), *array.type.shape, *values.shape[2:])
+        axes = [1 + axis for axis in tensor_axes(array.type)]
+        rest = range(1 + len(axes), values.ndim)
+        return np.ascontiguousarray(values.transpose(0, *axes, *rest)), valid
     array = plain_of(array)
     valid = valid_of(array)
     kind = array.type

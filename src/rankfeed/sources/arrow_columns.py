@@ -143,18 +143,18 @@ def _wide(kind: Any) -> Any:
 
 def _stored(array: Any, field: Field) -> tuple[Stored, Valid]:
     """A column's values, and which rows are valid: not null, and without a null in them."""
-    array = plain_of(array)
     if field.kind == "dense":
         values, valid = numbers_of(array)
         values = values.reshape(len(array), *field.shape)
         return Stored(values), all_of(valid)
+    array = plain_of(array)
     if field.kind == "object":
         return objects_of(array)
     valid = valid_of(array)
     if field.kind in ("bytes", "str"):
         return text_of(array), valid
     child, offsets = list_elements(array)
-    values, inner = numbers_of(plain_of(child))
+    values, inner = numbers_of(child)
     whole = all_of(inner)
     if whole is not None and not whole.all():
         bad = np.flatnonzero(~whole)

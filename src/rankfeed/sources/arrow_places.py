@@ -14,7 +14,7 @@ import numpy as np
 
 from rankfeed.columns import Field
 from rankfeed.sources.arrow_messages import Messages
-from rankfeed.sources.arrow_types import field_of
+from rankfeed.sources.arrow_types import field_of, tensor_axes
 
 #: Of arrays stored as lists of lists: how long the lists of each level are; None for any length.
 Shape = tuple[int | None, ...]
@@ -121,6 +121,8 @@ def _leaf(kind: Any, nodes: tuple[int, ...], around: int, buffer: int, shape: Sh
     import pyarrow as pa
 
     types = pa.types
+    if _is_permuted(kind):
+        return None
     field = field_of(kind) if shape is None else shaped_field(kind, shape)
     kind = stored_type(kind)
     if field.kind in ("bytes", "str"):
@@ -131,14 +133,23 @@ def _leaf(kind: Any, nodes: tuple[int, ...], around: int, buffer: int, shape: Sh
     for length in shape or (None,):
         if types.is_list(kind) or types.is_large_list(kind):
             offsets = (*offsets, (buffer + 1, 8 if types.is_large_list(kind) else 4, length))
-            kind, buffer = kind.value_type, buffer + 2
+            kind, buffer = stored_type(kind.value_type), buffer + 2
     while types.is_fixed_size_list(kind):
-        kind, buffer = kind.value_type, buffer + 1
+        kind, buffer = stored_type(kind.value_type), buffer + 1
     number = types.is_integer(kind) or types.is_floating(kind) or types.is_temporal(kind)
     same = number and field.kind in ("dense", "ragged") and kind.bit_width == 8 * np.dtype(field.dtype).itemsize
     # How many elements of no bytes there are, no buffer tells.
     counted = not offsets or field.row_bytes() > 0
     return Leaf(field, nodes, around, offsets, buffer + 1) if same and counted else None
+
+
+def _is_permuted(kind: Any) -> bool:
+    """Whether the axes of a tensor, or of one in lists, are stored in another order than its own."""
+    import pyarrow as pa
+
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return tensor_axes(kind) != sorted(tensor_axes(kind)) or _is_permuted(kind.value_type)
+    return hasattr(kind, "value_type") and _is_permuted(kind.value_type)
 
 
 def stored_type(kind: Any) -> Any:

@@ -104,6 +104,9 @@ def element_of(kind: Any) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
     import pyarrow as pa
 
     types = pa.types
+    if isinstance(kind, pa.FixedShapeTensorType):
+        inner = element_of(kind.value_type)
+        return None if inner is None else (inner[0], (*tensor_shape(kind), *inner[1]))
     if isinstance(kind, pa.BaseExtensionType):
         return element_of(kind.storage_type)
     if types.is_dictionary(kind):
@@ -120,6 +123,23 @@ def element_of(kind: Any) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
     if types.is_decimal(kind):
         return np.dtype(np.float64), ()
     return None
+
+
+def tensor_shape(kind: Any) -> tuple[int, ...]:
+    """The logical shape of a `pyarrow.FixedShapeTensorType`, whose elements may be stored in another order.
+
+    Examples:
+        >>> import pyarrow as pa
+        >>> tensor_shape(pa.fixed_shape_tensor(pa.int8(), [100, 200, 500], permutation=[2, 0, 1]))
+        (500, 100, 200)
+    """
+    return tuple(kind.shape[axis] for axis in tensor_axes(kind))
+
+
+def tensor_axes(kind: Any) -> list[int]:
+    """Which stored axis each logical axis of a `pyarrow.FixedShapeTensorType` is."""
+    axes: list[int] = list(range(len(kind.shape))) if kind.permutation is None else list(kind.permutation)
+    return axes
 
 
 def is_list(kind: Any) -> bool:
@@ -140,10 +160,7 @@ def field_of(kind: Any) -> Field:
     import pyarrow as pa
 
     types = pa.types
-    if isinstance(kind, pa.FixedShapeTensorType) and kind.permutation in (None, list(range(len(kind.shape)))):
-        element = element_of(kind.value_type)
-        return Field("object") if element is None else Field("dense", element[0].name, (*kind.shape, *element[1]))
-    if isinstance(kind, pa.BaseExtensionType):
+    if isinstance(kind, pa.BaseExtensionType) and not isinstance(kind, pa.FixedShapeTensorType):
         return field_of(kind.storage_type)
     if types.is_dictionary(kind):
         return field_of(kind.value_type)
