@@ -168,7 +168,8 @@ class Preparation:
             raise invalid("key", "one line of text", key)
         self.scope: Scope = check_choice("scope", scope, get_args(Scope))
         self.retries = check_int("retries", retries, at_least=0, at_most=2**31 - 1)
-        endless = timeout is None or (isinstance(timeout, float) and timeout == math.inf)
+        given: Any = timeout
+        endless = given is None or (isinstance(given, float) and given == math.inf)
         self.timeout = None if endless else check_seconds("timeout", timeout)
         self.inputs = tuple(check_paths("inputs", inputs))
         self.comm = communicator(comm)
