@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rankfeed._util.validate import check_callable, check_int
-from rankfeed.errors import PackError
+from rankfeed.errors import PackError, safe_str
 from rankfeed.plan import Streams, wants_rng
 
 
@@ -78,7 +78,7 @@ class Mapped:
         except Exception as error:
             raise PackError(
                 "map raised an error",
-                found=f"{type(error).__name__}: {said(error)}",
+                found=f"{type(error).__name__}: {safe_str(error)}",
                 where=where,
                 remedy="mend the function and give it another key, if it has one; or let it return None for "
                 "samples to be left out",
@@ -97,19 +97,6 @@ class Mapped:
                 waiting = []
         if waiting:
             yield _batch(waiting)
-
-
-def said(error: BaseException) -> str:
-    """What an exception says; one of a user's own may fail even at that.
-
-    Examples:
-        >>> said(ValueError("no such label"))
-        'no such label'
-    """
-    try:
-        return str(error)
-    except Exception:
-        return "(its message cannot be had)"
 
 
 class _Unfit(Exception):

@@ -21,7 +21,7 @@ from rankfeed._util.validate import (
     check_str,
     invalid,
 )
-from rankfeed.errors import ArgumentError, TopologyError
+from rankfeed.errors import ArgumentError, TopologyError, safe_str
 from rankfeed.proof.watch.line import line_for
 from rankfeed.proof.watch.prometheus import serve
 from rankfeed.proof.watch.tensorboard import Curves, Told
@@ -167,7 +167,7 @@ class _Ticker:
                 self._outlet.close()
         if failed is not None:
             warnings.warn(
-                f"the loader is no longer watched: {type(failed).__name__}: {failed}", RuntimeWarning, stacklevel=1
+                f"the loader is no longer watched: {type(failed).__name__}: {safe_str(failed)}", RuntimeWarning, stacklevel=1
             )
 
 
