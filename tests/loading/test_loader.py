@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import pickle
 import warnings
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +27,9 @@ from tests.loading.feeds import (
     steps_of,
     take,
 )
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
+import rankfeed as rf
 from rankfeed import errors
 from rankfeed.columns import Columns
 from rankfeed.loading import Loader
@@ -320,10 +324,10 @@ def test_a_topology_left_out_is_found_at_the_first_len_or_iter(monkeypatch: pyte
         ({"worker_kind": "fibre"}, "worker_kind"),
         ({"on_error": "ignore"}, "on_error"),
         ({"columns": ["y", "z"]}, "no such column"),
-        ({"columns": "y"}, "no such column"),
+        ({"columns": "y"}, "invalid columns"),
         ({"id_column": "y"}, "taken"),
         ({"id_column": "x_lengths"}, "taken"),
-        ({"tail": "pad", "id_column": "valid"}, "taken"),
+        ({"tail": "pad", "id_column": "valid"}, "reserved"),
         ({"seed": 1.5}, "seed"),
         ({"lanes": 0}, "lanes"),
         ({"plan": Plan(49), "shuffle": False}, "not of this source"),
@@ -337,9 +341,77 @@ def test_arguments_that_cannot_be_meant_are_refused(options: dict[str, Any], mes
     assert isinstance(caught.value, ValueError)
 
 
-def test_only_a_source_can_be_loaded() -> None:
-    with pytest.raises(errors.ArgumentError, match="reads from a source"):
-        Loader([1, 2, 3])  # type: ignore[arg-type]
+class Numbers(Dataset[dict[str, int]]):
+    """A map-style torch Dataset."""
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> dict[str, int]:
+        return {"x": index}
+
+
+class NumberStream(IterableDataset[dict[str, int]]):
+    """An iterable torch Dataset."""
+
+    def __iter__(self) -> Iterator[dict[str, int]]:
+        return iter([{"x": 0}])
+
+
+def test_a_torch_dataset_is_wrapped() -> None:
+    given: Any
+    for given in (Numbers(), [{"x": index} for index in range(5)], Subset(Numbers(), range(5))):
+        assert [batch["x"].tolist() for batch in Loader(given, 2)] == [[0, 1], [2, 3], [4]]
+
+
+@pytest.mark.parametrize(
+    ("given", "remedy"),
+    [
+        (NumberStream(), r"rankfeed\.from_iterable"),
+        (iter([{"x": 0}]), r"rankfeed\.from_iterable"),
+        ("data/train", r"rankfeed\.open\('data/train'\)"),
+        (Path("data"), r"rankfeed\.open\("),
+        (DataLoader(Numbers()), r"loader\.dataset"),
+        (Numbers, r"rankfeed\.open\(\), from_dataset\(\)"),
+        (None, r"rankfeed\.open\(\), from_dataset\(\)"),
+        ({"x": [1]}, r"rankfeed\.open\(\), from_dataset\(\)"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_no_loader_reads_is_refused_with_the_function_that_wraps_it(given: Any, remedy: str) -> None:
+    with pytest.raises(errors.ArgumentError, match=rf"(?s)cannot read this.*remedy: .*{remedy}"):
+        Loader(given)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["source", "stream"])
+@pytest.mark.parametrize(
+    ("option", "value", "equivalent"),
+    [
+        ("drop_last", True, 'tail="drop"'),
+        ("pin_memory", True, "device="),
+        ("pin_memory_device", "cuda", "device="),
+        ("persistent_workers", True, "workers are kept"),
+        ("sampler", range(5), "DistributedSampler"),
+        ("batch_sampler", [[0]], "DistributedBatchSampler"),
+        ("worker_init_fn", print, "rng"),
+        ("generator", torch.Generator(), "seed="),
+        ("timeout", 30, "rankfeed.Lockstep"),
+        ("multiprocessing_context", "spawn", 'worker_kind="process"'),
+        ("in_order", True, "always delivered in order"),
+        ("dataset", [1], "first argument"),
+    ],
+)
+def test_an_argument_of_torchs_dataloader_is_refused_with_its_equivalent(
+    option: str, value: Any, equivalent: str, stream: bool
+) -> None:
+    source: Any = rf.from_iterable(lambda: [{"x": 0}]) if stream else Memory(5)
+    with pytest.raises(errors.ArgumentError, match=rf"(?s){option} is an argument of torch.*{equivalent}"):
+        Loader(source, **{option: value})
+
+
+def test_a_misspelt_argument_is_a_type_error_as_of_any_function() -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'bach_size'"):
+        Loader(Memory(5), bach_size=3)  # type: ignore[arg-type]
 
 
 def test_an_epoch_without_samples_is_refused() -> None:

@@ -252,7 +252,7 @@ def test_a_column_that_is_no_key_is_refused(value: Any) -> None:
 
 
 def test_only_sources_are_split() -> None:
-    with pytest.raises(ArgumentError, match="only a source"):
+    with pytest.raises(ArgumentError, match="invalid source"):
         rf.train_test_split([1, 2, 3], 0.5)  # type: ignore[arg-type]
 
 

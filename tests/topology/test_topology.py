@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankfeed.errors import TopologyError
+from rankfeed.errors import ArgumentError, TopologyError
 from rankfeed.topology import Topology
 
 
@@ -60,7 +60,7 @@ def test_no_part_is_larger_than_the_world(values, part):
 @pytest.mark.parametrize("name", ["rank", "world_size", "local_rank", "local_world_size", "node", "num_nodes"])
 @pytest.mark.parametrize("bad", [True, False, np.True_, 1.0, np.float32(1), "1", None])
 def test_only_integers_are_counts(name, bad):
-    with pytest.raises(TopologyError, match=f"{name} is not an integer"):
+    with pytest.raises(ArgumentError, match=f"invalid {name}"):
         Topology(**{name: bad})
 
 
@@ -73,7 +73,7 @@ def test_no_count_is_below_one(count, bad):
 
 @pytest.mark.parametrize("bad", ["", None, 3])
 def test_the_launcher_is_a_name(bad):
-    with pytest.raises(TopologyError, match="launcher"):
+    with pytest.raises(ArgumentError, match="launcher"):
         Topology(launcher=bad)
 
 

@@ -290,6 +290,22 @@ def check_path(name: str, value: object) -> str:
     return path
 
 
+def check_paths(name: str, value: object) -> list[str]:
+    """Several paths, in order: a list or another iterable, but not one path.
+
+    Examples:
+        >>> check_paths("inputs", ["a", "b"])
+        ['a', 'b']
+    """
+    if isinstance(value, str | bytes | os.PathLike | Mapping) or not isinstance(value, Iterable):
+        raise invalid(name, "a list of paths", value)
+    try:
+        paths = list(value)
+    except Exception:
+        raise invalid(name, "a list of paths", value) from None
+    return [check_path(f"path in {name}", path) for path in paths]
+
+
 _INT64_MAX = 2**63 - 1
 
 #: threading.TIMEOUT_MAX is about 292 years; queues and pools add to it.

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rankfeed._util.validate import invalid
 from rankfeed.building.target import local_path
-from rankfeed.errors import ArgumentError, PackError, listed
+from rankfeed.errors import PackError, listed
 from rankfeed.sources import Source
 from rankfeed.sources.open import STAGING_NAME
 from rankfeed.storage import MANIFEST_NAME
@@ -24,11 +25,7 @@ def folder(dest: Any) -> Path:
     text = local_path(dest)
     if text is not None:
         return Path(os.path.abspath(text))  # other processes need not work in the same directory
-    raise ArgumentError(
-        "this is no folder to pack into",
-        expected="a path (object stores are not written yet)",
-        found=repr(dest),
-    )
+    raise invalid("dest", "a folder to pack into, on a file system: object stores are not written yet", dest)
 
 
 def refuse_foreign(dest: Path, *, append: bool) -> None:

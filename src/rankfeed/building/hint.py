@@ -22,7 +22,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Self
 
-from rankfeed.errors import ArgumentError
+from rankfeed._util.validate import invalid
 
 #: Prefix in the store, and tag of the messages.
 _PREFIX, _TAG = "rankfeed/prepare_once", 28531
@@ -186,6 +186,4 @@ def communicator(comm: Any) -> Any:
     mpi = sys.modules.get("mpi4py.MPI")  # whoever has a communicator has imported it
     if comm is None or (mpi is not None and isinstance(comm, mpi.Intracomm) and comm != mpi.COMM_NULL):
         return comm
-    raise ArgumentError(
-        "comm is no communicator", expected="one of mpi4py, such as MPI.COMM_WORLD", found=repr(comm)
-    )
+    raise invalid("comm", "a communicator of mpi4py, such as MPI.COMM_WORLD", comm)

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from rankfeed.errors import ArgumentError, PackError
+from rankfeed._util.validate import check_callable, check_int
+from rankfeed.errors import PackError, safe_str
 from rankfeed.plan import Streams, wants_rng
 
 
@@ -38,14 +39,8 @@ class Mapped:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not callable(self.function):
-            raise ArgumentError("map must be a function", found=type(self.function).__name__)
-        if type(self.size) is not int or self.size < 0:
-            raise ArgumentError(
-                "map_batch is no number of samples",
-                expected="0 for a function of one sample, or how many it takes at once",
-                found=repr(self.size),
-            )
+        check_callable("map", self.function)
+        check_int("map_batch", self.size, at_least=0)
 
     def rows(self, samples: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
         """What the function makes of samples, in order.
@@ -83,7 +78,7 @@ class Mapped:
         except (Exception, SystemExit) as error:
             raise PackError(
                 "map raised an error",
-                found=f"{type(error).__name__}: {said(error)}",
+                found=f"{type(error).__name__}: {safe_str(error)}",
                 where=where,
                 remedy="mend the function and give it another key, if it has one; or let it return None for "
                 "samples to be left out",
@@ -102,19 +97,6 @@ class Mapped:
                 waiting = []
         if waiting:
             yield _batch(waiting)
-
-
-def said(error: BaseException) -> str:
-    """What an exception says; one of a user's own may fail even at that.
-
-    Examples:
-        >>> said(ValueError("no such label"))
-        'no such label'
-    """
-    try:
-        return str(error)
-    except Exception:
-        return "(its message cannot be had)"
 
 
 class _Unfit(Exception):

@@ -6,14 +6,18 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
-from numbers import Real
-from operator import index
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import numpy as np
-
-from rankfeed.building.chunk import is_text
+from rankfeed._util.validate import (
+    check_bool,
+    check_choice,
+    check_int,
+    check_optional,
+    check_seconds,
+    check_str,
+    invalid,
+)
 from rankfeed.building.destination import folder
 from rankfeed.building.job import Job, Task, pack_stretch
 from rankfeed.building.mapping import Mapped
@@ -26,6 +30,9 @@ from rankfeed.sources import PackedSource, Source
 
 Where = Literal["local", "ray", "ranks"]
 Order = Literal["stored", "shuffled"]
+
+#: More processes than any machine can run: a typing error, better found than tried.
+_MAX_WORKERS = 4096
 
 
 def pack(
@@ -100,20 +107,21 @@ def pack(
         2
     """
     given: Any = source_or_iterable
-    if runner not in get_args(Where):
-        raise ArgumentError("unknown runner", expected=" | ".join(get_args(Where)), found=repr(runner))
-    workers = None if workers is None else _whole("workers", workers, 0)
-    shard_bytes, seed = _whole("shard_bytes", shard_bytes, 1), _whole("seed", seed, None)
-    if not _is_positive(patience):
-        raise ArgumentError("patience is a number of seconds above 0", found=repr(patience))
-    if type(key) is not str or not is_text(key):
-        raise ArgumentError("key is a name", expected="a str", found=repr(key))
-    if not isinstance(given, (Source, Iterable)) or isinstance(given, (str, bytes, dict)):
-        raise ArgumentError(
-            "this is neither a source nor an iterable of samples",
-            found=type(given).__name__,
-            remedy="give what rankfeed.open or rankfeed.from_dataset returns, or a generator of dicts",
-        )
+    runner = check_choice("runner", runner, get_args(Where))
+    workers = check_optional(check_int, "workers", workers, at_least=0, at_most=_MAX_WORKERS)
+    shard_bytes = check_int("shard_bytes", shard_bytes, at_least=1, at_most=2**63 - 1)
+    progress, resume, append = (
+        check_bool("progress", progress),
+        check_bool("resume", resume),
+        check_bool("append", append),
+    )
+    map_batch = check_int("map_batch", map_batch, at_least=0, at_most=2**31 - 1)
+    seed = check_int("seed", seed)
+    patience = check_seconds("patience", patience, above=0)
+    key = check_str("key", key)
+    if not isinstance(given, (Source, Iterable)) or isinstance(given, (str, bytes, dict, type)):
+        remedy = "pass what rankfeed.open or rankfeed.from_dataset returns, or a generator of dicts"
+        raise invalid("source_or_iterable", "a source, or an iterable of samples", given, remedy)
     if map is None and map_batch:
         raise ArgumentError("map_batch without map", found=map_batch)
     if runner != "local" and not isinstance(given, Source):
@@ -146,22 +154,8 @@ def pack(
     return lead(request, _Local(workers))
 
 
-def _is_positive(number: Any) -> bool:
-    return isinstance(number, Real) and float(number) > 0
-
-
-def _whole(name: str, value: Any, least: int | None) -> int:
-    if not isinstance(value, (bool, np.bool_)) and hasattr(value, "__index__"):
-        number = index(value)
-        if least is None or number >= least:
-            return number
-    bound = "" if least is None else f" of {least} or more"
-    raise ArgumentError(f"{name} is a whole number{bound}", found=repr(value))
-
-
 def _plan(given: Any, order: str, seed: int) -> Plan | None:
-    if order not in get_args(Order):
-        raise ArgumentError("unknown order", expected=" | ".join(get_args(Order)), found=repr(order))
+    check_choice("order", order, get_args(Order))
     if order == "stored":
         return None
     if not isinstance(given, Source):

@@ -6,6 +6,7 @@ host or on many, at any time. One holds the lease and builds into a folder of it
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -13,9 +14,17 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from functools import wraps
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal, get_args, overload
 
-from rankfeed._util.validate import check_int
+from rankfeed._util.validate import (
+    check_callable,
+    check_choice,
+    check_int,
+    check_paths,
+    check_seconds,
+    check_str,
+    invalid,
+)
 from rankfeed.building.failure import cannot_write, find_failure, next_attempt
 from rankfeed.building.hint import Hint, communicator
 from rankfeed.building.holder import Watch, place_in_job
@@ -26,7 +35,7 @@ from rankfeed.building.prepared import State, key_of, look, refuse_strangers
 from rankfeed.building.replacing import refuse_fixed
 from rankfeed.building.target import control_folder, folder_meant
 from rankfeed.building.turn import Build, Turn
-from rankfeed.errors import ArgumentError, PrepareError, RankfeedError
+from rankfeed.errors import PrepareError, RankfeedError
 from rankfeed.storage import is_gone, look_again
 from rankfeed.topology.job import job_mark
 
@@ -119,7 +128,7 @@ def prepare_once(
     preparation = Preparation(
         path, key=key, scope=scope, retries=retries, timeout=timeout, inputs=inputs, comm=comm
     )
-    return preparation if build is None else preparation.run(build)
+    return preparation if build is None else preparation.run(check_callable("build", build))
 
 
 class Preparation:
@@ -154,23 +163,21 @@ class Preparation:
         comm: Any = None,
     ) -> None:
         self.path = folder_meant(path)
-        given: Any = key
-        if not isinstance(given, str) or not given.isprintable():
-            raise ArgumentError("the key is a line of text", found=repr(key))
-        if scope not in ("shared", "node"):
-            raise ArgumentError("unknown scope", expected="shared | node", found=repr(scope))
-        self.retries = check_int("retries", retries, at_least=0)
-        given = timeout
-        if timeout is not None and not (isinstance(given, (int, float)) and given >= 0):
-            raise ArgumentError("timeout is a number of seconds", found=repr(timeout))
-        if isinstance(inputs, (str, os.PathLike)):
-            raise ArgumentError("inputs are several", expected="a list of paths", found=repr(inputs))
-        self.key, self.scope, self.timeout, self.inputs = key, scope, timeout, tuple(inputs)
+        self.key = check_str("key", key)
+        if not self.key.isprintable():
+            raise invalid("key", "one line of text", key)
+        self.scope: Scope = check_choice("scope", scope, get_args(Scope))
+        self.retries = check_int("retries", retries, at_least=0, at_most=2**31 - 1)
+        given: Any = timeout
+        endless = given is None or (isinstance(given, float) and given == math.inf)
+        self.timeout = None if endless else check_seconds("timeout", timeout)
+        self.inputs = tuple(check_paths("inputs", inputs))
         self.comm = communicator(comm)
         self._entered = _Entered()
 
     def __call__(self, build: Build) -> Callable[[], Path]:
         """The function as one without arguments, which prepares the folder and returns its path."""
+        check_callable("build", build)
 
         @wraps(build)
         def prepared() -> Path:

@@ -14,8 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
-from rankfeed.building.mapping import said
-from rankfeed.errors import PackError, RankfeedError
+from rankfeed.errors import PackError, RankfeedError, safe_str
 from rankfeed.storage.commit import temporary_name
 from rankfeed.storage.decodable import decodable
 from rankfeed.topology.job import HERE
@@ -47,7 +46,7 @@ class Failure(msgspec.Struct, frozen=True):
         if isinstance(error, RankfeedError):
             facts = (error.expected, error.found, error.where, error.remedy)
             return cls(rank, error.summary, *(None if fact is None else str(fact) for fact in facts))
-        return cls(rank, f"{type(error).__name__}: {said(error)}")
+        return cls(rank, f"{type(error).__name__}: {safe_str(error)}")
 
     def error(self) -> PackError:
         """What the other ranks raise."""

@@ -22,7 +22,7 @@ from typing import Any
 from rankfeed.building.job import Job, Task, pack_stretch
 from rankfeed.building.records import Part
 from rankfeed.building.workers import portable
-from rankfeed.errors import PackError, RankfeedError, listed
+from rankfeed.errors import PackError, RankfeedError, listed, safe_str
 from rankfeed.sources.extras import need
 from rankfeed.storage import write_atomic
 
@@ -65,7 +65,7 @@ class OnRay:
             except Exception as error:
                 raise PackError(
                     "no Ray cluster can be reached or started",
-                    found=f"{type(error).__name__}: {error}",
+                    found=f"{type(error).__name__}: {safe_str(error)}",
                     remedy="look at RAY_ADDRESS and `ray status`, or call ray.init(...) before rankfeed.pack",
                 ) from error
         try:
@@ -92,7 +92,7 @@ class OnRay:
         except Exception as error:
             raise PackError(
                 "the source or the function cannot be sent to other processes",
-                found=f"{type(error).__name__}: {error}",
+                found=f"{type(error).__name__}: {safe_str(error)}",
                 remedy="open files and models where they are used, or define them in a module",
             ) from error
         stretch = ray.remote(num_cpus=1, max_retries=_RETRIES)(_pack_there)
@@ -187,7 +187,7 @@ def lost_cluster(ray: Any) -> Iterator[None]:
     except (ray.exceptions.RayError, ConnectionError) as error:
         raise PackError(
             "the Ray cluster was lost",
-            found=f"{type(error).__name__}: {error}",
+            found=f"{type(error).__name__}: {safe_str(error)}",
             remedy="start it again and call pack again: it goes on where it stopped",
         ) from error
 

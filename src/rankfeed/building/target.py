@@ -7,6 +7,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
+from rankfeed._util.validate import check_path, invalid
 from rankfeed.errors import ArgumentError
 from rankfeed.storage import digest_of
 
@@ -21,7 +22,10 @@ def local_path(path: Any) -> str | None:
         >>> local_path(Path("data")), local_path("s3://bucket/data"), local_path("")
         ('data', None, None)
     """
-    text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
+    try:
+        text = check_path("path", path)
+    except ArgumentError:
+        text = None
     fits = isinstance(text, str) and text and "\0" not in text and "://" not in text
     return text if fits else None
 
@@ -33,7 +37,7 @@ def folder_meant(path: Any) -> Path:
         target = Path(os.path.realpath(text))
         if target.name:
             return target
-    raise ArgumentError("this is no folder to prepare", expected="a path", found=repr(path))
+    raise invalid("path", "a folder to prepare, on a file system", path)
 
 
 def may_write(folder: Path) -> bool:

@@ -22,8 +22,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from typing import Any, BinaryIO
 
-from rankfeed.building.mapping import said
-from rankfeed.errors import PackError
+from rankfeed.errors import PackError, safe_str
 
 _START = (
     "import os, pickle, sys; incoming = os.fdopen(os.dup(0), 'rb'); sys.path[:] = pickle.load(incoming); "
@@ -208,5 +207,5 @@ def portable(error: Exception) -> Exception:
     try:
         str(pickle.loads(pickle.dumps(error)))  # noqa: S301
     except Exception:
-        return PackError("packing failed", found=f"{type(error).__name__}: {said(error)}")
+        return PackError("packing failed", found=f"{type(error).__name__}: {safe_str(error)}")
     return error

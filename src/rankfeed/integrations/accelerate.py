@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from rankfeed._util.validate import check_int
+from rankfeed._util.validate import check_bool, check_int, invalid
 from rankfeed.errors import ArgumentError, StateError, listed
 from rankfeed.loading import Loader, StreamLoader
 from rankfeed.loading.device import to_device
@@ -62,6 +62,9 @@ def accelerated(loader: Loader, accelerator: Any, *, checkpoint: bool = True) ->
     """
     if not isinstance(loader, Loader):
         raise _no_loader(loader)
+    if isinstance(accelerator, type) or not hasattr(accelerator, "gather_for_metrics"):
+        raise invalid("accelerator", "an accelerate.Accelerator", accelerator)
+    checkpoint = check_bool("checkpoint", checkpoint)
     _check_ranks(loader, accelerator)
     ours = AcceleratedLoader(loader, accelerator)
     if checkpoint:

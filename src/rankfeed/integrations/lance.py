@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rankfeed._util.validate import check_int
-from rankfeed.errors import ArgumentError
+from rankfeed._util.validate import check_bool, check_choice, check_int, check_optional
 from rankfeed.integrations.lance_epochs import Epochs
+from rankfeed.loading.options import check_topology
 from rankfeed.loading.placed import Placed
 from rankfeed.loading.sharded_twice import refuse_second_sharding
 from rankfeed.plan import Plan, Schedule
@@ -71,20 +71,14 @@ class ShardedSampler(Placed):
         tail: Literal["even", "drop"] = "even",
         topology: Topology | None = None,
     ) -> None:
-        if not isinstance(shuffle, bool):
-            raise ArgumentError("shuffle is on or off", expected="True or False", found=repr(shuffle))
-        if tail not in ("even", "drop"):
-            raise ArgumentError(
-                "unknown kind of tail",
-                expected='"even" or "drop": Lance\'s batches have no mask',
-                found=repr(tail),
-            )
+        shuffle = check_bool("shuffle", shuffle)
+        tail = check_choice("tail", tail, ("even", "drop"))  # Lance's batches have no mask
         need("lance.sampler", extra="lance").Sampler.register(type(self))
         self.shuffle = shuffle
-        self.run = None if run is None else check_int("run", run, at_least=1)
+        self.run = check_optional(check_int, "run", run, at_least=1, at_most=2**62)
         self.seed = check_int("seed", seed)
         self.tail: Literal["even", "drop"] = tail
-        self._topology = topology
+        self._topology = check_topology(topology)
         self._epochs = Epochs()
 
     @property

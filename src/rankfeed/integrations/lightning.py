@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import distributed
 
+from rankfeed._util.validate import check_instance, check_str
 from rankfeed.errors import ArgumentError, MissingExtraError, PlanError, listed
 from rankfeed.loading import Loader, StreamLoader
 from rankfeed.loading.epochs import counted_anew
@@ -155,8 +156,10 @@ def log_mean(
         raise ArgumentError(
             "log_mean decides how a mean is taken", found=listed(refused), remedy="leave these out"
         )
-    values = values.detach()
+    name = check_str("name", name)
+    values = check_instance("values", values, torch.Tensor, "a tensor").detach()
     if valid is not None:
+        check_instance("valid", valid, torch.Tensor, "a bool tensor, or None")
         if valid.dtype != torch.bool or valid.shape != values.shape[: valid.dim()]:
             raise ArgumentError(
                 "the mask does not fit the values",

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from rankfeed.errors import ArgumentError
+from rankfeed._util.validate import invalid
+from rankfeed.errors import ArgumentError, safe_repr
 from rankfeed.integrations.pyg_prepare import prepare
 from rankfeed.loading import DistributedBatchSampler
 from rankfeed.plan import Tail
@@ -81,7 +82,10 @@ def _seeds(input_nodes: Any, data: Any) -> tuple[str | None, np.ndarray[Any, np.
         kind, input_nodes = input_nodes
     if input_nodes is None:
         return kind, np.arange(_count(kind, data))
-    nodes = torch.as_tensor(input_nodes)
+    try:
+        nodes = torch.as_tensor(input_nodes)
+    except Exception:
+        raise invalid("input_nodes", "indices, a boolean mask, or (node type, either of these)", input_nodes) from None
     if nodes.dtype == torch.bool:
         nodes = nodes.nonzero().view(-1)
     if nodes.dim() != 1 or (nodes.numel() and (nodes.is_floating_point() or nodes.is_complex())):
@@ -103,8 +107,8 @@ def _count(kind: str | None, data: Any) -> int:
     get_input_nodes = need("torch_geometric.loader.utils", extra="pyg").get_input_nodes
     try:
         _, nodes, _ = get_input_nodes(data, kind)
-    except (AssertionError, KeyError, TypeError) as error:
+    except Exception as error:  # of PyG anything: AssertionError, KeyError, TypeError, AttributeError
         raise ArgumentError(
-            "the graph has no such nodes", expected="a node type of the graph", found=repr(kind)
+            "the graph has no such nodes", expected="a node type of the graph", found=safe_repr(kind)
         ) from error
     return int(nodes.numel())

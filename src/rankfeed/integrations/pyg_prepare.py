@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FunctionType, MethodType
 from typing import Any, TypeVar
 
+from rankfeed._util.validate import check_path, check_str, invalid
 from rankfeed.building import prepare_once
 from rankfeed.building.prepared import MARKER_NAME, walk_links
 from rankfeed.errors import ArgumentError
@@ -89,14 +90,10 @@ def prepare(
     before: tuple[Any, ...] = ()
     if isinstance(made, partial):
         made, before, options = made.func, made.args, {**made.keywords, **options}
-    given: Any = root
-    if not isinstance(made, type) or not isinstance(given, (str, os.PathLike)):
-        raise ArgumentError(
-            "this is no PyG data set with a root folder",
-            expected="a class (or functools.partial of one), and a path",
-            found=(dataset, root),
-            remedy="give the class itself and its arguments after the root: they tell one data set from another",
-        )
+    if not isinstance(made, type):
+        remedy = "pass the class itself, and its arguments after the root: they distinguish one data set from another"
+        raise invalid("dataset", "a class of PyG, or functools.partial of one", dataset, remedy)
+    root, key = check_path("root", root), check_str("key", key)
     told = {each: value for each, value in options.items() if each not in _LATER}
     what = (f"{made.__module__}.{made.__qualname__}", _said(before), _said(arguments), _said(told))
     if not key and (nameless := _NAMELESS.search(" ".join(what[1:]))):

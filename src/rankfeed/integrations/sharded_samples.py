@@ -10,19 +10,19 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 from torch.utils.data import IterableDataset
 
-from rankfeed._util.validate import check_int
+from rankfeed._util.validate import check_choice, check_int
 from rankfeed.columns import Field
 from rankfeed.errors import PlanError, StateError
 from rankfeed.integrations.draws import Draws
 from rankfeed.integrations.passes import Passes
 from rankfeed.loading import state as states
-from rankfeed.loading.options import plan_of
+from rankfeed.loading.options import check_batch_size, check_topology, plan_of
 from rankfeed.loading.placed import Placed
 from rankfeed.loading.sharded_twice import refuse_second_sharding
 from rankfeed.plan import Cursor, Plan, Schedule, Tail
@@ -99,13 +99,13 @@ class ShardedSamples(Placed, IterableDataset[dict[str, Any]]):
         columns: Sequence[str] | None,
         topology: Topology | None,
     ) -> None:
-        self.source, self.plan, self.tail = source, plan, tail
-        self.batch_size = None if batch_size is None else check_int("batch_size", batch_size, at_least=1)
+        self.source, self.plan = source, plan
+        self.tail: Tail = check_choice("tail", tail, get_args(Tail))
+        self.batch_size = None if batch_size is None else check_batch_size(batch_size)
         self._masks = _masks(source)
         self._columns = None if columns is None else self._with_what_belongs(columns)
-        self._topology = topology
+        self._topology = check_topology(topology)
         self._passes = Passes(plan.shuffle != "none")
-        Schedule(plan, batch_size=1, topology=Topology(), tail=tail)  # a tail that there is not is refused here
 
     @property
     def epoch(self) -> int:
@@ -130,7 +130,9 @@ class ShardedSamples(Placed, IterableDataset[dict[str, Any]]):
 
     def share(self, topology: Topology | None = None, *, worker: int = 0, num_workers: int = 1) -> list[Int64]:
         """Ids of the samples that a worker of a rank reads in the next pass, batch by batch; no data are read."""
-        steps = _Steps(self, self._passes.next, topology or self.topology)
+        num_workers = check_int("num_workers", num_workers, at_least=1)
+        worker = check_int("worker", worker, at_least=0, at_most=num_workers - 1)
+        steps = _Steps(self, self._passes.next, check_topology(topology) or self.topology)
         return [ids for ids, _ in steps.dealt(worker, num_workers)]
 
     def __iter__(self) -> Iterator[dict[str, Any]]:

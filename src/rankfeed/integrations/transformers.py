@@ -9,7 +9,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from rankfeed.errors import ArgumentError, StateError
+from rankfeed.errors import ArgumentError, StateError, safe_str
 from rankfeed.integrations.transformers_batches import AsDict, PadTokens
 from rankfeed.integrations.transformers_evaluation import ExactEvaluation
 from rankfeed.integrations.transformers_feed import Feed, is_fed
@@ -259,7 +259,7 @@ def _place_in(checkpoint: Path) -> _Place:
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise StateError(
             "the checkpoint has no readable trainer_state.json",
-            found=f"{type(error).__name__}: {error}",
+            found=f"{type(error).__name__}: {safe_str(error)}",
             where=str(path),
             remedy="a job killed while it saved leaves such a folder: remove it, and resume from the one before",
         ) from error

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from rankfeed._util.validate import check_int
+from rankfeed._util.validate import check_bool, check_int
 
 #: What a loss of Transformers leaves out.
 IGNORED = -100
@@ -38,7 +38,7 @@ class PadTokens:
 
     def __init__(self, *, pad_token_id: int = 0, causal: bool = False, pad_to: int = 1) -> None:
         self.pad_token_id = check_int("pad_token_id", pad_token_id, at_least=0)
-        self.causal = causal
+        self.causal = check_bool("causal", causal)
         self.pad_to = check_int("pad_to", pad_to, at_least=1)
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:

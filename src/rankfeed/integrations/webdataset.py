@@ -11,8 +11,10 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Literal, TypeVar, get_args
 
+from rankfeed._util.validate import check_choice, check_iterable
 from rankfeed.errors import ArgumentError, PlanError
 from rankfeed.integrations.sharded_samples import Resampled, ShardedSamples
+from rankfeed.loading.options import check_topology
 from rankfeed.loading.placed import Placed
 from rankfeed.loading.sharded_twice import refuse_second_sharding
 from rankfeed.topology import Topology
@@ -98,7 +100,7 @@ def _cannot(shards: int, parts: int, part: int, what: str) -> PlanError:
 
 def _listed(shards: Iterable[_Shard]) -> list[_Shard]:
     """All shards of a list that ends."""
-    listed = list(islice(shards, MAX_SHARDS + 1))
+    listed = list(islice(check_iterable("shards", shards), MAX_SHARDS + 1))
     if len(listed) > MAX_SHARDS:
         raise ArgumentError(
             "the list of shards does not end",
@@ -131,8 +133,8 @@ class NodeSplitter(Placed):
     """
 
     def __init__(self, strategy: ByRank = "even", *, topology: Topology | None = None) -> None:
-        self.strategy = _checked(strategy, ByRank)
-        self._topology = topology
+        self.strategy: ByRank = check_choice("strategy", strategy, get_args(ByRank))
+        self._topology = check_topology(topology)
 
     @property
     def topology(self) -> Topology:
@@ -164,7 +166,7 @@ class WorkerSplitter:
     """
 
     def __init__(self, strategy: ByWorker = "uneven") -> None:
-        self.strategy = _checked(strategy, ByWorker)
+        self.strategy: ByWorker = check_choice("strategy", strategy, get_args(ByWorker))
 
     def __call__(self, shards: Iterable[_Shard]) -> Iterator[_Shard]:
         worker, num_workers = Topology.worker()
@@ -173,14 +175,6 @@ class WorkerSplitter:
 
     def __repr__(self) -> str:
         return f"WorkerSplitter({self.strategy!r})"
-
-
-def _checked(strategy: _Shard, known: object) -> _Shard:
-    if strategy not in get_args(known):
-        raise ArgumentError(
-            "unknown strategy", expected=" or ".join(map(repr, get_args(known))), found=repr(strategy)
-        )
-    return strategy
 
 
 #: Ready-made: equally many shards a rank, or an error that says what can be done.

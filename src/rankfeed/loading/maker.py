@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from rankfeed.columns import Allocate, BufferPool, Columns, Ragged
-from rankfeed.errors import ArgumentError, RankfeedError, TransformError
+from rankfeed.errors import ArgumentError, RankfeedError, TransformError, safe_str
 from rankfeed.loading.collate import RaggedAs, collate, collate_samples
 from rankfeed.loading.randomness import kept_globals, seed_globals
 from rankfeed.plan import Schedule, Streams, wants_rng
@@ -313,4 +313,4 @@ def _padding(rows: Columns, pad_to: int) -> tuple[int, int]:
 
 
 def _blamed(summary: str, error: Exception, where: str) -> TransformError:
-    return TransformError(summary, found=f"{type(error).__name__}: {error}", where=where)
+    return TransformError(summary, found=f"{type(error).__name__}: {safe_str(error)}", where=where)

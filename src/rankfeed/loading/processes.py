@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from rankfeed.errors import ArgumentError, RankfeedError, WorkerError
+from rankfeed.errors import ArgumentError, RankfeedError, WorkerError, safe_str
 from rankfeed.loading import parcel
 from rankfeed.loading.maker import Made, Maker, Share
 from rankfeed.plan import Schedule
@@ -280,7 +280,7 @@ def _deliver(connection: Connection, made: object, where: str) -> None:
     except Exception as error:
         refusal = WorkerError(
             "a batch cannot be sent from its worker process",
-            found=f"{type(error).__name__}: {error}",
+            found=f"{type(error).__name__}: {safe_str(error)}",
             where=where,
             remedy="let transform and collate_fn return what pickles, or take worker_kind='thread'",
         )
@@ -300,7 +300,7 @@ def _attempt(
         return error, traceback.format_exc()
     except Exception as error:
         # An error of ours that the maker did not foresee still has to arrive, and in one piece.
-        return WorkerError(f"{type(error).__name__}: {error}", where=where), traceback.format_exc()
+        return WorkerError(f"{type(error).__name__}: {safe_str(error)}", where=where), traceback.format_exc()
 
 
 def _where(rank: int, task: int | Share) -> str:

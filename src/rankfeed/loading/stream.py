@@ -17,7 +17,7 @@ import msgspec
 
 from rankfeed._util.validate import check_names
 from rankfeed.columns import Field
-from rankfeed.errors import ArgumentError, StateError, StreamError, describe_error
+from rankfeed.errors import ArgumentError, StateError, StreamError, describe_error, safe_str
 
 _log = logging.getLogger("rankfeed")
 #: What a factory may ask for, by the names of its parameters.
@@ -186,7 +186,7 @@ class Reader:
                 return Saved(self.read, content)
             found = "JSON changes it"
         except Exception as error:
-            found = f"{type(error).__name__}: {error}"
+            found = f"{type(error).__name__}: {safe_str(error)}"
         warnings.warn(
             f"the stream's own state_dict() cannot be kept ({found}): a job that resumes will read "
             "from the start of the epoch, and skip",

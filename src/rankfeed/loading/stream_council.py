@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from rankfeed.errors import StreamError, TopologyError
+from rankfeed.errors import StreamError, TopologyError, safe_str
 from rankfeed.loading.stream_stop import Council
 from rankfeed.topology import Topology
 
@@ -52,7 +52,7 @@ class TorchCouncil:
         except RuntimeError as error:
             raise StreamError(
                 "another rank is gone, or was waited for too long, while the ranks agreed on their next steps",
-                found=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+                found=f"{type(error).__name__}: {(safe_str(error).splitlines() or [''])[0]}",
                 where=self._where,
                 remedy="see what the other ranks logged: the first error there is the cause; all ranks have to "
                 "iterate the loader, and to leave it, at the same steps",

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Generic, Protocol, TypeVar
 
-from rankfeed.errors import RankfeedError, StreamError
+from rankfeed.errors import RankfeedError, StreamError, safe_str
 
 _T = TypeVar("_T")
 
@@ -211,7 +211,7 @@ def last_lines(error: Exception, most: int = 8) -> str:
     if isinstance(error, RankfeedError):
         cause = error.__cause__
         behind = "" if cause is None else "\n" + "".join(traceback.format_exception(cause)[-most:]).rstrip()
-        return f"{type(error).__name__}: {error}{behind}"
+        return f"{type(error).__name__}: {safe_str(error)}{behind}"
     return "".join(traceback.format_exception(error)[-most:]).rstrip()
 
 

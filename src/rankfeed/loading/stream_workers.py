@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from rankfeed._util.threads import DaemonPool
-from rankfeed.errors import StreamError
+from rankfeed.errors import StreamError, safe_str
 from rankfeed.loading.maker import Made, Maker, Share
 from rankfeed.loading.processes import Crew, dismiss
 
@@ -95,7 +95,7 @@ class ProcessMake:
             except (pickle.PicklingError, AttributeError, TypeError) as error:
                 raise StreamError(
                     "samples of the stream cannot be sent to a worker process",
-                    found=f"{type(error).__name__}: {error}",
+                    found=f"{type(error).__name__}: {safe_str(error)}",
                     where=share.where,
                     remedy="let the stream yield what pickles, or take worker_kind='thread'",
                 ) from error

@@ -6,6 +6,7 @@ import errno
 import os
 from pathlib import Path
 
+from rankfeed._util.validate import check_path
 from rankfeed.errors import ArgumentError
 from rankfeed.storage import write_atomic
 
@@ -21,7 +22,7 @@ def written(path: str | os.PathLike[str], content: bytes) -> Path:
         >>> written(Path(tempfile.mkdtemp(), "a"), b"all of it").read_bytes()
         b'all of it'
     """
-    target = Path(path)
+    target = Path(check_path("path", path))
     try:
         if target.exists() and not target.is_file():  # a device (/dev/null, say) is not to become a file
             raise OSError(errno.EINVAL, "it is no file")

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from rankfeed._util.validate import check_bool, invalid
 from rankfeed.columns import Columns, Field, Stored, column_of_parts
 from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.arrow_decode import decoded, read_batch
@@ -71,7 +72,9 @@ class ArrowSource(ChunkedSource):
     ) -> None:
         self._paths = [os.path.abspath(path) for path in files_of(where)]
         self._nulls: Nulls = nulls
-        self._unended = unended
+        self._unended = check_bool("unended", unended)
+        if shapes is not None and not isinstance(shapes, Mapping):
+            raise invalid("shapes", "a dict of shapes by column", shapes)
         self._shapes = dict(shapes or {})
         self._open: Kept[ArrowFile] = Kept()
         self._exceeds = sum(map(_size, self._paths)) > mapped.RESIDENT_BYTES

@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from rankfeed._util.validate import check_choice
 from rankfeed.columns import Field
-from rankfeed.errors import ArgumentError, SourceError
+from rankfeed.errors import SourceError
 
 Nulls = Literal["error", "mask"]
 
@@ -42,8 +43,7 @@ def fields_of(schema: Any, *, nulls: Nulls = "error") -> dict[str, Field]:
         >>> {name: str(field) for name, field in fields_of(schema).items()}
         {'x': 'float32[*]', 'when': 'int64', 'at': 'int8[2]'}
     """
-    if nulls not in ("error", "mask"):
-        raise ArgumentError("nulls cannot be used", expected="'error' | 'mask'", found=repr(nulls))
+    check_choice("nulls", nulls, ("error", "mask"))
     for name, count in Counter(schema.names).items():
         if count > 1:
             raise _two_of(name)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
+from rankfeed._util.validate import check_int
 from rankfeed.columns import Columns, Stored, column_of_parts
 from rankfeed.sources.chunk_cache import Chunk, ChunkCache
 from rankfeed.sources.source import Int64, Source, by_chunk, check_columns, check_ids
@@ -44,8 +45,8 @@ class ChunkedSource(Source):
         """
         self._chunk_starts = np.zeros(len(rows_per_chunk) + 1, np.int64)
         np.cumsum(np.asarray(rows_per_chunk, np.int64), out=self._chunk_starts[1:])
-        self._cache_bytes = cache_bytes
-        self._cache = ChunkCache(cache_bytes)
+        self._cache_bytes = check_int("cache_bytes", cache_bytes, at_least=0)
+        self._cache = ChunkCache(self._cache_bytes)
         rows = int(self._chunk_starts[-1])
         # Four chunks: while one is used up the next are decoded, side by side.
         self.looks_ahead = max(1, 4 * rows // max(1, len(rows_per_chunk)))

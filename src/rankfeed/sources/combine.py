@@ -10,8 +10,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from rankfeed._util.validate import check_names, invalid
 from rankfeed.columns import Columns, Field
-from rankfeed.errors import ArgumentError
+from rankfeed.errors import ArgumentError, safe_repr
 from rankfeed.sources.joining import agreed_fields, joined_column
 from rankfeed.sources.source import Annotate, Collate, Int64, Source, by_chunk, check_columns, check_ids
 from rankfeed.storage import digest_of
@@ -186,23 +187,19 @@ def concat(
     names = list(sources) if isinstance(sources, Mapping) else None
     given: Any = list(sources.values()) if isinstance(sources, Mapping) else sources
     if not isinstance(given, (list, tuple)):
-        raise ArgumentError(
-            "concat takes sources",
-            expected="a list of sources, or a dict of them by name",
-            found=type(given).__name__,
-        )
+        raise invalid("sources", "a list of sources, or a dict of them by name", sources)
     if not given:
-        raise ArgumentError("there is nothing to concatenate", expected="at least one source", found=repr(sources))
+        raise invalid("sources", "at least one source", sources)
     for number, source in enumerate(given):
         if not isinstance(source, Source):
             raise ArgumentError(
                 "only sources can be concatenated",
                 expected="what rankfeed.open() or rankfeed.from_dataset() returned",
                 found=f"{type(source).__name__}: {_SHORT.repr(source)}",
-                where=f"number {number}" if names is None else f"name {names[number]!r}",
+                where=f"number {number}" if names is None else f"name {safe_repr(names[number])}",
             )
-    if names is not None and not all(isinstance(name, str) for name in names):
-        raise ArgumentError("names of sources are strings", found=repr(names))
+    if names is not None:
+        names = check_names("names of sources", names)
     combined = ConcatSource(given, names=names, columns=columns)
     if not combined.runs_user_code:
         combined.fields  # noqa: B018  (that they agree is better known now)

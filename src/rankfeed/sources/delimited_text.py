@@ -12,7 +12,8 @@ from gzip import GzipFile
 from io import BytesIO
 from typing import Any, BinaryIO, Literal
 
-from rankfeed.errors import ArgumentError, CorruptError, SourceError
+from rankfeed._util.validate import invalid
+from rankfeed.errors import ArgumentError, CorruptError, SourceError, safe_repr
 from rankfeed.sources.arrow_errors import arrow_errors
 from rankfeed.sources.json_lines import check_lines
 
@@ -43,11 +44,9 @@ class Dialect:
         given: Any = self.delimiter
         one = isinstance(given, str) and len(given) == 1 and given.isascii() and given not in '"\r\n'
         if given is not None and not one:
-            raise ArgumentError("this cannot delimit values", expected="one character of ASCII", found=repr(given))
-        if not isinstance(self.types or {}, Mapping):
-            raise ArgumentError(
-                "types are given by column", expected='such as {"label": "int32"}', found=repr(self.types)
-            )
+            raise invalid("delimiter", "one character of ASCII", given)
+        if self.types is not None and not isinstance(self.types, Mapping):
+            raise invalid("types", 'Arrow types by column, such as {"label": "int32"}', self.types)
         self.arrow_types()
 
     def arrow_types(self) -> dict[str, Any]:
@@ -62,11 +61,11 @@ class Dialect:
         for name, alias in (self.types or {}).items():
             try:
                 found[name] = pa.type_for_alias(alias)
-            except (ValueError, TypeError, AttributeError) as error:
+            except Exception as error:
                 raise ArgumentError(
                     "Arrow has no such type",
                     expected='a name such as "int64", "float32", "string", "timestamp[s]"',
-                    found=f"{name!r}: {alias!r}",
+                    found=safe_repr({name: alias}),
                 ) from error
         return found
 

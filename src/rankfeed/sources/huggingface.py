@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from rankfeed._util.validate import check_name, check_names, check_optional
 from rankfeed.columns import Columns, Dense, Field
 from rankfeed.errors import ArgumentError, CorruptError, SourceError
 from rankfeed.sources.arrow_errors import arrow_errors
@@ -89,7 +90,8 @@ class HuggingFaceSource(Source):
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
         self._options: dict[str, Any] = {"nulls": nulls, "cache_bytes": cache_bytes}
-        self._wanted = None if columns is None else tuple(columns)
+        self._wanted = None if columns is None else tuple(check_names("columns", columns))
+        split = check_optional(check_name, "split", split)
         if isinstance(where, (str, os.PathLike)):
             self._dataset: Any = None
             self._folder = _folder(os.path.abspath(where), split)

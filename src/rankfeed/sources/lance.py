@@ -11,8 +11,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from rankfeed._util.validate import check_int, check_name, check_optional, invalid
 from rankfeed.columns import Columns, Field, Stored, column_of_parts
-from rankfeed.errors import ArgumentError, SourceError
+from rankfeed.errors import SourceError
 from rankfeed.sources.arrow_columns import stored_of
 from rankfeed.sources.chunked import ChunkedSource
 from rankfeed.sources.format import Format
@@ -251,16 +252,15 @@ def _starts(counts: Int64) -> Int64:
 
 
 def _version(version: object) -> Any:
-    whole = isinstance(version, int) and not isinstance(version, bool) and version >= 0
-    if version is None or whole or (isinstance(version, str) and version):
-        return version
-    raise ArgumentError("this is no version", expected="a number, a tag, or None", found=repr(version))
+    if isinstance(version, str):
+        return check_name("version", version)
+    return check_optional(check_int, "version", version, at_least=0, at_most=2**63 - 1)
 
 
 def _condition(condition: object) -> str | None:
     if condition is None or (isinstance(condition, str) and condition.strip()):
         return condition
-    raise ArgumentError("this is no filter", expected="a condition in SQL", found=repr(condition))
+    raise invalid("filter", "a condition in SQL", condition)
 
 
 def _fits(where: Paths) -> bool:

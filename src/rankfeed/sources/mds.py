@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from rankfeed._util.validate import check_bool
 from rankfeed.columns import Columns, Field, Stored
 from rankfeed.errors import SourceError, UnsafeError
 from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
@@ -63,6 +64,7 @@ class MdsSource(ChunkedSource):
         check: bool = False,
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
+        decode, check = check_bool("decode", decode), check_bool("check", check)
         self._folders = [os.path.abspath(each) for each in folders_of(where)]
         index = _read(self._folders)
         self._shards, self._columns = index.shards, index.columns

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankfeed.columns import Bytes, Column, Field, Rows, Runs, column_of_parts
-from rankfeed.errors import CorruptError, RankfeedError, SourceError
+from rankfeed.errors import CorruptError, RankfeedError, SourceError, safe_str
 from rankfeed.sources.mds_arrays import DTYPES, Header, headers
 from rankfeed.sources.mds_images import IMAGES
 from rankfeed.sources.placed import Placed, Places, compacted
@@ -183,12 +183,12 @@ class Decoded(Encoding):
                 ) from error
             except (ValueError, InvalidOperation, OverflowError, RecursionError, KeyError, IndexError) as error:
                 raise _damaged(
-                    "a value of its encoding", f"{type(error).__name__}: {error}", where(row)
+                    "a value of its encoding", f"{type(error).__name__}: {safe_str(error)}", where(row)
                 ) from error
             except Exception as error:
                 if not self.unsafe:
                     raise
-                raise _damaged("a pickle", f"{type(error).__name__}: {error}", where(row)) from error
+                raise _damaged("a pickle", f"{type(error).__name__}: {safe_str(error)}", where(row)) from error
         return Rows(values, np.arange(len(values)), slots)
 
 

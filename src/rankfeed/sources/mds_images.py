@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from rankfeed.errors import safe_str
 from rankfeed.sources.extras import need
 
 
@@ -18,7 +19,7 @@ def opened(value: bytes) -> Any:
         image = library.open(BytesIO(value), formats=("JPEG", "PNG"))
         image.load()
     except (OSError, SyntaxError, library.DecompressionBombError) as error:
-        raise ValueError(f"{type(error).__name__}: {error}") from error
+        raise ValueError(f"{type(error).__name__}: {safe_str(error)}") from error
     return image
 
 

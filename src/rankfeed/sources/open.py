@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from rankfeed._util.validate import check_bool, check_choice, check_names, check_path
 from rankfeed.errors import ArgumentError, SourceError
 from rankfeed.sources.format import Format
 from rankfeed.sources.paths import Paths, as_paths, expand, matched
@@ -39,8 +40,8 @@ def formats(name: str | None = None) -> list[Format]:
     Raises:
         ArgumentError: there is none of that name.
     """
-    if name is not None and name not in FORMATS:
-        raise ArgumentError("no such format", expected=" or ".join(FORMATS), found=name)
+    if name is not None:
+        check_choice("format", name, tuple(FORMATS))
     return [
         getattr(import_module(module), found) for each, (module, found) in FORMATS.items() if name in (None, each)
     ]
@@ -81,6 +82,10 @@ def open(
         >>> open(folder / "rows.npy")[2]["array"]
         array([4, 5])
     """
+    allow_pickle = check_bool("allow_pickle", allow_pickle)
+    columns = None if columns is None else check_names("columns", columns)
+    if cache_dir is not None:
+        cache_dir = check_path("cache_dir", cache_dir)
     uri = as_paths(uri)
     for each in [uri] if isinstance(uri, (str, os.PathLike)) else uri:
         if "://" in os.fspath(each):

@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from rankfeed._util.validate import check_int
 from rankfeed.columns import Columns, Field, Stored
-from rankfeed.errors import ArgumentError, CorruptError, SourceError
+from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.arrow_columns import VALID, Nulls, fields_of, stored_of
 from rankfeed.sources.arrow_errors import arrow_errors
 from rankfeed.sources.arrow_types import leaves_of
@@ -78,9 +79,7 @@ class ParquetSource(ChunkedSource):
         nulls: Nulls = "error",
         cache_bytes: int = 1 << 30,
     ) -> None:
-        given: Any = cache_bytes
-        if not isinstance(given, int) or given < 0:
-            raise ArgumentError("cache_bytes cannot be used", expected="a number of bytes", found=repr(given))
+        cache_bytes = check_int("cache_bytes", cache_bytes, at_least=0)
         found = places(where)
         footers = read_footers([place.path for place in found])
         self._paths = [place.path for place in found]

@@ -9,6 +9,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from rankfeed._util.validate import check_path, invalid
 from rankfeed.errors import ArgumentError, SourceError
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -212,8 +213,8 @@ def as_paths(uri: Any) -> Paths:
     """
     paths = [uri] if isinstance(uri, (str, os.PathLike)) else uri
     if not isinstance(paths, (list, tuple)) or not all(isinstance(each, (str, os.PathLike)) for each in paths):
-        raise ArgumentError("this is no path", expected="a path, or a list of paths", found=repr(uri))
-    texts = [os.fspath(each) for each in paths]
+        raise invalid("uri", "a path, or a list of paths", uri)
+    texts = [check_path("uri", each) if each else "" for each in paths]
     for text in texts:
         if not text or "\0" in text or any(len(part) > 255 for part in text.split("/")):
             raise SourceError("no such file or folder", where=repr(text[:80]))

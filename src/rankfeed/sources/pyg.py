@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rankfeed._util.validate import check_names
 from rankfeed.columns import Columns, Field, Objects, keep_heap
 from rankfeed.errors import ArgumentError, SourceError
 from rankfeed.sources.extras import need
@@ -223,6 +224,4 @@ def _composed(picks: Int64 | None, part: Int64 | None, length: int) -> Int64 | N
 
 
 def _names(option: str, names: Sequence[str] | None) -> tuple[str, ...]:
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names or ()):
-        raise ArgumentError(f"{option} takes names of attributes", expected="a list of strings", found=repr(names))
-    return tuple(names or ())
+    return () if names is None else tuple(check_names(option, names))

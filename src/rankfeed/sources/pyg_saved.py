@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from rankfeed.errors import CorruptError, RankfeedError, SourceError, UnsafeError
+from rankfeed.errors import CorruptError, RankfeedError, SourceError, UnsafeError, safe_str
 from rankfeed.sources.extras import need
 from rankfeed.sources.paths import check_utf8
 from rankfeed.sources.pyg import PyGSource
@@ -101,7 +101,7 @@ def _dataset(path: str, allow_pickle: bool) -> Any:
     except Exception as error:
         raise CorruptError(
             "the file's graphs do not fit together",
-            found=f"{type(error).__name__}: {error}",
+            found=f"{type(error).__name__}: {safe_str(error)}",
             where=path,
             remedy=_REMEDY,
         ) from error

@@ -9,8 +9,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from rankfeed._util.validate import check_bool
 from rankfeed.columns import Columns, Field
-from rankfeed.errors import ArgumentError, RankfeedError, SourceError
+from rankfeed.errors import ArgumentError, SourceError, describe_error, safe_repr, safe_str
 from rankfeed.sources.picks import Picks, blocks_of, composed, picks_of, picks_of_range
 from rankfeed.sources.reading import read_in_order
 from rankfeed.sources.source import Annotate, Collate, Int64, Source, check_columns, check_ids
@@ -153,7 +154,9 @@ def select(
         >>> select(source, lambda sample: sample["x"] > 50, columns=["x"]).origin_ids([0, 1])
         array([8, 9])
     """
-    size = len(source)
+    size, progress = len(source), check_bool("progress", progress)
+    if isinstance(chosen, type):
+        raise _not_ids(safe_repr(chosen))
     if callable(chosen):
         check_columns(columns, source.fields)
         picks = _some(picks_of, _accepted(source, chosen, columns, progress), size)
@@ -181,7 +184,7 @@ def _some(form: Callable[[Any], Picks], ids: Any, size: int) -> Picks:
 def _range_of(chosen: slice, size: int) -> range:
     try:
         return range(*chosen.indices(size))
-    except (TypeError, ValueError) as error:
+    except Exception as error:
         raise ArgumentError("a slice has whole numbers, and a step that is not 0", found=chosen) from error
 
 
@@ -196,8 +199,8 @@ def _ids_of(chosen: Any, size: int) -> Int64:
     """Sample ids out of ids or a mask."""
     try:
         given = np.asarray(chosen)
-    except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError is torch's
-        raise _not_ids(f"{type(chosen).__name__}: {error}") from error
+    except Exception as error:  # RuntimeError is torch's
+        raise _not_ids(f"{type(chosen).__name__}: {safe_str(error)}") from error
     if given.ndim != 1 or (given.dtype.kind not in "biu" and given.size):
         raise _not_ids(f"{type(chosen).__name__} of dtype {given.dtype} with shape {given.shape}")
     if given.dtype.kind == "b":
@@ -255,9 +258,8 @@ def _truth(predicate: Callable[[Any], Any], sample: Any, sample_id: int) -> bool
     try:
         answer = predicate(sample)
     except Exception as error:
-        said = error.summary if isinstance(error, RankfeedError) else error
         raise SourceError(
-            "the predicate raised", found=f"{type(error).__name__}: {said}", where=f"sample {sample_id}"
+            "the predicate raised", found=describe_error(error), where=f"sample {sample_id}"
         ) from error
     if getattr(answer, "shape", None) == ():  # of numpy, or a tensor
         answer = answer.item()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
+from rankfeed._util.validate import check_int, check_int_array, check_names
 from rankfeed.columns import Columns, Field
 from rankfeed.errors import ArgumentError, SourceError
 
@@ -107,12 +108,19 @@ class Source(ABC):
     def __len__(self) -> int:
         return int(np.sum(self.blocks))
 
-    def __getitem__(self, index: int) -> Any:
-        return self.__getitems__([index])[0]
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            raise ArgumentError(
+                "a slice of a source is not read at once",
+                found=index,
+                remedy="source.select(slice) is a source of these samples; source.fetch(range(...)) reads them",
+            )
+        return self.__getitems__([check_int("index", index)])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         size = len(self)
-        ids = [int(index) + size if index < 0 else int(index) for index in indices]
+        given = check_int_array("indices", indices).reshape(-1).tolist()
+        ids = [index + size if index < 0 else index for index in given]
         if any(not 0 <= each < size for each in ids):
             raise IndexError(f"sample {max(ids)} of a source of {size}")
         return self.fetch(ids).samples()
@@ -125,12 +133,10 @@ def check_ids(sample_ids: npt.ArrayLike, size: int) -> Int64:
     """Sample ids as int64.
 
     Raises:
+        ArgumentError: these are no integers.
         SourceError: one is outside [0, size).
     """
-    ids = np.asarray(sample_ids)
-    if ids.dtype.kind not in "iu" and ids.size:
-        raise SourceError("sample ids must be whole numbers", found=f"dtype {ids.dtype}")
-    ids = ids.astype(np.int64, copy=False).reshape(-1)
+    ids = check_int_array("sample_ids", sample_ids).reshape(-1)
     if ids.size and int(ids.view(np.uint64).max()) >= size:
         raise SourceError(
             "no such sample", expected=f"ids from 0 to {size - 1}", found=f"{ids.min()} to {ids.max()}"
@@ -146,14 +152,13 @@ def check_columns(columns: Sequence[str] | None, fields: Mapping[str, Field]) ->
     """
     if columns is None:
         return list(fields)
-    missing = [name for name in columns if name not in fields]
-    if isinstance(columns, str) or missing:
+    names = check_names("columns", columns)
+    missing = [name for name in names if name not in fields]
+    if missing:
         raise ArgumentError(
-            "no such column",
-            expected="some of " + ", ".join(fields),
-            found=columns if isinstance(columns, str) else ", ".join(map(repr, missing)),
+            "no such column", expected="some of " + ", ".join(fields), found=", ".join(map(repr, missing))
         )
-    return list(columns)
+    return names
 
 
 def by_chunk(ids: Int64, starts: Int64) -> list[tuple[int, Int64, Int64 | None]]:

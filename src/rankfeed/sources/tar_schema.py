@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from rankfeed._util.validate import invalid
 from rankfeed.columns import Field
-from rankfeed.errors import ArgumentError, SourceError
+from rankfeed.errors import ArgumentError, SourceError, safe_repr
 from rankfeed.sources.decoders import Decoder, decoder_of, refusal
 from rankfeed.sources.tar_columns import RATE, Part, field_of, read_values
 from rankfeed.sources.tar_shards import ShardSet
@@ -74,24 +75,18 @@ def check_decode(decode: Decode, extensions: Sequence[str]) -> None:
     if isinstance(decode, bool) or callable(decode):
         return
     if not isinstance(decode, Mapping):
-        raise ArgumentError(
-            "decode is no way to decode",
-            expected="True, False, a function, or a dict by extension",
-            found=repr(decode),
-        )
+        raise invalid("decode", "True, False, a function, or a dict by extension", decode)
     for name, choice in decode.items():
         if not any(name in (each, each.rpartition(".")[2]) for each in extensions):
             raise ArgumentError(
                 "decode names an extension that no sample has",
                 expected="some of " + ", ".join(extensions),
-                found=name,
+                found=safe_repr(name),
             )
-        if not (isinstance(choice, bool) or callable(choice) or choice in ("object", "dense", "ragged")):
-            raise ArgumentError(
-                f"decode has no such choice for {name!r}",
-                expected='True, False (bytes), a function of bytes, "object", "dense" or "ragged"',
-                found=repr(choice),
-            )
+        named = isinstance(choice, str) and choice in ("object", "dense", "ragged")
+        if not (isinstance(choice, bool) or callable(choice) or named):
+            expected = 'True, False (bytes), a function of bytes, "object", "dense" or "ragged"'
+            raise invalid(f"decode for {name!r}", expected, choice)
 
 
 def decoder_for(extension: str, decode: Decode, allow_pickle: bool) -> tuple[Decoder, str | None]:

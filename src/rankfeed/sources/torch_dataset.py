@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankfeed.columns import Columns, Field, Objects
-from rankfeed.errors import ArgumentError, RankfeedError, SourceError
+from rankfeed.errors import ArgumentError, SourceError, describe_error
 from rankfeed.sources.source import Int64, Source, check_columns, check_ids
 from rankfeed.storage import digest_of
 
@@ -203,8 +203,7 @@ def _length(dataset: Any) -> int:
 
 
 def _raised(error: Exception, where: str) -> SourceError:
-    said = str(error.summary if isinstance(error, RankfeedError) else error)
-    return SourceError("the Dataset raised", found=f"{type(error).__name__}: {said}", where=where)
+    return SourceError("the Dataset raised", found=describe_error(error), where=where)
 
 
 def _some(ids: Int64) -> str:

@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from rankfeed._util.validate import check_bool, check_float, check_int, check_str, invalid
 from rankfeed.columns import Bytes, Column, Dense
-from rankfeed.errors import ArgumentError, SourceError
+from rankfeed.errors import ArgumentError, SourceError, safe_repr
 from rankfeed.sources.reading import read_in_order
 from rankfeed.sources.select import SelectSource, select
 from rankfeed.sources.source import Int64, Source, check_columns
@@ -83,7 +84,8 @@ def train_test_split(
         (1000, True)
     """
     if not isinstance(source, Source):
-        raise ArgumentError("only a source can be split", found=type(source).__name__)
+        raise invalid("source", "what rankfeed.open() or rankfeed.from_dataset() returned", source)
+    progress = check_bool("progress", progress)
     names, shares = _shares(fractions)
     splits = getattr(source, "splits", 0)
     numbers = _numbers(source, _key_of(source, key), _salt(seed, splits), progress)
@@ -111,25 +113,14 @@ def _shares(fractions: Any) -> tuple[list[str], list[float]]:
         shares = list(fractions)
         names = [str(number) for number in range(len(shares))]
     else:
-        _check_share(fractions, below=1)
-        names, shares = ["'train'", "'test'"], [1 - fractions, fractions]
-    for share in shares:
-        _check_share(share)
+        test = check_float("fractions", fractions, above=0, below=1)
+        names, shares = ["'train'", "'test'"], [1 - test, test]
+    shares = [check_float("fractions", share, above=0, at_most=1) for share in shares]
     if not shares or math.fsum(shares) > 1 + _ROUNDING:
         raise ArgumentError(
-            "fractions are of one whole", expected="fractions of up to 1 together", found=str(fractions)
+            "fractions are of one whole", expected="fractions of up to 1 together", found=safe_repr(fractions)
         )
     return names, shares
-
-
-def _check_share(share: Any, below: float = math.inf) -> None:
-    number = isinstance(share, (int, float, np.integer, np.floating)) and not isinstance(share, bool)
-    if not number or not 0 < share <= 1 or share >= below:
-        raise ArgumentError(
-            "this is no fraction",
-            expected="a number above 0 and below 1" if below == 1 else "a number above 0, up to 1",
-            found=repr(share),
-        )
 
 
 def _bounds(shares: Sequence[float]) -> UInt64:
@@ -147,7 +138,7 @@ def _key_of(source: Source, key: str | None) -> str | None:
     """
     if key is None and _KEY not in source.fields:
         return None
-    (name,) = check_columns([_KEY if key is None else key], source.fields)
+    (name,) = check_columns([_KEY if key is None else check_str("key", key)], source.fields)
     field = source.fields[name]
     whole = field.kind == "dense" and field.shape == () and np.dtype(field.dtype).kind in "biu"
     if field.kind not in ("str", "bytes") and not whole:
@@ -160,8 +151,7 @@ def _key_of(source: Source, key: str | None) -> str | None:
 
 
 def _salt(seed: Any, splits: int) -> int:
-    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
-        raise ArgumentError("a seed is a whole number", found=repr(seed))
+    seed = check_int("seed", seed)
     return xxhash.xxh3_64_intdigest(f"rankfeed split {seed} {splits}".encode())
 
 

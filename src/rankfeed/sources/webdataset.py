@@ -14,8 +14,9 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
+from rankfeed._util.validate import check_bool, check_choice, check_name, check_optional
 from rankfeed.columns import Bytes, Column, Columns, Dense, Field, Runs
-from rankfeed.errors import ArgumentError, SourceError
+from rankfeed.errors import SourceError
 from rankfeed.sources.format import Format
 from rankfeed.sources.paths import Paths, is_one, matched
 from rankfeed.sources.source import Source, check_columns, check_ids
@@ -85,9 +86,11 @@ class WebDatasetSource(Source):
         index: Literal["auto", "own"] = "auto",
         decompress: bool = False,
     ) -> None:
-        _check("missing", missing, get_args(Missing))
-        _check("duplicate_keys", duplicate_keys, ("error", "keep"))
-        _check("index", index, ("auto", "own"))
+        missing = check_choice("missing", missing, get_args(Missing))
+        duplicate_keys = check_choice("duplicate_keys", duplicate_keys, ("error", "keep"))
+        index = check_choice("index", index, ("auto", "own"))
+        split = check_optional(check_name, "split", split)
+        decompress = check_bool("decompress", decompress)
         self.where = _absolute(where)
         self._options: dict[str, Any] = {
             "columns": None if columns is None or isinstance(columns, str) else tuple(columns),
@@ -257,13 +260,6 @@ def _in_order(parts: list[Part]) -> Int64:
     for part in parts:
         out[slice(None) if part.slots is None else part.slots] = part.sizes
     return out
-
-
-def _check(name: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ArgumentError(
-            f"{name} has no such value", expected=" or ".join(map(repr, choices)), found=repr(value)
-        )
 
 
 def _absolute(where: Paths) -> Paths:

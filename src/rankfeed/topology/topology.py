@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import operator
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Self, SupportsIndex
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
+from rankfeed._util.validate import check_int, check_name
 from rankfeed.errors import TopologyError
 from rankfeed.topology.launchers import REMEDY, TORCHRUN, Claim, place, read
 from rankfeed.topology.nesting import find
@@ -35,7 +35,8 @@ class Topology:
         launcher: who started the processes; for people, nothing depends on it.
 
     Raises:
-        TopologyError: values that cannot be, such as a rank that is not below the world size.
+        ArgumentError: a value has an invalid type.
+        TopologyError: values that contradict each other, such as a rank that is not below the world size.
 
     Examples:
         >>> Topology(rank=1, world_size=2, local_rank=1, local_world_size=2).world_size
@@ -59,9 +60,8 @@ class Topology:
     def __post_init__(self) -> None:
         for field in fields(self):
             if field.name != "launcher":
-                object.__setattr__(self, field.name, _integer(field.name, getattr(self, field.name)))
-        if not self.launcher or type(self.launcher) is not str:
-            raise TopologyError("launcher is not a name", expected="a str", found=repr(self.launcher))
+                object.__setattr__(self, field.name, check_int(field.name, getattr(self, field.name)))
+        object.__setattr__(self, "launcher", check_name("launcher", self.launcher))
         self._check("rank", "world_size")
         self._check("local_rank", "local_world_size")
         self._check("node", "num_nodes")
@@ -236,12 +236,3 @@ def _axes(mesh: DeviceMesh, dims: tuple[str, ...]) -> list[int]:
             remedy="make the mesh with mesh_dim_names, and name those that see different data",
         )
     return [names.index(dim) for dim in dims]
-
-
-def _integer(name: str, value: SupportsIndex) -> int:
-    try:
-        if isinstance(value, bool | np.bool_):
-            raise TypeError
-        return operator.index(value)
-    except TypeError:
-        raise TopologyError(f"{name} is not an integer", expected="an int", found=f"{name}={value!r}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rankfeed.errors import ArgumentError, AuditError
+from rankfeed._util.validate import check_callable, check_int, check_iterable, check_optional, check_path, invalid
+from rankfeed.errors import AuditError
 from rankfeed.plan import Plan
 from rankfeed.proof.audit.audited import AuditReport, EpochReport, Repeat
 from rankfeed.proof.audit.counting import Count, Dealt, bits_for, count, distinct
@@ -81,8 +83,8 @@ def audit(
         expected: Universe
 
         def begin() -> tuple[object, ...]:
-            nonlocal reading, expected
-            _check(key, epochs, memory, max_steps)
+            nonlocal reading, expected, epochs, max_steps, memory
+            epochs, max_steps, memory = _check(loader, key, epochs, before_epoch, max_steps, memory, folder)
             own = ours(loader)
             found, due = (key, universe) if own is None else _of_ours(own, key, universe)
             expected = Universe(due)
@@ -109,16 +111,22 @@ def audit(
         return _counted(processes, reading, told, expected, memory)
 
 
-def _check(key: Any, epochs: Any, memory: Any, max_steps: Any) -> None:
-    if not (isinstance(key, (str, int)) or callable(key)):
-        raise ArgumentError("key is a field's name, a place, or a function of the batch", found=repr(key))
-    for name, value in {
-        "epochs": epochs,
-        "memory": memory,
-        "max_steps": 1 if max_steps is None else max_steps,
-    }.items():
-        if not isinstance(value, int) or value < 1:
-            raise ArgumentError(f"{name} is a whole number of 1 or more", found=repr(value))
+def _check(
+    loader: Any, key: Any, epochs: Any, before_epoch: Any, max_steps: Any, memory: Any, folder: Any
+) -> tuple[int, int | None, int]:
+    """The counts, once all arguments are known to be valid."""
+    check_iterable("loader", loader, "an iterable of batches")
+    if isinstance(key, bool | np.bool_) or not (isinstance(key, str | int | np.integer) or callable(key)):
+        raise invalid("key", "the name of a field, its place in a tuple, or a function of the batch", key)
+    check_optional(check_callable, "before_epoch", before_epoch)
+    path = check_optional(check_path, "folder", folder)
+    if path is not None and not os.path.isdir(path):
+        raise invalid("folder", "a folder that exists", folder)
+    return (
+        check_int("epochs", epochs, at_least=1),
+        check_optional(check_int, "max_steps", max_steps, at_least=1),
+        check_int("memory", memory, at_least=1),
+    )
 
 
 def _of_ours(loader: Loader | StreamLoader, key: Key, universe: Any) -> tuple[Key, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from rankfeed.errors import AuditError, RankfeedError
+from rankfeed.errors import AuditError, RankfeedError, safe_str
 from rankfeed.topology import Topology
 
 _T = TypeVar("_T")
@@ -53,7 +53,7 @@ class Processes:
         try:
             done = work()
         except BaseException as error:  # the others are waiting, and are told of an interruption, too
-            failed, cause = f"{type(error).__name__}: {error}", error
+            failed, cause = f"{type(error).__name__}: {safe_str(error)}", error
         told = self.all((failed, done))
         alone = self.world_size == 1 and isinstance(cause, RankfeedError)
         if cause is not None and (alone or not isinstance(cause, Exception)):

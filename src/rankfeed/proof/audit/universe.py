@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Sized
-from operator import index
 from typing import Any
 
 import numpy as np
 
+from rankfeed._util.validate import check_int, invalid
 from rankfeed.errors import ArgumentError, AuditError
 from rankfeed.proof.audit.counting import distinct, is_in
 from rankfeed.proof.keys import Words, words_of
@@ -85,9 +85,6 @@ class Universe:
 
 def _number(given: Any) -> int:
     try:
-        number = index(given)
-    except TypeError:
-        number = 0
-    if number < 1 or isinstance(given, bool):
-        raise ArgumentError("universe is a number of samples, or their ids", found=repr(given))
-    return number
+        return check_int("universe", given, at_least=1, at_most=2**62)
+    except ArgumentError:
+        raise invalid("universe", "a number of samples, or their ids", given) from None

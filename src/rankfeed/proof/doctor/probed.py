@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 from xxhash import xxh3_64_hexdigest
 
-from rankfeed.errors import AuditError
+from rankfeed.errors import AuditError, safe_str
 from rankfeed.proof.doctor import outside
 from rankfeed.proof.doctor.observed import (
     IDS,
@@ -70,7 +70,7 @@ def probed(job: Job, rank: int, said: BinaryIO) -> None:
         lines = _sayable(trace).splitlines()[-20:]
         if sayer.phase == IDS and isinstance(error, AuditError):
             lines = []  # of our own code, that no user has to see
-        text = _sayable(f"{type(error).__name__}: {error}").strip()[:2000]
+        text = _sayable(f"{type(error).__name__}: {safe_str(error)}").strip()[:2000]
         sayer.say(Raised(phase=sayer.phase, error=text, traceback="\n".join(lines)))
 
 

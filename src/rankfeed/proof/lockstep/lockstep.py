@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 
+from rankfeed._util.validate import check_bool, check_choice, check_iterable, check_name, check_seconds
 from rankfeed.errors import ArgumentError, LockstepError
 
 if TYPE_CHECKING:
@@ -69,11 +70,13 @@ class Lockstep(Generic[_T]):
         on_stuck: Literal["exit", "raise"] = "exit",
         grace: float = 30.0,
     ) -> None:
-        for what, seconds, least in (("limit", limit, 3), ("grace", grace, 1)):
-            if not least <= seconds < float("inf"):
-                raise ArgumentError(f"{what} is a number of seconds", expected=f"{least} or more", found=seconds)
-        if on_stuck not in ("exit", "raise"):
-            raise ArgumentError("on_stuck is a choice", expected="'exit' or 'raise'", found=repr(on_stuck))
+        if loader is not None:
+            check_iterable("loader", loader, "an iterable of batches")
+        name = check_name("name", name)
+        limit = check_seconds("limit", limit, at_least=3)
+        uneven = check_bool("uneven", uneven)
+        on_stuck = check_choice("on_stuck", on_stuck, ("exit", "raise"))
+        grace = check_seconds("grace", grace, at_least=1)
         self.loader = loader
         self._name = name
         self._choices = limit, uneven, on_stuck, grace

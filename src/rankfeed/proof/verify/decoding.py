@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rankfeed.errors import RankfeedError
+from rankfeed.errors import RankfeedError, safe_str
 from rankfeed.proof.verify.damage import Damage, Piece, Step, stamp
 from rankfeed.sources import Source
 
@@ -66,7 +66,7 @@ def _decode(source: Source, low: int, high: int, first: int) -> Iterator[Damage]
             damage = Damage.of(error)
             yield Damage(damage.what, f"{damage.where}, {where}".lstrip(", "), damage.expected, damage.found)
         else:
-            yield Damage("a sample cannot be decoded", where, "", f"{type(error).__name__}: {error}"[:500])
+            yield Damage("a sample cannot be decoded", where, "", f"{type(error).__name__}: {safe_str(error)}"[:500])
 
 
 def _row_group(source: Source, low: int, high: int, error: Exception) -> Damage | None:

@@ -11,7 +11,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from rankfeed.errors import ArgumentError, TopologyError
+from rankfeed._util.validate import (
+    check_bool,
+    check_int,
+    check_name,
+    check_optional,
+    check_path,
+    check_seconds,
+    check_str,
+    invalid,
+)
+from rankfeed.errors import ArgumentError, TopologyError, safe_str
 from rankfeed.proof.watch.line import line_for
 from rankfeed.proof.watch.prometheus import serve
 from rankfeed.proof.watch.tensorboard import Curves, Told
@@ -69,9 +79,8 @@ def watch(
         4
     """
     if not (callable(getattr(loader, "stats", None)) and hasattr(type(loader), "__iter__")):
-        raise ArgumentError(
-            "only what has statistics can be watched", expected="a rankfeed.Loader", found=type(loader).__name__
-        )
+        raise invalid("loader", "a rankfeed.Loader", loader)
+    name = check_str("name", name)
     _check_options(to, every=every, all_ranks=all_ranks, log_dir=log_dir, port=port, host=host)
     if to == "prometheus":
         watched = Watched(loader, name or "loader")
@@ -158,7 +167,7 @@ class _Ticker:
                 self._outlet.close()
         if failed is not None:
             warnings.warn(
-                f"the loader is no longer watched: {type(failed).__name__}: {failed}", RuntimeWarning, stacklevel=1
+                f"the loader is no longer watched: {type(failed).__name__}: {safe_str(failed)}", RuntimeWarning, stacklevel=1
             )
 
 
@@ -167,22 +176,18 @@ def _check_options(to: Any, *, every: Any, **options: Any) -> None:
     theirs = {"line": "every all_ranks", "tensorboard": "every all_ranks log_dir", "prometheus": "port host"}
     if isinstance(to, str) and to in theirs:
         allowed = theirs[to].split()
-    elif not isinstance(to, str) and (hasattr(to, "add_scalar") or callable(to)):
+    elif not isinstance(to, str | type) and (hasattr(to, "add_scalar") or callable(to)):
         allowed = ["every", "all_ranks"]
     else:
-        raise ArgumentError(
-            "there is no such outlet",
-            expected="'line', 'tensorboard', 'prometheus', a SummaryWriter or a function",
-            found=repr(to),
-        )
+        raise invalid("to", "'line', 'tensorboard', 'prometheus', a SummaryWriter or a function", to)
     given = {name: value for name, value in {"every": every, **options}.items() if value is not None}
     for name in given.keys() - allowed:
         raise ArgumentError(f"{name} belongs to another outlet", expected=f"{to!r} takes {', '.join(allowed)}")
-    if every is not None and not (isinstance(every, (int, float)) and 0.01 <= every <= threading.TIMEOUT_MAX):
-        raise ArgumentError("every is seconds, from 0.01", found=repr(every))
-    port = options["port"]
-    if port is not None and (type(port) is not int or not 0 <= port < 65536):
-        raise ArgumentError("port is a whole number from 0 to 65535", found=repr(port))
+    check_optional(check_seconds, "every", every, at_least=0.01)
+    check_optional(check_bool, "all_ranks", options["all_ranks"])
+    check_optional(check_path, "log_dir", options["log_dir"])
+    check_optional(check_int, "port", options["port"], at_least=0, at_most=65535)
+    check_optional(check_name, "host", options["host"])
 
 
 def _port(loader: Any, first: int) -> int:
