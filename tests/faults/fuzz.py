@@ -30,6 +30,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+import numpy as np
 from tests.sources import writers
 from tests.sources.compare import difference, digests
 
@@ -179,9 +180,20 @@ def compare(name: str, folder: Path, samples: dict[int, Any], size: int) -> str:
     if len(own) != size:
         return f"differs: {size} samples instead of {len(own)}"
     for number, sample in sorted(samples.items()):
-        if (what := difference(sample, own[number])) is not None:
+        if (what := difference(quiet(sample), quiet(own[number]))) is not None:
             return f"differs: sample {number}: {what}"
     return "agrees"
+
+
+def quiet(value: Any) -> Any:
+    """With one kind of NaN: signalling ones do not survive a library's way through Python's floats."""
+    if isinstance(value, dict):
+        return {name: quiet(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [quiet(each) for each in value]
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind == "f":
+        return np.where(np.isnan(value), value.dtype.type(np.nan), value)
+    return value
 
 
 def peak_bytes() -> int:
