@@ -28,6 +28,7 @@ START_PROCESSES = {
     "tests/integrations/": "libraries",
     "tests/launch/": "launchers",
     "tests/proof/test_doctor": "builders",
+    "tests/test_documented_code": "pages",  # which share a process
     "tests/zoo/": "builders",
 }
 

@@ -4,7 +4,7 @@ A ``python`` block of a page is run, all blocks of a page in order as one progra
 block (``python title="train.py"``) is a file that the reader would write: it is put there and compiled.
 """
 
-import os
+import json
 import re
 import subprocess
 import sys
@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+PROGRAMS = Path(__file__).parent / "support" / "programs.py"
 BLOCK = re.compile(r'^```python(?: title="(?P<title>[^"]+)")?\n(?P<code>.*?)^```$', re.DOTALL | re.MULTILINE)
 PAGES = [
     page for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if BLOCK.search(page.read_text())
@@ -33,16 +34,31 @@ def program_of(page: Path) -> tuple[str, dict[str, str]]:
     return program, files
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_what_a_page_shows_runs(page: Path, tmp_path: Path) -> None:
-    program, files = program_of(page)
-    for name, code in files.items():
-        compile(code, f"{page.name}:{name}", "exec")
-        (tmp_path / name).write_text(code)
-    script = tmp_path / f"page-{page.stem}.py"  # a page may have the name of a library
-    script.write_text(program)
-    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+@pytest.fixture(scope="module")
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[Path, tuple[int, str]]:
+    """The exit status of each page that is tested, and what it printed."""
+    tests = [item for item in request.session.items if item.path == request.path]
+    wanted = [item.callspec.params["page"] for item in tests]  # type: ignore[attr-defined]
+    programs = []
+    for page in wanted:
+        folder = tmp_path_factory.mktemp("page")
+        program, files = program_of(page)
+        for name, code in files.items():
+            compile(code, f"{page.name}:{name}", "exec")
+            (folder / name).write_text(code)
+        script = folder / f"page-{page.stem}.py"  # a page may have the name of a library
+        script.write_text(program)
+        programs.append({"script": str(script), "log": str(folder / "log")})
     done = subprocess.run(
-        [sys.executable, str(script)], cwd=tmp_path, env=environ, capture_output=True, text=True, check=False
+        [sys.executable, str(PROGRAMS)], input=json.dumps(programs), capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, f"{page.relative_to(ROOT)}\n{done.stderr}"
+    assert done.returncode == 0, done.stderr
+    logs = [Path(program["log"]).read_text() for program in programs]
+    return dict(zip(wanted, zip(json.loads(done.stdout), logs, strict=True), strict=True))
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_what_a_page_shows_runs(page: Path, runs: dict[Path, tuple[int, str]]) -> None:
+    status, log = runs[page]
+    assert status == 0, f"{page.relative_to(ROOT)}\n{log}"

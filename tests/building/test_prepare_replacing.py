@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.machine import need_root
 from tests.support.prepared import build, control
 
 import rankfeed as rf
@@ -85,16 +86,6 @@ def test_only_names_that_are_given_here_are_swept(path: Path) -> None:
     shutil.rmtree(control(path))
 
 
-def need_root() -> None:
-    """To mount something, or to be two users."""
-    if os.geteuid() == 0:
-        return
-    message = "this needs root"
-    if os.environ.get("CI") == "true" or os.environ.get("RANKFEED_REQUIRE_LAUNCHERS") == "1":
-        pytest.fail(message)
-    pytest.skip(message)
-
-
 @contextmanager
 def anybody() -> Iterator[Path]:
     """A folder where other users may look and write: not below pytest's own."""
@@ -150,7 +141,7 @@ def test_what_cannot_be_looked_into_is_not_built_again(path: Path, monkeypatch: 
 
 
 def test_anothers_folder_that_may_not_be_read_is_told_and_not_built() -> None:
-    need_root()
+    need_root("being two users")
     built: Counter[int] = Counter()
 
     def private(staging: Path) -> None:
@@ -184,7 +175,7 @@ def test_inputs_are_asked_afresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @contextmanager
 def mounted(kind: str, place: Path, options: str) -> Iterator[None]:
-    need_root()
+    need_root("mounting")
     subprocess.run(["mount", "-t", kind, "-o", options, kind, place], check=True)
     try:
         yield
@@ -235,7 +226,7 @@ def test_a_folder_that_may_not_be_changed_is_told_before_the_build(anothers: boo
     with anybody() as top:
         path = top / "data"
         if anothers:
-            need_root()
+            need_root("being two users")
             rf.prepare_once(path, build, key="1")
         with nobody():
             if not anothers:
@@ -247,7 +238,7 @@ def test_a_folder_that_may_not_be_changed_is_told_before_the_build(anothers: boo
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o2775])
 def test_whoever_may_write_beside_it_may_take_over_from_others(mode: int) -> None:
     """One user's failure is kept for a while, and a dead builder's lease is left."""
-    need_root()
+    need_root("being two users")
 
     def fails(staging: Path) -> None:
         raise ValueError("full")
@@ -270,7 +261,7 @@ def test_whoever_may_write_beside_it_may_take_over_from_others(mode: int) -> Non
 
 
 def test_who_may_not_take_over_is_told_by_whose_leave_he_might() -> None:
-    need_root()
+    need_root("being two users")
     with anybody() as top:
         control(top / "data").mkdir(mode=0o755)
         (control(top / "data") / "0123456789abcdef.lock").touch()

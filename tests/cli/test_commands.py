@@ -1,23 +1,36 @@
 """The command line: figures for people and machines, and errors without a traceback."""
 
+import io
 import json
 import shutil
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
 import rankfeed as rf
+from rankfeed.cli import main
 
 COMMANDS = ("inspect", "index", "plan", "prepare", "pack", "report", "topology", "verify", "demo")
 
 
 def rankfeed(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from rankfeed.cli import main; main()", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    """Run the command in this process: a process of its own takes a second."""
+    command = ["rankfeed", *map(str, arguments)]
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        mock.patch.object(sys, "argv", command),
+        redirect_stdout(out),
+        redirect_stderr(err),
+        pytest.raises(SystemExit) as ended,
+    ):
+        main()
+    return subprocess.CompletedProcess(command, int(ended.value.code or 0), out.getvalue(), err.getvalue())
 
 
 def figures(*arguments: object) -> dict[str, Any]:
@@ -32,6 +45,14 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("cli") / "data"
     rf.pack(({"x": np.full(i % 5, i), "y": i} for i in range(100)), path, shard_bytes=500, progress=False)
     return path
+
+
+def test_the_installed_program_ends_with_a_sentence_and_an_exit_code() -> None:
+    program = Path(sys.executable).with_name("rankfeed")
+    done = subprocess.run([program, "inspect", "/nowhere"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "/nowhere" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -220,7 +241,7 @@ def test_verify_refuses_other_data_than_the_run_read(packed: Path, tmp_path: Pat
 def test_a_plan_that_does_not_hold_is_told_in_one_document(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from rankfeed.cli import main, verifying
+    from rankfeed.cli import verifying
     from rankfeed.proof.verify.plans import PlanVerdict
 
     broken = PlanVerdict(True, deliveries=3, steps=(4, 4), missing=1, repeated=0, left_out=0, uneven=0)
@@ -235,8 +256,6 @@ def test_a_plan_that_does_not_hold_is_told_in_one_document(
 def test_a_demo_that_fails_is_told_in_one_document(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from rankfeed.cli import main
-
     monkeypatch.setattr("rankfeed.cli.demo.run", lambda say: {"missing": 1, "repeated": 0})
     monkeypatch.setattr(sys, "argv", ["rankfeed", "demo", "--json"])
     with pytest.raises(SystemExit) as ended:

@@ -12,19 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
+from tests.support.machine import need_root
 
 import rankfeed as rf
 from rankfeed.building.prepared import check
 
 RANKS = 4
-
-
-def need_root(what: str) -> None:
-    if os.geteuid():
-        if os.environ.get("CI") == "true" or os.environ.get("RANKFEED_REQUIRE_LAUNCHERS") == "1":
-            pytest.fail(f"{what} needs root")
-        pytest.skip(f"{what} needs root")
 
 
 @contextmanager

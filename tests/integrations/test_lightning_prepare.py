@@ -53,7 +53,7 @@ def test_every_rank_of_a_trainer_gets_what_was_built_once(tmp_path: Path) -> Non
         # All ranks are there, one of them when it is over.
         pytest.param("late", ["setup-late-0", "setup-late-1"], marks=pytest.mark.soak),
         # Rank 1 waits in a barrier of Lightning's, which the end of rank 0 breaks.
-        ("both", ["prepare_data-both-0"]),
+        pytest.param("both", ["prepare_data-both-0"], marks=pytest.mark.slow),
         # There is but one process yet.
         pytest.param("before", ["outside-before-0"], marks=pytest.mark.soak),
     ],

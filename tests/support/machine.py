@@ -1,0 +1,33 @@
+"""What a machine may lack: a test that needs it is skipped with the reason, or fails where all has to be there."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+from typing import NoReturn
+
+import pytest
+
+
+def missing(what: str) -> NoReturn:
+    """Skip the test, or fail it in a run of all tests (`.ci/run` sets RANKFEED_REQUIRE_LAUNCHERS)."""
+    if os.environ.get("RANKFEED_REQUIRE_LAUNCHERS") == "1":
+        pytest.fail(f"needs {what}")
+    pytest.skip(f"needs {what}", allow_module_level=True)
+
+
+def need_root(what: str) -> None:
+    """To mount, to have namespaces, or to be two users."""
+    if not _is_root():
+        missing(f"root that may mount and make namespaces (unshare): {what}")
+
+
+@functools.cache
+def _is_root() -> bool:
+    """Whether this is root, and not that of a container which may do less."""
+    if os.geteuid() or not shutil.which("unshare"):
+        return False
+    spaces = ["--mount", "--uts", "--net", "--pid", "--fork", "--mount-proc"]
+    return subprocess.run(["unshare", *spaces, "true"], capture_output=True, check=False).returncode == 0
