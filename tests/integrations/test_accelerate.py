@@ -1,7 +1,6 @@
 """Accelerate on real ranks: each sample once, exact metrics, checkpoints for other numbers of ranks."""
 
 import json
-import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -164,16 +163,14 @@ def test_an_accelerator_gets_no_loader_of_other_ranks_nor_one_of_another_library
         accelerated(DataLoader([1, 2]), accelerator)  # type: ignore[arg-type]
 
 
-def test_a_loader_that_was_not_taken_to_the_accelerator_is_told_of_on_several_ranks() -> None:
+def test_a_loader_that_was_not_taken_to_the_accelerator_is_refused_on_several_ranks() -> None:
     accelerator = Accelerator(cpu=True)
     source = rf.from_dataset([{"id": i} for i in range(8)])
     loader = accelerator.prepare(rf.Loader(source, 2, topology=rf.Topology(rank=0, world_size=2)))
-    with pytest.warns(UserWarning, match=r"Take it there with rankfeed\.integrations\.accelerate"):
-        assert len(list(loader)) == 2
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert len(list(rf.Loader(source, 2, topology=rf.Topology()))) == 4, "one process lacks nothing but places"
-        assert len(list(accelerated(rf.Loader(source, 2), accelerator))) == 4
+    with pytest.raises(ArgumentError, match=r"(?s)rankfeed\.integrations\.accelerate\.accelerated.*rank 0 of 2"):
+        iter(loader)
+    assert len(list(rf.Loader(source, 2, topology=rf.Topology()))) == 4, "one process lacks nothing but places"
+    assert len(list(accelerated(rf.Loader(source, 2), accelerator))) == 4
 
 
 def test_a_loop_that_is_left_early_and_one_inside_another_leave_no_trace() -> None:

@@ -11,7 +11,7 @@ import torch
 from tests.support.packages import need_package
 
 import rankfeed as rf
-from rankfeed.errors import ArgumentError
+from rankfeed.errors import ArgumentError, StateError
 
 need_package("lightning")
 import lightning.pytorch as L  # noqa: E402
@@ -75,7 +75,7 @@ def loader(rows: int = ROWS, **options: Any) -> rf.Loader:
     return rf.Loader(SOURCE, rows, **{"shuffle": True, **options})
 
 
-def trainer(*callbacks: Any, **options: Any) -> Any:
+def trainer(*callbacks: Any, check: bool = True, **options: Any) -> Any:
     return L.Trainer(
         accelerator="cpu",
         devices=1,
@@ -84,7 +84,7 @@ def trainer(*callbacks: Any, **options: Any) -> Any:
         enable_model_summary=False,
         enable_checkpointing=any(isinstance(each, Checkpoint) for each in callbacks),
         num_sanity_val_steps=0,
-        callbacks=[*callbacks, LoaderCheck()],
+        callbacks=[*callbacks, *([LoaderCheck()] if check else [])],
         **options,
     )
 
@@ -367,8 +367,57 @@ def test_a_stream_cannot_train_and_validate_at_the_same_time() -> None:
         trainer(max_epochs=1).fit(Model(), feed, feed)
 
 
-def test_a_stream_that_goes_on_without_the_callback_is_warned_of(tmp_path: Path) -> None:
-    feed = rf.Loader(rf.from_iterable(numbers), 2)
-    feed.load_state_dict({**feed.state_dict(), "position": 4, "steps": 2})
-    with pytest.warns(UserWarning, match="reads a batch ahead"):
-        feed.batch_sampler.sampler.set_epoch(0)
+@pytest.fixture(scope="module")
+def unchecked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Checkpoints of Trainers without LoaderCheck: in the middle of an epoch, with a batch in hand, of a stream."""
+    found = {}
+    for name, feed, options in (
+        ("middle", loader(), {"every_n_train_steps": 3}),
+        ("in hand", loader(), {"save_on_exception": True, "save_last": False}),
+        ("stream", rf.Loader(rf.from_iterable(numbers), 2), {"every_n_train_steps": 2}),
+    ):
+        folder = tmp_path_factory.mktemp("unchecked")
+        model = Model()
+
+        def stop(hook: str, model: Model = model) -> None:
+            if hook == "training_step" and len(model.trained) == 3:
+                raise Stopped
+
+        model.stop = stop  # type: ignore[method-assign]
+        with pytest.raises(Stopped):
+            trainer(saver(folder, **options), check=False, max_epochs=1).fit(model, feed)
+        found[name] = min(folder.iterdir())
+    return found
+
+
+def test_without_the_callback_a_checkpoint_is_resumed_where_nothing_is_lost(unchecked: dict[str, Path]) -> None:
+    model = Model()
+    trainer(check=False, max_epochs=2).fit(model, loader(), ckpt_path=unchecked["middle"])
+    assert model.trained == planned(range(2))[3:]
+
+
+@pytest.mark.parametrize("check", [False, True], ids=["without", "with"])
+@pytest.mark.parametrize("name", ["in hand", "stream"])
+def test_a_checkpoint_that_misses_a_batch_in_hand_is_refused(
+    name: str, check: bool, unchecked: dict[str, Path]
+) -> None:
+    feed = loader() if name == "in hand" else rf.Loader(rf.from_iterable(numbers), 2)
+    with pytest.raises(StateError, match=r"(?s)would lose or repeat samples.*LoaderCheck\(\)"):
+        trainer(check=check, max_epochs=1).fit(Model(), feed, ckpt_path=unchecked[name])
+
+
+@pytest.mark.parametrize("saved", ["last_batch", "epoch_end", "after_fit"])
+@pytest.mark.parametrize(("rows", "limit"), [(ROWS, "max_steps"), (2, "max_epochs"), (8, "max_steps")])
+def test_without_the_callback_no_epoch_is_cut_short(
+    saved: str, rows: int, limit: str, request: pytest.FixtureRequest
+) -> None:
+    due = planned(range(1, 3), rows)
+    model, ends = Model(), {"max_epochs": 3, "max_steps": STEPS + len(due)}
+    try:
+        checkpoint = request.getfixturevalue(saved)
+        trainer(check=False, **{limit: ends[limit]}).fit(model, loader(rows), ckpt_path=checkpoint)
+    except StateError as error:
+        assert "LoaderCheck()" in str(error)
+        assert model.trained == []
+    else:
+        assert model.trained == due

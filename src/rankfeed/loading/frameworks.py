@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 from weakref import WeakSet
 
@@ -42,22 +41,29 @@ class AmongFrameworks:
 
 
 def at_home(loader: Loader) -> None:
-    """Say that an integration iterates this loader, so that there is nothing to warn of."""
+    """Say that an integration iterates this loader, so that it is not refused."""
     _at_home.add(loader)
 
 
-def warn_if_passed_by(loader: Loader) -> None:
-    """Warn of a loader that is iterated as it is on the ranks of an Accelerator.
+def refuse_if_passed_by(loader: Loader) -> None:
+    """Refuse to be iterated on the ranks of an Accelerator that has not been given the loader.
 
-    ``Accelerator.prepare`` hands back what is no DataLoader, and says nothing.
+    ``Accelerator.prepare`` returns what is no DataLoader unchanged, without a message.
+
+    Raises:
+        ArgumentError: the job has an Accelerator of several ranks, and no integration iterates the loader.
     """
     accelerate = sys.modules.get("accelerate.state")
     state = getattr(getattr(accelerate, "AcceleratorState", None), "_shared_state", None)
     if state and loader not in _at_home and loader.topology.world_size > 1:
-        warnings.warn(
-            "this loader is iterated as it is in a job of Accelerate, whose prepare() does nothing to it: batches "
-            "are not placed on the accelerator's device, no checkpoint has its place, and gather_for_metrics may "
-            "be given different numbers of rows. Take it there with "
-            "rankfeed.integrations.accelerate.accelerated(loader, accelerator)",
-            stacklevel=3,
+        topology = loader.topology
+        raise ArgumentError(
+            "Accelerate does not know this loader: checkpoints of save_state would not have its place, "
+            "gather_for_metrics would lose rows of the last steps, and batches would stay on the CPU "
+            "(accelerator.prepare only acts on a DataLoader)",
+            expected="a loader that was passed to rankfeed.integrations.accelerate.accelerated",
+            found="a rankfeed.Loader iterated directly",
+            where=f"rank {topology.rank} of {topology.world_size}",
+            remedy="iterate accelerated(loader, accelerator), with checkpoint=False if its place need not be saved; "
+            "for a Trainer of Transformers use rankfeed.integrations.transformers.FeedMixin",
         )

@@ -17,7 +17,7 @@ from rankfeed.loading import state as states
 from rankfeed.loading.collate import RaggedAs, check_ragged
 from rankfeed.loading.device import device_of
 from rankfeed.loading.engine import Engine, InlineEngine, ThreadEngine
-from rankfeed.loading.frameworks import AmongFrameworks, warn_if_passed_by
+from rankfeed.loading.frameworks import AmongFrameworks, refuse_if_passed_by
 from rankfeed.loading.iteration import Iteration
 from rankfeed.loading.ledger import folder_of
 from rankfeed.loading.maker import Made, Maker
@@ -193,7 +193,7 @@ class Loader(Standing, Placed, AmongFrameworks):
         return self._begun.steps + len(self._schedule())
 
     def __iter__(self) -> Iterator[Any]:
-        warn_if_passed_by(self)
+        refuse_if_passed_by(self)
         turn = self._next_turn()
         return Iteration(self, self._schedule(), turn)
 
