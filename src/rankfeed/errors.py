@@ -72,14 +72,15 @@ def printable(text: str | bytes) -> str:
         >>> printable(b"caf\xe9.npy"), printable("caf\udce9.npy")
         ('caf\\xe9.npy', 'caf\\xe9.npy')
     """
-    if isinstance(text, str):
-        if text.isascii():
-            return text
-        try:
-            text = text.encode("utf-8", "surrogateescape")  # as os.fsencode
-        except UnicodeEncodeError:  # another surrogate, which no file name has
-            text = text.encode("utf-8", "backslashreplace")
-    return text.decode("utf-8", "backslashreplace")
+    if isinstance(text, bytes):
+        return text.decode("utf-8", "backslashreplace")
+    if text.isascii():
+        return text
+    try:
+        encoded = text.encode("utf-8", "surrogateescape")  # as os.fsencode
+    except UnicodeEncodeError:  # another surrogate, which no file name has
+        encoded = text.encode("utf-8", "backslashreplace")
+    return encoded.decode("utf-8", "backslashreplace")
 
 
 def listed(names: Sequence[str], most: int = 4) -> str:

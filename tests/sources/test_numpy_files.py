@@ -2,10 +2,12 @@
 
 import multiprocessing
 import pickle
+import tarfile
 import threading
 import time
 import tracemalloc
 import zipfile
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +18,7 @@ import pytest
 
 import rankfeed as rf
 from rankfeed.columns import Field
-from rankfeed.errors import CorruptError, SourceError, UnsafeError
+from rankfeed.errors import ArgumentError, CorruptError, SourceError, UnsafeError
 from rankfeed.sources import numpy_file
 
 
@@ -117,6 +119,10 @@ def test_objects_are_refused_unless_allowed(name: str, tmp_path: Path) -> None:
         rf.open(tmp_path)
     with pytest.raises(UnsafeError):
         rf.open(tmp_path / name)
+    source = pickle.loads(pickle.dumps(rf.open(tmp_path / name, allow_pickle=True)))
+    assert source.fields == {"array": Field("object")}
+    assert source[0]["array"] == {"a": 0}
+    assert next(iter(rf.Loader(source)))["array"] == [{"a": 0}]
     assert rf.open(tmp_path, allow_pickle=True)[1]["array"][0] == {"a": 1}
 
 
@@ -186,7 +192,7 @@ def test_a_flipped_bit_in_the_header_of_a_member_is_found_by_its_checksum(tmp_pa
     source = rf.open(tmp_path)
     path = tmp_path / "2.npz"
     path.write_bytes(path.read_bytes().replace(b"(8011,)", b"(1,)   "))
-    with pytest.raises(CorruptError, match=r"CRC[\s\S]*2\.npz"):
+    with pytest.raises(CorruptError, match=r"contradicts its header[\s\S]*2\.npz"):
         source[2]
 
 
@@ -363,3 +369,244 @@ def test_a_damaged_header_is_told_as_such(tmp_path: Path) -> None:
         (tmp_path / "rows.npy").write_bytes(whole[:start] + bytes(8) + whole[start + 8 :])
         with suppress(CorruptError, UnsafeError):
             assert len(rf.open(tmp_path / "rows.npy").fetch([0])["array"]) == 1
+
+
+def test_an_object_that_cannot_be_unpickled_is_named(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.array([{"a": 1}], object), allow_pickle=True)
+    content = (tmp_path / "a.npy").read_bytes()
+    (tmp_path / "a.npy").write_bytes(content[:-4])
+    with pytest.raises(CorruptError, match=r"a\.npy"):
+        rf.open(tmp_path / "a.npy", allow_pickle=True)[0]
+
+
+def _with_header(path: Path, shape: Any) -> Path:
+    text = str({"descr": "<f4", "fortran_order": False, "shape": shape}).encode()
+    text += b" " * (-(11 + len(text)) % 64) + b"\n"
+    path.write_bytes(b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + bytes(64))
+    return path
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [(True,), (1,) * 65, (2**40, 2**40), (2**47, 2**47, 0), (0, 2**62), (-1,), (2**63,), (1.0,), ((1,),)],
+    ids=str,
+)
+@pytest.mark.parametrize("suffix", ["npy", "npz", "tar"])
+def test_a_shape_that_no_array_has_is_damage(shape: Any, suffix: str, tmp_path: Path) -> None:
+    path = _with_header(tmp_path / "rows.npy", shape)
+    if suffix == "npz":
+        with zipfile.ZipFile(tmp_path / "rows.npz", "w") as archive:
+            archive.write(path, "x.npy")
+    if suffix == "tar":
+        with tarfile.open(tmp_path / "rows.tar", "w") as archive:
+            archive.add(path, "0.npy")
+    with pytest.raises(CorruptError, match=rf"rows\.{suffix}"):
+        rf.open(tmp_path / f"rows.{suffix}")[0]
+
+
+def test_arrays_of_the_most_dimensions_are_read_as_rows_and_refused_as_samples(tmp_path: Path) -> None:
+    for number in range(2):
+        _with_header(tmp_path / f"{number}.npy", (1,) * 64)
+    assert rf.open(tmp_path / "0.npy")[0]["array"].shape == (1,) * 63
+    with pytest.raises(SourceError, match="dimensions"):
+        rf.open(tmp_path)
+
+
+@pytest.mark.parametrize("opened", ["bomb.npz", "."])
+@pytest.mark.parametrize("honest", [True, False])
+def test_an_archive_expands_to_what_the_headers_say(opened: str, honest: bool, tmp_path: Path) -> None:
+    """A member of 1 GiB whose header says four rows, in 1 MB; its size in the directory is right or a lie."""
+    head = _with_header(tmp_path / "head", (4,)).read_bytes()[:-64]
+    with zipfile.ZipFile(tmp_path / "bomb.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        with archive.open("x.npy", "w", force_zip64=True) as file:
+            file.write(head)
+            for _ in range(64):
+                file.write(bytes(1 << 20))
+        size = archive.getinfo("x.npy").file_size
+    content = (tmp_path / "bomb.npz").read_bytes()
+    if not honest:
+        directory = content.index(b"PK\1\2")
+        lie = (len(head) + 16).to_bytes(4, "little")
+        assert content.count(size.to_bytes(4, "little"), directory) == 1
+        content = content[:directory] + content[directory:].replace(size.to_bytes(4, "little"), lie)
+        (tmp_path / "bomb.npz").write_bytes(content)
+    tracemalloc.start()
+    with pytest.raises(CorruptError, match=r"bomb\.npz"):
+        rf.open(tmp_path / opened, **({} if opened == "bomb.npz" else {"layout": "samples"}))[0]
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 4 << 20
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_an_archive_is_opened_once_for_all_its_members(save: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    save(tmp_path / "d.npz", **{f"x{number}": np.arange(3) + number for number in range(300)})
+    opened: list[str] = []
+    init = zipfile.ZipFile.__init__
+
+    def counted(self: Any, file: Any, *args: Any, **options: Any) -> None:
+        opened.append(file)
+        init(self, file, *args, **options)
+
+    monkeypatch.setattr(zipfile.ZipFile, "__init__", counted)
+    sample = rf.open(tmp_path / "d.npz")[1]
+    assert sample == {f"x{number}": 1 + number for number in range(300)}
+    assert len(opened) <= 2
+
+
+# --- layouts
+
+
+def _saved(folder: Path, **arrays: Any) -> Path:
+    for name, array in arrays.items():
+        path = folder / f"{name}.npy"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.save(path, array)
+    return folder
+
+
+def _lists(source: rf.Source) -> list[Any]:
+    return [{name: np.asarray(value).tolist() for name, value in sample.items()} for sample in source]
+
+
+def test_equally_long_arrays_are_columns_called_after_their_files(tmp_path: Path) -> None:
+    x, y = np.arange(20.0).reshape(10, 2), np.arange(10) * 3
+    folder = _saved(tmp_path / "data", x=x, y=y, mask=x > 5)
+    rows = [{"mask": (x[i] > 5).tolist(), "x": x[i].tolist(), "y": int(y[i])} for i in range(10)]
+    for where in (folder, f"{folder}/*.npy", sorted(folder.iterdir())):
+        source = pickle.loads(pickle.dumps(rf.open(where)))
+        assert _lists(source) == rows
+        assert source.fields["x"] == Field("dense", "float64", (2,))
+        assert int(source.blocks.sum()) == 10
+    assert _lists(rf.open(folder, columns=["y"])) == [{"y": row["y"]} for row in rows]
+    seen = [value for batch in rf.Loader(rf.open(folder), 3, shuffle=True) for value in batch["y"].tolist()]
+    assert Counter(seen) == Counter(y.tolist())
+    before = rf.open(folder).fingerprint
+    np.save(folder / "y.npy", np.arange(11) * 3)
+    with pytest.raises(SourceError, match=r"11 rows in y\.npy, 10 in mask\.npy"):
+        rf.open(folder)
+    assert rf.open([folder / "x.npy", folder / "mask.npy"]).fingerprint != before
+
+
+@pytest.mark.parametrize("where", ["folder", "pattern", "list"])
+def test_what_can_be_read_in_two_ways_is_refused_until_it_is_said(where: str, tmp_path: Path) -> None:
+    folder = _saved(tmp_path / "data", left=np.zeros((5, 2)), right=np.ones((5, 2)))
+    opened: Any = {"folder": folder, "pattern": f"{folder}/*.npy", "list": sorted(folder.iterdir())}[where]
+    with pytest.raises(ArgumentError, match=r"2 samples[\s\S]*5 samples with the columns left, right") as caught:
+        rf.open(opened)
+    assert 'layout="samples" or layout="columns"' in str(caught.value)
+    assert len(rf.open(opened, layout="samples")) == 2
+    assert _lists(rf.open(opened, layout="columns"))[4] == {"left": [0.0, 0.0], "right": [1.0, 1.0]}
+    rows = pickle.loads(pickle.dumps(rf.open(opened, layout="rows")))
+    assert [row["array"][0] for row in _lists(rows)] == [0.0] * 5 + [1.0] * 5
+
+
+@pytest.mark.parametrize("name", ["rows.npy", "rows.npz"])
+def test_a_single_file_in_a_folder_is_refused_until_it_is_said(name: str, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    path = tmp_path / "data" / name
+    np.save(path, np.zeros((51, 2))) if name.endswith("y") else np.savez(path, array=np.zeros((51, 2)))
+    assert len(rf.open(path)) == 51
+    for where in (tmp_path / "data", [path], f"{tmp_path}/data/*"):
+        with pytest.raises(ArgumentError, match=r"51 samples[\s\S]*single sample"):
+            rf.open(where)
+        assert len(rf.open(where, layout="rows")) == 51
+        assert rf.open(where, layout="samples")[0]["array"].shape == (51, 2)
+    assert len(rf.open(path, layout="samples")) == 1
+    np.savez(tmp_path / "data" / name, frames=np.zeros((51, 2)), label=np.int64(3))
+    if name.endswith("z"):  # these have no rows in common
+        assert rf.open(tmp_path / "data")[0]["label"] == 3
+
+
+def test_a_numbered_series_of_one_shape_is_samples(tmp_path: Path) -> None:
+    folder = _saved(tmp_path, **{f"clip_{number:05d}": np.full((4, 2), number) for number in range(12)})
+    assert [sample["array"][0, 0] for sample in rf.open(folder)] == list(range(12))
+    assert len(rf.open(folder, layout="columns")) == 4
+
+
+def test_many_files_are_samples_without_a_look_at_their_headers(tmp_path: Path) -> None:
+    folder = _saved(tmp_path, **{f"{number * 7919:x}-clip": np.full(3, number) for number in range(1, 120)})
+    assert len(rf.open(folder)) == 119
+
+
+def test_arrays_that_fit_neither_way_are_named_with_the_reasons(tmp_path: Path) -> None:
+    folder = _saved(tmp_path, x_train=np.zeros((9, 2)), y_train=np.zeros(9), x_test=np.zeros((4, 2)))
+    with pytest.raises(SourceError, match=r"unlike the others[\s\S]*9 rows in x_train\.npy, 4 in x_test\.npy"):
+        rf.open(folder)
+    assert list(rf.open([folder / "x_train.npy", folder / "y_train.npy"])[0]) == ["x_train", "y_train"]
+
+
+def test_columns_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    _saved(tmp_path, **{"a/x": np.zeros(3), "b/x": np.zeros(3), "b/y": np.zeros(4)})
+    with pytest.raises(SourceError, match=r"one name[\s\S]*a/x\.npy[\s\S]*b/x\.npy"):
+        rf.open([tmp_path / "a/x.npy", tmp_path / "b/x.npy"], layout="columns")
+    with pytest.raises(SourceError, match=r"3 rows[\s\S]*4 rows[\s\S]*b/y\.npy"):
+        rf.open([tmp_path / "a/x.npy", tmp_path / "b/y.npy"], layout="columns")
+
+
+def test_shards_of_rows_follow_each_other(tmp_path: Path) -> None:
+    for number in range(3):
+        np.savez(tmp_path / f"part{number}.npz", x=np.arange(2) + 2 * number, y=np.zeros((2, 3)))
+    source = rf.open(tmp_path, layout="rows", columns=["x"])
+    assert [int(sample["x"]) for sample in source] == list(range(6))
+    with pytest.raises(SourceError, match="layout="):
+        rf.open(tmp_path, layout="columns")
+
+
+@pytest.fixture
+def animals(tmp_path: Path) -> Path:
+    arrays = {
+        f"{kind}/{kind}_{number}": np.full((number + 1, 2), number) for kind in ("dog", "cat") for number in (0, 1)
+    }
+    return _saved(tmp_path / "train", **arrays)
+
+
+def test_folders_are_labels_on_request(animals: Path) -> None:
+    source = pickle.loads(pickle.dumps(rf.open(animals, labels="folder", name_column="file")))
+    assert source.classes == ["cat", "dog"]
+    assert source.fields["label"] == Field("dense", "int64")
+    assert [(int(s["label"]), s["file"], len(s["array"])) for s in source] == [
+        (0, "cat/cat_0.npy", 1), (0, "cat/cat_1.npy", 2), (1, "dog/dog_0.npy", 1), (1, "dog/dog_1.npy", 2)
+    ]  # fmt: skip
+    batch = next(iter(rf.Loader(source, 4)))
+    assert batch["label"].tolist() == [0, 0, 1, 1]
+    assert batch["file"][3] == "dog/dog_1.npy"
+    ordered = rf.open(animals, labels=["eel", "dog", "cat"])
+    assert [int(sample["label"]) for sample in ordered] == [2, 2, 1, 1]
+    assert ordered.fingerprint != rf.open(animals, labels="folder").fingerprint
+    assert list(rf.open(animals, labels="folder", columns=["label"])[3]) == ["label"]
+    with pytest.raises(SourceError, match="no subdirectory that has a label"):
+        rf.open(animals, labels=["dog"])
+    np.save(animals / "stray.npy", np.zeros((1, 2)))
+    with pytest.raises(SourceError, match="no subdirectory that has a label"):
+        rf.open(animals, labels="folder")
+
+
+def test_files_in_subfolders_are_an_error_that_says_how_to_read_them(animals: Path) -> None:
+    for stray in (False, True):
+        if stray:
+            np.save(animals / "stray.npy", np.zeros((1, 2)))
+        with pytest.raises(SourceError, match=r'subdirectories[\s\S]*labels="folder"[\s\S]*\*\*/\*\.npy'):
+            rf.open(animals)
+    assert len(rf.open(f"{animals}/**/*.npy", name_column="file")) == 5
+    assert len(rf.open(f"{animals}/*/*.npy")) == 4
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"layout": "tables"},
+        {"labels": "class"},
+        {"labels": ["cat", "cat"]},
+        {"labels": 1},
+        {"labels": "folder", "layout": "columns"},
+        {"name_column": 3},
+        {"name_column": "array", "labels": "folder"},
+    ],
+    ids=str,
+)
+def test_options_that_cannot_be_meant_are_refused(options: Any, animals: Path) -> None:
+    with pytest.raises(ArgumentError):
+        rf.open(animals, **options)
+    with pytest.raises(ArgumentError, match="directory"):
+        rf.open(f"{animals}/*/*.npy", labels="folder")

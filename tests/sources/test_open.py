@@ -19,12 +19,13 @@ from rankfeed.sources.open import FORMATS, formats
 def test_the_format_is_found_by_looking(tmp_path: Path) -> None:
     rf.pack([{"x": 1}], tmp_path / "packed", progress=False)
     (tmp_path / "files").mkdir()
-    np.save(tmp_path / "files" / "a.npy", np.zeros(3))
+    for number in range(2):
+        np.save(tmp_path / "files" / f"a{number}.npy", np.zeros(3))
     assert isinstance(rf.open(tmp_path / "packed"), PackedSource)
     assert isinstance(rf.open(str(tmp_path / "packed"), format="packed"), PackedSource)
     assert isinstance(rf.open(tmp_path / "files"), NumpyFilesSource)
-    assert isinstance(rf.open(tmp_path / "files" / "a.npy"), NumpyFileSource)
-    assert isinstance(rf.open([tmp_path / "files" / "a.npy"]), NumpyFilesSource)
+    assert isinstance(rf.open(tmp_path / "files" / "a0.npy"), NumpyFileSource)
+    assert isinstance(rf.open([tmp_path / "files" / "a1.npy"], layout="samples"), NumpyFilesSource)
     with pytest.raises(SourceError):
         rf.open(tmp_path / "files", format="packed")
 

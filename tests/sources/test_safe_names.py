@@ -8,7 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import lance
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import rankfeed as rf
@@ -189,3 +191,10 @@ def test_an_interrupted_pack_moves_no_file_from_or_to_elsewhere(end: str, tmp_pa
         rf.pack([{"x": 2}], tmp_path / "data", append=True, progress=False)
     assert (tmp_path / "secret").exists()
     assert not (tmp_path / "stolen").exists()
+
+
+def test_a_lance_table_that_names_files_of_another_is_refused(tmp_path: Path) -> None:
+    table = lance.write_dataset(pa.table({"x": [1, 2]}), tmp_path / "other.lance")
+    table.shallow_clone(str(tmp_path / "clone.lance"), table.version)
+    with pytest.raises(UnsafeError, match=r"shallow clone[\s\S]*clone\.lance[\s\S]*deep_clone"):
+        rf.open(tmp_path / "clone.lance")

@@ -19,7 +19,15 @@ from rankfeed.building.chunk import Fields
 from rankfeed.building.records import Part, Ready
 from rankfeed.building.staging import JOB, MADE, READY, empty
 from rankfeed.errors import PackError
-from rankfeed.storage import MANIFEST_NAME, Manifest, Shard, check_name, load_manifest, make_durable, write_atomic
+from rankfeed.storage import (
+    MANIFEST_NAME,
+    Manifest,
+    Shard,
+    check_data_name,
+    load_manifest,
+    make_durable,
+    write_atomic,
+)
 
 #: Between the origins of what a data set was packed from and what was appended to it.
 AND = "+"
@@ -180,7 +188,7 @@ def _read(path: Path) -> Ready | None:
     except (FileNotFoundError, msgspec.DecodeError):
         return None
     for name in (*ready.staged, *(shard.path for shard in ready.manifest.shards)):
-        check_name(name, path)
+        check_data_name(name, path)
     return ready
 
 

@@ -14,7 +14,16 @@ from typing import NoReturn
 import msgspec
 
 from rankfeed.errors import PrepareError, listed
-from rankfeed.storage import check_name, digest_of, file_digest, is_gone, look_again, make_durable, stat_afresh, write_atomic
+from rankfeed.storage import (
+    check_data_name,
+    digest_of,
+    file_digest,
+    is_gone,
+    look_again,
+    make_durable,
+    stat_afresh,
+    write_atomic,
+)
 from rankfeed.storage.decodable import decodable
 
 MARKER_NAME = ".rankfeed-prepared.json"
@@ -148,7 +157,7 @@ def read_marker(path: Path) -> Marker | None:
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
         return None
     for entry in marker.files:
-        check_name(entry.name, path / MARKER_NAME)
+        check_data_name(entry.name, path / MARKER_NAME)
     return marker if marker.version == 1 else None
 
 
@@ -295,7 +304,7 @@ def _sealed(staging: Path, path: Path) -> Entry:
         name.encode()
     except UnicodeEncodeError as error:
         raise PrepareError("the name of a file is no UTF-8", found=os.fsencode(name), where=staging) from error
-    check_name(name, staging)  # as a reader of the marker does
+    check_data_name(name, staging)  # as a reader of the marker does
     if stat.S_ISLNK(found.st_mode):
         return Entry(name, -1, _digest(path, -1))
     if not stat.S_ISREG(found.st_mode):

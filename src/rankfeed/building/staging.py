@@ -26,7 +26,7 @@ from rankfeed.sources.open import STAGING_NAME
 from rankfeed.storage import (
     Shard,
     atomic_file,
-    check_name,
+    check_data_name,
     digest_of,
     file_digest,
     make_directory,
@@ -209,7 +209,7 @@ def read_stretch(staging: Path, task: int, job: str) -> list[Part] | None:
     except (OSError, msgspec.DecodeError):
         return None
     for part in stretch.parts:
-        check_name(part.shard.path, staging)
+        check_data_name(part.shard.path, staging)
     return stretch.parts if stretch.job == job else None
 
 

@@ -23,7 +23,8 @@ import numpy as np
 from rankfeed.columns import Field
 from rankfeed.errors import CorruptError, SourceError, UnsafeError
 from rankfeed.sources.extras import need
-from rankfeed.sources.npy import array_at, array_in, check_size, read_header, reading
+from rankfeed.sources.npy import array_at, check_size, load_objects, read_header, reading
+from rankfeed.sources.npz import members_of, read_member
 
 #: Bytes that one member may expand to.
 LIMIT = 1 << 29
@@ -34,7 +35,6 @@ _IMAGES = ("jpg", "jpeg", "jpe", "jfif", "png", "ppm", "pgm", "pbm", "pnm", "bmp
 #: What Pillow may take an image for, whatever its name says: others run programs, or fetch fonts.
 _PILLOW = ("JPEG", "PNG", "PPM", "BMP", "GIF", "WEBP", "TIFF")
 _SOUNDS = ("wav", "flac", "ogg", "opus", "mp3", "aiff")
-_ARRAY = np.lib.format.MAGIC_PREFIX
 _PICKLES = ("pyd", "pkl", "pickle", "pth", "pt", "ten", "tb")
 
 
@@ -148,7 +148,7 @@ def _msgpack(data: bytes) -> Any:
 def _npy(data: bytes, *, allow_pickle: bool) -> Any:
     header = read_header(io.BytesIO(data), "", allow_pickle=allow_pickle)
     if header.dtype.hasobject:
-        return np.load(io.BytesIO(data), allow_pickle=True)
+        return load_objects(io.BytesIO(data), header, "", allow_pickle=allow_pickle)
     check_size(header, len(data), "")
     array = array_at(np.frombuffer(data, np.uint8), header)
     return array.astype(array.dtype.newbyteorder("="), order="C")
@@ -159,11 +159,14 @@ def _npz(data: bytes, *, allow_pickle: bool) -> dict[str, Any]:
         nbytes = sum(info.file_size for info in archive.infolist())
         if nbytes > LIMIT:
             raise UnsafeError("a compressed member expands beyond all measure", found=f"{nbytes} bytes")
-        members = ((name.removesuffix(".npy"), archive.read(name)) for name in archive.namelist())
+        arrays = members_of(archive, "", allow_pickle=allow_pickle, only_arrays=False)
         # What is no array is delivered as bytes, as numpy does.
         return {
-            name: array_in(content, allow_pickle=allow_pickle) if content.startswith(_ARRAY) else content
-            for name, content in members
+            name: read_member(archive, arrays[name], allow_pickle=allow_pickle)
+            if name in arrays
+            else archive.read(info)
+            for info in archive.infolist()
+            for name in [info.filename.removesuffix(".npy")]
         }
 
 

@@ -24,7 +24,7 @@ from rankfeed.sources.huggingface_features import Features, read_features
 from rankfeed.sources.named import read_json
 from rankfeed.sources.paths import Paths
 from rankfeed.sources.source import Int64, Source, check_columns, check_ids
-from rankfeed.storage import digest_of, resolve_name
+from rankfeed.storage import digest_of, resolve_data_name
 from rankfeed.storage.decodable import decodable
 
 STATE_NAME, INFO_NAME, DICT_NAME = "state.json", "dataset_info.json", "dataset_dict.json"
@@ -108,9 +108,9 @@ class HuggingFaceSource(Source):
             state = read_json(state_path, _State)
             info = read_json(os.path.join(self._folder, INFO_NAME), _Info)
             features, place, own = read_features(info.features, self._folder), self._folder, state.fingerprint
-            table: Any = [resolve_name(self._folder, each.filename, state_path) for each in state.data_files]
+            table: Any = [resolve_data_name(self._folder, each.filename, state_path) for each in state.data_files]
             mapping: Any = [
-                resolve_name(self._folder, each.filename, state_path) for each in state.indices or ()
+                resolve_data_name(self._folder, each.filename, state_path) for each in state.indices or ()
             ] or None
             chosen = None if state.all_columns else state.columns
         else:
@@ -304,7 +304,7 @@ def _folder(path: str, split: str | None) -> str:
             found=None if split is None else repr(split),
             remedy=f"rankfeed.open(..., split={splits[0]!r})" if splits else None,
         )
-    return resolve_name(path, str(split), where)
+    return resolve_data_name(path, str(split), where)
 
 
 def fits(where: Paths) -> bool:

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.errors import ArgumentError, CorruptError
+from rankfeed.errors import ArgumentError, CorruptError, UnsafeError
 from rankfeed.sources.extras import need
 from rankfeed.sources.lance_damage import DAMAGED, check_file, native, no_version, short
-from rankfeed.storage import digest_of
+from rankfeed.storage import check_data_name, digest_of
 
 Int64 = npt.NDArray[np.int64]
 
@@ -27,12 +27,30 @@ class DataFile:
     """A file of a fragment.
 
     Args:
-        path: relative to the table, or absolute where the file belongs to another one (a shallow clone).
+        path: relative to the table's directory of data.
         size: bytes that the manifest says it has; 0 where that is not recorded.
     """
 
     path: str
     size: int = 0
+
+
+def _data_file(file: Any, where: str) -> DataFile:
+    """A file as Lance describes it.
+
+    Raises:
+        UnsafeError: it is outside the table.
+    """
+    check_data_name(file.path, where)
+    if getattr(file, "base_id", None) is not None:
+        raise UnsafeError(
+            "the table names files of another table (a shallow clone)",
+            expected="files in the directory of the table",
+            found=f"{file.path} of base {file.base_id}",
+            where=where,
+            remedy="open the other table; or copy it by LanceDataset.deep_clone()",
+        )
+    return DataFile(file.path, file.file_size_bytes or 0)
 
 
 @dataclass(frozen=True)
@@ -93,6 +111,7 @@ class LanceTable:
         Raises:
             ArgumentError: the condition is none of SQL on this table's columns.
             CorruptError: the manifest cannot be believed.
+        UnsafeError: it names files outside the table.
         """
         where = f"{self.uri}, version {self.version}"
         rows, sizes, names = [], [], []
@@ -100,7 +119,7 @@ class LanceTable:
             schema = self._table.schema
             for fragment in self._fragments.values():
                 metadata = fragment.metadata
-                files = [DataFile(file.path, file.file_size_bytes or 0) for file in metadata.files]
+                files = [_data_file(file, where) for file in metadata.files]
                 rows.append(int(fragment.count_rows()))
                 sizes.append(sum(file.size for file in files))
                 names.append(f"{fragment.fragment_id}:{metadata.physical_rows}:{rows[-1]}:{files}")
@@ -246,8 +265,8 @@ class LanceTable:
             return
         deletions = metadata.deletion_file
         for file in metadata.files:
-            if getattr(file, "base_id", None) is None:
-                check_file(os.path.join(self.uri, "data", file.path), file.file_size_bytes, self.where(fragment))
+            path = _data_file(file, self.where(fragment)).path
+            check_file(os.path.join(self.uri, "data", path), file.file_size_bytes, self.where(fragment))
         if deletions is not None and getattr(deletions, "base_id", None) is None:
             path = self._fragments[fragment].deletion_file()
             if path is not None:

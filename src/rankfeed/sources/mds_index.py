@@ -12,7 +12,7 @@ import msgspec
 
 from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.named import read_json
-from rankfeed.storage import check_name, resolve_name
+from rankfeed.storage import check_data_name, resolve_data_name
 from rankfeed.storage.decodable import decodable
 
 INDEX_NAME = "index.json"
@@ -153,7 +153,7 @@ def _read(where: str) -> _Index:
     for shard in index.shards:
         for file in (shard.raw_data, shard.zip_data):
             if file is not None:
-                check_name(file.basename, where)
+                check_data_name(file.basename, where)
     return index
 
 
@@ -200,9 +200,13 @@ def _found(folder: str, shard: _Shard, where: str) -> MdsShard:
     raw, packed = shard.raw_data, shard.zip_data
     if raw is None:
         raise CorruptError("a shard has no file", found="raw_data is null", where=where, remedy=REMEDY)
-    path, size, compression = resolve_name(folder, raw.basename, where), raw.bytes, None
+    path, size, compression = resolve_data_name(folder, raw.basename, where), raw.bytes, None
     if packed is not None and not os.path.exists(path):
-        path, size, compression = resolve_name(folder, packed.basename, where), packed.bytes, shard.compression or ""
+        path, size, compression = (
+            resolve_data_name(folder, packed.basename, where),
+            packed.bytes,
+            shard.compression or "",
+        )
     try:
         actual: Any = os.stat(path).st_size
     except OSError as error:

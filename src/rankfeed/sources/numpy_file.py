@@ -13,13 +13,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.columns import Columns, Dense, Field, Rows
+from rankfeed.columns import Column, Columns, Dense, Field, Objects, Rows
 from rankfeed.errors import CorruptError, SourceError
-from rankfeed.sources.npy import Header, array_at, check_size, file_header, read_header, reading
+from rankfeed.sources.npy import Header, array_at, check_size, file_header, load_objects, reading
+from rankfeed.sources.npz import Member, read_member, read_members
 from rankfeed.sources.source import Int64, Source, check_columns, check_ids
 from rankfeed.storage import check_whole, digest_of, map_file, touched
 from rankfeed.storage.forks import start_in_each_process
 
+#: The column of a `.npy` file, which has no name of its own.
+_ARRAY = "array"
 #: About what is read in one go.
 _BLOCK_BYTES = 4 << 20
 #: Bytes that go into a checksum at once.
@@ -35,22 +38,29 @@ class NumpyFileSource(Source):
     Args:
         path: of the file.
         columns: names of those to offer; None for all.
+        allow_pickle: whether arrays of objects may be read, which runs code that they contain.
 
     Raises:
         SourceError: it cannot be read, has no rows, or its arrays differ in their first dimension.
         CorruptError: it is damaged.
-        UnsafeError: it holds objects.
+        UnsafeError: it holds objects, and these are not allowed.
     """
 
-    def __init__(self, path: str, *, columns: Sequence[str] | None = None) -> None:
+    def __init__(self, path: str, *, columns: Sequence[str] | None = None, allow_pickle: bool = False) -> None:
         self.path = os.path.abspath(path)
+        self.allow_pickle = allow_pickle
         self._wanted = None if columns is None else tuple(columns)
         self._arrays: dict[str, npt.NDArray[Any]] = {}
         try:
             self._size = os.stat(path).st_size
         except OSError as error:
             raise SourceError("the file cannot be read", found=error, where=path) from error
-        headers = npz_headers(path) if path.endswith(".npz") else {"array": file_header(path)}
+        self._members: dict[str, Member] | None = None
+        if path.endswith(".npz"):
+            self._members = read_members(path, path, allow_pickle=allow_pickle)
+            headers = {name: member.header for name, member in self._members.items()}
+        else:
+            headers = {_ARRAY: file_header(path, allow_pickle=allow_pickle)}
         if any(not header.shape for header in headers.values()):
             raise SourceError("an array without dimensions has no rows", where=path)
         lengths = {name: header.shape[0] for name, header in headers.items()}
@@ -70,7 +80,7 @@ class NumpyFileSource(Source):
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.path, self._wanted, self.fingerprint)
+        return _reopen, (self.path, self._wanted, self.allow_pickle, self.fingerprint)
 
     def __len__(self) -> int:
         return self._length
@@ -80,7 +90,12 @@ class NumpyFileSource(Source):
 
     @staticmethod
     def _all_fields(headers: Mapping[str, Header]) -> dict[str, Field]:
-        return {name: Field("dense", header.dtype.name, header.shape[1:]) for name, header in headers.items()}
+        return {
+            name: Field("object")
+            if header.dtype.hasobject
+            else Field("dense", header.dtype.name, header.shape[1:])
+            for name, header in headers.items()
+        }
 
     @cached_property
     def fields(self) -> Mapping[str, Field]:
@@ -113,77 +128,71 @@ class NumpyFileSource(Source):
             CorruptError: an array is damaged.
         """
         ids = check_ids(sample_ids, self._length)
-        out = {}
-        for name in check_columns(columns, self.fields):
-            array = self._array(name)
+        names = check_columns(columns, self.fields)
+        if not self._arrays.keys() >= set(names):
+            self._load(names)
+        out: dict[str, Column] = {}
+        for name in names:
+            array = self._arrays[name]
             check_whole(array, self.path)
-            if array.dtype.isnative and array.flags.c_contiguous and array.flags.aligned:
+            if array.dtype.hasobject:
+                out[name] = Objects(list(array[ids]))
+            elif array.dtype.isnative and array.flags.c_contiguous and array.flags.aligned:
                 out[name] = Dense([Rows(array, ids)])
             else:  # numpy's take would copy the whole array first
                 out[name] = Dense.of(array[ids].astype(array.dtype.newbyteorder("="), order="C", copy=False))
         touched(lambda: sum(column.nbytes for column in out.values()), len(ids) * len(out))
         return Columns(out, len(ids))
 
-    def _array(self, name: str) -> npt.NDArray[Any]:
-        found = self._arrays.get(name)
-        if found is None:
-            with self._lock:
-                found = self._arrays.get(name)
-                if found is None:  # no other thread was quicker
-                    found = self._arrays[name] = self._load(name)
-        return found
+    def _load(self, names: Sequence[str]) -> None:
+        """Map those arrays that are not compressed, read the others, and compare their checksums."""
+        with self._lock:
+            names = [name for name in names if name not in self._arrays]  # another thread may have been quicker
+            if names and self._members is None:
+                self._arrays[_ARRAY] = self._load_npy(self._headers[_ARRAY])
+            elif self._members is not None:
+                self._load_members([(name, self._members[name]) for name in names])
 
-    def _load(self, name: str) -> npt.NDArray[Any]:
-        header = self._headers[name]
-        if not self.path.endswith(".npz"):
-            data = map_file(self.path)
-            check_size(header, len(data), self.path)
-            return array_at(data, header)
-        with reading(self.path), zipfile.ZipFile(self.path) as archive:
-            info = archive.getinfo(name + ".npy")
-            if info.compress_type != zipfile.ZIP_STORED:
-                content = archive.read(info)
-                check_size(header, len(content), f"{self.path}, array {name!r}")
-                return array_at(np.frombuffer(content, np.uint8), header)
+    def _load_npy(self, header: Header) -> npt.NDArray[Any]:
+        if header.dtype.hasobject:
+            return load_objects(self.path, header, self.path, allow_pickle=self.allow_pickle)
         data = map_file(self.path)
-        # A member that is not compressed lies as it is behind its local header: 30 bytes, name, extra field.
-        local = data[info.header_offset : info.header_offset + 30].tobytes()
-        start = (
-            info.header_offset
-            + 30
-            + int.from_bytes(local[26:28], "little")
-            + int.from_bytes(local[28:30], "little")
+        check_size(header, len(data), self.path)
+        return array_at(data, header)
+
+    def _load_members(self, members: Sequence[tuple[str, Member]]) -> None:
+        """The archive is opened and mapped once for all of them: it may have thousands."""
+        stored = [(name, member) for name, member in members if member.is_stored]
+        packed = [(name, member) for name, member in members if not member.is_stored]
+        if stored:
+            data = map_file(self.path)
+            for name, member in stored:
+                self._arrays[name] = _map_member(data, member)
+        if packed:
+            with reading(self.path), zipfile.ZipFile(self.path) as archive:
+                for name, member in packed:
+                    self._arrays[name] = read_member(archive, member, allow_pickle=self.allow_pickle)
+
+
+def _map_member(data: npt.NDArray[np.uint8], member: Member) -> npt.NDArray[Any]:
+    """An array as a view of the bytes of its archive."""
+    info = member.info
+    # A member that is not compressed lies as it is behind its local header: 30 bytes, name, extra field.
+    local = data[info.header_offset : info.header_offset + 30].tobytes()
+    start = (
+        info.header_offset + 30 + int.from_bytes(local[26:28], "little") + int.from_bytes(local[28:30], "little")
+    )
+    if local[:4] != b"PK\x03\x04" or start + info.file_size > len(data):
+        raise CorruptError("the file is damaged", found="a wrong local header", where=member.where)
+    if (found := _checksum(data[start : start + info.file_size])) != info.CRC:
+        raise CorruptError(
+            "the file is damaged",
+            expected=f"checksum {info.CRC:08x}",
+            found=f"{found:08x}",
+            where=member.where,
+            remedy="fetch the file again, or write it again",
         )
-        where = f"{self.path}, array {name!r}"
-        if local[:4] != b"PK\x03\x04" or start + header.offset + header.nbytes > len(data):
-            raise CorruptError("the file is damaged", found="a wrong local header", where=where)
-        check_size(header, info.file_size, where)
-        if (found := _checksum(data[start : start + info.file_size])) != info.CRC:
-            raise CorruptError(
-                "the file is damaged",
-                expected=f"checksum {info.CRC:08x}",
-                found=f"{found:08x}",
-                where=where,
-                remedy="fetch the file anew, or write it again",
-            )
-        return array_at(data, header, start)
-
-
-def npz_headers(path: str, *, allow_pickle: bool = False) -> dict[str, Header]:
-    """The headers of the arrays in a `.npz` file, by their names.
-
-    Raises:
-        SourceError: it cannot be read.
-        CorruptError: it is damaged.
-        UnsafeError: it holds objects, and pickles are not allowed.
-    """
-    headers = {}
-    with reading(path), zipfile.ZipFile(path) as archive:
-        for member in archive.namelist():
-            with archive.open(member) as file:
-                where = f"{path}, member {member!r}"
-                headers[member.removesuffix(".npy")] = read_header(file, where, allow_pickle=allow_pickle)
-    return headers
+    return array_at(data, member.header, start)
 
 
 def _checksum(content: npt.NDArray[np.uint8]) -> int:
@@ -196,8 +205,8 @@ def _checksum(content: npt.NDArray[np.uint8]) -> int:
     return found
 
 
-def _reopen(path: str, columns: Any, fingerprint: str) -> NumpyFileSource:
-    source = NumpyFileSource(path, columns=columns)
+def _reopen(path: str, columns: Any, allow_pickle: bool, fingerprint: str) -> NumpyFileSource:
+    source = NumpyFileSource(path, columns=columns, allow_pickle=allow_pickle)
     if source.fingerprint != fingerprint:
         raise SourceError("the file changed while it was in use", where=path)
     return source

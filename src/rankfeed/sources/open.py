@@ -21,7 +21,7 @@ STAGING_NAME = ".rankfeed-pack"
 #: Format -> where its `Format` is, in the order they are tried. A new format is a row here.
 FORMATS: dict[str, tuple[str, str]] = {
     "packed": ("rankfeed.sources.packed", "FORMAT"),
-    "numpy": ("rankfeed.sources.numpy_files", "FORMAT"),
+    "numpy": ("rankfeed.sources.numpy_layout", "FORMAT"),
     "lance": ("rankfeed.sources.lance", "FORMAT"),
     "webdataset": ("rankfeed.sources.webdataset", "FORMAT"),
     "parquet": ("rankfeed.sources.parquet", "FORMAT"),

@@ -200,7 +200,10 @@ def check_utf8(path: str, where: str, what: str) -> None:
         path.encode()
     except UnicodeEncodeError as error:
         raise SourceError(
-            f"{what} has to be UTF-8", found=repr(os.fsencode(path)), where=where, remedy="rename the file or folder"
+            f"{what} has to be UTF-8",
+            found=repr(os.fsencode(path)),
+            where=where,
+            remedy="rename the file or folder",
         ) from error
 
 

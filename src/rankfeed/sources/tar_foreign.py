@@ -21,7 +21,7 @@ from rankfeed.errors import ArgumentError, CorruptError, RankfeedError, SourceEr
 from rankfeed.sources.extras import need
 from rankfeed.sources.paths import braces, files_in, head
 from rankfeed.sources.tar_lazy import check_offsets
-from rankfeed.storage import check_name, resolve_name
+from rankfeed.storage import check_data_name, resolve_data_name
 from rankfeed.storage.decodable import decodable
 
 Int64 = npt.NDArray[np.int64]
@@ -123,8 +123,8 @@ def read_wids(path: str, *, check: bool = True) -> Described:
         raise SourceError("a wids descriptor names no shards", where=path)
     names = [f"{base}/{shard.url}" if base else shard.url for shard, base in pairs]
     for shard, _ in pairs:
-        check_name(shard.url, path)  # also behind a base
-    shards = [resolve_name(os.path.dirname(os.path.abspath(path)), name, path) for name in names]
+        check_data_name(shard.url, path)  # also behind a base
+    shards = [resolve_data_name(os.path.dirname(os.path.abspath(path)), name, path) for name in names]
     for place, (shard, _) in zip(shards, pairs, strict=True):
         if check:
             _check_size(place, shard, path)
@@ -181,7 +181,7 @@ def read_energon(folder: str, split: str | None) -> Described:
             where=meta / "split.yaml",
             remedy="run `energon prepare` again",
         )
-    shards = [resolve_name(os.path.abspath(folder), name, meta) for name in names]
+    shards = [resolve_data_name(os.path.abspath(folder), name, meta) for name in names]
     for shard in shards:
         if not os.path.isfile(shard):
             raise SourceError("a shard is missing", where=f"{shard}, named in {meta}")

@@ -11,7 +11,7 @@ import xxhash
 from rankfeed.errors import CorruptError, SourceError, printable
 from rankfeed.sources.tar_headers import Member, TarReader, Window
 from rankfeed.sources.tar_index import Extension, Summary, TarIndex, is_extension
-from rankfeed.storage import check_name, digest_of
+from rankfeed.storage import check_data_name, digest_of
 
 #: WebDataset's own: everything up to the first dot of the last component is the key, the rest the extension.
 _KEY = re.compile(rb"^((?:.*/|)[^.]+)[.]([^/]*)$")
@@ -68,7 +68,7 @@ def check_member(member: Member, extension: str, path: str) -> None:
         UnsafeError, SourceError: as said.
     """
     where = f"{path}, offset {member.start}"
-    check_name(member.name, where)
+    check_data_name(member.name, where)
     if not is_extension(extension):
         raise SourceError(
             "the extension of a tar member can name no column",

@@ -45,7 +45,7 @@ class IndexStore:
 
     Args:
         cache_dir: where to keep those that cannot lie beside their shards; None for ``~/.cache/rankfeed``.
-        within: directory of a data set whose description names the shards; below it no link is followed for writing.
+        within: directory of a data set whose description names the shards; no link below it is written through.
         progress: whether to show how far indexing has come, where somebody sees it.
     """
 

@@ -5,14 +5,14 @@ from rankfeed.storage.checksum import digest_of, file_digest
 from rankfeed.storage.commit import atomic_file, make_directory, make_durable, write_atomic
 from rankfeed.storage.manifest import MANIFEST_NAME, Manifest, Shard, load_manifest
 from rankfeed.storage.mapped import check_whole, map_file, touched
-from rankfeed.storage.safe_names import check_name, resolve_name
+from rankfeed.storage.safe_names import check_data_name, resolve_data_name
 
 __all__ = [
     "MANIFEST_NAME",
     "Manifest",
     "Shard",
     "atomic_file",
-    "check_name",
+    "check_data_name",
     "check_whole",
     "digest_of",
     "file_digest",
@@ -22,7 +22,7 @@ __all__ = [
     "make_directory",
     "make_durable",
     "map_file",
-    "resolve_name",
+    "resolve_data_name",
     "stat_afresh",
     "touched",
     "write_atomic",

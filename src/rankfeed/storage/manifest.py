@@ -16,7 +16,7 @@ from rankfeed.columns import Field
 from rankfeed.errors import CorruptError, SourceError
 from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.decodable import decodable
-from rankfeed.storage.safe_names import check_name
+from rankfeed.storage.safe_names import check_data_name
 
 #: A folder that holds a file of this name is a packed data set.
 MANIFEST_NAME = "rankfeed.json"
@@ -120,7 +120,7 @@ def load_manifest(folder: str | os.PathLike[str]) -> Manifest:
     if problem is not None:
         raise CorruptError("the manifest contradicts itself", found=problem, where=path, remedy=remedy)
     for shard in manifest.shards:
-        check_name(shard.path, path)
+        check_data_name(shard.path, path)
     return manifest
 
 

@@ -1,7 +1,7 @@
 """Names that are read from data: untrusted, and never followed out of the directory of the data.
 
 Applies to every name in a manifest, descriptor, index or archive, whether or not a file is opened by it. Symbolic
-links on disk are followed for reading: a hub cache consists of them, and whoever can place a link can place a copy.
+links on disk are followed for reading: the caches of model hubs consist of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _UNSAFE = re.compile(
 )
 
 
-def check_name(name: str | bytes, where: object) -> None:
+def check_data_name(name: str | bytes, where: object) -> None:
     """Refuse a name read from data that is absolute, contains ``..`` or a URL scheme.
 
     Args:
@@ -31,10 +31,10 @@ def check_name(name: str | bytes, where: object) -> None:
         UnsafeError: it is such a name, or one that no file can have.
 
     Examples:
-        >>> check_name("train/0001.jpg", "a.tar")
+        >>> check_data_name("train/0001.jpg", "a.tar")
         >>> for name in ("/etc/passwd", "../x", "file:///x", "s3://bucket/x"):
         ...     try:
-        ...         check_name(name, "index.json")
+        ...         check_data_name(name, "index.json")
         ...     except UnsafeError:
         ...         print("refused")
         refused
@@ -56,7 +56,7 @@ def check_name(name: str | bytes, where: object) -> None:
         )
 
 
-def resolve_name(folder: str | os.PathLike[str], name: str, where: object) -> str:
+def resolve_data_name(folder: str | os.PathLike[str], name: str, where: object) -> str:
     """The path of a file that data name.
 
     Args:
@@ -65,11 +65,11 @@ def resolve_name(folder: str | os.PathLike[str], name: str, where: object) -> st
         where: the file that contains it, for the error.
 
     Raises:
-        UnsafeError: see :func:`check_name`.
+        UnsafeError: see :func:`check_data_name`.
 
     Examples:
-        >>> resolve_name("/data", "part/./shard.0.mds", "index.json")
+        >>> resolve_data_name("/data", "part/./shard.0.mds", "index.json")
         '/data/part/shard.0.mds'
     """
-    check_name(name, where)
+    check_data_name(name, where)
     return os.path.join(folder, os.path.normpath(name))
