@@ -17,7 +17,6 @@ from rankfeed.sources.arrow_arrays import (
     list_elements,
     numbers_of,
     objects_of,
-    plain_of,
     text_of,
     valid_of,
 )
@@ -84,7 +83,7 @@ def stored_of(
             )
         with arrow_errors(where):
             array = array_at(table, paths[column], where)
-            stored, valid = _stored(array, field_of(array.type))
+            stored, valid = _stored(array, field_of(array.type), where)
         if nulls == "error" and valid is not None and not valid.all():
             stored = replace(stored, unreadable=Unreadable(~valid, null_error(field, where, first_row, column)))
         if column in fields:
@@ -105,12 +104,30 @@ def array_at(table: Any, path: tuple[str, ...], where: str) -> Any:
     if len(arrays) == 1:
         return arrays[0]
     kind = field_at(table.schema, path).type
-    if pa.types.is_dictionary(kind):  # Arrow cannot join those that have a null among their values
-        kind, arrays = kind.value_type, [array.dictionary_decode() for array in arrays]
+    if pa.types.is_dictionary(kind) and arrays:
+        return _joined(arrays)
     if sum(array.nbytes for array in arrays) > _COUNTED:
         kind = _wide(kind)
         arrays = [array.cast(kind) for array in arrays]
     return pa.concat_arrays(arrays) if arrays else pa.array([], kind)
+
+
+def _joined(arrays: list[Any]) -> Any:
+    """Dictionary arrays as one. Arrow cannot join those that have a null among their values."""
+    import pyarrow as pa
+
+    entries = [array.dictionary for array in arrays]
+    if sum(each.nbytes for each in entries) > _COUNTED:
+        entries = [each.cast(_wide(each.type)) for each in entries]
+    firsts = np.cumsum([0, *map(len, entries)])
+    indices = [
+        array.indices.cast(pa.int64()).fill_null(0).to_numpy() + first
+        for array, first in zip(arrays, firsts, strict=False)
+    ]
+    null = np.concatenate([array.indices.is_null().to_numpy(zero_copy_only=False) for array in arrays])
+    return pa.DictionaryArray.from_arrays(
+        pa.array(np.concatenate(indices), mask=null), pa.concat_arrays(entries)
+    )
 
 
 def _inside(array: Any, name: str, where: str) -> Any:
@@ -141,15 +158,20 @@ def _wide(kind: Any) -> Any:
     return {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}.get(kind, kind)
 
 
-def _stored(array: Any, field: Field) -> tuple[Stored, Valid]:
+def _stored(array: Any, field: Field, where: str) -> tuple[Stored, Valid]:
     """A column's values, and which rows are valid: not null, and without a null in them."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(array.type):
+        return _indexed(array, field, where)
     if field.kind == "dense":
         values, valid = numbers_of(array)
         values = values.reshape(len(array), *field.shape)
         return Stored(values), all_of(valid)
-    array = plain_of(array)
+    if isinstance(array.type, pa.BaseExtensionType):
+        return _stored(array.storage, field, where)
     if field.kind == "object":
-        return objects_of(array)
+        return objects_of(array, where)
     valid = valid_of(array)
     if field.kind in ("bytes", "str"):
         return text_of(array), valid
@@ -161,3 +183,23 @@ def _stored(array: Any, field: Field) -> tuple[Stored, Valid]:
         valid = np.ones(len(array), np.bool_) if valid is None else valid.copy()
         valid[offsets.searchsorted(bad, side="right") - 1] = False
     return Stored(values, offsets), valid
+
+
+def _indexed(array: Any, field: Field, where: str) -> tuple[Stored, Valid]:
+    """A dictionary column: its values once, however many rows they are in."""
+    import pyarrow as pa
+
+    valid = valid_of(array)
+    indices = array.indices.fill_null(0).to_numpy()
+    entries = array.dictionary
+    if valid is not None and not len(entries):
+        entries = pa.nulls(1, entries.type)
+    if len(entries) > len(array):  # only those that are used
+        used, indices = np.unique(indices, return_inverse=True)
+        entries = entries.take(pa.array(used))
+    stored, given = _stored(entries, field, where)
+    if given is not None and not given.all():
+        valid = given[indices] if valid is None else valid & given[indices]
+    if stored.index is not None:  # a dictionary of a dictionary
+        indices = stored.index[indices]
+    return replace(stored, index=indices.copy()), valid

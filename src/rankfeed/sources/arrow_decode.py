@@ -65,6 +65,16 @@ def read_batch(
     return batch
 
 
+def copied(batch: Any) -> Any:
+    """A record batch of the same rows, in memory of its own and no more than they take."""
+    import pyarrow as pa
+
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return pa.ipc.open_stream(sink.getvalue()).read_next_batch()
+
+
 class _Pieces:
     """Messages that lie apart, as a file of which Arrow copies nothing: what it keeps are views of them."""
 

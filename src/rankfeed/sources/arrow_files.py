@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from rankfeed.columns import Columns, Field, Stored, column_of_parts
 from rankfeed.errors import CorruptError, SourceError
-from rankfeed.sources.arrow_decode import decoded, read_batch
+from rankfeed.sources.arrow_decode import copied, decoded, read_batch
 from rankfeed.sources.arrow_errors import arrow_errors
 from rankfeed.sources.arrow_open import ArrowFile, check_alike, files_of, fits, open_arrow, pieces_of
 from rankfeed.sources.arrow_places import Shape
@@ -192,6 +192,8 @@ class ArrowSource(ChunkedSource):
             piece = slice(first, first + rows)
             found = read_batch(file.data, file.messages, batch, names, self._nulls, piece)
             fields = {name: self._fields[name] for name in names}
+            if any(field.kind == "object" for field in fields.values()):
+                found = copied(found)  # objects are decoded from it later
             first_row = int(file.starts[batch]) + first
             made = decoded(found, fields, self._shapes, where=where, first_row=first_row, nulls=self._nulls)
         # A view would hold its file open for as long as the chunk is kept.

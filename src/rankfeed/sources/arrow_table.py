@@ -104,7 +104,7 @@ class ArrowTableSource(ChunkedSource):
             if buffer is not None and buffer.size
         ]
         return {
-            name: replace(stored, lent=any(np.may_share_memory(stored.values, each) for each in held))
+            name: replace(stored, lent=any(np.may_share_memory(stored.values, each) for each in held), beside=0)
             for name, stored in found.items()
         }
 
