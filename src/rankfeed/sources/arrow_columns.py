@@ -25,6 +25,7 @@ from rankfeed.sources.arrow_places import stored_type
 from rankfeed.sources.arrow_types import (
     VALID,
     Nulls,
+    Path,
     field_at,
     field_of,
     fields_of,
@@ -93,14 +94,14 @@ def stored_of(
     return {name: out[name] for name in fields}
 
 
-def array_at(table: Any, path: tuple[str, ...], where: str) -> Any:
+def array_at(table: Any, path: Path, where: str) -> Any:
     """One contiguous array of a column; a struct's null makes what is in it null."""
     import pyarrow as pa
 
     column = table.column(path[0])
     arrays = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
-    for name in path[1:]:
-        arrays = [_inside(array, name, where) for array in arrays]
+    for index in path[1:]:
+        arrays = [_inside(array, index, where) for array in arrays]
     if len(arrays) == 1:
         return arrays[0]
     kind = field_at(table.schema, path).type
@@ -130,19 +131,19 @@ def _joined(arrays: list[Any]) -> Any:
     )
 
 
-def _inside(array: Any, name: str, where: str) -> Any:
+def _inside(array: Any, index: int, where: str) -> Any:
     """A struct's field; null where the struct is."""
     import pyarrow as pa
 
-    index = array.type.get_field_index(name)
-    kind = stored_type(array.type.field(index).type)
+    inner = array.type.field(index)
+    kind = stored_type(inner.type)
     if not pa.types.is_union(kind) and not pa.types.is_run_end_encoded(kind):
         return array.flatten()[index]
     # These cannot be told the nulls around them: Arrow ends the process, or forgets the nulls.
     if array.null_count:
         raise SourceError(
             "a null around a union, or around what is run-end encoded, cannot be read",
-            found=f"{name!r}: {kind}",
+            found=f"{inner.name!r}: {kind}",
             where=where,
             remedy="leave the column out with columns=",
         )

@@ -93,7 +93,7 @@ class ArrowSource(ChunkedSource):
         if plain is None:
             raise SourceError("there are no rows", where=self._paths[0])
         with arrow_errors(self._paths[0]):
-            known = known_fields(first.schema, nulls, self._shapes)
+            known = known_fields(first.schema, nulls, self._shapes, columns)
         self._fields = {name: known[name] for name in check_columns(columns, known)}
         self._plain = frozenset(plain & set(self._fields))
         # What is read where it lies has no null in any file: of its mask nothing needs to be read.

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from rankfeed.columns import Columns, Field, Stored, column_of_parts
 from rankfeed.errors import SourceError
-from rankfeed.sources.arrow_columns import Nulls, fields_of, stored_of
+from rankfeed.sources.arrow_columns import Nulls, fields_of, roots_of, stored_of
 from rankfeed.sources.arrow_errors import arrow_errors
 from rankfeed.sources.delimited_files import files_of, kind_of
 from rankfeed.sources.delimited_text import (
@@ -61,16 +61,18 @@ class _TextSource(Source):
             if total > LIMIT:
                 raise too_large(common_root(self._paths))
             if text.strip():
-                tables.append(parse(text, path, self._dialect))
+                tables.append(parse(text, path, self._dialect, self._columns))
                 digests.append(digest_of(text))
             else:
                 raise SourceError("the file is empty", where=path)
-        schema = _one_schema(self._paths, [table.schema for table in tables])
-        known = fields_of(schema, nulls=self._nulls)
+        schema = _one_schema(self._paths, [table.schema for table in tables], self._columns)
+        known = fields_of(schema, nulls=self._nulls, columns=self._columns)
         self._fields = {name: known[name] for name in check_columns(self._columns, known)}
+        roots = roots_of(schema, list(self._fields), nulls=self._nulls)
+        wanted = schema_of(schema, roots)
         stored = []
         for path, table in zip(self._paths, tables, strict=True):
-            cast = _cast(table, schema, path, self._dialect)
+            cast = _cast(table, wanted, path, self._dialect)
             stored.append(stored_of(cast, self._fields, where=path, nulls=self._nulls))
             for each in stored[-1].values():  # all was read: nobody need train for hours to meet a null
                 if each.unreadable is not None:
@@ -264,7 +266,14 @@ def rows(where: Paths, *, delimiter: str | None = None, types: Mapping[str, str]
             first += len(table)
 
 
-def _one_schema(paths: Sequence[str], schemas: Sequence[Any]) -> Any:
+def schema_of(schema: Any, names: Sequence[str]) -> Any:
+    """The part of a `pyarrow.Schema` with some columns."""
+    import pyarrow as pa
+
+    return pa.schema([schema.field(name) for name in names])
+
+
+def _one_schema(paths: Sequence[str], schemas: Sequence[Any], columns: Sequence[str] | None) -> Any:
     """One schema for all files: whole numbers give way to others that hold them, nothing else differs.
 
     Raises:
@@ -272,10 +281,19 @@ def _one_schema(paths: Sequence[str], schemas: Sequence[Any]) -> Any:
     """
     import pyarrow as pa
 
-    for path, schema in zip(paths, schemas, strict=True):
-        name, count = Counter(schema.names).most_common(1)[0] if len(schema) else ("", 0)
-        if count > 1:
-            raise SourceError("two columns of the file have one name", found=repr(name), where=path)
+    counts = [Counter(schema.names) for schema in schemas]
+    twice = {name for count in counts for name in count if count[name] > 1}
+    for path, count in zip(paths, counts, strict=True):
+        for name in count:
+            if count[name] > 1 and (columns is None or name in columns):
+                raise SourceError(
+                    "two columns of the file have one name",
+                    found=repr(name),
+                    where=path,
+                    remedy="rename one of them, or leave them out with columns=",
+                )
+    if twice:
+        schemas = [pa.schema([field for field in schema if field.name not in twice]) for schema in schemas]
     joined = schemas[0]
     for path, schema in zip(paths[1:], schemas[1:], strict=True):
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from csv import Error as CsvError
 from csv import reader as csv_reader
@@ -109,8 +109,14 @@ def too_large(where: str) -> SourceError:
     )
 
 
-def parse(text: bytes, path: str, dialect: Dialect) -> Any:
+def parse(text: bytes, path: str, dialect: Dialect, columns: Sequence[str] | None = None) -> Any:
     """The rows of a text as a `pyarrow.Table`.
+
+    Args:
+        text: of the file.
+        path: of the file.
+        dialect: how it is read.
+        columns: names of those in which no number may lose digits; None for all.
 
     Raises:
         SourceError: it is nested too deeply.
@@ -124,12 +130,13 @@ def parse(text: bytes, path: str, dialect: Dialect) -> Any:
         read, parse_options, convert = _csv_options(path, dialect, len(text) + 1)
         with arrow_errors(path, _MEND):
             table = _named(pa.csv.read_csv(BytesIO(text), read, parse_options, convert), path)
-            return _exact_csv(table, text, path, dialect)
+            return _exact_csv(table, text, path, dialect, columns)
     text = text.removeprefix(BOM)
     check_lines(text, path)
     types = dialect.arrow_types()
     table = _parse_json(text, path, 1, pa.schema(types) if types else None, "infer")
-    return exact_json(table, text, path, 1, types, lambda schema: _parse_json(text, path, 1, schema, "infer"))
+    again = partial(_parse_json, text, path, 1, unexpected="infer")
+    return exact_json(table, text, path, 1, types, again, columns)
 
 
 def stream(path: str, dialect: Dialect) -> Iterator[Any]:
@@ -188,7 +195,9 @@ def _csv_options(path: str, dialect: Dialect, block_size: int) -> tuple[Any, Any
     return read, parse_options, convert
 
 
-def _exact_csv(table: Any, text: bytes, path: str, dialect: Dialect) -> Any:
+def _exact_csv(
+    table: Any, text: bytes, path: str, dialect: Dialect, columns: Sequence[str] | None
+) -> Any:
     """A table in which no whole number lost digits: columns of such are read again as uint64.
 
     Raises:
@@ -215,6 +224,8 @@ def _exact_csv(table: Any, text: bytes, path: str, dialect: Dialect) -> Any:
         try:
             table = table.set_column(place, pa.field(field.name, pa.uint64()), again(pa.uint64()))
         except pa.ArrowInvalid:
+            if columns is not None and field.name not in columns:
+                continue
             value = again(pa.string())[row].as_py()
             place = f"{path}, {_csv_line(text, path, dialect, row)}"
             raise inexact(value, place, field.name, _as_text(field.name)) from None

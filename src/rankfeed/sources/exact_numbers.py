@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -84,6 +84,7 @@ def exact_json(
     first_line: int,
     given: Mapping[str, Any],
     again: Callable[[Any], Any] | None,
+    columns: Sequence[str] | None = None,
 ) -> Any:
     """A table of lines of JSON in which no whole number lost digits.
 
@@ -94,6 +95,7 @@ def exact_json(
         first_line: number of the first line.
         given: types that the user gave, by column.
         again: reads the lines with another schema; None where the types are settled.
+        columns: names of those in which no number may lose digits; None for all.
 
     Raises:
         SourceError: a number is too large to stand beside the others of its column.
@@ -111,17 +113,21 @@ def exact_json(
             found.setdefault(path, each)
     if not found:
         return table
-    schema = table.schema
-    for path in found:
+    # Each by itself: one that cannot be read must not stand in another's way.
+    for path, (line, value) in found.items():
+        schema = table.schema
         place = schema.get_field_index(path[0])
         schema = schema.set(place, schema.field(place).with_type(_with(schema.field(place).type, path[1:])))
-    try:
-        if again is not None:
-            return again(schema)
-    except CorruptError:
-        pass
-    path, (line, value) = next(iter(found.items()))
-    raise inexact(value, f"{where}, line {line}", ".".join(each for each in path if each != _ITEM), "write them in quotes, as text")
+        try:
+            if again is not None:
+                table = again(schema)
+                continue
+        except CorruptError:
+            pass
+        name = ".".join(each for each in path if each != _ITEM)
+        if columns is None or name in columns:
+            raise inexact(value, f"{where}, line {line}", name, "write its numbers in quotes, as text")
+    return table
 
 
 #: The step of a path from a list to what is in it.
