@@ -44,9 +44,12 @@ class Stored:
         values: dense: [rows, *shape]; ragged: [elements, *shape]; bytes and text: uint8 [bytes]; objects: [rows].
         offsets: int64 [rows + 1], where each row starts; None for dense and objects.
         origin: where they lie, for errors.
-        beside: bytes of what objects point to, about.
+        beside: bytes of what objects are decoded from.
         lent: whether the values lie in memory that is held by somebody else, and take none of their own.
         unreadable: rows that cannot be asked for; None where all can, which is the rule.
+        index: int [rows], which of the values each row is, where values are shared by rows (a dictionary column);
+            values and offsets are then of the dictionary.
+        decode: makes objects [m] of the rows int64 [m]; None where the values are there.
 
     Examples:
         >>> stored = Stored(np.frombuffer(b"abcde", np.uint8), np.array([0, 2, 5]))
@@ -60,16 +63,21 @@ class Stored:
     beside: int = 0
     lent: bool = False
     unreadable: Unreadable | None = None
+    index: npt.NDArray[np.integer[Any]] | None = None
+    decode: Callable[[Int64], Array] | None = None
 
     @property
     def nbytes(self) -> int:
         """Bytes that it takes."""
-        values = 0 if self.lent else int(self.values.nbytes)
-        return values + (0 if self.offsets is None else int(self.offsets.nbytes)) + self.beside
+        values = 0 if self.lent or self.decode is not None else int(self.values.nbytes)
+        others = sum(int(each.nbytes) for each in (self.offsets, self.index) if each is not None)
+        return values + others + self.beside
 
     @property
     def rows(self) -> int:
         """How many there are."""
+        if self.index is not None:
+            return len(self.index)
         return len(self.values) if self.offsets is None else len(self.offsets) - 1
 
     def part(self, rows: Int64, slots: Int64 | None = None, region: Readable | None = None) -> Rows | Runs:
@@ -85,6 +93,10 @@ class Stored:
         """
         if self.unreadable is not None:
             self.unreadable.refuse(rows)
+        if self.index is not None:
+            rows = self.index[rows].astype(np.int64, copy=False)
+        if self.decode is not None:
+            return Rows(self.decode(rows), np.arange(len(rows)), slots)
         if self.offsets is None:
             return Rows(self.values, rows, slots, region)
         starts = self.offsets[rows]

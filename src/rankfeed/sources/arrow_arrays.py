@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -12,13 +11,14 @@ import numpy.typing as npt
 
 from rankfeed.columns import Stored
 from rankfeed.errors import CorruptError
+from rankfeed.sources.arrow_errors import arrow_errors
 from rankfeed.sources.arrow_types import element_of, is_list, tensor_axes
 
 Array = npt.NDArray[Any]
 #: Which rows (or elements) are not null; None where all are, which is the rule and costs nothing.
 Valid = npt.NDArray[np.bool_] | None
-#: Objects that are weighed of many: Arrow's own bytes say little, least of all where texts are in a dictionary.
-_WEIGHED = 32
+#: Rows of a union that are decoded at once to find its nulls.
+_DECODED = 4096
 
 
 def all_of(valid: Valid) -> Valid:
@@ -156,27 +156,48 @@ def _check_offsets(offsets: npt.NDArray[np.int64], size: int) -> None:
         )
 
 
-def objects_of(array: Any) -> tuple[Stored, Valid]:
-    """Rows as Python objects, and which are not None."""
-    objects = _objects(array)
-    values = np.empty(len(array), object)
-    values[:] = objects
-    # Not as Arrow counts them: unions and run-end encoded columns are said to have no nulls.
-    valid = np.array([each is not None for each in objects], np.bool_)
-    return Stored(values, beside=_weight(objects)), valid
+def objects_of(array: Any, where: str) -> tuple[Stored, Valid]:
+    """Rows that become Python objects when they are asked for, and which are not None.
+
+    Args:
+        array: of any type but a dictionary's.
+        where: the file, for errors.
+    """
+    # A view of one None: there is a value for each row, and it takes no room.
+    values = np.broadcast_to(np.array(None, object), len(array))
+
+    def decode(rows: npt.NDArray[np.int64]) -> Array:
+        decoded = np.empty(len(rows), object)
+        with arrow_errors(where):
+            decoded[:] = _objects_at(array, rows)
+        return decoded
+
+    return Stored(values, beside=int(array.nbytes), decode=decode), _not_none(array)
 
 
-def _weight(values: Sequence[Any]) -> int:
-    """Bytes of objects, and of what is in them, judged by some of them."""
-    some = values[:: len(values) // _WEIGHED | 1]  # an odd step: rows that are alike often come every 2, 4, 8
-    total = 0
-    for each in some:
-        total += sys.getsizeof(each)
-        if isinstance(each, np.ndarray):
-            total += 0 if each.base is None else each.nbytes
-        elif isinstance(each, (dict, list, tuple)):
-            total += _weight(list(each.values()) if isinstance(each, dict) else each)
-    return total * len(values) // max(1, len(some))
+def _objects_at(array: Any, rows: npt.NDArray[np.int64]) -> list[Any]:
+    import pyarrow as pa
+
+    if len(rows) and rows[0] + len(rows) - 1 == rows[-1] and (np.diff(rows) == 1).all():
+        return _objects(array.slice(int(rows[0]), len(rows)))
+    try:
+        return _objects(array.take(pa.array(rows)))
+    except pa.ArrowNotImplementedError:  # of what is run-end encoded, say
+        return [_objects(array.slice(row, 1))[0] for row in rows.tolist()]
+
+
+def _not_none(array: Any) -> Valid:
+    """Which rows are not None. Arrow says of unions and of what is run-end encoded that they have no nulls."""
+    import pyarrow as pa
+
+    if pa.types.is_run_end_encoded(array.type):
+        runs = valid_of(array.values)
+        ends = array.run_ends.to_numpy().astype(np.int64)
+        return None if runs is None else runs[ends.searchsorted(array.offset + np.arange(len(array)), side="right")]
+    if pa.types.is_union(array.type):
+        pieces = (array.slice(first, _DECODED) for first in range(0, len(array), _DECODED))
+        return np.array([each is not None for piece in pieces for each in piece.to_pylist()], np.bool_)
+    return valid_of(array)
 
 
 def _objects(array: Any) -> list[Any]:

@@ -17,7 +17,6 @@ from rankfeed.sources.arrow_arrays import (
     list_elements,
     numbers_of,
     objects_of,
-    plain_of,
     text_of,
     valid_of,
 )
@@ -26,6 +25,7 @@ from rankfeed.sources.arrow_places import stored_type
 from rankfeed.sources.arrow_types import (
     VALID,
     Nulls,
+    Path,
     field_at,
     field_of,
     fields_of,
@@ -84,7 +84,7 @@ def stored_of(
             )
         with arrow_errors(where):
             array = array_at(table, paths[column], where)
-            stored, valid = _stored(array, field_of(array.type))
+            stored, valid = _stored(array, field_of(array.type), where)
         if nulls == "error" and valid is not None and not valid.all():
             stored = replace(stored, unreadable=Unreadable(~valid, null_error(field, where, first_row, column)))
         if column in fields:
@@ -94,38 +94,56 @@ def stored_of(
     return {name: out[name] for name in fields}
 
 
-def array_at(table: Any, path: tuple[str, ...], where: str) -> Any:
+def array_at(table: Any, path: Path, where: str) -> Any:
     """One contiguous array of a column; a struct's null makes what is in it null."""
     import pyarrow as pa
 
     column = table.column(path[0])
     arrays = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
-    for name in path[1:]:
-        arrays = [_inside(array, name, where) for array in arrays]
+    for index in path[1:]:
+        arrays = [_inside(array, index, where) for array in arrays]
     if len(arrays) == 1:
         return arrays[0]
     kind = field_at(table.schema, path).type
-    if pa.types.is_dictionary(kind):  # Arrow cannot join those that have a null among their values
-        kind, arrays = kind.value_type, [array.dictionary_decode() for array in arrays]
+    if pa.types.is_dictionary(kind) and arrays:
+        return _joined(arrays)
     if sum(array.nbytes for array in arrays) > _COUNTED:
         kind = _wide(kind)
         arrays = [array.cast(kind) for array in arrays]
     return pa.concat_arrays(arrays) if arrays else pa.array([], kind)
 
 
-def _inside(array: Any, name: str, where: str) -> Any:
+def _joined(arrays: list[Any]) -> Any:
+    """Dictionary arrays as one. Arrow cannot join those that have a null among their values."""
+    import pyarrow as pa
+
+    entries = [array.dictionary for array in arrays]
+    if sum(each.nbytes for each in entries) > _COUNTED:
+        entries = [each.cast(_wide(each.type)) for each in entries]
+    firsts = np.cumsum([0, *map(len, entries)])
+    indices = [
+        array.indices.cast(pa.int64()).fill_null(0).to_numpy() + first
+        for array, first in zip(arrays, firsts, strict=False)
+    ]
+    null = np.concatenate([array.indices.is_null().to_numpy(zero_copy_only=False) for array in arrays])
+    return pa.DictionaryArray.from_arrays(
+        pa.array(np.concatenate(indices), mask=null), pa.concat_arrays(entries)
+    )
+
+
+def _inside(array: Any, index: int, where: str) -> Any:
     """A struct's field; null where the struct is."""
     import pyarrow as pa
 
-    index = array.type.get_field_index(name)
-    kind = stored_type(array.type.field(index).type)
+    inner = array.type.field(index)
+    kind = stored_type(inner.type)
     if not pa.types.is_union(kind) and not pa.types.is_run_end_encoded(kind):
         return array.flatten()[index]
     # These cannot be told the nulls around them: Arrow ends the process, or forgets the nulls.
     if array.null_count:
         raise SourceError(
             "a null around a union, or around what is run-end encoded, cannot be read",
-            found=f"{name!r}: {kind}",
+            found=f"{inner.name!r}: {kind}",
             where=where,
             remedy="leave the column out with columns=",
         )
@@ -141,15 +159,20 @@ def _wide(kind: Any) -> Any:
     return {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}.get(kind, kind)
 
 
-def _stored(array: Any, field: Field) -> tuple[Stored, Valid]:
+def _stored(array: Any, field: Field, where: str) -> tuple[Stored, Valid]:
     """A column's values, and which rows are valid: not null, and without a null in them."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(array.type):
+        return _indexed(array, field, where)
     if field.kind == "dense":
         values, valid = numbers_of(array)
         values = values.reshape(len(array), *field.shape)
         return Stored(values), all_of(valid)
-    array = plain_of(array)
+    if isinstance(array.type, pa.BaseExtensionType):
+        return _stored(array.storage, field, where)
     if field.kind == "object":
-        return objects_of(array)
+        return objects_of(array, where)
     valid = valid_of(array)
     if field.kind in ("bytes", "str"):
         return text_of(array), valid
@@ -161,3 +184,23 @@ def _stored(array: Any, field: Field) -> tuple[Stored, Valid]:
         valid = np.ones(len(array), np.bool_) if valid is None else valid.copy()
         valid[offsets.searchsorted(bad, side="right") - 1] = False
     return Stored(values, offsets), valid
+
+
+def _indexed(array: Any, field: Field, where: str) -> tuple[Stored, Valid]:
+    """A dictionary column: its values once, however many rows they are in."""
+    import pyarrow as pa
+
+    valid = valid_of(array)
+    indices = array.indices.fill_null(0).to_numpy()
+    entries = array.dictionary
+    if valid is not None and not len(entries):
+        entries = pa.nulls(1, entries.type)
+    if len(entries) > len(array):  # only those that are used
+        used, indices = np.unique(indices, return_inverse=True)
+        entries = entries.take(pa.array(used))
+    stored, given = _stored(entries, field, where)
+    if given is not None and not given.all():
+        valid = given[indices] if valid is None else valid & given[indices]
+    if stored.index is not None:  # a dictionary of a dictionary
+        indices = stored.index[indices]
+    return replace(stored, index=indices.copy()), valid

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankfeed.columns import Field, Stored
-from rankfeed.errors import CorruptError, SourceError
+from rankfeed.errors import CorruptError
 from rankfeed.sources.arrow_columns import array_at, stored_of
 from rankfeed.sources.arrow_messages import Messages
 from rankfeed.sources.arrow_places import Shape, shaped_field
@@ -65,6 +65,16 @@ def read_batch(
     return batch
 
 
+def copied(batch: Any) -> Any:
+    """A record batch of the same rows, in memory of its own and no more than they take."""
+    import pyarrow as pa
+
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return pa.ipc.open_stream(sink.getvalue()).read_next_batch()
+
+
 class _Pieces:
     """Messages that lie apart, as a file of which Arrow copies nothing: what it keeps are views of them."""
 
@@ -89,8 +99,6 @@ def read_schema(data: Bytes, messages: Messages) -> Any:
     else:
         content = data[messages.schema.start : messages.schema.end].tobytes()
         schema = pa.ipc.open_stream(pa.py_buffer(content + _END)).schema
-    if len(set(schema.names)) != len(schema.names):
-        raise SourceError("two columns have one name", found=", ".join(schema.names)[:500])
     return schema
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from rankfeed._util.validate import check_bool, invalid
 from rankfeed.columns import Columns, Field, Stored, column_of_parts
 from rankfeed.errors import CorruptError, SourceError
-from rankfeed.sources.arrow_decode import decoded, read_batch
+from rankfeed.sources.arrow_decode import copied, decoded, read_batch
 from rankfeed.sources.arrow_errors import arrow_errors
 from rankfeed.sources.arrow_open import ArrowFile, check_alike, files_of, fits, open_arrow, pieces_of
 from rankfeed.sources.arrow_places import Shape
@@ -96,7 +96,7 @@ class ArrowSource(ChunkedSource):
         if plain is None:
             raise SourceError("there are no rows", where=self._paths[0])
         with arrow_errors(self._paths[0]):
-            known = known_fields(first.schema, nulls, self._shapes)
+            known = known_fields(first.schema, nulls, self._shapes, columns)
         self._fields = {name: known[name] for name in check_columns(columns, known)}
         self._plain = frozenset(plain & set(self._fields))
         # What is read where it lies has no null in any file: of its mask nothing needs to be read.
@@ -195,6 +195,8 @@ class ArrowSource(ChunkedSource):
             piece = slice(first, first + rows)
             found = read_batch(file.data, file.messages, batch, names, self._nulls, piece)
             fields = {name: self._fields[name] for name in names}
+            if any(field.kind == "object" for field in fields.values()):
+                found = copied(found)  # objects are decoded from it later
             first_row = int(file.starts[batch]) + first
             made = decoded(found, fields, self._shapes, where=where, first_row=first_row, nulls=self._nulls)
         # A view would hold its file open for as long as the chunk is kept.

@@ -111,7 +111,7 @@ def check_alike(first: Any, other: Any, first_path: str, path: str) -> None:
         differing = [
             name
             for name in dict.fromkeys([*first.names, *other.names])
-            if name not in first.names or name not in other.names or first.field(name) != other.field(name)
+            if [each for each in first if each.name == name] != [each for each in other if each.name == name]
         ]
         raise SourceError(
             "files differ in their columns",

@@ -56,7 +56,7 @@ class ArrowTableSource(ChunkedSource):
         name: str = "a table",
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
-        known = known_fields(table.schema, nulls, shapes or {})
+        known = known_fields(table.schema, nulls, shapes or {}, columns)
         self._fields = {each: known[each] for each in check_columns(columns, known)}
         self._shapes = dict(shapes or {})
         self._nulls: Nulls = nulls
@@ -104,24 +104,27 @@ class ArrowTableSource(ChunkedSource):
             if buffer is not None and buffer.size
         ]
         return {
-            name: replace(stored, lent=any(np.may_share_memory(stored.values, each) for each in held))
+            name: replace(stored, lent=any(np.may_share_memory(stored.values, each) for each in held), beside=0)
             for name, stored in found.items()
         }
 
 
-def known_fields(schema: Any, nulls: Nulls, shapes: Mapping[str, Shape]) -> dict[str, Field]:
+def known_fields(
+    schema: Any, nulls: Nulls, shapes: Mapping[str, Shape], columns: Sequence[str] | None = None
+) -> dict[str, Field]:
     """The fields of a schema, those columns that were declared to have a shape with it.
 
     Args:
         schema: a `pyarrow.Schema`.
         nulls: as for `arrow_types.fields_of`.
         shapes: columns of lists of lists that are arrays, and their shapes.
+        columns: as for `arrow_types.fields_of`.
 
     Raises:
         SourceError: two columns have one name.
     """
-    fields = fields_of(schema, nulls=nulls)
+    fields = fields_of(schema, nulls=nulls, columns=columns)
     for name, path in leaves_of(schema):
-        if name in shapes:
+        if name in shapes and name in fields:
             fields[name] = shaped_field(field_at(schema, path).type, shapes[name])
     return fields

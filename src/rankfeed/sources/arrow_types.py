@@ -21,7 +21,7 @@ VALID = "_valid"
 UNNAMED = "unnamed"
 
 
-def fields_of(schema: Any, *, nulls: Nulls = "error") -> dict[str, Field]:
+def fields_of(schema: Any, *, nulls: Nulls = "error", columns: Sequence[str] | None = None) -> dict[str, Field]:
     """The fields that the columns of a `pyarrow.Schema` become.
 
     Numbers and booleans are dense, fixed-size lists dense with a shape, lists of these ragged, text and bytes what
@@ -31,6 +31,8 @@ def fields_of(schema: Any, *, nulls: Nulls = "error") -> dict[str, Field]:
     Args:
         schema: of the data.
         nulls: "mask" adds a boolean column ``<name>_valid`` for each column that may hold nulls.
+        columns: names of those wanted; None for all. Names that several columns share are left out, if they are
+            not wanted.
 
     Raises:
         ArgumentError: ``nulls`` is something else.
@@ -44,58 +46,73 @@ def fields_of(schema: Any, *, nulls: Nulls = "error") -> dict[str, Field]:
         {'x': 'float32[*]', 'when': 'int64', 'at': 'int8[2]'}
     """
     check_choice("nulls", nulls, ("error", "mask"))
-    for name, count in Counter(schema.names).items():
-        if count > 1:
-            raise _two_of(name)
+    roots = Counter(schema.names)
     fields: dict[str, Field] = {}
-    for name, path in leaves_of(schema):
-        column = field_at(schema, path)
-        added = {name: field_of(column.type)}
+    twice: list[str] = []
+    for name, path, kind in _leaves(schema):
+        added = {name: field_of(kind)}
         if nulls == "mask":
             added[name + VALID] = Field("dense", "bool")
         for each, field in added.items():
-            if each in fields:
-                raise _two_of(each)
+            if each in fields or roots[path[0]] > 1:
+                twice.append(each)
             fields[each] = field
+    for name in twice:
+        if columns is None or name in columns:
+            raise two_of(name)
+        fields.pop(name, None)
     return fields
 
 
-def _two_of(name: str) -> SourceError:
+def two_of(name: str) -> SourceError:
+    """The error for columns that share a name."""
     return SourceError(
         "two columns have one name",
         found=repr(name),
-        remedy="rename one of them where the data are written, or leave it out with columns=",
+        remedy="rename one of them where the data are written, or leave them out with columns=",
     )
 
 
 def roots_of(schema: Any, names: Sequence[str], *, nulls: Nulls = "error") -> list[str]:
     """The columns of a schema that have to be read for some fields, each once, in the schema's order."""
+    chosen = set(names)
     wanted = {
-        path[0] for name, path in leaves_of(schema) if name in names or (nulls == "mask" and name + VALID in names)
+        path[0]
+        for name, path in leaves_of(schema)
+        if name in chosen or (nulls == "mask" and name + VALID in chosen)
     }
     return [name for name in schema.names if name in wanted]
 
 
-def leaves_of(schema: Any) -> list[tuple[str, tuple[str, ...]]]:
+#: The way to a column: the name of the schema's own column, and in structs the number of each field.
+Path = tuple[str, *tuple[int, ...]]
+
+
+def leaves_of(schema: Any) -> list[tuple[str, Path]]:
     """Names of the columns, structs taken apart, and the way to each."""
+    return [(name, path) for name, path, _ in _leaves(schema)]
+
+
+def _leaves(schema: Any) -> Iterator[tuple[str, Path, Any]]:
     import pyarrow as pa
 
-    def walk(name: str, kind: Any, path: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    def walk(name: str, kind: Any, path: Path) -> Iterator[tuple[str, Path, Any]]:
         if not pa.types.is_struct(kind) or not kind.num_fields:
-            yield name, path
+            yield name, path, kind
             return
         for index in range(kind.num_fields):
             inner = kind.field(index)
-            yield from walk(f"{name}.{inner.name}", inner.type, (*path, inner.name))
+            yield from walk(f"{name}.{inner.name}", inner.type, (*path, index))
 
-    return [leaf for field in schema for leaf in walk(field.name or UNNAMED, field.type, (field.name,))]
+    for field in schema:
+        yield from walk(field.name or UNNAMED, field.type, (field.name,))
 
 
-def field_at(schema: Any, path: tuple[str, ...]) -> Any:
+def field_at(schema: Any, path: Path) -> Any:
     """The Arrow field at the end of a way."""
     field = schema.field(path[0])
-    for name in path[1:]:
-        field = field.type.field(name)
+    for index in path[1:]:
+        field = field.type.field(index)
     return field
 
 

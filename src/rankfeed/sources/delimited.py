@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from typing import Any, ClassVar, Literal
@@ -12,10 +13,20 @@ import numpy.typing as npt
 
 from rankfeed.columns import Columns, Field, Stored, column_of_parts
 from rankfeed.errors import SourceError
-from rankfeed.sources.arrow_columns import Nulls, fields_of, stored_of
+from rankfeed.sources.arrow_columns import Nulls, fields_of, roots_of, stored_of
 from rankfeed.sources.arrow_errors import arrow_errors
 from rankfeed.sources.delimited_files import files_of, kind_of
-from rankfeed.sources.delimited_text import LIMIT, Dialect, parse, read_text, stream, text_size, too_large
+from rankfeed.sources.delimited_text import (
+    LIMIT,
+    Dialect,
+    line_of_row,
+    parse,
+    read_text,
+    stream,
+    text_size,
+    too_large,
+)
+from rankfeed.sources.exact_numbers import InexactError, whole_as_float
 from rankfeed.sources.format import Format
 from rankfeed.sources.paths import Paths, common_root
 from rankfeed.sources.source import Int64, Source, by_chunk, check_columns, check_ids
@@ -50,20 +61,22 @@ class _TextSource(Source):
             if total > LIMIT:
                 raise too_large(common_root(self._paths))
             if text.strip():
-                tables.append(parse(text, path, self._dialect))
+                tables.append(parse(text, path, self._dialect, self._columns))
                 digests.append(digest_of(text))
             else:
                 raise SourceError("the file is empty", where=path)
-        schema = _one_schema(self._paths, [table.schema for table in tables])
-        known = fields_of(schema, nulls=self._nulls)
+        schema = _one_schema(self._paths, [table.schema for table in tables], self._columns)
+        known = fields_of(schema, nulls=self._nulls, columns=self._columns)
         self._fields = {name: known[name] for name in check_columns(self._columns, known)}
+        roots = roots_of(schema, list(self._fields), nulls=self._nulls)
+        wanted = schema_of(schema, roots)
         stored = []
         for path, table in zip(self._paths, tables, strict=True):
-            with arrow_errors(path):
-                cast = table.select(schema.names).cast(schema)
+            cast = _cast(table, wanted, path, self._dialect)
             stored.append(stored_of(cast, self._fields, where=path, nulls=self._nulls))
             for each in stored[-1].values():  # all was read: nobody need train for hours to meet a null
-                each.part(np.arange(each.rows))
+                if each.unreadable is not None:
+                    each.unreadable.refuse(np.arange(each.rows))
         self._starts = np.zeros(len(tables) + 1, np.int64)
         np.cumsum([len(table) for table in tables], out=self._starts[1:])
         if not self._starts[-1]:
@@ -253,18 +266,34 @@ def rows(where: Paths, *, delimiter: str | None = None, types: Mapping[str, str]
             first += len(table)
 
 
-def _one_schema(paths: Sequence[str], schemas: Sequence[Any]) -> Any:
-    """One schema for all files: whole numbers give way to others, nothing else differs.
+def schema_of(schema: Any, names: Sequence[str]) -> Any:
+    """The part of a `pyarrow.Schema` with some columns."""
+    import pyarrow as pa
+
+    return pa.schema([schema.field(name) for name in names])
+
+
+def _one_schema(paths: Sequence[str], schemas: Sequence[Any], columns: Sequence[str] | None) -> Any:
+    """One schema for all files: whole numbers give way to others that hold them, nothing else differs.
 
     Raises:
         SourceError: files differ; names both. Or two columns of one have one name.
     """
     import pyarrow as pa
 
-    for path, schema in zip(paths, schemas, strict=True):
-        twice = [name for name in schema.names if schema.names.count(name) > 1]
-        if twice:
-            raise SourceError("two columns of the file have one name", found=repr(twice[0]), where=path)
+    counts = [Counter(schema.names) for schema in schemas]
+    twice = {name for count in counts for name in count if count[name] > 1}
+    for path, count in zip(paths, counts, strict=True):
+        for name in count:
+            if count[name] > 1 and (columns is None or name in columns):
+                raise SourceError(
+                    "two columns of the file have one name",
+                    found=repr(name),
+                    where=path,
+                    remedy="rename one of them, or leave them out with columns=",
+                )
+    if twice:
+        schemas = [pa.schema([field for field in schema if field.name not in twice]) for schema in schemas]
     joined = schemas[0]
     for path, schema in zip(paths[1:], schemas[1:], strict=True):
         try:
@@ -279,7 +308,37 @@ def _one_schema(paths: Sequence[str], schemas: Sequence[Any]) -> Any:
                 where=path,
                 remedy="make them agree; types={'column': 'string'} says what a column is",
             ) from error
+    for place, field in enumerate(joined):
+        kinds = {schema.field(field.name).type for schema in schemas}
+        if pa.uint64() in kinds and all(map(pa.types.is_integer, kinds)):
+            joined = joined.set(place, field.with_type(pa.uint64()))
     return joined
+
+
+def _cast(table: Any, schema: Any, path: str, dialect: Dialect) -> Any:
+    """The rows of a file, with the types that all files together have.
+
+    Raises:
+        SourceError: a number would become another one.
+    """
+    import pyarrow as pa
+
+    columns = []
+    for field in schema:
+        column = table.column(field.name)
+        try:
+            columns.append(whole_as_float(column) if field.type == pa.float64() else column.cast(field.type))
+        except (pa.ArrowInvalid, InexactError) as error:
+            row = getattr(error, "row", None)
+            place = path if row is None else f"{path}, {line_of_row(path, dialect, row)}"
+            raise SourceError(
+                "a number does not fit the type that its column has over all files",
+                expected=str(field.type),
+                found=str(error).splitlines()[0],
+                where=f"{place}, column {field.name!r}",
+                remedy="make the files agree in what the column holds; types={'column': 'string'} reads one as text",
+            ) from error
+    return pa.Table.from_arrays(columns, schema=schema)
 
 
 CSV_FORMAT = Format("csv", "CSV files", lambda where: kind_of(where) == "csv", CsvSource)

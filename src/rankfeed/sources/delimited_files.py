@@ -20,14 +20,14 @@ _LOOKED_AT = 1 << 16
 
 def kind_of(where: Paths) -> Kind | None:
     """Which of both these files are, by their names and how they begin; None for neither."""
-    try:
-        paths = matched(where)
-        for kind in _SUFFIXES:
+    paths = matched(where)
+    for kind in _SUFFIXES:
+        try:
             found = files_of(where, kind) if paths else []
-            if found and all(_looks_like(path, kind) for path in (found[0], found[-1])):
-                return kind
-    except RankfeedError:
-        pass
+        except RankfeedError:  # a folder with files of another kind
+            continue
+        if found and all(_looks_like(path, kind) for path in (found[0], found[-1])):
+            return kind
     return None
 
 
@@ -66,6 +66,7 @@ def _looks_like(path: str, kind: Kind) -> bool:
         return False
     if kind == "csv":
         return True
+    start = start.removeprefix(b"\xef\xbb\xbf")
     lines = [line for line in start.split(b"\n") if line.strip()]
     if not lines[0].lstrip().startswith(b"{"):
         return False

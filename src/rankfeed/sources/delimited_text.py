@@ -5,22 +5,30 @@ from __future__ import annotations
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from csv import Error as CsvError
+from csv import reader as csv_reader
 from dataclasses import dataclass
+from functools import partial
 from gzip import GzipFile
-from io import BytesIO
+from io import BytesIO, StringIO
+from itertools import islice
 from typing import Any, BinaryIO, Literal
 
 from rankfeed._util.validate import invalid
 from rankfeed.errors import ArgumentError, CorruptError, SourceError, safe_repr
 from rankfeed.sources.arrow_errors import arrow_errors
+from rankfeed.sources.exact_numbers import exact_json, first_inexact, has_large, inexact
 from rankfeed.sources.json_lines import check_lines
 
 #: Text that is read into memory, after decompression; larger files are packed first.
 LIMIT = 256 << 20
 #: Text parsed at once in a stream. Types are what the first piece of this size says.
 PIECE = 16 << 20
+
+#: What some editors write before text in UTF-8.
+BOM = b"\xef\xbb\xbf"
 
 _ROW = re.compile(r"in row (\d+)")
 _MEND = "mend or remove that line; where a type was taken wrongly, give it: types={'column': 'string'}"
@@ -100,8 +108,14 @@ def too_large(where: str) -> SourceError:
     )
 
 
-def parse(text: bytes, path: str, dialect: Dialect) -> Any:
+def parse(text: bytes, path: str, dialect: Dialect, columns: Sequence[str] | None = None) -> Any:
     """The rows of a text as a `pyarrow.Table`.
+
+    Args:
+        text: of the file.
+        path: of the file.
+        dialect: how it is read.
+        columns: names of those in which no number may lose digits; None for all.
 
     Raises:
         SourceError: it is nested too deeply.
@@ -112,12 +126,16 @@ def parse(text: bytes, path: str, dialect: Dialect) -> Any:
     import pyarrow.json
 
     if dialect.kind == "csv":
-        read, parse_options, convert = _csv_options(path, dialect)
+        read, parse_options, convert = _csv_options(path, dialect, len(text) + 1)
         with arrow_errors(path, _MEND):
-            return _named(pa.csv.read_csv(BytesIO(text), read, parse_options, convert), path)
+            table = _named(pa.csv.read_csv(BytesIO(text), read, parse_options, convert), path)
+            return _exact_csv(table, text, path, dialect, columns)
+    text = text.removeprefix(BOM)
     check_lines(text, path)
     types = dialect.arrow_types()
-    return _parse_json(text, path, 1, pa.schema(types) if types else None, "infer")
+    table = _parse_json(text, path, 1, pa.schema(types) if types else None, "infer")
+    again = partial(_parse_json, text, path, 1, unexpected="infer")
+    return exact_json(table, text, path, 1, types, again, columns)
 
 
 def stream(path: str, dialect: Dialect) -> Iterator[Any]:
@@ -132,17 +150,19 @@ def stream(path: str, dialect: Dialect) -> Iterator[Any]:
 
     with _opened(path) as file:
         if dialect.kind == "csv":
-            read, parse_options, convert = _csv_options(path, dialect)
-            read.block_size = PIECE
             with arrow_errors(path, _MEND):
-                reader = pa.csv.open_csv(pa.PythonFile(file, "r"), read, parse_options, convert)
-                yield from _named(reader, path)
+                yield from _stream_csv(file, path, dialect)
             return
         types = dialect.arrow_types()
         schema, line = pa.schema(types) if types else None, 1
         for piece in _pieces(file, path):
             first, line = line, check_lines(piece, path, line)
-            table = _parse_json(piece, path, first, schema, "infer" if first == 1 else "error")
+            unexpected = "infer" if first == 1 else "error"
+            table = _parse_json(piece, path, first, schema, unexpected)
+            parsed = partial(_parse_json, piece, path, first, unexpected=unexpected)
+            # What is a whole number or not is settled by the first piece.
+            again = parsed if first == 1 else None
+            table = exact_json(table, piece, path, first, types, again)
             schema = table.schema
             yield table
 
@@ -162,13 +182,113 @@ def _named(table: Any, path: str) -> Any:
     return table
 
 
-def _csv_options(path: str, dialect: Dialect) -> tuple[Any, Any, Any]:
+def _csv_options(path: str, dialect: Dialect, block_size: int) -> tuple[Any, Any, Any]:
     import pyarrow.csv as csv
 
-    # One thread: the other way errors don't say in which line they are.
-    read = csv.ReadOptions(use_threads=False)
+    # One thread: the other way errors don't say in which line they are. A line must lie in one or two blocks.
+    read = csv.ReadOptions(use_threads=False, block_size=block_size)
     parse_options = csv.ParseOptions(delimiter=dialect.delimiter_of(path), newlines_in_values=True)
-    return read, parse_options, csv.ConvertOptions(column_types=dialect.arrow_types())
+    convert = csv.ConvertOptions(column_types=dialect.arrow_types())
+    # These are numbers.
+    convert.null_values = [each for each in convert.null_values if each.lower().lstrip("-") != "nan"]
+    return read, parse_options, convert
+
+
+def _exact_csv(
+    table: Any, text: bytes, path: str, dialect: Dialect, columns: Sequence[str] | None
+) -> Any:
+    """A table in which no whole number lost digits: columns of such are read again as uint64.
+
+    Raises:
+        SourceError: a number is too large to stand beside the others of its column.
+    """
+    import pyarrow as pa
+    import pyarrow.csv as csv
+
+    given = dialect.arrow_types()
+    for place, field in enumerate(table.schema):
+        if field.type != pa.float64() or field.name in given or not has_large(table.column(place)):
+            continue
+        if table.schema.names.count(field.name) > 1:
+            continue  # which is refused
+
+        def again(kind: Any, name: str = field.name) -> Any:
+            read, parse_options, convert = _csv_options(path, dialect, len(text) + 1)
+            convert.include_columns, convert.column_types = [name], {name: kind}
+            return csv.read_csv(BytesIO(text), read, parse_options, convert).column(0)
+
+        row = first_inexact(again(pa.string()))
+        if row is None:
+            continue
+        try:
+            table = table.set_column(place, pa.field(field.name, pa.uint64()), again(pa.uint64()))
+        except pa.ArrowInvalid:
+            if columns is not None and field.name not in columns:
+                continue
+            value = again(pa.string())[row].as_py()
+            place = f"{path}, {_csv_line(text, path, dialect, row)}"
+            raise inexact(value, place, field.name, _as_text(field.name)) from None
+    return table
+
+
+def _as_text(name: str) -> str:
+    return f"read the column as text with types={{{name!r}: 'string'}}"
+
+
+def line_of_row(path: str, dialect: Dialect, row: int) -> str:
+    """The line of a file that a row lies in (or ends in), counted from 1, in words."""
+    text = read_text(path)
+    if dialect.kind == "csv":
+        return _csv_line(text, path, dialect, row)
+    return f"line {_line_of_row(text, row) + 1}"
+
+
+def _csv_line(text: bytes, path: str, dialect: Dialect, row: int) -> str:
+    """The line in which a row of CSV ends."""
+    reader = csv_reader(StringIO(text.decode(errors="replace")), delimiter=dialect.delimiter_of(path))
+    try:
+        full = (reader.line_num for line in reader if line)
+        return f"line {next(islice(full, row + 1, None))}"
+    except (CsvError, StopIteration):
+        return f"row {row}"
+
+
+def _stream_csv(file: BinaryIO, path: str, dialect: Dialect) -> Iterator[Any]:
+    """The rows of CSV in pieces: columns of numbers as the first piece has them, and no digit is lost."""
+    import pyarrow as pa
+    import pyarrow.csv as csv
+
+    read, parse_options, convert = _csv_options(path, dialect, PIECE)
+    first = file.read(PIECE)
+    end = first.rfind(b"\n") + 1 if len(first) == PIECE else len(first)
+    kinds, unsigned = dict[str, Any](), dict[str, Any]()
+    if first[:end].count(b'"') % 2 == 0:  # else a quoted value may go on; types are then what Arrow takes them for
+        schema = parse(first[:end], path, dialect).schema
+        kinds = {field.name: field.type for field in schema if pa.types.is_floating(field.type)}
+        unsigned = {field.name: field.type for field in schema if field.type == pa.uint64()}
+    given = dialect.arrow_types()
+    floats = [name for name in kinds if name not in given]
+    convert.column_types = {**unsigned, **dict.fromkeys(floats, pa.string()), **given}
+    rows = 0
+    whole = pa.PythonFile(_Prepended(first, file), "r")
+    for batch in _named(csv.open_csv(whole, read, parse_options, convert), path):
+        columns = []
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            columns.append(_floats(column, convert.null_values, name, path, rows) if name in floats else column)
+        yield pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+        rows += len(batch)
+
+
+def _floats(column: Any, nulls: list[str], name: str, path: str, first_row: int) -> Any:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    texts = pc.utf8_trim_whitespace(column)
+    texts = pc.if_else(pc.is_in(texts, pa.array(nulls)), pa.scalar(None, pa.string()), texts)
+    numbers = texts.cast(pa.float64())
+    if has_large(numbers) and (row := first_inexact(texts)) is not None:
+        raise inexact(texts[row].as_py(), f"{path}, row {first_row + row}", name, _as_text(name))
+    return numbers
 
 
 def _parse_json(text: bytes, path: str, first_line: int, schema: Any, unexpected: str) -> Any:
@@ -193,9 +313,24 @@ def _line_of_row(text: bytes, row: int) -> int:
     return next((number for index, number in enumerate(full) if index == row), row)
 
 
+class _Prepended:
+    """A file of which the first bytes were read already."""
+
+    closed = False
+
+    def __init__(self, first: bytes, file: BinaryIO) -> None:
+        self._first, self._file = first, file
+
+    def read(self, size: int) -> bytes:
+        if not self._first:
+            return self._file.read(size)
+        found, self._first = self._first[:size], self._first[size:]
+        return found
+
+
 def _pieces(file: BinaryIO, path: str) -> Iterator[bytes]:
     """Text cut where lines end."""
-    rest = b""
+    rest = file.read(len(BOM)).removeprefix(BOM)
     while piece := file.read(PIECE):
         end = piece.rfind(b"\n") + 1
         if not end:

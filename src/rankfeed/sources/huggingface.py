@@ -119,7 +119,9 @@ class HuggingFaceSource(Source):
             own, table = dataset._fingerprint, _table_of(dataset.data)
             mapping = None if dataset._indices is None else _table_of(dataset._indices)
             chosen = None if dataset._output_all_columns else dataset._format_columns
-        stored = _fields_of(table, features, place, self._options["nulls"])
+        # Of a column of files, the bytes.
+        columns = None if self._wanted is None else [*self._wanted, *(f"{each}.bytes" for each in self._wanted)]
+        stored = _fields_of(table, features, place, self._options["nulls"], columns)
         known = {named: each for each in stored if (named := features.named(each)) is not None}
         wanted = self._wanted if self._wanted is not None else _chosen(chosen, known)
         names = check_columns(wanted, {name: stored[each] for name, each in known.items()})
@@ -215,13 +217,15 @@ class HuggingFaceSource(Source):
         return rows.astype(np.int64)
 
 
-def _fields_of(table: Any, features: Features, place: str, nulls: Nulls) -> dict[str, Field]:
+def _fields_of(
+    table: Any, features: Features, place: str, nulls: Nulls, columns: Sequence[str] | None
+) -> dict[str, Field]:
     """What is stored in files, judged by the first, or in a table in memory."""
     if isinstance(table, list) and not table:
         raise SourceError("the data set is empty", where=place)
     schema = open_arrow(table[0], features.shapes).schema if isinstance(table, list) else table.schema
     with arrow_errors(place):
-        return known_fields(schema, nulls, features.shapes)
+        return known_fields(schema, nulls, features.shapes, columns)
 
 
 def _source_of(

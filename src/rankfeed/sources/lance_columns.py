@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from rankfeed.columns import Field
 from rankfeed.errors import SourceError
-from rankfeed.sources.arrow_columns import fields_of
+from rankfeed.sources.arrow_types import fields_of, two_of
 from rankfeed.sources.source import check_columns
 
 
@@ -32,16 +32,14 @@ def offered(
     found: dict[str, Field] = {}
     blobs = {field.name for field in schema if is_blob(field)}
     for field in schema:
-        try:
-            if field.name not in blobs:
-                here = dict(fields_of(pa.schema([field]), nulls=nulls))
-            else:
-                masks = {f"{field.name}_valid": Field("dense", "bool")} if nulls == "mask" else {}
-                here = {field.name: Field("bytes"), **masks}
-        except SourceError:
-            if columns is None or any(name.split(".")[0] == field.name for name in columns):
-                raise
-            continue  # nobody asks for it
+        if field.name not in blobs:
+            here = dict(fields_of(pa.schema([field]), nulls=nulls, columns=columns))
+        else:
+            masks = {f"{field.name}_valid": Field("dense", "bool")} if nulls == "mask" else {}
+            here = {field.name: Field("bytes"), **masks}
+        for name in here:
+            if name in found and (columns is None or name in columns):
+                raise two_of(name)
         found |= here
         tops |= dict.fromkeys(here, field.name)
     names = check_columns(columns, found)

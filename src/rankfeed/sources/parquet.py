@@ -21,7 +21,7 @@ from rankfeed.sources.format import Format
 from rankfeed.sources.parquet_files import fits, places
 from rankfeed.sources.parquet_footer import REMEDY, Footer, read_footers
 from rankfeed.sources.parquet_partitions import Partitions
-from rankfeed.sources.parquet_rows import Part, Reader
+from rankfeed.sources.parquet_rows import LargeRows, Part, Reader
 from rankfeed.sources.paths import Paths, common_root
 from rankfeed.sources.source import Int64, check_columns, check_ids
 from rankfeed.storage import digest_of
@@ -69,7 +69,7 @@ class ParquetSource(ChunkedSource):
         (array([2, 1]), array([2, 3]))
     """
 
-    _transient: ClassVar[tuple[str, ...]] = ("_reader", "_apart")
+    _transient: ClassVar[tuple[str, ...]] = ("_reader", "_apart", "_finer")
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class ParquetSource(ChunkedSource):
         self._nulls: Nulls = nulls
         schema = _one_schema(self._paths, footers)
         with arrow_errors(self._paths[0]):
-            own = fields_of(schema, nulls=nulls)
+            own = fields_of(schema, nulls=nulls, columns=columns)
         self._partitions = Partitions(found, own, nulls)
         known = {**own, **self._partitions.fields}
         self._fields = {name: known[name] for name in check_columns(columns, known)}
@@ -109,6 +109,7 @@ class ParquetSource(ChunkedSource):
         ]
         self._reader: Reader | None = None
         self._apart: ParquetSource | None = None
+        self._finer: ParquetSource | None = None
         size = sum(nbytes for footer in footers for nbytes in footer.nbytes)
         self._init_chunks([part.rows for part in self._parts], cache_bytes, data_bytes=size)
 
@@ -145,8 +146,13 @@ class ParquetSource(ChunkedSource):
             CorruptError: it is damaged, or another one than it was.
         """
         ids, names = check_ids(sample_ids, len(self)), check_columns(columns, self._fields)
+        if self._finer is not None:
+            return self._finer.fetch(ids, names)
         try:
             return super().fetch(ids, names)
+        except LargeRows as error:
+            self._finer = self._cut_into(error.factor)
+            return self._finer.fetch(ids, names)
         except (SourceError, CorruptError):
             if all(part.groups == 1 for part in self._parts):
                 raise
@@ -158,6 +164,21 @@ class ParquetSource(ChunkedSource):
             apart._init_chunks([part.rows for part in apart._parts], self._cache_bytes // _APART)
             self._apart = apart
         return self._apart.fetch(ids, names)
+
+    def expect(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> None:
+        """Decode what will be read next, in the background."""
+        if self._finer is not None:
+            self._finer.expect(sample_ids, columns)
+        else:
+            super().expect(sample_ids, columns)
+
+    def _cut_into(self, factor: int) -> ParquetSource:
+        """The same source, that decodes so many times fewer rows at once."""
+        finer = copy.copy(self)
+        finer._apart = finer._finer = None
+        finer._parts = [each for part in self._parts for each in part.finer(factor)]
+        finer._init_chunks([part.rows for part in finer._parts], self._cache_bytes)
+        return finer
 
     def _load_chunk(self, number: int, names: tuple[str, ...]) -> dict[str, Stored]:
         part = self._parts[number]
@@ -187,13 +208,13 @@ def _one_schema(paths: Sequence[str], footers: Sequence[Footer]) -> Any:
         SourceError: they differ; names both files and a column.
     """
     with arrow_errors(paths[0]):  # a name may be no text
-        first = _columns(footers[0].schema, paths[0])
+        first = _columns(footers[0].schema)
     checked = [footers[0].schema]
     for path, footer in zip(paths, footers, strict=True):
         if any(footer.schema.equals(schema) for schema in checked):
             continue
         with arrow_errors(path):
-            columns = _columns(footer.schema, path)
+            columns = _columns(footer.schema)
         if columns != first:
             name = next(each for each in [*first, *columns] if first.get(each) != columns.get(each))
             raise SourceError(
@@ -207,16 +228,13 @@ def _one_schema(paths: Sequence[str], footers: Sequence[Footer]) -> Any:
     return footers[0].schema
 
 
-def _columns(schema: Any, path: str) -> dict[str, str]:
-    """Each column's type, without what makes no difference to a reader.
-
-    Raises:
-        SourceError: two columns have one name.
-    """
-    if len(set(schema.names)) != len(schema.names):
-        twice = next(name for name in schema.names if schema.names.count(name) > 1)
-        raise SourceError("two columns of the file have one name", found=repr(twice), where=path)
-    return {field.name: _type(field.type) for field in schema}
+def _columns(schema: Any) -> dict[str, str]:
+    """Each column's type, without what makes no difference to a reader; of columns of one name, all of theirs."""
+    kinds: dict[str, str] = {}
+    for field in schema:
+        kind = _type(field.type)
+        kinds[field.name] = f"{kinds[field.name]}, {kind}" if field.name in kinds else kind
+    return kinds
 
 
 def _type(kind: Any) -> str:

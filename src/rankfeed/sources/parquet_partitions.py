@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -101,18 +101,20 @@ class Partitions:
         text = self._texts[name][file] if name in self._texts else None
         if text is None:
             return
-        given = slice(None) if stored.unreadable is None else ~stored.unreadable.rows
+        given: Any = slice(None) if stored.unreadable is None else ~stored.unreadable.rows
+        if stored.index is not None:  # of a dictionary column, the values that are used
+            given = np.unique(stored.index[given])
         if stored.offsets is None:
             if not self._whole[name] or stored.values.dtype.kind not in "iu" or stored.values.ndim != 1:
                 return
             same = bool((stored.values[given] == int(text)).all())
         else:
             encoded = text.encode()
-            lengths = np.diff(stored.offsets)[given]
-            start, stop = int(stored.offsets[0]), int(stored.offsets[-1])
-            same = bool((lengths == len(encoded)).all()) and stored.values[start:stop].tobytes() == encoded * len(
-                lengths
-            )
+            starts, lengths = stored.offsets[:-1][given], np.diff(stored.offsets)[given]
+            same = bool((lengths == len(encoded)).all())
+            if same and len(starts) and encoded:
+                rows = stored.values[starts[:, None] + np.arange(len(encoded))]
+                same = bool((rows == np.frombuffer(encoded, np.uint8)).all())
         if not same:
             raise SourceError(
                 f"the file's own column {name!r} contradicts the folder that it lies in",

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
-from rankfeed.errors import CorruptError
+from rankfeed.errors import CorruptError, RankfeedError
 from rankfeed.sources.arrow_errors import arrow_errors
 from rankfeed.sources.parquet_footer import REMEDY, footer_bytes, parsed, reading
 from rankfeed.storage import digest_of
@@ -33,6 +33,36 @@ _PASSED_BYTES = 256 << 20
 _BUFFER, _LEAST_BUFFER = 1 << 20, 16 << 10
 #: What a walk holds of each column beside, about: a page.
 _PAGE = 176 << 10
+#: Bytes that a part may take when it is decoded, beyond what its size in the file lets expect: values that come
+#: again and again take next to nothing there.
+_MOST_DECODED = 64 << 20
+#: A part that would take more is cut so that it takes such a share of that.
+_CUT = 8
+#: Row groups of which it is known what they become when they are decoded.
+_LOOKED_AT = 4096
+#: Rows of a row group up to which this is not looked at.
+_FEW_ROWS = 64
+
+
+class LargeRows(RankfeedError):
+    """The rows of a part are so large that it must be cut into ``factor`` smaller ones."""
+
+    def __init__(self, where: str, factor: int) -> None:
+        super().__init__("the rows of a row group are larger than its size lets expect", where=where)
+        self.factor = factor
+
+
+@dataclass(frozen=True)
+class _Expanded:
+    """What a row group becomes when it is decoded.
+
+    Args:
+        nbytes: of numbers, in lists and besides, and of bytes of a fixed size.
+        dictionaries: paths of Parquet columns of text or bytes that are to be left in their dictionaries.
+    """
+
+    nbytes: int
+    dictionaries: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -84,6 +114,17 @@ class Part:
             Part(self.file, self.group + number, 0, rows, max(1, rows), (rows,), before)
             for number, (rows, before) in enumerate(zip(self.totals, starts, strict=False))
         ]
+
+
+    def finer(self, factor: int) -> list[Part]:
+        """Parts of so many times fewer rows, of all row groups that begin in this one."""
+        found = []
+        for part in self.apart():
+            total = sum(part.totals)
+            step = max(1, part.step // factor)
+            for first in range(0, total, step) if part.first == 0 else ():
+                found.append(replace(part, first=first, rows=min(step, total - first), step=step))
+        return found
 
 
 #: A row group under way: file, row group, and the columns that are read.
@@ -139,6 +180,7 @@ class Reader:
         self._passed: OrderedDict[Hashable, Any] = OrderedDict()
         self._passed_bytes = 0
         self._most_passed = min(_PASSED_BYTES, cache_bytes // 4)
+        self._expanded: OrderedDict[_Key, _Expanded] = OrderedDict()
 
     def read(self, part: Part, names: tuple[str, ...]) -> Any:
         """The rows of a part as a `pyarrow.RecordBatch` or `pyarrow.Table`.
@@ -170,15 +212,20 @@ class Reader:
 
     def _read(self, part: Part, names: tuple[str, ...]) -> Any:
         where = f"{self._paths[part.file]}, {part}"
+        expanded = [self._expands(each, names) for each in part.apart()]
+        nbytes = sum(each.nbytes for each in expanded) * part.rows // max(1, sum(part.totals))
+        if nbytes > _MOST_DECODED and part.rows > 1:
+            raise LargeRows(where, -(-nbytes * _CUT // _MOST_DECODED))
+        dictionaries = frozenset[str]().union(*(each.dictionaries for each in expanded))
         if part.is_whole:
             # One after the other: a reader of several would fill up what damage left of one with rows of the next.
-            return _joined([self._whole(each, names) for each in part.apart() if each.rows])
+            return _joined([self._whole(each, names, dictionaries) for each in part.apart() if each.rows])
         key = (part.file, part.group, names)
         with self._group(key):
             passed = self._take_passed((key, part.first))
             if passed is not None:
                 return passed
-            at, walk = self._take_walk(key, part.first) or (0, self._walk(part, names))
+            at, walk = self._take_walk(key, part.first) or (0, self._walk(part, names, dictionaries))
             while at < part.first:
                 # Whoever mixes rows of several parts comes back for those in between.
                 self._keep_passed((key, at), self._next(walk, part.step, where))
@@ -190,9 +237,9 @@ class Reader:
                 self._check_values(part, walk)
             return rows
 
-    def _whole(self, part: Part, names: tuple[str, ...]) -> Any:
+    def _whole(self, part: Part, names: tuple[str, ...], dictionaries: frozenset[str]) -> Any:
         """All rows of one row group."""
-        walk = self._walk(part, names)
+        walk = self._walk(part, names, dictionaries)
         rows = self._next(walk, part.rows, f"{self._paths[part.file]}, {part}")
         self._check_values(part, walk)
         return rows
@@ -210,6 +257,59 @@ class Reader:
                     where=f"{self._paths[part.file]}, {part}, column {column.path_in_schema!r}",
                     remedy=REMEDY,
                 )
+
+    def _expands(self, part: Part, names: tuple[str, ...]) -> _Expanded:
+        """What a row group becomes when it is decoded, as far as that is not plain from its footer."""
+        key = (part.file, part.group, names)
+        with self._lock:
+            found = self._expanded.get(key)
+        if found is None:
+            found = self._look(part, names)
+            with self._lock:
+                self._expanded[key] = found
+                while len(self._expanded) > _LOOKED_AT:
+                    self._expanded.popitem(last=False)
+        return found
+
+    def _look(self, part: Part, names: tuple[str, ...]) -> _Expanded:
+        metadata = self._file(part.file).metadata
+        group = metadata.row_group(part.group)
+        wanted = tuple(f"{name}." for name in names)
+        columns = [metadata.schema.column(each) for each in range(len(metadata.schema))]
+        leaves = [each for each, column in enumerate(columns) if f"{column.path}.".startswith(wanted)]
+        texts = [
+            each
+            for each in leaves
+            if columns[each].physical_type == "BYTE_ARRAY" and columns[each].logical_type.type != "DECIMAL"
+        ]
+        # No value is longer than the row group.
+        if group.num_rows * group.total_byte_size <= _MOST_DECODED:
+            texts = []
+        sized = [
+            each
+            for each in leaves
+            if columns[each].max_repetition_level or columns[each].physical_type == "FIXED_LEN_BYTE_ARRAY"
+        ]
+        if group.num_rows <= _FEW_ROWS or not (texts or sized):
+            return _Expanded(0, frozenset())
+        # After a row of a column was read, what its metadata say can be asked for: see `parquet_footer`.
+        paths = {each: columns[each].path for each in texts}
+        entries: dict[int, Any] = {}
+        try:
+            first = next(self._walk(replace(part, step=1), names, frozenset(paths.values())).rows, None)
+            arrays = [] if first is None else [leaf for column in first.columns for leaf in _leaves_in(column)]
+            entries = dict(zip(leaves, arrays, strict=True)) if len(arrays) == len(leaves) else {}
+        except OSError as error:  # of encodings without a dictionary
+            if isinstance(error, RankfeedError) or "Not yet implemented" not in str(error):
+                raise
+            next(self._walk(replace(part, step=1), names).rows, None)
+        dictionaries = set()
+        for each, path in paths.items():
+            longest = _longest(entries[each].dictionary) if _is_dictionary(entries.get(each)) else 0
+            if longest * group.column(each).num_values > _MOST_DECODED:
+                dictionaries.add(path)
+        nbytes = sum(group.column(each).num_values * _width(columns[each]) for each in sized)
+        return _Expanded(nbytes, frozenset(dictionaries))
 
     def _take_walk(self, key: _Key, first: int) -> tuple[int, _Walk] | None:
         """The walk that is nearest before a row; the others may be where somebody else reads on."""
@@ -262,7 +362,7 @@ class Reader:
                         walk.values[leaf] += values
         return _joined(got)
 
-    def _walk(self, part: Part, names: tuple[str, ...]) -> _Walk:
+    def _walk(self, part: Part, names: tuple[str, ...], dictionaries: frozenset[str] = frozenset()) -> _Walk:
         import pyarrow.parquet as pq
 
         path = self._paths[part.file]
@@ -280,6 +380,7 @@ class Reader:
                 page_checksum_verification=True,
                 pre_buffer=False,
                 buffer_size=buffer,
+                read_dictionary=sorted(dictionaries),
             )
             # In one thread: other threads of the loader decode other row groups meanwhile.
             rows = reader.iter_batches(
@@ -327,20 +428,50 @@ def _joined(batches: list[Any]) -> Any:
 
 def _values_in(array: Any) -> list[int]:
     """How many values Parquet stores of each leaf of a column: a null or empty list is one."""
+    return [len(leaf) + empty for leaf, empty in _leaves_and_empty(array)]
+
+
+def _leaves_in(array: Any) -> list[Any]:
+    """What is in the structs and lists of a column."""
+    return [leaf for leaf, _ in _leaves_and_empty(array)]
+
+
+def _leaves_and_empty(array: Any) -> list[tuple[Any, int]]:
+    """Each leaf of a column, and how many null or empty lists are around it."""
     import pyarrow as pa
 
     types = pa.types
     kind = array.type
     if isinstance(kind, pa.BaseExtensionType):
-        return _values_in(array.storage)
+        return _leaves_and_empty(array.storage)
     if types.is_struct(kind):
-        return [each for index in range(kind.num_fields) for each in _values_in(array.field(index))]
+        return [each for index in range(kind.num_fields) for each in _leaves_and_empty(array.field(index))]
     if types.is_list(kind) or types.is_large_list(kind) or types.is_map(kind):
         offsets = array.offsets.to_numpy()
         empty = int((offsets[1:] == offsets[:-1]).sum())
         child = array.values[int(offsets[0]) : int(offsets[-1])] if len(array) else array.values[:0]
-        return [empty + each for each in _values_in(child)]
-    if types.is_fixed_size_list(kind):
-        single = array.null_count if kind.list_size else len(array)
-        return [single + each for each in _values_in(array.flatten())]
-    return [len(array)]
+    elif types.is_fixed_size_list(kind):
+        empty = array.null_count if kind.list_size else len(array)
+        child = array.flatten()
+    else:
+        return [(array, 0)]
+    return [(leaf, empty + more) for leaf, more in _leaves_and_empty(child)]
+
+
+def _is_dictionary(array: Any) -> bool:
+    import pyarrow as pa
+
+    return array is not None and pa.types.is_dictionary(array.type)
+
+
+def _longest(texts: Any) -> int:
+    """Bytes of the longest of some texts."""
+    import pyarrow.compute as pc
+
+    return pc.max(pc.binary_length(texts)).as_py() or 0
+
+
+def _width(column: Any) -> int:
+    """Bytes of a value of a Parquet column that is not text, when it is decoded."""
+    widths = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "FIXED_LEN_BYTE_ARRAY": column.length, "BYTE_ARRAY": 0}
+    return int(widths.get(column.physical_type, 8))
