@@ -69,8 +69,8 @@ def check_int(name: str, value: object, *, at_least: int | None = None, at_most:
           found: True
     """
     number = _as_int(value)
-    if number is None or not _within(number, at_least, at_most):
-        raise invalid(name, f"an integer{_bounds(at_least, at_most)}", value)
+    if number is None or number.bit_length() > _MOST_BITS or not _within(number, at_least, at_most):
+        raise invalid(name, f"an integer{_bounds(at_least, at_most) or f' of at most {_MOST_BITS} bits'}", value)
     return number
 
 
@@ -306,6 +306,8 @@ def check_paths(name: str, value: object) -> list[str]:
     return [check_path(f"path in {name}", path) for path in paths]
 
 
+#: Enough for any seed; far longer ones cannot even be printed.
+_MOST_BITS = 128
 _INT64_MAX = 2**63 - 1
 
 #: threading.TIMEOUT_MAX is about 292 years; queues and pools add to it.

@@ -123,7 +123,7 @@ def _check(
     if path is not None and not os.path.isdir(path):
         raise invalid("folder", "a folder that exists", folder)
     return (
-        check_int("epochs", epochs, at_least=1),
+        check_int("epochs", epochs, at_least=1, at_most=10**6),
         check_optional(check_int, "max_steps", max_steps, at_least=1),
         check_int("memory", memory, at_least=1),
     )
