@@ -272,6 +272,19 @@ def check_names(name: str, value: object) -> list[str]:
     return [str(each) for each in names]
 
 
+def check_environ(value: Mapping[str, str]) -> Mapping[str, str]:
+    """Environment variables: a mapping of strings to strings.
+
+    Examples:
+        >>> check_environ({"RANK": "1"})
+        {'RANK': '1'}
+    """
+    given: Any = value
+    if not isinstance(given, Mapping) or not all(isinstance(each, str) for item in given.items() for each in item):
+        raise invalid("environ", "a mapping of names to values, such as os.environ", value)
+    return value
+
+
 def check_path(name: str, value: object) -> str:
     """A path of a str, bytes or ``os.PathLike``, as a str.
 
