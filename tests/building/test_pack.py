@@ -226,7 +226,7 @@ def test_whole_numbers_do_not_lose_digits_to_a_float(
 
 def test_an_object_that_is_no_input_is_refused(tmp_path: Path) -> None:
     for bad in ({"x": 1}, "path", 3):
-        with pytest.raises(ArgumentError, match="neither a source nor an iterable"):
+        with pytest.raises(ArgumentError, match="a source, or an iterable of samples"):
             rf.pack(bad, tmp_path / "p")  # type: ignore[arg-type]
     for arguments in ({"runner": "ray"}, {"workers": -1}, {"shard_bytes": 0}):
         with pytest.raises(ArgumentError):

@@ -128,7 +128,7 @@ def test_only_the_columns_asked_for_are_read_and_what_names_a_sample() -> None:
 @pytest.mark.parametrize("kind", [ShardedSamples, Resampled])
 def test_what_cannot_be_meant_is_refused_when_the_stage_is_made(kind: Any) -> None:
     for options in ({"batch_size": 0}, {"tail": "fill"}, {"seed": 0.5}):
-        with pytest.raises(PlanError):
+        with pytest.raises(rf.errors.ArgumentError, match=next(iter(options))):
             kind(source(3), **options)
     with pytest.raises(rf.errors.SourceError):
         kind("/nowhere/at/all.tar")

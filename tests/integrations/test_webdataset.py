@@ -152,7 +152,7 @@ def test_a_list_of_shards_that_does_not_end_is_refused() -> None:
 
 @pytest.mark.parametrize("kind", [NodeSplitter, WorkerSplitter])
 def test_an_unknown_strategy_is_refused_when_the_splitter_is_made(kind: Any) -> None:
-    with pytest.raises(ArgumentError, match="unknown strategy"):
+    with pytest.raises(ArgumentError, match="invalid strategy"):
         kind("evn")
 
 

@@ -246,11 +246,11 @@ def test_what_an_audit_cannot_count_is_an_error_that_says_why() -> None:
     with pytest.raises(AuditError, match="whole numbers in some epochs"):
         rf.audit(Changing(), epochs=2)
     for universe in (2.0, "ab", True, np.array(2.5)):
-        with pytest.raises(ArgumentError, match="universe is a number"):
+        with pytest.raises(ArgumentError, match=r"(?s)invalid universe.*a number of samples"):
             rf.audit([{"id": [1]}], key="id", universe=universe)
     assert rf.audit([{"id": [0, 1]}], key="id", universe=np.int64(2)).ok
     assert rf.audit([], universe=["a"]).epochs[0].missing == 1
-    with pytest.raises(ArgumentError, match="key is"):
+    with pytest.raises(ArgumentError, match="invalid key"):
         rf.audit([], key=["x"])  # type: ignore[arg-type]
     with pytest.raises(AuditError, match="could not begin"):
         rf.audit([], folder="/nowhere")

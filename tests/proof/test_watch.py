@@ -161,18 +161,18 @@ def test_a_file_is_no_terminal_whatever_the_environment_says(
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: rf.watch([1, 2]), "only what has statistics"),
-        (lambda: rf.watch(doing(), "promeths"), "no such outlet"),
-        (lambda: rf.watch(doing(), 3), "no such outlet"),
-        (lambda: rf.watch(doing(), None), "no such outlet"),
+        (lambda: rf.watch([1, 2]), "invalid loader"),
+        (lambda: rf.watch(doing(), "promeths"), "invalid to"),
+        (lambda: rf.watch(doing(), 3), "invalid to"),
+        (lambda: rf.watch(doing(), None), "invalid to"),
         (lambda: rf.watch(doing(), port=9), "port belongs to another outlet"),
         (lambda: rf.watch(doing(), print, log_dir="x"), "log_dir belongs to another outlet"),
         (lambda: rf.watch(doing(), "prometheus", every=2), "every belongs to another outlet"),
-        (lambda: rf.watch(doing(), every=0), "every is seconds"),
-        (lambda: rf.watch(doing(), every=float("nan")), "every is seconds"),
-        (lambda: rf.watch(doing(), every=float("inf")), "every is seconds"),
-        (lambda: rf.watch(doing(), "prometheus", port=65536), "port is a whole number"),
-        (lambda: rf.watch(doing(), "prometheus", port=True), "port is a whole number"),
+        (lambda: rf.watch(doing(), every=0), "invalid every"),
+        (lambda: rf.watch(doing(), every=float("nan")), "invalid every"),
+        (lambda: rf.watch(doing(), every=float("inf")), "invalid every"),
+        (lambda: rf.watch(doing(), "prometheus", port=65536), "invalid port"),
+        (lambda: rf.watch(doing(), "prometheus", port=True), "invalid port"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(call: Callable[[], Any], says: str) -> None:

@@ -65,7 +65,7 @@ def test_object_stores_are_refused_until_they_are_read(tmp_path: Path) -> None:
 
 
 def test_an_unknown_format_is_an_argument_error(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="'packed' | 'numpy' | 'lance'"):
+    with pytest.raises(ArgumentError, match=r"'packed' \| 'numpy' \| 'lance'"):
         rf.open(tmp_path, format="excel")
 
 

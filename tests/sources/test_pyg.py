@@ -443,7 +443,7 @@ def test_a_graph_that_cannot_be_had_is_named() -> None:
         source.fetch([0], ["x"])
     with pytest.raises(SourceError, match="no such sample"):
         source.fetch([9])
-    with pytest.raises(ArgumentError, match="names of attributes"):
+    with pytest.raises(ArgumentError, match="invalid follow_batch"):
         PyGSource([graph(1)], follow_batch="x")
 
 

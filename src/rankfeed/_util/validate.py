@@ -69,8 +69,8 @@ def check_int(name: str, value: object, *, at_least: int | None = None, at_most:
           found: True
     """
     number = _as_int(value)
-    if number is None or not _within(number, at_least, at_most):
-        raise invalid(name, f"an integer{_bounds(at_least, at_most)}", value)
+    if number is None or number.bit_length() > _MOST_BITS or not _within(number, at_least, at_most):
+        raise invalid(name, f"an integer{_bounds(at_least, at_most) or f' of at most {_MOST_BITS} bits'}", value)
     return number
 
 
@@ -272,6 +272,19 @@ def check_names(name: str, value: object) -> list[str]:
     return [str(each) for each in names]
 
 
+def check_environ(value: Mapping[str, str]) -> Mapping[str, str]:
+    """Environment variables: a mapping of strings to strings.
+
+    Examples:
+        >>> check_environ({"RANK": "1"})
+        {'RANK': '1'}
+    """
+    given: Any = value
+    if not isinstance(given, Mapping) or not all(isinstance(each, str) for item in given.items() for each in item):
+        raise invalid("environ", "a mapping of names to values, such as os.environ", value)
+    return value
+
+
 def check_path(name: str, value: object) -> str:
     """A path of a str, bytes or ``os.PathLike``, as a str.
 
@@ -306,6 +319,8 @@ def check_paths(name: str, value: object) -> list[str]:
     return [check_path(f"path in {name}", path) for path in paths]
 
 
+#: Enough for any seed; far longer ones cannot even be printed.
+_MOST_BITS = 128
 _INT64_MAX = 2**63 - 1
 
 #: threading.TIMEOUT_MAX is about 292 years; queues and pools add to it.

@@ -6,16 +6,16 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
-from rankfeed._util.validate import check_bool, check_choice, check_int, check_optional
+from rankfeed._util.validate import check_bool, check_choice, check_int, check_optional, invalid
 from rankfeed.integrations.lance_epochs import Epochs
 from rankfeed.loading.options import check_topology
 from rankfeed.loading.placed import Placed
 from rankfeed.loading.sharded_twice import refuse_second_sharding
-from rankfeed.plan import Plan, Schedule
+from rankfeed.plan import Plan, Schedule, Tail
 from rankfeed.sources.extras import need
 from rankfeed.sources.lance_process import Beside, forked_from_lance
 from rankfeed.sources.lance_table import Facts, LanceTable
@@ -72,7 +72,8 @@ class ShardedSampler(Placed):
         topology: Topology | None = None,
     ) -> None:
         shuffle = check_bool("shuffle", shuffle)
-        tail = check_choice("tail", tail, ("even", "drop"))  # Lance's batches have no mask
+        if check_choice("tail", tail, get_args(Tail)) == "pad":
+            raise invalid("tail", '"even" or "drop": Lance\'s batches have no mask', tail)
         need("lance.sampler", extra="lance").Sampler.register(type(self))
         self.shuffle = shuffle
         self.run = check_optional(check_int, "run", run, at_least=1, at_most=2**62)

@@ -85,7 +85,9 @@ def _seeds(input_nodes: Any, data: Any) -> tuple[str | None, np.ndarray[Any, np.
     try:
         nodes = torch.as_tensor(input_nodes)
     except Exception:
-        raise invalid("input_nodes", "indices, a boolean mask, or (node type, either of these)", input_nodes) from None
+        raise invalid(
+            "input_nodes", "indices, a boolean mask, or (node type, either of these)", input_nodes
+        ) from None
     if nodes.dtype == torch.bool:
         nodes = nodes.nonzero().view(-1)
     if nodes.dim() != 1 or (nodes.numel() and (nodes.is_floating_point() or nodes.is_complex())):

@@ -91,7 +91,9 @@ def prepare(
     if isinstance(made, partial):
         made, before, options = made.func, made.args, {**made.keywords, **options}
     if not isinstance(made, type):
-        remedy = "pass the class itself, and its arguments after the root: they distinguish one data set from another"
+        remedy = (
+            "pass the class itself, and its arguments after the root: they distinguish one data set from another"
+        )
         raise invalid("dataset", "a class of PyG, or functools.partial of one", dataset, remedy)
     root, key = check_path("root", root), check_str("key", key)
     told = {each: value for each, value in options.items() if each not in _LATER}

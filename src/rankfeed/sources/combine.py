@@ -48,7 +48,7 @@ class ConcatSource(Source):
     ) -> None:
         self.sources = tuple(sources)
         self.names = None if names is None else tuple(names)
-        self._wanted = None if columns is None else tuple(columns)
+        self._wanted = None if columns is None else tuple(check_names("columns", columns))
         self.starts = np.zeros(len(self.sources) + 1, np.int64)
         np.cumsum([len(source) for source in self.sources], out=self.starts[1:])
         #: How many times what is in it was split at random: the next split draws anew.

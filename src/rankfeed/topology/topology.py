@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from rankfeed._util.validate import check_int, check_name
+from rankfeed._util.validate import check_environ, check_int, check_name, check_names, invalid
 from rankfeed.errors import TopologyError
 from rankfeed.topology.launchers import REMEDY, TORCHRUN, Claim, place, read
 from rankfeed.topology.nesting import find
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+
+#: What is asked of a DeviceMesh.
+_OF_A_MESH = ("mesh_dim_names", "mesh", "get_coordinate")
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,7 @@ class Topology:
             environ: variables to read instead of this process's; torch is then not asked.
 
         Raises:
+            ArgumentError: ``environ`` is no mapping of strings.
             TopologyError: the variables are half-set or contradict each other, or there are several processes
                 and nothing says which this is.
 
@@ -108,7 +112,7 @@ class Topology:
             rankfeed.errors.TopologyError: there may be several processes, but torchrun's variables do not say ...
         """
         if environ is not None:
-            return cls._from_claim(find(environ))
+            return cls._from_claim(find(check_environ(environ)))
         group = process_group()
         return cls._from_claim(find(os.environ)) if group is None else cls._from_group(*group)
 
@@ -124,6 +128,7 @@ class Topology:
             dims: one name, or several in the order in which they are flattened (the last varies fastest).
 
         Raises:
+            ArgumentError: these are no mesh and no names.
             TopologyError: a name that the mesh has not, the same one twice, none, or a mesh without this process.
 
         Examples:
@@ -133,7 +138,9 @@ class Topology:
             >>> Topology.from_mesh(mesh, "dp").rank
             1
         """
-        axes = _axes(mesh, (dims,) if isinstance(dims, str) else tuple(dims))
+        if isinstance(mesh, type) or not all(hasattr(mesh, each) for each in _OF_A_MESH):
+            raise invalid("mesh", "a torch.distributed.device_mesh.DeviceMesh", mesh)
+        axes = _axes(mesh, (dims,) if isinstance(dims, str) else tuple(check_names("dims", dims)))
         coordinate = mesh.get_coordinate()
         if coordinate is None:
             raise TopologyError("this process is not part of the mesh", remedy="call this on members only")

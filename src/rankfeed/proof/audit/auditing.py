@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -119,11 +118,9 @@ def _check(
     if isinstance(key, bool | np.bool_) or not (isinstance(key, str | int | np.integer) or callable(key)):
         raise invalid("key", "the name of a field, its place in a tuple, or a function of the batch", key)
     check_optional(check_callable, "before_epoch", before_epoch)
-    path = check_optional(check_path, "folder", folder)
-    if path is not None and not os.path.isdir(path):
-        raise invalid("folder", "a folder that exists", folder)
+    check_optional(check_path, "folder", folder)
     return (
-        check_int("epochs", epochs, at_least=1),
+        check_int("epochs", epochs, at_least=1, at_most=10**6),
         check_optional(check_int, "max_steps", max_steps, at_least=1),
         check_int("memory", memory, at_least=1),
     )

@@ -66,7 +66,8 @@ def _decode(source: Source, low: int, high: int, first: int) -> Iterator[Damage]
             damage = Damage.of(error)
             yield Damage(damage.what, f"{damage.where}, {where}".lstrip(", "), damage.expected, damage.found)
         else:
-            yield Damage("a sample cannot be decoded", where, "", f"{type(error).__name__}: {safe_str(error)}"[:500])
+            found = f"{type(error).__name__}: {safe_str(error)}"[:500]
+            yield Damage("a sample cannot be decoded", where, "", found)
 
 
 def _row_group(source: Source, low: int, high: int, error: Exception) -> Damage | None:

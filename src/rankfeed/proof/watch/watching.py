@@ -166,9 +166,8 @@ class _Ticker:
             with suppress(Exception):
                 self._outlet.close()
         if failed is not None:
-            warnings.warn(
-                f"the loader is no longer watched: {type(failed).__name__}: {safe_str(failed)}", RuntimeWarning, stacklevel=1
-            )
+            text = f"the loader is no longer watched: {type(failed).__name__}: {safe_str(failed)}"
+            warnings.warn(text, RuntimeWarning, stacklevel=1)
 
 
 def _check_options(to: Any, *, every: Any, **options: Any) -> None:
