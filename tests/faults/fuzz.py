@@ -16,6 +16,7 @@ import json
 import os
 import pickle
 import random
+import re
 import resource
 import select
 import shutil
@@ -41,6 +42,21 @@ HANG_SECONDS = 20
 #: Address space that a reading may add: what a damaged count asks for must not take the machine down.
 ADDED_BYTES = 6 << 30
 AT_ONCE = os.cpu_count() or 1
+#: What a word or number in a header, index or text may be replaced by.
+TOKENS = (
+    *(b"", b"-1", b"0", b"1", b"2", b"00", b"1.5", b"1e400", b"nan", b"True", b"true", b"null", b"[]", b"{}"),
+    *(b"18446744073709551616", b"9223372036854775807", b"4611686018427387904", b"4294967296", b"1" * 5000),
+    *(
+        b"..",
+        b"../../etc/hostname",
+        b"/etc/hostname",
+        b"file:///etc/hostname",
+        b"x\0y",
+        b"\xff\xfe",
+        b"\xed\xa0\x80",
+    ),
+    *(b"\\ud800", b"O", b"<f2", b">c32", b"V9999999999", b"int64", b"ndarray:O", b"pkl", b"(1,)*99", b"1," * 70),
+)
 #: Imported before anything is forked, by how the format's name begins: what takes long, and is no use of it yet.
 LIBRARIES = {
     "csv": ("pyarrow.csv",),
@@ -84,7 +100,21 @@ def damaged(content: bytes, chance: random.Random) -> tuple[bytes, str]:
     if not size:
         return content, "nothing"
     kind = chance.choice(
-        ("flip", "flip", "flip", "set", "number", "cut", "repeat", "insert", "swap", "zero", "remove")
+        (
+            "flip",
+            "flip",
+            "flip",
+            "set",
+            "number",
+            "token",
+            "token",
+            "cut",
+            "repeat",
+            "insert",
+            "swap",
+            "zero",
+            "remove",
+        )
     )
     first = place(size, chance)
     length = min(chance.choice((1, 4, 8, 16, 64, 512, 4096)), size - first)
@@ -103,6 +133,13 @@ def damaged(content: bytes, chance: random.Random) -> tuple[bytes, str]:
         width = chance.choice((4, 8))
         data[first : first + width] = (value & (2 ** (8 * width) - 1)).to_bytes(width, "little")
         return bytes(data), f"{width} bytes at {first} set to {value}"
+    if kind == "token":
+        tokens = list(re.finditer(rb"[\w.+-]+", content[max(0, first - 64) : first + 512]))
+        if tokens:
+            token, new = chance.choice(tokens), chance.choice(TOKENS)
+            start = max(0, first - 64) + token.start()
+            rest = bytes(data[start + len(token[0]) :])
+            return bytes(data[:start]) + new + rest, f"{token[0][:40]!r} at {start} replaced by {new[:40]!r}"
     if kind == "cut":
         end = chance.choice((first, first // 512 * 512, size - 1 - chance.randrange(min(size, 64))))
         return bytes(data[:end]), f"cut to {end} bytes"
