@@ -184,7 +184,7 @@ def check_all(launcher: str, ranks: int, cells: Sequence[str], out: Path, timeou
 def test_each_sample_once_under_each_launcher_in_each_framework(launcher: str, which: str, tmp_path: Path) -> None:
     cells = rotated(launcher, FRAMEWORKS[:9])
     libraries = FRAMEWORKS.index("lightning")
-    # Lightning and what follows knows its launcher under each of them; the others find their rank as the first does.
+    # Lightning and what follows know their launcher; the others find their rank as the first does.
     parts = {"torch": cells[:libraries], "libraries": cells[libraries:], "few": [cells[0], *cells[libraries:]]}
     check_all(launcher, 2, parts[which], tmp_path, 400)
 
