@@ -200,8 +200,10 @@ def test_a_member_that_cannot_be_decoded_is_named(extension: str, tmp_path: Path
 
 def test_a_flipped_bit_in_an_archive_is_found_by_its_checksum(tmp_path: Path) -> None:
     whole = saved({"a": np.arange(8011), "words": np.array(["x", "yz"])})
-    damaged = whole.replace(b"(8011,)", b"(1,)   ")
-    path = tar_of(tmp_path / "a.tar", [{"npz": whole}, {"npz": damaged}])
+    five = np.int64(5000).tobytes()
+    assert whole.count(five) == 1
+    damaged = [whole.replace(five, five[::-1]), whole.replace(b"(8011,)", b"(1,)   ")]
+    path = tar_of(tmp_path / "a.tar", [{"npz": each} for each in (whole, *damaged)])
     source = rf.open(path)
     found = source[0]["npz"]
     assert {name: array.tolist() for name, array in found.items()} == {
@@ -211,6 +213,8 @@ def test_a_flipped_bit_in_an_archive_is_found_by_its_checksum(tmp_path: Path) ->
     assert found["a"].flags.writeable
     with pytest.raises(CorruptError, match=r"CRC[\s\S]*a\.tar, sample '001'"):
         source[1]
+    with pytest.raises(CorruptError, match=r"contradicts its header[\s\S]*a\.tar, sample '002'"):
+        source[2]
 
 
 def test_decoders_of_the_users_own(tmp_path: Path) -> None:

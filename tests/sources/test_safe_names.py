@@ -11,6 +11,8 @@ from typing import Any
 import lance
 import numpy as np
 import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet
 import pytest
 
 import rankfeed as rf
@@ -198,3 +200,28 @@ def test_a_lance_table_that_names_files_of_another_is_refused(tmp_path: Path) ->
     table.shallow_clone(str(tmp_path / "clone.lance"), table.version)
     with pytest.raises(UnsafeError, match=r"shallow clone[\s\S]*clone\.lance[\s\S]*deep_clone"):
         rf.open(tmp_path / "clone.lance")
+
+
+@pytest.mark.parametrize("suffix", ["npy", "tar", "parquet", "arrow"])
+def test_a_link_that_leads_nowhere_is_an_error(suffix: str, tmp_path: Path) -> None:
+    """A file of a hub cache that was not downloaded: its samples would be missing."""
+    for number in range(2):
+        path = tmp_path / f"{number}.{suffix}"
+        if suffix == "npy":
+            np.save(path, np.arange(number + 1))
+        elif suffix == "tar":
+            write_tar(path)
+        elif suffix == "parquet":
+            pa.parquet.write_table(pa.table({"x": [1]}), path)
+        else:
+            pa.feather.write_feather(pa.table({"x": [1]}), path)
+    assert len(rf.open(tmp_path)) > 1
+    (tmp_path / f"2.{suffix}").symlink_to("../blobs/7f")
+    with pytest.raises(SourceError, match=rf"leads nowhere[\s\S]*blobs/7f[\s\S]*2\.{suffix}"):
+        rf.open(tmp_path)
+
+
+@pytest.mark.parametrize("path", ["é" * 200, "a/" * 3000 + "b", "é" * 127 + "x.npy"], ids=len)
+def test_a_path_that_is_too_long_is_no_such_file(path: str) -> None:
+    with pytest.raises(SourceError, match="no such file"):
+        rf.open(path)

@@ -172,7 +172,7 @@ def _age(path: Path) -> float:
     """
     probe = temporary_name(path)
     try:
-        with open(probe, "wb") as file:
+        with open(probe, "xb") as file:
             return os.fstat(file.fileno()).st_mtime - stat_afresh(path).st_mtime
     finally:
         probe.unlink(missing_ok=True)

@@ -15,6 +15,8 @@ from rankfeed.sources.npy import HEAD, Header, array_at, load_objects, read_head
 from rankfeed.storage import check_data_name
 
 _SUFFIX = ".npy"
+#: Bytes that are decompressed at once.
+_PIECE = 1 << 20
 #: Deflate makes at most this many bytes of one.
 _DEFLATE_RATIO = 1032
 
@@ -109,10 +111,14 @@ def read_member(archive: zipfile.ZipFile, member: Member, *, allow_pickle: bool 
     """
     with reading(member.where):
         # No more than the size in the directory, which is that of the header: the checksum is compared at its end.
+        content = np.empty(member.info.file_size, np.uint8)
+        done = 0
         with archive.open(member.info) as file:
-            content = file.read(member.info.file_size)
-        if len(content) != member.info.file_size:
-            raise ValueError(f"{len(content)} of {member.info.file_size} bytes")
+            while piece := file.read(min(_PIECE, len(content) - done)):
+                content[done : done + len(piece)] = np.frombuffer(piece, np.uint8)
+                done += len(piece)
+        if done < len(content):
+            raise ValueError(f"{done} of {len(content)} bytes")
         if member.header.dtype.hasobject:
-            return load_objects(io.BytesIO(content), member.header, member.where, allow_pickle=allow_pickle)
-        return array_at(np.frombuffer(content, np.uint8), member.header)
+            return load_objects(io.BytesIO(content.data), member.header, member.where, allow_pickle=allow_pickle)
+        return array_at(content, member.header)

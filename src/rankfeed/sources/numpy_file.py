@@ -7,6 +7,7 @@ import threading
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from functools import cached_property
 from typing import Any
 
@@ -136,7 +137,7 @@ class NumpyFileSource(Source):
             array = self._arrays[name]
             check_whole(array, self.path)
             if array.dtype.hasobject:
-                out[name] = Objects(list(array[ids]))
+                out[name] = Objects([deepcopy(each) for each in array[ids]])  # the array is kept
             elif array.dtype.isnative and array.flags.c_contiguous and array.flags.aligned:
                 out[name] = Dense([Rows(array, ids)])
             else:  # numpy's take would copy the whole array first
@@ -171,7 +172,9 @@ class NumpyFileSource(Source):
         if packed:
             with reading(self.path), zipfile.ZipFile(self.path) as archive:
                 for name, member in packed:
-                    self._arrays[name] = read_member(archive, member, allow_pickle=self.allow_pickle)
+                    array = read_member(archive, member, allow_pickle=self.allow_pickle)
+                    array.flags.writeable = False  # it is kept, as a mapped one
+                    self._arrays[name] = array
 
 
 def _map_member(data: npt.NDArray[np.uint8], member: Member) -> npt.NDArray[Any]:

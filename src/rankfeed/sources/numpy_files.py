@@ -262,15 +262,7 @@ def listing(where: Paths, *, recursive: bool = False) -> tuple[str, list[str]]:
         root = os.fspath(where)
         paths = files_in(where, SUFFIXES, recursive, skip=(".",))
         if not recursive and (nested := nested_directory(root)) is not None:
-            raise SourceError(
-                "the directory has .npy or .npz files in subdirectories",
-                expected="files in one directory, unless it is said how subdirectories are read",
-                found=f"{len(paths)} files beside the subdirectory {os.path.relpath(nested, root)!r}",
-                where=root,
-                remedy=f'pass labels="folder" to number the samples by their subdirectory, or a pattern: '
-                f"{os.path.join(root, '**/*.npy')!r} for all files, {os.path.join(root, '*.npy')!r} for those "
-                "outside subdirectories",
-            )
+            raise _in_subdirectories(root, paths, nested)
     elif recursive:
         raise ArgumentError(
             'labels="folder" needs a directory',
@@ -285,6 +277,19 @@ def listing(where: Paths, *, recursive: bool = False) -> tuple[str, list[str]]:
     if len({path[-4:] for path in paths}) > 1:
         raise SourceError("a data set is either .npy or .npz files", found="both", where=where)
     return root, paths
+
+
+def _in_subdirectories(root: str, paths: Sequence[str], nested: str) -> SourceError:
+    suffix = next(name[-4:] for name in sorted(os.listdir(nested)) if name.endswith(SUFFIXES))
+    alone = f", {os.path.join(root, '*' + suffix)!r} for those outside subdirectories" if paths else ""
+    return SourceError(
+        f"the directory has {suffix} files in subdirectories",
+        expected="files in one directory, unless it is said how subdirectories are read",
+        found=(f"{len(paths)} files, and more" if paths else "files") + f" in {os.path.relpath(nested, root)!r}",
+        where=root,
+        remedy=f'pass labels="folder" to number the samples by their subdirectory; or a pattern: '
+        f"{os.path.join(root, '**', '*' + suffix)!r} for all files{alone}",
+    )
 
 
 def nested_directory(root: str, most: int = 1000) -> str | None:

@@ -11,7 +11,7 @@ from typing import Any
 from rankfeed._util.validate import check_bool, check_choice, check_names, check_path
 from rankfeed.errors import ArgumentError, SourceError
 from rankfeed.sources.format import Format
-from rankfeed.sources.paths import Paths, as_paths, expand, matched
+from rankfeed.sources.paths import Paths, as_paths, check_link, expand, matched
 from rankfeed.sources.source import Source
 from rankfeed.storage import MANIFEST_NAME
 
@@ -137,7 +137,10 @@ def _nothing(uri: Paths, format: str | None) -> SourceError:
         return SourceError("these are no files of one known format", expected=expected, found=str(list(uri)[:4]))
     path = Path(uri)
     if path.is_dir():
-        names = sorted(os.listdir(path))[:4]
+        names = sorted(os.listdir(path))
+        for name in names:
+            check_link(os.path.join(path, name))
+        names = names[:4]
         summary = "the folder holds no data that rankfeed reads" if names else "the folder is empty"
         return SourceError(summary, expected=expected, found=", ".join(names) or None, where=path)
     return SourceError("unknown format", expected=expected, found=path.suffix or "no suffix", where=path)

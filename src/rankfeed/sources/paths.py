@@ -53,6 +53,21 @@ def expand(where: Paths) -> list[str]:
     return found
 
 
+def check_link(path: str) -> None:
+    """Refuse a symbolic link to nothing: left out, its samples would be missing without an error.
+
+    Raises:
+        SourceError: it is one.
+    """
+    if os.path.islink(path) and not os.path.exists(path):
+        raise SourceError(
+            "a symbolic link leads nowhere",
+            found=f"a link to {os.readlink(path)}",
+            where=path,
+            remedy="fetch the file that it leads to, or remove the link",
+        )
+
+
 def check_kind(path: str) -> None:
     """Refuse what is neither file nor folder: a pipe would keep its reader waiting for ever.
 
@@ -135,7 +150,7 @@ def files_in(
         skip: names that begin so are left out: hidden files, and by custom those that are no data.
 
     Raises:
-        SourceError: the folder cannot be read.
+        SourceError: the folder cannot be read, or a link in it leads nowhere.
     """
     found: list[str] = []
     pending, seen = [os.fspath(folder)], set()
@@ -151,8 +166,13 @@ def files_in(
                         continue
                     if recursive and entry.is_dir():
                         pending.append(entry.path)
-                    elif entry.name.endswith(tuple(suffixes)) and entry.is_file():
+                    elif not entry.name.endswith(tuple(suffixes)):
+                        continue
+                    elif entry.is_file():
                         found.append(entry.path)
+                    else:
+                        check_link(entry.path)
+                        check_kind(entry.path)
         except OSError as error:
             raise SourceError("the folder cannot be read", found=error, where=here) from error
     return sorted(found, key=natural)
@@ -219,7 +239,8 @@ def as_paths(uri: Any) -> Paths:
         raise invalid("uri", "a path, or a list of paths", uri)
     texts = [check_path("uri", each) if each else "" for each in paths]
     for text in texts:
-        if not text or "\0" in text or any(len(part) > 255 for part in text.split("/")):
+        name = os.fsencode(text)
+        if not text or b"\0" in name or len(name) >= 4096 or any(len(part) > 255 for part in name.split(b"/")):
             raise SourceError("no such file or folder", where=repr(text[:80]))
         check_kind(text)
     return texts[0] if paths is not uri else texts
