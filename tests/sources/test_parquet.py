@@ -8,15 +8,18 @@ import os
 import pickle
 import shutil
 import threading
+import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import duckdb
+import lance
 import numpy as np
 import polars as pl
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.dataset
 import pyarrow.feather
 import pyarrow.parquet as pq
@@ -846,3 +849,115 @@ def test_a_tensor_with_a_permutation_has_its_logical_shape(container: str, tmp_p
             np.testing.assert_array_equal(sample[name], tensors[row])
         np.testing.assert_array_equal(sample["in.t"], expected["210"][row])
         np.testing.assert_array_equal(sample["list"], expected["102"][: 2 * row])
+
+
+# Values that come again and again take next to nothing in the file, and nothing may be made of them but the rows asked for.
+
+
+LONG = ["ab" * 41_500, "cd" * 41_000]
+EACH = 3_000_000  # times 83 KB: 250 GB, more than any machine of ours has
+
+
+def repeated() -> Any:
+    return pa.DictionaryArray.from_arrays(pa.array(np.arange(EACH) % 2, pa.int32()), LONG)
+
+
+@pytest.mark.parametrize("container", ["t.parquet", "text.parquet", "t.arrow", "t.feather", "hf"])
+def test_a_row_of_a_dictionary_column_does_not_decode_all_rows(container: str, tmp_path: Path) -> None:
+    table = pa.table({"text": repeated()})
+    path = tmp_path / container
+    if container.endswith("parquet"):
+        pq.write_table(table, path, row_group_size=EACH, store_schema=container == "t.parquet")
+        assert path.stat().st_size < 100_000
+    elif container == "t.feather":
+        pa.feather.write_feather(table, path, compression="zstd", chunksize=EACH)
+    elif container == "t.arrow":
+        with pa.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table)
+    else:
+        path.mkdir()
+        with pa.ipc.new_stream(path / "data.arrow", table.schema) as writer:
+            writer.write_table(table)
+        (path / "state.json").write_text('{"_data_files": [{"filename": "data.arrow"}], "_fingerprint": "0"}')
+        (path / "dataset_info.json").write_text("{}")
+    source = rf.open(path)
+    tracemalloc.start()
+    before = pa.total_allocated_bytes()
+    assert [row["text"] for row in source.fetch([EACH - 1, 0]).samples()] == LONG[::-1]
+    assert tracemalloc.get_traced_memory()[1] + pa.total_allocated_bytes() - before < 200 << 20
+    tracemalloc.stop()
+
+
+def test_lists_of_text_in_a_dictionary_are_made_of_the_rows_asked_for(tmp_path: Path) -> None:
+    lists = pa.ListArray.from_arrays(pa.array(np.arange(0, EACH + 1, 10), pa.int32()), repeated())
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"texts": lists}), path, row_group_size=EACH, store_schema=False)
+    assert rf.open(path)[EACH // 10 - 1]["texts"] == LONG * 5
+
+
+def test_lists_of_equal_numbers_are_decoded_in_parts(tmp_path: Path) -> None:
+    rows = 20_000
+    masks = pa.ListArray.from_arrays(
+        pa.array(np.arange(rows + 1, dtype=np.int32) * 2048), pa.array(np.ones(rows * 2048, np.int8))
+    ).cast(pa.list_(pa.int32()))
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"mask": masks}), path, row_group_size=rows)
+    assert path.stat().st_size < 20_000
+    del masks
+    before = pa.total_allocated_bytes()
+    source = rf.open(path)
+    np.testing.assert_array_equal(source[rows // 2]["mask"], np.ones(2048, np.int32))
+    assert pa.total_allocated_bytes() - before < 64 << 20  # of 160 MB
+
+
+# Columns that share a name.
+
+
+NAMELESS = {
+    "fields of one struct": pa.table(
+        {"s": pa.StructArray.from_arrays([pa.array([1, 2]), pa.array([3, 4])], ["a", "a"]), "ok": [7, 8]}
+    ),
+    "columns": pa.table([pa.array([1, 2]), pa.array([3, 4]), pa.array([7, 8])], ["a", "a", "ok"]),
+    "a struct and a column": pa.table({"a.b": [1, 2], "a": [{"b": 1}, {"b": 2}], "ok": [7, 8]}),
+    "one without a name": pa.table({"": [1, 2], "unnamed": [1, 2], "ok": [7, 8]}),
+}
+
+
+@pytest.mark.parametrize("container", ["t.parquet", "t.arrow", "t.feather", "hf", "t.lance", "t.csv"])
+@pytest.mark.parametrize("what", list(NAMELESS))
+def test_columns_of_one_name_are_left_out_with_columns(what: str, container: str, tmp_path: Path) -> None:
+    table = NAMELESS[what]
+    path = tmp_path / container
+    if container == "t.parquet":
+        pq.write_table(table, path)
+    elif container == "t.feather":
+        pa.feather.write_feather(table, path, compression="zstd")
+    elif container == "t.arrow":
+        with pa.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table)
+    elif container == "t.csv":
+        if "struct" in what:
+            return  # there are none
+        pa.csv.write_csv(table, path)
+    elif container == "t.lance":
+        if what in ("columns", "a struct and a column"):
+            return  # Lance refuses to write these
+        lance.write_dataset(table, path)
+    else:
+        path.mkdir()
+        with pa.ipc.new_stream(path / "data.arrow", table.schema) as writer:
+            writer.write_table(table)
+        (path / "state.json").write_text('{"_data_files": [{"filename": "data.arrow"}], "_fingerprint": "0"}')
+        (path / "dataset_info.json").write_text("{}")
+    with pytest.raises(SourceError, match=r"one name[\s\S]*columns=") as caught:
+        rf.open(path)
+    assert not isinstance(caught.value, CorruptError)
+    assert rf.open(path, columns=["ok"])[1] == {"ok": 8}
+
+
+def test_a_lance_column_without_a_name_is_refused_or_left_out(tmp_path: Path) -> None:
+    lance.write_dataset(pa.table({"": [1, 2], "ok": [7, 8]}), tmp_path / "t.lance")
+    with pytest.raises(SourceError, match=r"without a name[\s\S]*columns=") as caught:
+        rf.open(tmp_path / "t.lance")
+    assert not isinstance(caught.value, CorruptError)
+    assert rf.open(tmp_path / "t.lance", columns=["ok"])[1] == {"ok": 8}

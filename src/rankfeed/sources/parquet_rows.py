@@ -115,7 +115,6 @@ class Part:
             for number, (rows, before) in enumerate(zip(self.totals, starts, strict=False))
         ]
 
-
     def finer(self, factor: int) -> list[Part]:
         """Parts of so many times fewer rows, of all row groups that begin in this one."""
         found = []
@@ -383,9 +382,7 @@ class Reader:
                 read_dictionary=sorted(dictionaries),
             )
             # In one thread: other threads of the loader decode other row groups meanwhile.
-            rows = reader.iter_batches(
-                part.step, row_groups=[part.group], columns=list(names), use_threads=False
-            )
+            rows = reader.iter_batches(part.step, row_groups=[part.group], columns=list(names), use_threads=False)
             return _Walk(iter(rows), len(leaves) * (buffer + _PAGE), leaves, values)
 
     def _group(self, key: _Key) -> threading.Lock:
