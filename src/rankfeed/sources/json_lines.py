@@ -98,7 +98,7 @@ def check_keys(content: bytes, where: str) -> None:
         keys.add(found[1])
         if len(keys) > most:
             raise SourceError(
-                "the lines have too many different keys: each is a column, which has a value or a null in every line",
+                "the lines have too many different keys: each is a column, with a value or null in every line",
                 expected=f"up to {most} keys in {lines} lines",
                 where=where,
                 remedy='write what differs from line to line as values: {"key": "a", "value": 1}',
