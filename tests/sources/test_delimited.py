@@ -3,11 +3,14 @@
 import gzip
 import json
 import pickle
+import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import polars as pl
 import pyarrow.csv
 import pyarrow.json
@@ -402,3 +405,149 @@ def test_options_that_cannot_be_meant_are_refused(options: dict[str, Any], tmp_p
     path.write_text("a,b\n1,2\n")
     with pytest.raises(ArgumentError):
         rf.open(path, **options)
+
+
+# Numbers.
+
+BIG = 2**63 + 1
+LOST = 2**53 + 1
+
+
+def text_of(kind: str, values: Sequence[Any]) -> str:
+    if kind == "csv":
+        return "x\n" + "".join(f"{value}\n" for value in values)
+    return "".join(f'{{"x": {value}}}\n' for value in values)
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_integers_keep_all_digits(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / f"a.{kind}"
+    path.write_text(text_of(kind, [BIG, 1]))
+    source = rf.open(path)
+    assert str(source.fields["x"]) == "uint64"
+    assert [row["x"] for row in source] == [BIG, 1]
+    if kind == "csv":
+        assert pd.read_csv(path)["x"].tolist() == [BIG, 1]
+    (tmp_path / f"b.{kind}").write_text(text_of(kind, [2, 3]))
+    assert [row["x"] for row in rf.open([path, tmp_path / f"b.{kind}"])] == [BIG, 1, 2, 3]
+    packed = rf.pack(rows(str(path)), tmp_path / "packed", progress=False)
+    assert [row["x"] for row in packed] == [BIG, 1]
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+@pytest.mark.parametrize("values", [[1, LOST, 1.5], [1, BIG, -1], [1, 2**64 + 1]])
+def test_integers_that_float64_would_round_are_refused(values: list[Any], kind: str, tmp_path: Path) -> None:
+    path = tmp_path / f"a.{kind}"
+    path.write_text(text_of(kind, values))
+    line = 3 if kind == "csv" else 2
+    for read in (lambda: rf.open(path), lambda: list(rows(str(path)))):
+        with pytest.raises(SourceError, match=rf"{values[1]}\n[\s\S]*a\.{kind}[\s\S]*column 'x'") as caught:
+            read()
+        assert not isinstance(caught.value, CorruptError)
+    with pytest.raises(SourceError, match=f"line {line},"):
+        rf.open(path)
+    assert [row["x"] for row in rf.open(path, types={"x": "float64"})] == [float(each) for each in values]
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_integers_that_another_file_would_round_are_refused(kind: str, tmp_path: Path) -> None:
+    first, second = tmp_path / f"a.{kind}", tmp_path / f"b.{kind}"
+    second.write_text(text_of(kind, [1.5]))
+    first.write_text(text_of(kind, [7, 2**60]))  # float64 holds them
+    assert [row["x"] for row in rf.open([first, second])] == [7.0, 2.0**60, 1.5]
+    first.write_text(text_of(kind, [7, LOST]))
+    with pytest.raises(
+        SourceError, match=rf"{LOST}[\s\S]*a\.{kind}, line {3 if kind == 'csv' else 2}, column 'x'"
+    ):
+        rf.open([first, second])
+
+
+def test_integers_in_lists_and_objects_keep_their_digits_or_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(f'{{"x": [{BIG}, 1], "y": {{"z": {BIG}}}, "w": 1.5}}\n')
+    sample = rf.open(path)[0]
+    assert (sample["x"].tolist(), int(sample["y.z"])) == ([BIG, 1], BIG)
+    path.write_text(f'{{"x": [1], "ok": 1}}\n\n{{"x": [{LOST}, 1.5], "ok": 2}}\n')
+    with pytest.raises(SourceError, match=rf"{LOST}[\s\S]*line 3, column 'x'"):
+        rf.open(path)
+    assert [row["ok"] for row in rf.open(path, columns=["ok"])] == [1, 2]
+
+
+def test_the_text_nan_is_a_number(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("x,y,z\n1.5,nan,1\nnan,a,NaN\n")
+    source, expected = (
+        rf.open(path),
+        pd.read_csv(path, dtype={"y": "str"}, keep_default_na=False, na_values=["nan", "NaN"]),
+    )
+    np.testing.assert_array_equal([row["x"] for row in source], expected["x"])
+    np.testing.assert_array_equal([row["z"] for row in source], expected["z"])
+    assert [row["y"] for row in source] == ["nan", "a"]
+    path.write_text("x\n1.5\nNA\n")
+    with pytest.raises(SourceError, match="null"):
+        rf.open(path)
+
+
+# Shapes of files.
+
+
+@pytest.mark.parametrize("options", [{}, {"format": "jsonl"}])
+def test_a_folder_of_json_lines_is_opened(options: dict[str, Any], tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"{number}.jsonl").write_text(f'{{"x": {number}}}\n')
+    assert [row["x"] for row in rf.open(tmp_path, **options)] == [0, 1, 2]
+
+
+def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"x": 1}\n{"x": 2}\n')
+    assert [row["x"] for row in rf.open(path)] == [1, 2] == [row["x"] for row in rows(str(path))]
+
+
+def test_a_line_wider_than_a_block_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    names = [f"a column with quite a long name, number {number:0200}" for number in range(6000)]
+    path.write_text(",".join(f'"{name}"' for name in names) + "\n" + ",".join(map(str, range(6000))) + "\n")
+    assert list(rf.open(path)[0].values()) == list(range(6000))
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_the_work_does_not_grow_with_rows_times_columns(kind: str, tmp_path: Path) -> None:
+    """Counted in calls, as time depends on the machine: of empty columns, nothing is made for each value."""
+
+    def calls(size: int) -> int:
+        path = tmp_path / f"{size}.{kind}"
+        if kind == "csv":
+            path.write_text(",".join(f"c{i}" for i in range(100)) + "\n" + ("," * 99 + "\n") * size)
+        else:
+            path.write_text("".join(f'{{"k{i % 100}": 1}}\n' for i in range(size)))
+        count = 0
+
+        def note(*_: Any) -> None:
+            nonlocal count
+            count += 1
+
+        sys.setprofile(note)
+        try:
+            rf.open(path, nulls="mask")
+        finally:
+            sys.setprofile(None)
+        return count
+
+    calls(100)
+    assert calls(16_000) < 1.2 * calls(8_000)
+
+
+def test_a_new_key_in_each_line_is_read_or_refused_before_it_is_parsed(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+
+    def write(lines: int) -> None:
+        path.write_text("".join(f'{{"k{i}": {i}}}\n' for i in range(lines)))
+
+    write(300)
+    source = rf.open(path, nulls="mask")
+    assert [source[i][f"k{i}"] for i in range(300)] == list(range(300))
+    write(100_000)  # 10**10 values
+    for read in (lambda: rf.open(path, nulls="mask"), lambda: next(iter(rows(str(path))))):
+        with pytest.raises(SourceError, match=r"different keys[\s\S]*a\.jsonl"):
+            read()

@@ -77,7 +77,9 @@ class Loader(Standing, Placed, AmongFrameworks):
         pad_to: under "pad", rows are padded to a multiple of so many elements: few shapes, for ``torch.compile``.
         num_workers: threads or processes that make batches ahead; 0 makes each when it is asked for.
         worker_kind: "thread" or "process". What is delivered is the same.
-        prefetch_factor: batches that each worker makes ahead.
+        prefetch_factor: batches that each worker makes ahead. A worker process makes batches of more than 64 KiB
+            only one ahead, whatever the number: it waits until the loader has taken the last one. Threads make as
+            many ahead as this says.
         device: where tensors go; to an accelerator through pinned memory, without waiting.
         topology: rank and world size; found from the environment at the first ``len`` or ``iter`` if left out.
         on_error: "raise".

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -193,7 +192,9 @@ def _not_none(array: Any) -> Valid:
     if pa.types.is_run_end_encoded(array.type):
         runs = valid_of(array.values)
         ends = array.run_ends.to_numpy().astype(np.int64)
-        return None if runs is None else runs[ends.searchsorted(array.offset + np.arange(len(array)), side="right")]
+        return (
+            None if runs is None else runs[ends.searchsorted(array.offset + np.arange(len(array)), side="right")]
+        )
     if pa.types.is_union(array.type):
         pieces = (array.slice(first, _DECODED) for first in range(0, len(array), _DECODED))
         return np.array([each is not None for piece in pieces for each in piece.to_pylist()], np.bool_)

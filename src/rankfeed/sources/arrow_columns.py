@@ -126,9 +126,7 @@ def _joined(arrays: list[Any]) -> Any:
         for array, first in zip(arrays, firsts, strict=False)
     ]
     null = np.concatenate([array.indices.is_null().to_numpy(zero_copy_only=False) for array in arrays])
-    return pa.DictionaryArray.from_arrays(
-        pa.array(np.concatenate(indices), mask=null), pa.concat_arrays(entries)
-    )
+    return pa.DictionaryArray.from_arrays(pa.array(np.concatenate(indices), mask=null), pa.concat_arrays(entries))
 
 
 def _inside(array: Any, index: int, where: str) -> Any:

@@ -14,7 +14,6 @@ import numpy.typing as npt
 from rankfeed.columns import Columns, Field, Stored, column_of_parts
 from rankfeed.errors import SourceError
 from rankfeed.sources.arrow_columns import Nulls, fields_of, roots_of, stored_of
-from rankfeed.sources.arrow_errors import arrow_errors
 from rankfeed.sources.delimited_files import files_of, kind_of
 from rankfeed.sources.delimited_text import (
     LIMIT,
@@ -336,7 +335,7 @@ def _cast(table: Any, schema: Any, path: str, dialect: Dialect) -> Any:
                 expected=str(field.type),
                 found=str(error).splitlines()[0],
                 where=f"{place}, column {field.name!r}",
-                remedy="make the files agree in what the column holds; types={'column': 'string'} reads one as text",
+                remedy="make the files agree, or read the column as text with types={'column': 'string'}",
             ) from error
     return pa.Table.from_arrays(columns, schema=schema)
 

@@ -20,7 +20,7 @@ from rankfeed._util.validate import invalid
 from rankfeed.errors import ArgumentError, CorruptError, SourceError, safe_repr
 from rankfeed.sources.arrow_errors import arrow_errors
 from rankfeed.sources.exact_numbers import exact_json, first_inexact, has_large, inexact
-from rankfeed.sources.json_lines import check_lines
+from rankfeed.sources.json_lines import check_keys, check_lines
 
 #: Text that is read into memory, after decompression; larger files are packed first.
 LIMIT = 256 << 20
@@ -132,6 +132,7 @@ def parse(text: bytes, path: str, dialect: Dialect, columns: Sequence[str] | Non
             return _exact_csv(table, text, path, dialect, columns)
     text = text.removeprefix(BOM)
     check_lines(text, path)
+    check_keys(text, path)
     types = dialect.arrow_types()
     table = _parse_json(text, path, 1, pa.schema(types) if types else None, "infer")
     again = partial(_parse_json, text, path, 1, unexpected="infer")
@@ -157,6 +158,7 @@ def stream(path: str, dialect: Dialect) -> Iterator[Any]:
         schema, line = pa.schema(types) if types else None, 1
         for piece in _pieces(file, path):
             first, line = line, check_lines(piece, path, line)
+            check_keys(piece, path)
             unexpected = "infer" if first == 1 else "error"
             table = _parse_json(piece, path, first, schema, unexpected)
             parsed = partial(_parse_json, piece, path, first, unexpected=unexpected)
@@ -194,9 +196,7 @@ def _csv_options(path: str, dialect: Dialect, block_size: int) -> tuple[Any, Any
     return read, parse_options, convert
 
 
-def _exact_csv(
-    table: Any, text: bytes, path: str, dialect: Dialect, columns: Sequence[str] | None
-) -> Any:
+def _exact_csv(table: Any, text: bytes, path: str, dialect: Dialect, columns: Sequence[str] | None) -> Any:
     """A table in which no whole number lost digits: columns of such are read again as uint64.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Whole numbers in text that float64 cannot hold: Arrow takes those above int64, or beside a fraction, for float64."""
+"""Whole numbers in text that float64 would round: Arrow takes those above int64, or beside a fraction, for it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def whole_as_float(column: Any) -> Any:
 def inexact(value: object, where: str, column: str, remedy: str) -> SourceError:
     """The error for a number that would lose digits."""
     return SourceError(
-        "a whole number cannot be read without losing digits: its column has fractions, or numbers of other ranges",
+        "a whole number would lose digits: its column has fractions, or numbers of other ranges",
         expected="int64, uint64, or what float64 holds exactly",
         found=value,
         where=f"{where}, column {column!r}",
@@ -100,8 +100,6 @@ def exact_json(
     Raises:
         SourceError: a number is too large to stand beside the others of its column.
     """
-    import pyarrow as pa
-
     floats = {
         path for field in table.schema if field.name not in given for path in _floats((field.name,), field.type)
     }

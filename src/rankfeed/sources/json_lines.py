@@ -16,6 +16,12 @@ from rankfeed.errors import CorruptError, SourceError
 #: Levels of objects and lists in each other.
 MOST_LEVELS = 64
 
+#: Values and nulls of a table, beyond those that its text has room for.
+_MOST_VALUES = 1 << 25
+#: A string and a colon. Of large text, so many stretches of so many bytes are looked at first.
+_KEY = re.compile(rb'"((?:[^"\\]|\\.)*)"\s*:')
+_LOOKS, _LOOKED_AT = 64, 1 << 13
+
 #: Bytes looked at in one go.
 _CHUNK = 16 << 20
 _QUOTE, _OPEN, _CLOSE, _NEWLINE = 1, 2, 3, 4
@@ -69,6 +75,34 @@ def check_lines(content: bytes | memoryview, where: str, first_line: int = 1) ->
         start += len(chunk)
         line = _check(chunk, where, line)
     return line
+
+
+def check_keys(content: bytes, where: str) -> None:
+    """Refuse lines that would be a table of nulls: each line has a value, or a null, for every key of all lines.
+
+    Args:
+        content: the text.
+        where: the file's name, for errors.
+
+    Raises:
+        SourceError: there are too many different keys for so many lines.
+    """
+    lines = content.count(b"\n") + 1
+    most = max(len(content), _MOST_VALUES) // lines
+    step = max(_LOOKED_AT, len(content) // _LOOKS)
+    some = b"".join(content[start : start + _LOOKED_AT] for start in range(0, len(content), step))
+    if len(set(_KEY.findall(some))) <= most:
+        return
+    keys: set[bytes] = set()
+    for found in _KEY.finditer(content):
+        keys.add(found[1])
+        if len(keys) > most:
+            raise SourceError(
+                "the lines have too many different keys: each is a column, with a value or null in every line",
+                expected=f"up to {most} keys in {lines} lines",
+                where=where,
+                remedy='write what differs from line to line as values: {"key": "a", "value": 1}',
+            )
 
 
 def _check(chunk: bytes, where: str, first_line: int) -> int:

@@ -43,6 +43,12 @@ def offered(
         found |= here
         tops |= dict.fromkeys(here, field.name)
     names = check_columns(columns, found)
+    if any(tops[name] == "" for name in names):
+        raise SourceError(
+            "Lance cannot read a column without a name",
+            where=where,
+            remedy="leave the column out with columns=, or write the table again with a name for it",
+        )
     if not names:
         raise SourceError("the table has no columns", where=where)
     return tops, blobs, {name: found[name] for name in names}

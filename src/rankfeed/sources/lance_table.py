@@ -197,9 +197,9 @@ class LanceTable:
         with native(where):
             self._check_files(fragment)
             scanner = self._fragments[fragment].scanner(
-                columns=_readable(columns), offset=first, limit=count, batch_size=max(1, count)
+                columns=list(columns), offset=first, limit=count, batch_size=max(1, count)
             )
-            table = scanner.to_table().select(list(columns))
+            table = scanner.to_table()
         return _counted(table, count, where)
 
     def take(self, rows: Int64, fragments: Sequence[int], columns: Sequence[str]) -> Any:
@@ -219,7 +219,7 @@ class LanceTable:
                 if fragment not in self._checked:
                     self._check_files(fragment)
                     self._checked.add(fragment)
-            table = self._table.take(rows, columns=_readable(columns)).select(list(columns))
+            table = self._table.take(rows, columns=list(columns))
         return _counted(table, len(rows), where)
 
     def batch(self, rows: Int64, columns: Any, row_ids: bool) -> Any:
@@ -271,11 +271,6 @@ class LanceTable:
             path = self._fragments[fragment].deletion_file()
             if path is not None:
                 check_file(os.path.join(self.uri, path), None, self.where(fragment))
-
-
-def _readable(columns: Sequence[str]) -> list[str] | None:
-    """Columns as Lance is asked for them: one without a name can only be had with all others."""
-    return None if "" in columns else list(columns)
 
 
 def _counted(table: Any, rows: int, where: str) -> Any:

@@ -115,7 +115,6 @@ class Part:
             for number, (rows, before) in enumerate(zip(self.totals, starts, strict=False))
         ]
 
-
     def finer(self, factor: int) -> list[Part]:
         """Parts of so many times fewer rows, of all row groups that begin in this one."""
         found = []
@@ -295,14 +294,17 @@ class Reader:
         # After a row of a column was read, what its metadata say can be asked for: see `parquet_footer`.
         paths = {each: columns[each].path for each in texts}
         entries: dict[int, Any] = {}
-        try:
-            first = next(self._walk(replace(part, step=1), names, frozenset(paths.values())).rows, None)
-            arrays = [] if first is None else [leaf for column in first.columns for leaf in _leaves_in(column)]
-            entries = dict(zip(leaves, arrays, strict=True)) if len(arrays) == len(leaves) else {}
-        except OSError as error:  # of encodings without a dictionary
-            if isinstance(error, RankfeedError) or "Not yet implemented" not in str(error):
-                raise
-            next(self._walk(replace(part, step=1), names).rows, None)
+        one = replace(part, first=0, rows=1, step=1)
+        with arrow_errors(f"{self._paths[part.file]}, {part}"):
+            try:
+                first = next(self._walk(one, names, frozenset(paths.values())).rows)
+            except OSError as error:  # of encodings that Arrow decodes into no dictionary
+                if "Not yet implemented" not in str(error):
+                    raise
+                first = next(self._walk(one, names).rows)
+        arrays = [leaf for column in first.columns for leaf in _leaves_in(column)]
+        if len(arrays) == len(leaves):
+            entries = dict(zip(leaves, arrays, strict=True))
         dictionaries = set()
         for each, path in paths.items():
             longest = _longest(entries[each].dictionary) if _is_dictionary(entries.get(each)) else 0
@@ -383,9 +385,7 @@ class Reader:
                 read_dictionary=sorted(dictionaries),
             )
             # In one thread: other threads of the loader decode other row groups meanwhile.
-            rows = reader.iter_batches(
-                part.step, row_groups=[part.group], columns=list(names), use_threads=False
-            )
+            rows = reader.iter_batches(part.step, row_groups=[part.group], columns=list(names), use_threads=False)
             return _Walk(iter(rows), len(leaves) * (buffer + _PAGE), leaves, values)
 
     def _group(self, key: _Key) -> threading.Lock:
