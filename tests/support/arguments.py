@@ -37,7 +37,7 @@ import numpy as np
 import torch
 
 import rankfeed as rf
-from rankfeed.errors import RankfeedError
+from rankfeed.errors import RankfeedError, safe_repr
 
 #: Seconds that one case may take. Those that finish take milliseconds.
 LIMIT = 20.0
@@ -527,7 +527,7 @@ def targets() -> dict[str, Target]:
             rf.Lockstep,
             lambda: {"loader": [[1], [2]]},
             _lockstep,
-            allowed=(UserError, TypeError),  # of the user's own loader, when it is iterated
+            allowed=(UserError, TypeError, NotImplementedError),  # of the user's own loader, when it is iterated
         ),
         "watch": Target(rf.watch, lambda: {"loader": rf.Loader(rows())}, _nothing_watched),
         "RankfeedError": Target(RankfeedError, lambda: {"summary": "x"}, lambda error, _: str(error)),
@@ -572,7 +572,7 @@ def _command(name: str, options: str, *arguments: str) -> Target:
     from rankfeed.cli.app import app
 
     def call(**given: Any) -> None:
-        texts = {key: value if isinstance(value, str) else repr(value)[:1000] for key, value in given.items()}
+        texts = {key: value if isinstance(value, str) else safe_repr(value) for key, value in given.items()}
         named = [text for key, value in texts.items() if key.startswith("--") for text in (key, value)]
         positional = [texts.get(f"argument {number}", text) for number, text in enumerate(arguments)]
         error = CliRunner().invoke(app, [name, *positional, *named]).exception
