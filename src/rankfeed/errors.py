@@ -46,7 +46,7 @@ class RankfeedError(Exception):
         where: object = None,
         remedy: str | None = None,
     ) -> None:
-        self.summary = summary
+        self.summary = safe_str(summary)
         self.expected = expected
         self.found = found
         self.where = where

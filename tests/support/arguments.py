@@ -37,7 +37,7 @@ import numpy as np
 import torch
 
 import rankfeed as rf
-from rankfeed.errors import RankfeedError
+from rankfeed.errors import RankfeedError, safe_repr
 
 #: Seconds that one case may take. Those that finish take milliseconds.
 LIMIT = 20.0
@@ -527,7 +527,7 @@ def targets() -> dict[str, Target]:
             rf.Lockstep,
             lambda: {"loader": [[1], [2]]},
             _lockstep,
-            allowed=(UserError, TypeError),  # of the user's own loader, when it is iterated
+            allowed=(UserError, TypeError, NotImplementedError),  # of the user's own loader, when it is iterated
         ),
         "watch": Target(rf.watch, lambda: {"loader": rf.Loader(rows())}, _nothing_watched),
         "RankfeedError": Target(RankfeedError, lambda: {"summary": "x"}, lambda error, _: str(error)),
@@ -562,7 +562,42 @@ def targets() -> dict[str, Target]:
         ),
         "webdataset.ShardedSamples.share": Target(wds.ShardedSamples(rows(), 2).share, lambda: {"num_workers": 4}),
     }
-    return {**found, **_of_frameworks()}
+    return {**found, **_commands(), **_of_frameworks()}
+
+
+def _command(name: str, options: str, *arguments: str) -> Target:
+    """A command of the command line, run in this process; values that are no text are given as their repr."""
+    from typer.testing import CliRunner
+
+    from rankfeed.cli.app import app
+
+    def call(**given: Any) -> None:
+        texts = {key: value if isinstance(value, str) else safe_repr(value) for key, value in given.items()}
+        named = [text for key, value in texts.items() if key.startswith("--") for text in (key, value)]
+        positional = [texts.get(f"argument {number}", text) for number, text in enumerate(arguments)]
+        error = CliRunner().invoke(app, [name, *positional, *named]).exception
+        if error is not None and not isinstance(error, SystemExit):
+            raise error
+
+    names = [f"argument {number}" for number in range(len(arguments))]
+    return Target(call, lambda: _files("parquet")() and {}, parameters=(*names, *options.split()))
+
+
+def _commands() -> dict[str, Target]:
+    """Those that start no processes."""
+    plans = "--ranks --workers --batch-size --shuffle --seed --window --lanes --tail --epoch --start"
+    opening = "--format --option --cache-dir"
+    return {
+        "rankfeed inspect": _command("inspect", f"--samples --column {opening}", "rows.parquet"),
+        "rankfeed plan": _command("plan", f"{plans} --blocks", "--samples=10"),
+        "rankfeed prepare": _command("prepare", "--key --retries --timeout --input", "os:makedirs", "once"),
+        "rankfeed pack": _command("pack", "--shard-mib --order --seed --runner", "rows.parquet", "packed"),
+        "rankfeed index": _command("index", opening, "rows.parquet"),
+        "rankfeed verify": _command("verify", f"{opening} --data", "rows.parquet"),
+        "rankfeed verify --samples": _command("verify", f"{plans} --blocks", "--samples=10"),
+        "rankfeed report": _command("report", f"{plans} --audit --run --stats --out --png", "rows.parquet"),
+        "rankfeed topology": _command("topology", "--data --batch-size --shuffle --seed"),
+    }
 
 
 def _of_frameworks() -> dict[str, Target]:

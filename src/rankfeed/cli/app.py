@@ -9,7 +9,7 @@ import typer
 
 from rankfeed.cli import data, doctor, indexing, inspecting, plans, preparing, reporting, topology, verifying
 from rankfeed.cli.output import Json, show
-from rankfeed.errors import ArgumentError, RankfeedError
+from rankfeed.errors import ArgumentError, RankfeedError, safe_str
 
 app = typer.Typer(
     name="rankfeed",
@@ -53,7 +53,7 @@ def main() -> None:
     except RankfeedError as error:
         if "--json" in sys.argv:
             facts = {name: getattr(error, name) for name in ("expected", "found", "where", "remedy")}
-            told = {name: str(fact) for name, fact in facts.items() if fact is not None}
+            told = {name: safe_str(fact) for name, fact in facts.items() if fact is not None}
             typer.echo(json.dumps({"ok": False, "error": error.summary, **told}))
         typer.secho(f"rankfeed: {error}", err=True, fg="red")
         sys.exit(2 if isinstance(error, ArgumentError) else 1)
