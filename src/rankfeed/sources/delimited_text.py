@@ -226,8 +226,8 @@ def _exact_csv(table: Any, text: bytes, path: str, dialect: Dialect, columns: Se
             if columns is not None and field.name not in columns:
                 continue
             value = again(pa.string())[row].as_py()
-            place = f"{path}, {_csv_line(text, path, dialect, row)}"
-            raise inexact(value, place, field.name, _as_text(field.name)) from None
+            line = _csv_line(text, path, dialect, row)
+            raise inexact(value, f"{path}, {line}", field.name, _as_text(field.name)) from None
     return table
 
 
