@@ -22,7 +22,7 @@ from typing import Any
 
 from rankfeed.errors import RankfeedError
 
-_SECONDS = 110
+_SECONDS = 180  # for a machine that is busy with other things
 
 
 @dataclass(frozen=True)
