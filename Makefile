@@ -2,9 +2,11 @@
 #
 #   PYTHON=python3.12 make setup     another interpreter
 #   ARGS="-k resume -x" make test    options handed on to pytest
+#   JOBS=8 make test                 more tests at a time, for more than two cores
 
 PYTHON ?= python3
 ARGS ?=
+JOBS ?= 3
 
 BIN := .venv/bin
 STAMP := .venv/.set-up
@@ -38,10 +40,10 @@ demo: setup  ## train, kill, resume on other ranks, and prove that nothing was l
 # Three at a time, since tests that start ranks wait for half of their time; these are in three groups, each of
 # which runs one after the other (tests/conftest.py).
 test: setup  ## run the tests, of the expensive ones a representative case each: within 8 minutes on 2 cores
-	$(BIN)/python -m pytest -n 3 --max-worker-restart 3 $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --max-worker-restart 3 $(ARGS)
 
 test-all: setup  ## run all tests but the soaks, as .ci/run does: within 25 minutes on 2 cores
-	$(BIN)/python -m pytest -n 3 --max-worker-restart 3 -m "not soak" $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --max-worker-restart 3 -m "not soak" $(ARGS)
 
 # One at a time and with its output shown: a soak's figures are its point.
 soak: setup  ## run the tests that take hours and print what they measured

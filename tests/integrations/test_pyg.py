@@ -59,6 +59,7 @@ def sampler(request: pytest.FixtureRequest) -> Path | None:
     return rf.prepare_once(folder, build)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     "sampler", [pytest.param(None, id="none"), pytest.param("torch-sparse", marks=pytest.mark.soak)], indirect=True

@@ -62,6 +62,7 @@ def check(ranks: int, cells: list[Cell], data: Path, tmp_path: Path, timeout: fl
         assert results[0][index][0] not in results[0][index][1:], each
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_every_sample_once_in_equal_steps_from_each_library_on_two_ranks(data: Path, tmp_path: Path) -> None:
     cells = [

@@ -86,6 +86,7 @@ def test_killed_in_mid_epoch_and_resumed_on_other_ranks_nothing_is_lost_or_repea
     assert first[: len(second)] != second, "a new order each epoch"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(700)
 def test_ranks_without_a_sample_left_take_part_and_count_for_nothing(tmp_path: Path) -> None:
     alone = arguments(per_device_train_batch_size=1, save_steps=81, num_train_epochs=1)

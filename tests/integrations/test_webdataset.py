@@ -307,6 +307,7 @@ def figures(each: Cell, results: list[dict[str, Any]]) -> str:
     return f"{what:34} {layout:10} {each['start']:10} {told}"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_every_sample_once_in_equal_steps_where_shards_cannot_be_dealt_to_two_ranks(
     data: Path, tmp_path: Path

@@ -49,7 +49,7 @@ NO_GROUP = ["loader", "batch_sampler", "sampler", "stateful", "pyg", "pyg_seeds"
 #: Without a soak MPICH is the launcher of the test with kills alone.
 EACH_LAUNCHER = [
     pytest.param("torchrun", "torch", id="torchrun, torch alone"),
-    pytest.param("torchrun", "libraries", id="torchrun, libraries", marks=pytest.mark.slow),
+    pytest.param("torchrun", "libraries", id="torchrun, libraries"),
     *(pytest.param(each, "few", id=each, marks=pytest.mark.slow) for each in ("openmpi", "srun")),
     pytest.param("mpich", "few", id="mpich", marks=pytest.mark.soak),
 ]
@@ -182,10 +182,11 @@ def check_all(launcher: str, ranks: int, cells: Sequence[str], out: Path, timeou
 
 @pytest.mark.parametrize(("launcher", "which"), EACH_LAUNCHER)
 def test_each_sample_once_under_each_launcher_in_each_framework(launcher: str, which: str, tmp_path: Path) -> None:
-    cells = rotated(launcher, FRAMEWORKS[:9])
-    libraries = FRAMEWORKS.index("lightning")
-    # Lightning and what follows know their launcher; the others find their rank as the first does.
-    parts = {"torch": cells[:libraries], "libraries": cells[libraries:], "few": [cells[0], *cells[libraries:]]}
+    cells = rotated(launcher, FRAMEWORKS)
+    libraries, others = FRAMEWORKS.index("lightning"), FRAMEWORKS.index("pyg")
+    # Lightning, Accelerate and Transformers know their launcher; the others find their rank as the first does.
+    few = [cells[0], *cells[libraries:others]]
+    parts = {"torch": cells[:libraries], "libraries": cells[libraries:], "few": few}
     check_all(launcher, 2, parts[which], tmp_path, 400)
 
 
