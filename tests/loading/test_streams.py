@@ -486,7 +486,7 @@ def test_what_a_stream_cannot_have_is_refused_with_what_to_do() -> None:
     with pytest.raises(ArgumentError, match="list of names"):
         rf.from_iterable([], ragged="tokens")
     with pytest.raises(ArgumentError, match="from_iterable"):
-        rf.Loader([1, 2, 3])
+        rf.Loader(iter([1, 2, 3]))  # type: ignore[arg-type]
 
 
 def test_factories_that_fail_say_so_in_the_first_batch() -> None:

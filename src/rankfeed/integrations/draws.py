@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed._util.validate import check_int
+from rankfeed._util.validate import check_bool, check_int, check_optional
 from rankfeed.plan import Key
 from rankfeed.plan.permutation import mix, permutation
 from rankfeed.plan.plan import Int64
@@ -35,10 +35,9 @@ class Draws:
         self, population: int, epoch_size: int | None = None, *, replacement: bool = True, seed: int = 0
     ) -> None:
         self.population = check_int("population", population, at_least=1)
-        self.num_samples = (
-            self.population if epoch_size is None else check_int("epoch_size", epoch_size, at_least=1)
-        )
-        self.replacement = bool(replacement)
+        size = check_optional(check_int, "epoch_size", epoch_size, at_least=1, at_most=2**62)
+        self.num_samples = self.population if size is None else size
+        self.replacement = check_bool("replacement", replacement)
         self.seed = check_int("seed", seed)
 
     @property

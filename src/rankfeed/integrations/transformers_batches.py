@@ -37,9 +37,9 @@ class PadTokens:
     """
 
     def __init__(self, *, pad_token_id: int = 0, causal: bool = False, pad_to: int = 1) -> None:
-        self.pad_token_id = check_int("pad_token_id", pad_token_id, at_least=0)
+        self.pad_token_id = check_int("pad_token_id", pad_token_id, at_least=0, at_most=2**63 - 1)
         self.causal = check_bool("causal", causal)
-        self.pad_to = check_int("pad_to", pad_to, at_least=1)
+        self.pad_to = check_int("pad_to", pad_to, at_least=1, at_most=2**31 - 1)
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """The batch, made anew."""
