@@ -262,7 +262,12 @@ class StreamLoader(Standing, Placed, AmongFrameworks):
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_workers": None, "_reading": None, "_stats": Stats()}  # what runs stays behind
+        return {
+            **super().__getstate__(),
+            "_workers": None,
+            "_reading": None,
+            "_stats": Stats(),
+        }  # what runs stays behind
 
 
 def _refuse(options: Mapping[str, Any]) -> None:
