@@ -53,7 +53,7 @@ class RankfeedError(Exception):
         self.remedy = remedy
         facts = {"expected": expected, "found": found, "where": where, "remedy": remedy}
         lines = [f"  {name}: {safe_str(value)}" for name, value in facts.items() if value is not None]
-        super().__init__(printable("\n".join([summary, *lines])))
+        super().__init__(printable("\n".join([self.summary, *lines])))
 
     def __reduce__(self) -> tuple[Callable[..., RankfeedError], tuple[Any, ...]]:
         # Errors travel from workers and other ranks by pickle; keyword arguments need help to survive that,

@@ -195,7 +195,7 @@ def _length(dataset: Any) -> int:
         raise SourceError("an iterable Dataset has no samples to pick", found=found, remedy=remedy)
     try:
         length = len(dataset)
-    except (TypeError, NotImplementedError) as error:
+    except Exception as error:  # of the user's __len__ anything
         raise SourceError("the Dataset has no length", found=found, remedy=remedy) from error
     if length < 1:
         raise SourceError("the Dataset is empty", found=found)

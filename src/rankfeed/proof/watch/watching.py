@@ -82,7 +82,7 @@ def watch(
         raise invalid("loader", "a rankfeed.Loader", loader)
     name = check_str("name", name)
     _check_options(to, every=every, all_ranks=all_ranks, log_dir=log_dir, port=port, host=host)
-    if to == "prometheus":
+    if isinstance(to, str) and to == "prometheus":
         watched = Watched(loader, name or "loader")
         endpoint = serve(watched, host or "127.0.0.1", _port(loader, PORT if port is None else port))
         return Watch(lambda: endpoint.leave(watched), endpoint.url)
