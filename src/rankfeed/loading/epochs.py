@@ -130,8 +130,8 @@ def _lost(loader: Any, epoch: int, done: int, found: str) -> StateError:
         expected=f"a loader that has delivered the {done} batches of epoch {epoch} that the Trainer has done",
         found=found,
         where=_rank(loader),
-        remedy=f"{_REMEDY}; instead of a checkpoint saved without it, of a stream or while a batch was in hand, take "
-        "one saved at the end of an epoch",
+        remedy=f"{_REMEDY}; instead of a checkpoint saved without it, of a stream or while a batch was in hand, "
+        "take one saved at the end of an epoch",
     )
 
 
