@@ -369,7 +369,7 @@ def test_a_stream_cannot_train_and_validate_at_the_same_time() -> None:
 
 @pytest.fixture(scope="module")
 def unchecked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Checkpoints of Trainers without LoaderCheck: in the middle of an epoch, with a batch in hand, of a stream."""
+    """Checkpoints of Trainers without LoaderCheck: in mid-epoch, with a batch in hand, of a stream."""
     found = {}
     for name, feed, options in (
         ("middle", loader(), {"every_n_train_steps": 3}),
@@ -417,7 +417,7 @@ def test_without_the_callback_no_epoch_is_cut_short(
         checkpoint = request.getfixturevalue(saved)
         trainer(check=False, **{limit: ends[limit]}).fit(model, loader(rows), ckpt_path=checkpoint)
     except StateError as error:
-        assert "LoaderCheck()" in str(error)
-        assert model.trained == []
+        if "LoaderCheck()" not in str(error) or model.trained:
+            raise
     else:
         assert model.trained == due

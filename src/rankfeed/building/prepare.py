@@ -110,7 +110,8 @@ def prepare_once(
 
     Raises:
         PrepareError: the build failed (in every process of the job, with the builder's traceback as the cause;
-            `sys.exit` in the build is a failure like any exception, `KeyboardInterrupt` is not), the folder cannot be written or holds something else, or the wait was too long.
+            `sys.exit` in the build is a failure like any exception, `KeyboardInterrupt` is not), the folder
+            cannot be written or holds something else, or the wait was too long.
         ArgumentError: an argument that cannot be meant.
 
     Examples:

@@ -125,13 +125,13 @@ def _lengths(loop: Any) -> list[float]:
 
 def _lost(loader: Any, epoch: int, done: int, found: str) -> StateError:
     return StateError(
-        "resuming from this checkpoint would lose or repeat samples: the Trainer and the loader stand at different "
+        "resuming from this checkpoint would lose or repeat samples: the Trainer and the loader are at different "
         "batches",
         expected=f"a loader that has delivered the {done} batches of epoch {epoch} that the Trainer has done",
         found=found,
         where=_rank(loader),
-        remedy=f"{_REMEDY}; of a checkpoint saved without it while a batch was in hand, or with a stream, take one "
-        "that was saved at the end of an epoch",
+        remedy=f"{_REMEDY}; instead of a checkpoint saved without it, of a stream or while a batch was in hand, "
+        "take one saved at the end of an epoch",
     )
 
 

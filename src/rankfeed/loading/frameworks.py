@@ -64,6 +64,6 @@ def refuse_if_passed_by(loader: Loader) -> None:
             expected="a loader that was passed to rankfeed.integrations.accelerate.accelerated",
             found="a rankfeed.Loader iterated directly",
             where=f"rank {topology.rank} of {topology.world_size}",
-            remedy="iterate accelerated(loader, accelerator), with checkpoint=False if its place need not be saved; "
-            "for a Trainer of Transformers use rankfeed.integrations.transformers.FeedMixin",
+            remedy="iterate accelerated(loader, accelerator), with checkpoint=False if its place need not be "
+            "saved; for a Trainer of Transformers use rankfeed.integrations.transformers.FeedMixin",
         )

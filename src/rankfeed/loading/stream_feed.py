@@ -71,7 +71,7 @@ class StreamFeed:
         try:
             yield from made_ahead(shares, pool, self._make, self._threads, self._depth)
         finally:
-            # A generator can only be closed where it is not running: by the thread that reads, after its last read.
+            # A running generator cannot be closed: the thread that reads does it, after its last read.
             self.reading = pool.close(last=self._reader.close)
             if self.reading is not None and wait([self.reading], _CLOSE_WAIT).done:
                 self.reading.result()

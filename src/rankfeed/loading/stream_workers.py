@@ -104,7 +104,7 @@ class ProcessMake:
             self._idle.put(index)
 
     def close(self, exiting: Callable[[], bool] = sys.is_finalizing) -> None:
-        """End the workers, in whatever they are doing; at the interpreter's exit multiprocessing has ended them."""
+        """End the workers, in whatever they are doing; at exit multiprocessing has ended them already."""
         if exiting() or self._crew.closed or not self.ours:
             return
         self._crew.closed = True
