@@ -33,17 +33,21 @@ START_PROCESSES = {
 }
 
 # No deadlines: how long an example took on a shared machine says nothing about the code.
+settings.register_profile("quick", deadline=None, max_examples=40)
 settings.register_profile("default", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.register_profile("soak", deadline=None, max_examples=5_000, suppress_health_check=[HealthCheck.too_slow])
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose the hypothesis profile: the same examples every time in CI, many more in a soak."""
-    if config.getoption("markexpr", "") == "soak":
+    """Choose the hypothesis profile: the same examples every time in CI, more in a soak, fewer in `make test`."""
+    marks = config.getoption("markexpr", "")
+    if marks == "soak":
         settings.load_profile("soak")
     elif os.environ.get("CI"):
         settings.load_profile("ci")
+    elif "not slow" in marks:
+        settings.load_profile("quick")
     else:
         settings.load_profile("default")
 

@@ -25,7 +25,7 @@ SCRIPT = Path(__file__).parent / "hint_job.py"
 #: Seconds in which a job has to end: far more than it takes, and far less than an hour.
 HANG = 100
 FAILED = "preparing the data failed: KeyError: 'no such column'"
-KINDS = ("torchrun", "openmpi", "mpich")
+KINDS = [pytest.param("torchrun", marks=pytest.mark.slow), "openmpi", "mpich"]
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -92,7 +92,7 @@ def test_a_forked_child_leaves_its_parent_s_connections_alone(out: Path) -> None
     assert builds(out / "forked") == Counter({"0-": 1})
 
 
-@pytest.mark.parametrize("kind", [pytest.param("torchrun", marks=pytest.mark.slow), "openmpi", "mpich"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_another_job_builds_is_found_without_a_hint(kind: str, tmp_path: Path) -> None:
     log, out = tmp_path / "log", tmp_path / "out" / "another_job"
     command = command_of(kind, tmp_path, tmp_path / "out", 3, "another_job")

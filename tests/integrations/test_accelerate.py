@@ -40,6 +40,7 @@ def seen(passes: list[dict[str, Any]]) -> Counter[int]:
     return Counter(i for each in passes for step in each["ids"] for i in step)
 
 
+@pytest.mark.slow
 def test_each_sample_once_in_equal_steps_however_accelerate_would_share_batches_out(tmp_path: Path) -> None:
     ranks = run(2, tmp_path, "epochs")
     for cell in zip(*ranks, strict=True):

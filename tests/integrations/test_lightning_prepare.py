@@ -32,6 +32,7 @@ def builds(out: Path) -> Counter[str]:
     return Counter(path.name.removeprefix("built-").partition("@")[0] for path in out.glob("built-*"))
 
 
+@pytest.mark.slow
 def test_every_rank_of_a_trainer_gets_what_was_built_once(tmp_path: Path) -> None:
     run(command(tmp_path), tmp_path / "log", HANG)
     assert outcomes(tmp_path / "out") == {
