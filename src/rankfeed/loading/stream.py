@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import msgspec
 
+from rankfeed.columns import Field
 from rankfeed.errors import ArgumentError, StateError, StreamError, describe_error, safe_str
 from rankfeed.sources.source import Declared
 
@@ -39,6 +40,7 @@ class Stream:
     Attributes:
         sharded: whether each rank has a stream of its own, its share; else all ranks read the same one.
         declared: fields that are ragged, whatever the first batch shows.
+        fields: these by name.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Stream:
         self._asks = _asks(self._factory)
         self.sharded = "shard" in self._asks
         self.declared = Declared("the stream", "from_iterable(factory", None, Declared.names(ragged))
+        self.fields = {name: Field("ragged") for name in self.declared.ragged}
         #: An iterator that was handed out cannot be begun again.
         self._given: object = None
 
