@@ -80,6 +80,7 @@ class Wrapped(Source):
     """A map-style Dataset's own samples, whatever they are, read by the user's own code."""
 
     runs_user_code = True
+    as_dicts = False
     fields: Mapping[str, Field] = {"": Field("object")}  # type: ignore[assignment]
     fingerprint = "w"  # type: ignore[assignment]
 

@@ -11,6 +11,7 @@ from tests.loading.feeds import ENGINES, NAMES, Memory, Pair, Pairs, Tuples, Wra
 
 from rankfeed import errors
 from rankfeed.columns import Columns
+from rankfeed.columns.layout import layout_of
 from rankfeed.loading import Loader
 from rankfeed.loading.collate import collate, collate_samples
 from rankfeed.loading.state import save
@@ -230,9 +231,15 @@ def test_transformed_samples_may_hold_tensors_numbers_lists_and_strings() -> Non
     assert batch["ragged_lengths"].tolist() == [each + 1 for each in batch["id"].tolist()]
 
 
-def test_a_tensor_that_numpy_cannot_hold_is_named() -> None:
-    with pytest.raises(errors.TransformError, match="'y'"):
-        next(iter(feed(transform=lambda sample: {"y": torch.ones(2, dtype=torch.bfloat16)})))
+def test_a_tensor_that_numpy_cannot_hold_is_stacked_by_torch_or_named() -> None:
+    batch = next(iter(feed(transform=lambda sample: {"y": torch.ones(2, dtype=torch.bfloat16)})))
+    assert (batch["y"].dtype, batch["y"].shape) == (torch.bfloat16, (4, 2))
+
+    def changing(sample: dict[str, Any]) -> dict[str, Any]:
+        return {"y": torch.ones(2, dtype=torch.float32 if sample["y"] == 10 else torch.bfloat16)}
+
+    with pytest.raises(errors.TransformError, match=r"'y', sample 1,[\s\S]*"):
+        list(feed(transform=changing))
 
 
 def test_a_column_that_is_ragged_stays_ragged_where_a_batch_happens_to_be_even() -> None:
@@ -240,16 +247,20 @@ def test_a_column_that_is_ragged_stays_ragged_where_a_batch_happens_to_be_even()
     assert "x_lengths" in batch
 
 
-def test_a_batch_of_tuples_that_cannot_be_stacked_is_an_error_that_names_the_step() -> None:
+def test_a_ragged_element_of_a_tuple_has_its_lengths_in_its_place() -> None:
     ragged = Wrapped([(torch.ones(each), each) for each in range(1, 5)])
-    with pytest.raises(errors.TransformError, match=r"(?s)could not be collated.*step 0"):
-        next(iter(Loader(ragged, 2, topology=Topology())))
+    (padded, lengths), numbers = next(iter(Loader(ragged, 2, topology=Topology())))
+    assert (padded.tolist(), lengths.tolist(), numbers.tolist()) == ([[1, 0], [1, 1]], [1, 2], [1, 2])
 
 
 def test_collate_of_plain_samples_follows_torch() -> None:
-    assert collate_samples([1, 2]).tolist() == [1, 2]
-    assert collate_samples(["a", "b"]) == ["a", "b"]
-    assert collate_samples([{"a": (1, 2)}, {"a": (3, 4)}])["a"][1].tolist() == [2, 4]
+    def collated(samples: list[Any]) -> Any:
+        return collate_samples(samples, layout_of(samples))[0]
+
+    assert collated([1, 2]).tolist() == [1, 2]
+    assert collated(["a", "b"]) == ["a", "b"]
+    assert collated([{"a": (1, "x")}, {"a": (3, "y")}])["a"][0].tolist() == [1, 3]
+    assert [part.tolist() for part in collated([[torch.ones(1), 2], [torch.zeros(1), 4]])] == [[[1], [0]], [2, 4]]
 
 
 def test_all_rows_may_be_empty() -> None:

@@ -44,7 +44,15 @@ def test_ranks_over_gloo_take_equal_steps_and_hear_of_each_others_errors(tmp_pat
     for rank in (0, 2):
         assert "the stream of rank 1 failed, so all ranks stop" in found[rank]["failing"]
         assert "ValueError: a broken shard" in found[rank]["failing"]
+    lists = {"x": "torch.float64, 2", "x_lengths": "torch.int64, 1", "valid": "torch.bool, 1"}
     for rank in range(RANKS):
+        assert found[rank]["fields, workers"] == [lists] * 3, "agreed on before the first batch"
+        assert "int64" in found[rank]["fields"]
+        assert "float64" in found[rank]["fields"]
+        assert "values of field 'x' differ in type" in found[rank]["no fields"]
+        assert "field 'x'" in found[rank]["no fields on one"]
+        assert "float64" in found[rank]["late"]
+        assert "rank 1, epoch 0, step 3" in found[rank]["late"]
         assert "the ranks read different streams" in found[rank]["differing"]
         assert "yielded nothing" in found[rank]["used up"]
         assert "the ranks do not begin at one place" in found[rank]["other batch size"]

@@ -315,7 +315,8 @@ def test_samples_are_collated_as_those_of_a_dataset() -> None:
         assert content(ours) == content(theirs)
     nested = [{"x": number, "meta": {"y": [number, 1]}} for number in range(4)]
     (batch,) = rf.Loader(rf.from_iterable(nested), 4, tail="pad")
-    assert content(batch["meta"]["y"][0]) == ("torch.int64", [0, 1, 2, 3])
+    assert content(batch["meta"]["y"]) == ("torch.int64", [[0, 1], [1, 1], [2, 1], [3, 1]])
+    assert batch["meta"]["y_lengths"].tolist() == [2] * 4, "lists are ragged"
     assert batch["valid"].all()
     same = [{"t": [1, 2]}, {"t": [3, 4]}]
     (batch,) = rf.Loader(rf.from_iterable(same, ragged=["t"]), 2)

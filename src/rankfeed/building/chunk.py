@@ -69,11 +69,11 @@ def chunk_of(columns: Columns, where: str) -> Chunk:
     Raises:
         PackError: a column cannot be stored; names it.
     """
-    if "" in columns:
-        values = columns[""].rows()
+    if not columns.as_dicts:
+        values = columns.samples()
         if not all(isinstance(value, dict) for value in values):
             raise not_a_dict(values, where)
-        columns = columns_of(list(values), where)
+        columns = columns_of(values, where)
     if not columns:
         raise PackError("samples without fields cannot be packed", where=where)
     fields, stored = {}, {}
@@ -95,7 +95,7 @@ def columns_of(samples: list[dict[str, Any]], where: str) -> Columns:
             f"cannot be packed: {error.summary}",
             expected=error.expected,
             found=error.found,
-            where=where,
+            where=f"{where}, {error.where}" if error.where else where,
             remedy=error.remedy,
         ) from error
 

@@ -15,13 +15,11 @@ from rankfeed.building.chunk import (
     chunk_of,
     columns_of,
     concatenated,
-    digits_lost,
     join_fields,
     not_a_dict,
-    survives,
 )
 from rankfeed.building.mapping import Mapped
-from rankfeed.columns import as_array
+from rankfeed.columns import Columns, as_array
 from rankfeed.errors import ArgumentError, PackError, RankfeedError
 from rankfeed.plan import Plan
 from rankfeed.sources import Source
@@ -74,13 +72,14 @@ def stretches(
     read = made = seen = 0
     for first in sorted({size * number // looks // unit * unit for number in range(looks)}):
         ids = np.arange(first, min(first + unit, size), dtype=np.int64)
-        columns = source.fetch(ids)
-        step()
         seen += len(ids)
         if mapped is None:
-            read += chunk_of(columns, f"row {first}").nbytes
+            read += _chunk(source, ids, f"row {first}").nbytes
+            step()
             made = read
         else:
+            columns = source.fetch(ids) if source.declared is None else Columns.of_objects(source.samples(ids))
+            step()
             read += sum(int(getattr(column, "nbytes", 0)) for column in columns.values())
             rows = mapped.rows(_stepping(zip(ids.tolist(), columns.samples(), strict=True), step))
             for chunk in chunks_of_rows(rows, shard_bytes, "mapped sample"):
@@ -138,9 +137,7 @@ def chunks_of_range(
     """
     if mapped is not None:
         samples = (
-            pair
-            for ids in _ids(*cut, plan)
-            for pair in zip(ids.tolist(), source.fetch(ids).samples(), strict=True)
+            pair for ids in _ids(*cut, plan) for pair in zip(ids.tolist(), source.samples(ids), strict=True)
         )
         for chunk in chunks_of_rows(mapped.rows(_stepping(samples, step)), shard_bytes, "mapped sample"):
             step()
@@ -151,8 +148,16 @@ def chunks_of_range(
             where = f"{len(ids)} rows in shuffled order"
         else:
             where = f"row {ids[0]}" if len(ids) == 1 else f"rows {ids[0]} to {ids[-1]}"
-        yield chunk_of(source.fetch(ids), where)
+        yield _chunk(source, ids, where)
         step()
+
+
+def _chunk(source: Source, ids: Int64, where: str) -> Chunk:
+    """Some rows of a source. Those of a wrapped Dataset are laid out as they ask, not as a few of them do."""
+    if source.declared is None:
+        return chunk_of(source.fetch(ids), where)
+    rows = zip(ids.tolist(), source.samples(ids), strict=True)
+    return concatenated(list(chunks_of_rows(rows, _BATCH_BYTES * _BATCH_ROWS, "row")))
 
 
 def _stepping(samples: Iterable[tuple[int, Any]], step: Callable[[], object]) -> Iterator[tuple[int, Any]]:
@@ -226,7 +231,9 @@ def _value(name: str, value: Any, where: str) -> Any:
     if isinstance(value, (bytearray, memoryview)):
         return bytes(value)
     try:
-        return as_array(name, value)
+        array = as_array(name, value)
+        # An empty list goes with any type: of all, bool gives way to every other.
+        return array.astype(np.bool_) if isinstance(value, list) and not array.size else array
     except ArgumentError as error:
         raise PackError(
             f"cannot be packed: {error.summary}",
@@ -240,16 +247,6 @@ def _batch(numbered: list[tuple[int, dict[str, Any]]], what: str) -> Chunk:
     samples = [sample for _, sample in numbered]
     where = f"{what}s {numbered[0][0]} to {numbered[-1][0]}"
     try:
-        for name in samples[0]:
-            # numpy would let int64 and uint64 meet in float64, where digits are lost; or one of them and a float.
-            arrays = [sample[name] for sample in samples if hasattr(sample.get(name), "dtype")]
-            kinds = {array.dtype for array in arrays}
-            if len(kinds) > 1:
-                dtype = np.result_type(*kinds)
-                if dtype.kind == "f" and all(kind.kind in "iu" for kind in kinds):
-                    raise PackError("signed and unsigned 64-bit numbers do not fit into one column", where=where)
-                if not all(survives(array, dtype) for array in arrays):
-                    raise digits_lost(f"{where}, field {name!r}")
         return chunk_of(columns_of(samples, where), where)
     except PackError:
         # Which row was it? The first that does not go with the first of all.

@@ -1,14 +1,17 @@
 """What a batch is made of: dense, ragged and bytes columns, and buffers that are used again."""
 
+from rankfeed.columns.arrays import as_array
 from rankfeed.columns.buffers import BufferPool, keep_heap
 from rankfeed.columns.column import Allocate, Bytes, Column, Dense, Objects, Ragged
-from rankfeed.columns.columns import Columns, as_array, column_of
+from rankfeed.columns.columns import Columns, column_of
 from rankfeed.columns.field import Field, Kind
+from rankfeed.columns.layout import Branch, Layout, Leaf, Mismatch
 from rankfeed.columns.parts import Rows, Runs
 from rankfeed.columns.stored import Stored, Unreadable, column_of_parts
 
 __all__ = [
     "Allocate",
+    "Branch",
     "BufferPool",
     "Bytes",
     "Column",
@@ -16,6 +19,9 @@ __all__ = [
     "Dense",
     "Field",
     "Kind",
+    "Layout",
+    "Leaf",
+    "Mismatch",
     "Objects",
     "Ragged",
     "Rows",

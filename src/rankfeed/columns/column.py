@@ -230,9 +230,9 @@ class Bytes(_Segmented):
         return Field("str" if self.text else "bytes")
 
     @classmethod
-    def of(cls, rows: Sequence[bytes] | Sequence[str]) -> Bytes:
-        """A column of byte strings, or of texts."""
-        text = bool(rows) and isinstance(rows[0], str)
+    def of(cls, rows: Sequence[bytes] | Sequence[str], *, text: bool | None = None) -> Bytes:
+        """A column of byte strings, or of texts; which, the first row says if nobody does."""
+        text = bool(rows) and isinstance(rows[0], str) if text is None else text
         encoded = [row.encode() if isinstance(row, str) else row for row in rows]
         lengths = np.array([len(row) for row in encoded], np.int64)
         values = np.frombuffer(b"".join(encoded), np.uint8)

@@ -6,10 +6,11 @@ from collections.abc import ItemsView, Iterator, Mapping, Sequence, ValuesView
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from rankfeed.columns.arrays import as_array
 from rankfeed.columns.column import Bytes, Column, Dense, Objects, Ragged
 from rankfeed.columns.field import Field
+from rankfeed.columns.layout import fitted, flat_fields, layout_of, leaf_of, mismatch_of_keys, settled
 from rankfeed.errors import ArgumentError
 
 
@@ -22,9 +23,15 @@ class Columns(Mapping[str, Column]):
         (array([1., 2.]), 'b')
     """
 
-    def __init__(self, columns: Mapping[str, Column], num_rows: int) -> None:
+    def __init__(self, columns: Mapping[str, Column], num_rows: int, *, as_dicts: bool = True) -> None:
         self._columns = dict(columns)
         self.num_rows = num_rows
+        self.as_dicts = as_dicts
+
+    @classmethod
+    def of_objects(cls, samples: Sequence[Any]) -> Columns:
+        """Samples that are no dicts of columns, in one column named "" that ``as_dicts`` tells from others."""
+        return cls({"": Objects(samples)}, len(samples), as_dicts=False)
 
     @classmethod
     def from_samples(
@@ -34,16 +41,18 @@ class Columns(Mapping[str, Column]):
 
         Args:
             samples: dicts of numbers, strings, bytes, arrays, tensors, (nested) lists of numbers.
-            fields: kinds that are known already. A field known to be ragged stays so where a batch's rows
-                happen to be of one length.
+            fields: what is known already of some of them, and stays so: values are converted without loss. One
+                that is ragged without a dtype has the type that the values have in common.
 
         Raises:
-            ArgumentError: keys differ, or a value has no place in a column; names the field.
+            Mismatch: keys differ, or a value does not fit its column; names the field, and has the sample's row.
         """
         names = list(samples[0]) if samples else []
-        for sample in samples:
+        for row, sample in enumerate(samples):
             if sample.keys() != samples[0].keys():
-                raise ArgumentError("samples of one batch have different keys", expected=names, found=list(sample))
+                missing = [name for name in names if name not in sample]
+                extra = [name for name in sample if name not in samples[0]]
+                raise mismatch_of_keys(dict, names, missing, extra, ()).at(row)
         known = fields or {}
         columns = {name: column_of(name, [sample[name] for sample in samples], known.get(name)) for name in names}
         return cls(columns, len(samples))
@@ -64,8 +73,10 @@ class Columns(Mapping[str, Column]):
     def values(self) -> ValuesView[Column]:
         return self._columns.values()
 
-    def samples(self) -> list[dict[str, Any]]:
-        """Each row as a dict of its own."""
+    def samples(self) -> list[Any]:
+        """Each row by itself: a dict, unless samples are something else."""
+        if not self.as_dicts:
+            return list(self._columns[""].rows())
         rows = [column.rows() for column in self._columns.values()]
         if not rows:
             return [{} for _ in range(self.num_rows)]
@@ -75,61 +86,27 @@ class Columns(Mapping[str, Column]):
 def column_of(name: str, values: Sequence[Any], field: Field | None = None) -> Column:
     """The column that holds these values.
 
-    Raises:
-        ArgumentError: they have nothing in common, or are objects that no column holds.
-    """
-    first = values[0]
-    for kind in (bytes, str):
-        if isinstance(first, kind):
-            if not all(isinstance(value, kind) for value in values):
-                raise _mixture(name, values)
-            return Bytes.of(values)
-    if field is not None and field.kind == "object":
-        return Objects(values)
-    arrays = [as_array(name, value) for value in values]
-    shapes = {array.shape for array in arrays}
-    if len({array.shape[1:] for array in arrays}) > 1 or len({array.ndim for array in arrays}) > 1:
-        raise ArgumentError(
-            f"rows of {name!r} differ in more than their first dimension",
-            found=", ".join(map(str, sorted(shapes)[:4])),
-            remedy="store them flat with a column for the shape, or as bytes",
-        )
-    dtype = np.result_type(*{array.dtype for array in arrays})
-    ragged = len(shapes) > 1 or (field is not None and field.kind == "ragged" and arrays[0].ndim > 0)
-    if ragged:
-        return Ragged.of([array.astype(dtype, copy=False) for array in arrays])
-    return Dense.of(np.stack(arrays, dtype=dtype))
-
-
-def as_array(name: str, value: Any) -> npt.NDArray[Any]:
-    """A number, array, tensor or list of numbers as a numeric array.
+    Args:
+        name: for errors.
+        values: at least one.
+        field: what the column holds; None for what the values have in common.
 
     Raises:
-        ArgumentError: it is none of these: None, an object array, a mixture.
+        Mismatch: they have nothing in common, do not fit the field, or are objects that no column holds.
     """
-    if hasattr(value, "detach"):  # a torch tensor, without importing torch to find out
-        try:
-            value = value.detach().cpu().numpy()
-        except (TypeError, RuntimeError) as error:  # bfloat16, sparse, nested
-            raise ArgumentError(
-                f"{name!r} is a tensor that numpy cannot hold",
-                found=f"{getattr(value, 'dtype', type(value).__name__)}: {error}",
-                remedy="turn it into a dense tensor of a type that numpy has, or give a collate_fn",
-            ) from error
-    try:
-        array = np.asarray(value)
-    except ValueError:
-        array = np.empty(0, object)
-    if array.dtype.kind not in "biufc":
-        what = f"{type(value).__name__} of dtype {array.dtype}"
-        raise ArgumentError(
-            f"{name!r} is not a number, string, bytes or numeric array",
-            found=what if hasattr(value, "dtype") else f"{type(value).__name__}: {value!r:.60}",
-            remedy="turn it into one of these; objects are not stored, since reading them back would run code",
-        )
-    return array.astype(array.dtype.newbyteorder("="), copy=False)
-
-
-def _mixture(name: str, values: Sequence[Any]) -> ArgumentError:
-    kinds = sorted({type(value).__name__ for value in values})
-    return ArgumentError(f"values of {name!r} are of different kinds", found=", ".join(kinds))
+    if field is None or (field.kind in ("dense", "ragged") and not field.dtype):
+        known = None if field is None else {name: field}
+        layout = settled(layout_of([{name: value} for value in values], known))
+        found = flat_fields(layout)
+        if found is None:
+            as_array(name, values[0])  # says what is wrong with most of them
+            raise ArgumentError(f"{name!r} is not a number, string, bytes or numeric array")
+        field = found[name]
+    rows: Any = fitted(values, leaf_of(field), (name,))
+    if field.kind == "object":
+        return Objects(rows)
+    if field.kind in ("bytes", "str"):
+        return Bytes.of(rows, text=field.kind == "str")
+    if field.kind == "ragged":
+        return Ragged.of(rows)
+    return Dense.of(rows if isinstance(rows, np.ndarray) else np.stack(rows))

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+
+from rankfeed.errors import ArgumentError
+
+#: "float32[*, 64]": a type, and dimensions of which the first may be "*".
+_SPEC = re.compile(r"(?P<dtype>[a-z]+\d*)(\[(?P<dims>(\*|\d+)(, *\d+)*)\])?")
 
 Kind = Literal["dense", "ragged", "bytes", "str", "object"]
 
@@ -28,6 +34,46 @@ class Field:
     kind: Kind
     dtype: str = ""
     shape: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, spec: str | Field) -> Field:
+        """A field from its text, as ``str`` writes it and `rankfeed inspect` shows it.
+
+        Args:
+            spec: numpy's name of a type, and the shape of a row where it has one: "int64", "float32[3, 32, 32]";
+                "*" for a first dimension that differs: "float32[*, 64]". Or "str", "bytes", "object".
+
+        Raises:
+            ArgumentError: it is none of these.
+
+        Examples:
+            >>> Field.of("float32[*, 64]")
+            Field(kind='ragged', dtype='float32', shape=(64,))
+        """
+        if isinstance(spec, Field):
+            return spec
+        if spec in ("bytes", "str", "object"):
+            return cls(spec)  # type: ignore[arg-type]
+        text: object = spec
+        found = _SPEC.fullmatch(text) if isinstance(text, str) else None
+        try:
+            dtype = np.dtype(found["dtype"]) if found else None
+        except TypeError:
+            dtype = None
+        if (
+            found is None
+            or dtype is None
+            or dtype.kind not in "biufc"
+            or dtype.itemsize > 8 << (dtype.kind == "c")
+        ):
+            raise ArgumentError(
+                "this is no type of a field",
+                expected='"int64", "float32[3, 32]", "float32[*, 64]" (a first dimension that differs), "str"',
+                found=repr(spec),
+            )
+        dims = [dim.strip() for dim in (found["dims"] or "").split(",") if dim.strip()]
+        ragged = dims[:1] == ["*"]
+        return cls("ragged" if ragged else "dense", dtype.name, tuple(map(int, dims[ragged:])))
 
     def row_bytes(self, elements: int = 1) -> int:
         """Bytes of a row (of a ragged one with that many elements)."""

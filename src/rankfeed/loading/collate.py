@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
 
 from rankfeed._util.validate import check_choice, check_int
-from rankfeed.columns import Allocate, Bytes, Columns, Dense, Ragged, keep_heap
+from rankfeed.columns import Allocate, Bytes, Columns, Dense, Layout, Leaf, Ragged, keep_heap
+from rankfeed.columns.layout import Mismatch, Path, dotted, fitted, mapped
 from rankfeed.errors import ArgumentError
 
 RaggedAs = Literal["pad", "nested", "list"]
+#: What a loader yields, unless samples are tuples or a ``collate_fn`` makes something else of them.
+Batch = dict[str, torch.Tensor | list[Any]]
+#: Bytes of padding, and of all in padded columns.
+Padding = tuple[int, int]
 
 
 def check_ragged(ragged: object, pad_to: object = 1) -> tuple[RaggedAs, int]:
@@ -55,11 +60,7 @@ def collate(
         elif isinstance(column, Ragged):
             if ragged == "pad":
                 if f"{name}_lengths" in columns:
-                    raise ArgumentError(
-                        "the loader would add a column whose name is taken",
-                        found=repr(f"{name}_lengths"),
-                        remedy='rename that column, or take ragged="list"',
-                    )
+                    raise _taken(f"{name}_lengths")
                 batch[name] = torch.from_numpy(column.pad(allocate, multiple=pad_to))
                 batch[f"{name}_lengths"] = torch.from_numpy(column.lengths.copy())
             else:
@@ -73,20 +74,108 @@ def collate(
     return batch
 
 
-def collate_samples(samples: Sequence[Any]) -> Any:
-    """A batch out of samples that are no dicts of columns, as torch does it; but tuples stay tuples.
+def collate_samples(
+    samples: Sequence[Any],
+    layout: Layout,
+    ragged: RaggedAs = "pad",
+    allocate: Allocate = np.empty,
+    *,
+    pad_to: int = 1,
+) -> tuple[Any, Padding]:
+    """A batch of samples one by one, of a wrapped Dataset, a transform or a stream: dicts, tuples, whatever.
+
+    Args:
+        samples: at least one.
+        layout: what they hold, the same for all batches.
+        ragged: as of `collate`; under "pad" a ragged field of a dict has its lengths beside it, one of a tuple or
+            list is a tuple of both.
+        allocate: makes room for the tensors.
+        pad_to: the longest is rounded up to a multiple of so many.
+
+    Returns:
+        the batch, and bytes of padding and of all in padded fields.
+
+    Raises:
+        Mismatch: a sample does not fit the layout; ``row`` says which.
+        ArgumentError: lengths would take the name of another field.
 
     Examples:
-        >>> collate_samples([(1, "a"), (2, "b")])
-        (tensor([1, 2]), ['a', 'b'])
+        >>> from rankfeed.columns.layout import layout_of
+        >>> samples = [(1, "a", [5, 6]), (2, "b", [])]
+        >>> collate_samples(samples, layout_of(samples))[0]
+        (tensor([1, 2]), ['a', 'b'], (tensor([[5, 6],
+                [0, 0]]), tensor([2, 0])))
     """
-    first = samples[0]
-    if isinstance(first, tuple):
-        fields = [collate_samples(field) for field in zip(*samples, strict=True)]
-        return type(first)(*fields) if hasattr(first, "_fields") else tuple(fields)
-    if isinstance(first, dict):
-        return {name: collate_samples([sample[name] for sample in samples]) for name in first}
-    return torch.utils.data.default_collate(list(samples))
+    waste = total = 0
+
+    def tensors(leaf: Leaf, path: Path, values: Sequence[Any]) -> Any:
+        nonlocal waste, total
+        rows: Any = fitted(values, leaf, path)
+        if leaf.how == "torch":
+            return torch.utils.data.default_collate(list(rows))
+        if leaf.how == "arrays":
+            return [torch.from_numpy(np.array(row)) for row in rows]
+        if leaf.how != "tensor":
+            return list(rows)
+        field = leaf.field
+        if field.kind == "dense":
+            if isinstance(rows, np.ndarray):
+                return torch.from_numpy(rows)
+            return torch.from_numpy(np.stack(rows, out=allocate((len(rows), *field.shape), np.dtype(field.dtype))))
+        column = Ragged.of(rows)
+        if ragged == "list":
+            return [torch.from_numpy(np.array(row)) for row in rows]
+        if ragged == "nested":
+            return _jagged(*column.compact(allocate))
+        padded = column.pad(allocate, multiple=pad_to)
+        total += padded.nbytes
+        waste += padded.nbytes - column.nbytes
+        return _Padded(torch.from_numpy(padded), torch.from_numpy(column.lengths))
+
+    return _with_lengths(mapped(samples, layout, tensors), layout), (waste, total)
+
+
+def check_collated(leaf: Leaf, path: Path, values: Sequence[Any]) -> None:
+    """Raise Mismatch if these are values that nothing collates: ``None``, an object."""
+    if leaf.how != "torch":
+        return
+    for row, value in enumerate(values):
+        try:
+            torch.utils.data.default_collate([value])
+        except Exception as error:
+            summary = f"field {dotted(path)!r} cannot be collated" if path else "samples cannot be collated"
+            expected, found = "numbers, arrays, tensors, text, or lists or dicts of these", type(value).__name__
+            raise Mismatch.of(summary, path, "value", expected=expected, found=found, row=row) from error
+
+
+class _Padded(NamedTuple):
+    values: torch.Tensor
+    lengths: torch.Tensor
+
+
+def _with_lengths(batch: Any, layout: Layout) -> Any:
+    """The batch with the lengths of padded fields beside them."""
+    if isinstance(layout, Leaf):
+        return tuple(batch) if isinstance(batch, _Padded) else batch
+    if layout.kind is not dict:
+        parts = [_with_lengths(value, part) for value, part in zip(batch, layout.parts.values(), strict=True)]
+        return layout.kind(*parts) if hasattr(layout.kind, "_fields") else layout.kind(parts)
+    found: dict[Any, Any] = {}
+    for name, part in layout.parts.items():
+        found[name] = _with_lengths(batch[name], part)
+        if isinstance(batch[name], _Padded):
+            if f"{name}_lengths" in batch:
+                raise _taken(f"{name}_lengths")
+            found[name], found[f"{name}_lengths"] = batch[name]
+    return found
+
+
+def _taken(name: str) -> ArgumentError:
+    return ArgumentError(
+        "the loader would add a column whose name is taken",
+        found=repr(name),
+        remedy='rename that column, or take ragged="list"',
+    )
 
 
 def _jagged(values: np.ndarray[Any, Any], offsets: np.ndarray[Any, Any]) -> torch.Tensor:

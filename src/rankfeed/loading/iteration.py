@@ -63,6 +63,7 @@ class Iteration:
         return batch
 
     def _begin(self) -> None:
+        self._loader._maker.fix_layout()  # before the first batch, in the process that iterates
         schedule = self._loader._begin(self._turn)
         if schedule is not None:
             self._schedule, self._made = schedule, self._loader._run(schedule)

@@ -14,7 +14,7 @@ from rankfeed._util.validate import check_choice, check_instance, check_optional
 from rankfeed.errors import ArgumentError
 from rankfeed.loading import audit as proof
 from rankfeed.loading import state as states
-from rankfeed.loading.collate import RaggedAs, check_ragged
+from rankfeed.loading.collate import Batch, RaggedAs, check_ragged
 from rankfeed.loading.device import device_of
 from rankfeed.loading.engine import Engine, InlineEngine, ThreadEngine
 from rankfeed.loading.frameworks import AmongFrameworks, refuse_if_passed_by
@@ -23,6 +23,7 @@ from rankfeed.loading.ledger import folder_of
 from rankfeed.loading.maker import Made, Maker
 from rankfeed.loading.options import (
     WorkerKind,
+    agreed_layout,
     check_batch_size,
     check_column_names,
     check_functions,
@@ -170,8 +171,11 @@ class Loader(Standing, Placed, AmongFrameworks):
                 expected=f"a plan of {len(source)} samples",
                 found=f"one of {self.plan.num_samples}",
             )
-        with kept_globals():  # a wrapped Dataset is asked for a few samples, which may draw random numbers
-            columns = check_column_names(source, columns, id_column, self.tail, ragged)
+        columns = check_column_names(source, columns, id_column, self.tail, ragged)
+        layout = None
+        if transform is None and collate_fn is None:
+            with kept_globals():  # wrapped Datasets are asked for a few samples, which may draw random numbers
+                layout = agreed_layout(source, columns)
         stride = max(1, self.num_workers) if self.worker_kind == "process" else 1
         self._maker = Maker(
             source=source,
@@ -186,6 +190,8 @@ class Loader(Standing, Placed, AmongFrameworks):
             seed_globals=self.num_workers == 0 or self.worker_kind == "process",
             ahead=_steps_ahead(source.looks_ahead, self.batch_size, stride),
             stride=stride,
+            layout=layout,
+            fixed=layout is not None,
         )
         self._engine: Engine | None = None
         self._stats = Stats()
@@ -194,7 +200,7 @@ class Loader(Standing, Placed, AmongFrameworks):
         """Steps of the epoch in hand: those done and those left."""
         return self._begun.steps + len(self._schedule())
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Batch]:
         refuse_if_passed_by(self)
         turn = self._next_turn()
         return Iteration(self, self._schedule(), turn)

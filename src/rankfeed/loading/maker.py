@@ -6,22 +6,25 @@ What a step's batch holds depends on nothing else, so any engine may make it, an
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from rankfeed.columns import Allocate, BufferPool, Columns, Ragged
+from rankfeed.columns import Allocate, BufferPool, Columns, Field, Layout, Mismatch, Ragged
+from rankfeed.columns.layout import dotted, flat_fields, is_unknown, layout_of, leaves, mapped, settled
 from rankfeed.errors import ArgumentError, RankfeedError, TransformError, safe_str
-from rankfeed.loading.collate import RaggedAs, collate, collate_samples
+from rankfeed.loading.collate import Padding, RaggedAs, check_collated, collate, collate_samples
+from rankfeed.loading.misfits import misfit
 from rankfeed.loading.randomness import kept_globals, seed_globals
 from rankfeed.plan import Schedule, Streams, wants_rng
 from rankfeed.sources import Source
 from rankfeed.sources.lookups import LOOKUPS
+from rankfeed.sources.probes import MORE_PROBES, PROBES, probe_ids
 
 Int64 = npt.NDArray[np.int64]
 
@@ -63,6 +66,8 @@ class Share:
         position: the epoch's count of samples before them.
         filled: whether rows of some rank only fill, or may.
         samples: of a stream, the samples themselves: there is nowhere to fetch them from.
+        layout: of a stream, what its batches hold, as all ranks agreed.
+        observes: whether what the samples hold is wanted (`Maker.observed`), not a batch of them.
     """
 
     step: int
@@ -73,6 +78,8 @@ class Share:
     position: int
     filled: bool
     samples: Sequence[Any] | None = None
+    layout: Layout | None = None
+    observes: bool = False
 
     @classmethod
     def of(cls, schedule: Schedule, step: int) -> Share:
@@ -102,6 +109,9 @@ class Maker:
             where threads share them.
         ahead: the source is told what the step after so many reads; a multiple of ``stride``.
         stride: a worker process makes one step in so many, and tells its own copy of the source of these alone.
+        layout: of the samples, once it is fixed (see `fix_layout`); None where batches are made of columns, by
+            ``collate_fn``, or by the source's own ``collate``.
+        fixed: whether the layout is.
     """
 
     source: Source
@@ -116,6 +126,8 @@ class Maker:
     seed_globals: bool
     ahead: int = 0
     stride: int = 1
+    layout: Layout | None = None
+    fixed: bool = False
     allocate: Allocate = field(default_factory=lambda: BufferPool().allocate)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -141,6 +153,10 @@ class Maker:
         Raises:
             TransformError, RankfeedError: as of :meth:`make`.
         """
+        if share.observes:
+            return Made(share.step, self.observed(share), share.ids, 0)
+        if not self.fixed and share.samples is None:
+            self.fix_layout()
         hits, lookups = LOOKUPS.so_far
         ids, valid, where = share.ids, share.valid, share.where
         padding = (0, 0)
@@ -149,12 +165,12 @@ class Maker:
             rows = self._rows(share)
             if seeded:
                 seed_globals(Streams("batch", self.seed, share.epoch).word(share.position))
+            batch: Any
             if isinstance(rows, Columns) and self.collate_fn is None:
-                batch: Any = self._tensors(rows, where)
+                batch = self._tensors(rows, where)
                 padding = _padding(rows, self.pad_to) if self.ragged == "pad" else (0, 0)
             else:
-                samples = rows.samples() if isinstance(rows, Columns) else rows
-                batch = self._collated(samples, where)
+                batch, padding = self._collated(self._samples(rows), share)
             self._add_columns(batch, ids, valid, where, filled=share.filled)
             if self.batch_transform is not None:
                 streams = Streams("batch", self.seed, share.epoch)
@@ -181,16 +197,135 @@ class Maker:
         functions = (self.transform, self.batch_transform, self.collate_fn)
         return self.source.runs_user_code or any(function is not None for function in functions)
 
+    @property
+    def _by_sample(self) -> bool:
+        """Whether a batch is made of samples one by one, whose fields have to be learned from some of them."""
+        if self.collate_fn is not None:
+            return False
+        if self.transform is not None or self.source.declared is not None:
+            return True
+        return self.source.collate is None and not self.source.as_dicts
+
+    def fix_layout(self) -> None:
+        """Learn the fields of all batches, once: from eight samples, evenly spaced, or from what is declared.
+
+        A pure function of the data and the seed, so that it finds the same on every rank and after every resume.
+        Samples that cannot be read are left to the steps that deliver them.
+
+        Raises:
+            RankfeedError: the samples have nothing in common, or none can be read.
+        """
+        if self.fixed or not self._by_sample:
+            self.fixed = True
+            return
+        declared = self.source.declared
+        if declared is not None and declared.layout is not None:
+            self.layout, self.fixed = declared.layout, True
+            return
+        for count in (PROBES, MORE_PROBES):
+            ids, samples = self._probed(probe_ids(len(self.source), count))
+            try:
+                layout = self.layout_of(samples)
+            except Mismatch as error:
+                if self.source.collate is not None:
+                    self.fixed = True
+                    return
+                raise misfit(self, error, f"sample {ids[error.row]}, read before the first step") from error
+            if not any(is_unknown(leaf) for _, leaf in leaves(layout)):
+                break
+        if self.source.collate is None or flat_fields(layout) is not None:
+            self.layout = settled(layout)
+        self.fixed = True
+
+    def layout_of(self, samples: Sequence[Any]) -> Layout:
+        """What samples that are read and transformed have in common.
+
+        Raises:
+            Mismatch: nothing; or torch cannot collate what numpy cannot hold.
+        """
+        layout = layout_of(samples, self._known, loose=self.ragged == "list")
+        arrays = [
+            dotted(path) for path, leaf in leaves(layout) if leaf.how == "arrays" or leaf.field.kind == "ragged"
+        ]
+        wrong = [
+            name for name in (self.source.declared.ragged if self.source.declared else ()) if name not in arrays
+        ]
+        if wrong:
+            found = ", ".join(f"{dotted(path)!r}: {leaf}" for path, leaf in leaves(layout))
+            raise Mismatch.of("ragged= names what is no array", (), "names", expected=wrong, found=found)
+        if self.source.collate is None:
+            mapped(samples, layout, check_collated)
+        return layout
+
+    @property
+    def _known(self) -> dict[str, Field]:
+        """Fields that are ragged, or objects, whatever some samples show."""
+        if self.source.declared is not None:
+            return {name: Field("ragged") for name in self.source.declared.ragged}
+        if not self.source.as_dicts:
+            return {}
+        return {name: field for name, field in self.source.fields.items() if field.kind in ("ragged", "object")}
+
+    def _probed(self, ids: Int64) -> tuple[list[int], list[Any]]:
+        """Samples read and transformed as in epoch 0, and their ids; those that raise left out, unless all do."""
+
+        def share(some: Int64) -> Share:
+            return Share(0, some, np.ones(len(some), np.bool_), 0, 0, 0, False)
+
+        if self.source.takes_batches:
+            found, samples, failed = self._tried([share(ids)])
+            if failed is None:
+                return found, samples
+        found, samples, failed = self._tried(share(ids[row : row + 1]) for row in range(len(ids)))
+        if failed is not None and not samples:
+            raise failed
+        return found, samples
+
+    def observed(self, share: Share) -> Layout | RankfeedError | None:
+        """What the samples of a stream's share hold, transformed; what is wrong with them; None if there are none.
+
+        Samples that the transform fails on are left to the batch that they are in.
+        """
+        given = share.samples or ()
+        ids, samples, _ = self._tried(
+            replace(share, ids=share.ids[row : row + 1], samples=given[row : row + 1]) for row in range(len(given))
+        )
+        try:
+            return self.layout_of(samples) if samples else None
+        except Mismatch as error:
+            return misfit(self, error, f"sample {ids[error.row]}, {share.where}")
+
+    def _tried(self, shares: Iterable[Share]) -> tuple[list[int], list[Any], Exception | None]:
+        """The samples of shares, transformed, with no effect on what is drawn later; and the first error."""
+        trial = replace(self, seed_globals=True)
+        found: list[int] = []
+        samples: list[Any] = []
+        failed: Exception | None = None
+        with kept_globals():
+            for share in shares:
+                try:
+                    samples += trial._samples(trial._rows(share))
+                    found += share.ids.tolist()
+                except Exception as error:
+                    failed = failed or error
+        return found, samples, failed
+
     def _rows(self, share: Share) -> Columns | Sequence[Any]:
-        """The samples of a batch, transformed: as columns where they have some."""
-        ids, epoch, where = share.ids, share.epoch, share.where
-        rows = self._read(ids, epoch) if share.samples is None else share.samples
-        if self.transform is None:
-            return rows if share.samples is None else self._given(share.samples)
-        streams = Streams("sample", self.seed, epoch)
-        transform, with_rng = self.transform, wants_rng(self.transform)
+        """The samples of a batch, transformed; as columns where the source has them."""
+        rows = self._read(share.ids, share.epoch) if share.samples is None else share.samples
+        return rows if self.transform is None else self.transformed(self._samples(rows), share)
+
+    def transformed(self, samples: Sequence[Any], share: Share) -> list[Any]:
+        """What the transform makes of the samples of a share.
+
+        Raises:
+            TransformError: it raised, or returned nothing; names the sample.
+        """
+        assert self.transform is not None
+        streams = Streams("sample", self.seed, share.epoch)
+        transform, with_rng, where = self.transform, wants_rng(self.transform), share.where
         done = []
-        for sample_id, sample in zip(ids.tolist(), self._samples(rows), strict=True):
+        for sample_id, sample in zip(share.ids.tolist(), samples, strict=True):
             if self.seed_globals:
                 seed_globals(streams.word(sample_id))
             try:
@@ -204,45 +339,33 @@ class Maker:
                     where=f"sample {sample_id}, {where}",
                     remedy="return the sample at its end; to leave samples out, give a collate_fn that does",
                 )
-        try:
-            return self._as_columns(done)
-        except RankfeedError as error:
-            raise _blamed("what the transform returned fits in no columns", error, where) from error
-
-    def _given(self, samples: Sequence[Any]) -> Columns | Sequence[Any]:
-        """Samples of a stream, as columns if they fit in some."""
-        try:
-            return self._as_columns(samples)
-        except (ArgumentError, TypeError):  # as of a wrapped Dataset: torch may find a way
-            return samples
+        return done
 
     def _read(self, ids: Int64, epoch: int) -> Columns | Sequence[Any]:
         if not (self.source.runs_user_code and self.seed_globals):
-            return self._plain(self.source.fetch(ids, self.columns))
+            return self._fetch(ids)
         streams = Streams("read", self.seed, epoch)
         if self.source.takes_batches:  # what it draws for a batch, it draws in one go
             seed_globals(streams.word(int(ids[0])))
-            return self._plain(self.source.fetch(ids, self.columns))
+            return self._fetch(ids)
         samples: list[Any] = []
         for sample_id in ids.tolist():
             seed_globals(streams.word(sample_id))
-            samples += self._samples(self._plain(self.source.fetch([sample_id], self.columns)))
-        # Dicts that fit in no columns, nested ones for one, stay as they are, as they do without seeding.
-        return samples if "" in self.source.fields else self._as_columns(samples)
+            samples += self._samples(self._fetch(np.array([sample_id])))
+        if self.source.declared is not None or not self.source.as_dicts:
+            return samples
+        return Columns.from_samples(samples, self.source.fields)
 
-    @staticmethod
-    def _plain(columns: Columns) -> Columns | Sequence[Any]:
-        """A wrapped Dataset's own samples (tuples, say), where they are no dicts."""
-        return columns[""].rows() if "" in columns else columns
+    def _fetch(self, ids: Int64) -> Columns | Sequence[Any]:
+        """Samples as they are, where the user's code returns them; else columns."""
+        if self.source.declared is not None:
+            return self.source.samples(ids, self.columns)
+        rows = self.source.fetch(ids, self.columns)
+        return rows if self.source.as_dicts else rows[""].rows()
 
     @staticmethod
     def _samples(rows: Columns | Sequence[Any]) -> Sequence[Any]:
         return rows.samples() if isinstance(rows, Columns) else rows
-
-    def _as_columns(self, samples: Sequence[Any]) -> Columns | Sequence[Any]:
-        if self.collate_fn is not None or not all(isinstance(sample, dict) for sample in samples):
-            return samples
-        return Columns.from_samples(samples, self.source.fields)
 
     def _tensors(self, rows: Columns, where: str) -> dict[str, Any]:
         try:
@@ -250,13 +373,19 @@ class Maker:
         except ArgumentError as error:
             raise _blamed("the samples could not be collated", error, where) from error
 
-    def _collated(self, samples: Sequence[Any], where: str) -> Any:
+    def _collated(self, samples: Sequence[Any], share: Share) -> tuple[Any, Padding]:
+        layout = share.layout or self.layout
         try:
             if self.collate_fn is not None:
-                return self.collate_fn(list(samples))
-            return (self.source.collate or collate_samples)(samples)
+                return self.collate_fn(list(samples)), (0, 0)
+            if layout is None and self.source.collate is not None:
+                return self.source.collate(samples), (0, 0)
+            assert layout is not None, "the layout is fixed before the first batch"
+            return collate_samples(samples, layout, self.ragged, self.allocate, pad_to=self.pad_to)
+        except Mismatch as error:
+            raise misfit(self, error, f"sample {share.ids[error.row]}, {share.where}", layout) from error
         except Exception as error:
-            raise _blamed("the samples could not be collated", error, where) from error
+            raise _blamed("the samples could not be collated", error, share.where) from error
 
     def _batch_transformed(self, batch: Any, streams: Streams, position: int, where: str) -> Any:
         function = self.batch_transform

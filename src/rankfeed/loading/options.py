@@ -16,11 +16,13 @@ from rankfeed._util.validate import (
     check_name,
     check_names,
 )
+from rankfeed.columns import Layout
+from rankfeed.columns.layout import layout_of_fields
 from rankfeed.errors import ArgumentError, safe_repr
 from rankfeed.plan import Plan, Shuffle, Tail
 from rankfeed.plan.plan import DEFAULT_LANES, DEFAULT_WINDOW
 from rankfeed.plan.schedule import MAX_BATCH_SIZE
-from rankfeed.sources import Source, from_dataset
+from rankfeed.sources import ConcatSource, SelectSource, Source, from_dataset
 from rankfeed.topology import Topology
 
 WorkerKind = Literal["thread", "process"]
@@ -153,8 +155,10 @@ def check_column_names(
     """The columns to read; refuses those that are not there, and names that the loader would write over."""
     columns = None if columns is None else check_names("columns", columns)
     check_id_column(id_column)
+    if source.declared is not None and source.declared.layout is None:
+        return columns  # fields that are learned by reading samples are so in the process that iterates
     fields = source.fields
-    if "" in fields:  # samples that are no dicts: nothing can be added to them
+    if not source.as_dicts:  # nothing can be added to them
         for name, value, given in (
             ("id_column", id_column, id_column is not None),
             ('tail="pad"', "it marks rows", tail == "pad"),
@@ -196,3 +200,20 @@ def check_id_column(id_column: object) -> None:
         raise ArgumentError(
             "column name 'valid' is reserved for the padding mask", remedy="choose another id_column"
         )
+
+
+def agreed_layout(source: Source, columns: Sequence[str] | None) -> Layout | None:
+    """What the samples of sources that stand one behind the other hold, if they are dicts; else None.
+
+    Raises:
+        SourceError: their columns are of different types.
+    """
+    inner = source
+    while isinstance(inner, SelectSource):
+        inner = inner.source
+    if not isinstance(inner, ConcatSource) or inner.declared is None:
+        return None
+    fields = source.fields
+    if not source.as_dicts:
+        return None
+    return layout_of_fields({name: fields[name] for name in (fields if columns is None else columns)})

@@ -15,9 +15,9 @@ from typing import Any, cast
 
 import msgspec
 
-from rankfeed._util.validate import check_names
 from rankfeed.columns import Field
 from rankfeed.errors import ArgumentError, StateError, StreamError, describe_error, safe_str
+from rankfeed.sources.source import Declared
 
 _log = logging.getLogger("rankfeed")
 #: What a factory may ask for, by the names of its parameters.
@@ -39,10 +39,13 @@ class Stream:
 
     Attributes:
         sharded: whether each rank has a stream of its own, its share; else all ranks read the same one.
-        fields: columns that are ragged even where the rows of a batch happen to be of one length.
+        declared: fields that are ragged, whatever the first batch shows.
+        fields: these by name.
     """
 
-    def __init__(self, factory: Callable[..., Iterable[Any]] | Iterable[Any], ragged: Sequence[str] = ()) -> None:
+    def __init__(
+        self, factory: Callable[..., Iterable[Any]] | Iterable[Any], ragged: Sequence[str | int] = ()
+    ) -> None:
         made = isinstance(factory, type) or (callable(factory) and not hasattr(factory, "__iter__"))
         if not made and not hasattr(factory, "__iter__"):
             raise ArgumentError(
@@ -53,7 +56,8 @@ class Stream:
         self._factory: Callable[..., Iterable[Any]] = cast(Any, factory) if made else _Again(factory)
         self._asks = _asks(self._factory)
         self.sharded = "shard" in self._asks
-        self.fields = {name: Field("ragged") for name in check_names("ragged", ragged)}
+        self.declared = Declared("the stream", "from_iterable(factory", None, Declared.names(ragged))
+        self.fields = {name: Field("ragged") for name in self.declared.ragged}
         #: An iterator that was handed out cannot be begun again.
         self._given: object = None
 
@@ -133,6 +137,17 @@ class Reader:
         self.read = read
         self.last: list[Any] = []
         self._iterator, self._owner, self._where = iterator, owner, where
+        self._kept: list[Any] = []
+        self._keep = 0
+
+    def keep(self, number: int) -> None:
+        """Keep the samples read next, so many of them, for `kept`."""
+        self._keep = number
+
+    def kept(self) -> list[Any]:
+        """Those that were kept, which are let go here; no more are kept."""
+        kept, self._kept, self._keep = self._kept, [], 0
+        return kept
 
     def __iter__(self) -> Reader:
         return self
@@ -146,6 +161,8 @@ class Reader:
             raise _raised("the stream raised", error, f"sample {self.read}, {self._where}") from error
         self.read += 1
         self.last = [sample]
+        if self._keep > len(self._kept):
+            self._kept.append(sample)
         return sample
 
     def skip(self, number: int) -> None:
@@ -201,7 +218,9 @@ class Reader:
             self._iterator.close()
 
 
-def from_iterable(factory: Callable[..., Iterable[Any]] | Iterable[Any], *, ragged: Sequence[str] = ()) -> Stream:
+def from_iterable(
+    factory: Callable[..., Iterable[Any]] | Iterable[Any], *, ragged: Sequence[str | int] = ()
+) -> Stream:
     """A stream of samples whose number nobody knows, for a :class:`rankfeed.Loader`.
 
     Every rank reads the whole stream and takes its samples by counting (sample i of a global batch is rank
@@ -213,8 +232,8 @@ def from_iterable(factory: Callable[..., Iterable[Any]] | Iterable[Any], *, ragg
             is given by name those of these parameters that it has: ``epoch`` (int), ``shard`` (two ints, index and
             count), ``start`` (int, samples of its stream to leave out: a faster way to resume). An iterable by
             itself will do, if it can be iterated anew; an iterator is good for one epoch.
-        ragged: names of columns whose rows differ in length, so that they are delivered as ragged also in a batch
-            whose rows happen not to.
+        ragged: names of fields (positions, in a tuple) whose first dimension differs, though the first batch might
+            not show it. The fields of all batches are those of the first one over all ranks.
 
     Raises:
         ArgumentError: it is neither, or has parameters that nobody fills in.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -10,7 +10,11 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from rankfeed.errors import StreamError, TopologyError, safe_str
+from rankfeed.columns import Layout, Mismatch
+from rankfeed.columns.layout import join, settled
+from rankfeed.errors import RankfeedError, StreamError, TopologyError, safe_str
+from rankfeed.loading.maker import Maker
+from rankfeed.loading.misfits import misfit
 from rankfeed.loading.stream_stop import Council
 from rankfeed.topology import Topology
 
@@ -119,6 +123,32 @@ def begin_together(council: Council, rank: int, stand: Mapping[str, Any], world_
             remedy="leave topology out, so that it is found",
         )
     return min(each for *_, each in told)
+
+
+def agreed_layout(told: Sequence[Layout | RankfeedError | None], own: object, maker: Maker) -> Layout | None:
+    """What the first batches of all ranks have in common, the same on every rank; None if there is no sample.
+
+    Args:
+        told: what each process found in its own (`StreamFeed.observe`).
+        own: what this process found.
+        maker: of this process.
+
+    Raises:
+        RankfeedError: they have nothing in common, or those of one rank have not; on every rank.
+    """
+    if isinstance(own, RankfeedError):
+        raise own
+    found: Layout | None = None
+    for process, each in enumerate(told):
+        if isinstance(each, RankfeedError):
+            summary = f"the samples of process {process} do not go together, so all ranks stop"
+            raise StreamError(summary, found=each)
+        try:
+            if each is not None:
+                found = each if found is None else join(found, each, loose=maker.ragged == "list")
+        except Mismatch as error:
+            raise misfit(maker, error, f"first batch of process {process}, and those before it") from error
+    return None if found is None else settled(found)
 
 
 def _group() -> Any:

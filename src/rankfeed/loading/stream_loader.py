@@ -13,9 +13,10 @@ from typing import Any, Literal, get_args
 import torch
 
 from rankfeed._util.validate import check_choice, check_int
+from rankfeed.columns import Layout
 from rankfeed.errors import ArgumentError, safe_repr
 from rankfeed.loading import stream_state as states
-from rankfeed.loading.collate import RaggedAs, check_ragged
+from rankfeed.loading.collate import Batch, RaggedAs, check_ragged
 from rankfeed.loading.device import device_of, to_device
 from rankfeed.loading.epochs import EpochSetter
 from rankfeed.loading.frameworks import AmongFrameworks
@@ -32,8 +33,8 @@ from rankfeed.loading.placed import Placed
 from rankfeed.loading.standing import Standing
 from rankfeed.loading.stats import Stats
 from rankfeed.loading.stream import Stream
-from rankfeed.loading.stream_council import begin_together, council
-from rankfeed.loading.stream_feed import Batch, StreamFeed, Unfetched
+from rankfeed.loading.stream_council import agreed_layout, begin_together, council
+from rankfeed.loading.stream_feed import PlacedBatch, StreamFeed, Unfetched
 from rankfeed.loading.stream_shares import Cut
 from rankfeed.loading.stream_stop import Stop
 from rankfeed.loading.stream_workers import ProcessMake
@@ -130,7 +131,7 @@ class StreamLoader(Standing, Placed, AmongFrameworks):
         check_functions(transform=transform, batch_transform=batch_transform, collate_fn=collate_fn)
         self._topology = check_topology(topology)
         self._maker = Maker(
-            source=Unfetched(stream.fields),
+            source=Unfetched(stream.declared),
             columns=None,
             transform=transform,
             batch_transform=batch_transform,
@@ -141,6 +142,8 @@ class StreamLoader(Standing, Placed, AmongFrameworks):
             id_column=id_column,
             seed_globals=self.num_workers == 0 or self.worker_kind == "process",
         )
+        #: What the samples of all batches hold, from the first batch on.
+        self._layout: Layout | None = None
         #: Worker processes of an iteration that came to its end, for the next one.
         self._workers: ProcessMake | None = None
         #: The end of a read that was under way when an iteration was left.
@@ -152,7 +155,7 @@ class StreamLoader(Standing, Placed, AmongFrameworks):
         """Where frameworks look for ``batch_sampler.sampler`` to call ``set_epoch``: takes that, and no more."""
         return EpochSetter(self, self.batch_size)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Batch]:
         turn = self._next_turn()
         return self._deliver(turn, self._begun)
 
@@ -209,7 +212,7 @@ class StreamLoader(Standing, Placed, AmongFrameworks):
                 yield batch
         self._exhausted(turn)
 
-    def _run(self, begun: Cursor) -> Generator[Batch, None, None]:
+    def _run(self, begun: Cursor) -> Generator[PlacedBatch, None, None]:
         """All batches of what is left of an epoch."""
         topology, stream = self.topology, self.source
         self._wait_for_reading()
@@ -227,6 +230,7 @@ class StreamLoader(Standing, Placed, AmongFrameworks):
                 "tail": self.tail,
                 "world size": ranks,
                 "streams": self._shards,
+                "fields": "to be agreed on" if self._layout is None else self._layout,
             }
             window = begin_together(together, topology.rank, stand, ranks, window)
         make, workers = self._maker.make_share, None
@@ -239,6 +243,10 @@ class StreamLoader(Standing, Placed, AmongFrameworks):
         filling = replace(self._maker, seed_globals=False)
         feed = StreamFeed(opened, cut, filling, workers or make, self.num_workers, depth)
         try:
+            if self._layout is None and self._maker.collate_fn is None:
+                own = feed.observe(all_ranks=together is None and ranks > 1)
+                self._layout = agreed_layout([own] if together is None else together.gather(own), own, self._maker)
+            feed.layout = self._layout
             pads = self.tail == "pad"
             yield from feed if together is None else Stop(feed, together, window, pads, not stream.sharded)
             self._workers, workers = self._workers or workers, None

@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from rankfeed._util.validate import check_names, invalid
 from rankfeed.columns import Columns, Field
-from rankfeed.errors import ArgumentError, safe_repr
+from rankfeed.errors import ArgumentError, SourceError, safe_repr
 from rankfeed.sources.joining import agreed_fields, joined_column
-from rankfeed.sources.source import Annotate, Collate, Int64, Source, by_chunk, check_columns, check_ids
+from rankfeed.sources.source import Annotate, Collate, Declared, Int64, Source, by_chunk, check_columns, check_ids
 from rankfeed.storage import digest_of
 
 #: How sources are shown in errors: a wrapped list may be of any length.
@@ -106,6 +106,25 @@ class ConcatSource(Source):
         """Whether all their fingerprints tell their samples from all others."""
         return all(source.identified for source in self.sources)
 
+    @property
+    def as_dicts(self) -> bool:  # type: ignore[override]
+        """Whether the samples of all are dicts of columns."""
+        return all(source.as_dicts for source in self.sources)
+
+    @property
+    def declared(self) -> Declared | None:  # type: ignore[override]
+        """What is known of the fields, if those of one of them are learned by reading samples."""
+        declared = [source.declared for source in self.sources]
+        some = [each for each in declared if each is not None]
+        if not some:
+            return None
+        ragged = {name for each in some for name in each.ragged}
+        for source in self.sources:
+            if source.declared is None and source.as_dicts:
+                ragged |= {name for name, field in source.fields.items() if field.kind == "ragged"}
+        layout = some[0].layout if all(each == declared[0] for each in declared) else None
+        return Declared(some[0].what, some[0].call, layout, tuple(sorted(ragged)))
+
     @cached_property
     def blocks(self) -> Int64:
         """Samples in each block: int64."""
@@ -119,6 +138,17 @@ class ConcatSource(Source):
             SourceError: the sources do not agree; names the column and two of them.
         """
         named = [(self._name(number), source.fields) for number, source in enumerate(self.sources)]
+        if len({source.as_dicts for source in self.sources}) > 1:
+            others, dicts = (
+                next(name for (name, _), each in zip(named, self.sources, strict=True) if each.as_dicts is kind)
+                for kind in (False, True)
+            )
+            raise SourceError(
+                "columns are missing in one of the sources: its samples are no dicts of columns",
+                expected=f"{', '.join(map(repr, dict(named)[dicts]))} as in {dicts}",
+                found=f"other samples in {others}",
+                remedy="return dicts from its Dataset's __getitem__, and columns=[...] with those that all have",
+            )
         return agreed_fields(named, self._wanted)
 
     @cached_property
@@ -139,6 +169,8 @@ class ConcatSource(Source):
         """
         ids = check_ids(sample_ids, len(self))
         names = check_columns(columns, self.fields)
+        if not self.as_dicts:
+            return Columns.of_objects(self.samples(ids))
         pieces = [
             (self.sources[number].fetch(rows, self._wanted if columns is None else columns), slots)
             for number, rows, slots in by_chunk(ids, self.starts)
@@ -149,6 +181,25 @@ class ConcatSource(Source):
             if name in pieces[0][0]  # a Dataset that is asked for no samples gives no columns
         }
         return Columns(joined, len(ids))
+
+    def samples(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> list[Any]:
+        """Some samples one by one, as their sources give them.
+
+        Args:
+            sample_ids: ints in [0, len(self)).
+            columns: names of those wanted; None for all.
+
+        Raises:
+            SourceError: no such sample or column, or one of the sources cannot be read.
+        """
+        ids = check_ids(sample_ids, len(self))
+        wanted = self._wanted if columns is None else columns
+        found: list[Any] = [None] * len(ids)
+        for number, rows, slots in by_chunk(ids, self.starts):
+            places = range(len(ids)) if slots is None else slots.tolist()
+            for place, sample in zip(places, self.sources[number].samples(rows, wanted), strict=True):
+                found[place] = sample
+        return found
 
     def expect(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> None:
         """What will be read next, handed on to the sources that have it."""

@@ -44,7 +44,7 @@ def agreed_fields(named: Sequence[tuple[str, Fields]], columns: Sequence[str] | 
         for source, fields in named:
             if not _holds(its[name], fields[name]):
                 raise SourceError(
-                    f"column {_shown(name)} is of different types",
+                    f"column {name!r} is of different types",
                     expected=f"{_type(its[name])} as in {holder}",
                     found=f"{_type(fields[name])} in {source}",
                     remedy=_REMEDY,
@@ -59,15 +59,11 @@ def _check_names(named: Sequence[tuple[str, Fields]], columns: Sequence[str] | N
         for source, fields in named:
             if name not in fields:
                 raise SourceError(
-                    f"column {_shown(name)} is missing in one of the sources",
-                    expected=f"{_shown(name)} as in {holders[0]}" if holders else f"{_shown(name)} in all of them",
-                    found=f"{', '.join(map(_shown, fields))} in {source}",
+                    f"column {name!r} is missing in one of the sources",
+                    expected=f"{name!r} as in {holders[0]}" if holders else f"{name!r} in all of them",
+                    found=f"{', '.join(map(repr, fields))} in {source}",
                     remedy="give columns=[...] with those that all sources have",
                 )
-
-
-def _shown(name: str) -> str:
-    return repr(name) if name else "'' (samples that are no dicts of arrays)"
 
 
 def _type(field: Field) -> str:
@@ -114,7 +110,7 @@ def joined_column(name: str, field: Field, pieces: Sequence[tuple[Column, Int64 
         if len({each.dtype for each in found}) == 1 and len(inner) == 1 and None not in inner:
             return Ragged([part for piece in pieces for part in _placed(*_as_ragged(*_native(*piece)))])
     raise SourceError(
-        f"rows of column {_shown(name)} do not fit into one batch",
+        f"rows of column {name!r} do not fit into one batch",
         found=", ".join(sorted({_type(column.field) for column in columns})),
         remedy=_REMEDY,
     )

@@ -11,16 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from rankfeed._util.validate import check_names
-from rankfeed.columns import Columns, Field, Objects, keep_heap
+from rankfeed.columns import Columns, Field, keep_heap
 from rankfeed.errors import ArgumentError, SourceError
 from rankfeed.sources.extras import need
 from rankfeed.sources.pyg_join import joined
 from rankfeed.sources.pyg_read import Each, Graphs, reader_of
 from rankfeed.sources.source import Int64, Source, check_ids
 from rankfeed.storage import digest_of
-
-#: The name of the one column.
-_WHOLE = ""
 
 
 class PyGSource(Source):
@@ -103,7 +100,9 @@ class PyGSource(Source):
     @property
     def fields(self) -> Mapping[str, Field]:
         """One column, of graphs."""
-        return {_WHOLE: Field("object")}
+        return {"": Field("object")}
+
+    as_dicts: bool = False
 
     @property
     def runs_user_code(self) -> bool:  # type: ignore[override]
@@ -141,20 +140,17 @@ class PyGSource(Source):
         Raises:
             SourceError: no such graph, or the data set raised; names the graph.
         """
-        if columns is not None and list(columns) != [_WHOLE]:
+        if columns is not None and list(columns) != [""]:
             remedy = "leave columns out; exclude_keys= leaves attributes out of the batches"
             raise ArgumentError("graphs are read whole", found=columns, remedy=remedy)
         ids = check_ids(sample_ids, self._length)
         graphs = self._reader.read(ids if self._picks is None else self._picks[ids])
-        return Columns({_WHOLE: Objects(graphs)}, len(ids))
+        return Columns.of_objects(graphs)
 
     def __getitem__(self, index: int | slice) -> Any:
         if isinstance(index, slice):
-            return self.fetch(range(*index.indices(self._length)))[_WHOLE].rows()
+            return self.fetch(range(*index.indices(self._length)))[""].rows()
         return super().__getitem__(index)
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        return [sample[_WHOLE] for sample in super().__getitems__(indices)]
 
     def collate(self, samples: Sequence[Any]) -> Any:
         """Join graphs to a ``Batch``, as ``torch_geometric.loader.DataLoader`` does.

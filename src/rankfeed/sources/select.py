@@ -14,7 +14,7 @@ from rankfeed.columns import Columns, Field
 from rankfeed.errors import ArgumentError, SourceError, describe_error, safe_repr, safe_str
 from rankfeed.sources.picks import Picks, blocks_of, composed, picks_of, picks_of_range
 from rankfeed.sources.reading import read_in_order
-from rankfeed.sources.source import Annotate, Collate, Int64, Source, check_columns, check_ids
+from rankfeed.sources.source import Annotate, Collate, Declared, Int64, Source, check_columns, check_ids
 from rankfeed.storage import digest_of
 
 #: What a selection is made by.
@@ -87,6 +87,16 @@ class SelectSource(Source):
         """Whether the source's fingerprint tells its samples from all others."""
         return self.source.identified
 
+    @property
+    def as_dicts(self) -> bool:  # type: ignore[override]
+        """Whether the source's samples are dicts of columns."""
+        return self.source.as_dicts
+
+    @property
+    def declared(self) -> Declared | None:  # type: ignore[override]
+        """What the source knows of its fields before it reads samples."""
+        return self.source.declared
+
     @cached_property
     def blocks(self) -> Int64:
         """Samples in each block: those next to each other that lie in one block of the source. int64."""
@@ -124,6 +134,10 @@ class SelectSource(Source):
             SourceError: no such sample, or the source cannot be read.
         """
         return self.source.fetch(self.origin_ids(sample_ids), columns)
+
+    def samples(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> list[Any]:
+        """Some samples one by one, as the source gives them."""
+        return self.source.samples(self.origin_ids(sample_ids), columns)
 
     def expect(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> None:
         """What will be read next, handed on to the source."""
@@ -246,10 +260,8 @@ def _accepted(
     """Ids of the samples for which a predicate returns True."""
     found = []
     for ids, rows in read_in_order(source, columns, "selecting", progress=progress):
-        samples = rows[""].rows() if "" in rows else rows.samples()
-        mask = [
-            _truth(predicate, sample, sample_id) for sample_id, sample in zip(ids.tolist(), samples, strict=True)
-        ]
+        pairs = zip(ids.tolist(), rows.samples(), strict=True)
+        mask = [_truth(predicate, sample, sample_id) for sample_id, sample in pairs]
         found.append(ids[mask])
     return np.concatenate(found)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from rankfeed._util.validate import check_int, check_int_array, check_names
-from rankfeed.columns import Columns, Field
+from rankfeed.columns import Columns, Field, Layout
 from rankfeed.errors import ArgumentError, SourceError
 
 if TYPE_CHECKING:
@@ -18,7 +19,40 @@ if TYPE_CHECKING:
 
 Int64 = npt.NDArray[np.int64]
 Collate = Callable[[Sequence[Any]], Any]
+#: What a source returns by number, unless it wraps a Dataset whose samples are something else.
+Sample = dict[str, Any]
 Annotate = Callable[[Any, str, Any], None]
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What is known of samples that have to be read to learn their fields.
+
+    Args:
+        what: who returns the samples, as errors say it.
+        call: how the source was made, up to where ``ragged=`` or ``fields=`` would stand, for remedies.
+        layout: all there is to know; None to read some samples.
+        ragged: names of fields that are ragged, whatever the samples read show.
+    """
+
+    what: str
+    call: str
+    layout: Layout | None = None
+    ragged: tuple[str, ...] = ()
+
+    @staticmethod
+    def names(ragged: Any) -> tuple[str, ...]:
+        """The names that ``ragged=`` gives, positions in a tuple as text.
+
+        Raises:
+            ArgumentError: it is no list of names.
+        """
+        names = (
+            [str(each) if type(each) is int else each for each in ragged]
+            if isinstance(ragged, Sequence)
+            else ragged
+        )
+        return tuple(check_names("ragged", ragged if isinstance(ragged, str) else names))
 
 
 class Source(ABC):
@@ -38,6 +72,9 @@ class Source(ABC):
             torch's own way.
         annotate: puts a further tensor on such a batch, by name; None where there is no room for one.
         looks_ahead: how many samples before their turn the source would know of them (see `expect`); 0: never.
+        as_dicts: whether samples are dicts with a column for each key. If not, ``fetch`` gives them in one column
+            of objects (`Columns.of_objects`).
+        declared: what is known of the fields where they are learned by reading samples; None where the data say.
     """
 
     default_shuffle: ClassVar[Literal["global", "window"]] = "global"
@@ -47,6 +84,8 @@ class Source(ABC):
     collate: Collate | None = None
     annotate: Annotate | None = None
     looks_ahead: int = 0
+    as_dicts: bool = True
+    declared: Declared | None = None
 
     @property
     def identified(self) -> bool:
@@ -80,6 +119,23 @@ class Source(ABC):
             SourceError: no such sample or column, or the data cannot be read.
         """
 
+    def samples(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> list[Any]:
+        """Some samples one by one, in the order given; those of a wrapped Dataset as it returns them.
+
+        Args:
+            sample_ids: ints in [0, len(self)).
+            columns: names of the columns that dicts are to have; None for all.
+
+        Raises:
+            SourceError: no such sample or column, or the data cannot be read.
+
+        Examples:
+            >>> import rankfeed as rf
+            >>> rf.from_dataset([(1, "a"), (2, "b")]).samples([1])
+            [(2, 'b')]
+        """
+        return self.fetch(sample_ids, columns).samples()
+
     def expect(  # noqa: B027  (a hint: doing nothing is right)
         self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None
     ) -> None:
@@ -108,7 +164,7 @@ class Source(ABC):
     def __len__(self) -> int:
         return int(np.sum(self.blocks))
 
-    def __getitem__(self, index: int | slice) -> Any:
+    def __getitem__(self, index: int | slice) -> Sample:
         if isinstance(index, slice):
             raise ArgumentError(
                 "a slice of a source is not read at once",
@@ -117,15 +173,15 @@ class Source(ABC):
             )
         return self.__getitems__([check_int("index", index)])[0]
 
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+    def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
         size = len(self)
         given = check_int_array("indices", indices).reshape(-1).tolist()
         ids = [index + size if index < 0 else index for index in given]
         if any(not 0 <= each < size for each in ids):
             raise IndexError(f"sample {max(ids)} of a source of {size}")
-        return self.fetch(ids).samples()
+        return self.samples(ids)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Sample]:
         return (self[index] for index in range(len(self)))
 
 

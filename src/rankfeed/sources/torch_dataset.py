@@ -4,38 +4,41 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.columns import Columns, Field, Objects
+from rankfeed.columns import Branch, Columns, Field, Leaf, Mismatch
+from rankfeed.columns.layout import flat_fields, layout_of, layout_of_fields, mapped, settled
 from rankfeed.errors import ArgumentError, SourceError, describe_error
-from rankfeed.sources.source import Int64, Source, check_columns, check_ids
+from rankfeed.sources.probes import probe_ids
+from rankfeed.sources.source import Declared, Int64, Source, check_columns, check_ids
 from rankfeed.storage import digest_of
-
-#: Samples that are looked at to learn what a sample is.
-_PROBES = 4
-#: The name of the one column of samples that are no dicts of arrays.
-_WHOLE = ""
 
 
 class TorchDatasetSource(Source):
     """A wrapped Dataset: `from_dataset` makes it.
 
     Samples that are dicts of numbers, arrays, tensors, strings and bytes become columns. All others are kept as
-    they are, in one column named "", so that tuples stay tuples.
+    they are, so that tuples stay tuples.
     """
 
     runs_user_code: ClassVar[bool] = True
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Any, *, fields: Any = None, ragged: Sequence[str | int] = ()) -> None:
         self.dataset = dataset
         self._length = _length(dataset)
+        names = Declared.names(ragged)
+        if fields is not None and names:
+            raise ArgumentError("fields= says what is ragged", expected='fields={"x": "float32[*]"}', found=ragged)
+        layout = None if fields is None else layout_of_fields(fields)
+        self.declared = Declared("the Dataset", "from_dataset(dataset", layout, names)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"dataset": self.dataset, "_length": self._length}
+        return {"dataset": self.dataset, "_length": self._length, "declared": self.declared}
 
     def __len__(self) -> int:
         return self._length
@@ -49,17 +52,36 @@ class TorchDatasetSource(Source):
         return np.array([self._length], np.int64)
 
     @cached_property
-    def fields(self) -> Mapping[str, Field]:
-        """What each column holds, judged by a few samples."""
-        probes = sorted({self._length * number // _PROBES for number in range(_PROBES)})
-        samples = self._read(np.array(probes, np.int64))
-        if not all(isinstance(sample, dict) for sample in samples):
-            return {_WHOLE: Field("object")}
+    def _columns(self) -> Mapping[str, Field] | None:
+        """The fields of samples that are dicts of columns; None of others."""
+        assert self.declared is not None
+        if self.declared.layout is not None:
+            return flat_fields(self.declared.layout)
+        known = {name: Field("ragged") for name in self.declared.ragged}
         try:
-            columns = Columns.from_samples(samples)
-        except (ArgumentError, TypeError):
-            return {_WHOLE: Field("object")}
-        return {name: column.field for name, column in columns.items()}
+            return flat_fields(settled(layout_of(self._probed(), known)))
+        except ArgumentError:
+            return None
+
+    def _probed(self) -> list[Any]:
+        """Some samples; without those that raise, which is told when they are asked for."""
+        ids = probe_ids(self._length)
+        try:
+            return self._read(ids)
+        except SourceError as error:
+            failed = error
+        samples: list[Any] = []
+        for sample_id in ids:
+            with suppress(SourceError):
+                samples += self._read(np.array([sample_id]))
+        if not samples:
+            raise failed
+        return samples
+
+    @property
+    def fields(self) -> Mapping[str, Field]:
+        """What each column holds: as declared, or judged by a few samples."""
+        return {"": Field("object")} if self._columns is None else self._columns
 
     @property
     def takes_batches(self) -> bool:  # type: ignore[override]
@@ -67,9 +89,9 @@ class TorchDatasetSource(Source):
         return hasattr(self.dataset, "__getitems__")
 
     @property
-    def as_dicts(self) -> bool:
+    def as_dicts(self) -> bool:  # type: ignore[override]
         """Whether samples become columns of their own."""
-        return _WHOLE not in self.fields
+        return self._columns is not None
 
     @property
     def identified(self) -> bool:
@@ -103,30 +125,44 @@ class TorchDatasetSource(Source):
         Raises:
             SourceError: no such sample, or the Dataset raised; names the sample.
         """
+        fields = self._columns
+        if fields is None:
+            return Columns.of_objects(self.samples(sample_ids, columns))
+        check_columns(columns, fields)
         ids = check_ids(sample_ids, self._length)
-        names = check_columns(columns, self.fields)
-        samples = self._read(ids)
-        if not self.as_dicts:
-            return Columns({_WHOLE: Objects(samples)}, len(samples))
-        chosen = [
-            self._chosen(sample, names, sample_id) for sample, sample_id in zip(samples, ids.tolist(), strict=True)
-        ]
+        samples = self.samples(ids, columns)
         try:
-            return Columns.from_samples(chosen, self.fields)
-        except ArgumentError as error:
-            raise SourceError(
-                "samples of the Dataset do not fit together", found=error, where=f"samples {_some(ids)}"
-            ) from error
-
-    def _chosen(self, sample: Any, names: list[str], sample_id: int) -> dict[str, Any]:
-        if not isinstance(sample, dict) or sample.keys() != self.fields.keys():
+            if columns is None:
+                mapped(
+                    samples, Branch(dict, dict.fromkeys(fields, Leaf(Field("object"), "list"))), lambda *_: None
+                )
+            return Columns.from_samples(samples, fields)
+        except Mismatch as error:
             raise SourceError(
                 "a sample of the Dataset is unlike the others",
-                expected="a dict with " + ", ".join(map(repr, self.fields)),
-                found=list(sample) if isinstance(sample, dict) else type(sample).__name__,
-                where=f"sample {sample_id}",
-            )
-        return {name: sample[name] for name in names}
+                expected=error.expected,
+                found=error.found,
+                where=f"{error.where or 'keys'} of sample {ids[error.row]}",
+                remedy=f"rankfeed.{self.declared.call}, fields={{...}}) declares other fields"
+                if self.declared
+                else None,
+            ) from error
+
+    def samples(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> list[Any]:
+        """Some samples as the Dataset returns them; of dicts, the columns wanted.
+
+        Args:
+            sample_ids: ints in [0, len(self)).
+            columns: names of those wanted; None for all.
+
+        Raises:
+            SourceError: no such sample or column, or the Dataset raised; names the sample.
+        """
+        ids = check_ids(sample_ids, self._length)
+        samples = self._read(ids)
+        if columns is None:
+            return samples
+        return [_chosen(sample, columns, each) for sample, each in zip(samples, ids.tolist(), strict=True)]
 
     def _read(self, ids: Int64) -> list[Any]:
         wanted = ids.tolist()
@@ -151,38 +187,59 @@ class TorchDatasetSource(Source):
         return samples
 
 
-def from_dataset(dataset: Any, **options: Any) -> Source:
+def from_dataset(dataset: Any, *, fields: Any = None, ragged: Sequence[str | int] = (), **options: Any) -> Source:
     """Any map-style torch Dataset as a source.
 
     Its ``__getitems__`` is used where it has one. It travels to worker processes by pickle. Graphs of PyTorch
     Geometric come in batches of its own kind; a Dataset of Hugging Face is read as the Arrow table that it is.
 
+    The fields of the batches (names, types, what is ragged) are the same in all of them. A Loader learns them from
+    eight samples, evenly spaced, that it reads (and transforms) before its first batch. A sample that does not fit
+    is an error that says which, and what to declare here.
+
     Args:
         dataset: anything with ``__len__`` and ``__getitem__``.
+        fields: what the samples hold, instead of looking at eight: a dict by name, or a tuple for samples that are
+            tuples, of types such as "int64", "float32[3, 32, 32]", "float32[*, 64]" (rows that differ in their
+            first dimension), "str", "bytes". Under a Loader's ``transform``, what that returns.
+        ragged: names of fields (positions, in a tuple) whose first dimension differs, though eight samples might
+            not show it.
         options: for graphs, ``follow_batch`` and ``exclude_keys``; for Hugging Face's, ``columns`` and ``nulls``.
 
     Raises:
         SourceError: it has no length, or is empty.
-        ArgumentError: an option that its kind does not have.
+        ArgumentError: an option that its kind does not have; ``fields`` or ``ragged`` cannot be meant.
 
     Examples:
         >>> source = from_dataset([{"x": 1.5}, {"x": 2.5}])
         >>> len(source), source.fetch([1, 0])["x"].gather()
         (2, array([2.5, 1.5]))
+        >>> from_dataset([{"x": [1]}, {"x": []}], fields={"x": "int32[*]"}).fetch([0, 1])["x"].pad().tolist()
+        [[1], [0]]
     """
+    declared = {"fields": fields} if fields is not None else {"ragged": ragged} if ragged else {}
     if "torch_geometric" in sys.modules:  # else nobody can have made graphs
         from rankfeed.sources.pyg import PyGSource, is_graphs
 
         if is_graphs(dataset):
-            return PyGSource(dataset, **options)
+            return PyGSource(dataset, **_undeclared(declared, options))
     if "datasets" in sys.modules:
         from rankfeed.sources.huggingface import HuggingFaceSource, is_dataset
 
         if is_dataset(dataset):
-            return HuggingFaceSource(dataset, **options)
+            return HuggingFaceSource(dataset, **_undeclared(declared, options))
     if options:
         raise ArgumentError("a plain Dataset has no options", found=", ".join(options))
-    return TorchDatasetSource(dataset)
+    return TorchDatasetSource(dataset, fields=fields, ragged=ragged)
+
+
+def _undeclared(declared: Mapping[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    """The options of a Dataset that knows its fields."""
+    for name in declared:
+        raise ArgumentError(
+            f"{name} is for plain Datasets: this one says what its samples hold", found=declared[name]
+        )
+    return options
 
 
 def _length(dataset: Any) -> int:
@@ -200,6 +257,17 @@ def _length(dataset: Any) -> int:
     if length < 1:
         raise SourceError("the Dataset is empty", found=found)
     return length
+
+
+def _chosen(sample: Any, columns: Sequence[str], sample_id: int) -> dict[str, Any]:
+    if isinstance(sample, Mapping) and all(name in sample for name in columns):
+        return {name: sample[name] for name in columns}
+    raise SourceError(
+        "a sample of the Dataset lacks a column",
+        expected="a dict with " + ", ".join(map(repr, columns)),
+        found=", ".join(map(repr, sample)) if isinstance(sample, Mapping) else type(sample).__name__,
+        where=f"sample {sample_id}",
+    )
 
 
 def _raised(error: Exception, where: str) -> SourceError:

@@ -58,6 +58,19 @@ def resumed(stream: Callable[[], Any], tail: Any) -> Any:
     return found + train(second)
 
 
+def of_fields(values: list[list[Any]], **options: Any) -> Any:
+    """Types and dimensions of each batch, of streams whose values differ between ranks."""
+
+    def stream(shard: tuple[int, int]) -> Iterator[dict[str, Any]]:
+        return ({"x": value} for value in values[shard[0]])
+
+    found = []
+    for batch in rf.Loader(rf.from_iterable(stream), 2, tail="pad", **options):
+        dist.all_reduce(torch.ones(1))
+        found.append({name: f"{value.dtype}, {value.ndim}" for name, value in batch.items()})
+    return found
+
+
 def cases(rank: int) -> dict[str, Any]:
     lengths = [23, 8, 0]
     used_up = iter([{"x": number} for number in range(9)])
@@ -76,6 +89,13 @@ def cases(rank: int) -> dict[str, Any]:
         "endless": told(
             lambda: train(rf.Loader(rf.from_iterable(lambda: ({"x": n} for n in itertools.count())), 2), 9)
         ),
+        "fields": told(lambda: of_fields([[[1], [2]] * 3, [[], [], [0.5, 1.5]], []])),
+        "fields, workers": told(
+            lambda: of_fields([[[1], [2]] * 3, [[], [0.5, 1.5]], []], num_workers=2, worker_kind="process")
+        ),
+        "no fields": told(lambda: of_fields([[1] * 9, ["a"] * 9, [2] * 9])),
+        "no fields on one": told(lambda: of_fields([[1] * 9, [1, "a"] * 4, [2] * 9])),
+        "late": told(lambda: of_fields([[1] * 9, [1] * 7 + [2.5], [2] * 9])),
         "other batch size": told(lambda: train(rf.Loader(one(40), 2 + rank // 2))),
     }
 

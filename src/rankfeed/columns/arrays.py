@@ -1,0 +1,104 @@
+"""Numbers, tensors and lists as numeric arrays, without loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from numbers import Integral, Number
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rankfeed.errors import ArgumentError
+
+#: Whole numbers up to this are the same in float64.
+_EXACT = 2.0**53
+
+
+def as_array(name: str, value: Any) -> npt.NDArray[Any]:
+    """A number, array, tensor or list of numbers as a numeric array of a type that torch has.
+
+    Raises:
+        ArgumentError: it is none of these (None, an object array, a mixture), or no type keeps all its digits.
+
+    Examples:
+        >>> as_array("x", [1, 2**63 + 1])
+        array([                  1, 9223372036854775809], dtype=uint64)
+    """
+    if hasattr(value, "detach"):  # a torch tensor, without importing torch to find out
+        try:
+            value = value.detach().cpu().numpy()
+        except (TypeError, RuntimeError) as error:  # bfloat16, sparse, nested
+            raise ArgumentError(
+                f"{name!r} is a tensor that numpy cannot hold",
+                found=f"{getattr(value, 'dtype', type(value).__name__)}: {error}",
+                remedy="turn it into a dense tensor of a type that numpy has, or give a collate_fn",
+            ) from error
+    try:
+        array = np.asarray(value)
+    except (ValueError, OverflowError):
+        array = np.empty(0, object)
+    if array.dtype.kind not in "biufc":
+        what = f"{type(value).__name__} of dtype {array.dtype}"
+        raise ArgumentError(
+            f"{name!r} is not a number, string, bytes or numeric array",
+            found=what if hasattr(value, "dtype") else f"{type(value).__name__}: {_shown(value)}",
+            remedy="turn it into one of these; objects are not stored, since reading them back would run code",
+        )
+    if array.dtype.kind in "fc":
+        if array.dtype.itemsize > (8 if array.dtype.kind == "f" else 16):
+            raise ArgumentError(
+                f"{name!r} is of a type that neither torch nor Arrow has",
+                found=f"dtype {array.dtype}",
+                remedy="convert it to float64, where its digits are not needed",
+            )
+        if isinstance(value, (list, tuple)) and bool((np.abs(array) >= _EXACT).any()):
+            array = _with_all_digits(name, value, array)
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+def is_list_of_numbers(value: Any) -> bool:
+    """Whether a list or tuple (of lists) holds plain numbers alone; an empty one does.
+
+    Examples:
+        >>> is_list_of_numbers([[1, 2.5], [3, 4]]), is_list_of_numbers([np.ones(2)]), is_list_of_numbers(["a"])
+        (True, False, False)
+    """
+    return all(
+        is_list_of_numbers(item)
+        if isinstance(item, (list, tuple))
+        else isinstance(item, (Number, np.generic)) and not isinstance(item, (str, bytes))
+        for item in value
+    )
+
+
+def _with_all_digits(name: str, value: Any, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """What numpy turned into floats, if no whole number in it lost digits; else as unsigned numbers."""
+    items = list(_items(value))
+    whole = [int(item) for item in items if isinstance(item, Integral)]
+    if len(whole) == len(items) and min(whole) >= 0 and max(whole) < 2**64:
+        return np.array(value, np.uint64)
+    if len(whole) == len(items) or any(int(float(item)) != item for item in whole):
+        raise ArgumentError(
+            f"{name!r} has whole numbers that no type holds together with the others",
+            found=f"{max(whole, key=abs)} in a {type(value).__name__} of {len(items)}",
+            remedy="convert them in the sample, or give a collate_fn",
+        )
+    return array
+
+
+def _items(value: Any) -> Iterator[Any]:
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _items(item)
+    elif hasattr(value, "reshape"):
+        yield from value.reshape(-1).tolist()
+    else:
+        yield value
+
+
+def _shown(value: Any) -> str:
+    try:
+        return f"{value!r:.60}"
+    except Exception:  # a repr of the user's own may do anything
+        return "..."

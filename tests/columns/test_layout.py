@@ -1,0 +1,129 @@
+"""What samples have in common, and whether further ones fit, over random samples."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rankfeed.columns import Columns, Field, Mismatch
+from rankfeed.columns.layout import describe, fitted, flat_fields, join, layout_of, leaf_of, mapped, settled
+
+INTEGERS = (
+    st.integers(-(2**63), 2**64 - 1) | st.integers(-3, 3) | st.sampled_from([2**53 - 1, 2**53, 2**53 + 1, 2**63])
+)
+NUMBERS = INTEGERS | st.floats(width=32) | st.booleans()
+TYPED = st.builds(
+    lambda number, kind: np.dtype(kind).type(number),
+    st.integers(0, 127),
+    st.sampled_from(["int8", "uint8", "int32", "int64", "uint64", "float32", "float64"]),
+)
+ARRAYS = st.builds(
+    lambda length, width, kind: np.arange(length * width).reshape(length, width).astype(kind),
+    st.integers(0, 3),
+    st.integers(1, 2),
+    st.sampled_from(["int32", "int64", "uint64", "float32", "float64"]),
+)
+VALUES = st.deferred(
+    lambda: (
+        NUMBERS
+        | TYPED
+        | ARRAYS
+        | st.lists(NUMBERS, max_size=3)
+        | st.text(max_size=3)
+        | st.binary(max_size=3)
+        | st.none()
+    )
+)
+SAMPLES = st.dictionaries(st.sampled_from("ab"), VALUES, max_size=2) | st.tuples(VALUES, VALUES) | VALUES
+
+
+def equal(value: Any, found: Any) -> bool:
+    """Whether a value arrived as it was: as Python compares numbers, exactly, whatever their types."""
+    if isinstance(value, (list, np.ndarray)):
+        before = value.tolist() if isinstance(value, np.ndarray) else value
+        now = np.asarray(found).tolist()
+        return len(before) == len(now) and all(map(equal, before, now))
+    if isinstance(value, (int, float, np.generic)):
+        one, other = np.asarray(value).item(), np.asarray(found).item()
+        return bool(one == other or (one != one and other != other))
+    return bool(value is found or value == found)
+
+
+def arrived(samples: list[Any], layout: Any) -> None:
+    """Every value of the samples is in its field, and of the field's type."""
+
+    def check(leaf: Any, path: Any, values: Any) -> None:
+        rows = fitted(values, leaf, path)
+        assert len(rows) == len(values)
+        for value, row in zip(values, rows, strict=True):
+            assert equal(value, row), (value, row, leaf)
+            if leaf.how == "tensor":
+                assert row.dtype == np.dtype(leaf.field.dtype)
+                inner = row.shape[1:] if leaf.field.kind == "ragged" else row.shape
+                assert inner == leaf.field.shape
+
+    mapped(samples, layout, check)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(SAMPLES, min_size=1, max_size=4), st.booleans())
+def test_samples_have_a_layout_that_keeps_every_value_or_none(samples: list[Any], loose: bool) -> None:
+    try:
+        layout = settled(layout_of(samples, loose=loose))
+    except Mismatch as error:
+        row = error.row
+    else:
+        arrived(samples, layout)
+        row = 0
+    assert 0 <= row < len(samples)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(VALUES, min_size=1, max_size=3), VALUES)
+def test_a_later_value_arrives_as_it_is_or_is_refused(probed: list[Any], later: Any) -> None:
+    with suppress(Mismatch):
+        layout = settled(layout_of([{"x": value} for value in probed]))
+        arrived([{"x": probed[0]}, {"x": later}], layout)
+
+
+@settings(max_examples=200, deadline=None)
+@given(VALUES, VALUES)
+def test_two_samples_have_the_same_in_common_in_either_order(one: Any, other: Any) -> None:
+    found = []
+    for pair in ((one, other), (other, one)):
+        try:
+            found.append(join(describe(pair[0]), describe(pair[1])))
+        except Exception as error:
+            found.append(type(error))
+    assert found[0] == found[1]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.fixed_dictionaries({"x": NUMBERS, "y": st.lists(INTEGERS, max_size=3)}), min_size=1, max_size=5)
+)
+def test_columns_keep_every_value(samples: list[dict[str, Any]]) -> None:
+    try:
+        columns = Columns.from_samples(samples)
+    except Mismatch:
+        return
+    for sample, row in zip(samples, columns.samples(), strict=True):
+        assert all(equal(sample[name], row[name]) for name in sample)
+    assert columns["y"].field.kind == "ragged"
+    fields = flat_fields(settled(layout_of(samples)))
+    assert fields == {name: column.field for name, column in columns.items()}
+
+
+def test_the_text_of_a_field_is_read_back() -> None:
+    for field in (
+        Field("dense", "int64"),
+        Field("ragged", "float32", (64, 2)),
+        Field("dense", "bool", (3,)),
+        Field("str"),
+    ):
+        assert Field.of(str(field)) == field
+        assert leaf_of(field).field == field
