@@ -12,6 +12,7 @@ import numpy.typing as npt
 from rankfeed._util.validate import check_int, check_int_array, check_names
 from rankfeed.columns import Columns, Field
 from rankfeed.errors import ArgumentError, SourceError
+from rankfeed.storage import DataFiles
 
 if TYPE_CHECKING:
     from rankfeed.sources.select import Chosen, SelectSource
@@ -38,6 +39,7 @@ class Source(ABC):
             torch's own way.
         annotate: puts a further tensor on such a batch, by name; None where there is no room for one.
         looks_ahead: how many samples before their turn the source would know of them (see `expect`); 0: never.
+        files: the files that it reads, as this job first saw them; None where it reads none by itself.
     """
 
     default_shuffle: ClassVar[Literal["global", "window"]] = "global"
@@ -47,6 +49,7 @@ class Source(ABC):
     collate: Collate | None = None
     annotate: Annotate | None = None
     looks_ahead: int = 0
+    files: DataFiles | None = None
 
     @property
     def identified(self) -> bool:
@@ -84,6 +87,18 @@ class Source(ABC):
         self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None
     ) -> None:
         """What will be read next: a hint, for a source that can fetch ahead."""
+
+    def check_unchanged(self) -> None:
+        """Find that a file which is being read was rewritten in place since the source was opened.
+
+        Sources do so at most once a second while they fetch; a Loader calls this with each ``state_dict()`` and
+        at the end of each epoch.
+
+        Raises:
+            CorruptError: one was; names it.
+        """
+        if self.files is not None:
+            self.files.check_open()
 
     def select(
         self, chosen: Chosen, *, columns: Sequence[str] | None = None, progress: bool = True
