@@ -340,7 +340,7 @@ def _read(source: rf.Source, results: "multiprocessing.Queue[int]") -> None:
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_it_travels_to_other_processes_as_a_path(method: str, ragged: Path) -> None:
     source = rf.open(ragged)
-    assert len(pickle.dumps(source)) < 1000
+    assert len(pickle.dumps(source)) < 3000  # a path, and what was seen of each file
     context = multiprocessing.get_context(method)
     results: multiprocessing.Queue[int] = context.Queue()
     child = context.Process(target=_read, args=(source, results))

@@ -450,7 +450,9 @@ def test_a_file_that_was_replaced_is_not_read_on_with(folder: Path, tmp_path: Pa
     write(table_of(300, 7), copy / "part-2.parquet", row_group_size=70)
     with pytest.raises(CorruptError, match=r"replaced while it was in use[\s\S]*part-2[\s\S]*start the job again"):
         other.fetch([0])
-    (copy / "part-9.parquet").unlink()
+    gone = Path(shutil.copytree(folder, tmp_path / "gone"))
+    other = rf.open(gone)
+    (gone / "part-9.parquet").unlink()
     with pytest.raises(SourceError, match=r"cannot be read[\s\S]*part-9"):
         other.fetch([300])
 

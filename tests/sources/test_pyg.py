@@ -480,7 +480,7 @@ def test_a_saved_data_set_travels_as_its_path(tmp_path: Path) -> None:
     as_it_was = pickle.dumps(source)
     (tmp_path / "processed" / "data.pt").unlink()  # mapped files are replaced, never written over
     saved(tmp_path, [graph(number) for number in range(7)])
-    with pytest.raises(SourceError, match=r"(?s)changed while a job reads.*data.pt"):
+    with pytest.raises(SourceError, match=r"(?s)changed or replaced while it was in use.*data.pt"):
         pickle.loads(as_it_was)
 
 

@@ -376,7 +376,7 @@ def _read(source: WebDatasetSource, results: "multiprocessing.Queue[int]") -> No
 def test_it_travels_to_other_processes_as_a_path(method: str, folder: Path) -> None:
     source = rf.open(folder)
     source.fetch(range(100)).samples()  # shards are open when the child starts
-    assert len(pickle.dumps(source)) < 1000
+    assert len(pickle.dumps(source)) < 3000  # a path, and what was seen of each file
     context = multiprocessing.get_context(method)
     results: multiprocessing.Queue[int] = context.Queue()
     child = context.Process(target=_read, args=(source, results))

@@ -271,7 +271,7 @@ def _see(dest: Path, run: Run) -> None:
     deadline = time.monotonic() + _SEEN
     while True:
         try:
-            if PackedSource(dest).fingerprint == run.result:
+            if PackedSource(dest).manifest.fingerprint == run.result:
                 return
             problem = "another data set, before it or after it"
         except (RankfeedError, OSError) as error:

@@ -43,6 +43,8 @@ class Iteration:
         try:
             made = next(self._made)
             batch = made.batch if self._loader.device is None else to_device(made.batch, self._loader.device)
+            if made.step + 1 == len(self._schedule):
+                self._loader.source.check_unchanged()
             if self._ledger is not None:
                 self._ledger.delivered(made.step)
         except BaseException as error:

@@ -206,7 +206,11 @@ class Loader(Standing, Placed, AmongFrameworks):
         return Iteration(self, self._schedule(), turn)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the job stands, after the last delivered step: JSON-able, under 1 KiB, the same on every rank."""
+        """Where the job stands, after the last delivered step: JSON-able, under 1 KiB, the same on every rank.
+
+        Raises:
+            CorruptError: a file that is being read was rewritten in place since the data were opened.
+        """
         return self._state_at(self._cursor)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -230,6 +234,7 @@ class Loader(Standing, Placed, AmongFrameworks):
         return self._stats.as_dict()
 
     def _state_at(self, cursor: Cursor) -> dict[str, Any]:
+        self.source.check_unchanged()
         return states.save(cursor, self.plan.describe(), self.source.fingerprint)
 
     def _schedule(self) -> Schedule:

@@ -145,7 +145,10 @@ class Maker:
         """
         if self.ahead and self.source.looks_ahead:
             self._tell(schedule, step)
-        return self.make_share(Share.of(schedule, step))
+        made = self.make_share(Share.of(schedule, step))
+        if step + self.stride >= len(schedule):  # the last one that this process makes
+            self.source.check_unchanged()
+        return made
 
     def make_share(self, share: Share) -> Made:
         """The batch of a share.

@@ -24,7 +24,7 @@ from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
 from rankfeed.sources.format import Format
 from rankfeed.sources.paths import Paths, common_root
 from rankfeed.sources.source import Int64, by_chunk, check_columns, check_ids
-from rankfeed.storage import check_whole, digest_of, mapped, touched
+from rankfeed.storage import DataFiles, check_whole, digest_of, mapped, touched
 from rankfeed.storage.kept import Kept
 
 #: Files that are held open; what a batch points into stays, however many others are opened.
@@ -60,6 +60,8 @@ class ArrowSource(ChunkedSource):
         array([2, 3])
     """
 
+    files: DataFiles
+
     def __init__(
         self,
         where: Paths,
@@ -77,7 +79,8 @@ class ArrowSource(ChunkedSource):
             raise invalid("shapes", "a dict of shapes by column", shapes)
         self._shapes = dict(shapes or {})
         self._open: Kept[ArrowFile] = Kept()
-        self._exceeds = sum(map(_size, self._paths)) > mapped.RESIDENT_BYTES
+        self.files = DataFiles(self._paths)
+        self._exceeds = int(self.files.sizes.sum()) > mapped.RESIDENT_BYTES
         first: ArrowFile | None = None
         plain: set[str] | None = None
         rows, chunks, blocks, digests = [], [], [], []
@@ -108,7 +111,7 @@ class ArrowSource(ChunkedSource):
         self._blocks = np.concatenate(blocks)
         root = common_root(self._paths)
         names = [os.fsencode(os.path.relpath(path, root)) for path in self._paths]
-        self._fingerprint = digest_of(*names, *(each.encode() for each in digests))
+        self._fingerprint = digest_of(*names, *(each.encode() for each in (*digests, self.files.fingerprint)))
         self._digests = digests
         self._init_chunks(self._chunks[:, 3], cache_bytes)
         if not self._decoded:
@@ -137,7 +140,7 @@ class ArrowSource(ChunkedSource):
 
     @property
     def fingerprint(self) -> str:
-        """Of relative names, sizes, columns, and where the record batches lie."""
+        """Of relative names, sizes, columns, where the record batches lie, and content samples."""
         return self._fingerprint
 
     def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
@@ -153,6 +156,7 @@ class ArrowSource(ChunkedSource):
         """
         ids = check_ids(sample_ids, len(self))
         names = check_columns(columns, self._fields)
+        self.files.check_open(at_intervals=True)
         plain = [name for name in names if name in self._plain]
         rest = [name for name in names if name in self._decoded]
         parts: dict[str, list[Any]] = {name: [] for name in plain}
@@ -214,17 +218,10 @@ class ArrowSource(ChunkedSource):
     def _opened(self, number: int) -> ArrowFile:
         path = self._paths[number]
         file = open_arrow(path, self._shapes, unended=self._unended, by_calls=self._exceeds)
+        self.files.opened(number)
         if hasattr(self, "_digests") and file.digest != self._digests[number]:
             raise CorruptError("a file was replaced while it was in use", where=path, remedy="start the job again")
         return file
-
-
-def _size(path: str) -> int:
-    """Bytes of a file; 0 where it is gone, which whoever opens it says."""
-    try:
-        return os.path.getsize(path)
-    except OSError:
-        return 0
 
 
 FORMAT = Format("arrow", "Arrow IPC files or streams (.arrow, .feather)", fits, ArrowSource)

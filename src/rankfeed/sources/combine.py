@@ -206,6 +206,15 @@ class ConcatSource(Source):
         for number, rows, _ in by_chunk(check_ids(sample_ids, len(self)), self.starts):
             self.sources[number].expect(rows, self._wanted if columns is None else columns)
 
+    def check_unchanged(self) -> None:
+        """Find that a file of one of the sources was rewritten in place.
+
+        Raises:
+            CorruptError: one was; names it.
+        """
+        for source in self.sources:
+            source.check_unchanged()
+
     def _name(self, number: int) -> str:
         called = number if self.names is None else repr(self.names[number])
         return f"source {called}, {_SHORT.repr(self.sources[number])}"

@@ -133,12 +133,16 @@ class HuggingFaceSource(Source):
         self._fingerprint = digest_of(*(str(part).encode() for part in parts))
 
     def __getstate__(self) -> dict[str, Any]:
+        if all(each is None or isinstance(each, ArrowSource) for each in (self._table, self._mapping)):
+            return {**self.__dict__, "_dataset": None}  # files, as they were first seen here
         # A Dataset travels as `datasets` has it: files by their names, tables in memory whole.
         kept = ("_dataset", "_folder", "_options", "_wanted", "_fingerprint")
         return {name: self.__dict__[name] for name in kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        if self._dataset is None:
+            return
         self._read()
         if self._fingerprint != state["_fingerprint"]:
             raise SourceError(
@@ -199,6 +203,16 @@ class HuggingFaceSource(Source):
         names = check_columns(columns, self.fields)
         rows = self._rows(check_ids(sample_ids, len(self)))
         self._table.expect(rows, [self._names[name] for name in names])
+
+    def check_unchanged(self) -> None:
+        """Find that one of the files was rewritten in place.
+
+        Raises:
+            CorruptError: one was; names it.
+        """
+        for each in (self._table, self._mapping):
+            if each is not None:
+                each.check_unchanged()
 
     def _rows(self, ids: Int64) -> Int64:
         """Which rows of the table these samples are."""

@@ -21,7 +21,7 @@ from rankfeed.sources.lance_columns import is_blob, offered
 from rankfeed.sources.lance_process import Handle, facts
 from rankfeed.sources.paths import Paths, check_utf8
 from rankfeed.sources.source import Int64, check_columns, check_ids
-from rankfeed.storage import digest_of
+from rankfeed.storage import DataFiles, digest_of
 
 #: About what is read in one go, decoded; and how many such ranges the cache has to hold: two for each of 64 lanes
 #: whose window reaches into them, twice over.
@@ -85,7 +85,12 @@ class LanceSource(ChunkedSource):
         self._handle = Handle(self._facts)
         self._tops, self._blobs, self._fields = offered(self._facts.schema, columns, nulls, self._where())
         self._has_blobs = any(map(is_blob, self._facts.schema))
-        self._facts = replace(self._facts, schema=None)  # has served; it need not travel
+        paths = self._facts.files
+        if any(paths):
+            self.files = DataFiles([os.path.abspath(path) for some in paths for path in some])
+        #: Numbers of the first file of each fragment, and at the end their number.
+        self._file_starts = _starts(np.array([len(some) for some in paths], np.int64))
+        self._facts = replace(self._facts, schema=None, files=())  # have served; they need not travel
         self._per_fragment = self._counts()
         if not self._per_fragment.sum():
             raise SourceError(
@@ -112,10 +117,11 @@ class LanceSource(ChunkedSource):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of version, schema, counts and the names of data files, and of the rows that a filter lets through."""
+        """Of version, schema, counts, the data files, and the rows that a filter lets through."""
         chosen = self._facts.chosen
         kept = b"" if chosen is None else chosen.astype("<i8").tobytes()
-        return digest_of(self._facts.digest.encode(), kept)
+        files = "" if self.files is None else self.files.fingerprint
+        return digest_of(self._facts.digest.encode(), kept, files.encode())
 
     def __repr__(self) -> str:
         return f"LanceSource({self.path!r}, version={self.version}, {len(self)} samples)"
@@ -132,6 +138,8 @@ class LanceSource(ChunkedSource):
             CorruptError: it is damaged, or was cleaned up while it was in use.
         """
         names = check_columns(columns, self._fields)
+        if self.files is not None:
+            self.files.check_open(at_intervals=True)
         plain = [name for name in names if self._tops[name] not in self._blobs]
         if len(plain) == len(names):
             return super().fetch(sample_ids, names)
@@ -155,7 +163,7 @@ class LanceSource(ChunkedSource):
 
     def _blob_column(self, top: str, ids: Int64) -> dict[str, Stored]:
         rows = self._rows(ids)
-        contents = self._handle.call("blobs", rows, top)
+        contents = self._read(self._fragments_of(rows), "blobs", rows, top)
         valid = np.array([content is not None for content in contents], bool)
         if self._nulls == "error" and not valid.all():
             raise SourceError(
@@ -173,7 +181,7 @@ class LanceSource(ChunkedSource):
         tops = self._top_columns(names)
         if self._facts.chosen is None:
             start = first - int(self._fragment_starts[fragment])
-            table = self._handle.call("span", int(self._facts.fragments[fragment]), start, count, tops)
+            table = self._read([fragment], "span", int(self._facts.fragments[fragment]), start, count, tops)
             return self._stored(table, names, first, f"fragment {self._facts.fragments[fragment]}")
         rows = self._facts.chosen[first : first + count]
         table = self._chosen_span(fragment, rows, tops)
@@ -183,14 +191,14 @@ class LanceSource(ChunkedSource):
         """Rows that a filter let through, all of one fragment: with those between them, if these are few."""
         first, span = int(rows[0]), int(rows[-1] - rows[0]) + 1
         if span > _SPARSE * len(rows):
-            return self._handle.call("take", rows, self._fragments_of(rows), tops)
+            return self._take_rows(rows, tops)
         start = first - int(self._row_starts[fragment])
-        table = self._handle.call("span", int(self._facts.fragments[fragment]), start, span, tops)
+        table = self._read([fragment], "span", int(self._facts.fragments[fragment]), start, span, tops)
         return table if span == len(rows) else table.take(rows - first)
 
     def _take(self, ids: Int64, names: tuple[str, ...]) -> dict[str, Stored]:
         rows = self._rows(ids)
-        table = self._handle.call("take", rows, self._fragments_of(rows), self._top_columns(names))
+        table = self._take_rows(rows, self._top_columns(names))
         return self._stored(table, names, rows, "rows from several fragments")
 
     def _stored(self, table: Any, names: tuple[str, ...], first: int | Int64, place: str) -> dict[str, Stored]:
@@ -206,9 +214,22 @@ class LanceSource(ChunkedSource):
         return ids if self._facts.chosen is None else self._facts.chosen[ids]
 
     def _fragments_of(self, rows: Int64) -> list[int]:
-        met = np.unique(self._row_starts.searchsorted(rows, side="right") - 1)
-        fragments: list[int] = self._facts.fragments[met].tolist()
+        """The fragments that rows of the table lie in, counted from 0."""
+        fragments: list[int] = np.unique(self._row_starts.searchsorted(rows, side="right") - 1).tolist()
         return fragments
+
+    def _take_rows(self, rows: Int64, tops: list[str]) -> Any:
+        fragments = self._fragments_of(rows)
+        return self._read(fragments, "take", rows, self._facts.fragments[fragments].tolist(), tops)
+
+    def _read(self, fragments: Sequence[int], method: str, *arguments: Any) -> Any:
+        """What a method of the table reads in some fragments, whose files are what they were."""
+        found = self._handle.call(method, *arguments)
+        if self.files is not None:
+            for fragment in fragments:
+                for number in range(*self._file_starts[fragment : fragment + 2].tolist()):
+                    self.files.opened(number)
+        return found
 
     def _counts(self) -> Int64:
         """Samples of each fragment; sets where each starts, in samples and in rows of the table."""

@@ -66,6 +66,7 @@ class Facts:
         data_bytes: int64 [f], size of each one's data files.
         digest: of all this but the place, and of the data files' names, which Lance draws at random.
         chosen: int64 [k], sorted: the rows that a filter lets through, counted over the table's live rows.
+        files: for each fragment, the paths of its files that lie in the table's folder.
     """
 
     uri: str
@@ -76,6 +77,7 @@ class Facts:
     data_bytes: Int64
     digest: str
     chosen: Int64 | None = None
+    files: tuple[tuple[str, ...], ...] = ()
 
 
 class LanceTable:
@@ -114,7 +116,7 @@ class LanceTable:
         UnsafeError: it names files outside the table.
         """
         where = f"{self.uri}, version {self.version}"
-        rows, sizes, names = [], [], []
+        rows, sizes, names, paths = [], [], [], []
         with native(where):
             schema = self._table.schema
             for fragment in self._fragments.values():
@@ -123,6 +125,7 @@ class LanceTable:
                 rows.append(int(fragment.count_rows()))
                 sizes.append(sum(file.size for file in files))
                 names.append(f"{fragment.fragment_id}:{metadata.physical_rows}:{rows[-1]}:{files}")
+                paths.append(self._paths(fragment))
         if rows and min(rows) < 0:
             raise CorruptError("a fragment has a negative number of rows", where=where, remedy=DAMAGED)
         found = Facts(
@@ -133,8 +136,18 @@ class LanceTable:
             np.array(rows, np.int64),
             np.array(sizes, np.int64),
             digest_of(str(self.version).encode(), str(schema).encode(), "\n".join(names).encode()),
+            files=tuple(paths),
         )
         return found if condition is None else replace(found, chosen=self._chosen(condition, where))
+
+    def _paths(self, fragment: Any) -> tuple[str, ...]:
+        """Where the files of a fragment lie, those of other tables left out (a shallow clone has some)."""
+        metadata = fragment.metadata
+        files = [f"data/{each.path}" for each in metadata.files if getattr(each, "base_id", None) is None]
+        deletions = metadata.deletion_file
+        if deletions is not None and getattr(deletions, "base_id", None) is None:
+            files += filter(None, [fragment.deletion_file()])
+        return () if "://" in self.uri else tuple(os.path.join(self.uri, each) for each in files)
 
     def deleted_from(self) -> list[int]:
         """Fragments that have a list of deleted rows."""

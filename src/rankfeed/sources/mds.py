@@ -20,7 +20,7 @@ from rankfeed.sources.mds_index import INDEX_NAME, MdsIndex, MdsShard, read_inde
 from rankfeed.sources.mds_shard import check_hashes, locate, read_shard
 from rankfeed.sources.paths import Paths, head
 from rankfeed.sources.source import Int64, by_chunk, check_columns, check_ids
-from rankfeed.storage import check_whole, digest_of, mapped, touched
+from rankfeed.storage import DataFiles, check_whole, digest_of, mapped, touched
 from rankfeed.storage.kept import Kept
 
 Bytes = npt.NDArray[np.uint8]
@@ -53,6 +53,8 @@ class MdsSource(ChunkedSource):
         ArgumentError: no such column.
     """
 
+    files: DataFiles
+
     def __init__(
         self,
         where: Paths,
@@ -68,7 +70,9 @@ class MdsSource(ChunkedSource):
         self._folders = [os.path.abspath(each) for each in folders_of(where)]
         index = _read(self._folders)
         self._shards, self._columns = index.shards, index.columns
-        self._fingerprint = digest_of(index.digest)
+        self._index_digest = digest_of(index.digest)
+        self.files = DataFiles([shard.path for shard in self._shards])
+        self._fingerprint = digest_of(self._index_digest.encode(), self.files.fingerprint.encode())
         self._check = check
         names = check_columns(columns, dict.fromkeys(self._columns, Field("object")))
         check_columns(objects, dict.fromkeys(self._columns, Field("object")))
@@ -102,10 +106,10 @@ class MdsSource(ChunkedSource):
         super().__setstate__(state)
         self._encodings = self._find_encodings(state["_encodings"], "")
         found = digest_of(_read(self._folders).digest)
-        if found != self._fingerprint:
+        if found != self._index_digest:
             raise SourceError(
                 "the data set was replaced while it was in use",
-                expected=self._fingerprint,
+                expected=self._index_digest,
                 found=found,
                 where=self._folders[0],
                 remedy="start the job again",
@@ -132,7 +136,7 @@ class MdsSource(ChunkedSource):
 
     @property
     def fingerprint(self) -> str:
-        """Of the index: names, sizes, counts, columns and checksums."""
+        """Of the index (names, sizes, counts, columns and checksums), and of content samples."""
         return self._fingerprint
 
     def _find_fields(self) -> dict[str, Field]:
@@ -164,6 +168,7 @@ class MdsSource(ChunkedSource):
         """
         ids = check_ids(sample_ids, len(self))
         names = check_columns(columns, self._fields)
+        self.files.check_open(at_intervals=True)
         parts: dict[str, list[Any]] = {name: [] for name in names}
         wanted = by_chunk(ids, self._chunk_starts)
         for number, rows, slots in wanted:
@@ -192,6 +197,7 @@ class MdsSource(ChunkedSource):
 
     def _load_chunk(self, number: int, names: tuple[str, ...]) -> dict[str, Stored]:
         data = read_shard(self._shards[number])
+        self.files.check(number)
         # With offsets, so that it counts as many rows as it has samples.
         return {"": Stored(data, data[4 : 4 * (self._shards[number].samples + 2)].view("<u4"))}
 
@@ -200,10 +206,12 @@ class MdsSource(ChunkedSource):
         shard = self._shards[number]
         if shard.compression is not None:
             return self._chunk(number, (), used)[""].values
-        return self._open.get(number, lambda: self._opened(shard), most=OPEN_SHARDS)
+        return self._open.get(number, lambda: self._opened(number), most=OPEN_SHARDS)
 
-    def _opened(self, shard: MdsShard) -> Bytes:
+    def _opened(self, number: int) -> Bytes:
+        shard = self._shards[number]
         data = read_shard(shard)
+        self.files.opened(number)
         if self._check:
             check_hashes(data, shard)
         return data

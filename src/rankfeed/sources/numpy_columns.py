@@ -101,3 +101,12 @@ class NumpyColumnsSource(Source):
         ids: Any = check_ids(sample_ids, len(self))
         names = check_columns(columns, self.fields)
         return Columns({name: self._files[name].fetch(ids)["array"] for name in names}, len(np.atleast_1d(ids)))
+
+    def check_unchanged(self) -> None:
+        """Find that one of the files was rewritten in place.
+
+        Raises:
+            CorruptError: one was; names it.
+        """
+        for each in self._files.values():
+            each.check_unchanged()

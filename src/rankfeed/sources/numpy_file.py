@@ -19,7 +19,7 @@ from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.npy import Header, array_at, check_size, file_header, load_objects, reading
 from rankfeed.sources.npz import Member, read_member, read_members
 from rankfeed.sources.source import Int64, Source, check_columns, check_ids
-from rankfeed.storage import check_whole, digest_of, map_file, touched
+from rankfeed.storage import DataFiles, check_whole, digest_of, map_file, touched
 from rankfeed.storage.forks import start_in_each_process
 
 #: The column of a `.npy` file, which has no name of its own.
@@ -40,6 +40,7 @@ class NumpyFileSource(Source):
         path: of the file.
         columns: names of those to offer; None for all.
         allow_pickle: whether arrays of objects may be read, which runs code that they contain.
+        files: what another process of the job saw first; None for the process that opens.
 
     Raises:
         SourceError: it cannot be read, has no rows, or its arrays differ in their first dimension.
@@ -47,15 +48,21 @@ class NumpyFileSource(Source):
         UnsafeError: it holds objects, and these are not allowed.
     """
 
-    def __init__(self, path: str, *, columns: Sequence[str] | None = None, allow_pickle: bool = False) -> None:
+    files: DataFiles
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        columns: Sequence[str] | None = None,
+        allow_pickle: bool = False,
+        files: DataFiles | None = None,
+    ) -> None:
         self.path = os.path.abspath(path)
         self.allow_pickle = allow_pickle
         self._wanted = None if columns is None else tuple(columns)
         self._arrays: dict[str, npt.NDArray[Any]] = {}
-        try:
-            self._size = os.stat(path).st_size
-        except OSError as error:
-            raise SourceError("the file cannot be read", found=error, where=path) from error
+        self.files = DataFiles([self.path]) if files is None else files.reopened([self.path])
         self._members: dict[str, Member] | None = None
         if path.endswith(".npz"):
             self._members = read_members(path, path, allow_pickle=allow_pickle)
@@ -81,7 +88,7 @@ class NumpyFileSource(Source):
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.path, self._wanted, self.allow_pickle, self.fingerprint)
+        return _reopen, (self.path, self._wanted, self.allow_pickle, self.fingerprint, self.files)
 
     def __len__(self) -> int:
         return self._length
@@ -113,9 +120,9 @@ class NumpyFileSource(Source):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of name, size, types and shapes."""
+        """Of name, size, types, shapes, and content samples."""
         schema = ",".join(f"{name}:{header}" for name, header in self._headers.items())
-        return digest_of(os.fsencode(os.path.basename(self.path)), str(self._size).encode(), schema.encode())
+        return digest_of(schema.encode(), self.files.fingerprint.encode())
 
     def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
         """The rows of some samples: pointers into the mapped file; copied where they do not lie as in a batch.
@@ -130,6 +137,7 @@ class NumpyFileSource(Source):
         """
         ids = check_ids(sample_ids, self._length)
         names = check_columns(columns, self.fields)
+        self.files.check_open(at_intervals=True)
         if not self._arrays.keys() >= set(names):
             self._load(names)
         out: dict[str, Column] = {}
@@ -149,10 +157,13 @@ class NumpyFileSource(Source):
         """Map those arrays that are not compressed, read the others, and compare their checksums."""
         with self._lock:
             names = [name for name in names if name not in self._arrays]  # another thread may have been quicker
+            loaded: dict[str, npt.NDArray[Any]] = {}
             if names and self._members is None:
-                self._arrays[_ARRAY] = self._load_npy(self._headers[_ARRAY])
+                loaded[_ARRAY] = self._load_npy(self._headers[_ARRAY])
             elif self._members is not None:
-                self._load_members([(name, self._members[name]) for name in names])
+                loaded = self._load_members([(name, self._members[name]) for name in names])
+            self.files.opened(0)
+            self._arrays.update(loaded)
 
     def _load_npy(self, header: Header) -> npt.NDArray[Any]:
         if header.dtype.hasobject:
@@ -161,20 +172,22 @@ class NumpyFileSource(Source):
         check_size(header, len(data), self.path)
         return array_at(data, header)
 
-    def _load_members(self, members: Sequence[tuple[str, Member]]) -> None:
+    def _load_members(self, members: Sequence[tuple[str, Member]]) -> dict[str, npt.NDArray[Any]]:
         """The archive is opened and mapped once for all of them: it may have thousands."""
+        loaded: dict[str, npt.NDArray[Any]] = {}
         stored = [(name, member) for name, member in members if member.is_stored]
         packed = [(name, member) for name, member in members if not member.is_stored]
         if stored:
             data = map_file(self.path)
             for name, member in stored:
-                self._arrays[name] = _map_member(data, member)
+                loaded[name] = _map_member(data, member)
         if packed:
             with reading(self.path), zipfile.ZipFile(self.path) as archive:
                 for name, member in packed:
                     array = read_member(archive, member, allow_pickle=self.allow_pickle)
                     array.flags.writeable = False  # it is kept, as a mapped one
-                    self._arrays[name] = array
+                    loaded[name] = array
+        return loaded
 
 
 def _map_member(data: npt.NDArray[np.uint8], member: Member) -> npt.NDArray[Any]:
@@ -208,8 +221,8 @@ def _checksum(content: npt.NDArray[np.uint8]) -> int:
     return found
 
 
-def _reopen(path: str, columns: Any, allow_pickle: bool, fingerprint: str) -> NumpyFileSource:
-    source = NumpyFileSource(path, columns=columns, allow_pickle=allow_pickle)
+def _reopen(path: str, columns: Any, allow_pickle: bool, fingerprint: str, files: DataFiles) -> NumpyFileSource:
+    source = NumpyFileSource(path, columns=columns, allow_pickle=allow_pickle, files=files)
     if source.fingerprint != fingerprint:
         raise SourceError("the file changed while it was in use", where=path)
     return source

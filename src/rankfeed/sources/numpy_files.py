@@ -19,7 +19,7 @@ from rankfeed.sources.npy import Header, check_size, file_header, load_objects, 
 from rankfeed.sources.npz import members_of, read_member, read_members
 from rankfeed.sources.paths import Paths, common_root, expand, files_in
 from rankfeed.sources.source import Int64, Source, check_columns, check_ids
-from rankfeed.storage import digest_of
+from rankfeed.storage import DataFiles, digest_of
 
 SUFFIXES = (".npy", ".npz")
 #: The column of a `.npy` file, which has no name of its own.
@@ -47,6 +47,7 @@ class NumpyFilesSource(Source):
         labels: "folder" adds the column "label", int64: the number of the subdirectory of ``where`` that the file
             is in, in sorted order of their names. A list of their names is their order.
         name_column: name of a column to add, str: the path of the file, relative to the common directory.
+        files: what another process of the job saw first; None for the process that opens.
 
     Attributes:
         classes: names of the subdirectories in the order of their labels; empty without ``labels``.
@@ -56,6 +57,8 @@ class NumpyFilesSource(Source):
         ArgumentError: ``labels`` without a directory, or a column name that is taken.
     """
 
+    files: DataFiles
+
     def __init__(
         self,
         where: str | Sequence[str | os.PathLike[str]],
@@ -64,6 +67,7 @@ class NumpyFilesSource(Source):
         allow_pickle: bool = False,
         labels: Labels = None,
         name_column: str | None = None,
+        files: DataFiles | None = None,
     ) -> None:
         self.where = where
         self.labels = labels
@@ -72,6 +76,7 @@ class NumpyFilesSource(Source):
         self._wanted = None if columns is None else tuple(columns)
         self._root, paths = listing(where, recursive=labels is not None)
         self._suffix = paths[0][-4:]
+        self.files = DataFiles(paths) if files is None else files.reopened(paths)
         # One array of names instead of a list: a tenth of the memory where there are millions.
         self._names = np.array([os.fsencode(os.path.relpath(path, self._root)) for path in paths])
         self.classes: list[str] = [] if labels is None else _classes(self._class_names(), labels, where)
@@ -83,6 +88,7 @@ class NumpyFilesSource(Source):
             "allow_pickle": self.allow_pickle,
             "labels": self.labels,
             "name_column": self.name_column,
+            "files": self.files,
         }
         return _reopen, (self.where, options, self.fingerprint)
 
@@ -119,17 +125,9 @@ class NumpyFilesSource(Source):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of relative names, sizes, types and classes."""
-        names = b"\0".join(self._names.tolist())
+        """Of relative names, sizes, types, classes, and content samples."""
         schema = ",".join([*(f"{name}:{field}" for name, field in self.fields.items()), *map(ascii, self.classes)])
-        return digest_of(names, self._sizes.tobytes(), schema.encode())
-
-    @cached_property
-    def _sizes(self) -> Int64:
-        try:
-            return np.array([os.stat(self._path(each)).st_size for each in range(len(self))], np.int64)
-        except OSError as error:
-            raise SourceError("a file cannot be read", found=error, where=self.where) from error
+        return digest_of(self.files.fingerprint.encode(), schema.encode())
 
     def _path(self, sample_id: int) -> str:
         return os.path.join(self._root, self._name(sample_id))
@@ -146,7 +144,7 @@ class NumpyFilesSource(Source):
         if header.dtype.hasobject:
             return {ARRAY: Field("object")}
         # Same type and same inner shape (checked as files are read): sizes tell whether the lengths differ.
-        ragged = len(header.shape) > 0 and bool((self._sizes != self._sizes[0]).any())
+        ragged = len(header.shape) > 0 and bool((self.files.sizes != self.files.sizes[0]).any())
         return {ARRAY: _field(header, ragged)}
 
     def _npz_fields(self) -> dict[str, Field]:
@@ -189,6 +187,8 @@ class NumpyFilesSource(Source):
         else:
             samples = [self._read_npz(each, stored) for each in ids.tolist()] if stored else []
             rows = {name: [sample[name] for sample in samples] for name in stored}
+        for each in ids.tolist() if stored else ():  # read whole by now
+            self.files.check(each)
         found = {name: _column(self.fields[name], values) for name, values in rows.items()} | added
         return Columns({name: found[name] for name in names}, len(ids))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,10 @@ from rankfeed.sources.paths import Paths
 from rankfeed.sources.source import Source, by_chunk, check_columns, check_ids
 from rankfeed.storage import (
     MANIFEST_NAME,
+    DataFiles,
     Manifest,
     check_whole,
+    digest_of,
     file_digest,
     load_manifest,
     map_file,
@@ -47,6 +49,7 @@ class PackedSource(Source):
     Args:
         path: of the folder.
         columns: names of those to offer; None for all.
+        files: what another process of the job saw first; None for the process that opens.
 
     Raises:
         SourceError, CorruptError, UnsafeError: there is no manifest, or it is not right.
@@ -58,12 +61,21 @@ class PackedSource(Source):
         (2, 2)
     """
 
-    def __init__(self, path: str | Path, *, columns: Sequence[str] | None = None) -> None:
+    files: DataFiles
+
+    def __init__(
+        self, path: str | Path, *, columns: Sequence[str] | None = None, files: DataFiles | None = None
+    ) -> None:
         self.path = os.path.abspath(path)  # whoever changes the working directory later still reads the same
         self._wanted = None if columns is None else tuple(columns)
+        manifest_file = DataFiles([os.path.join(self.path, MANIFEST_NAME)])
         self._open_manifest()
         for number in range(len(self._manifest.shards)):
             self._check_file(number)
+        paths = [os.path.join(self.path, shard.path) for shard in self._manifest.shards]
+        self.files = DataFiles(paths) if files is None else files.reopened(paths)
+        self.files.content = partial(_has_its_checksum, self.path, self._manifest)
+        manifest_file.check(0)  # it goes before the first shard is replaced: these are its shards
 
     def _open_manifest(self) -> None:
         self._manifest: Manifest = load_manifest(self.path)
@@ -75,7 +87,7 @@ class PackedSource(Source):
         self._open: Kept[_Shard] = Kept()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.path, self._wanted, self.fingerprint)
+        return _reopen, (self.path, self._wanted, self.fingerprint, self.files)
 
     def __len__(self) -> int:
         return self._manifest.num_rows
@@ -100,8 +112,8 @@ class PackedSource(Source):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of counts, schema and checksums."""
-        return self._manifest.fingerprint
+        """Of counts, schema, checksums, and what the files themselves hold."""
+        return digest_of(self._manifest.fingerprint.encode(), self.files.fingerprint.encode())
 
     def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
         """The rows of some samples: pointers into the shards; nothing is copied yet.
@@ -116,6 +128,7 @@ class PackedSource(Source):
         """
         ids = check_ids(sample_ids, len(self))
         names = list(self._fields) if columns is None else check_columns(columns, self._fields)
+        self.files.check_open(at_intervals=True)
         parts: dict[str, list[Any]] = {name: [] for name in names}
         wanted = by_chunk(ids, self._starts)
         for number, rows, slots in wanted:
@@ -136,9 +149,9 @@ class PackedSource(Source):
         return self._open.get(number, lambda: self._open_shard(number), most=OPEN_SHARDS)
 
     def _open_shard(self, number: int) -> _Shard:
-        self._check_file(number)
         shard, place = self._manifest.shards[number], self._place(number)
         data = map_file(place)
+        self.files.opened(number)
         _check_size(len(data), shard, place)  # of the very file that is mapped
         stored = read_shard(data, self._manifest.fields, shard.rows, str(place))
         # Where data are more than may stay mapped, large rows are read by calls.
@@ -147,6 +160,7 @@ class PackedSource(Source):
         if not large:
             return _Shard(place, data, stored, {})
         file = File(place)
+        self.files.check(number)
         start = data.ctypes.data
         regions = {name: Region(file, stored[name].values.ctypes.data - start) for name in large}
         return _Shard(place, data, stored, regions)
@@ -177,8 +191,17 @@ def _check_size(size: int, shard: Shard, place: Path) -> None:
         )
 
 
-def _reopen(path: str, columns: tuple[str, ...] | None, fingerprint: str) -> PackedSource:
-    source = PackedSource(path, columns=columns)
+def _has_its_checksum(path: str, manifest: Manifest, number: int) -> bool:
+    """Whether a shard is the one that was packed: all of it is read."""
+    shard = manifest.shards[number]
+    try:
+        return file_digest(Path(path, shard.path)) == shard.xxh3
+    except OSError:
+        return False
+
+
+def _reopen(path: str, columns: tuple[str, ...] | None, fingerprint: str, files: DataFiles) -> PackedSource:
+    source = PackedSource(path, columns=columns, files=files)
     if source.fingerprint != fingerprint:
         raise CorruptError(
             "the data set was replaced while it was in use",

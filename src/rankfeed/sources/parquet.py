@@ -24,7 +24,7 @@ from rankfeed.sources.parquet_partitions import Partitions
 from rankfeed.sources.parquet_rows import LargeRows, Part, Reader
 from rankfeed.sources.paths import Paths, common_root
 from rankfeed.sources.source import Int64, check_columns, check_ids
-from rankfeed.storage import digest_of
+from rankfeed.storage import DataFiles, digest_of
 
 #: What is decoded in one go is about as large as this: larger row groups are read in parts, small ones that lie
 #: one behind the other together. Where not all data fit into the cache, it is not larger than this share of it, so
@@ -70,6 +70,7 @@ class ParquetSource(ChunkedSource):
     """
 
     _transient: ClassVar[tuple[str, ...]] = ("_reader", "_apart", "_finer")
+    files: DataFiles
 
     def __init__(
         self,
@@ -81,8 +82,9 @@ class ParquetSource(ChunkedSource):
     ) -> None:
         cache_bytes = check_int("cache_bytes", cache_bytes, at_least=0)
         found = places(where)
-        footers = read_footers([place.path for place in found])
         self._paths = [place.path for place in found]
+        self.files = DataFiles(self._paths)
+        footers = read_footers(self._paths)
         self._digests = [footer.digest for footer in footers]
         self._nulls: Nulls = nulls
         schema = _one_schema(self._paths, footers)
@@ -96,7 +98,8 @@ class ParquetSource(ChunkedSource):
         self._rows = np.array([rows for footer in footers for rows in footer.rows], np.int64)
         if not self._rows.sum():
             raise SourceError("there are no rows", where=self._paths[0])
-        self._fingerprint = _fingerprint(self._paths, footers, known, self._partitions)
+        facts = _fingerprint(self._paths, footers, known, self._partitions)
+        self._fingerprint = digest_of(facts.encode(), self.files.fingerprint.encode())
         share = len([name for name in self._fields if name in own]) / len(own)
         sizes = [_decoded(footer, self._fields, share) for footer in footers]
         most = _PART_BYTES
@@ -131,7 +134,7 @@ class ParquetSource(ChunkedSource):
 
     @property
     def fingerprint(self) -> str:
-        """Of relative names, sizes, columns, counts and the checksums of footers."""
+        """Of relative names, sizes, columns, counts, the checksums of footers, and content samples."""
         return self._fingerprint
 
     def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
@@ -146,6 +149,7 @@ class ParquetSource(ChunkedSource):
             CorruptError: it is damaged, or another one than it was.
         """
         ids, names = check_ids(sample_ids, len(self)), check_columns(columns, self._fields)
+        self.files.check_open(at_intervals=True)
         if self._finer is not None:
             return self._finer.fetch(ids, names)
         try:
@@ -186,7 +190,7 @@ class ParquetSource(ChunkedSource):
         loaded: dict[str, Stored] = {}
         if wanted:
             if self._reader is None or self._reader.pid != os.getpid():
-                self._reader = Reader(self._paths, self._digests, self._cache_bytes)
+                self._reader = Reader(self._paths, self._digests, self.files, self._cache_bytes)
             roots = tuple(dict.fromkeys(self._roots[name] for name in wanted))
             rows = self._reader.read(part, roots)
             where = f"{self._paths[part.file]}, {part}"

@@ -18,7 +18,7 @@ from typing import Any
 from rankfeed.errors import CorruptError, RankfeedError
 from rankfeed.sources.arrow_errors import arrow_errors
 from rankfeed.sources.parquet_footer import REMEDY, footer_bytes, parsed, reading
-from rankfeed.storage import digest_of
+from rankfeed.storage import DataFiles, digest_of
 from rankfeed.storage.kept import Kept
 
 #: Files that are held open, and row groups that are under way.
@@ -165,10 +165,11 @@ class Reader:
             decoded on the way to another one.
     """
 
-    def __init__(self, paths: list[str], digests: list[str], cache_bytes: int) -> None:
+    def __init__(self, paths: list[str], digests: list[str], files: DataFiles, cache_bytes: int) -> None:
         self.pid = os.getpid()
         self._paths = paths
         self._digests = digests
+        self._data_files = files
         self._lock = threading.Lock()
         self._files: Kept[_File] = Kept()
         #: Whoever reads on in a row group waits for whoever does already.
@@ -408,6 +409,7 @@ class Reader:
         with reading(path):
             handle = pa.OSFile(os.fsencode(path))  # its reads name their place, so that threads may share it
             content, _ = footer_bytes(handle, path)
+        self._data_files.opened(number)
         digest = digest_of(content)
         if digest != self._digests[number]:
             raise CorruptError(

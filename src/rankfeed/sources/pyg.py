@@ -17,7 +17,7 @@ from rankfeed.sources.extras import need
 from rankfeed.sources.pyg_join import joined
 from rankfeed.sources.pyg_read import Each, Graphs, reader_of
 from rankfeed.sources.source import Int64, Source, check_ids
-from rankfeed.storage import digest_of
+from rankfeed.storage import DataFiles, digest_of
 
 
 class PyGSource(Source):
@@ -67,6 +67,8 @@ class PyGSource(Source):
                 found=type(dataset).__name__,
                 remedy="give a map-style Dataset; for a stream, rf.split shares it out",
             ) from error
+        if self._reader.path is not None:
+            self.files = DataFiles([self._reader.path])
         #: Numbers of the graphs in the data set; None where they are 0, 1, 2...
         self._picks = _composed(self._reader.picks, part, length)
         self._length = length if self._picks is None else len(self._picks)
@@ -79,12 +81,14 @@ class PyGSource(Source):
             "picks": self._picks,
             "length": self._length,
             "options": (self._follow, self._exclude),
+            "files": self.files,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._reader = reader_of(state["dataset"])
         self._picks, self._length = state["picks"], state["length"]
         self._follow, self._exclude = state["options"]
+        self.files = state["files"]
 
     def __len__(self) -> int:
         return self._length
@@ -125,10 +129,11 @@ class PyGSource(Source):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of counts, attributes, shapes, slices and a sample of the content."""
+        """Of counts, attributes, shapes, slices, a sample of the content, and the file where there is one."""
+        files = [] if self.files is None else [self.files.fingerprint.encode()]
         kind = type(self._reader.dataset).__qualname__
         picks = b"" if self._picks is None else self._picks.tobytes()
-        return digest_of(kind.encode(), str(self._length).encode(), picks, *(self._identity or ()))
+        return digest_of(kind.encode(), str(self._length).encode(), picks, *(self._identity or ()), *files)
 
     def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
         """Some graphs, in the order given; those in memory are cut out when they are looked at.
@@ -144,7 +149,11 @@ class PyGSource(Source):
             remedy = "leave columns out; exclude_keys= leaves attributes out of the batches"
             raise ArgumentError("graphs are read whole", found=columns, remedy=remedy)
         ids = check_ids(sample_ids, self._length)
+        if self.files is not None:
+            self.files.check_open(at_intervals=True)
         graphs = self._reader.read(ids if self._picks is None else self._picks[ids])
+        if self.files is not None and self._reader.path is not None:  # a database, opened when it is first read
+            self.files.check(0)
         return Columns.of_objects(graphs)
 
     def __getitem__(self, index: int | slice) -> Any:

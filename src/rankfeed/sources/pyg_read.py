@@ -44,6 +44,8 @@ class Each:
 
     #: Which of the stored graphs the data set offers; None for all.
     picks: Int64 | None = None
+    #: Of the file that is read while graphs are; None where they are in memory, or the file is unknown.
+    path: str | None = None
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -156,6 +158,8 @@ class OnDisk(Each):
         #: Handles that a fork brought along: closing one would reach into the parent's database.
         self._inherited: list[Any] = []
         self._length = int(dataset.len())
+        if dataset.backend == "sqlite":
+            self.path = os.path.abspath(dataset.processed_paths[0])
 
     def __len__(self) -> int:
         return self._length

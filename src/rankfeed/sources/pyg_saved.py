@@ -19,6 +19,7 @@ from rankfeed.errors import CorruptError, RankfeedError, SourceError, UnsafeErro
 from rankfeed.sources.extras import need
 from rankfeed.sources.paths import check_utf8
 from rankfeed.sources.pyg import PyGSource
+from rankfeed.storage import DataFiles
 
 #: Before this version the restricted reader could be led to run code (CVE-2025-32434).
 _SAFE_SINCE = (2, 6)
@@ -35,6 +36,7 @@ class PyGFileSource(PyGSource):
         allow_pickle: whether it may hold objects of any class. Reading them runs code that they bring.
         follow_batch: attributes for which a batch gets ``<name>_batch`` and ``<name>_ptr``.
         exclude_keys: attributes that batches leave out.
+        files: what another process of the job saw first; None for the process that opens.
 
     Raises:
         SourceError: it cannot be read, or holds no graphs.
@@ -49,24 +51,28 @@ class PyGFileSource(PyGSource):
         allow_pickle: bool = False,
         follow_batch: Sequence[str] | None = None,
         exclude_keys: Sequence[str] | None = None,
+        files: DataFiles | None = None,
     ) -> None:
         self.path = os.path.abspath(path)
         self._allow_pickle = allow_pickle
         need("torch_geometric", extra="pyg")
+        files = DataFiles([self.path]) if files is None else files.reopened([self.path])
         dataset = _dataset(self.path, allow_pickle)
+        files.opened(0)
         super().__init__(dataset, follow_batch=follow_batch, exclude_keys=exclude_keys)
+        self.files = files
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.path, self._allow_pickle, self._follow, self._exclude, self.fingerprint)
+        return _reopen, (self.path, self._allow_pickle, self._follow, self._exclude, self.fingerprint, self.files)
 
     def __repr__(self) -> str:
         return f"PyGFileSource({self.path!r}, {len(self)} graphs)"
 
 
 def _reopen(
-    path: str, allow_pickle: bool, follow: Sequence[str], exclude: Sequence[str], was: str
+    path: str, allow_pickle: bool, follow: Sequence[str], exclude: Sequence[str], was: str, files: DataFiles
 ) -> PyGFileSource:
-    source = PyGFileSource(path, allow_pickle=allow_pickle, follow_batch=follow, exclude_keys=exclude)
+    source = PyGFileSource(path, allow_pickle=allow_pickle, follow_batch=follow, exclude_keys=exclude, files=files)
     if source.fingerprint != was:
         raise SourceError(
             "the data changed while a job reads them",

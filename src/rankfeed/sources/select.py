@@ -143,6 +143,14 @@ class SelectSource(Source):
         """What will be read next, handed on to the source."""
         self.source.expect(self.origin_ids(sample_ids), columns)
 
+    def check_unchanged(self) -> None:
+        """Find that a file of the source was rewritten in place.
+
+        Raises:
+            CorruptError: one was; names it.
+        """
+        self.source.check_unchanged()
+
 
 def select(
     source: Source, chosen: Chosen, *, columns: Sequence[str] | None = None, progress: bool = True

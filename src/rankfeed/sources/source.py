@@ -13,6 +13,7 @@ import numpy.typing as npt
 from rankfeed._util.validate import check_int, check_int_array, check_names
 from rankfeed.columns import Columns, Field, Layout
 from rankfeed.errors import ArgumentError, SourceError
+from rankfeed.storage import DataFiles
 
 if TYPE_CHECKING:
     from rankfeed.sources.select import Chosen, SelectSource
@@ -75,6 +76,7 @@ class Source(ABC):
         as_dicts: whether samples are dicts with a column for each key. If not, ``fetch`` gives them in one column
             of objects (`Columns.of_objects`).
         declared: what is known of the fields where they are learned by reading samples; None where the data say.
+        files: the files that it reads, as this job first saw them; None where it reads none by itself.
     """
 
     default_shuffle: ClassVar[Literal["global", "window"]] = "global"
@@ -86,6 +88,7 @@ class Source(ABC):
     looks_ahead: int = 0
     as_dicts: bool = True
     declared: Declared | None = None
+    files: DataFiles | None = None
 
     @property
     def identified(self) -> bool:
@@ -140,6 +143,18 @@ class Source(ABC):
         self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None
     ) -> None:
         """What will be read next: a hint, for a source that can fetch ahead."""
+
+    def check_unchanged(self) -> None:
+        """Find that a file which is being read was rewritten in place since the source was opened.
+
+        Sources do so at most once a second while they fetch; a Loader calls this with each ``state_dict()`` and
+        at the end of each epoch.
+
+        Raises:
+            CorruptError: one was; names it.
+        """
+        if self.files is not None:
+            self.files.check_open()
 
     def select(
         self, chosen: Chosen, *, columns: Sequence[str] | None = None, progress: bool = True

@@ -8,6 +8,8 @@ something out is found out at the first sample that it has wrong, for the price 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -59,12 +61,14 @@ class LazyIndex:
         tar: path of the shard.
         offsets: int64 [samples + 1], checked by :func:`check_offsets`.
         source: where they come from, for errors.
+        check: called when the shard's headers were read: raises if it is another one than it was.
     """
 
-    def __init__(self, tar: str, offsets: Int64, source: str) -> None:
+    def __init__(self, tar: str, offsets: Int64, source: str, *, check: Callable[[], None]) -> None:
         self.offsets = offsets
         self._tar = tar
         self._source = source
+        self._check = check
         #: The extensions that samples may have; None for any.
         self.allowed: frozenset[str] | None = None
         # Zeros are not resident until they are written: memory grows with the samples that are read.
@@ -88,6 +92,7 @@ class LazyIndex:
             with Window(self._tar) as window:
                 for row in unknown.tolist():
                     self._learn(row, window)
+            self._check()
         if extension not in self._sizes:
             return np.zeros(len(rows), np.int64), np.full(len(rows), -1, np.int64)
         return self._starts[extension][rows], self._sizes[extension][rows] - 1
@@ -125,7 +130,9 @@ class LazyIndex:
         """The key of a sample and its members' places, checked."""
         if window is None:
             with Window(self._tar) as opened:
-                return self._members(row, opened)
+                found = self._members(row, opened)
+            self._check()
+            return found
         first, last = self.offsets[row : row + 2].tolist()
         where = f"{self._source}, entry {row}"
         key, members = b"", dict[str, tuple[int, int]]()

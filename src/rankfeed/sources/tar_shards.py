@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from errno import EMFILE, ENFILE
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,7 @@ from rankfeed.sources.tar_index import Summary, TarIndex
 from rankfeed.sources.tar_lazy import LazyIndex
 from rankfeed.sources.tar_scan import readable, split_name
 from rankfeed.sources.tar_store import IndexStore
-from rankfeed.storage import digest_of, map_file, mapped
+from rankfeed.storage import DataFiles, digest_of, map_file, mapped
 from rankfeed.storage.region import File
 
 Int64 = npt.NDArray[np.int64]
@@ -88,17 +89,22 @@ class ShardSet:
         these: which shards.
         store: where our own indexes are.
         foreign: whether others' offsets are taken for shards that we have not indexed.
+        files: what another process of the job saw first; None for the process that opens.
 
     Attributes:
+        files: the shards, as this job first saw them.
         summaries: what each holds; None for a shard with another's index, of which less is known.
         lazy: the indexes of those.
         counts: int64, samples in each.
         sizes: bytes of each.
     """
 
-    def __init__(self, these: Described, store: IndexStore, *, foreign: bool) -> None:
+    def __init__(
+        self, these: Described, store: IndexStore, *, foreign: bool, files: DataFiles | None = None
+    ) -> None:
         self.these = these
         self.paths = these.shards
+        self.files = DataFiles(self.paths, these.names) if files is None else files.reopened(self.paths)
         self.lazy: dict[int, LazyIndex] = {}
         self._store = store
         self._open: dict[int, Shard] = {}
@@ -109,18 +115,14 @@ class ShardSet:
             if foreign and not these.excluded and known[path] is None:
                 found = foreign_offsets(path, these.where or None, these.names[number])
                 if found is not None:
-                    self.lazy[number] = LazyIndex(path, *found)
+                    self.lazy[number] = LazyIndex(path, *found, check=partial(self.files.check, number))
         new = [path for number, path in enumerate(self.paths) if known[path] is None and number not in self.lazy]
         known.update(zip(new, store.summaries(new), strict=True))
         self.summaries: list[Summary | None] = [
             None if number in self.lazy else known[path] for number, path in enumerate(self.paths)
         ]
         self.counts = np.array([self._count(number) for number in range(len(self.paths))], np.int64)
-        stats = [os.stat(path) for path in self.paths]
-        self.sizes = [each.st_size for each in stats]
-        self._stamps = [(each.st_size, each.st_mtime_ns) for each in stats]
-        #: Tells whether a shard was written again, be it in the same size.
-        self.written = digest_of(repr(self._stamps).encode())
+        self.sizes: list[int] = self.files.sizes.tolist()
         self.exceeds = sum(self.sizes) > mapped.RESIDENT_BYTES
         self._check_counts()
 
@@ -140,13 +142,13 @@ class ShardSet:
                 )
 
     def fingerprint(self) -> str:
-        """Of names, sizes, counts and of where each sample begins, whoever indexed it."""
+        """Of names, sizes, counts, where each sample begins (by whichever index), and content samples."""
         pieces = []
         for number, name in enumerate(self.these.names):
             summary = self.summaries[number]
             digest = digest_of(self.lazy[number].offsets.tobytes()) if summary is None else summary.offsets_digest
             pieces += [os.fsencode(name), str(self.sizes[number]).encode(), digest.encode()]
-        return digest_of(*pieces)
+        return digest_of(*pieces, self.files.fingerprint.encode())
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -178,11 +180,13 @@ class ShardSet:
 
     def _opened(self, number: int) -> Shard:
         path = self.paths[number]
+        self.files.check(number)  # before another shard is indexed
         index = self.index(number)
         data = map_file(path)
         file = File(Path(path), data)
         shard = Shard(path, data, index, file, stamp_of(file), self.exceeds)
-        if shard.stamp != self._stamps[number] or not self._is_as_indexed(number, index):
+        self.files.opened(number)
+        if not self._is_as_indexed(number, index):
             raise CorruptError(
                 "a shard was changed while it was in use",
                 expected=f"{self.sizes[number]} bytes and {self.counts[number]} samples, as they were",

@@ -28,7 +28,7 @@ from rankfeed.sources.tar_rows import Numbering, lacks, refuse_repeated
 from rankfeed.sources.tar_schema import Decode, Missing, Spec, extensions_of, schema_of
 from rankfeed.sources.tar_shards import ShardSet, described
 from rankfeed.sources.tar_store import IndexStore
-from rankfeed.storage import digest_of, touched
+from rankfeed.storage import DataFiles, digest_of, touched
 
 Int64 = npt.NDArray[np.int64]
 
@@ -62,6 +62,7 @@ class WebDatasetSource(Source):
         index: "auto" takes the offsets in others' indexes (``X.tar.idx``, ``.nv-meta/index.sqlite``) where
             there is none of ours, and checks each as it is used; "own" always makes ours.
         decompress: whether shards that are compressed as a whole are decompressed into the cache folder.
+        files: what another process of the job saw first; None for the process that opens.
 
     Raises:
         SourceError, CorruptError, UnsafeError, ArgumentError: the data are not right; names file and offset.
@@ -69,6 +70,7 @@ class WebDatasetSource(Source):
 
     default_shuffle: ClassVar[Literal["global", "window"]] = "global"
     looks_ahead = 1
+    files: DataFiles
     #: Batches to come for which nobody asks whether they are cached.
     _unasked = 0
 
@@ -85,6 +87,7 @@ class WebDatasetSource(Source):
         split: str | None = None,
         index: Literal["auto", "own"] = "auto",
         decompress: bool = False,
+        files: DataFiles | None = None,
     ) -> None:
         missing = check_choice("missing", missing, get_args(Missing))
         duplicate_keys = check_choice("duplicate_keys", duplicate_keys, ("error", "keep"))
@@ -107,7 +110,8 @@ class WebDatasetSource(Source):
         if decompress:
             these = decompressed(these, cache_dir)
         foreign = index == "auto" and missing == "error"
-        self._shards = ShardSet(these, IndexStore(cache_dir, within=these.folder), foreign=foreign)
+        self._shards = ShardSet(these, IndexStore(cache_dir, within=these.folder), foreign=foreign, files=files)
+        self.files = self._shards.files
         if duplicate_keys == "error":
             refuse_repeated(self._shards)
         extensions = extensions_of(self._shards)
@@ -138,7 +142,7 @@ class WebDatasetSource(Source):
         return self._parts(ids, [extension])[1][extension]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.where, self._options, self.fingerprint, self._shards.written)
+        return _reopen, (self.where, self._options, self.fingerprint, self.files)
 
     def __len__(self) -> int:
         return int(self._rows.starts[-1])
@@ -163,7 +167,7 @@ class WebDatasetSource(Source):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of names, sizes, counts, where each sample begins, and which are left out."""
+        """Of names, sizes, counts, where each sample begins, content samples, and which samples are left out."""
         return digest_of(self._shards.fingerprint().encode(), *self._rows.pieces())
 
     def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
@@ -179,6 +183,7 @@ class WebDatasetSource(Source):
         """
         ids = check_ids(sample_ids, len(self))
         names = list(self._specs) if columns is None else check_columns(columns, self.fields)
+        self.files.check_open(at_intervals=True)
         specs = {name: self._specs[name] for name in names}
         keys, parts = self._parts(ids, [*{spec.extension: 0 for spec in specs.values() if spec.extension}])
         out: dict[str, Column] = {}
@@ -269,9 +274,9 @@ def _absolute(where: Paths) -> Paths:
     return [os.path.abspath(each) for each in where]
 
 
-def _reopen(where: Paths, options: dict[str, Any], fingerprint: str, written: str) -> WebDatasetSource:
-    source = WebDatasetSource(where, **options)
-    if (source.fingerprint, source._shards.written) != (fingerprint, written):
+def _reopen(where: Paths, options: dict[str, Any], fingerprint: str, files: DataFiles) -> WebDatasetSource:
+    source = WebDatasetSource(where, **options, files=files)
+    if source.fingerprint != fingerprint:
         raise SourceError(
             "shards were added, removed or changed while they were in use",
             where=where,

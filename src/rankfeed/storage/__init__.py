@@ -3,12 +3,14 @@
 from rankfeed.storage.afresh import is_gone, look_again, stat_afresh
 from rankfeed.storage.checksum import digest_of, file_digest
 from rankfeed.storage.commit import atomic_file, make_directory, make_durable, write_atomic
+from rankfeed.storage.data_files import DataFiles
 from rankfeed.storage.manifest import MANIFEST_NAME, Manifest, Shard, load_manifest
 from rankfeed.storage.mapped import check_whole, map_file, touched
 from rankfeed.storage.safe_names import check_data_name, resolve_data_name
 
 __all__ = [
     "MANIFEST_NAME",
+    "DataFiles",
     "Manifest",
     "Shard",
     "atomic_file",

@@ -1,0 +1,644 @@
+"""Data that change after a checkpoint, or while they are read: an error or the original data, never a mixture."""
+
+import json
+import os
+import pickle
+import random
+import shutil
+import sqlite3
+import tarfile
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import rankfeed as rf
+from rankfeed.errors import CorruptError, RankfeedError, StateError
+
+#: Samples of a data set, and files where a format has several; values of the original and of the other one.
+ROWS, FILES = 60, 6
+OLD, NEW = 1000, 5000
+EACH = ROWS // FILES
+TOPOLOGY = rf.Topology()
+ENGINES: dict[str, dict[str, Any]] = {
+    "inline": {},
+    "thread": {"num_workers": 2},
+    "process": {"num_workers": 2, "worker_kind": "process"},
+}
+
+
+def pieces(base: int) -> list[list[int]]:
+    return [[base + row for row in range(first, first + EACH)] for first in range(0, ROWS, EACH)]
+
+
+def tables(base: int) -> list[pa.Table]:
+    return [pa.table({"y": pa.array(piece, pa.int64())}) for piece in pieces(base)]
+
+
+# Each format, written so that both data sets have files of equal sizes and equal headers.
+
+
+def write_packed(folder: Path, base: int) -> None:
+    rows = [{"y": value} for piece in pieces(base) for value in piece]
+    rf.pack(rows, folder / "data", shard_bytes=8 * EACH, progress=False)
+
+
+def write_npy_files(folder: Path, base: int) -> None:
+    for value in range(base, base + ROWS):
+        np.save(folder / f"{value - base:02}.npy", np.full(3, value))
+
+
+def write_npz_files(folder: Path, base: int) -> None:
+    for value in range(base, base + ROWS):
+        np.savez(folder / f"{value - base:02}.npz", y=np.full(3, value))
+
+
+def write_npy(folder: Path, base: int) -> None:
+    np.save(folder / "rows.npy", np.arange(base, base + ROWS))
+
+
+def write_npy_columns(folder: Path, base: int) -> None:
+    for name, first in (("other", base + ROWS), ("y", base)):
+        np.save(folder / f"{name}.npy", np.arange(first, first + ROWS))
+
+
+def write_npz(folder: Path, base: int) -> None:
+    np.savez(folder / "rows.npz", y=np.arange(base, base + ROWS))
+
+
+def write_npz_compressed(folder: Path, base: int) -> None:
+    np.savez_compressed(folder / "rows.npz", y=np.arange(base, base + ROWS))
+
+
+def write_arrow(folder: Path, base: int) -> None:
+    for number, table in enumerate(tables(base)):
+        with pa.ipc.new_file(str(folder / f"{number}.arrow"), table.schema) as writer:
+            writer.write_table(table)
+
+
+def write_arrow_streams(folder: Path, base: int) -> None:
+    for number, table in enumerate(tables(base)):
+        options = pa.ipc.IpcWriteOptions(compression="zstd")
+        with pa.ipc.new_stream(str(folder / f"{number}.arrows"), table.schema, options=options) as writer:
+            writer.write_table(table)
+
+
+def write_parquet_files(folder: Path, base: int) -> None:
+    for number, table in enumerate(tables(base)):
+        pq.write_table(table, folder / f"{number}.parquet", write_statistics=False, use_dictionary=False)
+
+
+def write_parquet(folder: Path, base: int) -> None:
+    options: dict[str, Any] = {"write_statistics": False, "use_dictionary": False, "compression": "none"}
+    pq.write_table(pa.concat_tables(tables(base)), folder / "rows.parquet", row_group_size=EACH, **options)
+
+
+def write_tar(folder: Path, base: int) -> list[list[int]]:
+    """Shards; returns the offsets of their samples, and of the end."""
+    offsets = []
+    for number, piece in enumerate(pieces(base)):
+        with tarfile.open(folder / f"{number}.tar", "w", format=tarfile.USTAR_FORMAT) as tar:
+            for value in piece:
+                info = tarfile.TarInfo(f"{value - base:04}.cls")
+                info.size = 4
+                tar.addfile(info, BytesIO(str(value).encode()))
+        offsets.append([1024 * row for row in range(EACH + 1)])
+    return offsets
+
+
+def write_tar_idx(folder: Path, base: int) -> None:
+    for number, offsets in enumerate(write_tar(folder, base)):
+        (folder / f"{number}.tar.idx").write_bytes(np.array(offsets, "<u8").tobytes())
+
+
+def write_wids(folder: Path, base: int) -> None:
+    write_tar(folder, base)
+    shards = [{"url": f"{number}.tar", "nsamples": EACH} for number in range(FILES)]
+    (folder / "index.json").write_text(json.dumps({"wids_version": 1, "shardlist": shards}))
+
+
+def write_energon(folder: Path, base: int) -> None:
+    rows = [
+        (number, str(row), row, start, 1024)
+        for number, offsets in enumerate(write_tar(folder, base))
+        for row, start in enumerate(offsets[:-1])
+    ]
+    (folder / ".nv-meta").mkdir()
+    database = sqlite3.connect(folder / ".nv-meta" / "index.sqlite")
+    columns = "tar_file_id INTEGER, sample_key TEXT, sample_index INTEGER, byte_offset INTEGER, byte_size INTEGER"
+    database.execute(f"CREATE TABLE samples ({columns})")
+    database.executemany("INSERT INTO samples VALUES (?, ?, ?, ?, ?)", rows)
+    database.commit()
+    database.close()
+    counts = {f"{number}.tar": EACH for number in range(FILES)}
+    (folder / ".nv-meta" / ".info.json").write_text(json.dumps({"shard_counts": counts}))
+
+
+def write_mds(folder: Path, base: int, **options: Any) -> None:
+    from tests.sources import streaming_mds
+
+    samples = [{"y": value} for piece in pieces(base) for value in piece]
+    streaming_mds.write(folder / "data", {"y": "int64"}, samples, size_limit=300, **options)
+
+
+def write_mds_zstd(folder: Path, base: int) -> None:
+    write_mds(folder, base, compression="zstd", hashes=["xxh64"])
+
+
+def write_huggingface(folder: Path, base: int) -> None:
+    import datasets
+
+    datasets.disable_progress_bars()
+    datasets.Dataset(pa.concat_tables(tables(base))).save_to_disk(folder / "data", num_shards=3)
+
+
+def write_csv(folder: Path, base: int) -> None:
+    for number, piece in enumerate(pieces(base)):
+        (folder / f"{number}.csv").write_text("y\n" + "".join(f"{value}\n" for value in piece))
+
+
+def write_jsonl(folder: Path, base: int) -> None:
+    for number, piece in enumerate(pieces(base)):
+        (folder / f"{number}.jsonl").write_text("".join(f'{{"y": {value}}}\n' for value in piece))
+
+
+def write_lance(folder: Path, base: int) -> None:
+    import lance
+
+    for number, table in enumerate(tables(base)):
+        lance.write_dataset(table, str(folder / "data.lance"), mode="append" if number else "create")
+
+
+def write_pyg(folder: Path, base: int) -> None:
+    import torch
+    from torch_geometric.data import Data, InMemoryDataset
+
+    graphs = [Data(x=torch.ones(2, 1), y=torch.tensor([value])) for value in range(base, base + ROWS)]
+    (folder / "processed").mkdir()
+    InMemoryDataset.save(graphs, str(folder / "processed" / "data.pt"))
+
+
+def database_of_graphs(folder: Path) -> Any:
+    import torch
+    from torch_geometric.data import Data, OnDiskDataset
+
+    class Graphs(OnDiskDataset):
+        def serialize(self, data: Any) -> dict[str, Any]:
+            return {"y": int(data.y)}
+
+        def deserialize(self, data: dict[str, Any]) -> Any:
+            return Data(x=torch.ones(2, 1), y=torch.tensor([data["y"]]))
+
+    return Graphs(str(folder), schema={"y": int})
+
+
+def write_pyg_database(folder: Path, base: int) -> None:
+    import torch
+    from torch_geometric.data import Data
+
+    dataset = database_of_graphs(folder)
+    dataset.extend([Data(x=torch.ones(2, 1), y=torch.tensor([value])) for value in range(base, base + ROWS)])
+    dataset.close()
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a format is written and opened, and the names that a source leaves beside the data."""
+
+    write: Callable[[Path, int], Any]
+    open: Callable[[Path], rf.Source]
+    engines: tuple[str, ...] = ("inline", "thread", "process")
+
+
+def within(name: str, **options: Any) -> Callable[[Path], rf.Source]:
+    return lambda folder: rf.open(f"{folder}/{name}" if name else folder, **options)
+
+
+KINDS = {
+    "packed": Kind(write_packed, within("data")),
+    "npy_files": Kind(write_npy_files, within("")),
+    "npz_files": Kind(write_npz_files, within("")),
+    "npy": Kind(write_npy, within("rows.npy")),
+    "npy_columns": Kind(write_npy_columns, within("", layout="columns")),
+    "npz": Kind(write_npz, within("rows.npz")),
+    "npz_compressed": Kind(write_npz_compressed, within("rows.npz")),
+    "arrow": Kind(write_arrow, within("*.arrow")),
+    "arrow_streams": Kind(write_arrow_streams, within("*.arrows")),
+    "parquet_files": Kind(write_parquet_files, within("")),
+    "parquet": Kind(write_parquet, within("rows.parquet")),
+    "tar": Kind(write_tar, within("*.tar", index="own")),
+    "tar_idx": Kind(write_tar_idx, within("*.tar")),
+    "wids": Kind(write_wids, within("index.json")),
+    "energon": Kind(write_energon, within("")),
+    "mds": Kind(write_mds, within("data")),
+    "mds_zstd": Kind(write_mds_zstd, within("data")),
+    "huggingface": Kind(write_huggingface, within("data")),
+    "csv": Kind(write_csv, within("*.csv")),
+    "jsonl": Kind(write_jsonl, within("*.jsonl")),
+    "lance": Kind(write_lance, within("data.lance")),
+    "pyg": Kind(write_pyg, within("")),
+    # Its class is made here: worker processes have no name to find it by.
+    "pyg_database": Kind(
+        write_pyg_database, lambda folder: rf.from_dataset(database_of_graphs(folder)), ("inline", "thread")
+    ),
+    "concat": Kind(
+        write_arrow, lambda folder: rf.concat([rf.open(f"{folder}/[0-2].arrow"), rf.open(f"{folder}/[3-5].arrow")])
+    ),
+    "select": Kind(write_arrow, lambda folder: rf.open(f"{folder}/*.arrow").select(range(ROWS - 1, -1, -1))),
+}
+
+
+def values_of(batch: Any) -> list[int]:
+    column = (
+        batch.y if hasattr(batch, "y") else next(batch[name] for name in ("y", "cls", "array") if name in batch)
+    )
+    found: list[int] = column.reshape(-1).tolist()
+    return found if "y_lengths" not in batch and column.dim() == 1 else column[:, 0].tolist()
+
+
+def original() -> Counter[int]:
+    return Counter(range(OLD, OLD + ROWS))
+
+
+# The changes: each is made to a copy of the original, with a copy of the other data set at hand.
+
+
+def data_files(folder: Path) -> list[Path]:
+    """All files but what rankfeed leaves there, folder by folder."""
+    ours = (".rankfeed", ".lock")
+    return sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(ours))
+
+
+def pairs(old: Path, new: Path) -> list[tuple[Path, Path]]:
+    return list(zip(data_files(old), data_files(new), strict=False))
+
+
+def shards_of(folder: Path) -> list[Path]:
+    """The files that hold rows, as far as sizes tell: some of the largest."""
+    about = (".json", ".sqlite", ".idx", ".manifest", ".txn")  # what says where rows are, and holds none
+    files = [path for path in data_files(folder) if path.suffix not in about]
+    most = max(path.stat().st_size for path in files)
+    return [path for path in files if path.stat().st_size * 2 >= most]
+
+
+def swap_folders(old: Path, new: Path, _: random.Random) -> None:
+    os.rename(old, old.with_name("aside"))
+    os.rename(new, old)
+
+
+def replace_files(old: Path, new: Path, _: random.Random) -> None:
+    for mine, other in pairs(old, new):
+        os.replace(other, mine)
+
+
+def replace_one(old: Path, new: Path, rng: random.Random) -> None:
+    mine = rng.choice(shards_of(old))
+    os.replace(dict(pairs(old, new))[mine], mine)
+
+
+def rewrite(mine: Path, content: bytes) -> None:
+    with open(mine, "r+b") as file:  # without truncating it first, which would end a process that has it mapped
+        file.write(content)
+
+
+def rewrite_files(old: Path, new: Path, _: random.Random) -> None:
+    for mine, other in pairs(old, new):
+        rewrite(mine, other.read_bytes())
+
+
+def rewrite_one(old: Path, new: Path, rng: random.Random) -> None:
+    mine = rng.choice(shards_of(old))
+    rewrite(mine, dict(pairs(old, new))[mine].read_bytes())
+
+
+def exchange_names(old: Path, new: Path, rng: random.Random) -> None:
+    shards = shards_of(old)
+    if len(shards) == 1:
+        replace_one(old, new, rng)
+        return
+    one, other = rng.sample(shards, 2)
+    os.rename(one, old / "between")
+    os.rename(other, one)
+    os.rename(old / "between", other)
+
+
+def append_bytes(old: Path, _: Path, rng: random.Random) -> None:
+    with open(rng.choice(shards_of(old)), "ab") as file:
+        file.write(bytes(1024))
+
+
+def copy_again(old: Path, _: Path, __: random.Random) -> None:
+    for number, mine in enumerate(data_files(old)):
+        if number % 2:
+            copy = Path(shutil.copyfile(mine, mine.with_name(mine.name + ".part")))
+            os.replace(copy, mine)
+        else:
+            rewrite(mine, mine.read_bytes())
+
+
+CHANGES = {
+    change.__name__: change
+    for change in (
+        swap_folders,
+        replace_files,
+        replace_one,
+        rewrite_files,
+        rewrite_one,
+        exchange_names,
+        append_bytes,
+        copy_again,
+    )
+}
+#: Those that reach what is open, and are found within a second.
+IN_PLACE = ("rewrite_files", "rewrite_one", "append_bytes")
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Filled as formats are asked for: each with a folder of the original and one of the other data set."""
+    return {"": tmp_path_factory.mktemp("written")}
+
+
+class Data:
+    """Copies of both data sets of a format, for one round."""
+
+    def __init__(self, name: str, originals: dict[str, Path], place: Path) -> None:
+        self.kind = KINDS[name]
+        if name not in originals:
+            originals[name] = originals[""] / name
+            for which, base in (("old", OLD), ("new", NEW)):
+                (originals[name] / which).mkdir(parents=True)
+                self.kind.write(originals[name] / which, base)
+        self.old, self.new = place / "old", place / "new"
+        shutil.rmtree(place, ignore_errors=True)
+        for folder in (self.old, self.new):
+            shutil.copytree(originals[name] / folder.name, folder)
+
+    def change(self, name: str, rng: random.Random, *, keep_times: bool = False) -> None:
+        times = {path: path.stat().st_mtime_ns for path in data_files(self.old)}
+        CHANGES[name](self.old, self.new, rng)
+        for path, mtime in times.items():
+            if keep_times and path.exists():
+                os.utime(path, ns=(mtime, mtime))
+
+    def loader(self, engine: str = "inline", shuffle: Any = False, seed: int = 0) -> rf.Loader:
+        source = self.kind.open(self.old)
+        return rf.Loader(source, 7, shuffle=shuffle, seed=seed, topology=TOPOLOGY, **ENGINES[engine])
+
+
+def read(batches: Iterator[Any], most: int = ROWS) -> Counter[int]:
+    found: Counter[int] = Counter()
+    for _ in range(most):
+        batch = next(batches, None)
+        if batch is None:
+            break
+        found.update(values_of(batch))
+    return found
+
+
+def between(
+    data: Data, change: str, rng: random.Random, *, engine: str = "inline", keep_times: bool = True
+) -> str:
+    """Save, change the data, resume. What came of it."""
+    shuffle, seed = rng.choice([False, "global", "window"]), rng.randrange(100)
+    first = data.loader(engine, shuffle, seed)
+    batches = iter(first)
+    delivered = read(batches, rng.randrange(1, 8))
+    state = json.loads(json.dumps(first.state_dict()))
+    del batches
+    data.change(change, rng, keep_times=keep_times)
+    try:
+        second = data.loader(engine, shuffle, seed)
+        second.load_state_dict(state)
+        delivered += read(iter(second))
+    except StateError:
+        return "refused"
+    except RankfeedError:
+        return "error"
+    assert delivered == original(), change
+    return "original"
+
+
+def during(
+    data: Data, change: str, rng: random.Random, *, engine: str = "inline", keep_times: bool = False
+) -> str:
+    """Change the data while they are read. What came of it."""
+    loader = data.loader(engine, rng.choice([False, "global", "window"]), rng.randrange(100))
+    batches = iter(loader)
+    delivered = read(batches, rng.randrange(0, 8))
+    data.change(change, rng, keep_times=keep_times)
+    try:
+        while batch := next(batches, None):
+            delivered.update(values_of(batch))
+        loader.state_dict()
+    except RankfeedError:
+        mixed = delivered - original()
+        assert not mixed or change in IN_PLACE, (change, mixed)
+        return "error"
+    assert delivered == original(), change
+    return "original"
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_checkpoint_of_other_data_of_equal_sizes_is_refused(
+    name: str, originals: dict[str, Path], tmp_path: Path
+) -> None:
+    rng = random.Random(name)
+    # To open a Lance table starts a process.
+    for change in ("swap_folders", "rewrite_one", "exchange_names") if name != "lance" else ("rewrite_one",):
+        data = Data(name, originals, tmp_path / "data")
+        assert between(data, change, rng) in ("refused", "error"), change
+    assert between(Data(name, originals, tmp_path / "data"), "copy_again", rng, keep_times=False) == "original"
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_data_that_change_while_they_are_read_are_an_error_or_the_original(
+    name: str, originals: dict[str, Path], tmp_path: Path
+) -> None:
+    rng = random.Random(name)
+    for change in ("replace_files", "exchange_names") if name != "lance" else ():
+        during(Data(name, originals, tmp_path / "data"), change, rng)
+    data = Data(name, originals, tmp_path / "data")
+    in_memory = name in ("csv", "jsonl")
+    assert during(data, "rewrite_files", rng) == ("original" if in_memory else "error")
+    assert during(Data(name, originals, tmp_path / "data"), "copy_again", rng) == "original"
+
+
+@pytest.mark.parametrize("name", ["packed", "tar"])
+@pytest.mark.parametrize("engine", ["thread", "process"])
+def test_workers_find_changed_data_too(engine: str, name: str, originals: dict[str, Path], tmp_path: Path) -> None:
+    rng = random.Random(name)
+    assert between(Data(name, originals, tmp_path / "data"), "replace_files", rng, engine=engine) == "refused"
+    assert during(Data(name, originals, tmp_path / "data"), "rewrite_files", rng, engine=engine) == "error"
+
+
+CAMPAIGN = [(name, change) for change in CHANGES for name in KINDS]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("when", ["between save and resume", "while reading"])
+def test_a_hundred_changes_end_in_an_error_or_the_original_data(
+    when: str, originals: dict[str, Path], tmp_path: Path
+) -> None:
+    rng = random.Random(when)
+    rounds = rng.sample(CAMPAIGN, 100)
+    outcomes: Counter[tuple[str, str]] = Counter()
+    engines: Counter[str] = Counter()
+    for number, (name, change) in enumerate(rounds):
+        engine = rng.choice(KINDS[name].engines)
+        play = between if when.startswith("between") else during
+        data = Data(name, originals, tmp_path / "data")
+        outcome = play(data, change, rng, engine=engine, keep_times=rng.random() < 0.5)
+        if change == "copy_again":
+            assert outcome == "original", (number, name, engine)
+        elif play is between:
+            assert outcome != "original", (number, name, change, engine)
+        outcomes[change, outcome] += 1
+        engines[engine] += 1
+    print(f"\n{when}: {len(rounds)} rounds, {dict(engines)}, {len(KINDS)} kinds of data")
+    for (change, outcome), count in sorted(outcomes.items()):
+        print(f"  {change:16} {outcome:10} {count}")
+
+
+# What decides where a file is not what it was.
+
+
+@pytest.fixture
+def array(tmp_path: Path) -> Path:
+    """Rows in a file that three samples do not cover."""
+    path = tmp_path / "rows.npy"
+    np.save(path, np.arange(100_000))
+    return path
+
+
+def test_a_file_rewritten_in_place_is_found_at_the_next_state(array: Path) -> None:
+    loader = rf.Loader(rf.open(array), 10, topology=TOPOLOGY)
+    next(iter(loader))
+    loader.state_dict()
+    rewrite(array, array.read_bytes()[:128] + np.arange(100_000, 200_000).tobytes())
+    found = rf"changed or replaced while it was in use[\s\S]*expected: {array.stat().st_size} bytes, modified 20"
+    with pytest.raises(
+        CorruptError, match=rf"{found}[\s\S]*other content[\s\S]*rows\.npy[\s\S]*start the job again"
+    ):
+        loader.state_dict()
+
+
+def test_a_file_rewritten_in_place_is_found_by_reading_on(array: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rankfeed.storage.data_files.CHECK_SECONDS", 0.0)
+    source = rf.open(array)
+    source.fetch([5])
+    rewrite(array, array.read_bytes()[:128] + np.arange(100_000, 200_000).tobytes())
+    for _ in range(2):  # and not only once
+        with pytest.raises(CorruptError, match="changed or replaced"):
+            source.fetch([5])
+
+
+def test_a_change_that_no_sample_covers_is_taken_for_a_copy(array: Path) -> None:
+    """What the documentation says that only checksums find."""
+    source = rf.open(array)
+    assert int(source[70_000]["array"]) == 70_000
+    values = np.load(array, mmap_mode="r+")
+    values[70_000] = -1
+    values.flush()
+    source.check_unchanged()
+    assert rf.open(array).fingerprint == source.fingerprint
+
+
+def many(folder: Path, count: int = 100) -> Path:
+    folder.mkdir()
+    for number in range(count):
+        np.save(folder / f"{number:03}.npy", np.full(3, number))
+    return folder
+
+
+def touch_all(folder: Path) -> None:
+    for path in data_files(folder):
+        os.utime(path, ns=(1, 1))
+
+
+def test_of_many_files_64_are_sampled_and_the_others_have_to_keep_their_times(tmp_path: Path) -> None:
+    source = rf.open(many(tmp_path / "many"))
+    touch_all(tmp_path / "many")
+    found: Counter[str] = Counter()
+    for number in range(100):
+        try:
+            found["right" if int(source[number]["array"][0]) == number else "wrong"] += 1
+        except CorruptError as error:
+            found[error.summary] += 1
+    assert found == {"right": 64, "a file was changed or replaced while it was in use": 36}
+
+
+def test_packed_shards_that_are_not_sampled_are_compared_by_their_checksums(tmp_path: Path) -> None:
+    packed = rf.pack([{"y": number} for number in range(200)], tmp_path / "p", shard_bytes=8, progress=False)
+    shards = sorted((tmp_path / "p").glob("*.arrow"))
+    assert len(shards) > 64
+    source = rf.open(tmp_path / "p")
+    touch_all(tmp_path / "p")
+    assert [int(sample["y"]) for sample in source] == [*range(200)]
+    assert source.fingerprint == packed.fingerprint
+    content = shards[-1].read_bytes()
+    source = rf.open(tmp_path / "p")
+    for shard in shards:
+        shard.write_bytes(content)
+    read = 0
+    for number in range(200):
+        try:
+            assert int(source[number]["y"]) == number
+            read += 1
+        except CorruptError:
+            continue
+    assert read <= 200 // len(shards) + 1  # those of the shard that is what it was
+
+
+def test_the_same_data_on_another_host_may_have_other_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    travelling = pickle.dumps(rf.open(many(tmp_path / "many")))
+    touch_all(tmp_path / "many")
+    with pytest.raises(CorruptError, match="changed or replaced"):
+        pickle.loads(travelling)
+    monkeypatch.setattr("rankfeed.storage.data_files.boot", lambda: "another host")
+    there = pickle.loads(travelling)
+    assert [int(sample["array"][0]) for sample in there] == [*range(100)]
+    for path in data_files(tmp_path / "many"):
+        rewrite(path, path.read_bytes()[:-1] + b"\1")
+    with pytest.raises(CorruptError, match=r"not those that the job opened on another host[\s\S]*many"):
+        pickle.loads(travelling)
+
+
+def test_a_folder_that_is_swapped_is_read_to_its_end_by_those_who_have_it_open(tmp_path: Path) -> None:
+    def build(base: int) -> Callable[[Path], None]:
+        return lambda folder: np.save(folder / "rows.npy", np.arange(base, base + ROWS))
+
+    folder = rf.prepare_once(tmp_path / "prepared", build(OLD), key="old")
+    loader = rf.Loader(rf.open(folder / "rows.npy"), 7, shuffle=True, topology=TOPOLOGY)
+    batches = iter(loader)
+    delivered = read(batches, 3)
+    rf.prepare_once(tmp_path / "prepared", build(NEW), key="new")
+    assert delivered + read(batches) == original()
+    state = loader.state_dict()
+    with pytest.raises(StateError, match="fingerprint"):
+        rf.Loader(rf.open(folder / "rows.npy"), 7, shuffle=True, topology=TOPOLOGY).load_state_dict(state)
+
+
+def test_threads_that_open_at_once_agree(originals: dict[str, Path], tmp_path: Path) -> None:
+    data = Data("packed", originals, tmp_path / "data")
+    source = data.kind.open(data.old)
+    copy_again(data.old, data.new, random.Random(0))
+    found: list[list[int]] = []
+    threads = [
+        threading.Thread(target=lambda: found.append([int(sample["y"]) for sample in source])) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert found == [[*range(OLD, OLD + ROWS)]] * 4
