@@ -26,6 +26,8 @@ SCRIPT = Path(__file__).parent / "hint_job.py"
 HANG = 100
 FAILED = "preparing the data failed: KeyError: 'no such column'"
 KINDS = [pytest.param("torchrun", marks=pytest.mark.slow), "openmpi", "mpich"]
+#: MPICH 5.0 now and then kills a rank that forked and had a message it did not receive, also without rankfeed.
+THAT_FORK = KINDS[:2]
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -42,7 +44,9 @@ def command_of(kind: str, path: Path, out: Path, ranks: int, *modes: str) -> lis
 def out(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What three ranks told, which did one thing after the other."""
     folder = tmp_path_factory.mktemp(request.param)
-    modes = ("done", "raises", "interrupted", "again", "two", "forked", "alone")
+    modes = ["done", "raises", "interrupted", "again", "two", "alone"]
+    if request.param != "mpich":
+        modes.append("forked")
     run(command_of(request.param, folder / "data", folder / "out", 3, *modes), folder / "log", HANG)
     return folder / "out"
 
@@ -87,6 +91,7 @@ def test_threads_that_wait_for_two_folders_are_both_told(out: Path) -> None:
     assert builds(out / "two") == Counter({"0-": 2})
 
 
+@pytest.mark.parametrize("out", THAT_FORK, indirect=True)
 def test_a_forked_child_leaves_its_parent_s_connections_alone(out: Path) -> None:
     assert outcomes(out / "forked") == [["there"]] * 3
     assert builds(out / "forked") == Counter({"0-": 1})
