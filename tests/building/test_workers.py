@@ -47,7 +47,7 @@ def leaves_a_child_and_dies(sample: dict[str, Any]) -> dict[str, Any]:
 
 def exits(sample: dict[str, Any]) -> dict[str, Any]:
     if in_worker() and sample["id"] == 300:
-        sys.exit(4)
+        os._exit(4)
     return sample
 
 

@@ -109,7 +109,7 @@ def test_other_arguments_are_another_data_set_and_transforms_are_not(tmp_path: P
 
 
 def test_what_is_no_data_set_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="no PyG data set"):
+    with pytest.raises(ArgumentError, match="invalid dataset"):
         prepare("Cora", tmp_path)  # type: ignore[arg-type]
 
 
@@ -155,7 +155,7 @@ def test_a_partial_of_a_class_is_that_class_with_these_arguments(tmp_path: Path)
 
 @pytest.mark.parametrize("made_by", [lambda root: InMemory(root, 3), folder_of], ids=["lambda", "function"])
 def test_a_function_that_makes_a_data_set_is_refused(made_by: Any, tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"(?s)no PyG data set.*give the class itself"):
+    with pytest.raises(ArgumentError, match=r"(?s)invalid dataset.*pass the class itself"):
         prepare(made_by, tmp_path)
     assert not list(tmp_path.iterdir())
 

@@ -134,14 +134,14 @@ def test_the_rank_is_found_in_the_parent_and_travels_by_pickle(
     sent = pickle.dumps(splitter)
     for name in place:
         monkeypatch.delenv(name)
-    assert list(pickle.loads(sent)("abcd")) == ["b", "d"]
-    assert list(splitter("abcd")) == ["a", "b", "c", "d"]  # here there is one rank
+    assert list(pickle.loads(sent)(list("abcd"))) == ["b", "d"]
+    assert list(splitter(list("abcd"))) == ["a", "b", "c", "d"]  # here there is one rank
 
 
 def test_several_processes_of_whom_nobody_knows_the_rank_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.raises(TopologyError):
-        list(nodesplitter("abcd"))
+        list(nodesplitter(list("abcd")))
 
 
 def test_a_list_of_shards_that_does_not_end_is_refused() -> None:

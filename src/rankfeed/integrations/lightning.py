@@ -188,11 +188,11 @@ def _warn_without_mpi() -> None:
     if distributed.is_torchelastic_launched() or "SLURM_NTASKS" in os.environ or "mpi4py.MPI" in sys.modules:
         return
     try:
-        from mpi4py import _mpiabi
+        mpiabi: Any = import_module("mpi4py._mpiabi")
     except ImportError:
         return
     try:
-        _mpiabi._get_mpiabi()  # looks for the library, and does not initialise it
+        mpiabi._get_mpiabi()  # looks for the library, and does not initialise it
     except RuntimeError:
         warnings.warn(
             "mpi4py is installed without an MPI library, and a Trainer that imports it fails with 'cannot load "
