@@ -230,7 +230,7 @@ def test_a_damaged_shard_is_named(command: str, tars: Path, broken: Path) -> Non
     ("arguments", "kind", "words"),
     [
         (["/nowhere"], SourceError, "/nowhere"),
-        (["/nowhere", "--format", "rot13"], ArgumentError, "no such format"),
+        (["/nowhere", "--format", "rot13"], ArgumentError, "invalid format"),
         (["DATA", "--option", "shiny=1"], ArgumentError, "no such option"),
         (["DATA", "--option", "shiny"], ArgumentError, "name=value"),
         (["DATA", "--column", "z"], ArgumentError, "no such column"),

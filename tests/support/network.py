@@ -116,7 +116,9 @@ class Network:
         places = "\n".join(f"{host.name}|{host.address}) to={host.pid};;" for host in self.hosts)
         path.write_text(
             '#!/bin/sh\nwhile [ "${1#-}" != "$1" ]; do shift; done\n'
-            f'case "$1" in\n{places}\n*) echo "no host $1" >&2; exit 255;;\nesac\nshift\n'
+            f'case "$1" in\n{places}\n*) echo "no host $1" >&2; exit 255;;\nesac\n'
+            # Open MPI names its folder there by a process id, and two hosts that share a disk may have the same.
+            f'export TMPDIR="{self.folder}/tmp-$1"\nmkdir -p "$TMPDIR"\nshift\n'
             'exec nsenter --target "$to" --mount --uts --net --pid -- sh -c "$*"\n'
         )
         path.chmod(0o755)
