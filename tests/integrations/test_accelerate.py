@@ -13,6 +13,7 @@ need_package("accelerate")
 
 import torch  # noqa: E402
 from accelerate import Accelerator  # noqa: E402
+from accelerate.state import AcceleratorState  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
 import rankfeed as rf  # noqa: E402
@@ -164,12 +165,19 @@ def test_an_accelerator_gets_no_loader_of_other_ranks_nor_one_of_another_library
         accelerated(DataLoader([1, 2]), accelerator)  # type: ignore[arg-type]
 
 
-def test_a_loader_that_was_not_taken_to_the_accelerator_is_refused_on_several_ranks() -> None:
+def test_a_loader_that_was_not_taken_to_the_accelerator_is_refused_on_several_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     accelerator = Accelerator(cpu=True)
     source = rf.from_dataset([{"id": i} for i in range(8)])
     loader = accelerator.prepare(rf.Loader(source, 2, topology=rf.Topology(rank=0, world_size=2)))
-    with pytest.raises(ArgumentError, match=r"(?s)rankfeed\.integrations\.accelerate\.accelerated.*rank 0 of 2"):
-        iter(loader)
+    with monkeypatch.context() as patch:
+        patch.setitem(AcceleratorState._shared_state, "num_processes", 2)
+        with pytest.raises(
+            ArgumentError, match=r"(?s)rankfeed\.integrations\.accelerate\.accelerated.*rank 0 of 2"
+        ):
+            iter(loader)
+    assert len(list(loader)) == 2, "an Accelerator of one process shards nothing"
     assert len(list(rf.Loader(source, 2, topology=rf.Topology()))) == 4, "one process lacks nothing but places"
     assert len(list(accelerated(rf.Loader(source, 2), accelerator))) == 4
 

@@ -54,8 +54,8 @@ def refuse_if_passed_by(loader: Loader) -> None:
         ArgumentError: the job has an Accelerator of several ranks, and no integration iterates the loader.
     """
     accelerate = sys.modules.get("accelerate.state")
-    state = getattr(getattr(accelerate, "AcceleratorState", None), "_shared_state", None)
-    if state and loader not in _at_home and loader.topology.world_size > 1:
+    state = getattr(getattr(accelerate, "AcceleratorState", None), "_shared_state", None) or {}
+    if state.get("num_processes", 1) > 1 and loader not in _at_home and loader.topology.world_size > 1:
         topology = loader.topology
         raise ArgumentError(
             "Accelerate does not know this loader: checkpoints of save_state would not have its place, "
