@@ -40,7 +40,7 @@ class TorchDatasetSource(Source):
     def __getstate__(self) -> dict[str, Any]:
         return {"dataset": self.dataset, "_length": self._length, "declared": self.declared}
 
-    def __len__(self) -> int:
+    def _num_samples(self) -> int:
         return self._length
 
     def __repr__(self) -> str:
