@@ -1,8 +1,8 @@
 """Refuses a Trainer of Transformers that counts batches on data whose place it does not save.
 
-The Trainer has no hook for data that are sharded or resumed by themselves. It saves the number of updates alone, and
-skips as many batches of the present number of processes; its sharding repeats samples where they do not divide. It
-calls ``len()`` before it trains, in each of these cases, so ``__len__`` looks at its callers.
+The Trainer has no hook for data that are sharded or resumed by themselves. It saves the number of updates alone,
+and skips as many batches of the present number of processes; its sharding repeats samples where they do not divide.
+It calls ``len()`` before it trains, in each of these cases, so ``__len__`` looks at its callers.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def refuse_trainer_without_mixin(what: str, *, is_share: bool) -> None:
         )
     if _resumes(frame) and not trainer.args.ignore_data_skip:
         raise StateError(
-            "resuming a Trainer of Transformers without FeedMixin would lose or repeat samples: its checkpoint has "
-            "the number of updates, but not the place in the data",
+            "resuming a Trainer of Transformers without FeedMixin would lose or repeat samples: its checkpoint "
+            "has the number of updates, but not the place in the data",
             expected=_REMEDY,
             found=f"{_bases(trainer)}, training on {what}",
             where=where,
