@@ -1,7 +1,7 @@
 """Refuses a Trainer of Transformers that counts batches on data whose place it does not save.
 
 The Trainer has no hook for data that are sharded or resumed by themselves. It saves the number of updates alone,
-and skips as many batches of the present number of processes; its sharding repeats samples where they do not divide.
+and skips as many batches of the present number of processes. Its sharding repeats samples at the end of an epoch.
 It calls ``len()`` before it trains, in each of these cases, so ``__len__`` looks at its callers.
 """
 
