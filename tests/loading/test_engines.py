@@ -264,10 +264,10 @@ import rankfeed as rf
 held = threading.Event()
 
 def hang(sample):
-    if sample["x"] == 9:
+    if sample["x"] == 10:  # not one that is probed
         held.set()
         time.sleep(3600)
-    if sample["x"] == 4 and sys.argv[1] == "error":
+    if sample["x"] == 3 and sys.argv[1] == "error":
         raise KeyError("four")
     return sample
 
