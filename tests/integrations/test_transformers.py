@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from accelerate.state import AcceleratorState
 from tests.integrations.jobs import transformers_feed as job
 from tests.support import jobs
 from torch.utils.data import DataLoader
@@ -23,6 +24,13 @@ from rankfeed.integrations.transformers_feed import Feed
 
 SCRIPT = Path(__file__).parent / "jobs" / "transformers_feed.py"
 SAMPLES, BATCH = 83, 4
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_accelerator_for_other_modules() -> Iterator[None]:
+    """TrainingArguments leave one in the process, under which a Loader of several ranks is refused."""
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def launch(ranks: int, out: Path, dies: bool = False, **options: Any) -> list[list[dict[str, Any]]]:
