@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +11,26 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from accelerate.state import AcceleratorState
 from tests.integrations.jobs import transformers_feed as job
 from tests.support import jobs
+from torch.utils.data import DataLoader
 
 import rankfeed as rf
 from rankfeed.errors import ArgumentError, StateError
+from rankfeed.integrations.accelerate import accelerated
 from rankfeed.integrations.transformers import FeedMixin, PadTokens
 from rankfeed.integrations.transformers_feed import Feed
 
 SCRIPT = Path(__file__).parent / "jobs" / "transformers_feed.py"
 SAMPLES, BATCH = 83, 4
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_accelerator_for_other_modules() -> Iterator[None]:
+    """TrainingArguments leave one in the process, under which a Loader of several ranks is refused."""
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def launch(ranks: int, out: Path, dies: bool = False, **options: Any) -> list[list[dict[str, Any]]]:
@@ -201,20 +211,24 @@ def expected(samples: int, causal: bool) -> tuple[list[list[float]], list[list[i
     return rows, labels, sum(losses) / len(losses)
 
 
+class Stop(transformers.TrainerCallback):
+    def __init__(self, update: int) -> None:
+        self.update = update
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        control.should_training_stop |= state.global_step == self.update
+
+
 class Once(job.Trainer):
     """Trains in this process, and remembers on what."""
 
     def __init__(self, out: Path, source: Any, stop: int = -1, **more: Any) -> None:
-        class Stop(transformers.TrainerCallback):
-            def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-                control.should_training_stop |= state.global_step == stop
-
         super().__init__(
             model=transformers.GPT2LMHeadModel(job.config()),
             args=job.arguments(out, **arguments(**more)),
             train_dataset=source,
             data_collator=PadTokens(causal=True),
-            callbacks=[Stop()],
+            callbacks=[Stop(stop)],
         )
         self.trained: list[tuple[int, int, list[int]]] = []
 
@@ -347,6 +361,88 @@ def test_checkpoints_that_say_nothing_of_these_data_are_refused(tmp_path: Path, 
     (checkpoint / "trainer_state.json").write_text("{")
     with pytest.raises(StateError, match="remove it, and resume from the one before"):
         Once(tmp_path, source).train(resume_from_checkpoint=str(checkpoint))
+
+
+class Unfed(transformers.Trainer):
+    """A Trainer without FeedMixin, whose train_dataset is a Dataset or a function that makes the dataloader."""
+
+    def __init__(self, out: Path, data: Any, **more: Any) -> None:
+        callbacks = [Stop(more.pop("stop", -1))]
+        options = {"remove_unused_columns": False, "num_train_epochs": 1, **more}
+        super().__init__(
+            model=transformers.GPT2LMHeadModel(job.config()),
+            args=job.arguments(out, **arguments(**options)),
+            train_dataset=None if callable(data) else data,
+            data_collator=job.collate,
+            callbacks=callbacks,
+        )
+        self.made = data
+        self.trained: Counter[int] = Counter()
+
+    def get_train_dataloader(self) -> Any:
+        return self.made(self) if callable(self.made) else super().get_train_dataloader()
+
+    def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        self.trained.update(job.ids_of(inputs["input_ids"]))
+        return super().training_step(model, inputs, *args, **kwargs)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "way",
+    [
+        "source",
+        "loader",
+        *(pytest.param(way, marks=pytest.mark.slow) for way in ("accelerated", "sampler", "stream")),
+    ],
+)
+def test_a_trainer_without_the_mixin_trains_in_one_process_and_is_not_resumed(
+    tmp_path: Path, source: rf.Source, way: str
+) -> None:
+    def loader(data: Any = source) -> Any:
+        return rf.Loader(data, BATCH, batch_transform=PadTokens(causal=True))
+
+    data: Any = {
+        "source": source,
+        "loader": lambda trainer: loader(),
+        "accelerated": lambda trainer: accelerated(loader(), trainer.accelerator),
+        "sampler": lambda trainer: DataLoader(
+            source, batch_sampler=rf.DistributedBatchSampler(source, BATCH), collate_fn=job.collate
+        ),
+        "stream": lambda trainer: loader(rf.from_iterable(lambda: iter(source))),
+    }[way]
+    limit = {"max_steps": 21} if way == "stream" else {}
+    whole = Unfed(tmp_path / "whole", data, **limit)
+    whole.train()
+    assert whole.trained == Counter(range(SAMPLES))
+    Unfed(tmp_path, data, stop=6, **limit).train()
+    with pytest.raises((StateError, ArgumentError), match="FeedMixin"):
+        Unfed(tmp_path, data, **limit).train(resume_from_checkpoint=True)
+    # Told to, it begins the epoch again, and takes the updates that are left.
+    anew = Unfed(tmp_path, data, ignore_data_skip=True, **limit)
+    anew.train(resume_from_checkpoint=True)
+    assert sum(anew.trained.values()) == (21 - 6) * BATCH
+
+
+@pytest.mark.timeout(300)
+def test_a_trainer_without_the_mixin_is_refused_where_it_would_shard_a_source_or_a_loader(
+    tmp_path: Path, source: rf.Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ArgumentError, match=r"FeedMixin cannot train on a rankfeed\.Loader"):
+        Unfed(tmp_path, rf.Loader(source, BATCH)).train()
+    trainer = Unfed(tmp_path, source)
+    monkeypatch.setattr(type(trainer.args), "world_size", 2)
+    with pytest.raises(ArgumentError, match="in several processes: it repeats samples"):
+        trainer.train()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_trainer_without_the_mixin_is_refused_on_every_rank(tmp_path: Path) -> None:
+    options = {"do": ["unfed"], "samples": SAMPLES, "arguments": arguments()}
+    jobs.run(jobs.torchrun(2, SCRIPT, tmp_path, json.dumps(options)), tmp_path / "log", 250)
+    for rank in range(2):
+        assert "FeedMixin cannot train on a rankfeed source" in (tmp_path / f"unfed-{rank}.txt").read_text()
 
 
 @pytest.mark.timeout(300)

@@ -33,6 +33,7 @@ from tests.loading.feeds import (
 from rankfeed import errors
 from rankfeed.columns import Columns
 from rankfeed.loading import Loader, from_iterable
+from rankfeed.sources import from_dataset
 from rankfeed.topology import Topology
 
 every_engine = pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
@@ -62,6 +63,58 @@ def test_a_transform_that_raises_names_sample_rank_and_step(engine: dict[str, An
     assert isinstance(cause, KeyError) or "bad_at_13" in str(cause)
     # What was delivered before it is where the loader stands.
     assert loader.state_dict()["steps"] == step
+
+
+def exits_at_13(sample: dict[str, Any]) -> dict[str, Any]:
+    if sample["y"] == 130:
+        sys.exit(0)
+    return sample
+
+
+def exits(*_: Any) -> Any:
+    sys.exit("no licence")
+
+
+class Exits:
+    """A Dataset whose 14th sample ends the process."""
+
+    def __len__(self) -> int:
+        return 50
+
+    def __getitem__(self, index: int) -> dict[str, int]:
+        return exits_at_13({"y": 10 * index})
+
+
+class Interrupted(BaseException):
+    """As a library of the user's may raise, and not caught by ``except Exception``."""
+
+
+def interrupted_at_13(sample: dict[str, Any]) -> dict[str, Any]:
+    if sample["y"] == 130:
+        raise Interrupted("thirteen")
+    return sample
+
+
+@every_engine
+def test_user_code_that_calls_sys_exit_is_an_error_and_not_the_end_of_the_rank(engine: dict[str, Any]) -> None:
+    for options, found in (
+        ({"transform": exits_at_13}, "SystemExit: 0"),
+        ({"batch_transform": exits}, "SystemExit: no licence"),
+        ({"collate_fn": exits}, "SystemExit: no licence"),
+    ):
+        with pytest.raises(errors.TransformError, match=found):
+            list(feed(**options, **engine))
+    with pytest.raises(errors.SourceError, match=r"(?s)SystemExit: 0.*sample 13"):
+        list(Loader(from_dataset(Exits()), 5, **engine))
+    with pytest.raises(errors.StreamError, match="SystemExit: 0"):
+        list(Loader(from_iterable(lambda: (exits_at_13({"y": 10 * index}) for index in range(20))), 5, **engine))
+
+
+@every_engine
+def test_any_other_exception_of_user_code_ends_the_iteration_at_once(engine: dict[str, Any]) -> None:
+    processes = engine.get("worker_kind") == "process"
+    with pytest.raises(errors.WorkerError if processes else Interrupted, match="thirteen"):
+        list(feed(transform=interrupted_at_13, **engine))
 
 
 @every_engine
@@ -211,10 +264,10 @@ import rankfeed as rf
 held = threading.Event()
 
 def hang(sample):
-    if sample["x"] == 9:
+    if sample["x"] == 10:  # not one that is probed
         held.set()
         time.sleep(3600)
-    if sample["x"] == 4 and sys.argv[1] == "error":
+    if sample["x"] == 3 and sys.argv[1] == "error":
         raise KeyError("four")
     return sample
 

@@ -17,7 +17,7 @@ _at_home: WeakSet[Any] = WeakSet()
 
 
 class NoSampler(ArgumentError, AttributeError):
-    """A loader was asked for its sampler. For those who only look whether there is one, there is none."""
+    """A loader was asked for a part of a DataLoader that it lacks: hasattr() is False."""
 
 
 class AmongFrameworks:
@@ -29,6 +29,16 @@ class AmongFrameworks:
     def batch_sampler(self) -> EpochSetter:
         """Where frameworks look for ``batch_sampler.sampler`` to call ``set_epoch``: takes that, and no more."""
         return EpochSetter(cast("Loader", self), self.batch_size)
+
+    @property
+    def dataset(self) -> NoReturn:
+        """There is none: only what rebuilds a DataLoader, in order to skip batches, needs it."""
+        raise NoSampler(
+            "a rankfeed.Loader has no dataset, and batches cannot be skipped by rebuilding it as a DataLoader",
+            expected="a loader that resumes from its own state",
+            remedy="save loader.state_dict() in the checkpoint and call load_state_dict(); under Accelerate use "
+            "rankfeed.integrations.accelerate.accelerated, in a Trainer of Transformers FeedMixin",
+        )
 
     @property
     def sampler(self) -> NoReturn:

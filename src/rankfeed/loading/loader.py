@@ -10,6 +10,7 @@ from typing import Any, Literal, Never, Self, cast, get_args
 import torch
 from torch.utils.data import Dataset
 
+from rankfeed._util.trainer import refuse_trainer_without_mixin
 from rankfeed._util.validate import check_choice, check_instance, check_optional
 from rankfeed.errors import ArgumentError
 from rankfeed.loading import audit as proof
@@ -198,6 +199,7 @@ class Loader(Standing, Placed, AmongFrameworks):
 
     def __len__(self) -> int:
         """Steps of the epoch in hand: those done and those left."""
+        refuse_trainer_without_mixin("a rankfeed.Loader", is_share=True)
         return self._begun.steps + len(self._schedule())
 
     def __iter__(self) -> Iterator[Batch]:

@@ -333,7 +333,7 @@ class Maker:
                 seed_globals(streams.word(sample_id))
             try:
                 done.append(transform(sample, streams.generator(sample_id)) if with_rng else transform(sample))
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise _blamed("the transform raised", error, f"sample {sample_id}, {where}") from error
             if done[-1] is None and self.collate_fn is None:
                 raise TransformError(
@@ -387,7 +387,7 @@ class Maker:
             return collate_samples(samples, layout, self.ragged, self.allocate, pad_to=self.pad_to)
         except Mismatch as error:
             raise misfit(self, error, f"sample {share.ids[error.row]}, {share.where}", layout) from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise _blamed("the samples could not be collated", error, share.where) from error
 
     def _batch_transformed(self, batch: Any, streams: Streams, position: int, where: str) -> Any:
@@ -395,7 +395,7 @@ class Maker:
         assert function is not None
         try:
             return function(batch, streams.generator(position)) if wants_rng(function) else function(batch)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise _blamed("the batch transform raised", error, where) from error
 
     def _add_columns(
@@ -444,5 +444,5 @@ def _padding(rows: Columns, pad_to: int) -> tuple[int, int]:
     return waste, total
 
 
-def _blamed(summary: str, error: Exception, where: str) -> TransformError:
+def _blamed(summary: str, error: BaseException, where: str) -> TransformError:
     return TransformError(summary, found=f"{type(error).__name__}: {safe_str(error)}", where=where)

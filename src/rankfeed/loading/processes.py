@@ -298,8 +298,8 @@ def _attempt(
         return maker.make(schedule, task)
     except RankfeedError as error:
         return error, traceback.format_exc()
-    except Exception as error:
-        # An error of ours that the maker did not foresee still has to arrive, and in one piece.
+    except BaseException as error:  # a worker is never interrupted: it is the user's code that raised it
+        # Whatever the maker did not foresee still has to arrive, and in one piece.
         return WorkerError(f"{type(error).__name__}: {safe_str(error)}", where=where), traceback.format_exc()
 
 

@@ -14,6 +14,7 @@ from typing import Any, Generic, Self, TypeVar, get_args
 from torch.utils.data import Dataset, Sampler
 from torch.utils.data.distributed import DistributedSampler as TorchDistributedSampler
 
+from rankfeed._util.trainer import refuse_trainer_without_mixin
 from rankfeed._util.validate import check_choice, check_int, invalid
 from rankfeed.errors import ArgumentError, describe_error
 from rankfeed.loading import state as states
@@ -171,6 +172,7 @@ class DistributedBatchSampler(_Planned[list[int]], Sampler[list[int]]):
     """
 
     def __len__(self) -> int:
+        refuse_trainer_without_mixin(f"a rankfeed.{type(self).__name__}", is_share=True)
         return len(self.schedule())
 
     @property
@@ -231,6 +233,7 @@ class DistributedSampler(_Planned[int], TorchDistributedSampler[Any]):  # type: 
         return self._schedule_from(self._begun.position, tail)
 
     def __len__(self) -> int:
+        refuse_trainer_without_mixin(f"a rankfeed.{type(self).__name__}", is_share=True)
         schedule = self.schedule()
         return len(schedule) * self.batch_size + len(self._rest(schedule))
 

@@ -88,7 +88,7 @@ class Stream:
             if "epoch" not in self._asks and hasattr(made, "set_epoch"):
                 made.set_epoch(epoch)
             iterator = iter(made) if saved is None or not _stateful(made) else None
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise _raised("the factory of the stream raised", error, where) from error
         if iterator is made:
             if made is self._given:
@@ -109,7 +109,7 @@ class Stream:
             try:
                 owner.load_state_dict(msgspec.json.decode(saved.content))
                 iterator = iter(made) if iterator is None else iterator
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise _raised("the stream does not take its own state back", error, where) from error
             at = saved.at
         assert iterator is not None
@@ -157,7 +157,7 @@ class Reader:
             sample = next(self._iterator)
         except StopIteration:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise _raised("the stream raised", error, f"sample {self.read}, {self._where}") from error
         self.read += 1
         self.last = [sample]
@@ -173,7 +173,7 @@ class Reader:
             few = min(_SKIP, until - self.read)
             try:
                 some = deque(enumerate(islice(self._iterator, few), 1), maxlen=1)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 where = f"after sample {self.read}, {self._where}"
                 raise _raised("the stream raised while it was skipped", error, where) from error
             if some:
@@ -289,5 +289,5 @@ def _stateful(stream: object) -> bool:
     return hasattr(stream, "state_dict") and hasattr(stream, "load_state_dict")
 
 
-def _raised(summary: str, error: Exception, where: str) -> StreamError:
+def _raised(summary: str, error: BaseException, where: str) -> StreamError:
     return StreamError(summary, found=describe_error(error), where=where)

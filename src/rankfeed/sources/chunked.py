@@ -65,7 +65,7 @@ class ChunkedSource(Source):
         """Some columns of single rows, for formats that can: ``ids`` are sorted, none twice."""
         raise NotImplementedError
 
-    def __len__(self) -> int:
+    def _num_samples(self) -> int:
         return int(self._chunk_starts[-1])
 
     def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:

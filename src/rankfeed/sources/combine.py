@@ -57,7 +57,7 @@ class ConcatSource(Source):
     def __reduce__(self) -> tuple[Any, ...]:
         return _again, (self.sources, self.names, self._wanted)
 
-    def __len__(self) -> int:
+    def _num_samples(self) -> int:
         return int(self.starts[-1])
 
     def __repr__(self) -> str:

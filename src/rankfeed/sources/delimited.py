@@ -94,7 +94,7 @@ class _TextSource(Source):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_stored": None}
 
-    def __len__(self) -> int:
+    def _num_samples(self) -> int:
         return int(self._starts[-1])
 
     def __repr__(self) -> str:

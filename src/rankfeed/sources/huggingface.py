@@ -156,7 +156,7 @@ class HuggingFaceSource(Source):
     def __repr__(self) -> str:
         return f"HuggingFaceSource({self._folder or 'a Dataset'!r}, {len(self)} samples)"
 
-    def __len__(self) -> int:
+    def _num_samples(self) -> int:
         return len(self._table) if self._mapping is None else len(self._mapping)
 
     @property

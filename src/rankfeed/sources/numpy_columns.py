@@ -66,7 +66,7 @@ class NumpyColumnsSource(Source):
                 )
         self._names = check_columns(columns, {name: each.fields["array"] for name, each in self._files.items()})
 
-    def __len__(self) -> int:
+    def _num_samples(self) -> int:
         return len(next(iter(self._files.values())))
 
     def __repr__(self) -> str:

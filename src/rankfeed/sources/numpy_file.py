@@ -90,7 +90,7 @@ class NumpyFileSource(Source):
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (self.path, self._wanted, self.allow_pickle, self.fingerprint, self.files)
 
-    def __len__(self) -> int:
+    def _num_samples(self) -> int:
         return self._length
 
     def __repr__(self) -> str:

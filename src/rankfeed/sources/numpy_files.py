@@ -92,7 +92,7 @@ class NumpyFilesSource(Source):
         }
         return _reopen, (self.where, options, self.fingerprint)
 
-    def __len__(self) -> int:
+    def _num_samples(self) -> int:
         return len(self._names)
 
     def __repr__(self) -> str:

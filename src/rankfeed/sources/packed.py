@@ -89,7 +89,7 @@ class PackedSource(Source):
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (self.path, self._wanted, self.fingerprint, self.files)
 
-    def __len__(self) -> int:
+    def _num_samples(self) -> int:
         return self._manifest.num_rows
 
     def __repr__(self) -> str:

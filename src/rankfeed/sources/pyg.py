@@ -90,7 +90,7 @@ class PyGSource(Source):
         self._follow, self._exclude = state["options"]
         self.files = state["files"]
 
-    def __len__(self) -> int:
+    def _num_samples(self) -> int:
         return self._length
 
     def __repr__(self) -> str:

@@ -270,7 +270,7 @@ def _asked(function: Any, *arguments: Any) -> Any:
     """What a function of the data set returns, its error told as one of ours."""
     try:
         return function(*arguments[:1])
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         said = error.summary if isinstance(error, RankfeedError) else str(error)
         which = arguments[-1]
         shown = f"graph {which}" if isinstance(which, int) else f"one of graphs {str(which)[:80]}"

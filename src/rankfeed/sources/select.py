@@ -41,7 +41,7 @@ class SelectSource(Source):
     def __reduce__(self) -> tuple[Any, ...]:
         return _again, (self.source, self.picks, self.splits)
 
-    def __len__(self) -> int:
+    def _num_samples(self) -> int:
         return len(self.picks)
 
     def __repr__(self) -> str:

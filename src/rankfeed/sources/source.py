@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
+from rankfeed._util.trainer import refuse_trainer_without_mixin
 from rankfeed._util.validate import check_int, check_int_array, check_names
 from rankfeed.columns import Columns, Field, Layout
 from rankfeed.errors import ArgumentError, SourceError
@@ -177,6 +178,11 @@ class Source(ABC):
         return select(self, chosen, columns=columns, progress=progress)
 
     def __len__(self) -> int:
+        refuse_trainer_without_mixin("a rankfeed source", is_share=False)
+        return self._num_samples()
+
+    def _num_samples(self) -> int:
+        """The sum of ``blocks``, unless the format knows it without them."""
         return int(np.sum(self.blocks))
 
     def __getitem__(self, index: int | slice) -> Sample:

@@ -40,7 +40,7 @@ class TorchDatasetSource(Source):
     def __getstate__(self) -> dict[str, Any]:
         return {"dataset": self.dataset, "_length": self._length, "declared": self.declared}
 
-    def __len__(self) -> int:
+    def _num_samples(self) -> int:
         return self._length
 
     def __repr__(self) -> str:
@@ -169,7 +169,7 @@ class TorchDatasetSource(Source):
         if hasattr(self.dataset, "__getitems__"):
             try:
                 samples = list(self.dataset.__getitems__(wanted))
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise _raised(error, f"one of samples {_some(ids)}") from error
             if len(samples) != len(wanted):
                 raise SourceError(
@@ -182,7 +182,7 @@ class TorchDatasetSource(Source):
         for each in wanted:
             try:
                 samples.append(self.dataset[each])
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise _raised(error, f"sample {each}") from error
         return samples
 
@@ -270,7 +270,7 @@ def _chosen(sample: Any, columns: Sequence[str], sample_id: int) -> dict[str, An
     )
 
 
-def _raised(error: Exception, where: str) -> SourceError:
+def _raised(error: BaseException, where: str) -> SourceError:
     return SourceError("the Dataset raised", found=describe_error(error), where=where)
 
 

@@ -144,7 +144,7 @@ class WebDatasetSource(Source):
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (self.where, self._options, self.fingerprint, self.files)
 
-    def __len__(self) -> int:
+    def _num_samples(self) -> int:
         return int(self._rows.starts[-1])
 
     def __repr__(self) -> str:

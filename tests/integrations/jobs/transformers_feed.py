@@ -42,6 +42,14 @@ def ids_of(tokens: torch.Tensor) -> list[int]:
     return (tokens[:, 0] * VOCABULARY + tokens[:, 1]).tolist()
 
 
+def collate(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """Batches for a Trainer without the mixin."""
+    rows = [torch.as_tensor(sample["input_ids"]) for sample in samples]
+    padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    lengths = torch.tensor([len(row) for row in rows])
+    return PadTokens(causal=True)({"input_ids": padded, "input_ids_lengths": lengths})
+
+
 def config(**more: Any) -> GPT2Config:
     torch.manual_seed(0)
     sizes = {"n_layer": 2, "n_embd": 16, "n_head": 2, "n_positions": 16, "vocab_size": VOCABULARY}
@@ -184,6 +192,20 @@ def exact(out: Path, options: dict[str, Any]) -> None:
             results.append({**kept, "seen": seen.copy()})
             seen.clear()
     (out / f"exact-{os.environ['RANK']}.json").write_text(json.dumps(results))
+
+
+def unfed(out: Path, options: dict[str, Any]) -> None:
+    """Train on a source without the mixin, and write the error down."""
+    trainer = transformers.Trainer(
+        model=GPT2LMHeadModel(config()),
+        args=arguments(out / "run", **options["arguments"]),
+        train_dataset=rf.from_dataset(Sequences(options["samples"])),
+        data_collator=collate,
+    )
+    try:
+        trainer.train()
+    except rf.errors.ArgumentError as error:
+        (out / f"unfed-{os.environ['RANK']}.txt").write_text(str(error))
 
 
 if __name__ == "__main__":

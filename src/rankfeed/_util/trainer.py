@@ -1,0 +1,78 @@
+"""Refuses a Trainer of Transformers that counts batches on data whose place it does not save.
+
+The Trainer has no hook for data that are sharded or resumed by themselves. It saves the number of updates alone,
+and skips as many batches of the present number of processes. Its sharding repeats samples at the end of an epoch.
+It calls ``len()`` before it trains, in each of these cases, so ``__len__`` looks at its callers.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import Any
+
+from rankfeed.errors import ArgumentError, StateError
+
+#: Modules between the Trainer and ``len()``; any other caller only wants to know a length.
+_BETWEEN = ("torch.utils.data", "accelerate.", "transformers.", "rankfeed.integrations.accelerate")
+_TRAINER = "transformers.trainer"
+#: Methods of the Trainer (version 4 and 5) that ask for the length of what it trains on.
+_TRAINS = ("_get_train_sampler", "set_initial_training_values", "_inner_training_loop")
+_REMEDY = "class Trainer(rankfeed.integrations.transformers.FeedMixin, transformers.Trainer)"
+
+
+def refuse_trainer_without_mixin(what: str, *, is_share: bool) -> None:
+    """Refuse a caller of ``__len__`` that is a Trainer about to repeat or lose samples.
+
+    Args:
+        what: is asked for its length, for the message.
+        is_share: whether it is one rank's share, which the Trainer does not shard again.
+
+    Raises:
+        ArgumentError: the Trainer would shard the samples itself.
+        StateError: it resumes from a checkpoint.
+    """
+    if _TRAINER not in sys.modules:
+        return
+    frame = sys._getframe(1).f_back  # beyond __len__
+    while frame is not None and _module(frame).startswith(_BETWEEN) and _module(frame) != _TRAINER:
+        frame = frame.f_back
+    if frame is None or _module(frame) != _TRAINER or frame.f_code.co_name not in _TRAINS:
+        return
+    trainer = frame.f_locals["self"]
+    where = f"rank {trainer.args.process_index} of {trainer.args.world_size}"
+    as_dataset = frame.f_code.co_name == "_get_train_sampler"
+    if as_dataset if is_share else trainer.args.world_size > 1:
+        why = "it would put a DataLoader around it" if is_share else "it repeats samples at the end of each epoch"
+        raise ArgumentError(
+            f"a Trainer of Transformers without FeedMixin cannot train on {what}"
+            f"{'' if is_share else ' in several processes'}: {why}",
+            expected=_REMEDY,
+            found=_bases(trainer),
+            where=where,
+            remedy="put FeedMixin before the Trainer",
+        )
+    if _resumes(frame) and not trainer.args.ignore_data_skip:
+        raise StateError(
+            "resuming a Trainer of Transformers without FeedMixin would lose or repeat samples: its checkpoint "
+            "has the number of updates, but not the place in the data",
+            expected=_REMEDY,
+            found=f"{_bases(trainer)}, training on {what}",
+            where=where,
+            remedy="put FeedMixin before the Trainer in the script that saves and in the script that resumes, "
+            "with train_dataset=source; ignore_data_skip=True begins the epoch again",
+        )
+
+
+def _resumes(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code.co_name != "_inner_training_loop":
+        frame = frame.f_back
+    return frame is not None and frame.f_locals.get("resume_from_checkpoint") is not None
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
+
+
+def _bases(trainer: Any) -> str:
+    return f"{type(trainer).__name__}({', '.join(base.__name__ for base in type(trainer).__bases__)})"
