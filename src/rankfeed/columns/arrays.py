@@ -34,6 +34,12 @@ def as_array(name: str, value: Any) -> npt.NDArray[Any]:
                 found=f"{getattr(value, 'dtype', type(value).__name__)}: {error}",
                 remedy="turn it into a dense tensor of a type that numpy has, or give a collate_fn",
             ) from error
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        raise ArgumentError(
+            f"{name!r} is an array with masked values",
+            found=f"{int(np.ma.getmaskarray(value).sum())} of {value.size} values masked",
+            remedy="fill them (value.filled(0)), and return the mask as a field of its own",
+        )
     try:
         array = np.asarray(value)
     except (ValueError, OverflowError):
