@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.columns.arrays import as_array, is_list_of_numbers
+from rankfeed.columns.arrays import as_array, is_list_of_numbers, is_tensor
 from rankfeed.columns.field import Field
 from rankfeed.errors import ArgumentError
 
@@ -207,7 +207,7 @@ def describe(value: Any, known: Fields | None = None, path: Path = (), *, in_dic
     except ArgumentError:
         if isinstance(value, (int, list, tuple, np.ndarray, np.generic)):
             raise  # numbers without a type that holds them
-        if hasattr(value, "detach"):
+        if is_tensor(value):
             shape = () if getattr(value, "is_nested", False) else tuple(value.shape)
             return Leaf(Field("object", str(value.dtype).removeprefix("torch."), shape), "torch")
         return Leaf(Field("object"), "torch")
@@ -580,7 +580,7 @@ def _texts(values: Sequence[Any], leaf: Leaf, path: Path) -> Sequence[Any]:
 def _for_torch(values: Sequence[Any], leaf: Leaf, path: Path) -> Sequence[Any]:
     """Values that torch collates: tensors among them are of one type, which torch itself would not insist on."""
     for row, value in enumerate(values):
-        found = describe(value) if hasattr(value, "detach") else Leaf(Field("object"), "torch")
+        found = describe(value) if is_tensor(value) else Leaf(Field("object"), "torch")
         if found != leaf:
             raise Mismatch.of(_misfit(path), path, "list", expected=leaf, found=found, row=row)
     return values
