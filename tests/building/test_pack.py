@@ -4,6 +4,7 @@ import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -312,3 +313,15 @@ def test_errors_of_workers_arrive_whole(tmp_path: Path) -> None:
     with pytest.raises(rf.errors.CorruptError, match=r"13\.npy"):
         rf.pack(source, tmp_path / "p", shard_bytes=64, workers=2, progress=False)
     pickle.loads(pickle.dumps(source))
+
+
+@pytest.mark.parametrize("make", [np.zeros, torch.zeros], ids=["array", "tensor"])
+def test_an_array_that_an_iterable_fills_again_and_again_is_packed_as_it_was(make: Any, tmp_path: Path) -> None:
+    def rows() -> Iterator[dict[str, Any]]:
+        values = make(3)
+        for number in range(20):
+            values[:] = number
+            yield {"x": values}
+
+    packed = rf.pack(rows(), tmp_path / "packed", progress=False)
+    assert [row["x"].tolist() for row in packed] == [[number] * 3 for number in range(20)]

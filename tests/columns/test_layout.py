@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -88,6 +89,23 @@ def test_a_later_value_arrives_as_it_is_or_is_refused(probed: list[Any], later: 
     with suppress(Mismatch):
         layout = settled(layout_of([{"x": value} for value in probed]))
         arrived([{"x": probed[0]}, {"x": later}], layout)
+
+
+@pytest.mark.parametrize("later", [[2**63 + 1, -1], [-1, 2**64 - 1, 5]], ids=str)
+def test_whole_numbers_that_numpy_would_round_together_are_refused(later: list[int]) -> None:
+    with pytest.raises(Mismatch, match="uint64"):
+        fitted(later, leaf_of(Field.of("float64")))
+
+
+@pytest.mark.parametrize("mask", [[False, True], [True, True]], ids=str)
+def test_arrays_with_masked_values_are_refused(mask: list[bool]) -> None:
+    values = np.ma.masked_array([1.0, -999.0], mask)
+    with pytest.raises(Mismatch, match="masked"):
+        layout_of([{"x": values}])
+    with pytest.raises(Mismatch, match="masked"):
+        fitted([np.ones(2), values], leaf_of(Field.of("float64[2]")))
+    whole = np.ma.masked_array([1.0, 2.0])
+    assert str(layout_of([{"x": whole}]).parts["x"]) == "float64[2]"  # type: ignore[union-attr]
 
 
 @settings(max_examples=200, deadline=None)

@@ -193,6 +193,19 @@ def _with_valid(sample: dict[str, Any]) -> dict[str, Any]:
     return {**sample, "valid": 1}
 
 
+def test_keys_whose_lengths_would_have_one_name_are_refused() -> None:
+    samples = [{1: [0], "1": [0, 0]}] * 2
+    with pytest.raises(errors.ArgumentError, match="1_lengths"):
+        collate_samples(samples, layout_of(samples))
+
+
+def test_nested_tensors_are_refused_as_what_cannot_be_collated() -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    loader = Loader(from_dataset([{"x": nested}] * 3), 2, topology=Topology())
+    with pytest.raises(errors.SourceError, match="'x' cannot be collated"):
+        next(iter(loader))
+
+
 def test_source_columns_whose_names_the_loader_needs_are_refused_when_it_is_made() -> None:
     source = Memory(5)
     source.fields = {**Memory.fields, "x_lengths": Memory.fields["y"], "valid": Memory.fields["y"]}  # type: ignore[misc]

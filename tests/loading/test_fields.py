@@ -480,3 +480,30 @@ def test_a_column_named_by_nothing_is_one_as_any_other(tmp_path: Path) -> None:
     assert next(iter(rf.Loader(rows, 4)))[""].tolist() == [0, 1, 2, 3]
     with pytest.raises(SourceError, match="dicts"):
         rf.concat([source, rf.from_dataset([(1, 2)])]).fields  # noqa: B018
+
+
+def in_place(sample: dict[str, Any]) -> dict[str, Any]:
+    sample["x"] *= 2
+    sample["list"].append(sample["y"])
+    sample["y"] += 100
+    sample["inner"]["t"].add_(1)
+    return sample
+
+
+@every_engine
+@pytest.mark.parametrize("wrap", [rf.from_dataset, rf.from_iterable], ids=["dataset", "stream"])
+def test_a_transform_that_changes_its_sample_in_place_changes_no_sample_of_the_user(
+    engine: dict[str, Any], wrap: Any
+) -> None:
+    samples: list[Any] = [
+        {"x": np.full(3, float(i)), "list": [i], "y": i, "inner": {"t": torch.tensor([i])}} for i in range(20)
+    ]
+    loader = rf.Loader(wrap(samples), 5, transform=in_place, topology=rf.Topology(), **engine)
+    for _ in range(2):
+        batches: list[Any] = list(loader)
+        assert [x for batch in batches for x in batch["x"][:, 2].tolist()] == [2.0 * i for i in range(20)]
+        assert [row for batch in batches for row in batch["list"].tolist()] == [[i, i] for i in range(20)]
+        assert [y for batch in batches for y in batch["y"].tolist()] == list(range(100, 120))
+        assert [t for batch in batches for t in batch["inner"]["t"].flatten().tolist()] == list(range(1, 21))
+    assert samples[0]["x"].tolist() == [0, 0, 0]
+    assert samples[0]["list"] == [0]

@@ -156,6 +156,17 @@ def test_dictionaries_of_chunks_may_hold_nulls() -> None:
     assert stored["x_valid"].values.tolist() == [True, False, True, True]
 
 
+@pytest.mark.parametrize("entries", [["a", "b"], [5, 7], [[5], [7, 8]], ["a", "b", "c", "d", "e"]], ids=str)
+def test_nulls_of_a_dictionary_column_are_read_as_zero_or_empty(entries: list[Any]) -> None:
+    array = pa.DictionaryArray.from_arrays(pa.array([0, None, 1, None], pa.int8()), pa.array(entries))
+    table = pa.table({"x": array})
+    fields = fields_of(table.schema, nulls="mask")
+    stored = stored_of(table, fields, where="here", nulls="mask")
+    empty = type(entries[0])()
+    assert rows_of(fields["x"], stored["x"], [0, 1, 2, 3]) == [entries[0], empty, entries[1], empty]
+    assert stored["x_valid"].values.tolist() == [True, False, True, False]
+
+
 CODES = pa.array([0, 1, 1, 0], pa.int8())
 SPARSE = pa.UnionArray.from_sparse(CODES, [pa.array([1, 0, 0, 4]), pa.array(["", "b", None, ""])])
 DENSE = pa.UnionArray.from_dense(

@@ -183,6 +183,8 @@ def test_another_text_is_refused_each_time(text: str, tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("a,b\n1,2\n1,2,3\n", r"Row #3: Expected 2 columns, got 3[\s\S]*bad\.csv[\s\S]*mend or remove that line"),
+        ('a,b\n1,x\n2,"y\n3,z\n', r"a quoted value has no end[\s\S]*bad\.csv, line 3"),
+        ('a,b\n5 pipe,"x ""y""\n\nz"\n"1', r"a quoted value has no end[\s\S]*bad\.csv, line 5"),
         ("a,b\n", r"no rows[\s\S]*bad\.csv"),
         ("a,a\n1,2\n", r"one name[\s\S]*'a'"),
     ],
@@ -471,6 +473,9 @@ def test_integers_in_lists_and_objects_keep_their_digits_or_are_refused(tmp_path
     with pytest.raises(SourceError, match=rf"{LOST}[\s\S]*line 3, column 'x'"):
         rf.open(path)
     assert [row["ok"] for row in rf.open(path, columns=["ok"])] == [1, 2]
+    path.write_text(f'{{"x": 1.5}}\n{{"x": 1}} {{"x": {LOST}}}\n')  # two in a line
+    with pytest.raises(SourceError, match=rf"{LOST}[\s\S]*line 2, column 'x'"):
+        rf.open(path)
 
 
 def test_the_text_nan_is_a_number(tmp_path: Path) -> None:

@@ -231,6 +231,18 @@ def test_any_choice_of_graphs_is_joined_as_by_pyg(
 # What a data set may be.
 
 
+def test_a_transform_of_the_loader_changes_no_graph_of_the_user() -> None:
+    def double(graph: Data) -> Data:
+        graph.x = graph.x * 2
+        return graph
+
+    graphs = [Data(x=torch.full((1, 1), float(number))) for number in range(12)]
+    loader = rf.Loader(rf.from_dataset(graphs), 12, transform=double, topology=rf.Topology())
+    for _ in range(2):
+        assert next(iter(loader)).x.flatten().tolist() == [2.0 * number for number in range(12)]
+    assert graphs[3].x.item() == 3
+
+
 def test_a_transform_is_applied_to_each_graph_at_each_access() -> None:
     dataset = in_memory([graph(number) for number in range(9)], doubled)
     assert_as_pyg(dataset)

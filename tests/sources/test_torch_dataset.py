@@ -54,6 +54,16 @@ def test_getitems_is_used_where_it_is() -> None:
     assert rf.from_dataset(Many()).fetch([4, 2])["y"].gather().tolist() == [4, 2]  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("found", [{"x": [1, 2]}, {4: {"x": 1}, 2: {"x": 2}}, {"4", "2"}, "42"], ids=str)
+def test_what_getitems_returns_without_an_order_of_samples_is_refused(found: Any) -> None:
+    class Unordered(Dicts):
+        def __getitems__(self, indices: list[int]) -> Any:
+            return found
+
+    with pytest.raises(SourceError, match="__getitems__ returned no list of samples"):
+        rf.from_dataset(Unordered()).samples([4, 2])
+
+
 def test_tuples_and_odd_dicts_stay_what_they_are() -> None:
     source = rf.from_dataset(TensorDataset(torch.arange(5), torch.ones(5)))
     assert not source.as_dicts

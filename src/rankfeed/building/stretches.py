@@ -231,7 +231,7 @@ def _value(name: str, value: Any, where: str) -> Any:
     if isinstance(value, (bytearray, memoryview)):
         return bytes(value)
     try:
-        array = as_array(name, value)
+        array = np.array(as_array(name, value))  # a copy: an iterable may fill one array again and again
         # An empty list goes with any type: of all, bool gives way to every other.
         return array.astype(np.bool_) if isinstance(value, list) and not array.size else array
     except ArgumentError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from numbers import Integral, Number
 from typing import Any
@@ -25,7 +26,7 @@ def as_array(name: str, value: Any) -> npt.NDArray[Any]:
         >>> as_array("x", [1, 2**63 + 1])
         array([                  1, 9223372036854775809], dtype=uint64)
     """
-    if hasattr(value, "detach"):  # a torch tensor, without importing torch to find out
+    if is_tensor(value):
         try:
             value = value.detach().cpu().numpy()
         except (TypeError, RuntimeError) as error:  # bfloat16, sparse, nested
@@ -34,6 +35,12 @@ def as_array(name: str, value: Any) -> npt.NDArray[Any]:
                 found=f"{getattr(value, 'dtype', type(value).__name__)}: {error}",
                 remedy="turn it into a dense tensor of a type that numpy has, or give a collate_fn",
             ) from error
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        raise ArgumentError(
+            f"{name!r} is an array with masked values",
+            found=f"{int(np.ma.getmaskarray(value).sum())} of {value.size} values masked",
+            remedy="fill them (value.filled(0)), and return the mask as a field of its own",
+        )
     try:
         array = np.asarray(value)
     except (ValueError, OverflowError):
@@ -55,6 +62,12 @@ def as_array(name: str, value: Any) -> npt.NDArray[Any]:
         if isinstance(value, (list, tuple)) and bool((np.abs(array) >= _EXACT).any()):
             array = _with_all_digits(name, value, array)
     return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether a value is a torch tensor, without importing torch to find out."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
 
 
 def is_list_of_numbers(value: Any) -> bool:

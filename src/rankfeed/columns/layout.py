@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.columns.arrays import as_array, is_list_of_numbers
+from rankfeed.columns.arrays import as_array, is_list_of_numbers, is_tensor
 from rankfeed.columns.field import Field
 from rankfeed.errors import ArgumentError
 
@@ -207,8 +207,9 @@ def describe(value: Any, known: Fields | None = None, path: Path = (), *, in_dic
     except ArgumentError:
         if isinstance(value, (int, list, tuple, np.ndarray, np.generic)):
             raise  # numbers without a type that holds them
-        if hasattr(value, "detach"):
-            return Leaf(Field("object", str(value.dtype).removeprefix("torch."), tuple(value.shape)), "torch")
+        if is_tensor(value):
+            shape = () if getattr(value, "is_nested", False) else tuple(value.shape)
+            return Leaf(Field("object", str(value.dtype).removeprefix("torch."), shape), "torch")
         return Leaf(Field("object"), "torch")
     if isinstance(value, list):
         dtype = array.dtype.name if array.size else ""
@@ -464,10 +465,13 @@ def fitted(values: Sequence[Any], leaf: Leaf, path: Path = ()) -> Sequence[Any] 
     dtype = np.dtype(field.dtype or np.bool_)  # nothing but empty lists: any type
     if field.kind == "dense" and not field.shape:
         kinds = set(map(type, values))
-        if len(kinds) == 1 and issubclass(kinds.pop(), (bool, int, float, np.generic)):
+        kind = kinds.pop() if len(kinds) == 1 else object
+        if issubclass(kind, (bool, int, float, np.generic)):
             numbers = np.array(values)
-            # Of whole numbers that have no type in common, numpy makes floats.
-            fits = exactly(numbers, dtype) if numbers.dtype == dtype or numbers.dtype.kind in "iu" else None
+            # Of whole numbers that have no type in common, numpy makes floats, which may have lost digits.
+            rounded = numbers.dtype.kind == "f" and issubclass(kind, int)
+            right = numbers.dtype.kind in "iu" or (numbers.dtype == dtype and not rounded)
+            fits = exactly(numbers, dtype) if right else None
             if fits is not None:
                 return fits
     name = dotted(path)
@@ -576,7 +580,7 @@ def _texts(values: Sequence[Any], leaf: Leaf, path: Path) -> Sequence[Any]:
 def _for_torch(values: Sequence[Any], leaf: Leaf, path: Path) -> Sequence[Any]:
     """Values that torch collates: tensors among them are of one type, which torch itself would not insist on."""
     for row, value in enumerate(values):
-        found = describe(value) if hasattr(value, "detach") else Leaf(Field("object"), "torch")
+        found = describe(value) if is_tensor(value) else Leaf(Field("object"), "torch")
         if found != leaf:
             raise Mismatch.of(_misfit(path), path, "list", expected=leaf, found=found, row=row)
     return values

@@ -164,7 +164,7 @@ def _with_lengths(batch: Any, layout: Layout) -> Any:
     for name, part in layout.parts.items():
         found[name] = _with_lengths(batch[name], part)
         if isinstance(batch[name], _Padded):
-            if f"{name}_lengths" in batch:
+            if f"{name}_lengths" in batch or f"{name}_lengths" in found:
                 raise _taken(f"{name}_lengths")
             found[name], found[f"{name}_lengths"] = batch[name]
     return found

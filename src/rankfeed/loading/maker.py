@@ -6,8 +6,9 @@ What a step's batch holds depends on nothing else, so any engine may make it, an
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from contextlib import nullcontext
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,6 +31,8 @@ Int64 = npt.NDArray[np.int64]
 
 #: Calls in which a source is told of the steps that lie ahead: one for each step costs a fifth of a small batch.
 _TELLINGS = 8
+#: Values that need no copy.
+_IMMUTABLE = frozenset({bool, int, float, complex, str, bytes, type(None)})
 
 
 @dataclass(frozen=True)
@@ -316,9 +319,11 @@ class Maker:
     def _rows(self, share: Share) -> Columns | Sequence[Any]:
         """The samples of a batch, transformed; as columns where the source has them."""
         rows = self._read(share.ids, share.epoch) if share.samples is None else share.samples
-        return rows if self.transform is None else self.transformed(self._samples(rows), share)
+        if self.transform is None:
+            return rows
+        return self.transformed(rows.samples() if isinstance(rows, Columns) else map(_copied, rows), share)
 
-    def transformed(self, samples: Sequence[Any], share: Share) -> list[Any]:
+    def transformed(self, samples: Iterable[Any], share: Share) -> list[Any]:
         """What the transform makes of the samples of a share.
 
         Raises:
@@ -442,6 +447,26 @@ def _padding(rows: Columns, pad_to: int) -> tuple[int, int]:
             total += cells * cell
             waste += (cells - int(column.lengths.sum())) * cell
     return waste, total
+
+
+def _copied(value: Any) -> Any:
+    """A sample that a transform may change in place: the Dataset, or the stream, may give it out again."""
+    if type(value) in _IMMUTABLE:
+        return value
+    if isinstance(value, np.ndarray):
+        return value.copy() if value.flags.writeable else value
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if isinstance(value, MutableMapping):
+        found = copy(value)
+        for name, each in value.items():
+            found[name] = _copied(each)
+        return found
+    if type(value) in (list, tuple):
+        return type(value)(each if type(each) in _IMMUTABLE else _copied(each) for each in value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(_copied, value))
+    return copy(value) if hasattr(value, "__copy__") else value
 
 
 def _blamed(summary: str, error: BaseException, where: str) -> TransformError:

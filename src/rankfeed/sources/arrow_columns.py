@@ -189,13 +189,16 @@ def _indexed(array: Any, field: Field, where: str) -> tuple[Stored, Valid]:
     import pyarrow as pa
 
     valid = valid_of(array)
-    indices = array.indices.fill_null(0).to_numpy()
     entries = array.dictionary
-    if valid is not None and not len(entries):
-        entries = pa.nulls(1, entries.type)
-    if len(entries) > len(array):  # only those that are used
+    missing = len(entries)  # what nulls point to: an entry that is null
+    indices = array.indices.cast(pa.int64()).fill_null(missing).to_numpy()
+    used = None
+    if missing > len(array):  # only those that are used
         used, indices = np.unique(indices, return_inverse=True)
-        entries = entries.take(pa.array(used))
+    elif valid is not None:
+        used = np.arange(missing + 1)
+    if used is not None:
+        entries = entries.take(pa.array(used, mask=used == missing))
     stored, given = _stored(entries, field, where)
     if given is not None and not given.all():
         valid = given[indices] if valid is None else valid & given[indices]

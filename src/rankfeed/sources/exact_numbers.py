@@ -165,13 +165,22 @@ def _inexact_in(text: bytes, first_line: int) -> Iterator[tuple[Path, tuple[int,
         line += text.count(b"\n", end, start)
         end = text.find(b"\n", start)
         end = len(text) if end < 0 else end
+        for value in _values(text[start:end]):
+            for path, number in _numbers((), value):
+                if _is_inexact(number):
+                    yield path, (line, number)
+
+
+def _values(line: bytes) -> Iterator[Any]:
+    """The objects in a line: Arrow takes several."""
+    rest = line.decode().strip()
+    while rest:
         try:
-            value = json.loads(text[start:end])
+            value, end = json.JSONDecoder().raw_decode(rest)
         except ValueError:
-            continue  # which Arrow refused, or understands otherwise
-        for path, number in _numbers((), value):
-            if _is_inexact(number):
-                yield path, (line, number)
+            return  # which Arrow refused, or understands otherwise
+        yield value
+        rest = rest[end:].lstrip()
 
 
 def _numbers(path: Path, value: Any) -> Iterator[tuple[Path, int]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from functools import cached_property
 from typing import Any, ClassVar
@@ -17,6 +17,9 @@ from rankfeed.errors import ArgumentError, SourceError, describe_error
 from rankfeed.sources.probes import probe_ids
 from rankfeed.sources.source import Declared, Int64, Source, check_columns, check_ids
 from rankfeed.storage import digest_of
+
+#: What can be iterated, but does not yield samples in the order asked for: of a dict of columns, their names.
+_NO_SAMPLES = (Mapping, Set, str, bytes)
 
 
 class TorchDatasetSource(Source):
@@ -168,9 +171,16 @@ class TorchDatasetSource(Source):
         wanted = ids.tolist()
         if hasattr(self.dataset, "__getitems__"):
             try:
-                samples = list(self.dataset.__getitems__(wanted))
+                found = self.dataset.__getitems__(wanted)
+                samples = [] if isinstance(found, _NO_SAMPLES) else list(found)
             except (Exception, SystemExit) as error:
                 raise _raised(error, f"one of samples {_some(ids)}") from error
+            if isinstance(found, _NO_SAMPLES):
+                raise SourceError(
+                    "the Dataset's __getitems__ returned no list of samples",
+                    expected="a list with a sample for each index, in their order",
+                    found=type(found).__name__,
+                )
             if len(samples) != len(wanted):
                 raise SourceError(
                     "the Dataset's __getitems__ returned another number of samples",
