@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from tests.loading.feeds import ENGINES, NAMES, same
+from torch.utils.data import Dataset
 
 import rankfeed as rf
 from rankfeed.errors import RankfeedError, SourceError, StreamError, TransformError
@@ -480,6 +481,36 @@ def test_a_column_named_by_nothing_is_one_as_any_other(tmp_path: Path) -> None:
     assert next(iter(rf.Loader(rows, 4)))[""].tolist() == [0, 1, 2, 3]
     with pytest.raises(SourceError, match="dicts"):
         rf.concat([source, rf.from_dataset([(1, 2)])]).fields  # noqa: B018
+
+
+class Refilled(Dataset[Any]):
+    """Hands out one array and one tensor, with new content each time."""
+
+    def __init__(self) -> None:
+        self.array, self.tensor = np.zeros(2), torch.zeros(2)
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index >= 20:
+            raise IndexError
+        self.array[:] = index
+        self.tensor.fill_(index)
+        return {"x": self.array, "t": self.tensor}
+
+
+@every_engine
+@pytest.mark.parametrize("stream", [False, True], ids=["dataset", "stream"])
+def test_arrays_that_are_filled_again_for_each_sample_keep_what_they_held(
+    engine: dict[str, Any], stream: bool
+) -> None:
+    source: Any = rf.from_iterable(lambda: iter(Refilled())) if stream else rf.from_dataset(Refilled())
+    if engine.get("num_workers", 0) > 1 and engine.get("worker_kind", "thread") == "thread" and not stream:
+        engine = {**engine, "num_workers": 1}  # two threads would fill the array at once
+    for batch in rf.Loader(source, 5, topology=rf.Topology(), **engine):
+        assert batch["x"][:, 0].tolist() == batch["t"][:, 1].tolist()
+        assert len(Counter(batch["x"][:, 0].tolist())) == 5
 
 
 def in_place(sample: dict[str, Any]) -> dict[str, Any]:

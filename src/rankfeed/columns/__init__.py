@@ -1,6 +1,6 @@
 """What a batch is made of: dense, ragged and bytes columns, and buffers that are used again."""
 
-from rankfeed.columns.arrays import as_array
+from rankfeed.columns.arrays import as_array, copied
 from rankfeed.columns.buffers import BufferPool, keep_heap
 from rankfeed.columns.column import Allocate, Bytes, Column, Dense, Objects, Ragged
 from rankfeed.columns.columns import Columns, column_of
@@ -31,5 +31,6 @@ __all__ = [
     "as_array",
     "column_of",
     "column_of_parts",
+    "copied",
     "keep_heap",
 ]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
+from copy import copy
 from numbers import Integral, Number
 from typing import Any
 
@@ -14,6 +15,8 @@ from rankfeed.errors import ArgumentError
 
 #: Whole numbers up to this are the same in float64.
 _EXACT = 2.0**53
+#: Types of values that need no copy.
+_IMMUTABLE = frozenset({bool, int, float, complex, str, bytes, type(None)})
 
 
 def as_array(name: str, value: Any) -> npt.NDArray[Any]:
@@ -68,6 +71,36 @@ def is_tensor(value: Any) -> bool:
     """Whether a value is a torch tensor, without importing torch to find out."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
+
+
+def copied(value: Any) -> Any:
+    """A sample that a transform may change in place, and whose arrays the user's code may fill again.
+
+    Containers, arrays and tensors are copied, and what has a ``__copy__``.
+
+    Examples:
+        >>> row = np.zeros(2)
+        >>> sample = copied({"x": row, "name": "a"})
+        >>> row += 1
+        >>> sample
+        {'x': array([0., 0.]), 'name': 'a'}
+    """
+    if type(value) in _IMMUTABLE:
+        return value
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if is_tensor(value):
+        return value.clone()
+    if isinstance(value, MutableMapping):
+        found = copy(value)
+        for name, each in value.items():
+            found[name] = copied(each)
+        return found
+    if type(value) in (list, tuple):
+        return type(value)(each if type(each) in _IMMUTABLE else copied(each) for each in value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(copied, value))
+    return copy(value) if hasattr(value, "__copy__") else value
 
 
 def is_list_of_numbers(value: Any) -> bool:

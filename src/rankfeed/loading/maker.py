@@ -6,9 +6,8 @@ What a step's batch holds depends on nothing else, so any engine may make it, an
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rankfeed.columns import Allocate, BufferPool, Columns, Field, Layout, Mismatch, Ragged
+from rankfeed.columns import Allocate, BufferPool, Columns, Field, Layout, Mismatch, Ragged, copied
 from rankfeed.columns.layout import dotted, flat_fields, is_unknown, layout_of, leaves, mapped, settled
 from rankfeed.errors import ArgumentError, RankfeedError, TransformError, safe_str
 from rankfeed.loading.collate import Padding, RaggedAs, check_collated, collate, collate_samples
@@ -31,8 +30,6 @@ Int64 = npt.NDArray[np.int64]
 
 #: Calls in which a source is told of the steps that lie ahead: one for each step costs a fifth of a small batch.
 _TELLINGS = 8
-#: Values that need no copy.
-_IMMUTABLE = frozenset({bool, int, float, complex, str, bytes, type(None)})
 
 
 @dataclass(frozen=True)
@@ -294,7 +291,7 @@ class Maker:
         """
         given = share.samples or ()
         ids, samples, _ = self._tried(
-            replace(share, ids=share.ids[row : row + 1], samples=given[row : row + 1]) for row in range(len(given))
+            replace(share, ids=share.ids[row : row + 1], samples=[copied(given[row])]) for row in range(len(given))
         )
         try:
             return self.layout_of(samples) if samples else None
@@ -321,7 +318,9 @@ class Maker:
         rows = self._read(share.ids, share.epoch) if share.samples is None else share.samples
         if self.transform is None:
             return rows
-        return self.transformed(rows.samples() if isinstance(rows, Columns) else map(_copied, rows), share)
+        samples = self._samples(rows)
+        # A transform may work in place, and what has a collation of its own is handed out by reference.
+        return self.transformed(samples if self.source.collate is None else map(copied, samples), share)
 
     def transformed(self, samples: Iterable[Any], share: Share) -> list[Any]:
         """What the transform makes of the samples of a share.
@@ -447,26 +446,6 @@ def _padding(rows: Columns, pad_to: int) -> tuple[int, int]:
             total += cells * cell
             waste += (cells - int(column.lengths.sum())) * cell
     return waste, total
-
-
-def _copied(value: Any) -> Any:
-    """A sample that a transform may change in place: the Dataset, or the stream, may give it out again."""
-    if type(value) in _IMMUTABLE:
-        return value
-    if isinstance(value, np.ndarray):
-        return value.copy() if value.flags.writeable else value
-    if isinstance(value, torch.Tensor):
-        return value.clone()
-    if isinstance(value, MutableMapping):
-        found = copy(value)
-        for name, each in value.items():
-            found[name] = _copied(each)
-        return found
-    if type(value) in (list, tuple):
-        return type(value)(each if type(each) in _IMMUTABLE else _copied(each) for each in value)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*map(_copied, value))
-    return copy(value) if hasattr(value, "__copy__") else value
 
 
 def _blamed(summary: str, error: BaseException, where: str) -> TransformError:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from rankfeed.columns import copied
 from rankfeed.errors import PlanError, StreamError
 from rankfeed.loading.maker import Share
 from rankfeed.loading.stream import Reader, Saved
@@ -99,7 +100,7 @@ class Cut:
             epoch=self.epoch,
             position=first * (self.world_size // self.stride) + self.rank * count // self.stride,
             filled=pads or count < self.stride,
-            samples=mine + filler * (rows - len(mine)),
+            samples=mine + list(map(copied, filler * (rows - len(mine)))),
         )
 
     def _steps(self, reader: Reader) -> Iterator[tuple[int, list[Any], Place]]:
@@ -108,7 +109,7 @@ class Cut:
         held: tuple[list[Any], Place] | None = None
         before = begins = self._place(reader)
         while True:
-            mine = list(islice(reader, self.offset, length, self.stride))
+            mine = list(map(copied, islice(reader, self.offset, length, self.stride)))
             count = reader.read - before.read
             if count < length:
                 break

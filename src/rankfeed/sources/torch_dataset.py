@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.columns import Branch, Columns, Field, Leaf, Mismatch
+from rankfeed.columns import Branch, Columns, Field, Leaf, Mismatch, copied
 from rankfeed.columns.layout import flat_fields, layout_of, layout_of_fields, mapped, settled
 from rankfeed.errors import ArgumentError, SourceError, describe_error
 from rankfeed.sources.probes import probe_ids
@@ -172,7 +172,7 @@ class TorchDatasetSource(Source):
         if hasattr(self.dataset, "__getitems__"):
             try:
                 found = self.dataset.__getitems__(wanted)
-                samples = [] if isinstance(found, _NO_SAMPLES) else list(found)
+                samples = [] if isinstance(found, _NO_SAMPLES) else list(map(copied, found))
             except (Exception, SystemExit) as error:
                 raise _raised(error, f"one of samples {_some(ids)}") from error
             if isinstance(found, _NO_SAMPLES):
@@ -191,7 +191,7 @@ class TorchDatasetSource(Source):
         samples = []
         for each in wanted:
             try:
-                samples.append(self.dataset[each])
+                samples.append(copied(self.dataset[each]))
             except (Exception, SystemExit) as error:
                 raise _raised(error, f"sample {each}") from error
         return samples
