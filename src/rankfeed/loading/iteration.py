@@ -41,6 +41,7 @@ class Iteration:
             self._begin()
         self._loader._stats.asked()
         try:
+            self._loader._maker.fix_layout()  # before the first batch, in the process that iterates
             made = next(self._made)
             batch = made.batch if self._loader.device is None else to_device(made.batch, self._loader.device)
             if made.step + 1 == len(self._schedule):
@@ -65,7 +66,6 @@ class Iteration:
         return batch
 
     def _begin(self) -> None:
-        self._loader._maker.fix_layout()  # before the first batch, in the process that iterates
         schedule = self._loader._begin(self._turn)
         if schedule is not None:
             self._schedule, self._made = schedule, self._loader._run(schedule)

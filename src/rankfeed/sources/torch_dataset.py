@@ -227,7 +227,8 @@ def from_dataset(dataset: Any, *, fields: Any = None, ragged: Sequence[str | int
         >>> from_dataset([{"x": [1]}, {"x": []}], fields={"x": "int32[*]"}).fetch([0, 1])["x"].pad().tolist()
         [[1], [0]]
     """
-    declared = {"fields": fields} if fields is not None else {"ragged": ragged} if ragged else {}
+    names = Declared.names(ragged)
+    declared = {"fields": fields} if fields is not None else {"ragged": ragged} if names else {}
     if "torch_geometric" in sys.modules:  # else nobody can have made graphs
         from rankfeed.sources.pyg import PyGSource, is_graphs
 
@@ -240,7 +241,7 @@ def from_dataset(dataset: Any, *, fields: Any = None, ragged: Sequence[str | int
             return HuggingFaceSource(dataset, **_undeclared(declared, options))
     if options:
         raise ArgumentError("a plain Dataset has no options", found=", ".join(options))
-    return TorchDatasetSource(dataset, fields=fields, ragged=ragged)
+    return TorchDatasetSource(dataset, fields=fields, ragged=names)
 
 
 def _undeclared(declared: Mapping[str, Any], options: dict[str, Any]) -> dict[str, Any]:
