@@ -2,15 +2,20 @@
 
 import datetime
 import decimal
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import rankfeed as rf
 from rankfeed.columns import Field, Stored, column_of_parts
 from rankfeed.errors import ArgumentError, CorruptError, SourceError
 from rankfeed.sources import arrow_columns
@@ -194,6 +199,53 @@ def test_a_null_around_what_cannot_be_told_of_it_is_refused(array: Any) -> None:
         stored_of(table, fields_of(table.schema), where="here")
     stored = stored_of(table.slice(1, 2), fields_of(table.schema), where="here")["s.x"]
     assert [str(each) for each in rows_of(Field("object"), stored, [0])] == [str(array[1])]
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        ("9007199254740993", pa.decimal128(20, 0)),
+        ("-9007199254740993", pa.decimal128(20, 0)),
+        ("12345678901234567890.12", pa.decimal128(30, 2)),
+        ("0.12345678901234567891", pa.decimal256(60, 20)),
+    ],
+)
+@pytest.mark.parametrize("form", ["parquet", "arrow", "datasets"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_decimal_that_float64_cannot_hold_is_refused(
+    form: str, nested: bool, value: str, kind: Any, tmp_path: Path
+) -> None:
+    values = [decimal.Decimal(1), decimal.Decimal("9.5E+9"), decimal.Decimal(2), decimal.Decimal(value)]
+    column = (
+        pa.array([[[each]] for each in values], pa.list_(pa.list_(kind))) if nested else pa.array(values, kind)
+    )
+    table = pa.table({"id": range(4), "price": column})
+    path = tmp_path / f"t.{form}"
+    if form == "parquet":
+        pq.write_table(table, path)
+    elif form == "arrow":
+        with pa.ipc.new_file(path, table.schema) as writer:
+            writer.write(table)
+    else:
+        datasets.Dataset(table).save_to_disk(path)
+    words = (
+        rf"lose digits[\s\S]*found: {re.escape(value)}, which[\s\S]*t\.{form}[\s\S]*column 'price'[\s\S]*columns="
+    )
+    with pytest.raises(SourceError, match=words):
+        rf.open(path).fetch([0, 3]).samples()
+    assert [row["id"] for row in rf.open(path, columns=["id"]).fetch([0, 3]).samples()] == [0, 3]
+
+
+def test_decimals_of_many_digits_that_float64_gives_back_are_read() -> None:
+    for kind, texts in {
+        pa.decimal128(38, 18): ["0.1", "-12.345678901234", "0", "0.000000000000000001"],
+        pa.decimal128(20, 0): ["9007199254740992", "9007199254740991", "9007199254740994", "10000000000000000000"],
+        pa.decimal128(18, 2): ["1234567890123456.75", "9999999999999.99", "-0.01"],
+        pa.decimal256(60, 20): ["0.1", "1E+30"],
+    }.items():
+        values = [decimal.Decimal(each) for each in texts]
+        _, found = read(pa.array(values, kind))
+        assert found == [float(each) for each in values]
 
 
 @pytest.mark.parametrize("kind", [pa.int32(), pa.timestamp("us"), pa.decimal128(5, 1), pa.list_(pa.int8(), 1)])

@@ -114,6 +114,26 @@ def test_types_can_be_given(tmp_path: Path) -> None:
         opened(tmp_path / "t.csv", types={"x": "quaternion"})
 
 
+def test_types_of_a_column_that_does_not_exist_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("code,x\n007,1\n")
+    (tmp_path / "t.jsonl").write_text('{"code": "2024-01-01", "x": null}\n')
+    words = r"does not exist[\s\S]*expected: 'code', 'x'[\s\S]*found: 'Code'[\s\S]*t\.{}"
+    for name in ("csv", "jsonl"):
+        for options in ({}, {"nulls": "mask"}, {"columns": ["code"]}):
+            with pytest.raises(ArgumentError, match=words.format(name)):
+                rf.open(tmp_path / f"t.{name}", types={"Code": "string"}, **options)
+    with pytest.raises(ArgumentError, match=words.format("csv")):
+        list(rows(tmp_path / "t.csv", types={"Code": "string"}))
+    # One of the files has it, or has it with nulls only.
+    (tmp_path / "u.jsonl").write_text('{"code": "2024-01-02"}\n')
+    paths = [tmp_path / "u.jsonl", tmp_path / "t.jsonl"]
+    source = rf.open(paths, types={"code": "string", "x": "float32"}, nulls="mask")
+    assert [row["code"] for row in source] == ["2024-01-02", "2024-01-01"]
+    assert str(source.fields["x"]) == "float32"
+    with pytest.raises(ArgumentError, match=r"expected: 'code', 'x'"):
+        rf.open(paths, types={"code": "string", "x": "float32", "Code": "string"}, nulls="mask")
+
+
 def test_columns_nulls_and_unknown_names(tmp_path: Path) -> None:
     (tmp_path / "n.csv").write_text("x,y\n1,2\n,3\n")
     with pytest.raises(SourceError, match=r"null[\s\S]*n\.csv, row 1, column 'x'[\s\S]*columns="):

@@ -317,10 +317,17 @@ def test_an_index_that_is_wrong_is_named(
 def test_wrong_sizes_in_every_shard_of_the_index_are_named(copy: Callable[[str | None], Path]) -> None:
     folder = copy(None)
     text = (folder / "index.json").read_text()
-    (folder / "index.json").write_text(text.replace("600,", "596,"))  # of "big", 300 int16
+    shards = {path: path.read_bytes() for path in folder.glob("*.mds")}
+
+    def replace(old: str, new: str) -> None:  # in the headers of the shards too, which would contradict the index
+        (folder / "index.json").write_text(text.replace(old, new))
+        for path, content in shards.items():
+            path.write_bytes(content.replace(old.encode(), new.encode(), 1))
+
+    replace("600,", "596,")  # of "big", 300 int16
     with pytest.raises(CorruptError, match=r"shard\.00000\.mds, sample 0"):
         rf.open(folder).fetch([0])
-    (folder / "index.json").write_text(text.replace('"ndarray:int16:300"', '"ndarray:int16:299"'))
+    replace('"ndarray:int16:300"', '"ndarray:int16:299"')
     with pytest.raises(CorruptError, match=r"shard\.00000\.mds, sample 0, column 'big'"):
         rf.open(folder).fetch([0])
     (folder / "index.json").write_text(text.replace('"ndarray:int16:300"', '"ndarray:object:300"'))
@@ -328,6 +335,39 @@ def test_wrong_sizes_in_every_shard_of_the_index_are_named(copy: Callable[[str |
         rf.open(folder)
     (folder / "index.json").write_text(text[:-100])
     with pytest.raises(CorruptError, match=r"index\.json"):
+        rf.open(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "compression"),
+    [("names", None), ("names", "zstd"), ("encodings", None), ("encodings", "zstd"), ("no JSON", None)],
+)
+def test_a_header_of_a_shard_that_contradicts_the_index_is_named(
+    change: str, compression: str | None, tmp_path: Path
+) -> None:
+    rows = [{"a": i, "b": -i} for i in range(50)]
+    folder = write(tmp_path / "d", {"a": "int", "b": "int"}, rows, size_limit=400, compression=compression)
+    expected = r"contradicts the index[\s\S]*expected: column_{}[\s\S]*found: [\s\S]*shard\.00000\.mds"
+    if change == "no JSON":
+        expected = r"shard is damaged[\s\S]*header[\s\S]*shard\.00000\.mds"
+        path = folder / "shard.00000.mds"
+        path.write_bytes(path.read_bytes().replace(b"{", b"<", 1))
+    text = (folder / "index.json").read_text()
+    if change == "names":
+        assert text.count('["a", "b"]') > 1
+        (folder / "index.json").write_text(text.replace('["a", "b"]', '["b", "a"]'))
+    if change == "encodings":
+        (folder / "index.json").write_text(text.replace('["int", "int"]', '["int", "float64"]'))
+    with pytest.raises(CorruptError, match=expected.format(change)):
+        rf.open(folder).fetch([0])
+
+
+def test_an_index_that_lists_a_shard_twice_is_refused(copy: Callable[[str | None], Path]) -> None:
+    folder = copy(None)
+    index = json.loads((folder / "index.json").read_text())
+    index["shards"].append(index["shards"][1])
+    (folder / "index.json").write_text(json.dumps(index))
+    with pytest.raises(CorruptError, match=r"more than once[\s\S]*'shard\.00001\.mds' once[\s\S]*found: 2 times"):
         rf.open(folder)
 
 

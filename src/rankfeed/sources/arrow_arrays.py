@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from itertools import pairwise
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy.typing as npt
 
 from rankfeed.columns import Stored
 from rankfeed.errors import CorruptError
-from rankfeed.sources.arrow_errors import arrow_errors
+from rankfeed.sources.arrow_errors import InexactDecimalError, arrow_errors
 from rankfeed.sources.arrow_types import element_of, is_list, tensor_axes
 
 Array = npt.NDArray[Any]
@@ -18,6 +19,8 @@ Array = npt.NDArray[Any]
 Valid = npt.NDArray[np.bool_] | None
 #: Rows of a union that are decoded at once to find its nulls.
 _DECODED = 4096
+#: Digits that float64 gives back whatever they are.
+_EXACT_DIGITS = 15
 
 
 def all_of(valid: Valid) -> Valid:
@@ -73,7 +76,7 @@ def numbers_of(array: Any) -> tuple[Array, Valid]:
     if pa.types.is_boolean(kind):
         array = array.cast(pa.uint8())
     elif pa.types.is_decimal(kind):
-        array = array.cast(pa.string()).cast(pa.float64())  # a direct cast is off by a bit now and then
+        array = _floats(array)
     elif not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
         array = array.view(pa.int32() if kind.bit_width == 32 else pa.int64()).cast(pa.int64())
     if array.null_count:
@@ -81,6 +84,30 @@ def numbers_of(array: Any) -> tuple[Array, Valid]:
     if pa.types.is_boolean(kind):
         return array.to_numpy().view(np.bool_), valid
     return array.to_numpy(), valid
+
+
+def _floats(array: Any) -> Any:
+    """Decimals as float64.
+
+    Raises:
+        InexactDecimalError: float64 does not give the digits of a value back.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    texts = array.cast(pa.string())
+    floats = texts.cast(pa.float64())  # a direct cast is off by a bit now and then
+    if array.type.precision <= _EXACT_DIGITS:
+        return floats
+    digits = pc.utf8_trim(pc.replace_substring_regex(texts, r"E.*|[^0-9]", ""), "0")
+    long = pc.greater(pc.utf8_length(digits), _EXACT_DIGITS)
+    if array.type.scale <= 0:
+        long = pc.and_(long, pc.greater_equal(pc.abs(floats), 2.0**53))
+    long = long.fill_null(False)
+    for text, value in zip(texts.filter(long).to_pylist(), floats.filter(long).to_pylist(), strict=True):
+        if Decimal(text) not in (Decimal(value), Decimal(repr(value))):
+            raise InexactDecimalError(f"{text}, which would become {value!r}")
+    return floats
 
 
 def text_of(array: Any) -> Stored:

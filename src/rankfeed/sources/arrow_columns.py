@@ -58,6 +58,7 @@ def stored_of(
             `Stored.part` raises a SourceError that names file, row and column.
 
     Raises:
+        SourceError: a decimal would lose digits as float64.
         CorruptError: a column is not of the type that it should be.
 
     Examples:
@@ -82,9 +83,10 @@ def stored_of(
                 where=where,
                 remedy="write the files with one schema",
             )
-        with arrow_errors(where):
+        place = f"{where}, column {column!r}"
+        with arrow_errors(place):
             array = array_at(table, paths[column], where)
-            stored, valid = _stored(array, field_of(array.type), where)
+            stored, valid = _stored(array, field_of(array.type), place)
         if nulls == "error" and valid is not None and not valid.all():
             stored = replace(stored, unreadable=Unreadable(~valid, null_error(field, where, first_row, column)))
         if column in fields:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from rankfeed.columns import Field, Stored
 from rankfeed.errors import CorruptError
 from rankfeed.sources.arrow_columns import array_at, stored_of
+from rankfeed.sources.arrow_errors import arrow_errors
 from rankfeed.sources.arrow_messages import Messages
 from rankfeed.sources.arrow_places import Shape, shaped_field
 from rankfeed.sources.arrow_shaped import shaped
@@ -142,9 +143,10 @@ def decoded(
         if field.kind == "object" or fields.get(name, field) != field:
             continue  # read as it is, or told that it is of another type
         array = array_at(batch, path, where)
-        made[name], valid = shaped(
-            array, field, shapes[name], where=where, column=name, first_row=first_row, nulls=nulls
-        )
+        with arrow_errors(f"{where}, column {name!r}"):
+            made[name], valid = shaped(
+                array, field, shapes[name], where=where, column=name, first_row=first_row, nulls=nulls
+            )
         if nulls == "mask":
             made[name + VALID] = Stored(np.ones(len(array), np.bool_) if valid is None else valid)
     rest = {name: field for name, field in fields.items() if name not in made}

@@ -12,12 +12,16 @@ from rankfeed.columns import Field
 from rankfeed.errors import CorruptError, RankfeedError, SourceError
 
 
+class InexactDecimalError(ValueError):
+    """A decimal that would lose digits as float64."""
+
+
 @contextmanager
 def arrow_errors(where: str, remedy: str = "fetch the file anew, or write it again") -> Iterator[None]:
     """Turns what pyarrow raises into errors that name the file.
 
     Raises:
-        SourceError: the file cannot be opened.
+        SourceError: the file cannot be opened, or a decimal would lose digits as float64.
         CorruptError: anything else.
     """
     import pyarrow as pa
@@ -28,6 +32,14 @@ def arrow_errors(where: str, remedy: str = "fetch the file anew, or write it aga
         raise
     except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
         raise SourceError("the file cannot be read", found=_first_line(error), where=where) from error
+    except InexactDecimalError as error:
+        raise SourceError(
+            "a decimal would lose digits as float64",
+            expected="a value that float64 gives back, as all of up to 15 digits are",
+            found=error,
+            where=where,
+            remedy="cast the column when you write it (to int64 or text), or leave it out with columns=",
+        ) from error
     except (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError, KeyError) as error:
         raise CorruptError("the data are damaged", found=_first_line(error), where=where, remedy=remedy) from error
 

@@ -26,7 +26,7 @@ def fields_of(schema: Any, *, nulls: Nulls = "error", columns: Sequence[str] | N
 
     Numbers and booleans are dense, fixed-size lists dense with a shape, lists of these ragged, text and bytes what
     they are; structs become columns "outer.inner". Timestamps, dates, times and durations are int64 in their own
-    unit, decimals float64 (the nearest). Anything else (lists of lists, of text; maps) is kept as Python objects.
+    unit, decimals float64. Anything else (lists of lists, of text; maps) is kept as Python objects.
 
     Args:
         schema: of the data.

@@ -12,13 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from rankfeed.columns import Columns, Field, Stored, column_of_parts
-from rankfeed.errors import SourceError
+from rankfeed.errors import SourceError, listed
 from rankfeed.sources.arrow_columns import Nulls, fields_of, roots_of, stored_of
 from rankfeed.sources.delimited_files import files_of, kind_of
 from rankfeed.sources.delimited_text import (
     LIMIT,
     Dialect,
+    check_types,
     line_of_row,
+    names_in,
     parse,
     read_text,
     stream,
@@ -54,6 +56,7 @@ class _TextSource(Source):
         if sum(map(text_size, self._paths)) > LIMIT:
             raise too_large(self._paths[0] if len(self._paths) == 1 else common_root(self._paths))
         tables, digests, total = [], [], 0
+        names: dict[str, None] = {}
         for path in self._paths:
             text = read_text(path)
             total += len(text)
@@ -61,9 +64,11 @@ class _TextSource(Source):
                 raise too_large(common_root(self._paths))
             if text.strip():
                 tables.append(parse(text, path, self._dialect, self._columns))
+                names |= dict.fromkeys(names_in(tables[-1], text, path, self._dialect))
                 digests.append(digest_of(text))
             else:
                 raise SourceError("the file is empty", where=path)
+        check_types(self._dialect, list(names), listed(self._paths))
         schema = _one_schema(self._paths, [table.schema for table in tables], self._columns)
         known = fields_of(schema, nulls=self._nulls, columns=self._columns)
         self._fields = {name: known[name] for name in check_columns(self._columns, known)}
@@ -248,13 +253,16 @@ def rows(where: Paths, *, delimiter: str | None = None, types: Mapping[str, str]
         types: as with :class:`CsvSource`.
 
     Raises:
-        SourceError, CorruptError: as with :class:`CsvSource`.
+        SourceError, CorruptError, ArgumentError: as with :class:`CsvSource`.
     """
     kind = kind_of(where)
     if kind is None:
         raise SourceError("these are neither CSV nor lines of JSON", where=where)
     dialect = Dialect(kind, delimiter, types)
-    for path in files_of(where, kind):
+    paths = files_of(where, kind)
+    if kind == "csv" and types:  # of JSON, the first row says that such a column is null
+        _check_csv_types(paths, dialect)
+    for path in paths:
         first = 0
         for table in stream(path, dialect):
             fields = fields_of(table.schema)
@@ -263,6 +271,16 @@ def rows(where: Paths, *, delimiter: str | None = None, types: Mapping[str, str]
             columns = {name: column_of_parts(fields[name], [each.part(every)]) for name, each in stored.items()}
             yield from Columns(columns, len(table)).samples()
             first += len(table)
+
+
+def _check_csv_types(paths: Sequence[str], dialect: Dialect) -> None:
+    """Refuse types of columns that no file has; mostly the first file has all."""
+    names: dict[str, None] = {}
+    for path in paths:
+        if set(dialect.types or ()) <= names.keys():
+            return
+        names |= dict.fromkeys(next(stream(path, dialect)).schema.names)
+    check_types(dialect, list(names), listed(paths))
 
 
 def schema_of(schema: Any, names: Sequence[str]) -> Any:

@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Any, BinaryIO, Literal
 
 from rankfeed._util.validate import invalid
-from rankfeed.errors import ArgumentError, CorruptError, SourceError, safe_repr
+from rankfeed.errors import ArgumentError, CorruptError, SourceError, listed, safe_repr
 from rankfeed.sources.arrow_errors import arrow_errors
 from rankfeed.sources.exact_numbers import exact_json, first_inexact, has_large, inexact
 from rankfeed.sources.json_lines import check_keys, check_lines
@@ -138,6 +138,44 @@ def parse(text: bytes, path: str, dialect: Dialect, columns: Sequence[str] | Non
     table = _parse_json(text, path, 1, pa.schema(types) if types else None, "infer")
     again = partial(_parse_json, text, path, 1, unexpected="infer")
     return exact_json(table, text, path, 1, types, again, columns)
+
+
+def names_in(table: Any, text: bytes, path: str, dialect: Dialect) -> list[str]:
+    """The columns that a text has: its table, as :func:`parse` made it, also has those that ``types`` names."""
+    import pyarrow as pa
+
+    names: list[str] = table.schema.names
+    if dialect.kind == "csv":
+        return names
+    types = dialect.arrow_types()
+    empty = [name for name in types if table.column(name).null_count == len(table)]
+    if not empty:
+        return names
+    schema = pa.schema({name: kind for name, kind in types.items() if name not in empty})
+    found: list[str] = _parse_json(text.removeprefix(BOM), path, 1, schema, "infer").schema.names
+    return found
+
+
+def check_types(dialect: Dialect, names: Sequence[str], where: str) -> None:
+    """Refuse types of columns that do not exist.
+
+    Args:
+        dialect: with the types.
+        names: of the columns of all files.
+        where: the files, for errors.
+
+    Raises:
+        ArgumentError: names the columns that exist.
+    """
+    missing = [name for name in dialect.types or () if name not in names]
+    if missing:
+        raise ArgumentError(
+            "types= names a column that does not exist",
+            expected=listed(list(map(repr, names)), most=50),
+            found=listed(list(map(repr, missing))),
+            where=where,
+            remedy="correct the name: upper and lower case differ",
+        )
 
 
 def stream(path: str, dialect: Dialect) -> Iterator[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -63,6 +64,7 @@ class MdsShard:
         raw_bytes: when decompressed.
         samples: in it.
         hashes: of the decompressed shard, by the name of the algorithm.
+        columns: encoding and size in bytes of each column (0: it varies), which the shard's header repeats.
     """
 
     path: str
@@ -71,6 +73,7 @@ class MdsShard:
     raw_bytes: int
     samples: int
     hashes: Mapping[str, str]
+    columns: Mapping[str, tuple[str, int]]
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,7 @@ def read_index(folder: str) -> MdsIndex:
 
     Raises:
         SourceError: there is none, it is of another version or format, or shards differ in their columns.
-        CorruptError: it is damaged, or a shard is missing or of another size.
+        CorruptError: it is damaged, lists a shard twice, or a shard is missing or of another size.
         UnsafeError: a name is absolute, contains ".." or is a URL.
     """
     where = os.path.join(folder, INDEX_NAME)
@@ -154,6 +157,16 @@ def _read(where: str) -> _Index:
         for file in (shard.raw_data, shard.zip_data):
             if file is not None:
                 check_data_name(file.basename, where)
+    names = Counter(os.path.normpath(each.raw_data.basename) for each in index.shards if each.raw_data is not None)
+    for name, count in names.items():
+        if count > 1:
+            raise CorruptError(
+                "the index lists a shard more than once, so that its samples would be read more than once",
+                expected=f"{name!r} once",
+                found=f"{count} times",
+                where=where,
+                remedy="fetch the index again, or write the data set again",
+            )
     return index
 
 
@@ -219,4 +232,4 @@ def _found(folder: str, shard: _Shard, where: str) -> MdsShard:
             where=path,
             remedy=REMEDY,
         )
-    return MdsShard(path, size, compression, raw.bytes, shard.samples, raw.hashes)
+    return MdsShard(path, size, compression, raw.bytes, shard.samples, raw.hashes, _columns(shard, where))

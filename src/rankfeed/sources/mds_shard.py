@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import xxhash
@@ -31,7 +32,7 @@ def read_shard(shard: MdsShard) -> Bytes:
 
     Raises:
         SourceError: it cannot be read, or is compressed in a way that nobody knows.
-        CorruptError: it is damaged.
+        CorruptError: it is damaged, or its header describes other columns than the index.
     """
     data = map_file(shard.path)
     if len(data) != shard.bytes:
@@ -41,7 +42,45 @@ def read_shard(shard: MdsShard) -> Bytes:
         check_hashes(data, shard)
     if len(data) < 4 * (shard.samples + 2) or int(data[:4].view("<u4")[0]) != shard.samples:
         raise damaged(shard, f"{shard.samples} samples", "another number")
+    _check_header(data, shard)
     return data
+
+
+class _Header(msgspec.Struct, frozen=True):
+    column_names: list[str] | None = None
+    column_encodings: list[str] | None = None
+    column_sizes: list[int | None] | None = None
+
+
+def _check_header(data: Bytes, shard: MdsShard) -> None:
+    """Compare the shard's own description of its columns with the index. An empty description says nothing."""
+    first = 4 * (shard.samples + 2)
+    end = int(data[4:8].view("<u4")[0])  # where the first sample starts
+    if not first <= end <= len(data):
+        raise damaged(shard, f"a header that ends between {first} and {len(data)}", end)
+    if end == first:
+        return
+    expected = _Header(
+        list(shard.columns),
+        [encoding for encoding, _ in shard.columns.values()],
+        [size or None for _, size in shard.columns.values()],
+    )
+    try:
+        found = msgspec.json.decode(data[first:end].tobytes(), type=_Header)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise damaged(shard, "a header of JSON that describes the columns", error) from error
+    for name in _Header.__struct_fields__:
+        given = getattr(found, name)
+        if name == "column_sizes" and given is not None:
+            given = [size or None for size in given]
+        if given is not None and given != getattr(expected, name):
+            raise CorruptError(
+                "a shard's header contradicts the index",
+                expected=f"{name} {getattr(expected, name)}, as in the index",
+                found=given,
+                where=shard.path,
+                remedy=REMEDY,
+            )
 
 
 def _decompressed(data: Bytes, shard: MdsShard) -> Bytes:
