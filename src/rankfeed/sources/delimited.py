@@ -90,8 +90,8 @@ class _TextSource(Source):
         full, rest = divmod(len(self), rows)
         self._blocks = np.array([rows] * full + [rest] * (rest > 0), np.int64)
         root = common_root(self._paths)
-        names = [os.path.relpath(path, root) for path in self._paths]
-        facts = [*names, *digests, *(f"{name}:{field}" for name, field in known.items())]
+        relative = [os.path.relpath(path, root) for path in self._paths]
+        facts = [*relative, *digests, *(f"{name}:{field}" for name, field in known.items())]
         self._fingerprint = digest_of(self._kind.encode(), *(os.fsencode(each) for each in facts))
         self._stored = stored
         return stored
