@@ -204,7 +204,7 @@ class Preparation:
                 return
             if error is not None:
                 if not turn.lease.is_mine:
-                    return  # raised in a child that the body forked, and in which nobody else has a part
+                    return  # raised in a child that the body forked, which has no part in the build
                 raise (self._lost() if turn.lease.is_lost() else turn.failed(error)) from error
             done = turn.finish()
         if not done:

@@ -231,7 +231,7 @@ class Bytes(_Segmented):
 
     @classmethod
     def of(cls, rows: Sequence[bytes] | Sequence[str], *, text: bool | None = None) -> Bytes:
-        """A column of byte strings, or of texts; which, the first row says if nobody does."""
+        """A column of byte strings or of texts; the first row decides if the kind is not given."""
         text = bool(rows) and isinstance(rows[0], str) if text is None else text
         encoded = [row.encode() if isinstance(row, str) else row for row in rows]
         lengths = np.array([len(row) for row in encoded], np.int64)

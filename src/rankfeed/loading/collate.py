@@ -39,7 +39,7 @@ def collate(
         ragged: "pad" gives a tensor [rows, longest, *inner] and ``<name>_lengths`` (int64 [rows]), "nested" a
             jagged nested tensor, "list" a list of tensors.
         allocate: makes room for the tensors.
-        pad_to: the longest is rounded up to a multiple of so many.
+        pad_to: the longest length is rounded up to a multiple of it.
 
     Returns:
         tensors by column name; bytes and text as lists.

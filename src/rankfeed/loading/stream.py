@@ -141,7 +141,7 @@ class Reader:
         self._keep = 0
 
     def keep(self, number: int) -> None:
-        """Keep the samples read next, so many of them, for `kept`."""
+        """Keep the next ``number`` samples for `kept`."""
         self._keep = number
 
     def kept(self) -> list[Any]:

@@ -18,7 +18,7 @@ MOST_LEVELS = 64
 
 #: Values and nulls of a table, beyond those that its text has room for.
 _MOST_VALUES = 1 << 25
-#: A string and a colon. Of large text, so many stretches of so many bytes are looked at first.
+#: A string and a colon. Of large text, this many pieces of this many bytes are examined first.
 _KEY = re.compile(rb'"((?:[^"\\]|\\.)*)"\s*:')
 _LOOKS, _LOOKED_AT = 64, 1 << 13
 
@@ -85,7 +85,7 @@ def check_keys(content: bytes, where: str) -> None:
         where: the file's name, for errors.
 
     Raises:
-        SourceError: there are too many different keys for so many lines.
+        SourceError: the number of different keys times the number of lines is too large.
     """
     lines = content.count(b"\n") + 1
     most = max(len(content), _MOST_VALUES) // lines

@@ -133,7 +133,7 @@ def _is_pickle(dtype: object, where: str) -> UnsafeError:
         "an array of objects is a pickle: reading it runs code that it contains",
         found=f"dtype {dtype}",
         where=where,
-        remedy="store numbers; or pass allow_pickle=True if you trust whoever wrote it",
+        remedy="store numbers; or pass allow_pickle=True if you trust the author of the file",
     )
 
 

@@ -114,7 +114,7 @@ def _layout_of(where: Paths, root: str, paths: Sequence[str], allow_pickle: bool
         return _layout_of_one(where, paths[0], allow_pickle)
     if paths[0].endswith(".npz") or len(paths) > _MOST_COLUMNS:
         return "samples"
-    # clip_0.npy, clip_1.npy: nobody calls columns so, and their arrays are often of one shape.
+    # clip_0.npy, clip_1.npy: unusual names for columns, and their arrays are often of one shape.
     is_series = len({re.sub(r"[0-9]+", "0", os.path.relpath(path, root)) for path in paths}) == 1
     headers: dict[str, Header] = {}
     for path in paths:

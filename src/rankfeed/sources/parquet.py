@@ -177,7 +177,7 @@ class ParquetSource(ChunkedSource):
             super().expect(sample_ids, columns)
 
     def _cut_into(self, factor: int) -> ParquetSource:
-        """The same source, that decodes so many times fewer rows at once."""
+        """The same source, decoding fewer rows at once by this factor."""
         finer = copy.copy(self)
         finer._apart = finer._finer = None
         finer._parts = [each for part in self._parts for each in part.finer(factor)]

@@ -116,7 +116,7 @@ class Part:
         ]
 
     def finer(self, factor: int) -> list[Part]:
-        """Parts of so many times fewer rows, of all row groups that begin in this one."""
+        """Parts of fewer rows, by this factor, of all row groups that begin in this one."""
         found = []
         for part in self.apart():
             total = sum(part.totals)
