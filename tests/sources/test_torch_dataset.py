@@ -54,7 +54,9 @@ def test_getitems_is_used_where_it_is() -> None:
     assert rf.from_dataset(Many()).fetch([4, 2])["y"].gather().tolist() == [4, 2]  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("found", [{"x": [1, 2]}, {4: {"x": 1}, 2: {"x": 2}}, {"4", "2"}, "42"], ids=["columns", "by id", "set", "text"])
+@pytest.mark.parametrize(
+    "found", [{"x": [1, 2]}, {4: {"x": 1}, 2: {"x": 2}}, {"4", "2"}, "42"], ids=["columns", "by id", "set", "text"]
+)
 def test_what_getitems_returns_without_an_order_of_samples_is_refused(found: Any) -> None:
     class Unordered(Dicts):
         def __getitems__(self, indices: list[int]) -> Any:
