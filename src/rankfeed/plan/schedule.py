@@ -17,8 +17,8 @@ from rankfeed.plan.plan import Int64
 
 Tail = Literal["even", "drop", "pad"]
 
-#: A larger batch is a typing error: under "pad" its rows alone would take gigabytes.
-MAX_BATCH_SIZE = 2**24
+#: A larger batch has no use, and the ids of its rows no memory.
+MAX_BATCH_SIZE = 2**31 - 1
 
 #: Sample ids are worked out for several steps at once, about this many: numpy's calls cost the same for 256
 #: numbers as for a few thousand. So many groups of steps are kept: a source is told of later ones beforehand.
