@@ -90,7 +90,7 @@ def collate_samples(
         ragged: as of `collate`; under "pad" a ragged field of a dict has its lengths beside it, one of a tuple or
             list is a tuple of both.
         allocate: makes room for the tensors.
-        pad_to: the longest is rounded up to a multiple of so many.
+        pad_to: the longest length is rounded up to a multiple of it.
 
     Returns:
         the batch, and bytes of padding and of all in padded fields.
