@@ -26,3 +26,7 @@ def test_each_sample_once_on_the_workers_of_ray_train(tmp_path: Path) -> None:
     assert first != second
     assert sampled == batched == first, "a share that was prepared is the share that it was"
     assert all("Ray Train's prepare_data_loader" in said for _, said in told)
+    first = [json.loads((out / f"first-{rank}.json").read_text()) for rank in range(2)]
+    second = [json.loads((out / f"second-{rank}.json").read_text()) for rank in range(2)]
+    assert Counter(each for ids in (*first, *(ids for ids, _ in second)) for each in ids) == Counter(range(47))
+    assert all("continues from a checkpoint" in said and "load_state_dict" in said for _, said in second)

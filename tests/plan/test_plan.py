@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import pickle
 import sys
-import tracemalloc
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.memory import peak
 
 from rankfeed.errors import ArgumentError, PlanError, RankfeedError
 from rankfeed.plan import Plan, Schedule
@@ -357,43 +356,31 @@ def test_a_refusal_says_which_block_and_what_was_found() -> None:
 
 @pytest.mark.parametrize("shuffle", KINDS)
 def test_a_plan_of_a_trillion_samples_is_small_for_the_first_and_the_last_of_16_384_ranks(shuffle: Any) -> None:
-    def measured() -> None:
-        blocks = np.full(10**6, 10**6)
-        tracemalloc.start()
+    blocks = np.full(10**6, 10**6)
+
+    def batches() -> list[np.ndarray]:
         plan = Plan(blocks, shuffle=shuffle, lanes=16_384, seed=1)
-        batches = []
+        found = []
         for rank in (0, 8_191, 16_383):
             topology = Topology(rank=rank, world_size=16_384)
             schedule = Schedule(plan, batch_size=32, topology=topology, start=123_456_789)
-            batches += [schedule.batch(0), schedule.batch(len(schedule) - 1)]
-        send.send((tracemalloc.get_traced_memory()[1], batches))
+            found += [schedule.batch(0), schedule.batch(len(schedule) - 1)]
+        return found
 
-    # In a child, which has no threads of other tests that allocate meanwhile.
-    fork = multiprocessing.get_context("fork")
-    receive, send = fork.Pipe(duplex=False)
-    child = fork.Process(target=measured)
-    child.start()
-    assert receive.poll(60)
-    peak, batches = receive.recv()
-    child.join()
-    assert peak < 100 * 2**20
-    ids = np.concatenate(batches)
+    most, found = peak(batches)
+    assert most < 100 * 2**20
+    ids = np.concatenate(found)
     assert max(Counter(ids.tolist()).values()) == 1
     assert 0 <= ids.min() <= ids.max() < 10**12
 
 
 @pytest.mark.parametrize("shuffle", ["none", "global"])
 def test_memory_does_not_grow_with_the_number_of_samples(shuffle: Any) -> None:
-    def peak(samples: int) -> int:
-        tracemalloc.start()
-        try:
-            Plan(samples, shuffle=shuffle, lanes=64).sample_ids(0, np.arange(samples - 20_000, samples))
-            return tracemalloc.get_traced_memory()[1]
-        finally:
-            tracemalloc.stop()
+    def most(samples: int) -> int:
+        last = np.arange(samples - 20_000, samples)
+        return peak(lambda: len(Plan(samples, shuffle=shuffle, lanes=64).sample_ids(0, last)))[0]
 
-    peak(10**6)
-    assert peak(10**15) < 1.1 * peak(10**6) + 10_000
+    assert most(10**15) < 1.1 * most(10**6) + 10_000
 
 
 @pytest.mark.parametrize("shuffle", KINDS)

@@ -2,7 +2,6 @@
 
 import json
 import re
-import tracemalloc
 from itertools import pairwise
 from math import comb
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 from tests.proof.test_killed_runs import campaign
+from tests.support.memory import peak
 
 import rankfeed as rf
 from rankfeed.errors import ArgumentError, CorruptError, RankfeedError, SourceError
@@ -126,11 +126,8 @@ def test_the_end_of_the_epoch_and_the_start_are_told() -> None:
 def test_a_trillion_samples_on_a_thousand_ranks_fit_a_screen() -> None:
     plan, asked = Plan(10**12), Asked(1000, 1000)
     verdict = verify_plan(Plan(100), ranks=2, batch_size=5)
-    tracemalloc.start()
-    page = of_plan(plan, np.full(1000, 10**9), asked, verdict)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 64 * 2**20
+    most, page = peak(lambda: of_plan(plan, np.full(1000, 10**9), asked, verdict))
+    assert most < 64 * 2**20
     assert len(msgspec.json.encode(page)) < 2**19
     places = figure(page, "Where each rank reads")
     assert (len(places.rows), len(places.columns)) == (32, 60)

@@ -376,6 +376,33 @@ def test_a_stream_names_the_line_of_what_does_not_fit(tmp_path: Path, monkeypatc
     assert [str(row["a"]) for row in rows(table, types={"a": "string"})] == ["1"] * 50 + ["x"]
 
 
+@pytest.mark.parametrize("rows_before", [0, 40])
+@pytest.mark.parametrize(
+    ("end", "message"),
+    [
+        ('x,"y\n3,z\n', "a quoted value has no end"),
+        ('x,"y\n3,z', "a quoted value has no end"),
+        ('x,"y ""\n3,z""\n', "a quoted value has no end"),
+        ('x,"y\n3,z"', None),
+        ('x,"y\n3,z\n"\n', None),
+        ('x,a 5" pipe', None),
+        ('x,""""', None),
+        ("x,y", None),
+    ],
+)
+def test_a_stream_refuses_a_quote_that_is_not_closed(
+    rows_before: int, end: str, message: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delimited_text, "PIECE", 64)
+    path = tmp_path / "t.csv"
+    path.write_text("a,b\n" + "text,t\n" * rows_before + end)
+    if message is not None:
+        with pytest.raises(CorruptError, match=rf"{message}[\s\S]*t\.csv, row {rows_before}"):
+            list(rows(path))
+    else:
+        assert [plain(sample) for sample in rows(path)] == samples_of(opened(path))
+
+
 def test_damaged_bytes_are_refused_or_read_as_pyarrow_reads_them(csv: Path, jsonl: Path, tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     refused = 0

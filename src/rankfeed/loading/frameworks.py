@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 from weakref import WeakSet
 
-from rankfeed.errors import ArgumentError
+from rankfeed.errors import ArgumentError, StateError
 from rankfeed.loading.epochs import EpochSetter
 
 if TYPE_CHECKING:
@@ -53,6 +53,31 @@ class AmongFrameworks:
 def at_home(loader: Loader) -> None:
     """Say that an integration iterates this loader, so that it is not refused."""
     _at_home.add(loader)
+
+
+def refuse_if_checkpoint_ignored(loader: Loader) -> None:
+    """Refuse to start over with a shuffled epoch in a Ray Train run that continues from a checkpoint.
+
+    Ray Train hands the checkpoint to the training function, and nothing tells whether that loads it.
+
+    Raises:
+        StateError: nothing was loaded into the loader, nor was it told an epoch.
+    """
+    if "ray.train" not in sys.modules or loader in _at_home or loader.plan.shuffle == "none":
+        return
+    import ray.train
+
+    try:
+        checkpoint = ray.train.get_checkpoint()
+    except RuntimeError:  # this process is no worker of Ray Train
+        return
+    if checkpoint is not None:
+        raise StateError(
+            "the training continues from a checkpoint, but this loader starts over and would repeat samples",
+            expected="loader.load_state_dict() or loader.set_epoch() before the first iteration",
+            found=f"the checkpoint {checkpoint.path}",
+            remedy="save and load loader.state_dict() with the checkpoint, or call loader.set_epoch(0) to start over",
+        )
 
 
 def refuse_if_passed_by(loader: Loader) -> None:

@@ -18,7 +18,7 @@ from rankfeed.loading import state as states
 from rankfeed.loading.collate import Batch, RaggedAs, check_ragged
 from rankfeed.loading.device import device_of
 from rankfeed.loading.engine import Engine, InlineEngine, ThreadEngine
-from rankfeed.loading.frameworks import AmongFrameworks, refuse_if_passed_by
+from rankfeed.loading.frameworks import AmongFrameworks, refuse_if_checkpoint_ignored, refuse_if_passed_by
 from rankfeed.loading.iteration import Iteration
 from rankfeed.loading.ledger import folder_of
 from rankfeed.loading.maker import Made, Maker
@@ -204,6 +204,8 @@ class Loader(Standing, Placed, AmongFrameworks):
 
     def __iter__(self) -> Iterator[Batch]:
         refuse_if_passed_by(self)
+        if self._is_new:
+            refuse_if_checkpoint_ignored(self)
         turn = self._next_turn()
         return Iteration(self, self._schedule(), turn)
 

@@ -28,6 +28,8 @@ class Standing:
         self._turn = 0
         #: Whether the iteration that has the turn has begun to deliver.
         self._under_way = True
+        #: Whether nothing has said yet where to begin: no iteration, no loaded state, no `set_epoch`.
+        self._is_new = True
 
     @property
     def epoch(self) -> int:
@@ -37,6 +39,7 @@ class Standing:
     def set_epoch(self, epoch: int) -> None:
         """Go to an epoch: to the start of another one; in the current one a loaded place stays."""
         epoch = check_int("epoch", epoch, at_least=0)
+        self._is_new = False
         if epoch != self._cursor.epoch:
             self._go_to(Cursor(epoch))
 
@@ -46,11 +49,13 @@ class Standing:
         One that has delivered nothing yet comes along: frameworks call ``iter`` first and ``set_epoch`` then.
         """
         self._begun = self._cursor = self._before = cursor
+        self._is_new = False
         if self._under_way:
             self._turn += 1
 
     def _next_turn(self) -> int:
         """The number of an iteration that begins now; the place where it does is that of the epoch in hand."""
+        self._is_new = False
         if self._cursor != self._begun:
             self._go_to(Cursor(self._cursor.epoch))
         self._turn += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from csv import Error as CsvError
@@ -231,13 +232,17 @@ def _check_quotes(text: bytes, path: str, delimiter: str) -> None:
     for cell in re.finditer(before + rb'(?:[^"]++|"")*+("?)', text.removeprefix(BOM)):
         if not cell[1]:
             line = text.count(b"\n", 0, cell.start()) + 1
-            raise CorruptError(
-                "a quoted value has no end",
-                expected='a closing "',
-                found="the end of the file",
-                where=f"{path}, line {line}",
-                remedy="write the file again, with quotes within values doubled",
-            )
+            raise _unclosed(f"{path}, line {line}")
+
+
+def _unclosed(where: str) -> CorruptError:
+    return CorruptError(
+        "a quoted value has no end",
+        expected='a closing "',
+        found="the end of the file",
+        where=where,
+        remedy="write the file again, with quotes within values doubled",
+    )
 
 
 def _csv_options(path: str, dialect: Dialect, block_size: int) -> tuple[Any, Any, Any]:
@@ -326,13 +331,34 @@ def _stream_csv(file: BinaryIO, path: str, dialect: Dialect) -> Iterator[Any]:
     floats = [name for name in kinds if name not in given]
     convert.column_types = {**unsigned, **dict.fromkeys(floats, pa.string()), **given}
     rows = 0
-    whole = pa.PythonFile(_Prepended(first, file), "r")
-    for batch in _named(csv.open_csv(whole, read, parse_options, convert), path):
+    text = _Prepended(first, file)
+    last = None
+    for batch in _named(csv.open_csv(pa.PythonFile(text, "r"), read, parse_options, convert), path):
         columns = []
+        last = batch.columns[-1] if len(batch) else last
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
             columns.append(_floats(column, convert.null_values, name, path, rows) if name in floats else column)
         yield pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
         rows += len(batch)
+    if last is not None and pa.types.is_string(last.type) and last[-1].is_valid:
+        _check_last_quote(
+            last[-1].as_py().encode(), text.end, dialect.delimiter_of(path), f"{path}, row {rows - 1}"
+        )
+
+
+def _check_last_quote(value: bytes, end: bytes, delimiter: str, where: str) -> None:
+    """Refuse a last value whose quote is never closed.
+
+    Args:
+        value: of the last cell.
+        end: the last bytes of the text.
+        delimiter: of cells.
+        where: the row, for the error.
+    """
+    cell = b'"' + value.replace(b'"', b'""')
+    before = end[: len(end) - len(cell)][-1:]
+    if end.endswith(cell) and before in (b"", b"\n", b"\r", delimiter.encode()):
+        raise _unclosed(where)
 
 
 def _floats(column: Any, nulls: list[str], name: str, path: str, first_row: int) -> Any:
@@ -376,11 +402,20 @@ class _Prepended:
 
     def __init__(self, first: bytes, file: BinaryIO) -> None:
         self._first, self._file = first, file
+        self._read: deque[bytes] = deque(maxlen=3)  # a row lies in two blocks at most
+
+    @property
+    def end(self) -> bytes:
+        """What was read last, at least two blocks of it."""
+        return b"".join(self._read)
 
     def read(self, size: int) -> bytes:
-        if not self._first:
-            return self._file.read(size)
-        found, self._first = self._first[:size], self._first[size:]
+        if self._first:
+            found, self._first = self._first[:size], self._first[size:]
+        else:
+            found = self._file.read(size)
+        if found:
+            self._read.append(found)
         return found
 
 

@@ -19,6 +19,7 @@ from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.mds_index import REMEDY, MdsShard
 from rankfeed.sources.placed import rows_at
 from rankfeed.storage import map_file
+from rankfeed.storage.decodable import decodable
 
 Bytes = npt.NDArray[np.uint8]
 Int64 = npt.NDArray[np.int64]
@@ -46,6 +47,7 @@ def read_shard(shard: MdsShard) -> Bytes:
     return data
 
 
+@decodable
 class _Header(msgspec.Struct, frozen=True):
     column_names: list[str] | None = None
     column_encodings: list[str] | None = None

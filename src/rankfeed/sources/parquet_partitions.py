@@ -28,7 +28,8 @@ class Partitions:
         nulls: as with a source.
 
     Raises:
-        SourceError: files differ in their folders' keys; names both.
+        SourceError: files differ in their folders' keys, or two names of folders are the same number (``y=01`` and
+            ``y=1``); names both.
 
     Examples:
         >>> both = Partitions([Place("a", (("day", "07"),)), Place("b", (("day", "12"),))], own=[])
@@ -58,6 +59,9 @@ class Partitions:
             name: any(texts) and all(text is None or _INTEGER.fullmatch(text) for text in texts)
             for name, texts in self._texts.items()
         }
+        for name in names:
+            if self._whole[name]:
+                self._check_distinct(name)
         self.fields: dict[str, Field] = {}
         for name in names:
             if name not in own:
@@ -65,6 +69,23 @@ class Partitions:
                 if nulls == "mask":
                     self.fields[f"{name}_valid"] = Field("dense", "bool")
         self._nulls = nulls
+
+    def _check_distinct(self, name: str) -> None:
+        """Refuse two names of folders that are one number.
+
+        Raises:
+            SourceError: names both.
+        """
+        first: dict[int, str] = {}
+        for text, path in zip(self._texts[name], self._paths, strict=True):
+            if text is not None and first.setdefault(int(text), text) != text:
+                raise SourceError(
+                    f"two folder names give the same value of column {name!r}",
+                    expected="one spelling of each number",
+                    found=f"{name}={first[int(text)]} and {name}={text}",
+                    where=path,
+                    remedy="rename the folders of one of them, or leave the column out with columns=",
+                )
 
     def describe(self) -> list[str]:
         """What a fingerprint counts: each key with its value for each file."""
