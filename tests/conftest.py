@@ -1,5 +1,6 @@
 """What all tests share: hypothesis profiles, one thread a process, groups of tests that must not overlap."""
 
+import gc
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -50,6 +51,18 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.load_profile("quick")
     else:
         settings.load_profile("default")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What was imported so far stays: the garbage collector need not look at it in every test that calls it."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def thorough(pytestconfig: pytest.Config) -> bool:
+    """Whether slow tests run too. Otherwise a test that can be long is short."""
+    return "not slow" not in pytestconfig.getoption("markexpr", "")
 
 
 @pytest.fixture(autouse=True)

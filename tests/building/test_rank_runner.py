@@ -100,6 +100,7 @@ def test_all_ranks_of_a_torchrun_job_pack_the_bytes_of_a_local_pack(data: Path, 
     assert sum(outcome["calls"] for outcome in outcomes.values()) >= 1200
 
 
+@pytest.mark.slow
 def test_a_rank_that_comes_late_finds_its_share_done_or_to_do(data: Path, tmp_path: Path) -> None:
     outcomes, _ = packed(2, data, tmp_path / "p", "late:1")
     assert contents(tmp_path / "p") == contents(data / "local")
@@ -143,6 +144,7 @@ def test_an_error_of_one_rank_reaches_all(rank: int, data: Path, tmp_path: Path)
         assert (f"rank {rank} failed" in outcomes[other]["error"]) == (other != rank)
 
 
+@pytest.mark.slow
 def test_ranks_that_were_asked_for_different_packs_are_all_told(data: Path, tmp_path: Path) -> None:
     outcomes, _ = packed(2, data, tmp_path / "p", "other:1")
     for rank in range(2):
@@ -227,6 +229,7 @@ def test_a_sample_that_hangs_on_every_rank_is_an_error_that_names_its_stretch(da
     assert not (tmp_path / "p" / "rankfeed.json").exists()
 
 
+@pytest.mark.slow
 def test_all_ranks_are_told_at_once_that_rank_0_may_not_pack(data: Path, tmp_path: Path) -> None:
     outcomes = {}
 

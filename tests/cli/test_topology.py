@@ -126,7 +126,7 @@ def test_the_table_is_for_people_too(tmp_path: Path) -> None:
     ],
 )
 def test_a_contradiction_ends_every_rank(tmp_path: Path, places: list[tuple[int, int]], said: str) -> None:
-    done = ranks(tmp_path, places, "--timeout", 20)
+    done = ranks(tmp_path, places, "--timeout", 12)
     assert [code for code, _, _ in done] == [1, 1]
     assert all(said in err and "Traceback" not in err for _, _, err in done), done
 
@@ -154,6 +154,7 @@ def test_other_data_on_one_rank_end_every_rank(tmp_path: Path, data: Path) -> No
         assert (code, "data sets differ" in err) == (1, True), err
 
 
+@pytest.mark.slow
 def test_what_a_killed_check_left_behind_does_not_count(tmp_path: Path) -> None:
     killed = [start(tmp_path, "--check", "--job", "j", RANK=rank, WORLD_SIZE=3) for rank in (0, 1)]
     deadline = time.monotonic() + 200

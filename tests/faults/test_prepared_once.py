@@ -147,10 +147,12 @@ def plain(rounds: int, path: Path, folder: Path, seed: int) -> Counter[str]:
 
 
 @pytest.mark.timeout(200)
-def test_plain_processes_that_are_killed_leave_one_committed_build(reader: Reader, tmp_path: Path) -> None:
-    figures = plain(25, reader.path, tmp_path, fresh_seed())
+def test_plain_processes_that_are_killed_leave_one_committed_build(
+    reader: Reader, thorough: bool, tmp_path: Path
+) -> None:
+    figures = plain(25 if thorough else 12, reader.path, tmp_path, fresh_seed())
     print(f"\n{dict(figures)}, {reader.looks} looks of a reader")
-    assert figures["killed"] > 5
+    assert figures["killed"] > 2
     assert reader.looks > 0
 
 
@@ -241,7 +243,7 @@ def plain_environ() -> Iterator[dict[str, str]]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "launcher",
-    ["openmpi", "mpich", *(pytest.param(each, marks=pytest.mark.slow) for each in ("torchrun", "srun"))],
+    ["mpich", *(pytest.param(each, marks=pytest.mark.slow) for each in ("openmpi", "torchrun", "srun"))],
 )
 def test_processes_of_a_launcher_that_are_killed_leave_one_committed_build(
     launcher: str, reader: Reader, tmp_path: Path

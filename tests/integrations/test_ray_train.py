@@ -13,6 +13,7 @@ need_package("ray")
 SCRIPT = Path(__file__).parent / "jobs" / "ray_train.py"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_each_sample_once_on_the_workers_of_ray_train(tmp_path: Path) -> None:
     out = tmp_path / "out"

@@ -282,7 +282,7 @@ def epoch_of(loader: DataLoader[Any]) -> list[Keys]:
     return [list(names) for (names,) in loader]
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_persistent_workers_follow_set_epoch_also_after_a_pass_that_was_broken_off(start: str) -> None:
     stage = ShardedSamples(source(50), 4, shuffle=True, topology=rf.Topology())
     loader = loaded(stage, persistent_workers=True, multiprocessing_context=start)
@@ -330,7 +330,7 @@ def set_and_say(stage: ShardedSamples, said: Any) -> None:
     said.put(stage.epoch)
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_a_rank_started_with_a_copy_sets_the_epoch_of_no_other(start: str) -> None:
     stage = ShardedSamples(source(20), shuffle=True)
     context = torch.multiprocessing.get_context(start)

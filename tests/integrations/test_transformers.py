@@ -248,8 +248,11 @@ def source() -> rf.Source:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("batch", "accumulate"),
-    [(4, 2), (3, 3), (5, 4)],
-    ids=["same", "smaller-batch", "larger-batch"],
+    [
+        pytest.param(4, 2, marks=pytest.mark.slow, id="same"),
+        pytest.param(3, 3, id="smaller-batch"),
+        pytest.param(5, 4, marks=pytest.mark.slow, id="larger-batch"),
+    ],
 )
 def test_accumulated_batches_go_on_where_they_were(
     tmp_path: Path, source: rf.Source, batch: int, accumulate: int
@@ -272,6 +275,7 @@ def test_accumulated_batches_go_on_where_they_were(
         assert [each for each in whole.trained if each[1] >= 12] == after.trained
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_run_limited_by_steps_goes_on_to_its_limit_and_not_beyond(tmp_path: Path, source: rf.Source) -> None:
     Once(tmp_path, source, max_steps=25, stop=24).train()
@@ -330,6 +334,7 @@ class Counted(job.Sequences):
         return super().__getitem__(index)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_resuming_reads_nothing_of_what_was_trained_on(tmp_path: Path) -> None:
     data = Counted(400)
@@ -468,6 +473,7 @@ def test_what_a_trainer_cannot_be_fed_by_is_refused(
         FeedMixin()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_loaders_and_collators_of_ones_own_feed_it_too(tmp_path: Path, source: rf.Source) -> None:
     loader = rf.Loader(source, BATCH, shuffle=True, seed=3, num_workers=2, batch_transform=PadTokens(causal=True))

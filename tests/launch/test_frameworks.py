@@ -48,7 +48,7 @@ ALL = [f"{framework}:{way}" for framework in FRAMEWORKS for way in WAYS]
 NO_GROUP = ["loader", "batch_sampler", "sampler", "stateful", "pyg", "pyg_seeds", "webdataset"]
 #: Without a soak MPICH is the launcher of the test with kills alone.
 EACH_LAUNCHER = [
-    pytest.param("torchrun", "torch", id="torchrun, torch alone"),
+    pytest.param("torchrun", "torch", id="torchrun, torch alone", marks=pytest.mark.slow),
     pytest.param("torchrun", "libraries", id="torchrun, libraries"),
     *(pytest.param(each, "few", id=each, marks=pytest.mark.slow) for each in ("openmpi", "srun")),
     pytest.param("mpich", "few", id="mpich", marks=pytest.mark.soak),

@@ -52,13 +52,15 @@ def test_the_ranks_of_torchrun_meet(data, tmp_path):
     assert told["launcher"] == "torchrun"
 
 
-@pytest.mark.parametrize("launcher", [pytest.param("openmpi", marks=pytest.mark.slow), "mpich"])
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["openmpi", "mpich"])
 def test_the_ranks_of_mpi_meet(launcher, data, tmp_path):
     need(launcher)
     told = checked([*LAUNCHERS[launcher], "-n", "3", *TOPOLOGY], 3, data, tmp_path)
     assert told["launcher"] == launcher
 
 
+@pytest.mark.slow
 def test_the_tasks_of_a_slurm_step_meet(cluster, data, tmp_path):
     told = checked(["srun", "-n4", "-N2", "--ntasks-per-node=2", *TOPOLOGY], 4, data, tmp_path, cluster)
     assert told["launcher"] == "slurm"

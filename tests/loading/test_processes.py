@@ -212,7 +212,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_every_start_method_gives_the_same_batches_and_refuses_lambdas(method: str) -> None:
     before = left_over()
     refused = run(SCRIPT, method)
@@ -312,7 +312,10 @@ except rf.errors.WorkerError as error:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("hanging", "seconds", "said"),
-    [(1, 6, str([*range(9)])), (9, 1, "did not come to life within 1 seconds")],  # six: a loaded machine is slow
+    [
+        pytest.param(1, 6, str([*range(9)]), marks=pytest.mark.slow),  # six: a loaded machine is slow
+        (9, 1, "did not come to life within 1 seconds"),
+    ],
 )
 def test_a_worker_that_hangs_at_its_fork_is_forked_again(hanging: int, seconds: int, said: str) -> None:
     command = [sys.executable, "-c", HANGS_AT_FORK, str(hanging), str(seconds)]

@@ -115,6 +115,7 @@ def campaign(run: Path, rounds: int, seed: int) -> dict[str, int]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_the_verdict_on_killed_ranks_is_what_they_said_themselves(tmp_path: Path) -> None:
     campaign(tmp_path, rounds=1, seed=1)

@@ -20,7 +20,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.seeds import fresh_seed
-from torch.utils.data import DataLoader
 
 import rankfeed as rf
 from rankfeed.columns import Field
@@ -446,14 +445,6 @@ def test_every_sample_once_over_ranks_and_workers(
         for batch in loader:
             seen.update(batch["n"].tolist())
     assert seen == Counter(range(-89, 1))
-
-
-def test_a_stock_data_loader_reads_it_in_spawned_workers(tmp_path: Path) -> None:
-    write(tmp_path / "t.arrow", cut(table(40), 11, 29), compression="zstd")
-    source = rf.open(tmp_path / "t.arrow")
-    source.fetch([0])
-    loader = DataLoader(source, 8, num_workers=2, multiprocessing_context="spawn", collate_fn=list)  # type: ignore[arg-type]
-    assert [int(each["n"]) for batch in loader for each in batch] == [-i for i in range(40)]
 
 
 @pytest.mark.parametrize("stream", [False, True])

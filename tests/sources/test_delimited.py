@@ -15,7 +15,6 @@ import polars as pl
 import pyarrow.csv
 import pyarrow.json
 import pytest
-import torch.utils.data
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -156,14 +155,6 @@ def test_every_sample_once_in_every_loader(options: Any, jsonl: Path) -> None:
         assert batch["tokens_lengths"].tolist() == [each % 4 for each in batch["id"].tolist()]
         seen += batch["id"].tolist()
     assert Counter(seen) == Counter(range(300))
-
-
-def test_a_stock_dataloader_under_spawn_reads_every_sample_once(csv: Path) -> None:
-    loader = torch.utils.data.DataLoader(
-        opened(csv), batch_size=40, num_workers=2, multiprocessing_context="spawn", collate_fn=list
-    )
-    rows = [plain(row) for batch in loader for row in batch]
-    assert rows == [{name: row[name] for name in ("id", "score", "name")} for row in ROWS]
 
 
 def test_it_travels_as_paths_and_notices_another_text(tmp_path: Path, csv: Path) -> None:

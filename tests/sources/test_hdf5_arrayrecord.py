@@ -162,7 +162,7 @@ def test_every_sample_once_and_as_its_own_library_reads_it(
     assert steps[0] == steps[1]
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_they_are_read_in_processes_of_either_kind(method: str, tmp_path: Path) -> None:
     # ArrayRecord's library starts threads of its own when it reads, so a fork after that may end in its crash.
     datasets = [make(tmp_path) for make in MAKERS.values() if method == "spawn" or make is not records]

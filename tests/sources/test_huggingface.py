@@ -17,7 +17,6 @@ import pyarrow as pa
 import pytest
 from datasets import Array2D, Array3D, ClassLabel, Dataset, DatasetDict, Features, Image, LargeList, List, Value
 from tests.support.seeds import fresh_seed
-from torch.utils.data import DataLoader
 
 import rankfeed as rf
 from rankfeed.columns import Field
@@ -266,13 +265,6 @@ def test_every_sample_once_over_ranks_and_workers(kept: str, kind: Any, saved: P
         for batch in loader:
             seen.update(batch["n"].tolist())
     assert seen == Counter(range(60))
-
-
-def test_a_stock_data_loader_reads_it_in_spawned_workers(saved: Path) -> None:
-    source = HuggingFaceSource(datasets.load_from_disk(str(saved)))
-    source.fetch([0])
-    loader = DataLoader(source, 8, num_workers=1, multiprocessing_context="spawn", collate_fn=list)  # type: ignore[arg-type]
-    assert [int(each["n"]) for batch in loader for each in batch] == list(range(60))
 
 
 def test_bad_folders_are_named(copy: Path) -> None:

@@ -321,10 +321,6 @@ def stock(source: LanceSource, method: str, times: int = 1) -> None:
         assert delivered(loader) == expected
 
 
-def test_every_row_once_from_spawned_workers_of_a_stock_loader(source: LanceSource) -> None:
-    stock(source, "spawn")
-
-
 @pytest.mark.soak
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])

@@ -17,7 +17,6 @@ from PIL import Image
 from tests.sources import compare
 from tests.sources.streaming_mds import LocalDataset, merge_index, write
 from tests.support.seeds import fresh_seed
-from torch.utils.data import DataLoader
 
 import rankfeed as rf
 from rankfeed.columns import Field
@@ -271,16 +270,6 @@ def test_every_sample_once_over_ranks_and_workers(
         for batch in loader:
             seen.update(batch["label"].tolist())
     assert seen == Counter(range(-20, 40))
-
-
-@pytest.mark.parametrize("compression", [None, "gz"])
-def test_a_stock_data_loader_reads_it_in_spawned_workers(
-    compression: str | None, folders: Callable[[str | None], Path]
-) -> None:
-    source = rf.open(folders(compression))
-    source.fetch([0, 59])
-    loader = DataLoader(source, 8, num_workers=2, multiprocessing_context="spawn", collate_fn=list)  # type: ignore[arg-type]
-    assert [row["label"] for batch in loader for row in batch] == list(range(-20, 40))
 
 
 def edited(folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:

@@ -332,22 +332,6 @@ def test_a_member_that_lies_about_its_place_is_refused(tmp_path: Path) -> None:
         rf.open(tmp_path / "d.npz")[0]
 
 
-def _read(source: rf.Source, results: "multiprocessing.Queue[int]") -> None:
-    results.put(sum(int(sample["array"].sum()) for sample in source))
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_it_travels_to_other_processes_as_a_path(method: str, ragged: Path) -> None:
-    source = rf.open(ragged)
-    assert len(pickle.dumps(source)) < 3000  # a path, and what was seen of each file
-    context = multiprocessing.get_context(method)
-    results: multiprocessing.Queue[int] = context.Queue()
-    child = context.Process(target=_read, args=(source, results))
-    child.start()
-    assert results.get(timeout=100) == sum(int(sample["array"].sum()) for sample in source)
-    child.join()
-
-
 def test_files_that_were_added_in_between_are_noticed(ragged: Path) -> None:
     pickled = pickle.dumps(rf.open(ragged))
     np.save(ragged / "clip99.npy", np.zeros((1, 3), np.float32))

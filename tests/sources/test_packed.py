@@ -1,6 +1,5 @@
 """Packed data are read in place, and damage is an error that names the shard, never another row."""
 
-import multiprocessing
 import pickle
 import shutil
 import subprocess
@@ -91,23 +90,6 @@ def test_the_fingerprint_is_of_the_data_and_not_of_their_place(
     assert rf.open(pristine).fingerprint == rf.open(folder).fingerprint
     other = rf.pack([*ROWS, ROWS[0]], tmp_path / "more", shard_bytes=2000, progress=False)
     assert other.fingerprint != rf.open(pristine).fingerprint
-
-
-def _read(source: PackedSource, results: "multiprocessing.Queue[int]") -> None:
-    results.put(sum(int(sample["y"]) for sample in source))
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_it_travels_to_other_processes_as_a_path(method: str, pristine: Path) -> None:
-    source = rf.open(pristine)
-    source.fetch(range(200)).samples()  # shards are open when the child starts
-    assert len(pickle.dumps(source)) < 1000
-    context = multiprocessing.get_context(method)
-    results: multiprocessing.Queue[int] = context.Queue()
-    child = context.Process(target=_read, args=(source, results))
-    child.start()
-    assert results.get(timeout=100) == sum(range(200))
-    child.join()
 
 
 def test_threads_read_at_once_with_few_shards_open(pristine: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -356,7 +356,7 @@ def test_every_graph_once_with_any_workers(kind: str, workers: tuple[Any, int], 
         assert torch.equal(batch.edge_index, expected.edge_index)
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_a_stock_data_loader_reads_in_processes_of_either_kind(method: str, tmp_path: Path) -> None:
     graphs: list[Any] = [graph(number) for number in range(8)]
     disk = OnDisk(str(tmp_path))

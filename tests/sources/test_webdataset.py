@@ -4,7 +4,6 @@ import gzip
 import io
 import json
 import lzma
-import multiprocessing
 import os
 import pickle
 import resource
@@ -18,7 +17,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-import torch
 import webdataset
 from tests.support.seeds import fresh_seed
 
@@ -368,23 +366,6 @@ def test_options_that_cannot_be_meant_are_refused(wrong: dict[str, Any], folder:
 # --- processes, threads, loaders
 
 
-def _read(source: WebDatasetSource, results: "multiprocessing.Queue[int]") -> None:
-    results.put(sum(int(sample["json"]["number"]) for sample in source))
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_it_travels_to_other_processes_as_a_path(method: str, folder: Path) -> None:
-    source = rf.open(folder)
-    source.fetch(range(100)).samples()  # shards are open when the child starts
-    assert len(pickle.dumps(source)) < 3000  # a path, and what was seen of each file
-    context = multiprocessing.get_context(method)
-    results: multiprocessing.Queue[int] = context.Queue()
-    child = context.Process(target=_read, args=(source, results))
-    child.start()
-    assert results.get(timeout=100) == sum(range(100))
-    child.join(timeout=100)
-
-
 def test_threads_read_at_once_with_few_shards_open(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tar_shards, "OPEN_SHARDS", 1)
     source = rf.open(folder)
@@ -413,15 +394,6 @@ def test_a_loader_delivers_every_sample_once(workers: dict[str, Any], folder: Pa
     source = rf.open(folder, columns=["__key__", "feats.npy", "cls"])
     loader = rf.Loader(source, 8, shuffle=True, seed=3, topology=rf.Topology(), **workers)
     seen = Counter(key for batch in loader for key in batch["__key__"])
-    assert seen == Counter(row["__key__"] for row in ROWS)
-
-
-def test_the_stock_loader_delivers_every_sample_once(folder: Path) -> None:
-    source = rf.open(folder, columns=["__key__", "raw"])
-    loader = torch.utils.data.DataLoader(
-        source, batch_size=8, num_workers=2, multiprocessing_context="spawn", collate_fn=list
-    )
-    seen = Counter(sample["__key__"] for batch in loader for sample in batch)
     assert seen == Counter(row["__key__"] for row in ROWS)
 
 
@@ -476,7 +448,7 @@ def mutated(content: bytes, rng: np.random.Generator) -> bytes:
     return bytes(out)
 
 
-def test_a_mutated_shard_is_an_error_or_what_webdataset_reads(tmp_path: Path) -> None:
+def test_a_mutated_shard_is_an_error_or_what_webdataset_reads(thorough: bool, tmp_path: Path) -> None:
     array = io.BytesIO()
     np.save(array, np.arange(6.0))
     members = [
@@ -490,7 +462,7 @@ def test_a_mutated_shard_is_an_error_or_what_webdataset_reads(tmp_path: Path) ->
     path = tmp_path / "a.tar"
     seed = fresh_seed()
     rng, read = np.random.default_rng(seed), 0
-    for turn in range(500):
+    for turn in range(500 if thorough else 200):
         good = write_tar(path, files, [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT][turn % 2]).read_bytes()
         path.write_bytes(mutated(good, rng))
         try:
@@ -502,7 +474,7 @@ def test_a_mutated_shard_is_an_error_or_what_webdataset_reads(tmp_path: Path) ->
             source.fetch(range(len(source))).samples()
         except RankfeedError:
             pass
-    assert read > 20
+    assert read > 8
 
 
 def test_a_mutated_index_is_made_anew(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def check(case: Case, findings: list[dict[str, Any]]) -> None:
 
 
 #: One for each kind of pipeline, in every run of the tests.
-FEW = ("of_torch:stream_for_each_worker", "of_webdataset:five_shards", "of_rankfeed:processes", "bad:killed")
+FEW = ("of_torch:stream_for_each_worker", "of_webdataset:five_shards", "bad:killed")
 
 
 @pytest.mark.parametrize(
