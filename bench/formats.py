@@ -92,7 +92,7 @@ def hugging_face(
 
 
 def mds(name: str, samples: Iterable[dict[str, Any]], folder: Path, batch: int) -> tuple[rf.Source, Contestants]:
-    from tests.sources.streaming_mds import LocalDataset, streaming_dataset, write
+    from tests.sources.mds.streaming_mds import LocalDataset, streaming_dataset, write
 
     write(folder / "mds", {"x": ENCODINGS[name]}, list(samples))
     local = LocalDataset(str(folder / "mds"))

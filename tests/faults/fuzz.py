@@ -63,7 +63,7 @@ LIBRARIES = {
     "huggingface": ("datasets",),
     "jsonl": ("pyarrow.json",),
     "lance": ("lance",),
-    "mds": ("PIL.Image", "tests.sources.streaming_mds"),
+    "mds": ("PIL.Image", "tests.sources.mds.streaming_mds"),
     "parquet": ("pyarrow.dataset", "pyarrow.parquet"),
     "pyg": ("torch_geometric.data",),
     "tar": ("PIL.Image", "soundfile", "webdataset"),

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.sources.streaming_mds import MDSWriter
+from tests.sources.mds.streaming_mds import MDSWriter
 
 import rankfeed as rf
 from rankfeed.proof.verify import data

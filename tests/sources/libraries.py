@@ -176,7 +176,7 @@ def read_hf(folder: Path) -> Samples:
 
 def mds_writer(compression: str | None) -> Callable[[Path, Samples], None]:
     def write(folder: Path, rows: Samples) -> None:
-        from tests.sources.streaming_mds import MDSWriter
+        from tests.sources.mds.streaming_mds import MDSWriter
 
         arrays = {"v": "ndarray:float32:4", "x": "ndarray:float32", "tokens": "ndarray:int32"}
         columns = {"y": "int64", **arrays, "text": "str", "raw": "bytes"}
@@ -197,7 +197,7 @@ def mds_writer(compression: str | None) -> Callable[[Path, Samples], None]:
 
 def read_mds(folder: Path) -> Samples:
     from streaming.base.compression import decompress
-    from tests.sources.streaming_mds import LocalDataset
+    from tests.sources.mds.streaming_mds import LocalDataset
 
     with TemporaryDirectory() as copy:
         # Its reader of local folders takes shards decompressed, as its downloads leave them.
@@ -321,7 +321,7 @@ def read_hf_files(folder: Path) -> Samples:
 
 def write_mds_images(folder: Path, rows: Samples) -> None:
     from PIL import Image
-    from tests.sources.streaming_mds import MDSWriter
+    from tests.sources.mds.streaming_mds import MDSWriter
 
     columns = {"y": "int64", "png": "png", "jpeg": "jpeg", "pil": "pil"}
     with MDSWriter(out=str(folder / "mds"), columns=columns, size_limit=20000) as writer:

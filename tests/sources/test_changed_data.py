@@ -143,7 +143,7 @@ def write_energon(folder: Path, base: int) -> None:
 
 
 def write_mds(folder: Path, base: int, **options: Any) -> None:
-    from tests.sources import streaming_mds
+    from tests.sources.mds import streaming_mds
 
     samples = [{"y": value} for piece in pieces(base) for value in piece]
     streaming_mds.write(folder / "data", {"y": "int64"}, samples, size_limit=300, **options)

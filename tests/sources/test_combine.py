@@ -15,7 +15,7 @@ import rankfeed as rf
 from rankfeed.columns import Column, Columns, Dense, Field, Objects, Ragged, Rows, Runs
 from rankfeed.errors import ArgumentError, SourceError
 from rankfeed.sources import packed as packed_module
-from rankfeed.sources.joining import agreed_fields, joined_column
+from rankfeed.sources.concat_columns import agreed_fields, joined_column
 from rankfeed.storage import mapped
 
 ROWS = [

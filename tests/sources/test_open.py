@@ -11,8 +11,8 @@ import pytest
 import rankfeed as rf
 from rankfeed.errors import ArgumentError, SourceError
 from rankfeed.sources import PackedSource
-from rankfeed.sources.numpy_file import NumpyFileSource
-from rankfeed.sources.numpy_files import NumpyFilesSource
+from rankfeed.sources.npy.file import NumpyFileSource
+from rankfeed.sources.npy.files import NumpyFilesSource
 from rankfeed.sources.open import FORMATS, formats
 
 

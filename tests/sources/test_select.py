@@ -15,7 +15,7 @@ import rankfeed as rf
 from rankfeed.columns import Columns, Dense, Field
 from rankfeed.errors import ArgumentError, SourceError
 from rankfeed.sources import SelectSource
-from rankfeed.sources.picks import Listed, Picks, Steps, Stretches, all_ids, blocks_of, composed, picks_of
+from rankfeed.sources.indices import Listed, Picks, Steps, Stretches, all_ids, blocks_of, composed, picks_of
 
 SIZE = 120
 

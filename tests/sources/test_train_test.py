@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import rankfeed as rf
 from rankfeed.columns import Columns, Dense, Field
 from rankfeed.errors import ArgumentError, SourceError
-from rankfeed.sources.train_test import _bounds, _mixed
+from rankfeed.sources.split import _bounds, _mixed
 
 
 class Ids(rf.Source):

@@ -99,7 +99,7 @@ def mds(rows: int = ROWS) -> Path:
     """MosaicML's shards."""
 
     def write(path: Path) -> None:
-        from tests.sources.streaming_mds import write as write_mds
+        from tests.sources.mds.streaming_mds import write as write_mds
 
         write_mds(
             path / "mds", {"sample_id": "int"}, [{"sample_id": each} for each in range(rows)], size_limit=400

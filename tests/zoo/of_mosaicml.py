@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 
 def loader(num_workers: int, multiprocessing_context: Any, rows: int = ROWS, **options: Any) -> Any:
-    from tests.sources.streaming_mds import streaming_dataset
+    from tests.sources.mds.streaming_mds import streaming_dataset
 
     dataset = streaming_dataset()(local=str(mds(rows)), **({"batch_size": BATCH} | options))
     context = multiprocessing_context if num_workers else None

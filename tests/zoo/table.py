@@ -40,7 +40,7 @@ MODULES = {
     "accelerate": ["accelerate", "tests.zoo.of_torch"],
     "lightning": ["lightning.pytorch", "tests.zoo.of_torch"],
     "pyg": ["torch_geometric.data", "torch_geometric.loader"],
-    "mosaicml": ["tests.sources.streaming_mds"],
+    "mosaicml": ["tests.sources.mds.streaming_mds"],
     "rankfeed": ["rankfeed.loading", "rankfeed.sources", "pyarrow.dataset"],
     "bad": ["tests.zoo.of_torch"],
 }

@@ -31,7 +31,7 @@ def pack(
     """
     from rankfeed.building import pack as pack_source
     from rankfeed.sources import open as open_source
-    from rankfeed.sources.delimited import is_large, rows
+    from rankfeed.sources.text.source import is_large, rows
 
     # What is too large to be read as it lies goes through row by row.
     given = rows(source) if is_large(source) else open_source(source)

@@ -58,9 +58,9 @@ def _indexed(
     data: Sequence[str], options: dict[str, Any], cache_dir: str | None, *, quiet: bool
 ) -> dict[str, Any]:
     """Index what is not indexed. Nothing is decoded, so nothing has to be allowed."""
-    from rankfeed.sources.tar_compressed import decompressed
-    from rankfeed.sources.tar_shards import described
-    from rankfeed.sources.tar_store import IndexStore, index_places
+    from rankfeed.sources.tar.decompress import decompressed
+    from rankfeed.sources.tar.index_cache import IndexStore, index_places
+    from rankfeed.sources.tar.shards import described
 
     these = described(where_of(data), options.get("split"))
     if options.get("decompress"):

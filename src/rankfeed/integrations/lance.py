@@ -17,8 +17,8 @@ from rankfeed.loading.placed import Placed
 from rankfeed.loading.sharded_twice import refuse_second_sharding
 from rankfeed.plan import Plan, Schedule, Tail
 from rankfeed.sources.extras import need
-from rankfeed.sources.lance_process import Beside, forked_from_lance
-from rankfeed.sources.lance_table import Facts, LanceTable
+from rankfeed.sources.lance.process import Beside, forked_from_lance
+from rankfeed.sources.lance.table import Facts, LanceTable
 from rankfeed.sources.source import Int64
 from rankfeed.topology import Topology
 

@@ -14,7 +14,7 @@ from rankfeed.columns.parts import Readable
 from rankfeed.errors import CorruptError
 from rankfeed.sources.arrow_messages import REMEDY, Messages
 from rankfeed.sources.arrow_places import Leaf
-from rankfeed.sources.placed import Placed, Places, compacted, rows_at, words
+from rankfeed.sources.scattered import Placed, Places, compacted, rows_at, words
 
 Bytes = npt.NDArray[np.uint8]
 Int64 = npt.NDArray[np.int64]

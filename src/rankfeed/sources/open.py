@@ -21,16 +21,16 @@ STAGING_NAME = ".rankfeed-pack"
 #: Format -> where its `Format` is, in the order they are tried. A new format is a row here.
 FORMATS: dict[str, tuple[str, str]] = {
     "packed": ("rankfeed.sources.packed", "FORMAT"),
-    "numpy": ("rankfeed.sources.numpy_layout", "FORMAT"),
-    "lance": ("rankfeed.sources.lance", "FORMAT"),
-    "webdataset": ("rankfeed.sources.webdataset", "FORMAT"),
-    "parquet": ("rankfeed.sources.parquet", "FORMAT"),
-    "huggingface": ("rankfeed.sources.huggingface", "FORMAT"),
+    "numpy": ("rankfeed.sources.npy.layout", "FORMAT"),
+    "lance": ("rankfeed.sources.lance.source", "FORMAT"),
+    "webdataset": ("rankfeed.sources.tar.source", "FORMAT"),
+    "parquet": ("rankfeed.sources.parquet.source", "FORMAT"),
+    "huggingface": ("rankfeed.sources.hf.source", "FORMAT"),
     "arrow": ("rankfeed.sources.arrow_files", "FORMAT"),
-    "mds": ("rankfeed.sources.mds", "FORMAT"),
-    "pyg": ("rankfeed.sources.pyg_folder", "FORMAT"),
-    "csv": ("rankfeed.sources.delimited", "CSV_FORMAT"),
-    "jsonl": ("rankfeed.sources.delimited", "JSONL_FORMAT"),
+    "mds": ("rankfeed.sources.mds.source", "FORMAT"),
+    "pyg": ("rankfeed.sources.pyg.detect", "FORMAT"),
+    "csv": ("rankfeed.sources.text.source", "CSV_FORMAT"),
+    "jsonl": ("rankfeed.sources.text.source", "JSONL_FORMAT"),
 }
 
 

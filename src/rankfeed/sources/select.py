@@ -12,8 +12,8 @@ import numpy.typing as npt
 from rankfeed._util.validate import check_bool
 from rankfeed.columns import Columns, Field
 from rankfeed.errors import ArgumentError, SourceError, describe_error, safe_repr, safe_str
-from rankfeed.sources.picks import Picks, blocks_of, composed, picks_of, picks_of_range
-from rankfeed.sources.reading import read_in_order
+from rankfeed.sources.indices import Picks, blocks_of, composed, picks_of, picks_of_range
+from rankfeed.sources.scan import read_in_order
 from rankfeed.sources.source import Annotate, Collate, Declared, Int64, Source, check_columns, check_ids
 from rankfeed.storage import digest_of
 

@@ -230,12 +230,12 @@ def from_dataset(dataset: Any, *, fields: Any = None, ragged: Sequence[str | int
     names = Declared.names(ragged)
     declared = {"fields": fields} if fields is not None else {"ragged": ragged} if names else {}
     if "torch_geometric" in sys.modules:  # else nobody can have made graphs
-        from rankfeed.sources.pyg import PyGSource, is_graphs
+        from rankfeed.sources.pyg.source import PyGSource, is_graphs
 
         if is_graphs(dataset):
             return PyGSource(dataset, **_undeclared(declared, options))
     if "datasets" in sys.modules:
-        from rankfeed.sources.huggingface import HuggingFaceSource, is_dataset
+        from rankfeed.sources.hf.source import HuggingFaceSource, is_dataset
 
         if is_dataset(dataset):
             return HuggingFaceSource(dataset, **_undeclared(declared, options))

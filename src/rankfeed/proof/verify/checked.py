@@ -7,7 +7,7 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from rankfeed.sources.tar_store import cache_folder
+from rankfeed.sources.tar.index_cache import cache_folder
 from rankfeed.storage import digest_of
 
 

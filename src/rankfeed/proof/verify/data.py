@@ -15,7 +15,7 @@ from rankfeed.proof.verify.damage import Damage, Piece
 from rankfeed.proof.verify.decoding import ROW_GROUP, archives, decoding, tables
 from rankfeed.proof.verify.shards import mds_pieces, packed_pieces, tar_pieces, tar_shards, wholly_described
 from rankfeed.sources import open as open_source
-from rankfeed.sources.mds import folders_of
+from rankfeed.sources.mds.source import folders_of
 from rankfeed.sources.open import formats
 from rankfeed.sources.paths import Paths, as_paths, expand
 

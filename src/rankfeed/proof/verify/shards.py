@@ -13,14 +13,14 @@ import numpy as np
 
 from rankfeed.errors import RankfeedError
 from rankfeed.proof.verify.damage import Damage, Piece, Step, stamp
-from rankfeed.sources.mds_index import MdsShard, examine
-from rankfeed.sources.mds_shard import check_hashes, is_hashed, locate, read_shard
+from rankfeed.sources.mds.index import MdsShard, examine
+from rankfeed.sources.mds.shard import check_hashes, is_hashed, locate, read_shard
 from rankfeed.sources.packed import check_shard
-from rankfeed.sources.tar_foreign import Described, is_wids, read_wids, tars_in
-from rankfeed.sources.tar_index import TarIndex, from_bytes, read_summary
-from rankfeed.sources.tar_scan import scan
-from rankfeed.sources.tar_shards import described
-from rankfeed.sources.tar_store import index_places
+from rankfeed.sources.tar.descriptions import Described, is_wids, read_wids, tars_in
+from rankfeed.sources.tar.index import TarIndex, from_bytes, read_summary
+from rankfeed.sources.tar.index_cache import index_places
+from rankfeed.sources.tar.scan import scan
+from rankfeed.sources.tar.shards import described
 from rankfeed.storage import Manifest, load_manifest, map_file
 from rankfeed.storage.manifest import Shard
 

@@ -1,0 +1,258 @@
+"""MDS data sets (MosaicML Streaming), read as they lie: shards are mapped, or decompressed as a whole."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from rankfeed._util.validate import check_bool
+from rankfeed.columns import Columns, Field, Stored
+from rankfeed.errors import SourceError, UnsafeError
+from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
+from rankfeed.sources.format import Format
+from rankfeed.sources.mds.encodings import Encoding, encoding_of
+from rankfeed.sources.mds.index import INDEX_NAME, MdsIndex, MdsShard, read_index
+from rankfeed.sources.mds.shard import check_hashes, locate, read_shard
+from rankfeed.sources.paths import Paths, head
+from rankfeed.sources.source import Int64, by_chunk, check_columns, check_ids
+from rankfeed.storage import DataFiles, check_whole, digest_of, mapped, touched
+from rankfeed.storage.kept import Kept
+
+Bytes = npt.NDArray[np.uint8]
+
+#: Shards that are held open; what a batch points into stays, however many others are opened.
+OPEN_SHARDS = 128
+#: Bytes of a block of a shard that is not compressed.
+_BLOCK_BYTES = 4 << 20
+#: Samples that are looked at to learn what arrays are in a column.
+_PROBES = 16
+
+
+class MdsSource(ChunkedSource):
+    """Folders that MosaicML Streaming's MDSWriter wrote.
+
+    Args:
+        where: a folder with an ``index.json`` (also one merged from folders below it), or a list of folders.
+        columns: names of those to offer, which are alone decoded; None for all.
+        decode: whether images, JSON and pickles are decoded, or left as the bytes that they are.
+        objects: columns of arrays that have neither type nor shape in common, to be kept as they are.
+        allow_pickle: whether pickled columns may be read. Reading them runs code that they contain.
+        check: whether shards that are not compressed are compared with the index's checksums, each when it is
+            first opened. Compressed ones always are.
+        cache_bytes: of decompressed shards that are kept, shared by the threads of a process.
+
+    Raises:
+        SourceError: there is no index, it is of another format, or shards differ in their columns.
+        CorruptError: the index is damaged, or a shard is missing or of another size.
+        UnsafeError: a column is pickled, or a name leads out of the folder.
+        ArgumentError: no such column.
+    """
+
+    files: DataFiles
+
+    def __init__(
+        self,
+        where: Paths,
+        *,
+        columns: Sequence[str] | None = None,
+        decode: bool = True,
+        objects: Sequence[str] = (),
+        allow_pickle: bool = False,
+        check: bool = False,
+        cache_bytes: int = CACHE_BYTES,
+    ) -> None:
+        decode, check = check_bool("decode", decode), check_bool("check", check)
+        self._folders = [os.path.abspath(each) for each in folders_of(where)]
+        index = _read(self._folders)
+        self._shards, self._columns = index.shards, index.columns
+        self._index_digest = digest_of(index.digest)
+        self.files = DataFiles([shard.path for shard in self._shards])
+        self._fingerprint = digest_of(self._index_digest.encode(), self.files.fingerprint.encode())
+        self._check = check
+        names = check_columns(columns, dict.fromkeys(self._columns, Field("object")))
+        check_columns(objects, dict.fromkeys(self._columns, Field("object")))
+        place = os.path.join(self._folders[0], INDEX_NAME)
+        self._options = (decode, frozenset(objects))
+        self._encodings = self._find_encodings(names, place)
+        for name, encoding in self._encodings.items():
+            if encoding.unsafe and not allow_pickle:
+                raise UnsafeError(
+                    "a column is pickled: reading it runs code that it contains",
+                    where=f"{place}, column {name!r}",
+                    remedy="leave it out with columns=, or pass allow_pickle=True if you trust whoever wrote it",
+                )
+        self._init_chunks([shard.samples for shard in self._shards], cache_bytes)
+        self._open: Kept[Bytes] = Kept()
+        self._fields = self._find_fields()
+
+    def _find_encodings(self, names: Sequence[str], place: str) -> dict[str, Encoding]:
+        decode, objects = self._options
+        return {
+            name: encoding_of(self._columns[name][0], name, place, decode=decode, whole=name in objects)
+            for name in names
+        }
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        state["_encodings"] = list(self._encodings)  # they are functions, which do not travel
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._encodings = self._find_encodings(state["_encodings"], "")
+        found = digest_of(_read(self._folders).digest)
+        if found != self._index_digest:
+            raise SourceError(
+                "the data set was replaced while it was in use",
+                expected=self._index_digest,
+                found=found,
+                where=self._folders[0],
+                remedy="start the job again",
+            )
+
+    def __repr__(self) -> str:
+        name = self._folders[0] if len(self._folders) == 1 else self._folders
+        return f"MdsSource({name!r}, {len(self)} samples)"
+
+    @property
+    def default_shuffle(self) -> Literal["global", "window"]:  # type: ignore[override]
+        """Any order where shards are mapped; windows where they are decompressed as a whole."""
+        return "global" if all(shard.compression is None for shard in self._shards) else "window"
+
+    @property
+    def fields(self) -> Mapping[str, Field]:
+        """What each column holds."""
+        return self._fields
+
+    @property
+    def blocks(self) -> Int64:
+        """Samples in about 4 MiB, or in a compressed shard: int64."""
+        return np.concatenate([_block_rows(shard) for shard in self._shards])
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the index (names, sizes, counts, columns and checksums), and of content samples."""
+        return self._fingerprint
+
+    def _find_fields(self) -> dict[str, Field]:
+        probes = np.unique(np.linspace(0, self._shards[0].samples - 1, _PROBES).astype(np.int64))
+        fields = {}
+        data: Bytes | None = None
+        for name, encoding in self._encodings.items():
+            place = probes[:0], probes[:0]
+            if self._columns[name][0].startswith("ndarray") and not self._columns[name][1]:
+                data = self._shard(0, 0) if data is None else data
+                place = locate(data, probes, self._columns, self._shards[0])[name]
+            none = np.empty(0, np.uint8) if data is None else data
+            fields[name] = encoding.field(none, *place, lambda row: self._where(0, int(probes[row])))
+        return fields
+
+    def _where(self, number: int, row: int) -> str:
+        return f"{self._shards[number].path}, sample {row}"
+
+    def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
+        """The rows of some samples: bytes and text as pointers into the shards, the rest read.
+
+        Args:
+            sample_ids: ints in [0, len(self)).
+            columns: names of those wanted; None for all.
+
+        Raises:
+            SourceError: no such sample, or a shard cannot be read.
+            CorruptError: a shard is damaged.
+        """
+        ids = check_ids(sample_ids, len(self))
+        names = check_columns(columns, self._fields)
+        self.files.check_open(at_intervals=True)
+        parts: dict[str, list[Any]] = {name: [] for name in names}
+        wanted = by_chunk(ids, self._chunk_starts)
+        for number, rows, slots in wanted:
+            shard = self._shards[number]
+            data = self._shard(number, len(rows))
+            if len(wanted) <= mapped.LOOKS:
+                check_whole(data, shard.path)
+            places = locate(data, rows, self._columns, shard)
+            if shard.compression is None:
+                touched(lambda places=places: sum(int(each[1].sum()) for each in places.values()), len(rows))  # type: ignore[misc]
+            for name in names:
+
+                def where(row: int, name: str = name, number: int = number, rows: Int64 = rows) -> str:
+                    return f"{self._where(number, int(rows[row]))}, column {name!r}"
+
+                part = self._encodings[name].part(self._fields[name], data, *places[name], slots, where)
+                parts[name].append(part)
+        made = {name: self._encodings[name].column(self._fields[name], parts[name]) for name in names}
+        return Columns(made, len(ids))
+
+    def expect(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> None:
+        """Decompress what will be read next, in the background."""
+        for number, _, _ in by_chunk(check_ids(sample_ids, len(self)), self._chunk_starts):
+            if self._shards[number].compression is not None:
+                self._cache.ahead((number, ()), lambda number=number: self._load_chunk(number, ()))  # type: ignore[misc]
+
+    def _load_chunk(self, number: int, names: tuple[str, ...]) -> dict[str, Stored]:
+        data = read_shard(self._shards[number])
+        self.files.check(number)
+        # With offsets, so that it counts as many rows as it has samples.
+        return {"": Stored(data, data[4 : 4 * (self._shards[number].samples + 2)].view("<u4"))}
+
+    def _shard(self, number: int, used: int) -> Bytes:
+        """The bytes of a shard."""
+        shard = self._shards[number]
+        if shard.compression is not None:
+            return self._chunk(number, (), used)[""].values
+        return self._open.get(number, lambda: self._opened(number), most=OPEN_SHARDS)
+
+    def _opened(self, number: int) -> Bytes:
+        shard = self._shards[number]
+        data = read_shard(shard)
+        self.files.opened(number)
+        if self._check:
+            check_hashes(data, shard)
+        return data
+
+
+def _read(folders: Sequence[str]) -> MdsIndex:
+    """The indexes of some folders as one.
+
+    Raises:
+        SourceError: they differ in their columns.
+    """
+    indexes = [read_index(folder) for folder in folders]
+    for folder, index in zip(folders, indexes, strict=True):
+        if index.columns != indexes[0].columns:
+            raise SourceError(
+                "folders differ in their columns",
+                expected=indexes[0].columns,
+                found=index.columns,
+                where=folder,
+                remedy="open them one by one",
+            )
+    shards = [shard for index in indexes for shard in index.shards]
+    return MdsIndex(shards, indexes[0].columns, b"\n".join(index.digest for index in indexes))
+
+
+def _block_rows(shard: MdsShard) -> Int64:
+    blocks = 1 if shard.compression is not None else max(1, math.ceil(shard.raw_bytes / _BLOCK_BYTES))
+    edges = np.linspace(0, shard.samples, min(blocks, shard.samples) + 1).astype(np.int64)
+    return np.diff(edges)
+
+
+def folders_of(where: Paths) -> list[str]:
+    """The folders meant, each given itself or by its index."""
+    paths = [os.fspath(where)] if isinstance(where, (str, os.PathLike)) else [os.fspath(each) for each in where]
+    return [os.path.dirname(path) or "." if os.path.basename(path) == INDEX_NAME else path for path in paths]
+
+
+def fits(where: Paths) -> bool:
+    """Whether these are folders with an index of shards."""
+    found = [head(os.path.join(folder, INDEX_NAME), 4096) for folder in folders_of(where)]
+    return bool(found) and all(each.lstrip()[:1] == b"{" and b'"shards"' in each for each in found)
+
+
+FORMAT = Format("mds", "an MDS folder of MosaicML Streaming (with index.json)", fits, MdsSource)

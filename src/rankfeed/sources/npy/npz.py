@@ -1,0 +1,124 @@
+"""Members of `.npz` archives: read by their headers, which bound what is decompressed."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from dataclasses import dataclass
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rankfeed.errors import CorruptError
+from rankfeed.sources.npy.header import HEAD, Header, array_at, load_objects, read_header, reading
+from rankfeed.storage import check_data_name
+
+_SUFFIX = ".npy"
+#: Bytes that are decompressed at once.
+_PIECE = 1 << 20
+#: Deflate makes at most this many bytes of one.
+_DEFLATE_RATIO = 1032
+
+
+@dataclass(frozen=True)
+class Member:
+    """An array in an archive.
+
+    Args:
+        header: its type and shape.
+        info: its entry in the archive's directory.
+        where: file and member, for errors.
+    """
+
+    header: Header
+    info: zipfile.ZipInfo
+    where: str
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether it is not compressed, so that it can be mapped."""
+        return self.info.compress_type == zipfile.ZIP_STORED and not self.header.dtype.hasobject
+
+
+def read_members(file: str | IO[bytes], where: str, *, allow_pickle: bool = False) -> dict[str, Member]:
+    """The arrays of an archive by name; only their headers are read.
+
+    Args:
+        file: path, or an open file.
+        where: the file, for errors.
+        allow_pickle: whether arrays of objects are allowed.
+
+    Raises:
+        SourceError: it cannot be read.
+        CorruptError: it is damaged, or a header contradicts the size of its member.
+        UnsafeError: it holds objects and these are not allowed, or the name of a member leads elsewhere.
+    """
+    with reading(where), zipfile.ZipFile(file) as archive:
+        return members_of(archive, where, allow_pickle=allow_pickle)
+
+
+def members_of(
+    archive: zipfile.ZipFile, where: str, *, allow_pickle: bool = False, only_arrays: bool = True
+) -> dict[str, Member]:
+    """The same, of an open archive.
+
+    Args:
+        archive: it.
+        where: the file, for errors.
+        allow_pickle: whether arrays of objects are allowed.
+        only_arrays: whether a member that is no array of numbers is an error; else only arrays are returned.
+    """
+    members: dict[str, Member] = {}
+    for info in archive.infolist():
+        check_data_name(info.filename, where)
+        name = info.filename.removesuffix(_SUFFIX)
+        place = f"{where}, member {info.filename!r}"
+        if name in members:
+            raise CorruptError("two members of a .npz file have one name", where=place, remedy="write it again")
+        with archive.open(info) as file:
+            start = file.read(HEAD)
+            if not only_arrays and not start.startswith(np.lib.format.MAGIC_PREFIX):
+                continue
+            header = read_header(file, place, start, allow_pickle=allow_pickle, only_tensors=only_arrays)
+        _check_size(header, info, place)
+        members[name] = Member(header, info, place)
+    return members
+
+
+def _check_size(header: Header, info: zipfile.ZipInfo, where: str) -> None:
+    size, most = header.offset + header.nbytes, info.compress_size
+    if info.compress_type == zipfile.ZIP_DEFLATED:
+        most = most * _DEFLATE_RATIO + 1024
+    elif info.compress_type != zipfile.ZIP_STORED:
+        most = info.file_size  # numpy does not write these
+    if (info.file_size != size and not header.dtype.hasobject) or info.file_size > most:
+        raise CorruptError(
+            "the size of a member contradicts its header",
+            expected=f"{size} bytes" if not header.dtype.hasobject else f"up to {most} bytes",
+            found=f"{info.file_size} bytes, compressed to {info.compress_size}",
+            where=where,
+            remedy="fetch the file again, or write it again",
+        )
+
+
+def read_member(archive: zipfile.ZipFile, member: Member, *, allow_pickle: bool = False) -> npt.NDArray[Any]:
+    """An array, decompressed into memory; its checksum is compared.
+
+    Raises:
+        CorruptError: it is damaged.
+        UnsafeError: it holds objects, and these are not allowed.
+    """
+    with reading(member.where):
+        # No more than the size in the directory, which is that of the header: the checksum is compared at its end.
+        content = np.empty(member.info.file_size, np.uint8)
+        done = 0
+        with archive.open(member.info) as file:
+            while piece := file.read(min(_PIECE, len(content) - done)):
+                content[done : done + len(piece)] = np.frombuffer(piece, np.uint8)
+                done += len(piece)
+        if done < len(content):
+            raise ValueError(f"{done} of {len(content)} bytes")
+        if member.header.dtype.hasobject:
+            return load_objects(io.BytesIO(content.data), member.header, member.where, allow_pickle=allow_pickle)
+        return array_at(content, member.header)

@@ -1,0 +1,223 @@
+"""What the bytes of a member mean, by the last part of its extension: as WebDataset's own decoders take them.
+
+Members are untrusted input. Nothing here runs code that they contain unless that is allowed, and nothing takes
+more memory than :data:`LIMIT` for one of them.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from rankfeed.columns import Field
+from rankfeed.errors import CorruptError, SourceError, UnsafeError
+from rankfeed.sources.extras import need
+from rankfeed.sources.npy.header import array_at, check_size, load_objects, read_header, reading
+from rankfeed.sources.npy.npz import members_of, read_member
+
+#: Bytes that one member may expand to.
+LIMIT = 1 << 29
+
+_TEXT = ("txt", "text", "transcript")
+_CLASS = ("cls", "cls2", "index", "inx", "id")
+_IMAGES = ("jpg", "jpeg", "jpe", "jfif", "png", "ppm", "pgm", "pbm", "pnm", "bmp", "gif", "webp", "tif", "tiff")
+#: What Pillow may take an image for, whatever its name says: others run programs, or fetch fonts.
+_PILLOW = ("JPEG", "PNG", "PPM", "BMP", "GIF", "WEBP", "TIFF")
+_SOUNDS = ("wav", "flac", "ogg", "opus", "mp3", "aiff")
+_PICKLES = ("pyd", "pkl", "pickle", "pth", "pt", "ten", "tb")
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """How members of an extension are read.
+
+    Args:
+        kind: "bytes", "text", "npy" (what lies there is delivered without a copy), "audio" (an array and a rate),
+            "pickle", or "value".
+        decode: bytes to a value; None for bytes and text, which are delivered as they lie.
+        field: what the column holds, where that is known without looking.
+    """
+
+    kind: str
+    decode: Callable[[bytes], Any] | None = None
+    field: Field | None = None
+
+
+def decoder_of(extension: str, *, allow_pickle: bool = False) -> Decoder:
+    """How members of an extension are read.
+
+    Args:
+        extension: in lower case; ``.gz`` at its end is taken off first.
+        allow_pickle: whether those may be read that can run code.
+
+    Examples:
+        >>> decoder_of("seg.cls").decode(b"7")
+        7
+        >>> decoder_of("bin").kind, decoder_of("caption.txt").field
+        ('bytes', Field(kind='str', dtype='', shape=()))
+    """
+    if extension.endswith(".gz"):
+        inner = decoder_of(extension[:-3], allow_pickle=allow_pickle)
+        then = inner.decode or (_text if inner.kind == "text" else bytes)
+        kind = inner.kind if inner.kind in ("audio", "pickle") else "value"
+        return Decoder(kind, partial(_unpacked, then), inner.field)
+    last = extension.rpartition(".")[2]
+    if last in _TEXT:
+        return Decoder("text", None, Field("str"))
+    if last in _CLASS:
+        return Decoder("value", _integer, Field("dense", "int64"))
+    if last in ("json", "jsn"):
+        return Decoder("value", json.loads, Field("object"))
+    if last in ("mp", "msg"):
+        return Decoder("value", _msgpack, Field("object"))
+    if last == "npy":
+        return Decoder("npy", partial(_npy, allow_pickle=allow_pickle))
+    if last == "npz":
+        return Decoder("value", partial(_npz, allow_pickle=allow_pickle), Field("object"))
+    if last in _IMAGES:
+        return Decoder("value", _image, Field("object"))
+    if last in _SOUNDS:
+        return Decoder("audio", _sound)
+    if last in _PICKLES:
+        return Decoder(
+            "pickle", partial(_pickle, last) if allow_pickle else partial(_refused, last), Field("object")
+        )
+    return Decoder("bytes", None, Field("bytes"))
+
+
+def _text(data: bytes) -> str:
+    return data.decode()
+
+
+def _integer(data: bytes) -> int:
+    value = int(data)
+    if not -(2**63) <= value < 2**63:
+        raise CorruptError("a number does not fit in 64 bits", found=data[:40])
+    return value
+
+
+def _unpacked(then: Callable[[bytes], Any], data: bytes) -> Any:
+    return then(gunzip(data))
+
+
+def gunzip(data: bytes, limit: int = LIMIT) -> bytes:
+    """Decompress gzip.
+
+    Raises:
+        CorruptError: it is damaged.
+        UnsafeError: it expands to more than ``limit`` bytes.
+
+    Examples:
+        >>> import gzip
+        >>> gunzip(gzip.compress(b"a") + gzip.compress(b"b"))
+        b'ab'
+    """
+    try:
+        # By the file's reader: a member may be many streams, and zlib alone copies the rest of it at each.
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+            out = file.read(limit + 1)
+    except EOFError as error:
+        raise CorruptError("a compressed member is truncated", found=f"{len(data)} bytes") from error
+    except (OSError, zlib.error, struct.error) as error:
+        raise CorruptError("a compressed member is damaged", found=error) from error
+    if len(out) > limit:
+        raise UnsafeError(
+            "a compressed member expands beyond all measure",
+            expected=f"up to {limit} bytes",
+            found=f"more, from {len(data)} bytes",
+            remedy="if it is meant, read it as bytes (decode=False) and decompress it yourself",
+        )
+    return out
+
+
+def _msgpack(data: bytes) -> Any:
+    return msgspec.msgpack.decode(data)
+
+
+def _npy(data: bytes, *, allow_pickle: bool) -> Any:
+    header = read_header(io.BytesIO(data), "", allow_pickle=allow_pickle)
+    if header.dtype.hasobject:
+        return load_objects(io.BytesIO(data), header, "", allow_pickle=allow_pickle)
+    check_size(header, len(data), "")
+    array = array_at(np.frombuffer(data, np.uint8), header)
+    return array.astype(array.dtype.newbyteorder("="), order="C")
+
+
+def _npz(data: bytes, *, allow_pickle: bool) -> dict[str, Any]:
+    with reading(""), zipfile.ZipFile(io.BytesIO(data)) as archive:
+        nbytes = sum(info.file_size for info in archive.infolist())
+        if nbytes > LIMIT:
+            raise UnsafeError("a compressed member expands beyond all measure", found=f"{nbytes} bytes")
+        arrays = members_of(archive, "", allow_pickle=allow_pickle, only_arrays=False)
+        # What is no array is delivered as bytes, as numpy does.
+        return {
+            name: read_member(archive, arrays[name], allow_pickle=allow_pickle)
+            if name in arrays
+            else archive.read(info)
+            for info in archive.infolist()
+            for name in [info.filename.removesuffix(".npy")]
+        }
+
+
+def _image(data: bytes) -> Any:
+    """An image as uint8 [height, width, 3], as WebDataset's "rgb8"."""
+    pillow = need("PIL.Image", extra="image")
+    with pillow.open(io.BytesIO(data), formats=_PILLOW) as image:
+        if image.width * image.height * 4 > LIMIT:
+            raise UnsafeError("an image of absurd size", found=f"{image.width} x {image.height} pixels")
+        if image.mode[:1] in "IF":
+            raise SourceError(
+                "an image has more than 8 bits a channel",
+                expected="8 bits",
+                found=f"mode {image.mode}",
+                remedy="pass decode={extension: a function of its bytes}",
+            )
+        return np.array(image.convert("RGB"))
+
+
+def _sound(data: bytes) -> tuple[Any, int]:
+    """A sound as float32 [frames, channels], and frames a second."""
+    soundfile = need("soundfile", extra="audio")
+    with soundfile.SoundFile(io.BytesIO(data)) as file:
+        if not 0 <= file.frames * file.channels * 4 <= LIMIT:
+            raise UnsafeError("a sound of absurd length", found=f"{file.frames} frames x {file.channels} channels")
+        samples = file.read(dtype="float32", always_2d=True)
+        if len(samples) != file.frames:
+            raise CorruptError("a sound is truncated", expected=f"{file.frames} frames", found=len(samples))
+        return samples, int(file.samplerate)
+
+
+def _refused(extension: str, _data: bytes) -> Any:
+    raise refusal(extension)
+
+
+def refusal(extension: str) -> UnsafeError:
+    """Why members of an extension are not read."""
+    return UnsafeError(
+        f"a .{extension} member is a pickle or may hold one: reading it runs code that it contains",
+        remedy=f"leave the column out with columns=, take its bytes with decode={{{extension!r}: False}}, "
+        "or pass allow_pickle=True if you trust whoever wrote it",
+    )
+
+
+def _pickle(extension: str, data: bytes) -> Any:
+    if extension in ("ten", "tb"):
+        return need("webdataset.tenbin", extra="webdataset").decode_buffer(data)
+    if extension in ("pth", "pt"):
+        import torch
+
+        return torch.load(io.BytesIO(data), weights_only=False, map_location="cpu")
+    import pickle
+
+    return pickle.loads(data)  # noqa: S301  (allowed by the caller)

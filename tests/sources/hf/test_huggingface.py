@@ -1,0 +1,359 @@
+"""Hugging Face data sets are what `datasets` gives, sample for sample; read without it."""
+
+import datetime
+import json
+import pickle
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pytest
+from datasets import Array2D, Array3D, ClassLabel, Dataset, DatasetDict, Features, Image, LargeList, List, Value
+from tests.support.seeds import fresh_seed
+
+import rankfeed as rf
+from rankfeed.columns import Field
+from rankfeed.errors import ArgumentError, CorruptError, SourceError, UnsafeError
+from rankfeed.sources.hf.source import HuggingFaceSource
+
+FEATURES = Features(
+    {
+        "n": Value("int32"),
+        "x": Value("float64"),
+        "text": Value("string"),
+        "flag": Value("bool"),
+        "tokens": List(Value("int32")),
+        "wide": LargeList(Value("float32")),
+        "vector": List(Value("float32"), length=3),
+        "board": Array2D((2, 3), "float32"),
+        "frames": Array3D((None, 2, 2), "int16"),
+        "label": ClassLabel(names=["cat", "dog"]),
+        "image": Image(decode=False),
+        "pair": {"en": Value("string"), "fr": Value("string")},
+        "words": List(Value("string")),
+        "deep": List(List(Value("int8"))),
+        "boxes": List({"left": Value("int16"), "top": Value("int16")}),
+        "day": Value("date32"),
+        "when": Value("timestamp[us]"),
+    }
+)
+
+
+def row(i: int) -> dict[str, Any]:
+    return {
+        "n": i, "x": i / 3, "text": "é" * (i % 4), "flag": i % 3 == 0, "tokens": list(range(i % 5)),
+        "wide": [float(i)] * (i % 3), "vector": [i, i + 1, i + 2], "board": np.full((2, 3), i).tolist(),
+        "frames": np.full((i % 4 + 1, 2, 2), i).tolist(), "label": i % 2,
+        "image": {"bytes": b"\x89PNG %d" % i, "path": None if i % 2 else f"{i}.png"},
+        "pair": {"en": f"row {i}", "fr": f"ligne {i}"}, "words": ["a"] * (i % 3), "deep": [[i] * (i % 2), [1]],
+        "boxes": [{"left": i, "top": 1}] * (i % 2), "day": datetime.date(2020, 1, 1 + i % 28),
+        "when": datetime.datetime(2020, 1, 1, 0, 0, i % 60),
+    }  # fmt: skip
+
+
+def make(rows: int) -> Dataset:
+    return Dataset.from_list([row(i) for i in range(rows)], features=FEATURES)
+
+
+def flat(sample: dict[str, Any]) -> dict[str, Any]:
+    """A sample of `datasets` with structs taken apart, an image's bytes, and times as the numbers they are."""
+    sample = dict(sample)
+    sample["image"] = sample["image"]["bytes"]
+    for name, value in sample.pop("pair").items():
+        sample[f"pair.{name}"] = value
+    sample["day"] = (sample["day"] - datetime.date(1970, 1, 1)).days
+    sample["when"] = int(sample["when"].replace(tzinfo=datetime.UTC).timestamp() * 10**6)
+    return sample
+
+
+def check(source: rf.Source, dataset: Dataset, order: Any = None) -> None:
+    assert len(source) == len(dataset)
+    order = np.random.default_rng(0).permutation(len(dataset)) if order is None else order
+    for i, found in zip(order.tolist(), source.fetch(order).samples(), strict=True):
+        assert listed(found) == flat(dataset[i])
+
+
+def listed(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: listed(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [listed(each) for each in value]
+    return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    datasets.disable_progress_bars()
+    yield
+    datasets.enable_progress_bars()
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hf") / "data"
+    make(60).save_to_disk(folder, num_shards=3)
+    return folder
+
+
+@pytest.fixture
+def copy(saved: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(saved, tmp_path / "copy"))
+
+
+def test_a_saved_folder_is_what_datasets_gives(saved: Path) -> None:
+    source = rf.open(saved)
+    assert isinstance(source, HuggingFaceSource)
+    check(source, datasets.load_from_disk(str(saved)))
+
+
+def test_columns_are_what_the_features_say(saved: Path) -> None:
+    fields = rf.open(saved).fields
+    assert {name: str(field) for name, field in fields.items()} == {
+        "n": "int32", "x": "float64", "text": "str", "flag": "bool", "tokens": "int32[*]", "wide": "float32[*]",
+        "vector": "float32[3]", "board": "float32[2, 3]", "frames": "int16[*, 2, 2]", "label": "int64",
+        "image": "bytes", "pair.en": "str", "pair.fr": "str", "words": "object", "deep": "object",
+        "boxes": "object", "day": "int64", "when": "int64",
+    }  # fmt: skip
+
+
+def test_a_folder_is_read_where_datasets_is_not_installed(saved: Path) -> None:
+    code = (
+        "import sys; sys.modules['datasets'] = None\n"
+        "from rankfeed.sources.hf.source import HuggingFaceSource\n"
+        f"s = HuggingFaceSource({str(saved)!r})\n"
+        "print(s[7]['board'].tolist(), s[7]['image'], s.fingerprint)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    expected = f"{[[7.0] * 3] * 2} {row(7)['image']['bytes']} {HuggingFaceSource(saved).fingerprint}\n"
+    assert done.stdout == expected, done.stderr[-2000:]
+
+
+CHANGES = {
+    "as it is": lambda d: d,
+    "shuffled": lambda d: d.shuffle(seed=3),
+    "some": lambda d: d.select(range(10, 40)),
+    "some of shuffled": lambda d: d.shuffle(seed=3).select([5, 2, 2, 40]),
+    "filtered": lambda d: d.filter(lambda each: each["n"] % 3 == 0),
+    "concatenated": lambda d: datasets.concatenate_datasets([d, d.select(range(5))]),
+    "a shard": lambda d: d.shard(4, 1),
+    "mapped": lambda d: d.map(lambda each: {"n": each["n"] + 1}),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("kept", ["in memory", "on disk"])
+def test_a_dataset_object_is_what_it_gives_itself(change: str, kept: str, copy: Path) -> None:
+    dataset = CHANGES[change](make(60) if kept == "in memory" else datasets.load_from_disk(str(copy)))
+    source = HuggingFaceSource(dataset)
+    check(source, dataset)
+    check(pickle.loads(pickle.dumps(source)), dataset)
+
+
+def test_columns_that_were_renamed_cast_or_removed_are_those_it_gives_itself(saved: Path) -> None:
+    dataset = (
+        datasets.load_from_disk(str(saved)).select_columns(["n", "text", "vector"]).rename_column("n", "number")
+    )
+    dataset = dataset.cast_column("number", Value("int16"))
+    source = HuggingFaceSource(dataset)
+    assert source.fields["number"] == Field("dense", "int16")
+    assert [listed(each) for each in source] == list(dataset)
+
+
+def test_a_format_selects_columns_and_nothing_else(saved: Path) -> None:
+    dataset = datasets.load_from_disk(str(saved)).with_format("torch", columns=["x", "tokens"])
+    source = HuggingFaceSource(dataset)
+    assert list(source.fields) == ["x", "tokens"]
+    assert source[4]["x"].dtype == np.float64
+    assert list(HuggingFaceSource(dataset, columns=["n"]).fields) == ["n"]
+    everything = dataset.with_format("numpy", columns=["x"], output_all_columns=True)
+    assert len(HuggingFaceSource(everything).fields) == 18
+    with pytest.raises(ArgumentError, match=r"transform[\s\S]*from_dataset"):
+        HuggingFaceSource(dataset.with_transform(lambda batch: batch))
+
+
+def test_a_format_that_was_saved_holds(tmp_path: Path) -> None:
+    make(5).with_format("numpy", columns=["n"]).save_to_disk(tmp_path / "d")
+    assert list(rf.open(tmp_path / "d").fields) == ["n"]
+
+
+def test_an_indices_mapping_of_older_versions_is_followed(copy: Path) -> None:
+    order = np.random.default_rng(1).permutation(60)[:25]
+    table = pa.table({"indices": pa.array(order, pa.uint64())})
+    with pa.ipc.new_stream(str(copy / "indices.arrow"), table.schema) as writer:
+        writer.write_table(table)
+    state = json.loads((copy / "state.json").read_text())
+    plain = rf.open(copy).fingerprint
+    (copy / "state.json").write_text(json.dumps({**state, "_indices_data_files": [{"filename": "indices.arrow"}]}))
+    source = rf.open(copy)
+    assert [int(each["n"]) for each in source] == order.tolist()
+    assert int(source.blocks.sum()) == 25
+    assert source.fingerprint != plain
+    table = pa.table({"indices": pa.array([3, 60], pa.uint64())})
+    with pa.ipc.new_stream(str(copy / "indices.arrow"), table.schema) as writer:
+        writer.write_table(table)
+    with pytest.raises(CorruptError, match=r"indices[\s\S]*up to 59[\s\S]*60"):
+        rf.open(copy).fetch([0, 1])
+
+
+def test_a_folder_of_splits_asks_for_one(tmp_path: Path) -> None:
+    DatasetDict(train=make(7), test=make(3)).save_to_disk(tmp_path / "d")
+    with pytest.raises(ArgumentError, match=r"several splits[\s\S]*'train', 'test'"):
+        rf.open(tmp_path / "d")
+    with pytest.raises(ArgumentError, match=r"no such split[\s\S]*'train', 'test'"):
+        rf.open(tmp_path / "d", split="dev")
+    assert len(rf.open(tmp_path / "d", split="test")) == len(rf.open(tmp_path / "d" / "test")) == 3
+    with pytest.raises(ArgumentError, match="leave split out"):
+        rf.open(tmp_path / "d" / "test", split="test")
+
+
+def test_nulls_are_errors_that_name_the_row_or_masked(tmp_path: Path) -> None:
+    Dataset.from_dict({"n": [1, None, 3], "s": ["a", "b", None]}).save_to_disk(tmp_path / "d")
+    with pytest.raises(SourceError, match=r"null[\s\S]*row 1, column 'n'"):
+        rf.open(tmp_path / "d").fetch([1])
+    masked = rf.open(tmp_path / "d", nulls="mask")
+    assert [bool(each["n_valid"]) for each in masked] == [True, False, True]
+    assert [each["s"] for each in masked] == ["a", "b", ""]
+
+
+def test_arrays_that_are_null_are_masked(tmp_path: Path) -> None:
+    features = Features({"a": Array2D((1, 2), "int32"), "b": Array2D((None, 2), "float32")})
+    rows = {"a": [[[1, 2]], None, [[5, 6]]], "b": [[[1, 2]], [[3, 4], [5, 6]], None]}
+    Dataset.from_dict(rows, features=features).save_to_disk(tmp_path / "d")
+    masked = rf.open(tmp_path / "d", nulls="mask")
+    assert [(each["a"].tolist(), bool(each["a_valid"])) for each in masked] == [
+        ([[1, 2]], True),
+        ([[0, 0]], False),
+        ([[5, 6]], True),
+    ]
+    assert [each["b"].tolist() for each in masked] == [[[1, 2]], [[3, 4], [5, 6]], []]
+    assert [bool(each["b_valid"]) for each in masked] == [True, True, False]
+
+
+def test_the_fingerprint_is_of_the_data_and_not_of_their_place(saved: Path, copy: Path, tmp_path: Path) -> None:
+    assert rf.open(saved).fingerprint == rf.open(copy).fingerprint
+    make(61).save_to_disk(tmp_path / "other", num_shards=3)
+    assert rf.open(tmp_path / "other").fingerprint != rf.open(saved).fingerprint
+    one, other = make(5), make(5).shuffle(seed=1)
+    assert HuggingFaceSource(one).fingerprint != HuggingFaceSource(other).fingerprint
+
+
+def test_data_that_were_replaced_are_not_read_on_with(copy: Path) -> None:
+    pickled = pickle.dumps(rf.open(copy))
+    assert len(pickled) < 4000
+    shutil.rmtree(copy)
+    make(59).save_to_disk(copy, num_shards=3)
+    with pytest.raises(CorruptError, match="replaced"):
+        pickle.loads(pickled).fetch([0])
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+@pytest.mark.parametrize("kept", ["in memory", "on disk"])
+def test_every_sample_once_over_ranks_and_workers(kept: str, kind: Any, saved: Path) -> None:
+    dataset = make(60).shuffle(seed=2) if kept == "in memory" else datasets.load_from_disk(str(saved))
+    seen: Counter[int] = Counter()
+    for rank in range(3):
+        topology = rf.Topology(rank=rank, world_size=3, local_rank=rank, local_world_size=3)
+        source = HuggingFaceSource(dataset, columns=["n", "tokens", "flag"])
+        loader = rf.Loader(source, 4, shuffle=True, topology=topology, num_workers=2, worker_kind=kind, window=16)
+        for batch in loader:
+            seen.update(batch["n"].tolist())
+    assert seen == Counter(range(60))
+
+
+def test_bad_folders_are_named(copy: Path) -> None:
+    state = json.loads((copy / "state.json").read_text())
+    info = json.loads((copy / "dataset_info.json").read_text())
+
+    def opened(state: Any, info: Any) -> rf.Source:
+        (copy / "state.json").write_text(state if isinstance(state, str) else json.dumps(state))
+        (copy / "dataset_info.json").write_text(json.dumps(info))
+        return rf.open(copy)
+
+    with pytest.raises(UnsafeError, match=r"outside[\s\S]*\.\./x\.arrow[\s\S]*state\.json"):
+        opened({**state, "_data_files": [{"filename": "../x.arrow"}]}, info)
+    with pytest.raises(SourceError, match=r"gone\.arrow"):
+        opened({**state, "_data_files": [{"filename": "gone.arrow"}]}, info)
+    with pytest.raises(SourceError, match="empty"):
+        opened({**state, "_data_files": []}, info)
+    with pytest.raises(CorruptError, match=r"state\.json"):
+        opened("{", info)
+    features = {**info["features"], "board": {"_type": "Array2D", "dtype": "float32", "shape": [2]}}
+    with pytest.raises(CorruptError, match=r"shape[\s\S]*column 'board'"):
+        opened(state, {**info, "features": features})
+    features["board"]["shape"] = [3, 2]
+    with pytest.raises(CorruptError, match=r"data-00000-of-00003\.arrow[\s\S]*row 0"):
+        opened(state, {**info, "features": features}).fetch([0])
+    # Deeper than the lists that are there.
+    features["board"] = {"_type": "Array5D", "dtype": "float32", "shape": [1, 1, 1, 2, 3]}
+    with pytest.raises(CorruptError, match=r"data-00000-of-00003\.arrow"):
+        opened(state, {**info, "features": features})
+
+
+def test_mutations_end_in_an_error_or_in_samples(tmp_path: Path) -> None:
+    make(20).save_to_disk(tmp_path / "d")
+    seed = fresh_seed()
+    done = subprocess.run(
+        [sys.executable, "-c", FUZZ, str(tmp_path / "d"), str(seed)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert (done.returncode, done.stdout) == (0, "done\n"), f"seed {seed}: {done.stderr[-2000:]}"
+
+
+FUZZ = """
+import random, sys, numpy as np, rankfeed as rf
+from pathlib import Path
+from rankfeed.sources.hf.source import HuggingFaceSource
+folder, seed = Path(sys.argv[1]), int(sys.argv[2])
+chance = random.Random(seed)
+paths = [folder / "state.json", folder / "dataset_info.json", *folder.glob("*.arrow")]
+good = {path: path.read_bytes() for path in paths}
+for turn in range(500):
+    path = chance.choice(paths)
+    bad = bytearray(good[path])
+    where = chance.choice([chance.randrange(len(bad)), chance.randrange(4000) % len(bad)])
+    kind = chance.randrange(4)
+    if kind == 0:
+        del bad[where:]
+    elif kind == 1:
+        bad[where : where + 20] = bad[where : where + 20] * 2
+    else:
+        bad[where] ^= 1 << chance.randrange(8)
+    path.write_bytes(bad)
+    try:
+        source = HuggingFaceSource(folder)
+        source.fetch(np.arange(min(20, len(source))), chance.sample(list(source.fields), 3)).samples()
+    except rf.errors.RankfeedError:
+        pass
+    path.write_bytes(good[path])
+print("done")
+"""
+
+
+def test_what_is_decoded_of_a_dataset_in_memory_is_bounded_and_its_own_memory_counts_for_nothing() -> None:
+    rows = 300_000
+    dataset = datasets.Dataset.from_dict(
+        {"x": np.arange(rows), "flag": np.arange(rows) % 3 == 0, "words": [["a", "b"]] * rows},
+        features=Features({"x": Value("int64"), "flag": Value("bool"), "words": List(Value("string"))}),
+    )
+
+    def kept(columns: list[str], cache_bytes: int) -> tuple[int, int]:
+        source = HuggingFaceSource(dataset, cache_bytes=cache_bytes)
+        for first in range(0, rows, 10_000):
+            source.fetch(range(first, first + 10_000), columns)
+        cache = source._table._cache
+        return len(cache._entries), cache._bytes
+
+    chunks = -(-rows // (1 << 16))
+    assert kept(["x"], 0) == (chunks, 0)
+    assert kept(["flag"], 1 << 20) == (chunks, rows)
+    assert kept(["words"], 0) == (chunks, 0)  # objects are made of the rows asked for alone

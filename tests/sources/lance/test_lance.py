@@ -1,0 +1,488 @@
+"""Lance tables: rows as Lance reads them, one version for good, and processes of any kind."""
+
+import os
+import pickle
+import random
+import shutil
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import closing
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from lance.blob import blob_array, blob_field
+
+import rankfeed as rf
+from rankfeed.errors import ArgumentError, CorruptError, RankfeedError, SourceError
+from rankfeed.sources.lance import process as lance_process
+from rankfeed.sources.lance import source as source_module
+from rankfeed.sources.lance.process import Handle, facts, runs_here
+from rankfeed.sources.lance.source import LanceSource
+
+SIZES = [40, 1, 130, 64, 7, 90]
+
+
+def rows(first: int, count: int) -> pa.Table:
+    ids = range(first, first + count)
+    vectors = pa.array([[each, each + 0.5] for each in ids], pa.list_(pa.float32(), 2))
+    return pa.table(
+        {
+            "id": ids,
+            "vector": vectors,
+            "tokens": pa.array([list(range(each % 5)) for each in ids], pa.list_(pa.int32())),
+            "nested": [[[each], [1, 2]] for each in ids],
+            "text": ["ä" * (each % 3) for each in ids],
+            "raw": [bytes([each % 256]) * (each % 4) for each in ids],
+        }
+    )
+
+
+def write(path: Path, sizes: Iterable[int] = SIZES, deleted: str = "id % 7 = 3 AND id > 41") -> Path:
+    first = 0
+    for size in sizes:
+        lance.write_dataset(rows(first, size), path, mode="append" if first else "create")
+        first += size
+    lance.dataset(path).delete(deleted)
+    return path
+
+
+@pytest.fixture(scope="module")
+def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six unequal fragments, rows deleted in four of them."""
+    return write(tmp_path_factory.mktemp("lance") / "t.lance")
+
+
+@pytest.fixture(scope="module")
+def source(pristine: Path) -> LanceSource:
+    opened = rf.open(pristine)
+    assert isinstance(opened, LanceSource)
+    return opened
+
+
+@pytest.fixture
+def folder(pristine: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(pristine, tmp_path / "t.lance"))
+
+
+def plain(value: Any) -> Any:
+    """Numbers and arrays as Lance gives them: Python's."""
+    if isinstance(value, list):
+        return [plain(each) for each in value]
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def samples(source: rf.Source, ids: Any) -> list[dict[str, Any]]:
+    return [{name: plain(value) for name, value in each.items()} for each in source.fetch(ids).samples()]
+
+
+def test_rows_are_those_that_lance_reads_in_any_order(pristine: Path, source: LanceSource) -> None:
+    expected = lance.dataset(pristine).to_table().to_pylist()
+    order = np.random.default_rng(1).integers(0, len(source), 900)
+    assert len(source) == len(expected)
+    assert samples(source, range(len(source))) == expected
+    assert samples(source, order) == [expected[each] for each in order]
+    assert {name: str(field) for name, field in source.fields.items()} == {
+        "id": "int64",
+        "vector": "float32[2]",
+        "tokens": "int32[*]",
+        "nested": "object",
+        "text": "str",
+        "raw": "bytes",
+    }
+
+
+def test_blocks_are_fragments_counted_in_rows_that_are_not_deleted(pristine: Path, source: LanceSource) -> None:
+    fragments = lance.dataset(pristine).get_fragments()
+    assert source.blocks.tolist() == [fragment.count_rows() for fragment in fragments]
+    assert source.blocks.tolist()[:2] == SIZES[:2]
+    assert sum(SIZES) > len(source)
+    assert source.default_shuffle == "window"
+
+
+def test_long_ranges_and_single_rows_are_the_same_rows(
+    pristine: Path, source: LanceSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source_module, "_CHUNK_BYTES", 1000)
+    in_ranges = LanceSource(pristine, cache_bytes=10_000)
+    expected = samples(source, range(len(source)))
+    assert samples(in_ranges, range(len(source))) == expected
+    assert np.array_equal(in_ranges.blocks, source.blocks)
+    assert in_ranges.fingerprint == source.fingerprint
+    ids = np.arange(0, len(source), 5)
+    taken = source._take(ids, ("id", "tokens"))
+    assert taken["id"].values.tolist() == [expected[each]["id"] for each in ids]
+    assert np.diff(taken["tokens"].offsets).tolist() == [len(expected[each]["tokens"]) for each in ids]
+
+
+@pytest.mark.parametrize("condition", ["id % 5 = 0", "id % 90 = 1", "id >= 60 AND id < 175"])
+def test_a_filter_lets_through_what_lance_lets_through(pristine: Path, condition: str) -> None:
+    source = rf.open(pristine, filter=condition, columns=["id", "text"])
+    expected = lance.dataset(pristine).to_table(["id", "text"], filter=condition).to_pylist()
+    order = np.random.default_rng(2).permutation(len(expected))
+    assert samples(source, order) == [expected[each] for each in order]
+    ends = np.cumsum(SIZES)
+    fragment = Counter(int(ends.searchsorted(row["id"], side="right")) for row in expected)
+    assert source.blocks.tolist() == [fragment[number] for number in range(len(SIZES))]
+    again = pickle.loads(pickle.dumps(source))
+    assert (samples(again, order[:9]), again.fingerprint) == (samples(source, order[:9]), source.fingerprint)
+    assert source.fingerprint != rf.open(pristine, columns=["id", "text"]).fingerprint
+
+
+def test_the_version_is_that_of_the_moment_of_opening_everywhere(folder: Path) -> None:
+    source = rf.open(folder)
+    before = lance.dataset(folder).version
+    travelling = pickle.dumps(source)
+    lance.write_dataset(rows(1000, 5), folder, mode="append")
+    lance.dataset(folder).delete("id < 10")
+    for each in (source, pickle.loads(travelling), rf.open(folder, version=before)):
+        assert len(each) == sum(source.blocks)
+        assert each.fetch(range(len(each)))["id"].gather()[:3].tolist() == [0, 1, 2]  # type: ignore[attr-defined]
+        assert (each.fingerprint, each.version) == (source.fingerprint, before)  # type: ignore[attr-defined]
+    latest = rf.open(folder)
+    assert len(latest) == len(source) + 5 - 10 + 1 * (source[9]["id"] > 9)
+    assert latest.fingerprint != source.fingerprint
+
+
+def test_the_fingerprint_does_not_depend_on_the_place(folder: Path, source: LanceSource) -> None:
+    assert rf.open(folder).fingerprint == source.fingerprint
+
+
+def test_columns_restrict_what_is_offered_and_read(pristine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = rf.open(pristine, columns=["text", "id"])
+    asked: list[Any] = []
+    real = Handle.call
+    monkeypatch.setattr(Handle, "call", lambda self, *given: asked.append(given[-1]) or real(self, *given))
+    assert list(source[0]) == ["text", "id"]
+    assert set(map(tuple, asked)) == {("text", "id")}
+    with pytest.raises(ArgumentError, match=r"no such column[\s\S]*nothing"):
+        rf.open(pristine, columns=["nothing"])
+
+
+def blobs(count: int) -> list[bytes]:
+    return [bytes([each]) * (each * 700) for each in range(count)]
+
+
+@pytest.mark.parametrize("encoding", ["1", "2"])
+def test_blobs_are_read_for_the_rows_asked_for_alone(
+    tmp_path: Path, encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contents = blobs(30)
+    if encoding == "1":
+        field = pa.field("image", pa.large_binary(), metadata={"lance-encoding:blob": "true"})
+        table = pa.table([range(30), contents], schema=pa.schema([pa.field("id", pa.int64()), field]))
+        lance.write_dataset(table, tmp_path / "b", max_rows_per_file=8, data_storage_version="2.1")
+    else:
+        schema = pa.schema([pa.field("id", pa.int64()), blob_field("image")])
+        table = pa.table([pa.array(range(30)), blob_array(contents)], schema=schema)
+        lance.write_dataset(table, tmp_path / "b", max_rows_per_file=8, data_storage_version="2.2")
+    lance.dataset(tmp_path / "b").delete("id = 3 OR id = 20")
+    kept = [each for each in range(30) if each not in (3, 20)]
+    source = rf.open(tmp_path / "b")
+    asked: list[tuple[Any, ...]] = []
+    real = Handle.call
+    monkeypatch.setattr(Handle, "call", lambda self, *given: asked.append(given) or real(self, *given))
+    ids = [25, 0, 7, 7, 3]
+    assert [each["image"] for each in source.fetch(ids).samples()] == [contents[kept[each]] for each in ids]
+    assert [given[1].tolist() for given in asked if given[0] == "blobs"] == [[0, 3, 7, 25]]
+    asked.clear()
+    source.expect(ids)
+    assert source.fetch(ids, ["id"])["id"].gather().tolist() == [kept[each] for each in ids]  # type: ignore[attr-defined]
+    assert "blobs" not in [given[0] for given in asked]
+    loader = rf.Loader(source, 7, shuffle=True)
+    assert Counter(
+        (int(number), content)
+        for batch in loader
+        for number, content in zip(batch["id"], batch["image"], strict=True)
+    ) == Counter((each, contents[each]) for each in kept)
+
+
+def test_nulls_are_an_error_that_names_the_row_or_are_masked(tmp_path: Path) -> None:
+    path = tmp_path / "n"
+    field = pa.field("image", pa.large_binary(), metadata={"lance-encoding:blob": "true"})
+    schema = pa.schema([pa.field("x", pa.int64()), field])
+    table = pa.table([[1, 2, None], [b"a", None, b"c"]], schema=schema)
+    lance.write_dataset(table, path, data_storage_version="2.1")
+    source = rf.open(path)
+    with pytest.raises(SourceError, match=r"null[\s\S]*version 1, fragment 0, row 2, column 'x'[\s\S]*nulls="):
+        source.fetch([0, 2], ["x"])
+    for cache in (0, 1 << 30):
+        some = rf.open(path, filter="x is null or x = 2", cache_bytes=cache)
+        with pytest.raises(SourceError, match=r"null[\s\S]*version 1, [a-z 0]*, row 2, column 'x'"):
+            some.fetch([1], ["x"])
+    assert samples(source, [0]) == [{"x": 1, "image": b"a"}]
+    with pytest.raises(SourceError, match=r"null[\s\S]*version 1, column 'image', row 1[\s\S]*nulls="):
+        source.fetch([2, 1], ["image"])
+    masked = rf.open(path, nulls="mask")
+    assert samples(masked, [2, 1]) == [
+        {"x": 0, "x_valid": False, "image": b"c", "image_valid": True},
+        {"x": 2, "x_valid": True, "image": b"", "image_valid": False},
+    ]
+    assert list(masked.fetch([0], ["image_valid"]).samples()[0].values()) == [True]
+
+
+def delivered(batches: Iterable[Any]) -> Counter[int]:
+    return Counter(
+        int(each)
+        for batch in batches
+        for each in (batch["id"].tolist() if isinstance(batch, dict) else [one["id"] for one in batch])
+    )
+
+
+def test_opening_leaves_the_process_fit_to_be_forked(pristine: Path) -> None:
+    program = (
+        "import sys, rankfeed as rf\n"
+        "from rankfeed.sources.lance.process import runs_here\n"
+        "source = rf.open(sys.argv[1]); source.blocks, source.fingerprint, len(source)\n"
+        "print('lance' in sys.modules, runs_here()); source[0]; print(runs_here())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, pristine], capture_output=True, text=True, check=True, timeout=100
+    )
+    assert done.stdout.split() == ["False", "False", "True"]
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_every_row_once_from_forked_workers_also_after_the_parent_has_read(pristine: Path, warm: bool) -> None:
+    # This process has used Lance by itself before: its children must not.
+    source = rf.open(pristine)
+    if warm:
+        source.fetch(range(50)).samples()
+    assert runs_here()
+    loader = rf.Loader(source, 16, shuffle=True, num_workers=2, worker_kind="process", topology=rf.Topology())
+    assert delivered(loader) == delivered([source.fetch(range(len(source))).samples()])
+
+
+def test_what_is_read_after_an_interrupt_is_what_was_asked_for(
+    source: LanceSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lance_process, "forked_from_lance", lambda: True)
+    handle = pickle.loads(pickle.dumps(source._handle))
+
+    def ids(first: int) -> list[int]:
+        found: list[int] = handle.call("span", 0, first, 2, ["id"])["id"].to_pylist()
+        return found
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    assert ids(3) == [3, 4]
+    beside = handle._open
+    assert isinstance(beside, lance_process.Beside)
+    beside._pipe.recv = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        ids(5)
+    assert beside._process.returncode is not None
+    with closing(handle._opened()):
+        assert ids(7) == [7, 8]
+
+
+def test_threads_of_a_child_never_get_the_parents_table(
+    source: LanceSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lance_process, "_ABANDONED", [])
+
+    class Watched(Handle):
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, value)
+            if vars(self).get("_process") == os.getpid():  # others go past the look at it
+                seen.append((self._open, self._lock.locked()))
+
+    seen: list[Any] = []
+    handle = Watched(source._facts)
+    parents: Any = object()
+    handle._process, handle._open = -1, parents
+    handle._lock.acquire()
+    seen.clear()
+    assert handle._opened() is not parents
+    assert seen[0] == (None, False)
+
+
+def stock(source: LanceSource, method: str, times: int = 1) -> None:
+    expected = delivered([source.fetch(range(len(source))).samples()])
+    for _ in range(times):
+        loader: Any = torch.utils.data.DataLoader(
+            source,  # type: ignore[arg-type]
+            batch_size=16,
+            num_workers=2,
+            shuffle=True,
+            multiprocessing_context=method,
+            collate_fn=list,
+            timeout=100,
+        )
+        assert delivered(loader) == expected
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_twenty_times_every_row_once_under_every_start_method(source: LanceSource, method: str) -> None:
+    stock(source, method, 20)
+
+
+def test_threads_read_at_once(pristine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_module, "_CHUNK_BYTES", 1000)
+    source = LanceSource(pristine, cache_bytes=10_000)
+    expected = samples(source, range(len(source)))
+    wrong: list[int] = []
+
+    def read(seed: int) -> None:
+        ids = np.random.default_rng(seed).integers(0, len(source), (20, 16))
+        wrong.extend(seed for each in ids if samples(source, each) != [expected[row] for row in each])
+
+    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not wrong
+
+
+def test_a_version_that_was_cleaned_up_is_named(folder: Path) -> None:
+    source = LanceSource(folder)
+    table = lance.dataset(folder)
+    table.optimize.compact_files(target_rows_per_fragment=10_000)
+    lance.dataset(folder).cleanup_old_versions(older_than=timedelta(0), delete_unverified=True)
+    with pytest.raises(SourceError, match=rf"version {source.version}[\s\S]*remedy"):
+        source.fetch([0])
+    with pytest.raises(SourceError, match=rf"no version {source.version}[\s\S]*tag it"):
+        rf.open(folder, version=source.version)
+
+
+def test_a_version_that_is_cleaned_up_while_it_is_read_is_named(folder: Path) -> None:
+    source = LanceSource(folder)
+    source.fetch([0])
+    lance.dataset(folder).optimize.compact_files(target_rows_per_fragment=10_000)
+    lance.dataset(folder).cleanup_old_versions(older_than=timedelta(0), delete_unverified=True)
+    for read in (lambda: source.fetch([200]), lambda: source._take(np.array([60, 200]), ("id",))):
+        with pytest.raises(CorruptError, match=rf"missing[\s\S]*version {source.version}, fragment [\s\S]*tag it"):
+            read()
+
+
+@pytest.mark.parametrize("change", [1, -1000])
+def test_a_data_file_of_another_size_is_named_with_its_fragment(folder: Path, change: int) -> None:
+    fragment = lance.dataset(folder).get_fragments()[2].metadata
+    path = folder / "data" / fragment.files[0].path
+    content = path.read_bytes()
+    source = LanceSource(folder)
+    source.fetch([0])
+    path.write_bytes(content[:change] if change < 0 else content + b"x")
+    for read in (lambda: source.fetch([50]), lambda: rf.open(folder)):
+        with pytest.raises(CorruptError, match=rf"another size[\s\S]*{path.name}[\s\S]*fragment 2[\s\S]*remedy"):
+            read()
+    path.unlink()
+    with pytest.raises(CorruptError, match=rf"missing[\s\S]*{path.name}[\s\S]*fragment 2[\s\S]*remedy"):
+        rf.open(folder)
+
+
+def test_a_damaged_list_of_deleted_rows_that_kills_lance_is_an_error(folder: Path) -> None:
+    path = sorted((folder / "_deletions").iterdir())[0]
+    content = bytearray(path.read_bytes())
+    # The prefix of a buffer that says how long it is when decompressed: -1 becomes 2**56 - 1.
+    start = content.index(b"\xff" * 8)
+    content[start + 7] = 0
+    path.write_bytes(content)
+    with pytest.raises(CorruptError, match=r"crashed[\s\S]*version 7, fragment 2[\s\S]*remedy"):
+        rf.open(folder)
+
+
+def test_what_is_no_table_or_cannot_be_meant_is_refused(pristine: Path, tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"no version 99[\s\S]*t\.lance"):
+        rf.open(pristine, version=99)
+    with pytest.raises(ArgumentError, match=r"filter cannot be used[\s\S]*nothing[\s\S]*version 7"):
+        rf.open(pristine, filter="nothing > 3")
+    with pytest.raises(SourceError, match=r"no row fits the filter[\s\S]*id < 0"):
+        rf.open(pristine, filter="id < 0")
+    for options in ({"version": 1.5}, {"version": True}, {"filter": ""}, {"filter": 3}):
+        with pytest.raises(ArgumentError, match=f"invalid {next(iter(options))}"):
+            rf.open(pristine, **options)
+    (tmp_path / "_versions").mkdir()
+    with pytest.raises(SourceError):
+        rf.open(tmp_path)
+    (tmp_path / "_versions" / "1.manifest").write_bytes(b"LANC")
+    with pytest.raises(SourceError, match=str(tmp_path)):
+        rf.open(tmp_path)
+
+
+def test_another_table_in_its_place_is_not_read_on_with(folder: Path) -> None:
+    source = rf.open(folder)
+    travelling = pickle.dumps(source)
+    shutil.rmtree(folder)
+    write(folder)
+    with pytest.raises(SourceError, match=r"replaced[\s\S]*version 7"):
+        pickle.loads(travelling).fetch([0])
+
+
+def test_it_pickles_small_and_without_what_was_read(source: LanceSource) -> None:
+    source.fetch(range(len(source)))
+    assert len(pickle.dumps(source)) < 4000
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_damaged_tables_are_an_error_or_what_the_files_say(pristine: Path, tmp_path: Path) -> None:
+    """In a process of its own each; a library that ends its process is counted, and must stay rare."""
+    rng, ends = random.Random(7), Counter[str]()
+    for number in range(300):
+        folder = Path(shutil.copytree(pristine, tmp_path / str(number)))
+        parts = [path for path in folder.rglob("*") if path.parent.name in ("data", "_deletions", "_versions")]
+        path = rng.choice(parts)
+        content = bytearray(path.read_bytes())
+        where = rng.randrange(len(content))
+        how = rng.choice(["flip", "cut", "repeat", "zero"])
+        if how == "flip":
+            content[where] ^= 1 << rng.randrange(8)
+        elif how == "cut":
+            del content[where:]
+        elif how == "repeat":
+            content[where:where] = content[where : where + rng.randrange(1, 64)]
+        else:
+            content[where : where + 32] = bytes(len(content[where : where + 32]))
+        path.write_bytes(content)
+        done = os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", READ_ALL, str(folder)])
+        ends[{0: "read", 3: "error"}.get(done, f"status {done}")] += 1
+        shutil.rmtree(folder)
+    print(ends)
+    assert ends["read"] + ends["error"] >= 297
+    assert {status for status in ends if status.startswith("status")} <= {"status -6"}
+
+
+READ_ALL = f"""
+import os, signal, sys
+import numpy as np, rankfeed as rf
+os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+signal.alarm(60)
+try:
+    source = rf.open(sys.argv[1])
+    source.fetch(np.arange(len(source))).samples()
+except rf.errors.{RankfeedError.__name__}:
+    os._exit(3)
+"""
+
+
+def test_facts_say_what_there_is(pristine: Path) -> None:
+    found = facts(str(pristine), 7, "id = 50")
+    assert found.fragments.tolist() == [0, 1, 2, 3, 4, 5]
+    assert found.chosen is not None
+    assert lance.dataset(pristine).take(found.chosen, ["id"])["id"].to_pylist() == [50]
+
+
+def test_an_encoding_without_a_proper_name_is_told_before_lance_ends_the_process(
+    pristine: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "t.lance"
+    shutil.copytree(pristine, path)
+    file = max((path / "data").glob("*.lance"), key=lambda each: each.stat().st_size)
+    content = file.read_bytes()
+    at = content.rindex(b"/lance.encodings") + 6
+    file.write_bytes(content[:at] + bytes(4) + content[at + 4 :])
+    with pytest.raises(CorruptError, match=r"metadata[\s\S]*version"):
+        list(rf.open(path))

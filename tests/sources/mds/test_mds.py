@@ -1,0 +1,467 @@
+"""MDS shards are read as they lie, equal to MosaicML Streaming's own reader; damage is named."""
+
+import json
+import pickle
+import random
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from decimal import Decimal
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from tests.sources import compare
+from tests.sources.mds.streaming_mds import LocalDataset, merge_index, write
+from tests.support.seeds import fresh_seed
+
+import rankfeed as rf
+from rankfeed.columns import Field
+from rankfeed.errors import ArgumentError, CorruptError, RankfeedError, SourceError, UnsafeError
+from rankfeed.sources.mds import source as mds_module
+from rankfeed.sources.mds.source import MdsSource
+
+COLUMNS = {
+    "raw": "bytes",
+    "text": "str",
+    "label": "int",
+    "small": "uint8",
+    "half": "float16",
+    "image": "ndarray:float32:3,2",
+    "tokens": "ndarray:int32",
+    "any": "ndarray",
+    "big": "ndarray:int16:300",
+    "digits": "str_int",
+    "real": "str_float",
+    "exact": "str_decimal",
+    "notes": "json",
+}
+
+
+def sample(i: int) -> dict[str, Any]:
+    return {
+        "raw": bytes([i % 256]) * (i % 7),
+        "text": "é" * (i % 5),
+        "label": i - 20,
+        "small": np.uint8(i),
+        "half": np.float16(i / 3),
+        "image": np.full((3, 2), i, np.float32),
+        # Some longer than 255, so that the widths of their shapes differ.
+        "tokens": np.arange(1 + i * 97 % 400, dtype=np.int32),
+        "any": np.full((1 + i % 3, 2), i, np.float64),
+        "big": np.full(300, i, np.int16),
+        "digits": 10**i if i < 18 else -i,
+        "real": i / 7,
+        "exact": Decimal(i) / 10,
+        "notes": {"i": i, "nested": [i, None, "x"]},
+    }
+
+
+ROWS = [sample(i) for i in range(60)]
+
+
+def difference(found: dict[str, Any], expected: dict[str, Any]) -> str | None:
+    """What differs; decimals and JSON by what they print, since neither is an array."""
+    assert (type(found["exact"]), type(found["notes"])) == (Decimal, dict)
+    ours, theirs = (
+        {**each, "exact": str(each["exact"]), "notes": repr(each["notes"])} for each in (found, expected)
+    )
+    return compare.difference(ours, theirs)
+
+
+COMPRESSIONS = [None, "zstd", "zstd:7", "gz", "bz2", "br", "snappy"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str | None], Path]:
+    """Written once for each compression, with several shards of unequal lengths."""
+    made: dict[str | None, Path] = {}
+
+    def folder(compression: str | None) -> Path:
+        if compression not in made:
+            path = tmp_path_factory.mktemp("mds") / "data"
+            options = {"compression": compression, "hashes": ["sha1", "xxh64"], "size_limit": 20_000}
+            made[compression] = write(path, COLUMNS, ROWS, **options)
+        return made[compression]
+
+    return folder
+
+
+@pytest.fixture
+def copy(folders: Callable[[str | None], Path], tmp_path: Path) -> Callable[[str | None], Path]:
+    return lambda compression: Path(shutil.copytree(folders(compression), tmp_path / "copy"))
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_every_sample_is_what_its_own_reader_gives(
+    compression: str | None, folders: Callable[[str | None], Path], tmp_path: Path
+) -> None:
+    source = rf.open(folders(compression))
+    assert isinstance(source, MdsSource)
+    # Its own reader reads decompressed shards only, and leaves them there: it gets the same data uncompressed.
+    expected = LocalDataset(str(folders(None)))
+    assert len(source) == len(expected) == 60
+    order = np.random.default_rng(0).permutation(60)
+    for i, found in zip(order.tolist(), source.fetch(order).samples(), strict=True):
+        assert difference(found, expected[i]) is None
+    assert list(source.fields) == sorted(COLUMNS)
+    assert source.default_shuffle == ("global" if compression is None else "window")
+    assert int(source.blocks.sum()) == 60
+    assert len(source.blocks) > 1
+
+
+def test_columns_are_of_the_type_that_their_encoding_says(folders: Callable[[str | None], Path]) -> None:
+    assert rf.open(folders(None)).fields == {
+        "any": Field("ragged", "float64", (2,)),
+        "big": Field("dense", "int16", (300,)),
+        "digits": Field("dense", "int64"),
+        "exact": Field("object"),
+        "half": Field("dense", "float16"),
+        "image": Field("dense", "float32", (3, 2)),
+        "label": Field("dense", "int64"),
+        "notes": Field("object"),
+        "raw": Field("bytes"),
+        "real": Field("dense", "float64"),
+        "small": Field("dense", "uint8"),
+        "text": Field("str"),
+        "tokens": Field("ragged", "int32"),
+    }
+
+
+@pytest.mark.parametrize("encoding", ["int8", "int16", "int32", "int64", "uint16", "uint32", "uint64", "float32"])
+def test_numbers_of_every_width_lie_at_any_place(encoding: str, tmp_path: Path) -> None:
+    # The odd column before them shifts them off their alignment.
+    kind = np.dtype(encoding).type
+    rows = [{"a": bytes(i % 3), "b": kind(i * 2), "c": np.full(2, i, encoding)} for i in range(50)]
+    write(tmp_path / "d", {"a": "bytes", "b": encoding, "c": f"ndarray:{encoding}:2"}, rows, size_limit=600)
+    batch: Any = rf.open(tmp_path / "d").fetch(np.arange(50)[::-1])
+    np.testing.assert_array_equal(batch["b"].gather(), np.arange(50)[::-1] * 2)
+    np.testing.assert_array_equal(batch["c"].gather()[:, 1], np.arange(50)[::-1])
+    assert batch["b"].gather().dtype == encoding
+
+
+def test_bytes_and_text_are_pointers_into_the_shard(folders: Callable[[str | None], Path]) -> None:
+    column: Any = rf.open(folders(None)).fetch([3, 5], ["raw"])["raw"]
+    assert not column.parts[0].values.flags.writeable
+    assert len(column.parts[0].values) == (folders(None) / "shard.00000.mds").stat().st_size
+
+
+def test_images_are_what_its_own_reader_gives_or_bytes(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    images = [Image.fromarray(rng.integers(0, 256, (5 + i, 7, 3), np.uint8)) for i in range(6)]
+
+    def jpeg(image: Image.Image) -> bytes:
+        file = BytesIO()
+        image.save(file, "JPEG")
+        return file.getvalue()
+
+    columns = {
+        "jpeg": "jpeg", "png": "png", "pil": "pil", "array": "jpeg_array",
+        "pils": "list[pil]", "jpegs": "list[jpeg]", "pngs": "list[png]",
+    }  # fmt: skip
+    rows = [
+        {"jpeg": each, "png": each, "pil": each.convert("1" if i % 2 else "RGBA"), "array": [jpeg(each)] * (i + 1),
+         "pils": [each, each.convert("L")], "jpegs": [each] * 2, "pngs": [each] * i}
+        for i, each in enumerate(images)
+    ]  # fmt: skip
+    write(tmp_path / "d", columns, rows)
+    expected = LocalDataset(str(tmp_path / "d"))
+    source = rf.open(tmp_path / "d")
+    for i in range(6):
+        found = source[i]
+        for name, value in expected[i].items():
+            ours, theirs = ((each if isinstance(each, list) else [each]) for each in (found[name], value))
+            assert len(ours) == len(theirs)
+            for our, their in zip(ours, theirs, strict=True):
+                assert our.mode == their.mode
+                np.testing.assert_array_equal(np.asarray(our), np.asarray(their))
+    kept = rf.open(tmp_path / "d", decode=False)
+    assert kept.fields["jpeg"] == Field("bytes")
+    assert Image.open(BytesIO(kept[2]["jpeg"])).size == images[2].size
+
+
+def test_pickles_are_refused_unless_allowed(tmp_path: Path) -> None:
+    class Bomb:
+        def __reduce__(self) -> Any:
+            return (Path.touch, (tmp_path / "went off",))
+
+    write(tmp_path / "d", {"x": "int", "y": "pkl"}, [{"x": 1, "y": Bomb()}, {"x": 2, "y": {"a"}}])
+    with pytest.raises(UnsafeError, match=r"pickled[\s\S]*index\.json, column 'y'[\s\S]*allow_pickle"):
+        rf.open(tmp_path / "d")
+    assert rf.open(tmp_path / "d", columns=["x"])[1] == {"x": 2}
+    assert isinstance(rf.open(tmp_path / "d", decode=False)[0]["y"], bytes)
+    assert not (tmp_path / "went off").exists()
+    assert rf.open(tmp_path / "d", allow_pickle=True)[1]["y"] == {"a"}
+
+
+def test_arrays_that_have_nothing_in_common_are_objects(tmp_path: Path) -> None:
+    rows = [{"x": np.zeros((2, 1 + i % 3), ["f4", "i8"][i % 2])} for i in range(20)]
+    write(tmp_path / "d", {"x": "ndarray"}, rows)
+    source = rf.open(tmp_path / "d")
+    assert source.fields == {"x": Field("object")}
+    for i in range(20):
+        np.testing.assert_array_equal(source[i]["x"], rows[i]["x"])
+        assert source[i]["x"].dtype == rows[i]["x"].dtype
+
+
+def test_an_array_unlike_those_looked_at_is_named_and_there_is_a_way(tmp_path: Path) -> None:
+    rows = [{"x": np.zeros((2, 3 if i == 34 else 4), np.float32)} for i in range(100)]
+    write(tmp_path / "d", {"x": "ndarray:float32"}, rows)
+    with pytest.raises(SourceError, match=r"unlike[\s\S]*sample 34, column 'x'[\s\S]*objects="):
+        rf.open(tmp_path / "d").fetch(np.arange(100))
+    assert rf.open(tmp_path / "d", objects=["x"])[34]["x"].shape == (2, 3)
+
+
+def test_merged_folders_and_lists_of_folders_are_one_data_set(tmp_path: Path) -> None:
+    for part in range(3):
+        write(tmp_path / str(part), {"x": "int"}, [{"x": 10 * part + i} for i in range(4 + part)])
+    expected = [10 * part + i for part in range(3) for i in range(4 + part)]
+    listed = rf.open([tmp_path / str(part) for part in range(3)])
+    merge_index([str(tmp_path / str(part) / "index.json") for part in range(3)], str(tmp_path))
+    merged = rf.open(tmp_path)
+    for source in (listed, merged):
+        assert [int(each["x"]) for each in source] == expected
+
+
+def test_the_fingerprint_is_of_the_data_and_not_of_their_place(
+    folders: Callable[[str | None], Path], copy: Callable[[str | None], Path], tmp_path: Path
+) -> None:
+    assert rf.open(folders(None)).fingerprint == rf.open(copy(None)).fingerprint
+    other = write(tmp_path / "other", COLUMNS, [*ROWS, ROWS[0]], size_limit=20_000)
+    assert rf.open(other).fingerprint != rf.open(folders(None)).fingerprint
+
+
+def test_data_that_were_replaced_are_not_read_on_with(copy: Callable[[str | None], Path]) -> None:
+    folder = copy(None)
+    pickled = pickle.dumps(rf.open(folder))
+    assert len(pickled) < 10_000
+    shutil.rmtree(folder)
+    write(folder, COLUMNS, ROWS[:-1], size_limit=20_000)
+    with pytest.raises(SourceError, match="replaced"):
+        pickle.loads(pickled)
+
+
+def test_few_shards_stay_open(folders: Callable[[str | None], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mds_module, "OPEN_SHARDS", 2)
+    source = MdsSource(folders(None))
+    batch = source.fetch(np.arange(60))
+    assert len(source._open) == 2
+    assert [row["label"] for row in batch.samples()] == list(range(-20, 40))
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_every_sample_once_over_ranks_and_workers(
+    compression: str | None, workers: int, kind: Any, folders: Callable[[str | None], Path]
+) -> None:
+    if (workers, kind) == (0, "process"):
+        kind = "thread"
+    seen: Counter[int] = Counter()
+    for rank in range(3):
+        source = rf.open(folders(compression), columns=["label", "tokens"])
+        topology = rf.Topology(rank=rank, world_size=3, local_rank=rank, local_world_size=3)
+        loader = rf.Loader(
+            source, 4, shuffle=True, topology=topology, num_workers=workers, worker_kind=kind, window=16
+        )
+        for batch in loader:
+            seen.update(batch["label"].tolist())
+    assert seen == Counter(range(-20, 40))
+
+
+def edited(folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    index = json.loads((folder / "index.json").read_text())
+    change(index["shards"][1])
+    (folder / "index.json").write_text(json.dumps(index))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "words"),
+    [
+        (lambda s: s["raw_data"].update(bytes=5), CorruptError, r"another size[\s\S]*shard\.00001"),
+        (lambda s: s["raw_data"].update(basename="../x.mds"), UnsafeError, r"outside[\s\S]*\.\./x\.mds"),
+        (lambda s: s["raw_data"].update(basename="/etc/passwd"), UnsafeError, r"outside[\s\S]*/etc/passwd"),
+        (lambda s: s["raw_data"].update(basename="gone.mds"), CorruptError, r"missing[\s\S]*gone\.mds"),
+        (lambda s: s.update(samples=s["samples"] + 1), CorruptError, r"shard\.00001[\s\S]*fetch the shard"),
+        (lambda s: s.update(samples=2**31), CorruptError, r"shard\.00001"),
+        (lambda s: s.update(samples=-1), CorruptError, r"index\.json"),
+        (lambda s: s.update(column_sizes=[0]), CorruptError, r"contradict[\s\S]*index\.json"),
+        (lambda s: s["column_sizes"].__setitem__(1, 9), SourceError, r"differ[\s\S]*shard\.00001"),
+        (lambda s: s.update(version=3), SourceError, r"version 3[\s\S]*index\.json"),
+        (lambda s: s.update(format="json"), SourceError, r"format 'json'[\s\S]*MDSWriter"),
+        (lambda s: s.pop("samples"), CorruptError, r"index[\s\S]*samples"),
+    ],
+)
+def test_an_index_that_is_wrong_is_named(
+    change: Callable[[dict[str, Any]], None], kind: type[Exception], words: str, copy: Callable[[str | None], Path]
+) -> None:
+    with pytest.raises(kind, match=words):
+        rf.open(edited(copy(None), change)).fetch(np.arange(60))
+
+
+def test_wrong_sizes_in_every_shard_of_the_index_are_named(copy: Callable[[str | None], Path]) -> None:
+    folder = copy(None)
+    text = (folder / "index.json").read_text()
+    shards = {path: path.read_bytes() for path in folder.glob("*.mds")}
+
+    def replace(old: str, new: str) -> None:  # in the headers of the shards too, which would contradict the index
+        (folder / "index.json").write_text(text.replace(old, new))
+        for path, content in shards.items():
+            path.write_bytes(content.replace(old.encode(), new.encode(), 1))
+
+    replace("600,", "596,")  # of "big", 300 int16
+    with pytest.raises(CorruptError, match=r"shard\.00000\.mds, sample 0"):
+        rf.open(folder).fetch([0])
+    replace('"ndarray:int16:300"', '"ndarray:int16:299"')
+    with pytest.raises(CorruptError, match=r"shard\.00000\.mds, sample 0, column 'big'"):
+        rf.open(folder).fetch([0])
+    (folder / "index.json").write_text(text.replace('"ndarray:int16:300"', '"ndarray:object:300"'))
+    with pytest.raises(SourceError, match=r"unknown encoding[\s\S]*column 'big'"):
+        rf.open(folder)
+    (folder / "index.json").write_text(text[:-100])
+    with pytest.raises(CorruptError, match=r"index\.json"):
+        rf.open(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "compression"),
+    [("names", None), ("names", "zstd"), ("encodings", None), ("encodings", "zstd"), ("no JSON", None)],
+)
+def test_a_header_of_a_shard_that_contradicts_the_index_is_named(
+    change: str, compression: str | None, tmp_path: Path
+) -> None:
+    rows = [{"a": i, "b": -i} for i in range(50)]
+    folder = write(tmp_path / "d", {"a": "int", "b": "int"}, rows, size_limit=400, compression=compression)
+    expected = r"contradicts the index[\s\S]*expected: column_{}[\s\S]*found: [\s\S]*shard\.00000\.mds"
+    if change == "no JSON":
+        expected = r"shard is damaged[\s\S]*header[\s\S]*shard\.00000\.mds"
+        path = folder / "shard.00000.mds"
+        path.write_bytes(path.read_bytes().replace(b"{", b"<", 1))
+    text = (folder / "index.json").read_text()
+    if change == "names":
+        assert text.count('["a", "b"]') > 1
+        (folder / "index.json").write_text(text.replace('["a", "b"]', '["b", "a"]'))
+    if change == "encodings":
+        (folder / "index.json").write_text(text.replace('["int", "int"]', '["int", "float64"]'))
+    with pytest.raises(CorruptError, match=expected.format(change)):
+        rf.open(folder).fetch([0])
+
+
+def test_an_index_that_lists_a_shard_twice_is_refused(copy: Callable[[str | None], Path]) -> None:
+    folder = copy(None)
+    index = json.loads((folder / "index.json").read_text())
+    index["shards"].append(index["shards"][1])
+    (folder / "index.json").write_text(json.dumps(index))
+    with pytest.raises(CorruptError, match=r"more than once[\s\S]*'shard\.00001\.mds' once[\s\S]*found: 2 times"):
+        rf.open(folder)
+
+
+@pytest.mark.parametrize("value", [0, 1 << 20, 0xFFFFFFFF])
+def test_an_offset_that_leads_astray_is_named(value: int, copy: Callable[[str | None], Path]) -> None:
+    folder = copy(None)
+    path = folder / "shard.00000.mds"
+    content = bytearray(path.read_bytes())
+    content[4 + 4 * 2 : 4 + 4 * 3] = value.to_bytes(4, "little")
+    path.write_bytes(content)
+    source = rf.open(folder, columns=["text"])
+    assert source[0] == {"text": ROWS[0]["text"]}  # those before it are whole
+    with pytest.raises(CorruptError, match=r"shard\.00000\.mds, sample 2"):
+        source.fetch([0, 2])
+    with pytest.raises(CorruptError, match=r"shard\.00000\.mds, sample 1"):
+        rf.open(folder)  # looks at arrays to learn their shapes
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_a_truncated_shard_is_named(compression: str | None, copy: Callable[[str | None], Path]) -> None:
+    folder = copy(compression)
+    source = rf.open(folder)
+    path = next(folder.glob("shard.00001.mds*"))
+    path.write_bytes(path.read_bytes()[:-7])
+    with pytest.raises(CorruptError, match=r"shard\.00001\.mds"):
+        source.fetch(np.arange(60))
+    with pytest.raises(CorruptError, match=r"size[\s\S]*shard\.00001\.mds"):
+        rf.open(folder)
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS[1:])
+def test_a_shard_that_decompresses_to_more_than_the_index_says_is_not_held(
+    compression: str, copy: Callable[[str | None], Path]
+) -> None:
+    def less(shard: dict[str, Any]) -> None:
+        shard["raw_data"]["bytes"] -= 1
+
+    with pytest.raises(CorruptError, match=r"shard\.00001\.mds"):
+        rf.open(edited(copy(compression), less)).fetch(np.arange(60))
+
+
+def test_checksums_are_compared_where_they_are_asked_for(copy: Callable[[str | None], Path]) -> None:
+    folder = copy(None)
+    path = folder / "shard.00001.mds"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(CorruptError, match=r"sha1[\s\S]*shard\.00001\.mds"):
+        rf.open(folder, check=True).fetch(np.arange(60))
+
+
+def test_a_missing_column_is_an_argument_error(folders: Callable[[str | None], Path]) -> None:
+    with pytest.raises(ArgumentError, match="no such column"):
+        rf.open(folders(None), columns=["nope"])
+    with pytest.raises(ArgumentError, match="no such column"):
+        rf.open(folders(None), objects=["nope"])
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_mutations_end_in_an_error_or_in_samples(
+    compression: str | None, copy: Callable[[str | None], Path]
+) -> None:
+    folder = copy(compression)
+    seed = fresh_seed()
+    chance = random.Random(seed)
+    paths = [folder / "index.json", *folder.glob("shard.0000[01].mds*")]
+    good = {path: path.read_bytes() for path in paths}
+    for _ in range(300):
+        path = chance.choice(paths)
+        bad = mutated(good[path], chance)
+        path.write_bytes(bad)
+        try:
+            found = rf.open(folder).fetch(np.arange(20)).samples()
+            assert len(found) == 20
+            if compression is not None and path.suffix != ".json":  # there is a checksum
+                assert [difference(found[i], ROWS[i]) for i in range(20)] == [None] * 20
+        except RankfeedError:
+            pass
+        except BaseException as error:
+            raise AssertionError(f"seed {seed}: {path.name}") from error
+        path.write_bytes(good[path])
+
+
+def mutated(good: bytes, chance: random.Random) -> bytes:
+    """Flipped, cut or repeated."""
+    bad = bytearray(good)
+    kind = chance.randrange(4)
+    where = chance.choice([chance.randrange(len(bad)), chance.randrange(min(len(bad), 300))])
+    if kind == 0:
+        del bad[where:]
+    elif kind == 1:
+        length = chance.randrange(1, 40)
+        bad[where : where + length] = bad[where : where + length] * 2
+        del bad[len(good) :]
+    else:
+        for _ in range(kind):
+            bad[chance.randrange(len(bad)) if kind == 3 else where] ^= 1 << chance.randrange(8)
+    return bytes(bad)
+
+
+def test_a_shard_that_the_index_forgot_is_named(copy: Callable[[str | None], Path]) -> None:
+    folder = copy("zstd")
+    index = json.loads((folder / "index.json").read_text())
+    gone = index["shards"].pop(1)
+    (folder / "index.json").write_text(json.dumps(index))
+    with pytest.raises(CorruptError, match="not in the index") as raised:
+        rf.open(folder)
+    assert gone["zip_data"]["basename"] in str(raised.value)

@@ -1,0 +1,598 @@
+"""`.npy` and `.npz` files as samples or as rows."""
+
+import multiprocessing
+import pickle
+import tarfile
+import threading
+import time
+import zipfile
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.support.memory import peak
+
+import rankfeed as rf
+from rankfeed.columns import Field
+from rankfeed.errors import ArgumentError, CorruptError, SourceError, UnsafeError
+from rankfeed.sources.npy import file as numpy_file
+
+
+@pytest.fixture
+def ragged(tmp_path: Path) -> Path:
+    folder = tmp_path / "clips"
+    folder.mkdir()
+    for number in range(12):
+        array = np.full((number % 4 + 1, 3), number, np.float32)
+        np.save(folder / f"clip{number}.npy", np.asfortranarray(array) if number % 2 else array)
+    (folder / "README").write_text("not data")
+    return folder
+
+
+def test_each_file_is_a_sample_in_natural_order(ragged: Path) -> None:
+    source = rf.open(ragged)
+    assert source.fields == {"array": Field("ragged", "float32", (3,))}
+    assert len(source) == source.blocks.sum() == 12
+    for number, sample in enumerate(source):
+        np.testing.assert_array_equal(sample["array"], np.full((number % 4 + 1, 3), number))
+
+
+def test_a_pattern_and_a_list_read_as_the_folder_does(ragged: Path) -> None:
+    whole = [sample["array"].tolist() for sample in rf.open(ragged)]
+    assert [sample["array"].tolist() for sample in rf.open(f"{ragged}/*.npy")] == whole
+    paths = [ragged / f"clip{number}.npy" for number in (5, 2)]
+    assert [sample["array"].tolist() for sample in rf.open(paths)] == [whole[5], whole[2]]
+    assert rf.open(f"{ragged}/*.npy").fingerprint == rf.open(ragged).fingerprint
+
+
+def test_files_of_one_shape_are_dense(tmp_path: Path) -> None:
+    for number in range(3):
+        np.save(tmp_path / f"{number}.npy", np.full((2, 2), number, ">i4"))
+    source = rf.open(tmp_path)
+    assert source.fields == {"array": Field("dense", "int32", (2, 2))}
+    assert source[2]["array"].tolist() == [[2, 2], [2, 2]]
+
+
+def test_archives_are_samples_with_several_columns(tmp_path: Path) -> None:
+    for number in range(5):
+        save = np.savez_compressed if number % 2 else np.savez
+        save(tmp_path / f"{number}.npz", frames=np.ones((number, 2)), label=np.int64(number))  # type: ignore[operator]
+    source = rf.open(tmp_path)
+    assert source.fields == {"frames": Field("ragged", "float64", (2,)), "label": Field("dense", "int64", ())}
+    assert [(len(sample["frames"]), int(sample["label"])) for sample in source] == [(n, n) for n in range(5)]
+    assert list(rf.open(tmp_path, columns=["label"])[0]) == ["label"]
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_one_file_is_rows(order: str, tmp_path: Path) -> None:
+    rows = np.asarray(np.arange(30).reshape(10, 3), order=order)  # type: ignore[call-overload]
+    np.save(tmp_path / "rows.npy", rows)
+    source = rf.open(tmp_path / "rows.npy")
+    np.testing.assert_array_equal(source.fetch([9, 0])["array"].gather(), rows[[9, 0]])  # type: ignore[attr-defined]
+    in_place = not source.fetch([9, 0])["array"].parts[0].values.flags.writeable  # type: ignore[attr-defined]
+    assert in_place == (order == "C")
+
+
+@pytest.mark.parametrize("name", ["rows.npy", "rows.npz"])
+def test_a_batch_takes_no_more_memory_than_its_rows_however_they_lie(name: str, tmp_path: Path) -> None:
+    rows = np.arange(200_000.0).reshape(50_000, 4)
+    if name == "rows.npy":
+        np.save(tmp_path / name, np.asfortranarray(rows))
+    else:  # a member starts behind its name, at any byte
+        np.savez(tmp_path / name, **{"x" * length: rows for length in range(1, 9)})
+    source = rf.open(tmp_path / name)
+    source.fetch([0])  # the checksums are compared
+    most, found = peak(
+        lambda: {name: column.gather() for name, column in source.fetch([7, 49_999, 7]).items()}  # type: ignore[attr-defined]
+    )
+    assert len(found) == len(source.fields)
+    for each in found.values():
+        np.testing.assert_array_equal(each, rows[[7, 49_999, 7]])
+    assert most < rows.nbytes // 4
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_one_archive_is_rows_of_several_columns(save: object, tmp_path: Path) -> None:
+    save(tmp_path / "d.npz", x=np.arange(8).reshape(4, 2), y=np.arange(4.0))  # type: ignore[operator]
+    source = pickle.loads(pickle.dumps(rf.open(tmp_path / "d.npz")))
+    assert {name: value.tolist() for name, value in source[-1].items()} == {"x": [6, 7], "y": 3.0}
+    np.savez(tmp_path / "bad.npz", x=np.zeros(3), y=np.zeros(4))
+    with pytest.raises(SourceError, match="no rows in common"):
+        rf.open(tmp_path / "bad.npz")
+
+
+@pytest.mark.parametrize("name", ["0.npy", "0.npz"])
+def test_objects_are_refused_unless_allowed(name: str, tmp_path: Path) -> None:
+    for number in range(2):
+        path = tmp_path / name.replace("0", str(number))
+        array = np.array([{"a": number}], object)
+        if name.endswith("y"):
+            np.save(path, array, allow_pickle=True)
+        else:
+            np.savez(path, array=array)
+    with pytest.raises(UnsafeError, match="allow_pickle"):
+        rf.open(tmp_path)
+    with pytest.raises(UnsafeError):
+        rf.open(tmp_path / name)
+    source = pickle.loads(pickle.dumps(rf.open(tmp_path / name, allow_pickle=True)))
+    assert source.fields == {"array": Field("object")}
+    assert source[0]["array"] == {"a": 0}
+    assert next(iter(rf.Loader(source)))["array"] == [{"a": 0}]
+    assert rf.open(tmp_path, allow_pickle=True)[1]["array"][0] == {"a": 1}
+
+
+@pytest.mark.parametrize("cut", [0, 5, 40, -4])
+def test_a_truncated_file_is_named(cut: int, ragged: Path) -> None:
+    path = ragged / "clip7.npy"
+    content = path.read_bytes()
+    path.write_bytes(content[:cut])
+    source = rf.open(ragged)
+    with pytest.raises(CorruptError, match=r"clip7\.npy"):
+        source[7]
+    assert source[6]["array"].shape == (3, 3)
+    with pytest.raises(CorruptError, match=r"clip7\.npy"):
+        rf.open(path)
+
+
+def test_a_damaged_archive_is_named(tmp_path: Path) -> None:
+    for number in range(3):
+        np.savez_compressed(tmp_path / f"{number}.npz", x=np.arange(1000.0))
+    path = tmp_path / "1.npz"
+    good = path.read_bytes()
+    source = rf.open(tmp_path)
+    path.write_bytes(good[: len(good) // 2])
+    with pytest.raises(CorruptError, match=r"1\.npz"):
+        source[1]
+    flipped = bytearray(good)
+    flipped[len(good) // 2] ^= 255
+    path.write_bytes(flipped)
+    with pytest.raises(CorruptError, match=r"1\.npz"):
+        source[1]
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_a_flipped_bit_in_a_member_is_found_by_its_checksum(save: Any, tmp_path: Path) -> None:
+    save(tmp_path / "d.npz", good=np.arange(1000), bad=np.random.default_rng(0).integers(0, 99, 1000))
+    path = tmp_path / "d.npz"
+    with zipfile.ZipFile(path) as archive:
+        first, second = (archive.getinfo(name) for name in ("good.npy", "bad.npy"))
+    content = bytearray(path.read_bytes())
+    content[second.header_offset + second.compress_size // 2] ^= 1
+    assert second.header_offset > first.header_offset
+    path.write_bytes(content)
+    source = rf.open(path)
+    assert source.fetch([1, 2], ["good"])["good"].rows() == [1, 2]
+    for _ in range(2):
+        with pytest.raises(CorruptError, match=r"d\.npz"):
+            source.fetch([0], ["bad"])
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+@pytest.mark.parametrize("shape", ["(1,)", "(10000000000000,)"])
+def test_a_header_that_claims_another_length_is_damage(save: Any, shape: str, tmp_path: Path) -> None:
+    """numpy reads as many elements as the header says, and so may not get to the end, where the checksum is."""
+    for number in range(3):
+        save(tmp_path / f"{number}.npz", x=np.arange(8009 + number))
+    source = rf.open(tmp_path)
+    padded = f"{shape}, }}".ljust(20).encode()
+    _rewrite(tmp_path / "1.npz", lambda content: content.replace(b"(8010,), }          ", padded))
+    with pytest.raises(CorruptError, match=r"1\.npz"):
+        source[1]
+    assert source[2]["x"].tolist() == list(range(8011))
+
+
+def test_a_flipped_bit_in_the_header_of_a_member_is_found(tmp_path: Path) -> None:
+    for number in range(3):
+        np.savez(tmp_path / f"{number}.npz", x=np.arange(8009 + number))
+    source = rf.open(tmp_path)
+    path = tmp_path / "2.npz"
+    path.write_bytes(path.read_bytes().replace(b"(8011,)", b"(1,)   "))
+    with pytest.raises(CorruptError, match=r"contradicts its header[\s\S]*2\.npz"):
+        source[2]
+
+
+def _rewrite(path: Path, change: Any) -> None:
+    """Change the members of an archive, whose checksums are then those of what they became."""
+    with zipfile.ZipFile(path) as archive:
+        members = {info: archive.read(info) for info in archive.infolist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for info, content in members.items():
+            archive.writestr(info, change(content))
+
+
+def test_a_member_is_summed_once_by_all_threads_of_a_process(tmp_path: Path, monkeypatch: Any) -> None:
+    rows = np.arange(40_000).reshape(10_000, 4)
+    np.savez(tmp_path / "d.npz", x=rows)
+    monkeypatch.setattr(numpy_file, "_SUMMED", 1000)  # in many pieces
+    summed: list[int] = []
+    checksum = numpy_file._checksum
+
+    def counted(content: Any) -> int:
+        summed.append(len(content))
+        time.sleep(0.05)  # for the others to come
+        return checksum(content)
+
+    monkeypatch.setattr(numpy_file, "_checksum", counted)
+    source = rf.open(tmp_path / "d.npz")
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda row: source.fetch([row])["x"].rows()[0].tolist(), range(8)))
+    assert found == rows[:8].tolist()
+    assert len(summed) == 1
+    assert source.fetch([9_999])["x"].rows()[0].tolist() == rows[-1].tolist()
+    assert len(summed) == 1
+
+
+def test_a_child_forked_while_a_member_is_summed_reads_it(tmp_path: Path, monkeypatch: Any) -> None:
+    np.savez(tmp_path / "d.npz", x=np.arange(10))
+    source = rf.open(tmp_path / "d.npz")
+    summing, forked = threading.Event(), threading.Event()
+    checksum = numpy_file._checksum
+
+    def slow(content: Any) -> int:
+        if threading.current_thread() is not threading.main_thread():
+            summing.set()
+            assert forked.wait(100)
+        return checksum(content)
+
+    monkeypatch.setattr(numpy_file, "_checksum", slow)
+    context = multiprocessing.get_context("fork")
+    results: multiprocessing.Queue[int] = context.Queue()
+    child = context.Process(target=lambda: results.put(int(source[3]["x"])))
+    with ThreadPoolExecutor(1) as pool:
+        here = pool.submit(lambda: int(source[4]["x"]))
+        try:
+            assert summing.wait(100)
+            child.start()
+            assert results.get(timeout=60) == 3
+            child.join(60)
+        finally:
+            forked.set()
+            child.kill()
+        assert here.result(100) == 4
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+@pytest.mark.parametrize("opened", ["d.npz", "."])
+def test_a_member_that_says_it_is_encrypted_is_refused(save: Any, opened: str, tmp_path: Path) -> None:
+    save(tmp_path / "d.npz", x=np.arange(10))
+    content = bytearray((tmp_path / "d.npz").read_bytes())
+    content[content.find(b"PK\1\2") + 8] |= 1
+    (tmp_path / "d.npz").write_bytes(content)
+    with pytest.raises(CorruptError, match=r"encrypted[\s\S]*d\.npz"):
+        rf.open(tmp_path / opened)
+
+
+@pytest.mark.parametrize("name", ["rows.npy", "rows.npz"])
+def test_rows_of_the_other_byte_order_become_batches(name: str, tmp_path: Path) -> None:
+    rows = np.arange(12, dtype=">f4").reshape(6, 2)
+    if name == "rows.npy":
+        np.save(tmp_path / name, rows)
+    else:
+        np.savez(tmp_path / name, array=rows)
+    source = rf.open(tmp_path / name)
+    assert source.fields == {"array": Field("dense", "float32", (2,))}
+    assert [batch["array"].tolist() for batch in rf.Loader(source, 3)] == [rows[:3].tolist(), rows[3:].tolist()]
+    assert source.fetch([])["array"].gather().shape == (0, 2)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("dtype", [np.longdouble, np.clongdouble])
+def test_long_doubles_are_refused_as_there_is_no_such_tensor(dtype: Any, tmp_path: Path) -> None:
+    np.save(tmp_path / "rows.npy", np.zeros(4, dtype))
+    with pytest.raises(SourceError, match=r"no tensor[\s\S]*rows\.npy"):
+        rf.open(tmp_path / "rows.npy")
+
+
+def test_rows_without_elements_take_no_memory_and_no_more_are_claimed_than_can_be(tmp_path: Path) -> None:
+    path = tmp_path / "rows.npy"
+
+    def claim(rows: int) -> None:
+        with path.open("wb") as file:
+            header = {"descr": "<f4", "fortran_order": False, "shape": (rows, 0)}
+            np.lib.format.write_array_header_1_0(file, header)
+
+    claim(10**14)
+    source = rf.open(path)
+    assert len(source) == int(source.blocks.sum()) == 10**14
+    assert len(source.blocks) == 1
+    assert source.fetch([10**14 - 1])["array"].gather().shape == (1, 0)  # type: ignore[attr-defined]
+    for rows in (10**18, 10**30):
+        claim(rows)
+        with pytest.raises(CorruptError, match=r"shape[\s\S]*rows\.npy"):
+            rf.open(path)
+
+
+def test_a_header_is_never_run(tmp_path: Path) -> None:
+    header = b"__import__('os').system('touch " + str(tmp_path / "ran").encode() + b"')"
+    header += b" " * (118 - len(header) % 64 % 118) + b"\n"
+    (tmp_path / "a.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+    with pytest.raises(CorruptError):
+        rf.open(tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("array", [np.zeros((2, 4), np.float32), np.zeros((2, 3)), np.zeros(6, np.float32)])
+def test_a_file_unlike_the_others_is_named(array: np.ndarray, ragged: Path) -> None:
+    np.save(ragged / "clip3.npy", array)
+    with pytest.raises(SourceError, match=r"unlike[\s\S]*clip3\.npy"):
+        rf.open(ragged).fetch(range(12))
+
+
+def test_a_member_that_lies_about_its_place_is_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "d.npz", x=np.arange(100))
+    with zipfile.ZipFile(tmp_path / "d.npz") as archive:
+        offset = archive.getinfo("x.npy").header_offset
+    content = bytearray((tmp_path / "d.npz").read_bytes())
+    content[offset + 28 : offset + 30] = (60_000).to_bytes(2, "little")
+    (tmp_path / "d.npz").write_bytes(content)
+    with pytest.raises(CorruptError):
+        rf.open(tmp_path / "d.npz")[0]
+
+
+def test_files_that_were_added_in_between_are_noticed(ragged: Path) -> None:
+    pickled = pickle.dumps(rf.open(ragged))
+    np.save(ragged / "clip99.npy", np.zeros((1, 3), np.float32))
+    with pytest.raises(SourceError, match="added"):
+        pickle.loads(pickled)
+
+
+def test_ragged_files_pack_to_the_same_samples(ragged: Path, tmp_path: Path) -> None:
+    source = rf.open(ragged)
+    packed = rf.pack(source, tmp_path / "p", shard_bytes=100, workers=2, progress=False)
+    assert [sample["array"].tolist() for sample in packed] == [sample["array"].tolist() for sample in source]
+
+
+def test_a_damaged_header_is_told_as_such(tmp_path: Path) -> None:
+    np.save(tmp_path / "rows.npy", np.arange(6))
+    whole = (tmp_path / "rows.npy").read_bytes()
+    for start in range(8, 120):  # zeros may make numpy's own parser stumble in many ways
+        (tmp_path / "rows.npy").write_bytes(whole[:start] + bytes(8) + whole[start + 8 :])
+        with suppress(CorruptError, UnsafeError):
+            assert len(rf.open(tmp_path / "rows.npy").fetch([0])["array"]) == 1
+
+
+def test_an_object_that_cannot_be_unpickled_is_named(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.array([{"a": 1}], object), allow_pickle=True)
+    content = (tmp_path / "a.npy").read_bytes()
+    (tmp_path / "a.npy").write_bytes(content[:-4])
+    with pytest.raises(CorruptError, match=r"a\.npy"):
+        rf.open(tmp_path / "a.npy", allow_pickle=True)[0]
+
+
+def _with_header(path: Path, shape: Any) -> Path:
+    text = str({"descr": "<f4", "fortran_order": False, "shape": shape}).encode()
+    text += b" " * (-(11 + len(text)) % 64) + b"\n"
+    path.write_bytes(b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + bytes(64))
+    return path
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [(True,), (1,) * 65, (2**40, 2**40), (2**47, 2**47, 0), (0, 2**62), (-1,), (2**63,), (1.0,), ((1,),)],
+    ids=str,
+)
+@pytest.mark.parametrize("suffix", ["npy", "npz", "tar"])
+def test_a_shape_that_no_array_has_is_damage(shape: Any, suffix: str, tmp_path: Path) -> None:
+    path = _with_header(tmp_path / "rows.npy", shape)
+    if suffix == "npz":
+        with zipfile.ZipFile(tmp_path / "rows.npz", "w") as archive:
+            archive.write(path, "x.npy")
+    if suffix == "tar":
+        with tarfile.open(tmp_path / "rows.tar", "w") as archive:
+            archive.add(path, "0.npy")
+    with pytest.raises(CorruptError, match=rf"rows\.{suffix}"):
+        rf.open(tmp_path / f"rows.{suffix}")[0]
+
+
+def test_arrays_of_the_most_dimensions_are_read_as_rows_and_refused_as_samples(tmp_path: Path) -> None:
+    for number in range(2):
+        _with_header(tmp_path / f"{number}.npy", (1,) * 64)
+    assert rf.open(tmp_path / "0.npy")[0]["array"].shape == (1,) * 63
+    with pytest.raises(SourceError, match="dimensions"):
+        rf.open(tmp_path)
+
+
+@pytest.mark.parametrize("opened", ["bomb.npz", "."])
+@pytest.mark.parametrize("honest", [True, False])
+def test_an_archive_expands_to_what_the_headers_say(opened: str, honest: bool, tmp_path: Path) -> None:
+    """A member of 1 GiB whose header says four rows, in 1 MB; its size in the directory is right or a lie."""
+    head = _with_header(tmp_path / "head", (4,)).read_bytes()[:-64]
+    with zipfile.ZipFile(tmp_path / "bomb.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        with archive.open("x.npy", "w", force_zip64=True) as file:
+            file.write(head)
+            for _ in range(64):
+                file.write(bytes(1 << 20))
+        size = archive.getinfo("x.npy").file_size
+    content = (tmp_path / "bomb.npz").read_bytes()
+    if not honest:
+        directory = content.index(b"PK\1\2")
+        lie = (len(head) + 16).to_bytes(4, "little")
+        assert content.count(size.to_bytes(4, "little"), directory) == 1
+        content = content[:directory] + content[directory:].replace(size.to_bytes(4, "little"), lie)
+        (tmp_path / "bomb.npz").write_bytes(content)
+
+    def first() -> str:
+        with pytest.raises(CorruptError) as said:
+            rf.open(tmp_path / opened, **({} if opened == "bomb.npz" else {"layout": "samples"}))[0]
+        return str(said.value)
+
+    most, said = peak(first)
+    assert "bomb.npz" in said
+    assert most < 4 << 20
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_an_archive_is_opened_once_for_all_its_members(save: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    save(tmp_path / "d.npz", **{f"x{number}": np.arange(3) + number for number in range(300)})
+    opened: list[str] = []
+    init = zipfile.ZipFile.__init__
+
+    def counted(self: Any, file: Any, *args: Any, **options: Any) -> None:
+        opened.append(file)
+        init(self, file, *args, **options)
+
+    monkeypatch.setattr(zipfile.ZipFile, "__init__", counted)
+    sample = rf.open(tmp_path / "d.npz")[1]
+    assert sample == {f"x{number}": 1 + number for number in range(300)}
+    assert len(opened) <= 2
+
+
+# --- layouts
+
+
+def _saved(folder: Path, **arrays: Any) -> Path:
+    for name, array in arrays.items():
+        path = folder / f"{name}.npy"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.save(path, array)
+    return folder
+
+
+def _lists(source: rf.Source) -> list[Any]:
+    return [{name: np.asarray(value).tolist() for name, value in sample.items()} for sample in source]
+
+
+def test_equally_long_arrays_are_columns_called_after_their_files(tmp_path: Path) -> None:
+    x, y = np.arange(20.0).reshape(10, 2), np.arange(10) * 3
+    folder = _saved(tmp_path / "data", x=x, y=y, mask=x > 5)
+    rows = [{"mask": (x[i] > 5).tolist(), "x": x[i].tolist(), "y": int(y[i])} for i in range(10)]
+    for where in (folder, f"{folder}/*.npy", sorted(folder.iterdir())):
+        source = pickle.loads(pickle.dumps(rf.open(where)))
+        assert _lists(source) == rows
+        assert source.fields["x"] == Field("dense", "float64", (2,))
+        assert int(source.blocks.sum()) == 10
+    assert _lists(rf.open(folder, columns=["y"])) == [{"y": row["y"]} for row in rows]
+    seen = [value for batch in rf.Loader(rf.open(folder), 3, shuffle=True) for value in batch["y"].tolist()]
+    assert Counter(seen) == Counter(y.tolist())
+    before = rf.open(folder).fingerprint
+    np.save(folder / "y.npy", np.arange(11) * 3)
+    with pytest.raises(SourceError, match=r"11 rows in y\.npy, 10 in mask\.npy"):
+        rf.open(folder)
+    assert rf.open([folder / "x.npy", folder / "mask.npy"]).fingerprint != before
+
+
+@pytest.mark.parametrize("where", ["folder", "pattern", "list"])
+def test_what_can_be_read_in_two_ways_is_refused_until_it_is_said(where: str, tmp_path: Path) -> None:
+    folder = _saved(tmp_path / "data", left=np.zeros((5, 2)), right=np.ones((5, 2)))
+    opened: Any = {"folder": folder, "pattern": f"{folder}/*.npy", "list": sorted(folder.iterdir())}[where]
+    with pytest.raises(ArgumentError, match=r"2 samples[\s\S]*5 samples with the columns left, right") as caught:
+        rf.open(opened)
+    assert 'layout="samples" or layout="columns"' in str(caught.value)
+    assert len(rf.open(opened, layout="samples")) == 2
+    assert _lists(rf.open(opened, layout="columns"))[4] == {"left": [0.0, 0.0], "right": [1.0, 1.0]}
+    rows = pickle.loads(pickle.dumps(rf.open(opened, layout="rows")))
+    assert [row["array"][0] for row in _lists(rows)] == [0.0] * 5 + [1.0] * 5
+
+
+@pytest.mark.parametrize("name", ["rows.npy", "rows.npz"])
+def test_a_single_file_in_a_folder_is_refused_until_it_is_said(name: str, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    path = tmp_path / "data" / name
+    np.save(path, np.zeros((51, 2))) if name.endswith("y") else np.savez(path, array=np.zeros((51, 2)))
+    assert len(rf.open(path)) == 51
+    for where in (tmp_path / "data", [path], f"{tmp_path}/data/*"):
+        with pytest.raises(ArgumentError, match=r"51 samples[\s\S]*single sample"):
+            rf.open(where)
+        assert len(rf.open(where, layout="rows")) == 51
+        assert rf.open(where, layout="samples")[0]["array"].shape == (51, 2)
+    assert len(rf.open(path, layout="samples")) == 1
+    np.savez(tmp_path / "data" / name, frames=np.zeros((51, 2)), label=np.int64(3))
+    if name.endswith("z"):  # these have no rows in common
+        assert rf.open(tmp_path / "data")[0]["label"] == 3
+
+
+def test_a_numbered_series_of_one_shape_is_samples(tmp_path: Path) -> None:
+    folder = _saved(tmp_path, **{f"clip_{number:05d}": np.full((4, 2), number) for number in range(12)})
+    assert [sample["array"][0, 0] for sample in rf.open(folder)] == list(range(12))
+    assert len(rf.open(folder, layout="columns")) == 4
+
+
+def test_many_files_are_samples_without_a_look_at_their_headers(tmp_path: Path) -> None:
+    folder = _saved(tmp_path, **{f"{number * 7919:x}-clip": np.full(3, number) for number in range(1, 120)})
+    assert len(rf.open(folder)) == 119
+
+
+def test_arrays_that_fit_neither_way_are_named_with_the_reasons(tmp_path: Path) -> None:
+    folder = _saved(tmp_path, x_train=np.zeros((9, 2)), y_train=np.zeros(9), x_test=np.zeros((4, 2)))
+    with pytest.raises(SourceError, match=r"unlike the others[\s\S]*9 rows in x_train\.npy, 4 in x_test\.npy"):
+        rf.open(folder)
+    assert list(rf.open([folder / "x_train.npy", folder / "y_train.npy"])[0]) == ["x_train", "y_train"]
+
+
+def test_columns_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    _saved(tmp_path, **{"a/x": np.zeros(3), "b/x": np.zeros(3), "b/y": np.zeros(4)})
+    with pytest.raises(SourceError, match=r"one name[\s\S]*a/x\.npy[\s\S]*b/x\.npy"):
+        rf.open([tmp_path / "a/x.npy", tmp_path / "b/x.npy"], layout="columns")
+    with pytest.raises(SourceError, match=r"3 rows[\s\S]*4 rows[\s\S]*b/y\.npy"):
+        rf.open([tmp_path / "a/x.npy", tmp_path / "b/y.npy"], layout="columns")
+
+
+def test_shards_of_rows_follow_each_other(tmp_path: Path) -> None:
+    for number in range(3):
+        np.savez(tmp_path / f"part{number}.npz", x=np.arange(2) + 2 * number, y=np.zeros((2, 3)))
+    source = rf.open(tmp_path, layout="rows", columns=["x"])
+    assert [int(sample["x"]) for sample in source] == list(range(6))
+    with pytest.raises(SourceError, match="layout="):
+        rf.open(tmp_path, layout="columns")
+
+
+@pytest.fixture
+def animals(tmp_path: Path) -> Path:
+    arrays = {
+        f"{kind}/{kind}_{number}": np.full((number + 1, 2), number) for kind in ("dog", "cat") for number in (0, 1)
+    }
+    return _saved(tmp_path / "train", **arrays)
+
+
+def test_folders_are_labels_on_request(animals: Path) -> None:
+    source = pickle.loads(pickle.dumps(rf.open(animals, labels="folder", name_column="file")))
+    assert source.classes == ["cat", "dog"]
+    assert source.fields["label"] == Field("dense", "int64")
+    assert [(int(s["label"]), s["file"], len(s["array"])) for s in source] == [
+        (0, "cat/cat_0.npy", 1), (0, "cat/cat_1.npy", 2), (1, "dog/dog_0.npy", 1), (1, "dog/dog_1.npy", 2)
+    ]  # fmt: skip
+    batch = next(iter(rf.Loader(source, 4)))
+    assert batch["label"].tolist() == [0, 0, 1, 1]
+    assert batch["file"][3] == "dog/dog_1.npy"
+    ordered = rf.open(animals, labels=["eel", "dog", "cat"])
+    assert [int(sample["label"]) for sample in ordered] == [2, 2, 1, 1]
+    assert ordered.fingerprint != rf.open(animals, labels="folder").fingerprint
+    assert list(rf.open(animals, labels="folder", columns=["label"])[3]) == ["label"]
+    with pytest.raises(SourceError, match="no subdirectory that has a label"):
+        rf.open(animals, labels=["dog"])
+    np.save(animals / "stray.npy", np.zeros((1, 2)))
+    with pytest.raises(SourceError, match="no subdirectory that has a label"):
+        rf.open(animals, labels="folder")
+
+
+def test_files_in_subfolders_are_an_error_that_says_how_to_read_them(animals: Path) -> None:
+    for stray in (False, True):
+        if stray:
+            np.save(animals / "stray.npy", np.zeros((1, 2)))
+        with pytest.raises(SourceError, match=r'subdirectories[\s\S]*labels="folder"[\s\S]*\*\*/\*\.npy'):
+            rf.open(animals)
+    assert len(rf.open(f"{animals}/**/*.npy", name_column="file")) == 5
+    assert len(rf.open(f"{animals}/*/*.npy")) == 4
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"layout": "tables"},
+        {"labels": "class"},
+        {"labels": ["cat", "cat"]},
+        {"labels": 1},
+        {"labels": "folder", "layout": "columns"},
+        {"name_column": 3},
+        {"name_column": "array", "labels": "folder"},
+    ],
+    ids=str,
+)
+def test_options_that_cannot_be_meant_are_refused(options: Any, animals: Path) -> None:
+    with pytest.raises(ArgumentError):
+        rf.open(animals, **options)
+    with pytest.raises(ArgumentError, match="directory"):
+        rf.open(f"{animals}/*/*.npy", labels="folder")

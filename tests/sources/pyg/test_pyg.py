@@ -1,0 +1,547 @@
+"""Graphs: batches equal to those of PyTorch Geometric's own loader, each graph once, from wherever they lie."""
+
+import pickle
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import Subset
+from torch_geometric.data import Batch, Data, Dataset, HeteroData, InMemoryDataset, OnDiskDataset
+from torch_geometric.data.data import BaseData
+from torch_geometric.loader import DataLoader
+
+import rankfeed as rf
+from rankfeed.errors import ArgumentError, CorruptError, SourceError, UnsafeError
+from rankfeed.sources.pyg.collate import joined
+from rankfeed.sources.pyg.readers import Graphs
+from rankfeed.sources.pyg.source import PyGSource, is_graphs
+
+ONE = rf.Topology()
+
+
+def graph(number: int, *, wide: int = 4) -> Data:
+    """A graph that says which one it is; sizes differ, and some have no edges."""
+    draw = torch.Generator().manual_seed(number)
+    nodes = 1 + number * 7 % 11
+    edges = number * 5 % 13
+    return Data(
+        x=torch.randn(nodes, wide, generator=draw),
+        edge_index=torch.randint(0, nodes, (2, edges), generator=draw),
+        edge_attr=torch.rand(edges, 2, generator=draw).double(),
+        y=torch.tensor([number]),
+        pos=torch.rand(nodes, 3, generator=draw),
+        name=f"graph {number}",
+        weight=number / 2,
+        scalar=torch.tensor(number, dtype=torch.int16),
+        face=torch.randint(0, nodes, (3, number % 4), generator=draw, dtype=torch.int32),
+    )
+
+
+def hetero(number: int) -> HeteroData:
+    draw = torch.Generator().manual_seed(number)
+    users, items, edges = 1 + number % 5, 1 + number % 3, number * 5 % 7
+    data = HeteroData()
+    data["user"].x = torch.randn(users, 3, generator=draw)
+    data["item"].num_nodes = items
+    data["item"].price = torch.rand(items, 1, 2, generator=draw)
+    data["user", "buys", "item"].edge_index = torch.stack(
+        [torch.randint(0, users, (edges,), generator=draw), torch.randint(0, items, (edges,), generator=draw)]
+    )
+    data["user", "buys", "item"].edge_attr = torch.rand(edges, 1, generator=draw)
+    data["item", "of", "user"].edge_label_index = torch.zeros(2, number % 3, dtype=torch.long)
+    data.y = torch.tensor([number])
+    return data
+
+
+def in_memory(graphs: list[Any], transform: Any = None) -> InMemoryDataset:
+    dataset = InMemoryDataset(transform=transform)
+    dataset.data, dataset.slices = InMemoryDataset.collate(graphs)
+    return dataset
+
+
+class OnDisk(OnDiskDataset):
+    def __init__(self, root: str, transform: Any = None) -> None:
+        schema = {
+            "x": {"dtype": torch.float, "size": (-1, 4)},
+            "edge_index": {"dtype": torch.long, "size": (2, -1)},
+            "y": int,
+        }
+        super().__init__(root, transform=transform, schema=schema)
+
+    def serialize(self, data: Any) -> dict[str, Any]:
+        return {"x": data.x, "edge_index": data.edge_index, "y": int(data.y)}
+
+    def deserialize(self, data: dict[str, Any]) -> Data:
+        return Data(x=data["x"].clone(), edge_index=data["edge_index"].clone(), y=torch.tensor([data["y"]]))
+
+
+class Pickled(OnDiskDataset):
+    """Rows that are pickles, as PyG stores them where it is given no schema."""
+
+
+class OneByOne(Dataset):
+    """A PyG Dataset of the user's own, that reads each graph by itself."""
+
+    def len(self) -> int:
+        return 9
+
+    def get(self, idx: int) -> Data:
+        return graph(idx)
+
+
+class Shifted(Data):
+    """Graphs with a rule of their own for joining."""
+
+    def __inc__(self, key: str, value: Any, *args: Any, **kwargs: Any) -> Any:
+        return 100 if key == "y" else super().__inc__(key, value, *args, **kwargs)
+
+
+def doubled(data: Data) -> Data:
+    data.x = data.x * 2
+    return data
+
+
+def assert_same(ours: Any, theirs: Any, where: str = "batch") -> None:
+    """Equal to the byte: types, dtypes, shapes, order of attributes."""
+    assert type(ours) is type(theirs), where
+    if isinstance(theirs, BaseData):
+        for mine, other in zip(ours.stores, theirs.stores, strict=True):
+            assert list(mine.keys()) == list(other.keys()), where
+            assert_same(dict(mine.items()), dict(other.items()), f"{where}.{other._key}")
+            assert_same(mine.__dict__.get("_num_nodes"), other.__dict__.get("_num_nodes"), where)
+    elif isinstance(theirs, torch.Tensor):
+        assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape), where
+        assert torch.equal(ours, theirs), where
+    elif isinstance(theirs, dict):
+        assert list(ours) == list(theirs), where
+        for name in theirs:
+            assert_same(ours[name], theirs[name], f"{where}.{name}")
+    elif isinstance(theirs, (list, tuple)):
+        assert len(ours) == len(theirs), where
+        for number, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
+            assert_same(mine, other, f"{where}[{number}]")
+    else:
+        assert ours == theirs, where
+
+
+def assert_same_batch(ours: Any, theirs: Any) -> None:
+    assert_same(ours, theirs)
+    assert_same(ours._slice_dict, theirs._slice_dict, "slices")
+    assert_same(ours._inc_dict, theirs._inc_dict, "increments")
+    assert ours.num_graphs == theirs.num_graphs
+    for mine, other in zip(ours.to_data_list(), theirs.to_data_list(), strict=True):
+        assert_same(mine, other, "graph of the batch")
+
+
+def batches(source: Any, size: int = 4, **options: Any) -> list[Any]:
+    return list(rf.Loader(source, size, topology=ONE, tail="drop", **options))
+
+
+def assert_as_pyg(dataset: Any, size: int = 4, **options: Any) -> None:
+    ours = batches(rf.from_dataset(dataset, **options), size)
+    theirs = list(DataLoader(dataset, size, drop_last=True, **options))
+    assert len(ours) == len(theirs) > 0
+    for mine, other in zip(ours, theirs, strict=True):
+        assert_same_batch(mine, other)
+
+
+# Batches.
+
+
+@pytest.mark.parametrize("make", [graph, hetero], ids=["homogeneous", "heterogeneous"])
+def test_batches_of_an_in_memory_data_set_are_those_of_pyg(make: Any) -> None:
+    dataset = in_memory([make(number) for number in range(23)])
+    assert isinstance(rf.from_dataset(dataset).fetch([0])[""].rows(), Graphs), "the fast way is taken"
+    assert_as_pyg(dataset)
+
+
+def test_batches_of_large_graphs_are_those_of_pyg() -> None:
+    dataset = in_memory([graph(number, wide=3000) for number in range(9)])
+    assert isinstance(rf.from_dataset(dataset).fetch([0])[""].rows(), Graphs)
+    assert_as_pyg(dataset, 3)
+
+
+def test_batches_of_a_list_are_those_of_pyg() -> None:
+    graphs = [graph(number) for number in range(9)]
+    assert joined(graphs) is not None, "the fast way is taken"
+    assert_as_pyg(graphs)
+    assert_as_pyg(graphs, follow_batch=["y", "x", "edge_index"], exclude_keys=["pos", "edge_attr"])
+    assert_as_pyg([hetero(number) for number in range(9)])
+
+
+@pytest.mark.parametrize("make", [graph, hetero], ids=["homogeneous", "heterogeneous"])
+def test_attributes_are_followed_and_left_out_as_by_pyg(make: Any) -> None:
+    dataset = in_memory([make(number) for number in range(9)])
+    assert_as_pyg(dataset, follow_batch=["y", "x", "edge_index"], exclude_keys=["pos", "edge_attr", "num_nodes"])
+
+
+@pytest.mark.parametrize(
+    "graphs",
+    [
+        [Shifted(x=torch.ones(n, 1), y=torch.tensor([n])) for n in range(1, 9)],
+        [Data(x=torch.ones(n, 1), parts={"a": torch.ones(n)}) for n in range(1, 9)],
+        [Data(x=torch.ones(n, 1), parts=[torch.ones(n), torch.ones(1)]) for n in range(1, 9)],
+        [Data(x=torch.ones(n, 1), adj=torch.eye(n).to_sparse()) for n in range(1, 9)],
+        [Data(x=torch.ones(n, 1), x_batch=torch.tensor([0, n])) for n in range(1, 9)],
+        [Data(x=torch.ones(n, 1), z_index=torch.tensor([True, False])) for n in range(1, 9)],
+        [Data(x=torch.ones(n, 1), notes=[n, "a"]) for n in range(1, 9)],
+    ],
+    ids=["own rule", "dict", "list", "sparse", "batch", "bool index", "objects"],
+)
+@pytest.mark.filterwarnings("ignore:.*[Ss]parse.*")
+def test_what_is_no_plain_tensor_is_joined_by_pyg_itself(graphs: list[Any]) -> None:
+    dataset = in_memory(graphs)
+    for ours, theirs in zip(batches(rf.from_dataset(dataset)), DataLoader(dataset, 4), strict=True):
+        assert repr(ours) == repr(theirs)
+        assert_same(dict(ours._inc_dict), dict(theirs._inc_dict))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 9)), min_size=2, max_size=12),
+    known=st.booleans(),
+    wanted=st.data(),
+)
+def test_any_choice_of_graphs_is_joined_as_by_pyg(
+    sizes: list[tuple[int, int]], known: bool, wanted: st.DataObject
+) -> None:
+    graphs = []
+    for nodes, edges in sizes:
+        one = Data(x=torch.rand(nodes, 2)) if not known else Data(num_nodes=nodes, mark=torch.rand(2, 1, 3))
+        one.edge_index = torch.randint(0, max(1, nodes), (2, edges))
+        one.node_index = torch.randint(0, max(1, nodes), (edges,), dtype=torch.int32)
+        graphs.append(one)
+    dataset = in_memory(graphs)
+    ids = wanted.draw(st.lists(st.integers(0, len(sizes) - 1), min_size=1, max_size=20))
+    source = PyGSource(dataset)
+    fetched = source.fetch(ids)[""].rows()
+    assert isinstance(fetched, Graphs)
+    assert_same_batch(source.collate(fetched), Batch.from_data_list([dataset[number] for number in ids]))
+    assert_same_batch(
+        joined([graphs[number] for number in ids]), Batch.from_data_list([graphs[number] for number in ids])
+    )
+    for mine, number in zip(fetched, ids, strict=True):
+        assert_same(mine, dataset[number])
+
+
+# What a data set may be.
+
+
+def test_a_transform_of_the_loader_changes_no_graph_of_the_user() -> None:
+    def double(graph: Data) -> Data:
+        graph.x = graph.x * 2
+        return graph
+
+    graphs = [Data(x=torch.full((1, 1), float(number))) for number in range(12)]
+    loader = rf.Loader(rf.from_dataset(graphs), 12, transform=double, topology=rf.Topology())
+    for _ in range(2):
+        assert next(iter(loader)).x.flatten().tolist() == [2.0 * number for number in range(12)]
+    assert graphs[3].x.item() == 3
+
+
+def test_a_transform_is_applied_to_each_graph_at_each_access() -> None:
+    dataset = in_memory([graph(number) for number in range(9)], doubled)
+    assert_as_pyg(dataset)
+    assert_as_pyg(dataset)
+
+
+def test_parts_of_a_data_set_are_what_pyg_takes_them_for(tmp_path: Path) -> None:
+    whole = in_memory([graph(number) for number in range(20)])
+    for part in (whole[5:15], whole[[3, 1, 4, 1, -5]], whole[10:][::2], whole[torch.arange(20) % 3 == 0]):
+        assert_as_pyg(part, 2)
+        assert_as_pyg(Subset(Subset(part, [3, 0, 2]), [2, 1]), 1)
+
+
+def test_a_part_of_an_on_disk_data_set_has_its_own_graphs(tmp_path: Path) -> None:
+    dataset = OnDisk(str(tmp_path))
+    dataset.extend([graph(number) for number in range(20)])
+    part = dataset[[7, 3, 11, 5]]
+    # PyG's own loader hands the places in the part to the whole: it reads graphs 0 and 1 here.
+    (first, second) = batches(rf.from_dataset(part), 2)
+    assert_same_batch(first, Batch.from_data_list([part[0], part[1]]))
+    assert first.y.tolist() + second.y.tolist() == [7, 3, 11, 5]
+
+
+def test_graphs_changed_behind_the_stored_tensors_are_not_overlooked() -> None:
+    dataset = in_memory([graph(number) for number in range(9)])
+    _ = list(dataset)  # PyG keeps what it cut out...
+    assert isinstance(rf.from_dataset(dataset).fetch([0])[""].rows(), Graphs)
+    dataset._data_list[3] = dataset[5]  # ... and some write there
+    assert_as_pyg(dataset, 3)
+
+
+def test_an_on_disk_data_set_is_read_as_by_pyg(tmp_path: Path) -> None:
+    dataset = OnDisk(str(tmp_path))
+    dataset.extend([graph(number) for number in range(20)])
+    assert_as_pyg(dataset)
+    assert_as_pyg(OnDisk(str(tmp_path), doubled))
+
+
+def test_rows_missing_from_an_on_disk_data_set_are_found(tmp_path: Path) -> None:
+    dataset = Pickled(str(tmp_path))
+    dataset.extend([graph(number) for number in range(8)])
+    dataset.db.cursor.execute("UPDATE Pickled SET id = 99 WHERE id = 5")
+    dataset.db.connection.commit()
+    source = rf.from_dataset(dataset)
+    with pytest.raises(SourceError, match=r"(?s)another number of graphs.*sqlite.db.*process the data set again"):
+        batches(source, 4)
+    assert batches(rf.from_dataset(dataset[:4]), 4)[0].y.tolist() == [0, 1, 2, 3]
+    with pytest.raises(SourceError, match="graph 5"):
+        source.fetch([5])
+
+
+def test_a_data_set_of_ones_own_is_read_one_by_one() -> None:
+    assert_as_pyg(OneByOne())
+    assert_as_pyg(OneByOne()[[3, 1, 2]], 3)
+
+
+def test_a_single_graph_is_a_data_set_too() -> None:
+    dataset = InMemoryDataset()
+    dataset.data, dataset.slices = graph(3), None
+    assert_as_pyg(dataset, 1)
+
+
+def test_what_is_not_of_graphs_is_left_alone() -> None:
+    assert not is_graphs([{"x": 1}])
+    assert not is_graphs([])
+    assert not isinstance(rf.from_dataset([(1, 2), (3, 4)]), PyGSource)
+    with pytest.raises(ArgumentError, match="plain Dataset has no options"):
+        rf.from_dataset([1, 2], follow_batch=["x"])
+
+
+def test_a_source_of_graphs_is_a_data_set_for_pygs_own_loader() -> None:
+    dataset = in_memory([graph(number) for number in range(9)])
+    source = rf.from_dataset(dataset)
+    for ours, theirs in zip(DataLoader(source, 4, num_workers=2), DataLoader(dataset, 4), strict=True):
+        assert_same_batch(ours, theirs)
+
+
+# Loading.
+
+
+@pytest.mark.parametrize("kind", ["memory", "transform", "disk", "pickled", "list"])
+@pytest.mark.parametrize("workers", [("thread", 0), ("thread", 3), ("process", 2)], ids=str)
+def test_every_graph_once_with_any_workers(kind: str, workers: tuple[Any, int], tmp_path: Path) -> None:
+    graphs: list[Any] = [graph(number) for number in range(53)]
+    if kind == "disk":
+        dataset: Any = OnDisk(str(tmp_path))
+        dataset.extend(graphs)
+    elif kind == "pickled":
+        dataset = Pickled(str(tmp_path))
+        dataset.extend(graphs)
+    else:
+        dataset = graphs if kind == "list" else in_memory(graphs, doubled if kind == "transform" else None)
+    steps = []
+    for rank in range(3):
+        loader = rf.Loader(
+            rf.from_dataset(dataset),
+            4,
+            shuffle=True,
+            worker_kind=workers[0],
+            num_workers=workers[1],
+            topology=rf.Topology(rank, 3),
+            id_column="ids",
+        )
+        steps.append(list(loader))
+    assert len({len(each) for each in steps}) == 1
+    assert Counter(y for rank in steps for batch in rank for y in batch.y.tolist()) == Counter(range(53))
+    for batch in [batch for rank in steps for batch in rank]:
+        assert batch.ids.tolist() == batch.y.tolist()
+        expected = Batch.from_data_list([dataset[number] for number in batch.ids.tolist()])
+        assert torch.equal(batch.x, expected.x)
+        assert torch.equal(batch.edge_index, expected.edge_index)
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_a_stock_data_loader_reads_in_processes_of_either_kind(method: str, tmp_path: Path) -> None:
+    graphs: list[Any] = [graph(number) for number in range(8)]
+    disk = OnDisk(str(tmp_path))
+    disk.extend(graphs)
+    assert len(disk) == 8  # its database is open here, and must not be used there
+    sources = [rf.from_dataset(disk), rf.from_dataset(in_memory(graphs)), rf.open(saved(tmp_path, graphs))]
+    together: Any = torch.utils.data.ConcatDataset(sources)
+    loader: Any = torch.utils.data.DataLoader(
+        together, batch_size=3, num_workers=1, multiprocessing_context=method, collate_fn=list
+    )
+    assert [int(one.y) for batch in loader for one in batch] == 3 * list(range(8))
+
+
+def test_a_row_that_only_fills_is_marked() -> None:
+    source = rf.from_dataset([graph(number) for number in range(5)])
+    *_, last = rf.Loader(source, 4, tail="pad", topology=ONE)
+    assert last.valid.tolist() == [True, False, False, False]
+    assert len(last.to_data_list()) == 4
+
+
+def test_a_checkpoint_goes_on_with_the_graphs_that_are_left() -> None:
+    source = rf.from_dataset(in_memory([graph(number) for number in range(30)]))
+    loader = rf.Loader(source, 4, shuffle=True, topology=ONE)
+    steps = iter(loader)
+    seen = [y for _ in range(3) for y in next(steps).y.tolist()]
+    state = loader.state_dict()
+    for rank in range(2):
+        again = rf.Loader(source, 3, shuffle=True, topology=rf.Topology(rank, 2))
+        again.load_state_dict(state)
+        seen += [y for batch in again for y in batch.y.tolist()]
+    assert Counter(seen) == Counter(range(30))
+
+
+# Identity.
+
+
+def test_a_fingerprint_changes_with_the_graphs_and_with_nothing_else(tmp_path: Path) -> None:
+    graphs = [graph(number) for number in range(20)]
+    prints = [
+        rf.from_dataset(each).fingerprint
+        for each in (
+            in_memory(graphs),
+            in_memory(graphs[:-1]),
+            in_memory(graphs)[::-1],
+            in_memory([*graphs[:-1], graph(40)]),
+        )
+    ]
+    assert len(Counter(prints)) == 4
+    assert rf.from_dataset(in_memory(graphs, doubled)).fingerprint == prints[0]
+    assert rf.from_dataset(in_memory(graphs)).identified
+    lists = [rf.from_dataset(each).fingerprint for each in (graphs, graphs[1:], list(graphs))]
+    assert lists[0] == lists[2] != lists[1]
+    disk = Pickled(str(tmp_path))
+    disk.extend(graphs)
+    before = rf.from_dataset(disk)
+    disk.extend(graphs)
+    assert before.fingerprint != rf.from_dataset(disk).fingerprint
+    assert not rf.from_dataset(OneByOne()).identified
+
+
+def test_a_source_travels_without_what_belongs_to_its_process(tmp_path: Path) -> None:
+    dataset = in_memory([graph(number) for number in range(20)])
+    lean = len(pickle.dumps(rf.from_dataset(dataset)))
+    _ = list(dataset)
+    source = rf.from_dataset(dataset)
+    assert len(pickle.dumps(source)) == lean
+    assert pickle.loads(pickle.dumps(source)).fingerprint == source.fingerprint
+
+
+# Bad input.
+
+
+@pytest.mark.parametrize(
+    ("dataset", "said"),
+    [
+        ([], "empty"),
+        (iter([1]), "no length"),
+        (Subset([Data(), Data()], [5]), "names samples that its Dataset has not"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_cannot_be_read_is_refused_at_once(dataset: Any, said: str) -> None:
+    with pytest.raises(SourceError, match=said):
+        PyGSource(dataset)
+
+
+def test_a_graph_that_cannot_be_had_is_named() -> None:
+    def fails(data: Data) -> Data:
+        if int(data.y) == 6:
+            raise KeyError("no such colour")
+        return data
+
+    source = rf.from_dataset(in_memory([graph(number) for number in range(9)], fails))
+    with pytest.raises(SourceError, match=r"(?s)raised.*no such colour.*graph 6"):
+        batches(source)
+    with pytest.raises(ArgumentError, match=r"(?s)read whole.*exclude_keys"):
+        source.fetch([0], ["x"])
+    with pytest.raises(SourceError, match="no such sample"):
+        source.fetch([9])
+    with pytest.raises(ArgumentError, match="invalid follow_batch"):
+        PyGSource([graph(1)], follow_batch="x")
+
+
+# Files.
+
+
+def saved(folder: Path, graphs: list[Any], name: str = "data.pt") -> Path:
+    (folder / "processed").mkdir(exist_ok=True)
+    path = folder / "processed" / name
+    InMemoryDataset.save(graphs, str(path))
+    torch.save("none", folder / "processed" / "pre_transform.pt")
+    return path
+
+
+@pytest.mark.parametrize("make", [graph, hetero], ids=["homogeneous", "heterogeneous"])
+def test_a_saved_data_set_is_opened_where_it_lies(make: Any, tmp_path: Path) -> None:
+    graphs = [make(number) for number in range(20)]
+    path = saved(tmp_path, graphs)
+    dataset = in_memory(graphs)
+    for where in (tmp_path, tmp_path / "processed", path):
+        source = rf.open(where)
+        for ours, theirs in zip(batches(source), DataLoader(dataset, 4), strict=True):
+            assert_same_batch(ours, theirs)
+    for ours, theirs in zip(
+        batches(rf.open(path, follow_batch=["y"])), DataLoader(dataset, 4, follow_batch=["y"]), strict=True
+    ):
+        assert_same_batch(ours, theirs)
+
+
+def test_a_saved_data_set_travels_as_its_path(tmp_path: Path) -> None:
+    source = rf.open(saved(tmp_path, [graph(number, wide=5000) for number in range(20)]))
+    assert len(pickle.dumps(source)) < 1000
+    assert pickle.loads(pickle.dumps(source))[3].y.tolist() == [3]
+    as_it_was = pickle.dumps(source)
+    (tmp_path / "processed" / "data.pt").unlink()  # mapped files are replaced, never written over
+    saved(tmp_path, [graph(number) for number in range(7)])
+    with pytest.raises(SourceError, match=r"(?s)changed or replaced while it was in use.*data.pt"):
+        pickle.loads(as_it_was)
+
+
+class Bomb:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+def test_a_file_that_would_run_code_is_refused_and_runs_none(tmp_path: Path) -> None:
+    (tmp_path / "processed").mkdir()
+    path, trace = tmp_path / "processed" / "data.pt", tmp_path / "trace"
+    torch.save(({"x": Bomb(trace)}, {}, Data), path)
+    with pytest.raises(UnsafeError, match=r"(?s)could run code.*data.pt.*allow_pickle=True"):
+        rf.open(tmp_path)
+    assert not trace.exists()
+    InMemoryDataset.save([Shifted(x=torch.ones(n, 1), y=torch.tensor([n])) for n in range(1, 9)], str(path))
+    with pytest.raises(UnsafeError, match=r"(?s)Shifted.*from_dataset"):
+        rf.open(tmp_path)
+    assert batches(rf.open(tmp_path, allow_pickle=True))[0].y.tolist() == [1, 102, 203, 304]
+
+
+def test_damaged_and_foreign_files_are_told_apart(tmp_path: Path) -> None:
+    path = saved(tmp_path, [graph(number) for number in range(9)])
+    whole = path.read_bytes()
+    for length in (4, 100, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        with pytest.raises(CorruptError, match=r"(?s)damaged.*data.pt"):
+            rf.open(path)
+    torch.save({"weights": torch.ones(3)}, path)
+    with pytest.raises(SourceError, match=r"(?s)no graphs that PyTorch Geometric saved.*data.pt"):
+        rf.open(path)
+    dataset = in_memory([graph(number) for number in range(9)])
+    for cuts in (torch.tensor([0, 5, 3]), torch.tensor([0, 10**9]), torch.tensor([-1, 2]), torch.tensor([0, 1])):
+        torch.save((dataset._data.to_dict(), {**dataset.slices, "x": cuts}, Data), path)
+        with pytest.raises(CorruptError, match=r"(?s)do not fit together.*data.pt.*process the data set again"):
+            rf.open(path)
+
+
+def test_a_folder_that_leaves_a_choice_asks_for_it(tmp_path: Path) -> None:
+    saved(tmp_path, [graph(number) for number in range(4)], "train.pt")
+    saved(tmp_path, [graph(number) for number in range(3)], "test.pt")
+    with pytest.raises(SourceError, match=r"(?s)several files.*test.pt, train.pt.*by its own path"):
+        rf.open(tmp_path)
+    assert len(rf.open(tmp_path / "processed" / "test.pt")) == 3
+    OnDisk(str(tmp_path / "disk")).extend([graph(1)])
+    with pytest.raises(SourceError, match=r"(?s)their own class.*from_dataset"):
+        rf.open(tmp_path / "disk")
+    with pytest.raises(ArgumentError, match="read whole"):
+        rf.open(tmp_path / "processed" / "test.pt", columns=["x"])

@@ -1,0 +1,258 @@
+"""Members are decoded as WebDataset decodes them, and nothing in them runs or explodes."""
+
+import gzip
+import io
+import json
+import pickle
+import subprocess
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+import soundfile
+import torch
+import webdataset
+from PIL import Image
+
+import rankfeed as rf
+from rankfeed.errors import ArgumentError, CorruptError, SourceError, UnsafeError
+from rankfeed.sources.tar import decoders
+from rankfeed.sources.tar.decoders import decoder_of, gunzip
+
+
+def saved(array: Any) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, **array) if isinstance(array, dict) else np.save(file, array)
+    return file.getvalue()
+
+
+def picture(mode: str, size: tuple[int, int], format: str = "PNG") -> bytes:
+    rng = np.random.default_rng(0)
+    bands = {"L": (), "RGB": (3,), "RGBA": (4,)}[mode]
+    file = io.BytesIO()
+    Image.fromarray(rng.integers(0, 256, (size[1], size[0], *bands), np.uint8)).save(file, format)
+    return file.getvalue()
+
+
+def sound(frames: int, channels: int, rate: int, format: str = "WAV") -> bytes:
+    file = io.BytesIO()
+    soundfile.write(file, np.random.default_rng(0).uniform(-1, 1, (frames, channels)), rate, format=format)
+    return file.getvalue()
+
+
+def tar_of(path: Path, rows: list[dict[str, bytes]]) -> Path:
+    with tarfile.open(path, "w") as tar:
+        for number, row in enumerate(rows):
+            for extension, content in row.items():
+                info = tarfile.TarInfo(f"{number:03d}.{extension}")
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+    return path
+
+
+def test_members_are_decoded_as_webdataset_decodes_them(tmp_path: Path) -> None:
+    row = {
+        "txt": "é\n".encode(),
+        "cap.text": b"a",
+        "transcript": b"",
+        "cls": b" 7\n",
+        "index": b"-3",
+        "id": b"12",
+        "json": json.dumps({"a": [1, 2.5, None, float("nan")], "big": 2**70}).encode(),
+        "mp": msgpack.packb({"a": [1, b"x", "y"]}),
+        "npz": saved({"a": np.arange(3), "b": np.eye(2)}),
+        "npy": saved(np.arange(6).reshape(2, 3)),
+        "x.txt.gz": gzip.compress(b"packed"),
+        "y.npy.gz": gzip.compress(saved(np.eye(3, dtype=np.float32))),
+        "z.bin.gz": gzip.compress(b"\x00\xff"),
+        "weird": b"\x00\x01",
+    }
+    path = tar_of(tmp_path / "a.tar", [row, row])
+    theirs = next(iter(webdataset.WebDataset(str(path), shardshuffle=False).decode()))
+    ours = rf.open(path)[1]
+    assert ours.keys() - {"__key__"} == row.keys()
+    for name in row:
+        mine = int(ours[name]) if isinstance(theirs[name], int) else ours[name]
+        assert repr(mine) == repr(theirs[name]), name
+
+
+def test_images_are_uint8_as_rgb8_of_webdataset(tmp_path: Path) -> None:
+    rows = [
+        {
+            "png": picture("RGB", (5, 4)),
+            "jpg": picture("RGB", (8, 8), "JPEG"),
+            "ppm": picture("RGB", (3, 2), "PPM"),
+        },
+        {
+            "png": picture("RGBA", (3, 2)),
+            "jpg": picture("L", (9, 7), "JPEG"),
+            "ppm": picture("RGB", (3, 2), "PPM"),
+        },
+    ]
+    path = tar_of(tmp_path / "a.tar", rows)
+    source = rf.open(path, decode={"ppm": "dense"})
+    for ours, theirs in zip(
+        source, webdataset.WebDataset(str(path), shardshuffle=False).decode("rgb8"), strict=True
+    ):
+        for name in rows[0]:
+            np.testing.assert_array_equal(ours[name], theirs[name])
+    assert str(source.fields["png"]) == "object"
+    assert str(source.fields["ppm"]) == "uint8[2, 3, 3]"
+    with pytest.raises(SourceError, match=r"\.png make no dense column[\s\S]*\"object\""):
+        rf.open(path, decode={"png": "dense"})
+
+
+def test_sounds_are_float32_with_their_rate(tmp_path: Path) -> None:
+    rows = [
+        {"wav": sound(frames, 2, 8000 + frames), "flac": sound(frames, 1, 16000, "FLAC")} for frames in (1, 5, 800)
+    ]
+    source = rf.open(tar_of(tmp_path / "a.tar", rows))
+    assert {name: str(field) for name, field in source.fields.items()} == {
+        "__key__": "str",
+        "wav": "float32[*, 2]",
+        "wav.rate": "int64",
+        "flac": "float32[*, 1]",
+        "flac.rate": "int64",
+    }
+    for sample, row in zip(source, rows, strict=True):
+        for name in row:
+            samples, rate = soundfile.read(io.BytesIO(row[name]), dtype="float32", always_2d=True)
+            np.testing.assert_array_equal(sample[name], samples)
+            assert sample[f"{name}.rate"] == rate
+    assert list(rf.open(tmp_path / "a.tar", columns=["wav.rate"])[1]) == ["wav.rate"]
+    tar_of(tmp_path / "b.tar", [{"wav": sound(9, 1 + (n == 20), 8000)} for n in range(40)])
+    with pytest.raises(SourceError, match=r"unlike[\s\S]*float32\[\*, 1\][\s\S]*'020'"):
+        rf.open(tmp_path / "b.tar").fetch(range(40))
+
+
+def test_what_could_run_code_is_refused_unless_allowed(tmp_path: Path) -> None:
+    marker = tmp_path / "ran"
+
+    class Bomb:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return Path.touch, (marker,)
+
+    bomb = pickle.dumps(Bomb())
+    for extension in ("pyd", "pkl", "pickle", "pth", "pt", "ten", "tb", "x.pkl.gz"):
+        path = tar_of(tmp_path / "a.tar", [{extension: bomb, "cls": b"1"}])
+        with pytest.raises(UnsafeError, match=r"runs code[\s\S]*a\.tar[\s\S]*allow_pickle=True"):
+            rf.open(path)
+        assert rf.open(path, columns=["cls"])[0]["cls"] == 1
+        assert rf.open(path, decode={extension: False})[0][extension] == bomb
+    for name, content in (("npy", saved(np.array([Bomb()]))), ("npz", saved({"a": np.array([Bomb()])}))):
+        with pytest.raises(UnsafeError, match=r"a\.tar, sample '000'[\s\S]*allow_pickle=True"):
+            rf.open(tar_of(tmp_path / "a.tar", [{name: content}]))[0]
+    assert not marker.exists()
+    tensor = io.BytesIO()
+    torch.save(torch.arange(3), tensor)
+    path = tar_of(tmp_path / "a.tar", [{"pyd": pickle.dumps({"a": 1}), "pth": tensor.getvalue()}])
+    sample = rf.open(path, allow_pickle=True)[0]
+    assert (sample["pyd"], sample["pth"].tolist()) == ({"a": 1}, [0, 1, 2])
+
+
+def test_a_gzip_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoders, "LIMIT", 1 << 20)
+    bomb = gzip.compress(bytes(1 << 24))
+    for data in (bomb, gzip.compress(b"") * 3 + bomb):
+        with pytest.raises(UnsafeError, match="beyond all measure"):
+            gunzip(data, 1 << 20)
+    squeezed = io.BytesIO()
+    np.savez_compressed(squeezed, a=np.zeros(1 << 20))
+    with pytest.raises(UnsafeError, match="beyond all measure"):
+        decoder_of("npz").decode(squeezed.getvalue())  # type: ignore[misc]
+    with pytest.raises(UnsafeError, match="absurd size"):
+        decoder_of("png").decode(picture("L", (1 << 10, 1 << 10)))  # type: ignore[misc]
+    with pytest.raises(UnsafeError, match="absurd length"):
+        decoder_of("flac").decode(sound(1 << 19, 1, 8000, "FLAC"))  # type: ignore[misc]
+
+
+def test_many_streams_of_gzip_behind_each_other_cost_what_one_costs() -> None:
+    assert gunzip(gzip.compress(b"") * 100_000 + gzip.compress(b"end") + bytes(1 << 16)) == b"end"
+
+
+BROKEN = {
+    "txt": b"\xff\xfe",
+    "cls": b"seven",
+    "id": b"9" * 30,
+    "json": b'{"a": ',
+    "jsn": b"[" * 100_000,
+    "mp": b"\xdd\xff\xff\xff\xff",
+    "npy": b"\x93NUMPY\x01\x00v\x00{'descr': '<f8', 'fortran_order': False, 'shape': (99,), }".ljust(128) + b"\n",
+    "npz": b"PK\x03\x04",
+    "png": b"\x89PNG\r\n",
+    "jpg": b"no image",
+    "wav": b"RIFF",
+    "gz.txt.gz": gzip.compress(b"x" * 100)[:-12],
+    "cls.gz": b"no gzip",
+}
+
+
+@pytest.mark.parametrize("extension", BROKEN)
+def test_a_member_that_cannot_be_decoded_is_named(extension: str, tmp_path: Path) -> None:
+    path = tar_of(tmp_path / "a.tar", [{extension: BROKEN[extension]}])
+    with pytest.raises(CorruptError, match=r"a\.tar, sample '000', \.\S+ at offset 512"):
+        rf.open(path).fetch([0]).samples()
+    assert rf.open(path, decode=False)[0][extension] == BROKEN[extension]
+
+
+def test_a_flipped_bit_in_an_archive_is_found_by_its_checksum(tmp_path: Path) -> None:
+    whole = saved({"a": np.arange(8011), "words": np.array(["x", "yz"])})
+    five = np.int64(5000).tobytes()
+    assert whole.count(five) == 1
+    damaged = [whole.replace(five, five[::-1]), whole.replace(b"(8011,)", b"(1,)   ")]
+    path = tar_of(tmp_path / "a.tar", [{"npz": each} for each in (whole, *damaged)])
+    source = rf.open(path)
+    found = source[0]["npz"]
+    assert {name: array.tolist() for name, array in found.items()} == {
+        "a": list(range(8011)),
+        "words": ["x", "yz"],
+    }
+    assert found["a"].flags.writeable
+    with pytest.raises(CorruptError, match=r"CRC[\s\S]*a\.tar, sample '001'"):
+        source[1]
+    with pytest.raises(CorruptError, match=r"contradicts its header[\s\S]*a\.tar, sample '002'"):
+        source[2]
+
+
+def test_decoders_of_the_users_own(tmp_path: Path) -> None:
+    path = tar_of(tmp_path / "a.tar", [{"a.x": bytes([n] * n), "b.x": b"q"} for n in range(1, 4)])
+
+    def lengths(data: bytes) -> Any:
+        return np.frombuffer(data, np.uint8).astype(np.int64)
+
+    source = rf.open(path, decode={"a.x": lengths, "b.x": lambda data: {"of": data}})
+    assert [sample["a.x"].tolist() for sample in source] == [[1], [2, 2], [3, 3, 3]]
+    assert (str(source.fields["a.x"]), source[0]["b.x"]) == ("int64[*]", {"of": b"q"})
+    assert rf.open(path, decode={"x": len})[2] == {"__key__": "002", "a.x": 3, "b.x": 1}
+    assert rf.open(path, decode=lambda extension, data: f"{extension} {len(data)}")[1]["a.x"] == "a.x 2"
+    with pytest.raises(CorruptError, match=r"ZeroDivisionError[\s\S]*a\.tar, sample '000'"):
+        rf.open(path, decode={"x": lambda _: 1 // 0})
+    for wrong in ({"y": len}, {"x": "thick"}, {"x": 3}):
+        with pytest.raises(ArgumentError, match="decode"):
+            rf.open(path, decode=wrong)
+
+
+@pytest.mark.soak
+def test_real_sounds_in_a_shard_are_read_as_soundfile_reads_them(tmp_path: Path) -> None:
+    """The prompts of a telephone exchange (Debian's asterisk-core-sounds-en-wav): 0.2 to 73 seconds each."""
+    package = "asterisk-core-sounds-en-wav"
+    subprocess.run(["apt-get", "download", package], cwd=tmp_path, check=True, timeout=300, capture_output=True)
+    archive = next(tmp_path.glob("*.deb"))
+    subprocess.run(["dpkg", "-x", archive.name, "unpacked"], cwd=tmp_path, check=True, timeout=300)
+    files = sorted((tmp_path / "unpacked").rglob("*.wav"))
+    with webdataset.ShardWriter(f"{tmp_path}/s-%d.tar", maxcount=100, verbose=0) as writer:
+        for number, file in enumerate(files):
+            writer.write({"__key__": f"{number:04d}", "wav": file.read_bytes()})
+    source = rf.open(tmp_path)
+    assert len(source) == len(files) > 500
+    order = np.random.default_rng(0).permutation(len(files))
+    for start in range(0, len(files), 64):
+        ids = order[start : start + 64]
+        for place, sample in zip(ids.tolist(), source.fetch(ids).samples(), strict=True):
+            samples, rate = soundfile.read(files[place], dtype="float32", always_2d=True)
+            np.testing.assert_array_equal(sample["wav"], samples)
+            assert sample["wav.rate"] == rate
+    print(f"{len(files)} sounds, {sum(len(sample['wav']) for sample in source) / 8000:.0f} seconds")

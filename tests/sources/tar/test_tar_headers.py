@@ -1,0 +1,281 @@
+"""All files of an archive are found, whoever wrote it; damage and truncation are found wherever they are."""
+
+import io
+import os
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rankfeed.errors import CorruptError, RankfeedError, SourceError
+from rankfeed.sources.tar.headers import Member, TarReader, Window, compression_of, is_header
+
+FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
+
+
+def write(path: Path, files: dict[str, bytes], format: int = tarfile.PAX_FORMAT) -> Path:
+    with tarfile.open(path, "w", format=format) as tar:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return path
+
+
+def members(path: Path) -> list[Member]:
+    with Window(str(path)) as window:
+        reader = TarReader(window)
+        found = []
+        while (member := reader.next()) is not None:
+            found.append(member)
+        reader.check_end()
+        return found
+
+
+def by_tarfile(path: Path) -> list[Member]:
+    with tarfile.open(path, "r:") as tar:
+        return [
+            Member(info.name.encode("utf-8", "surrogateescape"), info.offset, info.offset_data, info.size)
+            for info in tar
+            if info.isreg()
+        ]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_file_is_found_where_tarfile_finds_it(format: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    files = {f"d/{'n' * int(n)}{i}.bin": rng.bytes(int(n) * 7) for i, n in enumerate(rng.integers(0, 85, 200))}
+    if format != "ustar":
+        files |= {"long/" + "x" * 300 + ".txt": b"1", "ünï/çødé.txt": b"2", "y" * 101 + ".a": b""}
+    else:
+        files |= {"p" * 120 + "/" + "q" * 90 + ".txt": b"3"}  # a name cut into prefix and name
+    path = write(tmp_path / "a.tar", files, FORMATS[format])
+    assert members(path) == by_tarfile(path)
+    content = path.read_bytes()
+    assert [content[m.data : m.data + m.size] for m in members(path)] == list(files.values())
+
+
+def test_folders_and_devices_are_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w") as tar:
+        for number, kind in enumerate([tarfile.DIRTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE]):
+            info = tarfile.TarInfo(f"{'n' * 150}{number}")
+            info.type, info.linkname = kind, "l" * 200
+            tar.addfile(info)
+            real = tarfile.TarInfo(f"{number}.txt")
+            real.size = 3
+            tar.addfile(real, io.BytesIO(b"abc"))
+    assert [member.name for member in members(path)] == [f"{n}.txt".encode() for n in range(4)]
+    assert members(path) == by_tarfile(path)
+
+
+@pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE], ids=["hard", "symbolic"])
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_link_is_refused(kind: bytes, format: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tar", {"0.txt": b"abc"}, FORMATS[format])
+    name = "1.txt" if format == "ustar" else "n" * 150 + ".txt"
+    with tarfile.open(path, "a", format=FORMATS[format]) as tar:
+        info = tarfile.TarInfo(name)
+        info.type, info.linkname = kind, "0.txt"
+        tar.addfile(info)
+    with pytest.raises(SourceError, match=rf"{name}[\s\S]*a\.tar, offset 1024[\s\S]*--hard-dereference"):
+        members(path)
+
+
+def test_sizes_beyond_octal_digits_are_read(tmp_path: Path) -> None:
+    huge = 9 << 30
+    for format in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
+        info = tarfile.TarInfo("a.bin")
+        info.size = huge
+        path = tmp_path / f"{format}.tar"
+        with path.open("wb") as file:  # a hole: it takes no disk
+            head = info.tobuf(format)
+            file.write(head)
+            file.truncate(len(head) + huge + 1024)
+        assert members(path) == [Member(b"a.bin", 0, len(head), huge)]
+
+
+def test_global_headers_are_read_and_those_that_rename_files_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT, pax_headers={"comment": "of all"}) as tar:
+        info = tarfile.TarInfo("a.txt")
+        info.size = 1
+        tar.addfile(info, io.BytesIO(b"x"))
+    assert [(m.name, m.size) for m in members(path)] == [(b"a.txt", 1)]
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT, pax_headers={"path": "other.txt"}) as tar:
+        tar.addfile(tarfile.TarInfo("a.txt"))
+    with pytest.raises(SourceError, match=r"global header[\s\S]*offset 0"):
+        members(path)
+
+
+def test_a_sparse_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    for headers in ({"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "a.txt"},):
+        with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
+            info = tarfile.TarInfo("GNUSparseFile.1/a.txt")
+            info.pax_headers = headers
+            tar.addfile(info)
+        with pytest.raises(SourceError, match=r"sparse[\s\S]*offset \d+"):
+            members(path)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_an_archive_that_was_cut_anywhere_is_an_error_or_whole(format: str, tmp_path: Path) -> None:
+    name = "n" * 60 if format == "ustar" else "n" * 160
+    files = {f"{name}{i}.txt": bytes([65 + i]) * (i * 300) for i in range(4)}
+    path = write(tmp_path / "a.tar", files, FORMATS[format])
+    whole, expected = path.read_bytes(), members(path)
+    end = expected[-1].data + -(-expected[-1].size // 512) * 512
+    cut = tmp_path / "cut.tar"
+    with cut.open("wb") as file:
+        file.write(whole)
+        near = [size for block in range(0, len(whole), 512) for size in (block + 1, block, block - 1) if size >= 0]
+        for size in range(len(whole) - 1, -1, -1) if format == "pax" else sorted(near, reverse=True):
+            file.truncate(size)
+            if size >= end + 512:
+                assert members(cut) == expected
+            else:
+                with pytest.raises(CorruptError, match=r"cut\.tar, offset \d+"):
+                    members(cut)
+
+
+def test_a_flipped_bit_in_a_header_is_found(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tar", {"a.txt": b"1" * 600, "b.txt": b"2"}, tarfile.USTAR_FORMAT)
+    whole, expected = path.read_bytes(), members(path)
+    for member in expected:
+        for place in range(512):
+            damaged = bytearray(whole)
+            damaged[member.start + place] ^= 1 << place % 7
+            path.write_bytes(damaged)
+            said = f"offset {member.start}"
+            try:
+                assert members(path) == expected  # a blank or zero beside the checksum's digits
+            except RankfeedError as error:
+                said = str(error)
+            assert f"offset {member.start}" in said
+
+
+def test_what_lies_behind_the_end_is_not_lost_silently(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tar", {"a.txt": b"1"})
+    path.write_bytes(path.read_bytes() * 2)
+    with pytest.raises(CorruptError, match=r"behind the end[\s\S]*offset 10240"):
+        members(path)
+
+
+@pytest.mark.parametrize("records", [b"3 a", b"999 path=b\n", b"12 path=b.tx\n", b"x path=b\n", b"10 =b.txt\n"])
+def test_a_damaged_extended_header_is_an_error(records: bytes, tmp_path: Path) -> None:
+    head = tarfile.TarInfo("pax")
+    head.type, head.size = tarfile.XHDTYPE, len(records)
+    path = tmp_path / "a.tar"
+    file = tarfile.TarInfo("a.txt").tobuf(tarfile.USTAR_FORMAT)
+    path.write_bytes(head.tobuf(tarfile.USTAR_FORMAT) + records.ljust(512, b"\0") + file + bytes(1024))
+    with pytest.raises(CorruptError, match=r"extended header[\s\S]*a\.tar, offset 512"):
+        members(path)
+
+
+@pytest.mark.parametrize(
+    "size", [b"-0000000010\0", b"9999999999z\0", b"\xff" + b"\xff" * 11, b"\x80" + b"\xff" * 11]
+)
+def test_a_size_that_is_none_is_an_error(size: bytes, tmp_path: Path) -> None:
+    block = bytearray(tarfile.TarInfo("a.txt").tobuf(tarfile.USTAR_FORMAT))
+    block[124:136] = size
+    block[148:156] = b"%06o\0 " % (sum(block[:148]) + sum(block[156:]) + 256)
+    path = tmp_path / "a.tar"
+    path.write_bytes(bytes(block) + bytes(1024))
+    with pytest.raises(CorruptError, match=r"size[\s\S]*offset 0"):
+        members(path)
+
+
+def test_a_file_that_is_no_archive_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    for content in (b"", b"hello", b"hello" * 300, bytes(100)):
+        path.write_bytes(content)
+        with pytest.raises(CorruptError, match=r"a\.tar, offset 0"):
+            members(path)
+
+
+@pytest.mark.parametrize("mode", ["w:gz", "w:bz2", "w:xz"])
+def test_a_compressed_archive_is_refused_with_the_remedy(mode: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, mode) as tar:
+        tar.addfile(tarfile.TarInfo("a.txt"))
+    with pytest.raises(SourceError, match=r"compressed with[\s\S]*decompress=True"):
+        members(path)
+    assert compression_of(path.read_bytes()[:8]) is not None
+    assert not is_header(path.read_bytes()[:512])
+
+
+def test_members_side_by_side_are_read_by_few_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    real = os.pread
+
+    def counted(handle: int, size: int, offset: int) -> bytes:
+        calls.append(size)
+        return real(handle, size, offset)
+
+    path = write(tmp_path / "a.tar", {f"{i}.txt": b"x" for i in range(2000)}, tarfile.USTAR_FORMAT)
+    large = write(tmp_path / "b.tar", {f"{i}.bin": bytes(1 << 16) for i in range(20)}, tarfile.USTAR_FORMAT)
+    monkeypatch.setattr(os, "pread", counted)
+    assert len(members(path)) == 2000
+    assert len(calls) < 50
+    calls.clear()
+    with Window(str(large)) as window:
+        reader = TarReader(window)
+        while reader.next() is not None:
+            pass
+    assert sum(calls) < 100_000  # of 1.3 MB
+
+
+def test_a_long_name_whose_end_was_overwritten_is_an_error_and_not_half_a_name(tmp_path: Path) -> None:
+    """Some readers go by the size alone and some on to the next zero: the name would be another for each."""
+    name = "d" * 120 + ".txt"
+    whole = write(tmp_path / "a.tar", {name: b"1"}, tarfile.GNU_FORMAT).read_bytes()
+    for garbage in (b"", b"x"):
+        path = tmp_path / f"{len(garbage)}.tar"
+        content = bytearray(whole)
+        end = 512 + len(name)  # where the zero behind the name lies, with which its size ends
+        content[end : end + 1] = b"!"
+        content[end + 1 : end + 1 + len(garbage)] = garbage
+        path.write_bytes(content)
+        if garbage:
+            with pytest.raises(CorruptError, match=r"long name[\s\S]*offset 512"):
+                members(path)
+        else:
+            assert [member.name for member in members(path)] == [f"{name}!".encode()]
+            assert members(path) == by_tarfile(path)
+
+
+def test_damage_that_leaves_the_checksum_right_is_found_in_numbers(tmp_path: Path) -> None:
+    content = bytearray(write(tmp_path / "a.tar", {"a.txt": b"1"}).read_bytes())
+    for field in (range(100, 108), range(108, 116), range(116, 124), range(136, 148)):
+        damaged = bytearray(content)
+        damaged[field[1]] += 9
+        damaged[0] -= 9
+        (tmp_path / "b.tar").write_bytes(damaged)
+        with pytest.raises(CorruptError, match=r"octal digits[\s\S]*offset 0"):
+            members(tmp_path / "b.tar")
+        damaged[field[0] : field[-1] + 1] = b"\0" * len(field)  # as some writers leave them
+        (tmp_path / "b.tar").write_bytes(header_mended(damaged))
+        assert len(members(tmp_path / "b.tar")) == 1
+
+
+def header_mended(content: bytearray) -> bytes:
+    """With the checksum of its first header made anew."""
+    rest = content[:148] + b" " * 8 + content[156:512]
+    return bytes(content[:148] + b"%06o\0 " % sum(rest) + content[156:])
+
+
+@pytest.mark.parametrize("kinds", [("gnu", "gnu"), ("pax", "pax"), ("gnu", "pax"), ("pax", "gnu")])
+def test_two_names_for_one_file_are_an_error_since_readers_take_either(
+    kinds: tuple[str, str], tmp_path: Path
+) -> None:
+    names = ["a" * 120 + ".txt", "b" * 120 + ".txt"]
+    tars = [
+        write(tmp_path / f"{i}.tar", {name: b"1"}, FORMATS[kind]).read_bytes()
+        for i, (kind, name) in enumerate(zip(kinds, names, strict=True))
+    ]
+    path = tmp_path / "both.tar"
+    path.write_bytes(tars[0][:1024] + tars[1])  # the extended header of one before that of the other
+    with pytest.raises(CorruptError, match=r"a second[\s\S]*offset 1024"):
+        members(path)

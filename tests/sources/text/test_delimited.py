@@ -1,0 +1,597 @@
+"""CSV and lines of JSON are read as pyarrow reads them, while they are small; a bad line is named."""
+
+import gzip
+import json
+import pickle
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow.csv
+import pyarrow.json
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import rankfeed as rf
+from rankfeed.errors import ArgumentError, CorruptError, RankfeedError, SourceError
+from rankfeed.sources.text import parse as delimited_text
+from rankfeed.sources.text import source as delimited
+from rankfeed.sources.text.json_lines import check_lines
+from rankfeed.sources.text.source import CSV_FORMAT, JSONL_FORMAT, CsvSource, JsonlSource, is_large, rows
+
+ROWS = [{"id": i, "score": i / 4, "name": f"n{i}, é", "tokens": list(range(i % 4))} for i in range(300)]
+
+
+def plain(sample: dict[str, Any]) -> dict[str, Any]:
+    return {name: value.tolist() if hasattr(value, "tolist") else value for name, value in sample.items()}
+
+
+def samples_of(source: rf.Source, ids: Any = None) -> list[dict[str, Any]]:
+    return [plain(sample) for sample in source.fetch(range(len(source)) if ids is None else ids).samples()]
+
+
+@pytest.fixture(scope="module")
+def csv(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("csv") / "t.csv"
+    pl.DataFrame(ROWS).drop("tokens").write_csv(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def jsonl(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("jsonl") / "t.jsonl"
+    pl.DataFrame(ROWS).write_ndjson(path)
+    return path
+
+
+def opened(path: Path, **options: Any) -> rf.Source:
+    """As `rankfeed.open` does: by looking, nothing else."""
+    for form in (CSV_FORMAT, JSONL_FORMAT):
+        if form.fits(path):
+            return form.opened(path, **options)
+    raise AssertionError(f"nothing fits {path}")
+
+
+def test_samples_are_what_pyarrow_reads(csv: Path, jsonl: Path) -> None:
+    source = opened(csv)
+    assert isinstance(source, CsvSource)
+    assert samples_of(source) == pyarrow.csv.read_csv(csv).to_pylist()
+    assert samples_of(source) == [{name: row[name] for name in ("id", "score", "name")} for row in ROWS]
+    lines = opened(jsonl)
+    assert isinstance(lines, JsonlSource)
+    assert samples_of(lines) == pyarrow.json.read_json(jsonl).to_pylist() == ROWS
+
+
+def test_any_order_with_repeats_gives_the_rows_asked_for(jsonl: Path) -> None:
+    source = opened(jsonl)
+    rng = np.random.default_rng(0)
+    for ids in (rng.permutation(300), rng.integers(0, 300, 500), [299, 299], []):
+        assert samples_of(source, ids) == [ROWS[each] for each in ids]
+
+
+def test_several_files_are_one_data_set_in_the_order_given(tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"{number}.csv").write_text("x,y\n" + "".join(f"{number},{i}\n" for i in range(4 - number)))
+    (tmp_path / "2.csv").write_text("y,x\n0.5,2\n")  # columns by name, whole numbers give way
+    expected = [{"x": n, "y": float(i)} for n in (0, 1) for i in range(4 - n)] + [{"x": 2, "y": 0.5}]
+    for where in (tmp_path, f"{tmp_path}/*.csv", [tmp_path / f"{n}.csv" for n in range(3)]):
+        assert samples_of(opened(where)) == expected  # type: ignore[arg-type]
+    backwards = opened([tmp_path / "2.csv", tmp_path / "1.csv"])  # type: ignore[arg-type]
+    assert [sample["x"] for sample in samples_of(backwards)] == [2, 1, 1, 1]
+
+
+def test_compressed_text_and_tabs_are_read(tmp_path: Path, jsonl: Path) -> None:
+    (tmp_path / "t.jsonl.gz").write_bytes(gzip.compress(jsonl.read_bytes()))
+    assert samples_of(opened(tmp_path / "t.jsonl.gz")) == ROWS
+    (tmp_path / "t.tsv").write_text("a\tb\n1\tx,y\n")
+    assert samples_of(opened(tmp_path / "t.tsv")) == [{"a": 1, "b": "x,y"}]
+    (tmp_path / "u.csv").write_text("a;b\n1;2\n")
+    assert samples_of(opened(tmp_path / "u.csv", delimiter=";")) == [{"a": 1, "b": 2}]
+    with pytest.raises(ArgumentError, match="one character"):
+        opened(tmp_path / "u.csv", delimiter="ab")
+
+
+def test_a_quoted_value_may_have_lines(tmp_path: Path) -> None:
+    (tmp_path / "q.csv").write_text('a,b\n"x\ny, ""z""",1\nw,2\n')
+    assert samples_of(opened(tmp_path / "q.csv")) == [{"a": 'x\ny, "z"', "b": 1}, {"a": "w", "b": 2}]
+
+
+def test_types_can_be_given(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("code,x\n007,1\n")
+    assert samples_of(opened(tmp_path / "t.csv")) == [{"code": 7, "x": 1}]
+    source = opened(tmp_path / "t.csv", types={"code": "string", "x": "float32"})
+    assert samples_of(source) == [{"code": "007", "x": 1.0}]
+    assert str(source.fields["x"]) == "float32"
+    (tmp_path / "t.jsonl").write_text('{"day": "2024-01-01"}\n{"day": "2024-01-02"}\n')
+    assert samples_of(opened(tmp_path / "t.jsonl", types={"day": "string"}))[1] == {"day": "2024-01-02"}
+    with pytest.raises(ArgumentError, match=r"no such type[\s\S]*'quaternion'"):
+        opened(tmp_path / "t.csv", types={"x": "quaternion"})
+
+
+def test_types_of_a_column_that_does_not_exist_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("code,x\n007,1\n")
+    (tmp_path / "t.jsonl").write_text('{"code": "2024-01-01", "x": null}\n')
+    words = r"does not exist[\s\S]*expected: 'code', 'x'[\s\S]*found: 'Code'[\s\S]*t\.{}"
+    for name in ("csv", "jsonl"):
+        for options in ({}, {"nulls": "mask"}, {"columns": ["code"]}):
+            with pytest.raises(ArgumentError, match=words.format(name)):
+                rf.open(tmp_path / f"t.{name}", types={"Code": "string"}, **options)
+    with pytest.raises(ArgumentError, match=words.format("csv")):
+        list(rows(tmp_path / "t.csv", types={"Code": "string"}))
+    # One of the files has it, or has it with nulls only.
+    (tmp_path / "u.jsonl").write_text('{"code": "2024-01-02"}\n')
+    paths = [tmp_path / "u.jsonl", tmp_path / "t.jsonl"]
+    source = rf.open(paths, types={"code": "string", "x": "float32"}, nulls="mask")
+    assert [row["code"] for row in source] == ["2024-01-02", "2024-01-01"]
+    assert str(source.fields["x"]) == "float32"
+    with pytest.raises(ArgumentError, match=r"expected: 'code', 'x'"):
+        rf.open(paths, types={"code": "string", "x": "float32", "Code": "string"}, nulls="mask")
+
+
+def test_columns_nulls_and_unknown_names(tmp_path: Path) -> None:
+    (tmp_path / "n.csv").write_text("x,y\n1,2\n,3\n")
+    with pytest.raises(SourceError, match=r"null[\s\S]*n\.csv, row 1, column 'x'[\s\S]*columns="):
+        opened(tmp_path / "n.csv")
+    assert samples_of(opened(tmp_path / "n.csv", columns=["y"])) == [{"y": 2}, {"y": 3}]
+    masked = samples_of(opened(tmp_path / "n.csv", nulls="mask"))
+    assert [(row["x"], row["x_valid"]) for row in masked] == [(1, True), (0, False)]
+    with pytest.raises(ArgumentError, match="no such column"):
+        opened(tmp_path / "n.csv", columns=["z"])
+    (tmp_path / "n.jsonl").write_text('{"a": 1}\n{"b": 2}\n')
+    with pytest.raises(SourceError, match=r"null[\s\S]*n\.jsonl, row 1, column 'a'"):
+        opened(tmp_path / "n.jsonl")
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "worker_kind": "process"}])
+def test_every_sample_once_in_every_loader(options: Any, jsonl: Path) -> None:
+    loader = rf.Loader(opened(jsonl), 32, shuffle=True, seed=1, topology=rf.Topology(), **options)
+    seen: list[int] = []
+    for batch in loader:
+        assert batch["tokens_lengths"].tolist() == [each % 4 for each in batch["id"].tolist()]
+        seen += batch["id"].tolist()
+    assert Counter(seen) == Counter(range(300))
+
+
+def test_it_travels_as_paths_and_notices_another_text(tmp_path: Path, csv: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes(csv.read_bytes())
+    source = opened(path)
+    assert source.fingerprint == opened(csv).fingerprint
+    pickled = pickle.dumps(source)
+    assert len(pickled) < 2000
+    assert samples_of(pickle.loads(pickled), [7])[0]["id"] == 7
+    path.write_text(csv.read_text().replace("n7,", "n8,"))
+    with pytest.raises(SourceError, match=r"changed while they were in use[\s\S]*t\.csv"):
+        pickle.loads(pickled).fetch([0])
+    assert opened(path).fingerprint != source.fingerprint
+
+
+@pytest.mark.parametrize("text", ["id,score\n7,0.5\n8,1.5\n9,2.5\n", "id\n1\n", "id,score\n1,0.5\n3,1.5\n"])
+def test_another_text_is_refused_each_time(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("id,score\n1,0.5\n2,1.5\n")
+    source = opened(path)
+    travelled = pickle.loads(pickle.dumps(source))
+    path.write_text(text)
+    for _ in range(3):
+        with pytest.raises(SourceError, match="changed while they were in use"):
+            travelled.fetch([0])
+        assert (len(travelled), travelled.blocks.tolist()) == (2, [2])
+        assert (travelled.fingerprint, travelled.fields) == (source.fingerprint, source.fields)
+    path.write_text("id,score\n1,0.5\n2,1.5\n")
+    assert samples_of(travelled) == samples_of(source)
+
+
+# What is not what it should be.
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,b\n1,2\n1,2,3\n", r"Row #3: Expected 2 columns, got 3[\s\S]*bad\.csv[\s\S]*mend or remove that line"),
+        ('a,b\n1,x\n2,"y\n3,z\n', r"a quoted value has no end[\s\S]*bad\.csv, line 3"),
+        ('a,b\n5 pipe,"x ""y""\n\nz"\n"1', r"a quoted value has no end[\s\S]*bad\.csv, line 5"),
+        ("a,b\n", r"no rows[\s\S]*bad\.csv"),
+        ("a,a\n1,2\n", r"one name[\s\S]*'a'"),
+    ],
+)
+def test_a_bad_csv_is_named_with_its_line(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "bad.csv"
+    path.write_text(text)
+    with pytest.raises(SourceError, match=message):
+        opened(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"a": 1', "line 3"),
+        ('{"a": "x}', "line 3"),
+        ('{"a": 1}}', "line 3"),
+        ('{"a": 1]', "line 3"),
+        ('{"a": tru}', "line 3"),
+        ('{"a": "text"}', r"changed from number to string[\s\S]*line 3"),
+        ("[1, 2]", "line 3"),
+        ('{"a": 1, "a": 2}', r"twice[\s\S]*line 3"),
+        ("hello", "line 3"),
+    ],
+)
+@pytest.mark.parametrize("after", ['{"a": 3}\n', ""])
+def test_a_bad_line_of_json_is_named(line: str, message: str, after: str, tmp_path: Path) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text(f'{{"a": 1}}\n\n{line}\n{after}')
+    with pytest.raises(CorruptError, match=rf"[\s\S]*{message}"):
+        opened(path)
+
+
+def test_text_that_is_no_utf8_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_bytes(b'{"a": "x"}\n{"a": "\xff"}\n')
+    with pytest.raises(CorruptError, match=r"UTF-8[\s\S]*bad\.jsonl, line 2"):
+        opened(path)
+
+
+@pytest.mark.parametrize("unit", ["[", '{"a":', '[{"a":'])
+@pytest.mark.parametrize("depth", [100, 200_000])
+def test_json_nested_without_bound_is_refused_before_it_is_parsed(unit: str, depth: int, tmp_path: Path) -> None:
+    path = tmp_path / "deep.jsonl"
+    close = unit.replace('"a":', "")[::-1].translate(str.maketrans("[{", "]}"))
+    path.write_text('{"a": 1}\n{"a": ' + unit * depth + "1" + close * depth + "}\n")
+    with pytest.raises(SourceError, match=r"nested too deeply[\s\S]*deep\.jsonl, line 2"):
+        opened(path)
+    # Over several lines, each of which looks harmless, it is no line of JSON.
+    path.write_text('{"a": 1}\n' + '{"a]": {"b}":\n' * depth)
+    with pytest.raises(CorruptError, match=r"deep\.jsonl, line 2"):
+        JsonlSource(path)
+
+
+def _deeper(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+
+
+VALUES = st.recursive(st.none() | st.text(max_size=6), _deeper, max_leaves=6)
+
+
+@settings(max_examples=100)
+@given(st.lists(st.fixed_dictionaries({"x": VALUES}), min_size=1, max_size=6), st.booleans())
+def test_whatever_json_writes_is_whole_lines(samples: list[Any], ascii: bool) -> None:
+    lines = [json.dumps(sample, ensure_ascii=ascii) for sample in samples]
+    assert check_lines("\n".join(lines).encode(), "here") == len(lines) + 1
+
+
+def test_lines_are_counted_over_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rankfeed.sources.text.json_lines._CHUNK", 16)
+    text = b'{"a": "a longer line than a piece"}\n{"b": 1}\n' * 5
+    assert check_lines(text, "here") == 11
+    with pytest.raises(CorruptError, match="line 11"):
+        check_lines(text + b"{", "here")
+
+
+def test_files_that_differ_in_columns_are_named_both(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x,y\n1,2\n")
+    for text in ("x,z\n1,2\n", "x,y\n1,text\n", "x\n1\n"):
+        (tmp_path / "b.csv").write_text(text)
+        with pytest.raises(SourceError, match=r"differ in their columns[\s\S]*a\.csv[\s\S]*b\.csv"):
+            opened(tmp_path)
+
+
+def test_large_text_is_refused_with_the_way_to_pack_it(csv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not is_large(csv)
+    for module in (delimited, delimited_text):
+        monkeypatch.setattr(module, "LIMIT", 1000)
+    assert is_large(csv)
+    with pytest.raises(SourceError, match=r"too large[\s\S]*rankfeed pack .*t\.csv"):
+        opened(csv)
+
+
+def test_a_gzip_bomb_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delimited_text, "LIMIT", 1 << 20)
+    bomb = tmp_path / "bomb.csv.gz"
+    with gzip.open(bomb, "wb") as file:
+        file.write(b"a\n")
+        for _ in range(64):
+            file.write(b"0" * (1 << 20))
+    with pytest.raises(SourceError, match=r"too large[\s\S]*bomb\.csv\.gz"):
+        opened(bomb)
+
+
+@pytest.mark.parametrize("keep", [-1, -12, 40])
+def test_a_cut_gzip_is_named(keep: int, jsonl: Path, tmp_path: Path) -> None:
+    path = tmp_path / "cut.jsonl.gz"
+    path.write_bytes(gzip.compress(jsonl.read_bytes())[:keep])
+    with pytest.raises(CorruptError, match=r"cut\.jsonl\.gz"):
+        JsonlSource(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "kind"),
+    [
+        ("a.csv", b"a,b\n1,2\n", "csv"),
+        ("a.csv", b"PK\x03\x04\x00\x00", None),
+        ("a.csv", b"", None),
+        ("a.txt", b"a,b\n1,2\n", None),
+        ("a.jsonl", b'{"a": 1}\n', "jsonl"),
+        ("a.jsonl", b"[1]\n", None),
+        ("a.json", b'{"a": 1}\n{"a": 2}\n', "jsonl"),
+        ("a.json", b'{\n "a": 1\n}\n', None),
+        ("a.json", b'{"__kind__": "wids-shard-index-v1", "shardlist": []}', None),
+        ("a.jsonl", b'{"__kind__": "wids-shard-index-v1", "shardlist": []}', None),
+        ("index.json", b'{"version": 2, "shards": []}', None),
+    ],
+)
+def test_what_a_file_is_is_found_by_looking(name: str, content: bytes, kind: str | None, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    assert delimited.kind_of(path) == kind
+    (tmp_path / "other.bin").write_bytes(b"\0")
+    assert delimited.kind_of(tmp_path) is None  # a folder that holds other files too
+    assert delimited.kind_of(tmp_path / "nothing.csv") is None
+
+
+# Streams.
+
+
+@pytest.mark.parametrize("piece", [100, 1 << 20])
+def test_a_stream_gives_the_same_samples(
+    piece: int, csv: Path, jsonl: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delimited_text, "PIECE", piece)
+    for path in (csv, jsonl):
+        assert [plain(sample) for sample in rows(path)] == samples_of(opened(path))
+
+
+def test_large_text_is_packed_in_a_stream(jsonl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delimited_text, "PIECE", 500)
+    packed = rf.pack(rows(jsonl), tmp_path / "packed", progress=False)
+    assert [plain(sample) for sample in packed] == ROWS
+
+
+def test_a_stream_names_the_line_of_what_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delimited_text, "PIECE", 64)
+    lines = tmp_path / "t.jsonl"
+    lines.write_text('{"a": 1}\n' * 50 + '{"a": "x"}\n')
+    with pytest.raises(CorruptError, match=r"t\.jsonl[\s\S]*types="):
+        list(rows(lines))
+    lines.write_text('{"a": 1}\n' * 50 + '{"a": 1\n')
+    with pytest.raises(CorruptError, match=r"t\.jsonl, line 51"):
+        list(rows(lines))
+    table = tmp_path / "t.csv"
+    table.write_text("a,b\n" + "1,2\n" * 50 + "x,2\n")
+    with pytest.raises(CorruptError, match=r"invalid value 'x'[\s\S]*t\.csv[\s\S]*types="):
+        list(rows(table))
+    assert [str(row["a"]) for row in rows(table, types={"a": "string"})] == ["1"] * 50 + ["x"]
+
+
+@pytest.mark.parametrize("rows_before", [0, 40])
+@pytest.mark.parametrize(
+    ("end", "message"),
+    [
+        ('x,"y\n3,z\n', "a quoted value has no end"),
+        ('x,"y\n3,z', "a quoted value has no end"),
+        ('x,"y ""\n3,z""\n', "a quoted value has no end"),
+        ('x,"y\n3,z"', None),
+        ('x,"y\n3,z\n"\n', None),
+        ('x,a 5" pipe', None),
+        ('x,""""', None),
+        ("x,y", None),
+    ],
+)
+def test_a_stream_refuses_a_quote_that_is_not_closed(
+    rows_before: int, end: str, message: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delimited_text, "PIECE", 64)
+    path = tmp_path / "t.csv"
+    path.write_text("a,b\n" + "text,t\n" * rows_before + end)
+    if message is not None:
+        with pytest.raises(CorruptError, match=rf"{message}[\s\S]*t\.csv, row {rows_before}"):
+            list(rows(path))
+    else:
+        assert [plain(sample) for sample in rows(path)] == samples_of(opened(path))
+
+
+def test_damaged_bytes_are_refused_or_read_as_pyarrow_reads_them(csv: Path, jsonl: Path, tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    refused = 0
+    for good in (csv.read_bytes()[:2000], jsonl.read_bytes()[:2000]):
+        path = tmp_path / ("t.jsonl" if good.startswith(b"{") else "t.csv")
+        for _ in range(150):
+            bad = bytearray(good)
+            place = int(rng.integers(0, len(bad)))
+            if rng.random() < 0.7:
+                bad[place] = int(rng.integers(0, 256))
+            else:
+                del bad[place : place + int(rng.integers(1, 30))]
+            path.write_bytes(bad)
+            try:
+                source = CsvSource(path) if path.suffix == ".csv" else JsonlSource(path)
+            except RankfeedError:
+                refused += 1
+                continue
+            assert len(samples_of(source)) > 1
+    assert refused > 50
+
+
+# Odd names, and arguments that cannot be meant.
+
+
+def test_a_column_without_a_name_is_called_unnamed(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(",x\n0,5\n1,6\n")  # as pandas writes its index
+    source = rf.open(path)
+    assert [dict(sample) for sample in source] == [{"unnamed": 0, "x": 5}, {"unnamed": 1, "x": 6}]
+    (batch,) = rf.Loader(source, 2, topology=rf.Topology())
+    assert {name: values.tolist() for name, values in batch.items()} == {"unnamed": [0, 1], "x": [5, 6]}
+
+
+def test_a_name_that_is_no_text_is_an_error_that_names_it(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes(b"a\xff,b\n1,2\n")
+    with pytest.raises(CorruptError, match=r"t\.csv, line 1[\s\S]*UTF-8"):
+        rf.open(path)
+    with pytest.raises(CorruptError, match=r"t\.csv, line 1[\s\S]*UTF-8"):
+        list(delimited.rows(path))
+
+
+@pytest.mark.parametrize(
+    "options", [{"delimiter": 5}, {"delimiter": "\u00e9"}, {"types": ["a"]}, {"types": {"a": 5}}]
+)
+def test_options_that_cannot_be_meant_are_refused(options: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(ArgumentError):
+        rf.open(path, **options)
+
+
+# Numbers.
+
+BIG = 2**63 + 1
+LOST = 2**53 + 1
+
+
+def text_of(kind: str, values: Sequence[Any]) -> str:
+    if kind == "csv":
+        return "x\n" + "".join(f"{value}\n" for value in values)
+    return "".join(f'{{"x": {value}}}\n' for value in values)
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_integers_keep_all_digits(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / f"a.{kind}"
+    path.write_text(text_of(kind, [BIG, 1]))
+    source = rf.open(path)
+    assert str(source.fields["x"]) == "uint64"
+    assert [row["x"] for row in source] == [BIG, 1]
+    if kind == "csv":
+        assert pd.read_csv(path)["x"].tolist() == [BIG, 1]
+    (tmp_path / f"b.{kind}").write_text(text_of(kind, [2, 3]))
+    assert [row["x"] for row in rf.open([path, tmp_path / f"b.{kind}"])] == [BIG, 1, 2, 3]
+    packed = rf.pack(rows(str(path)), tmp_path / "packed", progress=False)
+    assert [row["x"] for row in packed] == [BIG, 1]
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+@pytest.mark.parametrize("values", [[1, LOST, 1.5], [1, BIG, -1], [1, 2**64 + 1]])
+def test_integers_that_float64_would_round_are_refused(values: list[Any], kind: str, tmp_path: Path) -> None:
+    path = tmp_path / f"a.{kind}"
+    path.write_text(text_of(kind, values))
+    line = 3 if kind == "csv" else 2
+    for read in (lambda: rf.open(path), lambda: list(rows(str(path)))):
+        with pytest.raises(SourceError, match=rf"{values[1]}\n[\s\S]*a\.{kind}[\s\S]*column 'x'") as caught:
+            read()
+        assert not isinstance(caught.value, CorruptError)
+    with pytest.raises(SourceError, match=f"line {line},"):
+        rf.open(path)
+    assert [row["x"] for row in rf.open(path, types={"x": "float64"})] == [float(each) for each in values]
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_integers_that_another_file_would_round_are_refused(kind: str, tmp_path: Path) -> None:
+    first, second = tmp_path / f"a.{kind}", tmp_path / f"b.{kind}"
+    second.write_text(text_of(kind, [1.5]))
+    first.write_text(text_of(kind, [7, 2**60]))  # float64 holds them
+    assert [row["x"] for row in rf.open([first, second])] == [7.0, 2.0**60, 1.5]
+    first.write_text(text_of(kind, [7, LOST]))
+    with pytest.raises(
+        SourceError, match=rf"{LOST}[\s\S]*a\.{kind}, line {3 if kind == 'csv' else 2}, column 'x'"
+    ):
+        rf.open([first, second])
+
+
+def test_integers_in_lists_and_objects_keep_their_digits_or_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(f'{{"x": [{BIG}, 1], "y": {{"z": {BIG}}}, "w": 1.5}}\n')
+    sample = rf.open(path)[0]
+    assert (sample["x"].tolist(), int(sample["y.z"])) == ([BIG, 1], BIG)
+    path.write_text(f'{{"x": [1], "ok": 1}}\n\n{{"x": [{LOST}, 1.5], "ok": 2}}\n')
+    with pytest.raises(SourceError, match=rf"{LOST}[\s\S]*line 3, column 'x'"):
+        rf.open(path)
+    assert [row["ok"] for row in rf.open(path, columns=["ok"])] == [1, 2]
+    path.write_text(f'{{"x": 1.5}}\n{{"x": 1}} {{"x": {LOST}}}\n')  # two in a line
+    with pytest.raises(SourceError, match=rf"{LOST}[\s\S]*line 2, column 'x'"):
+        rf.open(path)
+
+
+def test_the_text_nan_is_a_number(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("x,y,z\n1.5,nan,1\nnan,a,NaN\n")
+    source, expected = (
+        rf.open(path),
+        pd.read_csv(path, dtype={"y": "str"}, keep_default_na=False, na_values=["nan", "NaN"]),
+    )
+    np.testing.assert_array_equal([row["x"] for row in source], expected["x"])
+    np.testing.assert_array_equal([row["z"] for row in source], expected["z"])
+    assert [row["y"] for row in source] == ["nan", "a"]
+    path.write_text("x\n1.5\nNA\n")
+    with pytest.raises(SourceError, match="null"):
+        rf.open(path)
+
+
+# Shapes of files.
+
+
+@pytest.mark.parametrize("options", [{}, {"format": "jsonl"}])
+def test_a_folder_of_json_lines_is_opened(options: dict[str, Any], tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"{number}.jsonl").write_text(f'{{"x": {number}}}\n')
+    assert [row["x"] for row in rf.open(tmp_path, **options)] == [0, 1, 2]
+
+
+def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"x": 1}\n{"x": 2}\n')
+    assert [row["x"] for row in rf.open(path)] == [1, 2] == [row["x"] for row in rows(str(path))]
+
+
+def test_a_line_wider_than_a_block_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    names = [f"a column with quite a long name, number {number:0200}" for number in range(6000)]
+    path.write_text(",".join(f'"{name}"' for name in names) + "\n" + ",".join(map(str, range(6000))) + "\n")
+    assert list(rf.open(path)[0].values()) == list(range(6000))
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_the_work_does_not_grow_with_rows_times_columns(kind: str, tmp_path: Path) -> None:
+    """Counted in calls, as time depends on the machine: of empty columns, nothing is made for each value."""
+
+    def calls(size: int) -> int:
+        path = tmp_path / f"{size}.{kind}"
+        if kind == "csv":
+            path.write_text(",".join(f"c{i}" for i in range(100)) + "\n" + ("," * 99 + "\n") * size)
+        else:
+            path.write_text("".join(f'{{"k{i % 100}": 1}}\n' for i in range(size)))
+        count = 0
+
+        def note(*_: Any) -> None:
+            nonlocal count
+            count += 1
+
+        sys.setprofile(note)
+        try:
+            rf.open(path, nulls="mask")
+        finally:
+            sys.setprofile(None)
+        return count
+
+    calls(100)
+    assert calls(16_000) < 1.2 * calls(8_000)
+
+
+def test_a_new_key_in_each_line_is_read_or_refused_before_it_is_parsed(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+
+    def write(lines: int) -> None:
+        path.write_text("".join(f'{{"k{i}": {i}}}\n' for i in range(lines)))
+
+    write(300)
+    source = rf.open(path, nulls="mask")
+    assert [source[i][f"k{i}"] for i in range(300)] == list(range(300))
+    write(100_000)  # 10**10 values
+    for read in (lambda: rf.open(path, nulls="mask"), lambda: next(iter(rows(str(path))))):
+        with pytest.raises(SourceError, match=r"different keys[\s\S]*a\.jsonl"):
+            read()
