@@ -310,7 +310,7 @@ def test_one_rank_alone_packs_as_well(data: Path, tmp_path: Path, monkeypatch: p
 @pytest.mark.timeout(20)
 def test_a_refusal_says_so_from_its_first_word_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that is there already, and reads "working" once, would look for no other answer."""
-    monkeypatch.setattr("rankfeed.building.rank_runner.job_mark", lambda: "job")
+    monkeypatch.setattr("rankfeed.building.rank_runner.job_id", lambda: "job")
     written: list[Run] = []
 
     def heard(path: Path, run: Run) -> None:

@@ -102,7 +102,7 @@ def test_a_process_that_other_users_may_not_see_is_not_taken_for_dead() -> None:
     need_root("mounting /proc")
     code = (
         "import os\n"
-        "from rankfeed.topology.job import started\n"
+        "from rankfeed._util.process_info import process_start_time as started\n"
         "theirs, over = os.getppid(), os.fork()\n"
         "if over == 0: os._exit(0)\n"
         "os.waitpid(over, 0)\n"

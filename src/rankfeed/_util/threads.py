@@ -15,20 +15,18 @@ from weakref import WeakSet
 _Result = TypeVar("_Result")
 _Task = tuple["Future[Any]", Callable[..., Any], tuple[Any, ...]]
 
-#: Seconds that the interpreter's exit waits for tasks under way, over all pools.
+#: Seconds that the interpreter's exit waits for running tasks, over all pools.
 _EXIT_WAIT = 1.0
-#: Pools with threads, which the exit hook stops.
-_pools: WeakSet[DaemonPool] = WeakSet()
 
 
 class DaemonPool:
     """Runs tasks in daemon threads, in the order in which they were submitted.
 
-    The interpreter joins the threads of a ``ThreadPoolExecutor`` when it exits, so one task that hangs keeps the
-    process alive after its error. These threads are stopped at exit, and waited for at most a second.
+    The interpreter joins the threads of a ``ThreadPoolExecutor`` when it exits, so that one hanging task keeps the
+    process alive after its error. These threads are stopped at exit, which waits for at most a second.
 
     Args:
-        threads: how many, started as tasks come.
+        threads: number of threads, started as tasks come.
         name: of the threads.
 
     Examples:
@@ -39,7 +37,7 @@ class DaemonPool:
     """
 
     def __init__(self, threads: int, name: str) -> None:
-        #: Set by :meth:`close`: a task that consists of several steps ends after the one it is at.
+        #: Set by :meth:`close`; a task of several steps ends after its current step.
         self.stopped = False
         self._count = threads
         self._name = name
@@ -49,7 +47,7 @@ class DaemonPool:
         _pools.add(self)
 
     def submit(self, function: Callable[..., _Result], *arguments: Any) -> Future[_Result]:
-        """Run ``function(*arguments)`` in a thread; any exception is raised by the future's ``result()``."""
+        """Run ``function(*arguments)`` in a thread; the future's ``result()`` raises what it raises."""
         future: Future[_Result] = Future()
         self._tasks.put((future, function, arguments))
         if len(self._threads) < self._count:
@@ -62,10 +60,10 @@ class DaemonPool:
         """Cancel the tasks that have not begun and end the threads, without waiting for them.
 
         Args:
-            last: run after the task under way; for pools of one thread.
+            last: run after the current task; for pools of one thread.
 
         Returns:
-            The future of ``last``; None if there is none, or if the pool was closed before.
+            The future of ``last``; None without one, or if the pool was closed before.
         """
         if self.stopped:
             return None
@@ -88,8 +86,11 @@ class DaemonPool:
 
     @property
     def is_mine(self) -> bool:
-        """Whether this process made the pool; a forked child has none of its threads."""
+        """Whether this process created the pool; a forked child has none of its threads."""
         return self._owner == os.getpid()
+
+
+_pools: WeakSet[DaemonPool] = WeakSet()
 
 
 def _work(tasks: queue.SimpleQueue[_Task | None]) -> None:
@@ -105,14 +106,14 @@ def _run(future: Future[Any], function: Callable[..., Any], arguments: tuple[Any
         result = function(*arguments)
     except BaseException as error:
         future.set_exception(error)
-        del future, function, arguments  # else the traceback's frame would hold them, and itself
+        del future, function, arguments  # else the traceback's frame holds them, and itself
     else:
         future.set_result(result)
 
 
 @atexit.register
 def _stop_all() -> None:
-    """Let threads leave Python while there still is one: what they run cannot be interrupted later."""
+    """Let the threads leave Python while it still runs: they cannot be interrupted later."""
     pools = [pool for pool in _pools if pool.is_mine]
     for pool in pools:
         pool.close()

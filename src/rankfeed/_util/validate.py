@@ -1,8 +1,8 @@
 """Validation of arguments: each function returns the value in its canonical type or raises ArgumentError.
 
-The public functions and classes of rankfeed check their arguments with these functions before they do anything
-else. numpy's scalars are accepted for the Python types that they correspond to. A bool is never an integer, and
-only a bool is a bool: ``allow_pickle="False"`` is refused, not taken for true.
+Public functions and classes check their arguments with these functions first. numpy scalars are accepted in place
+of the Python types that they correspond to. A bool is never an integer, and only a bool is a bool:
+``allow_pickle="False"`` is an error, not true.
 
 Examples:
     >>> import numpy as np
@@ -31,62 +31,33 @@ from rankfeed.errors import ArgumentError, safe_repr
 
 _T = TypeVar("_T")
 
+#: Enough for any seed; much longer integers cannot be printed.
+_MAX_BITS = 128
+_INT64_MAX = 2**63 - 1
+#: threading.TIMEOUT_MAX is about 292 years; queues and pools add to it.
+_MAX_SECONDS = 1e9
+
 
 def invalid(name: str, expected: object, value: object, remedy: str | None = None) -> ArgumentError:
-    """The error for an argument that has an invalid value; the caller raises it.
-
-    Examples:
-        >>> print(invalid("columns", "a list of names", 1))
-        invalid columns
-          expected: a list of names
-          found: 1
-    """
+    """The error for an argument with an invalid value; the caller raises it."""
     return ArgumentError(f"invalid {name}", expected=expected, found=safe_repr(value), remedy=remedy)
 
 
 def check_optional(check: Callable[..., _T], name: str, value: object, **limits: Any) -> _T | None:
-    """None, or what ``check`` returns for the value.
-
-    Examples:
-        >>> check_optional(check_int, "lanes", None, at_least=1)
-        >>> check_optional(check_int, "lanes", 64, at_least=1)
-        64
-    """
+    """None, or what ``check`` returns for the value."""
     return None if value is None else check(name, value, **limits)
 
 
 def check_int(name: str, value: object, *, at_least: int | None = None, at_most: int | None = None) -> int:
-    """An integer of any integer type (Python's, numpy's, a tensor of one element), as an int.
-
-    Examples:
-        >>> check_int("seed", -3), check_int("num_workers", np.int64(2), at_least=0)
-        (-3, 2)
-        >>> check_int("num_workers", True, at_least=0)
-        Traceback (most recent call last):
-            ...
-        rankfeed.errors.ArgumentError: invalid num_workers
-          expected: an integer of at least 0
-          found: True
-    """
+    """An integer of any integer type (Python, numpy, a tensor of one element), as an int."""
     number = _as_int(value)
-    if number is None or number.bit_length() > _MOST_BITS or not _within(number, at_least, at_most):
-        raise invalid(name, f"an integer{_bounds(at_least, at_most) or f' of at most {_MOST_BITS} bits'}", value)
+    if number is None or number.bit_length() > _MAX_BITS or not _within(number, at_least, at_most):
+        raise invalid(name, f"an integer{_bounds(at_least, at_most) or f' of at most {_MAX_BITS} bits'}", value)
     return number
 
 
 def check_int_array(name: str, value: object) -> npt.NDArray[np.int64]:
-    """Integers of any shape (a list, a range, an array, a tensor on the CPU), as an int64 array.
-
-    Examples:
-        >>> check_int_array("positions", [3, 1])
-        array([3, 1])
-        >>> check_int_array("positions", [0.5])
-        Traceback (most recent call last):
-            ...
-        rankfeed.errors.ArgumentError: invalid positions
-          expected: integers
-          found: [0.5]
-    """
+    """Integers of any shape (a list, a range, an array, a tensor on the CPU), as an int64 array."""
     try:
         array = np.asarray(value)
     except Exception:
@@ -99,12 +70,7 @@ def check_int_array(name: str, value: object) -> npt.NDArray[np.int64]:
 
 
 def check_bool(name: str, value: object) -> bool:
-    """True or False, of Python or numpy, as a bool.
-
-    Examples:
-        >>> check_bool("progress", np.True_)
-        True
-    """
+    """True or False, of Python or numpy, as a bool."""
     if not isinstance(value, bool | np.bool_):
         raise invalid(name, "True or False", value)
     return bool(value)
@@ -120,18 +86,7 @@ def check_float(
     below: float | None = None,
     unit: str = "",
 ) -> float:
-    """A finite real number, as a float.
-
-    Examples:
-        >>> check_float("fraction", np.float32(0.5), above=0, below=1)
-        0.5
-        >>> check_float("fraction", 1, above=0, below=1)
-        Traceback (most recent call last):
-            ...
-        rankfeed.errors.ArgumentError: invalid fraction
-          expected: a number above 0 and below 1
-          found: 1
-    """
+    """A finite real number, as a float."""
     number = _as_float(value)
     if not _within(number, at_least, at_most) or (
         (above is not None and number <= above) or (below is not None and number >= below)
@@ -142,30 +97,17 @@ def check_float(
 
 
 def check_seconds(name: str, value: object, *, at_least: float | None = None, above: float | None = None) -> float:
-    """A finite number of seconds, at least 0 if no bound is given.
-
-    Examples:
-        >>> check_seconds("timeout", 30)
-        30.0
-        >>> check_seconds("timeout", float("nan"))
-        Traceback (most recent call last):
-            ...
-        rankfeed.errors.ArgumentError: invalid timeout
-          expected: a number of seconds of at least 0
-          found: nan
-    """
+    """A finite number of seconds, at least 0 if no bound is given."""
     if at_least is None and above is None:
         at_least = 0
-    # Waiting for longer is an OverflowError of threading and select.
-    return check_float(name, value, at_least=at_least, above=above, below=_MOST_SECONDS, unit="seconds")
+    # Longer timeouts are an OverflowError in threading and select.
+    return check_float(name, value, at_least=at_least, above=above, below=_MAX_SECONDS, unit="seconds")
 
 
 def check_choice(name: str, value: object, choices: Sequence[_T]) -> _T:
     """The one of ``choices`` that equals the value and has its type.
 
     Examples:
-        >>> check_choice("tail", "even", ("even", "drop", "pad"))
-        'even'
         >>> check_choice("shuffle", 1, (False, True, "global"))
         Traceback (most recent call last):
             ...
@@ -181,104 +123,52 @@ def check_choice(name: str, value: object, choices: Sequence[_T]) -> _T:
 
 
 def check_callable(name: str, value: Any, expected: str = "a function") -> Any:
-    """A function, or an object or class that can be called.
-
-    Examples:
-        >>> check_callable("transform", len)
-        <built-in function len>
-    """
+    """A function, or an object or class that can be called."""
     if not callable(value):
         raise invalid(name, expected, value)
     return value
 
 
 def check_iterable(name: str, value: Any, expected: str = "an iterable") -> Any:
-    """An object that can be iterated; a string or a class is none.
-
-    Examples:
-        >>> check_iterable("batches", [1, 2])
-        [1, 2]
-    """
+    """An object that can be iterated; strings and classes are refused."""
     if isinstance(value, str | bytes | type) or not (hasattr(value, "__iter__") or hasattr(value, "__getitem__")):
         raise invalid(name, expected, value)
     return value
 
 
 def check_instance(name: str, value: object, kind: type[_T], expected: str) -> _T:
-    """An instance of a class; a class itself, passed by mistake, is none.
-
-    Examples:
-        >>> check_instance("plan", {}, float, "a rankfeed.Plan")
-        Traceback (most recent call last):
-            ...
-        rankfeed.errors.ArgumentError: invalid plan
-          expected: a rankfeed.Plan
-          found: {}
-    """
+    """An instance of a class."""
     if not isinstance(value, kind):
         raise invalid(name, expected, value)
     return value
 
 
 def check_str(name: str, value: object, expected: str = "a str") -> str:
-    """A string that can be encoded as UTF-8 and holds no NUL.
-
-    Examples:
-        >>> check_str("key", "v1")
-        'v1'
-    """
+    """A string that can be encoded as UTF-8 and holds no NUL."""
     if not isinstance(value, str) or not _is_encodable(value):
         raise invalid(name, expected, value)
     return str(value)
 
 
 def check_name(name: str, value: object) -> str:
-    """A string that is not empty.
-
-    Examples:
-        >>> check_name("id_column", "id")
-        'id'
-    """
+    """A string that is not empty, can be encoded as UTF-8 and holds no NUL."""
     if not isinstance(value, str) or not value or not _is_encodable(value):
         raise invalid(name, "a name: a str that is not empty", value)
     return str(value)
 
 
 def check_names(name: str, value: object) -> list[str]:
-    """Several strings, in order: a list, a tuple, an array or any other iterable but a string.
-
-    Examples:
-        >>> check_names("columns", ("x", "y"))
-        ['x', 'y']
-        >>> check_names("columns", "x")
-        Traceback (most recent call last):
-            ...
-        rankfeed.errors.ArgumentError: invalid columns
-          expected: a list of names
-          found: 'x'
-          remedy: pass ['x']
-    """
+    """Several strings, in order: a list, a tuple, an array or any other iterable but a string."""
     if isinstance(value, str):
         raise invalid(name, "a list of names", value, remedy=f"pass [{safe_repr(value)}]")
-    if isinstance(value, bytes | Mapping | set | frozenset) or not isinstance(value, Iterable):
+    names = _as_list(name, value, "a list of names", (bytes, Mapping, set, frozenset))
+    if not all(isinstance(each, str) for each in names):
         raise invalid(name, "a list of names", value)
-    try:
-        names = list(value)
-    except Exception:
-        raise invalid(name, "a list of names", value) from None
-    for each in names:
-        if not isinstance(each, str):
-            raise invalid(name, "a list of names", value)
     return [str(each) for each in names]
 
 
 def check_environ(value: Mapping[str, str]) -> Mapping[str, str]:
-    """Environment variables: a mapping of strings to strings.
-
-    Examples:
-        >>> check_environ({"RANK": "1"})
-        {'RANK': '1'}
-    """
+    """Environment variables: a mapping of strings to strings."""
     given: Any = value
     if not isinstance(given, Mapping) or not all(isinstance(each, str) for item in given.items() for each in item):
         raise invalid("environ", "a mapping of names to values, such as os.environ", value)
@@ -286,13 +176,7 @@ def check_environ(value: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def check_path(name: str, value: object) -> str:
-    """A path of a str, bytes or ``os.PathLike``, as a str.
-
-    Examples:
-        >>> from pathlib import Path
-        >>> check_path("folder", Path("data") / "x")
-        'data/x'
-    """
+    """A path of a str, bytes or ``os.PathLike``, as a str."""
     try:
         path = os.fsdecode(value)  # type: ignore[arg-type]
         os.fsencode(path)
@@ -304,27 +188,18 @@ def check_path(name: str, value: object) -> str:
 
 
 def check_paths(name: str, value: object) -> list[str]:
-    """Several paths, in order: a list or another iterable, but not one path.
-
-    Examples:
-        >>> check_paths("inputs", ["a", "b"])
-        ['a', 'b']
-    """
-    if isinstance(value, str | bytes | os.PathLike | Mapping) or not isinstance(value, Iterable):
-        raise invalid(name, "a list of paths", value)
-    try:
-        paths = list(value)
-    except Exception:
-        raise invalid(name, "a list of paths", value) from None
+    """Several paths, in order: a list or another iterable, but not one path."""
+    paths = _as_list(name, value, "a list of paths", (str, bytes, os.PathLike, Mapping))
     return [check_path(f"path in {name}", path) for path in paths]
 
 
-#: Enough for any seed; far longer ones cannot even be printed.
-_MOST_BITS = 128
-_INT64_MAX = 2**63 - 1
-
-#: threading.TIMEOUT_MAX is about 292 years; queues and pools add to it.
-_MOST_SECONDS = 1e9
+def _as_list(name: str, value: object, expected: str, refused: tuple[type, ...]) -> list[Any]:
+    if isinstance(value, refused) or not isinstance(value, Iterable):
+        raise invalid(name, expected, value)
+    try:
+        return list(value)
+    except Exception:
+        raise invalid(name, expected, value) from None
 
 
 def _as_int(value: object) -> int | None:
@@ -366,5 +241,5 @@ def _bounds(
     if at_least is not None and at_most is not None:
         return f" from {at_least} to {at_most}"
     words = (("of at least", at_least), ("above", above), ("of at most", at_most), ("below", below))
-    limits = [f"{word} {limit}" for word, limit in words if limit is not None and limit != _MOST_SECONDS]
+    limits = [f"{word} {limit}" for word, limit in words if limit is not None and limit != _MAX_SECONDS]
     return " " + " and ".join(limits) if limits else ""

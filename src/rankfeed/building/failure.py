@@ -14,12 +14,13 @@ from pathlib import Path
 
 import msgspec
 
+from rankfeed._util.process_info import process_age
 from rankfeed.building.target import control_folder, may_write
 from rankfeed.errors import PrepareError
 from rankfeed.storage import stat_afresh, write_atomic
 from rankfeed.storage.commit import TEMPORARY, temporary_name
 from rankfeed.storage.decodable import decodable
-from rankfeed.topology.job import HERE, age, launch_name
+from rankfeed.topology.job import ONE_HOST, launch_id
 
 _END = ".failed"
 _A_FAILURE = re.compile(rf"[0-9a-f]{{16}}\{_END}")
@@ -51,7 +52,7 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         path: of what it should have built.
         key: of what it should have built.
         attempt: which attempt of which launch it was.
-        job: whose it was, as `job_mark` tells.
+        job: whose it was, as `job_id`.
     """
 
     kind: str
@@ -87,7 +88,7 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def next_attempt(path: Path) -> str:
     """A name for this call, the same in all processes of a launch that call alike; empty where nobody says."""
     _turns[str(path)] += 1
-    launch = launch_name()
+    launch = launch_id()
     return f"{launch} {_turns[str(path)]}" if launch else ""
 
 
@@ -118,7 +119,7 @@ def find_failure(folder: Path, holders: set[str], attempt: str, job: str, key: s
 
 def _differ(one: str, other: str) -> bool:
     """Whether two marks are of two jobs, both being the same in all processes of a job."""
-    return len({each for each in (one, other) if each and not each.startswith(HERE)}) > 1
+    return len({each for each in (one, other) if each and not each.startswith(ONE_HOST)}) > 1
 
 
 def forget_failures(folder: Path, key: str) -> None:
@@ -160,7 +161,7 @@ def _is_of_my_time(path: Path, pid: int) -> bool:
     Two spans of time are compared, and no clocks: the failure's by the file system's, the process's by its host's.
     """
     with suppress(OSError):
-        return -_DIFFER < _age(path) < age()
+        return -_DIFFER < _age(path) < process_age()
     return False
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import msgspec
 
+from rankfeed._util.process_info import boot_id, pid_namespace, process_start_time
 from rankfeed.errors import RankfeedError
 from rankfeed.storage import is_gone
 from rankfeed.storage.decodable import decodable
 from rankfeed.topology import Topology
-from rankfeed.topology.job import boot, pid_space, started
 
 
 @decodable
@@ -53,10 +53,10 @@ class Holder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return cls(
             name=secrets.token_hex(8),
             host=socket.gethostname(),
-            boot=boot(),
-            space=pid_space(),
+            boot=boot_id(),
+            space=pid_namespace(),
             pid=os.getpid(),
-            born=started(os.getpid()),
+            born=process_start_time(os.getpid()),
             locked=False,
             who=who,
             attempt=attempt,
@@ -66,22 +66,22 @@ class Holder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def is_of_this_host(self) -> bool:
         """Whether it runs, or ran, under the kernel and the name that this process does, both being told."""
-        return self.host == socket.gethostname() and self.boot == boot() != ""
+        return self.host == socket.gethostname() and self.boot == boot_id() != ""
 
     @property
     def is_visible(self) -> bool:
         """Whether its number means the same process here."""
-        return self.is_of_this_host and self.space != 0 and self.space == pid_space()
+        return self.is_of_this_host and self.space != 0 and self.space == pid_namespace()
 
     @property
     def is_of_this_process(self) -> bool:
         """Whether a visible holder is this process."""
-        return self.pid == os.getpid() and self.born == started(self.pid)
+        return self.pid == os.getpid() and self.born == process_start_time(self.pid)
 
     @property
     def is_gone(self) -> bool | None:
         """Whether a visible holder has ended; None where the system does not tell."""
-        found = started(self.pid)
+        found = process_start_time(self.pid)
         return None if found == -1 else found != self.born
 
     def __str__(self) -> str:

@@ -37,7 +37,7 @@ from rankfeed.building.target import control_folder, folder_meant
 from rankfeed.building.turn import Build, Turn
 from rankfeed.errors import PrepareError, RankfeedError
 from rankfeed.storage import is_gone, look_again
-from rankfeed.topology.job import job_mark
+from rankfeed.topology.job import job_id
 
 Scope = Literal["shared", "node"]
 
@@ -253,7 +253,7 @@ class Preparation:
             if self._is_there(key):
                 self._tidy(leases, key)
                 return None
-            failure = find_failure(folder, waited_for, attempt, job_mark(), key)
+            failure = find_failure(folder, waited_for, attempt, job_id(), key)
             if failure is not None:
                 raise failure.error()
             holder = leases.holder()
@@ -271,7 +271,7 @@ class Preparation:
                 if lease is not None:
                     hint.turn = lease.me.name
                     # What was seen before may have ended meanwhile: look again, now that nobody else builds.
-                    failure = find_failure(folder, waited_for, attempt, job_mark(), key)
+                    failure = find_failure(folder, waited_for, attempt, job_id(), key)
                     if failure is not None:
                         raise failure.error()
                     look_again(self.path)  # another host may have built it, or another one, a moment ago

@@ -17,7 +17,7 @@ import msgspec
 from rankfeed.errors import PackError, RankfeedError, safe_str
 from rankfeed.storage.commit import temporary_name
 from rankfeed.storage.decodable import decodable
-from rankfeed.topology.job import HERE
+from rankfeed.topology.job import ONE_HOST
 
 #: The folder of these files, inside the staging folder.
 FOLDER = "ranks"
@@ -66,7 +66,7 @@ class Member(msgspec.Struct, frozen=True):
     Args:
         rank: which it is.
         name: that it made up for itself.
-        job: whose rank it is, as `job_mark` tells.
+        job: whose rank it is, as `job_id`.
         world_size: of that job.
         call: which call of its process it is that packs into this folder: the n-th of each rank is one pack.
         beat: counts on while it lives.
@@ -162,5 +162,5 @@ def same_job(one: str, other: str) -> bool | None:
     """
     if not one or not other:
         return None
-    hosts = [mark.split(" ")[1] for mark in (one, other) if mark.startswith(HERE)]
+    hosts = [mark.split(" ")[1] for mark in (one, other) if mark.startswith(ONE_HOST)]
     return None if len(set(hosts)) > 1 else one == other

@@ -31,7 +31,7 @@ from rankfeed.sources import PackedSource, Source
 from rankfeed.sources.open import STAGING_NAME
 from rankfeed.storage import MANIFEST_NAME, digest_of, load_manifest, make_directory
 from rankfeed.topology import Topology
-from rankfeed.topology.job import job_mark
+from rankfeed.topology.job import job_id
 
 #: Seconds in which a file written elsewhere is seen here.
 _SEEN = 10.0
@@ -127,7 +127,7 @@ class OnRanks:
 
     def _heart(self, ranks: Path, file: str = RUN) -> LeadHeart:
         every = min(1.0, self.patience / 10)
-        return LeadHeart(ranks, self.world_size, job_mark(), self.digest, self.call, self.patience, every, file)
+        return LeadHeart(ranks, self.world_size, job_id(), self.digest, self.call, self.patience, every, file)
 
     def _tell(self, heart: LeadHeart, error: BaseException) -> None:
         """Tell the other ranks of a failure, and wait until they have heard."""
@@ -198,7 +198,7 @@ def follow(request: Request, here: Topology, patience: float) -> None:
 def _follow(request: Request, here: Topology, patience: float) -> None:
     ranks = request.dest / STAGING_NAME / FOLDER
     call, every = _calls[request.dest], min(1.0, patience / 10)
-    with MemberHeart(ranks, here.rank, here.world_size, job_mark(), call, every) as heart:
+    with MemberHeart(ranks, here.rank, here.world_size, job_id(), call, every) as heart:
         watch = RankZero(heart, here, patience)
         try:
             run = watch.until(lambda run: run.planned or run.state != "working")

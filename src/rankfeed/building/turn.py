@@ -15,7 +15,7 @@ from rankfeed.building.lease import Lease
 from rankfeed.building.prepared import look, refuse_strangers, seal
 from rankfeed.building.replacing import commit, discard, remove, sweep
 from rankfeed.errors import PrepareError
-from rankfeed.topology.job import job_mark
+from rankfeed.topology.job import job_id
 
 Build = Callable[[Path], object]
 
@@ -150,7 +150,7 @@ class Turn:
     def failed(self, error: Exception | SystemExit) -> PrepareError:
         """What every process raises, written down for the others."""
         self.clear()  # first: it may have filled the disk
-        failure = Failure.of(error, str(self.lease.me), self.path, self.key, self.lease.me.attempt, job_mark())
+        failure = Failure.of(error, str(self.lease.me), self.path, self.key, self.lease.me.attempt, job_id())
         with suppress(OSError):  # they meet the same by themselves
             write_failure(self.folder, self.lease.me.name, failure)
         return failure.error(error)

@@ -113,9 +113,9 @@ def _first(data: str, here: Topology, batch_size: int, shuffle: str, seed: int) 
 
 def _together(me: Seen, error: RankfeedError | None, folder: Path, job: str, timeout: float) -> list[Seen]:
     from rankfeed.proof.roll_call import folder_of, roll_call
-    from rankfeed.topology.job import job_mark
+    from rankfeed.topology.job import job_id
 
-    mark = f"--job {job}" if job else job_mark()
+    mark = f"--job {job}" if job else job_id()
     if not mark and os.environ.get("MASTER_ADDR") and os.environ.get("MASTER_PORT"):
         mark = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     if not mark:

@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from rankfeed._util.fork_safety import init_in_each_process
 from rankfeed._util.validate import check_path, invalid
 from rankfeed.errors import ArgumentError, AuditError
 from rankfeed.plan import Schedule
 from rankfeed.sources import Source
 from rankfeed.storage import digest_of
 from rankfeed.storage import ledger as format
-from rankfeed.storage.forks import start_in_each_process
 from rankfeed.topology import Topology
-from rankfeed.topology.job import launch_name
+from rankfeed.topology.job import launch_id
 
 if TYPE_CHECKING:
     from rankfeed.loading.loader import Loader
@@ -170,7 +170,7 @@ class _Ledgers:
 
 
 _LEDGERS = _Ledgers()
-start_in_each_process(_LEDGERS)
+init_in_each_process(_LEDGERS.start_anew)
 
 
 def _called(source: Source) -> str:
@@ -191,5 +191,5 @@ def _launch() -> str:
             store = dist.distributed_c10d._get_default_store()
             said: bytes = store.compare_set(_KEY, "", secrets.token_hex(8))
             return said.decode()
-    name = launch_name()
+    name = launch_id()
     return digest_of(name.encode())[:16] if name else ""

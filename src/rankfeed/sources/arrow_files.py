@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from rankfeed._util.handle_cache import HandleCache
 from rankfeed._util.validate import check_bool, invalid
 from rankfeed.columns import Columns, Field, Stored, column_of_parts
 from rankfeed.errors import CorruptError, SourceError
@@ -25,7 +26,6 @@ from rankfeed.sources.format import Format
 from rankfeed.sources.paths import Paths, common_root
 from rankfeed.sources.source import Int64, by_chunk, check_columns, check_ids
 from rankfeed.storage import DataFiles, check_whole, digest_of, mapped, touched
-from rankfeed.storage.kept import Kept
 
 #: Files that are held open; what a batch points into stays, however many others are opened.
 OPEN_FILES = 256
@@ -78,7 +78,7 @@ class ArrowSource(ChunkedSource):
         if shapes is not None and not isinstance(shapes, Mapping):
             raise invalid("shapes", "a dict of shapes by column", shapes)
         self._shapes = dict(shapes or {})
-        self._open: Kept[ArrowFile] = Kept()
+        self._open: HandleCache[ArrowFile] = HandleCache(OPEN_FILES)
         self.files = DataFiles(self._paths)
         self._exceeds = int(self.files.sizes.sum()) > mapped.RESIDENT_BYTES
         first: ArrowFile | None = None
@@ -213,7 +213,7 @@ class ArrowSource(ChunkedSource):
 
     def _file(self, number: int) -> ArrowFile:
         """A file, open; as it was when the source was made."""
-        return self._open.get(number, lambda: self._opened(number), most=OPEN_FILES)
+        return self._open.get(number, lambda: self._opened(number))
 
     def _opened(self, number: int) -> ArrowFile:
         path = self._paths[number]

@@ -18,10 +18,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from rankfeed._util.fork_safety import init_in_each_process
 from rankfeed.columns import Stored
 from rankfeed.errors import RankfeedError
 from rankfeed.sources.lookups import LOOKUPS
-from rankfeed.storage.forks import start_in_each_process
 
 Chunk = Mapping[str, Stored]
 _Key = TypeVar("_Key", bound=Hashable)
@@ -89,7 +89,7 @@ class ChunkCache:
         #: Rows that were read of chunks that are not there.
         self._elsewhere: dict[Hashable, int] = {}
         self._lost = 0
-        start_in_each_process(self)
+        init_in_each_process(self.start_anew)
 
     def start_anew(self) -> None:
         """In a forked child what is decoded is inherited; locks and threads of the parent mean nothing there."""

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rankfeed._util.handle_cache import HandleCache
 from rankfeed.columns import Columns, Field, Stored, column_of_parts
 from rankfeed.errors import CorruptError
 from rankfeed.sources.format import Format
@@ -30,7 +31,6 @@ from rankfeed.storage import (
     touched,
 )
 from rankfeed.storage.arrow_shard import REMEDY, read_shard
-from rankfeed.storage.kept import Kept
 from rankfeed.storage.manifest import Shard
 from rankfeed.storage.region import File, Region
 
@@ -84,7 +84,7 @@ class PackedSource(Source):
         self._starts = np.zeros(len(self._manifest.shards) + 1, np.int64)
         np.cumsum([shard.rows for shard in self._manifest.shards], out=self._starts[1:])
         self._bytes = sum(shard.bytes for shard in self._manifest.shards)
-        self._open: Kept[_Shard] = Kept()
+        self._open: HandleCache[_Shard] = HandleCache(OPEN_SHARDS)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (self.path, self._wanted, self.fingerprint, self.files)
@@ -146,7 +146,7 @@ class PackedSource(Source):
 
     def _shard(self, number: int) -> _Shard:
         """The columns of a shard; opened where it is not open."""
-        return self._open.get(number, lambda: self._open_shard(number), most=OPEN_SHARDS)
+        return self._open.get(number, lambda: self._open_shard(number))
 
     def _open_shard(self, number: int) -> _Shard:
         shard, place = self._manifest.shards[number], self._place(number)

@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from rankfeed._util.process_info import boot_id
 from rankfeed.errors import CorruptError, SourceError
 from rankfeed.storage.checksum import digest_of
-from rankfeed.topology.job import boot
 
 Int64 = npt.NDArray[np.int64]
 
@@ -92,7 +92,7 @@ class DataFiles:
 
     def _observe(self, sampled: Iterable[int]) -> None:
         """Look at all files, as this host sees them, and at the content of some."""
-        self._host = boot()
+        self._host = boot_id()
         self._seen = np.empty((len(self), 3), np.int64)
         for number in range(len(self)):
             self._seen[number] = _facts(self._stat(number))
@@ -237,7 +237,7 @@ class DataFiles:
 
     def _adapt_to_host(self) -> None:
         """Another host may have the same data on a disk of its own, where times and inodes are others."""
-        if self._host == boot():
+        if self._host == boot_id():
             return
         fingerprint = self.fingerprint
         self._observe(list(self._samples))

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
+from rankfeed._util.process_info import is_stopped, pid_namespace_id, process_start_time
 from rankfeed.errors import LockstepError
 from rankfeed.proof.lockstep import wake as waking
 from rankfeed.proof.lockstep.here import Clock, Here, Sight
@@ -21,7 +22,6 @@ from rankfeed.proof.lockstep.judge import SETTLE
 from rankfeed.proof.lockstep.link import EVERY, Address, Link, connect, is_left, listens
 from rankfeed.proof.lockstep.process import remember, say, tells_first
 from rankfeed.proof.lockstep.words import Verdict, Word
-from rankfeed.topology.job import is_stopped, numbering, started
 
 #: With which a process ends that could not be made to raise.
 EXIT_CODE = 86
@@ -76,7 +76,7 @@ class Watch:
         # Under torchrun it is the launcher's, and outlives all ranks.
         self._has_store = self.rank == 0 and self._port > 0 and not _of_launcher()
         ports = waking.listening(self._port)
-        self._address = Address(self._host, self.pid, started(self.pid), numbering(), ports)
+        self._address = Address(self._host, self.pid, process_start_time(self.pid), pid_namespace_id(), ports)
         self._link = Link(
             store,
             self.rank,
@@ -256,7 +256,7 @@ class Watch:
         near = {*here[:1], *(here[(at + step) % len(here)] for step in range(-_NEAR, _NEAR) if here)} - {self.rank}
         missing = {}
         for rank in near:
-            born = started(roster[rank].pid)
+            born = process_start_time(roster[rank].pid)
             if roster[rank].born > 0 and born not in (-1, roster[rank].born):
                 missing[rank] = "gone"
             elif is_stopped(roster[rank].pid):

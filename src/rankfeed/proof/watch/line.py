@@ -7,8 +7,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from rankfeed._util.fork_safety import init_in_each_process
 from rankfeed.proof.watch.watched import Figures, Recent
-from rankfeed.storage.forks import start_in_each_process
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -105,7 +105,7 @@ class _Screen:
 
     def __init__(self) -> None:
         self._live: Live | None = None
-        start_in_each_process(self)
+        init_in_each_process(self.start_anew)
 
     def start_anew(self) -> None:
         """A forked child has no line: what it prints goes to the terminal itself, past locks of the parent."""

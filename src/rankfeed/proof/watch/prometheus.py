@@ -7,10 +7,10 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from rankfeed._util.fork_safety import init_in_each_process
 from rankfeed.errors import ArgumentError
 from rankfeed.proof.watch.watched import Watched
 from rankfeed.sources.extras import need
-from rankfeed.storage.forks import start_in_each_process
 
 #: Figures that only grow, and others: name of the metric, of the figure, and what is said of it.
 _COUNTERS = (
@@ -78,7 +78,7 @@ class Endpoint:
         self._host = socket.gethostname()
         self._watched: dict[str, tuple[Watched, dict[str, float]]] = {}
         self._here = False
-        start_in_each_process(self)
+        init_in_each_process(self.start_anew)
         registry.register(self)
 
     def start_anew(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from rankfeed._util.handle_cache import HandleCache
 from rankfeed._util.validate import check_bool
 from rankfeed.columns import Columns, Field, Stored
 from rankfeed.errors import SourceError, UnsafeError
@@ -21,7 +22,6 @@ from rankfeed.sources.mds.shard import check_hashes, locate, read_shard
 from rankfeed.sources.paths import Paths, head
 from rankfeed.sources.source import Int64, by_chunk, check_columns, check_ids
 from rankfeed.storage import DataFiles, check_whole, digest_of, mapped, touched
-from rankfeed.storage.kept import Kept
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -87,7 +87,7 @@ class MdsSource(ChunkedSource):
                     remedy="leave it out with columns=, or pass allow_pickle=True if you trust whoever wrote it",
                 )
         self._init_chunks([shard.samples for shard in self._shards], cache_bytes)
-        self._open: Kept[Bytes] = Kept()
+        self._open: HandleCache[Bytes] = HandleCache(OPEN_SHARDS)
         self._fields = self._find_fields()
 
     def _find_encodings(self, names: Sequence[str], place: str) -> dict[str, Encoding]:
@@ -206,7 +206,7 @@ class MdsSource(ChunkedSource):
         shard = self._shards[number]
         if shard.compression is not None:
             return self._chunk(number, (), used)[""].values
-        return self._open.get(number, lambda: self._opened(number), most=OPEN_SHARDS)
+        return self._open.get(number, lambda: self._opened(number))
 
     def _opened(self, number: int) -> Bytes:
         shard = self._shards[number]

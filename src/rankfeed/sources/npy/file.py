@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rankfeed._util.fork_safety import init_in_each_process
 from rankfeed.columns import Column, Columns, Dense, Field, Objects, Rows
 from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.npy.header import Header, array_at, check_size, file_header, load_objects, reading
 from rankfeed.sources.npy.npz import Member, read_member, read_members
 from rankfeed.sources.source import Int64, Source, check_columns, check_ids
 from rankfeed.storage import DataFiles, check_whole, digest_of, map_file, touched
-from rankfeed.storage.forks import start_in_each_process
 
 #: The column of a `.npy` file, which has no name of its own.
 _ARRAY = "array"
@@ -81,7 +81,7 @@ class NumpyFileSource(Source):
             )
         self._length = min(lengths.values())
         self._headers = {name: headers[name] for name in check_columns(self._wanted, self._all_fields(headers))}
-        start_in_each_process(self)
+        init_in_each_process(self.start_anew)
 
     def start_anew(self) -> None:
         """In a forked child a thread of the parent may hold the lock, and never let go of it there."""

@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
+from rankfeed._util.handle_cache import HandleCache
 from rankfeed.errors import CorruptError, RankfeedError
 from rankfeed.sources.arrow_errors import arrow_errors
 from rankfeed.sources.parquet.footer import REMEDY, footer_bytes, parsed, reading
 from rankfeed.storage import DataFiles, digest_of
-from rankfeed.storage.kept import Kept
 
 #: Files that are held open, and row groups that are under way.
 OPEN_FILES, OPEN_GROUPS = 256, 128
@@ -171,7 +171,7 @@ class Reader:
         self._digests = digests
         self._data_files = files
         self._lock = threading.Lock()
-        self._files: Kept[_File] = Kept()
+        self._files: HandleCache[_File] = HandleCache(OPEN_FILES)
         #: Whoever reads on in a row group waits for whoever does already.
         self._groups: OrderedDict[_Key, threading.Lock] = OrderedDict()
         #: By row group and the row where they stand, those used last at the end.
@@ -400,7 +400,7 @@ class Reader:
             return group
 
     def _file(self, number: int) -> _File:
-        return self._files.get(number, lambda: self._open(number), most=OPEN_FILES)
+        return self._files.get(number, lambda: self._open(number))
 
     def _open(self, number: int) -> _File:
         import pyarrow as pa

@@ -1,4 +1,4 @@
-"""Files stay open as long as there is room for them, in one data set and in the whole process."""
+"""Files stay open within the limits of their cache and of the process."""
 
 import errno
 import multiprocessing
@@ -15,20 +15,20 @@ from typing import Any
 
 import pytest
 
+from rankfeed._util import handle_cache as module
+from rankfeed._util.handle_cache import HandleCache
 from rankfeed.errors import SourceError
-from rankfeed.storage import kept as module
-from rankfeed.storage.kept import Kept
 
 
-def test_the_last_ones_used_stay() -> None:
-    kept, opened = Kept[str](), Counter[int]()
+def test_the_most_recently_used_stay_open() -> None:
+    cache, opened = HandleCache[str](2), Counter[int]()
 
     def get(number: int) -> None:
         def made() -> str:
             opened[number] += 1
             return str(number)
 
-        assert kept.get(number, made, most=2) == str(number)
+        assert cache.get(number, made) == str(number)
 
     for number in (1, 2, 1, 3, 1, 2):
         get(number)
@@ -37,26 +37,26 @@ def test_the_last_ones_used_stay() -> None:
 
 def test_all_data_sets_together_keep_a_share_of_what_the_process_may_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (40, 40))
-    monkeypatch.setattr(module, "_all", type(module._all)())
-    several: list[Kept[int]] = [Kept() for _ in range(5)]
+    monkeypatch.setattr(module, "_caches", type(module._caches)())
+    several: list[HandleCache[int]] = [HandleCache(20) for _ in range(5)]
     for number in range(30):
         for each in several:
-            assert each.get(number, lambda number=number: number, most=8) == number  # type: ignore[misc]
+            assert each.get(number, lambda number=number: number) == number  # type: ignore[misc]
             assert sum(map(len, several)) <= 10
     assert [len(each) for each in several] == [2] * 5
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     for number in range(30):
-        several[0].get(number, lambda number=number: number, most=20)  # type: ignore[misc]
+        several[0].get(number, lambda number=number: number)  # type: ignore[misc]
     assert len(several[0]) == 20
 
 
 def test_threads_get_what_they_asked_for_while_others_close_it() -> None:
-    kept, wrong = Kept[int](), []
+    cache, wrong = HandleCache[int](3), []
 
     def read(seed: int) -> None:
         for number in range(5000):
             asked = (number * seed) % 7
-            if kept.get(asked, lambda: asked, most=3) != asked:  # noqa: B023
+            if cache.get(asked, lambda: asked) != asked:  # noqa: B023
                 wrong.append(asked)
 
     threads = [threading.Thread(target=read, args=(seed,)) for seed in range(1, 5)]
@@ -65,16 +65,16 @@ def test_threads_get_what_they_asked_for_while_others_close_it() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
-    assert len(kept) <= 3
+    assert len(cache) <= 3
 
 
 def test_files_that_are_not_in_use_are_closed_where_no_more_may_be_opened(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "_all", type(module._all)())
-    others, kept = Kept[int](), Kept[int]()
+    monkeypatch.setattr(module, "_caches", type(module._caches)())
+    others, cache = HandleCache[int](8), HandleCache[int](8)
     for number in range(5):
-        others.get(number, lambda number=number: number, most=8)  # type: ignore[misc]
+        others.get(number, lambda number=number: number)  # type: ignore[misc]
     error: OSError = OSError(errno.EMFILE, "Too many open files")
 
     def opened() -> int:
@@ -82,23 +82,23 @@ def test_files_that_are_not_in_use_are_closed_where_no_more_may_be_opened(
             raise SourceError("the file cannot be read", where="here") from error
         return 7
 
-    assert kept.get(0, opened, most=8) == 7
-    others.get(0, lambda: 0, most=8)
+    assert cache.get(0, opened) == 7
+    others.get(0, lambda: 0)
     error = OSError(errno.EACCES, "Permission denied")
     with pytest.raises(SourceError, match="cannot be read"):
-        kept.get(1, opened, most=8)
-    assert (len(others), len(kept)) == (1, 1)
+        cache.get(1, opened)
+    assert (len(others), len(cache)) == (1, 1)
 
 
-def _get(kept: Any, results: Any) -> None:
-    results.put(kept.get(1, lambda: "opened", most=2))
+def _get(cache: Any, results: Any) -> None:
+    results.put(cache.get(1, lambda: "opened"))
 
 
 def test_a_forked_child_has_what_was_open() -> None:
-    kept, context = Kept[str](), multiprocessing.get_context("fork")
-    kept.get(1, lambda: "inherited", most=2)
+    cache, context = HandleCache[str](2), multiprocessing.get_context("fork")
+    cache.get(1, lambda: "inherited")
     results = context.Queue()
-    child = context.Process(target=_get, args=(kept, results), daemon=True)
+    child = context.Process(target=_get, args=(cache, results), daemon=True)
     child.start()
     assert results.get(timeout=200) == "inherited"
     child.join(200)
@@ -151,7 +151,7 @@ def _run(script: str, folder: Path) -> str:
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="Linux")
-def test_a_batch_that_lies_in_more_files_than_may_be_open_is_told_as_such(tmp_path: Path) -> None:
+def test_a_batch_in_more_files_than_may_be_open_is_an_error(tmp_path: Path) -> None:
     printed = _run(ONE_BATCH, tmp_path)
     assert re.search(r"too many files[\s\S]*\d+\.arrow[\s\S]*ulimit -n", printed)
     assert printed.splitlines()[-1] == str(list(range(10)))

@@ -1,0 +1,118 @@
+"""Open files that are costly to open again: the most recently used, within the process's limit of open files."""
+
+from __future__ import annotations
+
+import errno
+import sys
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Generic, TypeVar
+
+from rankfeed.errors import SourceError
+
+_Value = TypeVar("_Value")
+
+#: All caches together keep this part of the files that the process may open.
+_SHARE = 4
+
+
+class HandleCache(Generic[_Value]):
+    """Open files by number, least recently used first. Thread-safe and fork-safe; pickles empty.
+
+    Args:
+        max_open: files that this cache keeps open.
+
+    Examples:
+        >>> cache = HandleCache(max_open=2)
+        >>> [cache.get(number, lambda number=number: [number]) for number in (1, 2, 1, 3)]
+        [[1], [2], [1], [3]]
+        >>> len(cache)
+        2
+    """
+
+    # No lock, which a fork could leave locked: two threads that open the same file do no harm. A plain dict in the
+    # order of use, each of whose operations is atomic; an OrderedDict breaks if several threads change it.
+
+    def __init__(self, max_open: int) -> None:
+        self._max_open = max_open
+        self._values: dict[int, _Value] = {}
+        _caches.add(self)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def get(self, number: int, open_file: Callable[[], _Value]) -> _Value:
+        """The open file of a number, opened if necessary; others are closed to stay within the limits.
+
+        Raises:
+            SourceError: the files in use are all that the process may open.
+        """
+        with suppress(KeyError):  # also if another thread is just closing it
+            value = self._values[number] = self._values.pop(number)
+            return value
+        try:
+            value = open_file()
+        except (OSError, SourceError) as error:
+            if not _too_many_open_files(error):
+                raise
+            _shrink_all(0)
+            value = _open_again(open_file)
+        self._values[number] = value
+        while len(self._values) > self._max_open:
+            self._close_oldest()
+        _shrink_all(_process_limit())
+        return value
+
+    def _close_oldest(self) -> None:
+        with suppress(StopIteration, RuntimeError):  # another thread has closed it, or is changing the dict
+            self._values.pop(next(iter(self._values)), None)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return HandleCache, (self._max_open,)
+
+
+_caches: weakref.WeakSet[HandleCache[Any]] = weakref.WeakSet()
+
+
+def _shrink_all(max_open: int) -> None:
+    """Close files of the largest caches until at most ``max_open`` are open."""
+    while True:
+        with suppress(RuntimeError):  # another thread creates a cache
+            caches = list(_caches)
+            if sum(map(len, caches)) <= max_open:
+                return
+            max(caches, key=len)._close_oldest()
+
+
+def _too_many_open_files(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            return True
+        error = error.__cause__
+    return False
+
+
+def _open_again(open_file: Callable[[], _Value]) -> _Value:
+    try:
+        return open_file()
+    except (OSError, SourceError) as error:
+        if not _too_many_open_files(error):
+            raise
+        raise SourceError(
+            "too many files are open",
+            expected="enough for the files that the rows of one batch are in",
+            found="the limit of the process, or of the machine, is reached",
+            where=getattr(error, "where", None),
+            remedy="raise the limit before the job starts (`ulimit -n`), or write the data to fewer files",
+        ) from error
+
+
+def _process_limit() -> int:
+    """Files that all caches may keep open (a mapping counts as an open file)."""
+    try:
+        import resource
+    except ImportError:  # not Unix
+        return sys.maxsize
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if limit == resource.RLIM_INFINITY else max(1, limit // _SHARE)
