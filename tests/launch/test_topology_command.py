@@ -92,5 +92,5 @@ def test_two_processes_that_take_themselves_for_one_rank_end_all_tasks(cluster, 
     )
     out = run(["srun", "-n3", "-N1", "bash", str(wrapper)], cluster, 200)
     assert out.count("status 1") == 3, out
-    assert out.count("rank 1 is there 2 times") == 3, out
-    assert out.count("rank 2 did not come") == 3, out
+    assert out.count("rank 1 was reported by 2 processes") == 3, out
+    assert out.count("rank 2 did not report") == 3, out

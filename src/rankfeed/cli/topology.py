@@ -14,9 +14,9 @@ import typer
 from rankfeed.cli.output import FAINT, Json, clean, out, say, show
 from rankfeed.errors import ArgumentError, RankfeedError, TopologyError
 from rankfeed.topology import Topology
-from rankfeed.topology.agreement import Seen, contradictions
-from rankfeed.topology.launchers import OUTER, TORCHRUN, read
-from rankfeed.topology.nesting import find
+from rankfeed.topology.agreement import ProcessReport, find_contradictions
+from rankfeed.topology.detect import detect_launcher
+from rankfeed.topology.launchers import OUTER, TORCHRUN, read_launcher
 
 #: So many of the sample ids that a rank reads first are shown.
 _FIRST = 8
@@ -53,7 +53,7 @@ def topology(
         show(figures if json else figures | {"pid": str(me.pid)}, as_json=json, title="topology")
         return
     together = _together(me, error, folder, job, timeout)
-    found = contradictions(together)
+    found = find_contradictions(together)
     if error is not None:
         raise error
     if found:
@@ -69,12 +69,12 @@ def topology(
 
 def _look(
     environ: Mapping[str, str], data: str | None, batch_size: int, shuffle: str, seed: int, ranks: int | None
-) -> tuple[Seen, RankfeedError | None]:
+) -> tuple[ProcessReport, RankfeedError | None]:
     """This process as it sees itself; an error is told to the others before it is raised."""
     here, claim, error = None, None, None
     more: dict[str, Any] = {}
     try:
-        claim = find(environ)
+        claim = detect_launcher(environ)
         here = Topology.detect(environ)
         if ranks is not None and here.world_size != ranks:
             raise TopologyError(
@@ -87,7 +87,7 @@ def _look(
             more = _first(data, here, batch_size, shuffle, seed)
     except RankfeedError as caught:
         error = caught
-    seen = Seen(
+    seen = ProcessReport(
         socket.gethostname(),
         os.getpid(),
         here,
@@ -111,7 +111,9 @@ def _first(data: str, here: Topology, batch_size: int, shuffle: str, seed: int) 
     return {"data": source.fingerprint, "steps": len(schedule), "first": tuple(first[:_FIRST])}
 
 
-def _together(me: Seen, error: RankfeedError | None, folder: Path, job: str, timeout: float) -> list[Seen]:
+def _together(
+    me: ProcessReport, error: RankfeedError | None, folder: Path, job: str, timeout: float
+) -> list[ProcessReport]:
     from rankfeed.proof.roll_call import folder_of, roll_call
     from rankfeed.topology.job import job_id
 
@@ -134,7 +136,7 @@ def _together(me: Seen, error: RankfeedError | None, folder: Path, job: str, tim
         raise
 
 
-def _figures(me: Seen, environ: Mapping[str, str], data: str | None) -> dict[str, Any]:
+def _figures(me: ProcessReport, environ: Mapping[str, str], data: str | None) -> dict[str, Any]:
     assert me.topology is not None
     figures: dict[str, Any] = asdict(me.topology)
     figures = {"launcher": figures.pop("launcher"), **figures, "host": me.host, "pid": me.pid}
@@ -149,7 +151,7 @@ def _figures(me: Seen, environ: Mapping[str, str], data: str | None) -> dict[str
 
 def _source(environ: Mapping[str, str]) -> str:
     """The variables that decided."""
-    claim = find(environ)
+    claim = detect_launcher(environ)
     if claim is not None:
         return claim.variables
     if "SLURM_JOB_ID" in environ:
@@ -159,13 +161,20 @@ def _source(environ: Mapping[str, str]) -> str:
 
 def _beside(environ: Mapping[str, str]) -> dict[str, str]:
     """Variables of other launchers that are set too, by the name of the launcher."""
-    believed = find(environ)
-    rows = {row.name: read(row, environ) for row in (TORCHRUN, *OUTER)}
+    believed = detect_launcher(environ)
+    rows = {row.name: read_launcher(row, environ) for row in (TORCHRUN, *OUTER)}
     name = "" if believed is None else believed.launcher
     return {each: claim.variables for each, claim in rows.items() if claim is not None and each != name}
 
 
-def _print(together: list[Seen], environ: Mapping[str, str], me: Seen, data: str | None, *, as_json: bool) -> None:
+def _print(
+    together: list[ProcessReport],
+    environ: Mapping[str, str],
+    me: ProcessReport,
+    data: str | None,
+    *,
+    as_json: bool,
+) -> None:
     rows = []
     for one in together:
         assert one.topology is not None

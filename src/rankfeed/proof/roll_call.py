@@ -22,7 +22,7 @@ from rankfeed.errors import RankfeedError, TopologyError
 from rankfeed.storage import look_again, write_atomic
 from rankfeed.storage.commit import TEMPORARY
 from rankfeed.storage.decodable import decodable
-from rankfeed.topology.agreement import Seen, absent, listed
+from rankfeed.topology.agreement import ProcessReport, missing_ranks
 
 #: After all have come: so long somebody may still turn up who should not be there.
 _SETTLE = 1.0
@@ -38,7 +38,7 @@ class Said(msgspec.Struct, frozen=True):
     """What a process says: its made-up name, itself, and which processes of rank 0 it has an answer of."""
 
     name: str
-    seen: Seen
+    seen: ProcessReport
     follows: list[str] = []
 
 
@@ -49,7 +49,7 @@ class Answer(msgspec.Struct, frozen=True):
     name: str
     heard: list[str]
     over: bool = False
-    seen: list[Seen] = []
+    seen: list[ProcessReport] = []
 
 
 def folder_of(mark: str) -> str:
@@ -65,7 +65,7 @@ def folder_of(mark: str) -> str:
     return f".rankfeed-topology-{hashlib.sha256(mark.encode()).hexdigest()[:8]}"
 
 
-def roll_call(folder: Path, me: Seen, timeout: float) -> list[Seen]:
+def roll_call(folder: Path, me: ProcessReport, timeout: float) -> list[ProcessReport]:
     """Meet all other processes of this launch.
 
     Args:
@@ -98,7 +98,7 @@ def roll_call(folder: Path, me: Seen, timeout: float) -> list[Seen]:
 @dataclass
 class _Call:
     folder: Path
-    me: Seen
+    me: ProcessReport
     name: str
     timeout: float
     looked: float = 0.0
@@ -116,7 +116,7 @@ class _Call:
         """Seconds between two looks: longer where there are many, who all look at one file system."""
         return max(0.05, (1 if self.me.topology is None else self.me.topology.world_size) / 500)
 
-    def lead(self) -> list[Seen]:
+    def lead(self) -> list[ProcessReport]:
         deadline, settled = time.monotonic() + self.timeout, 0.0
         heard: list[str] = []
         follows: list[str] = []
@@ -146,7 +146,7 @@ class _Call:
         self._clean([name for name in here if name != self.name])
         return together
 
-    def follow(self) -> list[Seen]:
+    def follow(self) -> list[ProcessReport]:
         patience = self.timeout if self.me.topology is not None else min(self.timeout, _LINGER)
         deadline = time.monotonic() + patience
         follows: list[str] | None = None
@@ -164,7 +164,7 @@ class _Call:
                 raise self._alone(bool(follows), patience)
             time.sleep(self.pause)
 
-    def _told(self, answers: list[Answer]) -> list[Seen] | None:
+    def _told(self, answers: list[Answer]) -> list[ProcessReport] | None:
         """The last answer, if one of them is."""
         for answer in answers:
             if answer.over and self.me in answer.seen:
@@ -183,10 +183,10 @@ class _Call:
     def _alone(self, answered: bool, patience: float) -> TopologyError:
         there = [one.seen for one in self._all(self.members, Said).values()]
         size = 0 if self.me.topology is None else self.me.topology.world_size
-        missing = absent(there, size)
+        missing = missing_ranks(there, size)
         who = "rank 0 came, and was gone before all had come" if answered else "rank 0 did not come"
         return TopologyError(
-            f"{who}: after {patience:.0f} seconds {listed(missing) if missing else 'nobody'} is not there",
+            f"{who}: after {patience:.0f} seconds {format_ranks(missing) if missing else 'nobody'} is not there",
             expected=f"{size} processes that meet in one folder",
             found=f"{len(there)}",
             where=f"{self.me.name}, in {self.folder}",
@@ -224,10 +224,10 @@ class _Call:
             self.folder.rmdir()
 
 
-def _expected(here: Mapping[str, Seen]) -> int:
+def _expected(here: Mapping[str, ProcessReport]) -> int:
     """As many as the largest world that one of them takes itself to be in."""
     return max((one.topology.world_size for one in here.values() if one.topology is not None), default=1)
 
 
-def _order(one: Seen) -> tuple[int, str, int]:
+def _order(one: ProcessReport) -> tuple[int, str, int]:
     return (1 << 62 if one.topology is None else one.topology.rank), one.host, one.pid

@@ -1,4 +1,4 @@
-"""Where this process stands: which launcher started it, which rank of how many it is, on which node."""
+"""Rank, world size and node of this process, detected from its launcher."""
 
 from rankfeed.topology.topology import Topology, process_group
 

@@ -1,4 +1,4 @@
-"""What the launchers say in the environment: a table of their variables, and how one row of it is read."""
+"""Launchers and their environment variables: a table, and how to read a row of it."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ REMEDY = (
     "or pass topology=rankfeed.Topology(rank=..., world_size=...)"
 )
 
-# Slurm numbers what is no step of tasks (batch script, interactive shell, prolog) from the top of 32 bits down.
+# Slurm numbers steps that are no tasks (batch script, interactive shell, prolog) from the top of 32 bits down.
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
 
 @dataclass(frozen=True)
 class Launcher:
-    """One row of the table: which variables a launcher sets. Of several names for one thing the first set counts.
+    """One row of the table: the variables that a launcher sets. Of several alternatives the first one set counts.
 
     Args:
-        name: what :attr:`rankfeed.Topology.launcher` will say.
-        rank, size: this process in the whole launch, and how many there are.
-        local_rank, local_size: the same among the processes on this node.
-        node, num_nodes: this node, and how many there are.
-        tasks_per_node: where the local size has to be read from Slurm's list of nodes.
-        inside: the row counts only where this variable is set.
-        marks, without: the row counts only where a variable with this prefix is set, or none is.
-        unless: the row does not count where this stands in the environment, as ``NAME=value``.
+        name: value of :attr:`rankfeed.Topology.launcher`.
+        rank, size: of this process in the whole launch.
+        local_rank, local_size: of this process on its node.
+        node, num_nodes: of this node in the launch.
+        tasks_per_node: Slurm's list of tasks per node, which contains the local size.
+        inside: the row applies only if this variable is set.
+        marks, without: the row applies only if some variable, or no variable, has this prefix.
+        unless: the row does not apply if this ``NAME=value`` is in the environment.
     """
 
     name: str
@@ -92,8 +92,8 @@ MVAPICH2 = Launcher(
     local_rank=("MV2_COMM_WORLD_LOCAL_RANK",),
     local_size=("MV2_COMM_WORLD_LOCAL_SIZE",),
 )
-# PMIx says no size: it has to come from whoever else is there. Open MPI sets it too in a process that no launcher
-# started, when MPI is initialised (Lightning does so where mpi4py is there), and its children inherit that.
+# PMIx sets no size: another launcher must. Open MPI also sets PMIX_RANK in a process without a launcher when MPI
+# is initialised (Lightning does so if mpi4py is installed), and its children inherit that.
 PMIX = Launcher("pmix", rank=("PMIX_RANK",), unless="OMPI_MCA_ess=singleton")
 LSF = Launcher(
     "lsf",
@@ -102,13 +102,13 @@ LSF = Launcher(
     local_rank=("JSM_NAMESPACE_LOCAL_RANK",),
     local_size=("JSM_NAMESPACE_LOCAL_SIZE",),
 )
-# All that start processes, in the order in which they are read; torchrun and its like come before.
+# Launchers that start processes themselves, in the order in which they are read, after torchrun.
 OUTER = (SLURM, OPENMPI, MPICH, INTEL_MPI, MVAPICH2, PMIX, LSF)
 
 
 @dataclass(frozen=True)
-class Claim:
-    """What one launcher says of this process; None is what it does not say. ``variables`` is for the messages."""
+class LauncherEnv:
+    """The values that one launcher set in the environment, None if it did not; ``variables`` is for messages."""
 
     launcher: str
     rank: int | None = None
@@ -120,21 +120,17 @@ class Claim:
     variables: str = ""
 
 
-def read(row: Launcher, environ: Mapping[str, str]) -> Claim | None:
-    """What the environment says under the names of one row, or None where the row does not count.
-
-    Args:
-        row: a row of the table.
-        environ: environment variables.
+def read_launcher(row: Launcher, environ: Mapping[str, str]) -> LauncherEnv | None:
+    """The values of one row of the table, or None if the row does not apply.
 
     Raises:
-        TopologyError: a value that is no number, or a list of nodes that cannot be read.
+        TopologyError: a value is no number, or a list of nodes cannot be parsed.
 
     Examples:
-        >>> read(MPICH, {"PMI_RANK": "1", "PMI_SIZE": "2"}).variables
+        >>> read_launcher(MPICH, {"PMI_RANK": "1", "PMI_SIZE": "2"}).variables
         'PMI_RANK=1, PMI_SIZE=2'
     """
-    if not _counts(row, environ):
+    if not _applies(row, environ):
         return None
     fields = (row.rank, row.size, row.local_rank, row.local_size, row.node, row.num_nodes)
     rank, size, local_rank, local_size, node, num_nodes = (_number(names, environ) for names in fields)
@@ -142,51 +138,45 @@ def read(row: Launcher, environ: Mapping[str, str]) -> Claim | None:
         local_size = _local_tasks(row.tasks_per_node, environ, node or 0)
     names = [name for group in (*fields, row.tasks_per_node, (row.inside,)) for name in group if name in environ]
     variables = ", ".join(f"{name}={environ[name]}" for name in names)
-    return Claim(row.name, rank, size, local_rank, local_size, node, num_nodes, variables) if names else None
+    return LauncherEnv(row.name, rank, size, local_rank, local_size, node, num_nodes, variables) if names else None
 
 
-def place(claim: Claim) -> tuple[int, int, int, int]:
-    """Local rank, local size, node and number of nodes of a complete claim, worked out where it does not say.
+def node_layout(env: LauncherEnv) -> tuple[int, int, int, int]:
+    """Local rank, local size, node and number of nodes, inferred from rank and size if not set.
 
-    Where nothing says how many processes a node has, or nodes differ in it and are not numbered, one node is
-    assumed; no share of the data depends on it.
-
-    Args:
-        claim: with rank and size.
-
-    Returns:
-        (local_rank, local_size, node, num_nodes), not checked.
+    One node is assumed if the processes per node are unknown, or differ while the nodes are not numbered; no share
+    of the data depends on it.
 
     Examples:
-        >>> place(read(OPENMPI, {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8",
+        >>> node_layout(read_launcher(OPENMPI, {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8",
         ...     "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}))
         (1, 4, 1, 2)
     """
-    rank, size = claim.rank or 0, claim.size or 1
-    local_size, num_nodes = claim.local_size, claim.num_nodes
+    rank, size = env.rank or 0, env.size or 1
+    local_size, num_nodes = env.local_size, env.num_nodes
     if local_size is None and num_nodes and size % num_nodes == 0:
         local_size = size // num_nodes
     if local_size is None:
-        return rank if claim.local_rank is None else claim.local_rank, size, 0, 1
+        return rank if env.local_rank is None else env.local_rank, size, 0, 1
     if local_size < 1:
         return 0, local_size, 0, 1
-    local_rank = rank % local_size if claim.local_rank is None else claim.local_rank
+    local_rank = rank % local_size if env.local_rank is None else env.local_rank
     if num_nodes is None:
         num_nodes = size // local_size if size % local_size == 0 else None
     if num_nodes is None:
         return local_rank, local_size, 0, 1
-    node = _node(rank, local_rank, local_size, num_nodes) if claim.node is None else claim.node
+    node = _node(rank, local_rank, local_size, num_nodes) if env.node is None else env.node
     return local_rank, local_size, node, num_nodes
 
 
 def _node(rank: int, local_rank: int, local_size: int, num_nodes: int) -> int:
-    """The node by the order in which ranks were dealt out: node after node, or one to each in turn."""
+    """The node, from the order in which ranks were assigned: node after node, or round robin."""
     if num_nodes and rank % local_size != local_rank and rank // num_nodes == local_rank:
         return rank % num_nodes
     return min(rank // local_size, num_nodes - 1)
 
 
-def _counts(row: Launcher, environ: Mapping[str, str]) -> bool:
+def _applies(row: Launcher, environ: Mapping[str, str]) -> bool:
     if row.inside:
         step = environ.get(row.inside)
         if step is None:
@@ -208,8 +198,8 @@ def _number(names: Iterable[str], environ: Mapping[str, str]) -> int | None:
     value = str(environ[name]).strip()
     if not re.fullmatch(r"[0-9]{1,18}", value):
         raise TopologyError(
-            f"the environment variable {name} is not a count of processes",
-            expected="a whole number from 0 up",
+            f"the environment variable {name} is invalid",
+            expected="an integer of at least 0",
             found=f"{name}={environ[name]!r}",
             remedy=REMEDY,
         )
@@ -217,7 +207,7 @@ def _number(names: Iterable[str], environ: Mapping[str, str]) -> int | None:
 
 
 def _local_tasks(names: Iterable[str], environ: Mapping[str, str], node: int) -> int | None:
-    """The tasks on one node out of Slurm's list, such as ``2(x3),1`` for 2, 2, 2 and 1."""
+    """The number of tasks on a node from Slurm's list, such as ``2(x3),1`` for 2, 2, 2 and 1."""
     name = next((name for name in names if name in environ), None)
     if name is None:
         return None
@@ -230,8 +220,8 @@ def _local_tasks(names: Iterable[str], environ: Mapping[str, str], node: int) ->
         if node < first:
             return int(match[1])
     raise TopologyError(
-        f"the environment variable {name} does not say how many tasks node {node} has",
-        expected="a list such as 2(x3),1 with a place for each node",
+        f"the environment variable {name} does not list the tasks of node {node}",
+        expected="a list such as 2(x3),1 that covers all nodes",
         found=f"{name}={environ[name]!r}",
         remedy=REMEDY,
     )

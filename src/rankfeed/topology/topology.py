@@ -1,4 +1,4 @@
-"""The topology of a job as one process sees it: a few integers, found out or given, that travel by pickle."""
+"""The topology of a job as one process sees it: a few integers, detected or given."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ import numpy as np
 
 from rankfeed._util.validate import check_environ, check_int, check_name, check_names, invalid
 from rankfeed.errors import TopologyError
-from rankfeed.topology.launchers import REMEDY, TORCHRUN, Claim, place, read
-from rankfeed.topology.nesting import find
+from rankfeed.topology.detect import detect_launcher
+from rankfeed.topology.launchers import REMEDY, TORCHRUN, LauncherEnv, node_layout, read_launcher
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-#: What is asked of a DeviceMesh.
-_OF_A_MESH = ("mesh_dim_names", "mesh", "get_coordinate")
+#: What identifies a DeviceMesh.
+_MESH_ATTRIBUTES = ("mesh_dim_names", "mesh", "get_coordinate")
 
 
 @dataclass(frozen=True)
 class Topology:
-    """Which process of how many this is, and on which node.
+    """Rank and world size of this process, and its node.
 
     Args:
-        rank: this process, from 0. Any integer type will do; floats and bools will not.
-        world_size: how many processes share the data.
-        local_rank: this process among those on its node, as its launcher says (``torchrun --virtual-local-rank``
-            says 0 to all of them).
-        local_world_size: how many processes its node has.
-        node: this node, from 0.
-        num_nodes: how many nodes there are.
-        launcher: who started the processes; for people, nothing depends on it.
+        rank: of this process, from 0: any integer type, no float or bool.
+        world_size: number of processes that share the data.
+        local_rank: rank on this node, as the launcher sets it (0 in all processes of
+            ``torchrun --virtual-local-rank``).
+        local_world_size: number of processes on this node.
+        node: of this process, from 0.
+        num_nodes: number of nodes.
+        launcher: name of the launcher; information only.
 
     Raises:
         ArgumentError: a value has an invalid type.
-        TopologyError: values that contradict each other, such as a rank that is not below the world size.
+        TopologyError: values contradict each other, such as a rank that is not below the world size.
 
     Examples:
         >>> Topology(rank=1, world_size=2, local_rank=1, local_world_size=2).world_size
@@ -86,18 +86,18 @@ class Topology:
 
     @classmethod
     def detect(cls, environ: Mapping[str, str] | None = None) -> Self:
-        """Find out where this process stands.
+        """Detect the topology from ``torch.distributed`` or the launcher's environment variables.
 
-        An initialised ``torch.distributed`` is believed first, then torchrun, Slurm (inside a step), Open MPI,
-        MPICH, Intel MPI, MVAPICH2, PMIx and LSF. Nothing is imported to find out.
+        An initialised ``torch.distributed`` takes precedence, then torchrun, Slurm (inside a step), Open MPI,
+        MPICH, Intel MPI, MVAPICH2, PMIx and LSF. Nothing is imported for it.
 
         Args:
-            environ: variables to read instead of this process's; torch is then not asked.
+            environ: variables to read instead of those of this process; ``torch.distributed`` is then ignored.
 
         Raises:
             ArgumentError: ``environ`` is no mapping of strings.
-            TopologyError: the variables are half-set or contradict each other, or there are several processes
-                and nothing says which this is.
+            TopologyError: the variables are incomplete or contradict each other, or there are several processes
+                that cannot be told apart.
 
         Examples:
             >>> Topology.detect({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"})
@@ -109,27 +109,28 @@ class Topology:
             >>> Topology.detect({"WORLD_SIZE": "4"})
             Traceback (most recent call last):
                 ...
-            rankfeed.errors.TopologyError: there may be several processes, but torchrun's variables do not say ...
+            rankfeed.errors.TopologyError: incomplete torchrun environment: no RANK
+              ...
         """
         if environ is not None:
-            return cls._from_claim(find(check_environ(environ)))
+            return cls._from_env(detect_launcher(check_environ(environ)))
         group = process_group()
-        return cls._from_claim(find(os.environ)) if group is None else cls._from_group(*group)
+        return cls._from_env(detect_launcher(os.environ)) if group is None else cls._from_group(*group)
 
     @classmethod
     def from_mesh(cls, mesh: DeviceMesh, dims: str | Sequence[str]) -> Self:
         """The coordinates of this process along some dimensions of a torch ``DeviceMesh``.
 
-        Give the dimensions that see different data (data-parallel, sharded or replicated). Peers along all
-        others (tensor-, context-, pipeline-parallel) get the same rank, so they read the same samples.
+        Name the dimensions that see different data (data-parallel, sharded or replicated). Peers along all other
+        dimensions (tensor-, context-, pipeline-parallel) get the same rank, so that they read the same samples.
 
         Args:
             mesh: a mesh with named dimensions.
             dims: one name, or several in the order in which they are flattened (the last varies fastest).
 
         Raises:
-            ArgumentError: these are no mesh and no names.
-            TopologyError: a name that the mesh has not, the same one twice, none, or a mesh without this process.
+            ArgumentError: ``mesh`` is no mesh, or ``dims`` are no names.
+            TopologyError: a dimension is unknown or repeated, or this process is not part of the mesh.
 
         Examples:
             >>> from types import SimpleNamespace
@@ -138,7 +139,7 @@ class Topology:
             >>> Topology.from_mesh(mesh, "dp").rank
             1
         """
-        if isinstance(mesh, type) or not all(hasattr(mesh, each) for each in _OF_A_MESH):
+        if isinstance(mesh, type) or not all(hasattr(mesh, each) for each in _MESH_ATTRIBUTES):
             raise invalid("mesh", "a torch.distributed.device_mesh.DeviceMesh", mesh)
         axes = _axes(mesh, (dims,) if isinstance(dims, str) else tuple(check_names("dims", dims)))
         coordinate = mesh.get_coordinate()
@@ -146,12 +147,12 @@ class Topology:
             raise TopologyError("this process is not part of the mesh", remedy="call this on members only")
         members = np.asarray(mesh.mesh.tolist(), dtype=np.int64)
         shape = [members.shape[axis] for axis in axes]
-        # For each member its rank along `axes`: row-major, in the order asked for.
+        # For each member its rank along `axes`: row-major, in the given order.
         ranks = np.ravel_multi_index([np.indices(members.shape)[axis] for axis in axes], shape)
         rank, size = int(ranks[tuple(coordinate)]), int(np.prod(shape))
         here = cls.detect()
         on_this_node = np.unique(ranks[members // here.local_world_size == here.node])
-        # Only where ranks were dealt out node after node does the node number say which members are here.
+        # The node number identifies the members on this node only if ranks were assigned node after node.
         in_order = here.rank // here.local_world_size == here.node
         if in_order and here.num_nodes <= size and rank in on_this_node:
             node, num_nodes, local = here.node, here.num_nodes, on_this_node
@@ -161,7 +162,7 @@ class Topology:
 
     @staticmethod
     def worker() -> tuple[int, int]:
-        """The torch ``DataLoader`` worker that asks now: (id, number of workers), and (0, 1) outside of one.
+        """The current torch ``DataLoader`` worker as (id, number of workers); (0, 1) outside of one.
 
         Examples:
             >>> Topology.worker()
@@ -174,7 +175,7 @@ class Topology:
 
     @property
     def global_rank(self) -> int:
-        """``rank * num_workers + worker id``, asked anew each time.
+        """``rank * num_workers + worker id``, evaluated at each access.
 
         Examples:
             >>> Topology(rank=1, world_size=2).global_rank
@@ -185,7 +186,7 @@ class Topology:
 
     @property
     def global_world_size(self) -> int:
-        """``world_size * num_workers``, asked anew each time.
+        """``world_size * num_workers``, evaluated at each access.
 
         Examples:
             >>> Topology(rank=1, world_size=2).global_world_size
@@ -194,31 +195,31 @@ class Topology:
         return self.world_size * self.worker()[1]
 
     @classmethod
-    def _from_claim(cls, claim: Claim | None) -> Self:
-        if claim is None:
+    def _from_env(cls, env: LauncherEnv | None) -> Self:
+        if env is None:
             return cls()
         try:
-            return cls(claim.rank or 0, claim.size or 0, *place(claim), claim.launcher)
+            return cls(env.rank or 0, env.size or 0, *node_layout(env), env.launcher)
         except TopologyError as error:
             raise TopologyError(
-                f"{claim.launcher}'s variables contradict each other: {error.summary}",
+                f"the variables of {env.launcher} contradict each other: {error.summary}",
                 expected=error.expected,
-                found=claim.variables,
+                found=env.variables,
                 remedy=REMEDY,
             ) from None
 
     @classmethod
     def _from_group(cls, rank: int, size: int) -> Self:
-        """Rank and size of the process group; the rest from whoever agrees with it, or else one node."""
+        """Rank and size of the process group; the rest from a launcher that agrees with it, else one node."""
         with suppress(TopologyError):
-            claim = find(os.environ)
-            if claim is not None and (claim.rank, claim.size) == (rank, size):
-                return cls._from_claim(claim)
-        whole = Claim("torch.distributed", rank, size)
+            env = detect_launcher(os.environ)
+            if env is not None and (env.rank, env.size) == (rank, size):
+                return cls._from_env(env)
+        whole = LauncherEnv("torch.distributed", rank, size)
         with suppress(TopologyError):
-            local = read(TORCHRUN, os.environ) or whole
-            return cls._from_claim(replace(local, launcher=whole.launcher, rank=rank, size=size))
-        return cls._from_claim(whole)
+            local = read_launcher(TORCHRUN, os.environ) or whole
+            return cls._from_env(replace(local, launcher=whole.launcher, rank=rank, size=size))
+        return cls._from_env(whole)
 
 
 def process_group() -> tuple[int, int] | None:
@@ -226,7 +227,7 @@ def process_group() -> tuple[int, int] | None:
     dist = sys.modules.get("torch.distributed")
     if dist is None:
         return None
-    # A torch built without it, or one that is just being imported, has the module but not all of its names.
+    # The module lacks names while it is being imported, or if torch was built without it.
     if not all(getattr(dist, asked, bool)() for asked in ("is_available", "is_initialized")):
         return None
     return int(dist.get_rank()), int(dist.get_world_size())
@@ -238,8 +239,8 @@ def _axes(mesh: DeviceMesh, dims: tuple[str, ...]) -> list[int]:
     if unknown or not dims or len(set(dims)) < len(dims):
         raise TopologyError(
             f"the mesh has no dimension {unknown[0]!r}" if unknown else "dims must name each dimension once",
-            expected=f"one or more of {', '.join(map(repr, names)) or 'no names: this mesh was made without'}",
+            expected=f"one or more of {', '.join(map(repr, names)) or '(the mesh has no names)'}",
             found=dims,
-            remedy="make the mesh with mesh_dim_names, and name those that see different data",
+            remedy="create the mesh with mesh_dim_names, and pass those that see different data",
         )
     return [names.index(dim) for dim in dims]

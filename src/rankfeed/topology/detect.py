@@ -1,0 +1,170 @@
+"""Decide which launcher's environment variables to believe.
+
+Launchers are nested: ``srun`` starts one ``torchrun`` per node, ``mpirun`` inside a Slurm allocation starts its
+daemons with ``srun``, and a shell passes on what an earlier job exported. All rows of the launcher table are read:
+
+1. ``torchrun`` marks its children (TORCHELASTIC_RUN_ID) and is always the innermost.
+2. A Slurm step and an MPI launcher that agree are one launch. If they disagree, the larger MPI world is believed
+   if the step has one task per node, which is how MPI launchers start their daemons.
+3. RANK and WORLD_SIZE without that mark may be left over from another job. They are believed if they agree with
+   the outer launcher, or describe a larger world in which this task can have started this rank.
+
+Everything else is an error: otherwise every process would read all data without a message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import combinations
+
+from rankfeed.errors import TopologyError
+from rankfeed.topology.launchers import (
+    LIGHTNING,
+    OUTER,
+    PMIX,
+    REMEDY,
+    SLURM,
+    TORCHRUN,
+    Launcher,
+    LauncherEnv,
+    read_launcher,
+)
+
+_ELASTIC = "TORCHELASTIC_RUN_ID"
+
+
+def detect_launcher(environ: Mapping[str, str]) -> LauncherEnv | None:
+    """The launcher to believe, with rank and size; None if no variable indicates several processes.
+
+    Raises:
+        TopologyError: incomplete, unreadable or contradictory variables.
+
+    Examples:
+        >>> detect_launcher({"RANK": "1", "WORLD_SIZE": "4"}).size
+        4
+    """
+    if _ELASTIC in environ:
+        found = read_launcher(TORCHRUN, environ)
+        return _complete(found or LauncherEnv(TORCHRUN.name, variables=f"{_ELASTIC}={environ[_ELASTIC]}"))
+    inner, outer = _inner(environ), _outer(environ)
+    if inner is None:
+        if outer is None:
+            _refuse_partial(environ)
+            return None
+        return _complete(outer)
+    if outer is None:
+        # WORLD_SIZE=1 needs no rank.
+        return _complete(replace(inner, rank=0) if inner.rank is None and inner.size == 1 else inner)
+    if inner.size is not None and outer.size is not None and inner.size > outer.size:
+        if not _started_by(inner, outer):
+            raise _contradiction(inner, outer)
+        return _complete(inner)
+    if not _agree(inner, outer):
+        raise _contradiction(inner, outer)
+    return _complete(outer if outer.size is not None else inner)
+
+
+def _inner(environ: Mapping[str, str]) -> LauncherEnv | None:
+    """RANK and WORLD_SIZE, or what Lightning sets instead; None without either."""
+    if "RANK" not in environ and {"LOCAL_RANK", "NODE_RANK", "WORLD_SIZE"} <= environ.keys():
+        found = read_launcher(LIGHTNING, environ)
+        return None if found is None else replace(found, rank=_lightning_rank(found))
+    found = read_launcher(TORCHRUN, environ)
+    return found if found is not None and _is_evidence(TORCHRUN, found) else None
+
+
+def _lightning_rank(env: LauncherEnv) -> int | None:
+    """Lightning numbers its children node after node; on other nodes than 0 the size of a node is needed."""
+    if env.node == 0:
+        return env.local_rank
+    if env.node is None or env.local_rank is None or env.local_size is None:
+        return None
+    return env.node * env.local_size + env.local_rank
+
+
+def _outer(environ: Mapping[str, str]) -> LauncherEnv | None:
+    """Slurm and the MPI launchers together; the size may still be unknown."""
+    envs = [env for row in OUTER if (env := read_launcher(row, environ)) is not None and _is_evidence(row, env)]
+    for env in envs:
+        if env.launcher != PMIX.name:
+            _complete(env)
+    step = next((env for env in envs if env.launcher == SLURM.name), None)
+    others = [env for env in envs if env is not step]
+    for one, other in combinations(others, 2):
+        if not _agree(one, other):
+            raise _contradiction(one, other)
+    mpi = next((env for env in others if env.size is not None), others[0] if others else None)
+    if step is None or mpi is None:
+        return step or mpi
+    if _agree(step, mpi):
+        return step
+    if mpi.size is not None and step.size is not None and mpi.size > step.size == (step.num_nodes or 1):
+        return mpi
+    raise _contradiction(step, mpi)
+
+
+def _is_evidence(row: Launcher, env: LauncherEnv) -> bool:
+    """Local ranks alone are no evidence of a launch; a Slurm step always is."""
+    return row is SLURM or env.rank is not None or env.size is not None
+
+
+def _refuse_partial(environ: Mapping[str, str]) -> None:
+    """Refuse a local rank or node other than 0 without a rank: one of several processes, but not which."""
+    for row in (TORCHRUN, *(row for row in OUTER if row is not SLURM)):
+        env = read_launcher(row, environ)
+        if env is not None and (
+            env.local_rank or env.node or (env.local_size or 1) > 1 or (env.num_nodes or 1) > 1
+        ):
+            raise _incomplete(env)
+
+
+def _agree(one: LauncherEnv, other: LauncherEnv) -> bool:
+    pairs = ((one.rank, other.rank), (one.size, other.size))
+    return all(mine is None or theirs is None or mine == theirs for mine, theirs in pairs)
+
+
+def _started_by(inner: LauncherEnv, outer: LauncherEnv) -> bool:
+    """Whether the outer task can have started the inner rank: ranks are numbered task after task.
+
+    Variables left over from another job are the same in all tasks, so all tasks but one detect them.
+    """
+    if inner.rank is None or outer.rank is None or inner.size is None or outer.size is None:
+        return True
+    if inner.size % outer.size == 0:
+        return inner.rank // (inner.size // outer.size) == outer.rank
+    return inner.rank >= outer.rank and inner.size - inner.rank >= outer.size - outer.rank
+
+
+def _complete(env: LauncherEnv) -> LauncherEnv:
+    if env.rank is None or env.size is None:
+        raise _incomplete(env)
+    return env
+
+
+def _incomplete(env: LauncherEnv) -> TopologyError:
+    row = next(row for row in (TORCHRUN, LIGHTNING, *OUTER) if row.name == env.launcher)
+    if row is LIGHTNING:
+        missing, remedy = "RANK, nor LOCAL_WORLD_SIZE on a node other than 0", f"set LOCAL_WORLD_SIZE, or {REMEDY}"
+    elif row is PMIX:
+        missing, remedy = "world size, which PMIx does not set", REMEDY
+    else:
+        names = [
+            " or ".join(group) for group, value in ((row.rank, env.rank), (row.size, env.size)) if value is None
+        ]
+        missing, remedy = " and ".join(names), REMEDY
+    return TopologyError(
+        f"incomplete {env.launcher} environment: no {missing}",
+        expected="rank and world size of this process",
+        found=env.variables,
+        remedy=remedy,
+    )
+
+
+def _contradiction(one: LauncherEnv, other: LauncherEnv) -> TopologyError:
+    return TopologyError(
+        f"the variables of {one.launcher} and {other.launcher} contradict each other",
+        expected="one rank of one world, or processes started by the tasks of a smaller one",
+        found=f"{one.variables}; and {other.variables}",
+        remedy=REMEDY,
+    )
