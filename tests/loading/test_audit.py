@@ -12,7 +12,7 @@ from tests.loading.feeds import ENGINES, NAMES, feed, steps_of, take
 import rankfeed as rf
 from rankfeed.errors import AuditError
 from rankfeed.loading import EpochAudit, Loader
-from rankfeed.plan import Plan, Schedule, Tally
+from rankfeed.plan import InvertibleBloomTable, Plan, Schedule
 from rankfeed.topology import Topology
 
 
@@ -84,7 +84,7 @@ def test_nothing_to_merge_is_an_error_too() -> None:
 
 def counted(delivered: list[int], size: int = 1000) -> EpochAudit:
     schedule = Schedule(Plan(size), batch_size=10, topology=Topology())
-    tally = Tally()
+    tally = InvertibleBloomTable()
     tally.add(np.array(delivered))
     return EpochAudit.of_rank(schedule, tally)
 

@@ -24,7 +24,7 @@ from tests.loading.feeds import (
 )
 
 from rankfeed.loading import Loader
-from rankfeed.plan import Streams, wants_rng
+from rankfeed.plan import RngStreams, wants_rng
 from rankfeed.topology import Topology
 
 
@@ -141,10 +141,10 @@ def test_global_generators_are_left_alone_even_when_the_transform_raises() -> No
 
 
 def test_streams_of_neighbours_and_of_other_purposes_are_unrelated() -> None:
-    streams = [Streams(purpose, seed, epoch) for purpose in ("a", "b") for seed in (0, 1) for epoch in (0, 1)]
+    streams = [RngStreams(purpose, seed, epoch) for purpose in ("a", "b") for seed in (0, 1) for epoch in (0, 1)]
     firsts = [int(each.generator(which).integers(1 << 62)) for each in streams for which in range(200)]
     assert len(set(firsts)) == len(firsts)
-    values = np.array([Streams("a", 0, 0).generator(which).random() for which in range(4000)])
+    values = np.array([RngStreams("a", 0, 0).generator(which).random() for which in range(4000)])
     assert abs(values.mean() - 0.5) < 0.03
     assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 0.08
 

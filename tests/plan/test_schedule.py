@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from rankfeed.errors import ArgumentError, PlanError
 from rankfeed.plan import Plan, Schedule
-from rankfeed.plan.schedule import by_lane
+from rankfeed.plan.schedule import sorted_by_lane
 from rankfeed.topology import Topology
 
 TAILS = ["even", "drop", "pad"]
@@ -343,7 +343,7 @@ def test_positions_by_lane_are_those_of_a_plain_sort() -> None:
         expected = sorted(range(low, low + length), key=lambda p: (p % lanes, p // lanes))
         for first in range(length + 1):
             for last in {first, (first + length) // 2, length}:
-                assert by_lane(low, low + length, lanes, first, last).tolist() == expected[first:last]
+                assert sorted_by_lane(low, low + length, lanes, first, last).tolist() == expected[first:last]
 
 
 @given(
@@ -357,7 +357,7 @@ def test_any_stretch_by_lane_is_that_of_a_plain_sort(
 ) -> None:
     first, last = sorted(int(each * length) for each in cut)
     expected = sorted(range(low, low + length), key=lambda p: (p % lanes, p // lanes))
-    found = by_lane(low, low + length, lanes, first, last)
+    found = sorted_by_lane(low, low + length, lanes, first, last)
     assert found.dtype == np.int64
     assert found.tolist() == expected[first:last]
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from rankfeed._util.validate import check_callable, check_int
 from rankfeed.errors import PackError, safe_str
-from rankfeed.plan import Streams, wants_rng
+from rankfeed.plan import RngStreams, wants_rng
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Mapped:
         Raises:
             PackError: the function raised, or returned something else than samples; names the sample.
         """
-        streams = Streams("pack", self.seed, 0) if wants_rng(self.function) else None
+        streams = RngStreams("pack", self.seed, 0) if wants_rng(self.function) else None
         for first, given, where in self._calls(samples):
             arguments = (given,) if streams is None else (given, streams.generator(first))
             for sample in self._made(arguments, where):

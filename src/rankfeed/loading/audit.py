@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rankfeed.errors import AuditError
-from rankfeed.plan import Difference, Schedule, Tally
+from rankfeed.plan import InvertibleBloomTable, MultisetDifference, Schedule
 
 _CHUNK = 1 << 16
 
@@ -35,11 +35,11 @@ class EpochAudit:
     start: int
     end: int
     steps: tuple[int, ...]
-    delivered: Tally
-    promised: Tally
+    delivered: InvertibleBloomTable
+    promised: InvertibleBloomTable
 
     @classmethod
-    def of_rank(cls, schedule: Schedule, delivered: Tally) -> EpochAudit:
+    def of_rank(cls, schedule: Schedule, delivered: InvertibleBloomTable) -> EpochAudit:
         """The report of a rank at the end of its schedule.
 
         Counting the promised samples costs what planning them did: each rank counts an equal stretch of
@@ -49,7 +49,7 @@ class EpochAudit:
         span = end - schedule.start
         low = schedule.start + schedule.rank * span // schedule.world_size
         high = schedule.start + (schedule.rank + 1) * span // schedule.world_size
-        promised = Tally()
+        promised = InvertibleBloomTable()
         for first in range(low, high, _CHUNK):
             positions = np.arange(first, min(first + _CHUNK, high))
             promised.add(schedule.plan.sample_ids(schedule.epoch, positions))
@@ -79,7 +79,7 @@ class EpochAudit:
             raise AuditError("there are no reports to merge", expected="one of each rank")
         first = reports[0]
         by_rank: dict[int, EpochAudit] = {}
-        delivered, promised = Tally(), Tally()
+        delivered, promised = InvertibleBloomTable(), InvertibleBloomTable()
         for report in sorted(reports, key=lambda report: report.ranks):
             if report._stretch() != first._stretch():
                 raise AuditError(
@@ -115,7 +115,7 @@ class EpochAudit:
         """Whether all ranks are in it."""
         return self.ranks == tuple(range(self.world_size))
 
-    def difference(self) -> Difference:
+    def difference(self) -> MultisetDifference:
         """Samples missing and repeated. Holds once all ranks are in the report."""
         return self.delivered.difference(self.promised)
 
@@ -189,6 +189,6 @@ def gather(report: EpochAudit, *, launcher: str) -> EpochAudit | None:
     return EpochAudit.merge(reports)
 
 
-def _named(difference: Difference) -> str:
+def _named(difference: MultisetDifference) -> str:
     some = list(difference.ids.items())[:8]
     return "; ".join(["", *(f"sample {each} {count:+d}" for each, count in some)])

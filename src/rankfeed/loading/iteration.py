@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rankfeed.loading import audit as proof
 from rankfeed.loading.device import to_device
 from rankfeed.loading.ledger import LedgerPass
-from rankfeed.plan import Schedule, Tally
+from rankfeed.plan import InvertibleBloomTable, Schedule
 
 if TYPE_CHECKING:
     from rankfeed.loading.loader import Loader
@@ -27,7 +27,7 @@ class Iteration:
         self._schedule = schedule
         self._turn = turn
         self._made = loader._run(schedule)
-        self._delivered = Tally() if loader.audit is True else None
+        self._delivered = InvertibleBloomTable() if loader.audit is True else None
         self._ledger: LedgerPass | None = None
         self._begun = self._over = False
 

@@ -21,7 +21,7 @@ from rankfeed.errors import ArgumentError, RankfeedError, TransformError, safe_s
 from rankfeed.loading.collate import Padding, RaggedAs, check_collated, collate, collate_samples
 from rankfeed.loading.misfits import misfit
 from rankfeed.loading.randomness import kept_globals, seed_globals
-from rankfeed.plan import Schedule, Streams, wants_rng
+from rankfeed.plan import RngStreams, Schedule, wants_rng
 from rankfeed.sources import Source
 from rankfeed.sources.lookups import LOOKUPS
 from rankfeed.sources.probes import MORE_PROBES, PROBES, probe_ids
@@ -167,7 +167,7 @@ class Maker:
         with kept_globals() if seeded else nullcontext():
             rows = self._rows(share)
             if seeded:
-                seed_globals(Streams("batch", self.seed, share.epoch).word(share.position))
+                seed_globals(RngStreams("batch", self.seed, share.epoch).word(share.position))
             batch: Any
             if isinstance(rows, Columns) and self.collate_fn is None:
                 batch = self._tensors(rows, where)
@@ -176,7 +176,7 @@ class Maker:
                 batch, padding = self._collated(self._samples(rows), share)
             self._add_columns(batch, ids, valid, where, filled=share.filled)
             if self.batch_transform is not None:
-                streams = Streams("batch", self.seed, share.epoch)
+                streams = RngStreams("batch", self.seed, share.epoch)
                 batch = self._batch_transformed(batch, streams, share.position, where)
         delivered = ids if valid.all() else ids[valid]
         found = LOOKUPS.so_far[0] - hits, LOOKUPS.so_far[1] - lookups
@@ -329,7 +329,7 @@ class Maker:
             TransformError: it raised, or returned nothing; names the sample.
         """
         assert self.transform is not None
-        streams = Streams("sample", self.seed, share.epoch)
+        streams = RngStreams("sample", self.seed, share.epoch)
         transform, with_rng, where = self.transform, wants_rng(self.transform), share.where
         done = []
         for sample_id, sample in zip(share.ids.tolist(), samples, strict=True):
@@ -351,7 +351,7 @@ class Maker:
     def _read(self, ids: Int64, epoch: int) -> Columns | Sequence[Any]:
         if not (self.source.runs_user_code and self.seed_globals):
             return self._fetch(ids)
-        streams = Streams("read", self.seed, epoch)
+        streams = RngStreams("read", self.seed, epoch)
         if self.source.takes_batches:  # what it draws for a batch, it draws in one go
             seed_globals(streams.word(int(ids[0])))
             return self._fetch(ids)
@@ -394,7 +394,7 @@ class Maker:
         except (Exception, SystemExit) as error:
             raise _blamed("the samples could not be collated", error, share.where) from error
 
-    def _batch_transformed(self, batch: Any, streams: Streams, position: int, where: str) -> Any:
+    def _batch_transformed(self, batch: Any, streams: RngStreams, position: int, where: str) -> Any:
         function = self.batch_transform
         assert function is not None
         try:

@@ -1,22 +1,24 @@
-"""Which sample is read where and when: arithmetic on numpy arrays, without I/O and without torch."""
+"""Which sample is read at which step of which rank: arithmetic on numpy arrays, without I/O and without torch."""
 
+from rankfeed.plan.bloom_table import InvertibleBloomTable, MultisetDifference
+from rankfeed.plan.coverage import Coverage
 from rankfeed.plan.cursor import Cursor
 from rankfeed.plan.permutation import Key, permutation
 from rankfeed.plan.plan import Plan, Shuffle
+from rankfeed.plan.rng_streams import RngStreams, wants_rng
 from rankfeed.plan.schedule import Schedule, Tail
-from rankfeed.plan.streams import Streams, wants_rng
-from rankfeed.plan.tally import Difference, Tally
 
 __all__ = [
+    "Coverage",
     "Cursor",
-    "Difference",
+    "InvertibleBloomTable",
     "Key",
+    "MultisetDifference",
     "Plan",
+    "RngStreams",
     "Schedule",
     "Shuffle",
-    "Streams",
     "Tail",
-    "Tally",
     "permutation",
     "wants_rng",
 ]

@@ -1,4 +1,4 @@
-"""Where a job stands in its data: the few integers of a checkpoint."""
+"""Position of a job in its data: the integers of a checkpoint."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from rankfeed._util.validate import check_int
 
 @dataclass(frozen=True)
 class Cursor:
-    """A place between two steps, the same on every rank.
+    """A position between two steps, the same on every rank.
 
-    Positions count samples over all ranks, so another number of ranks or another batch size can go on from it.
+    Positions count samples over all ranks, so that any number of ranks and any batch size can continue from it.
 
     Args:
-        epoch: the epoch it lies in.
+        epoch: current epoch.
         position: samples consumed in this epoch.
-        steps: steps taken in this epoch, by whatever topologies.
+        steps: steps taken in this epoch, by any topology.
 
     Examples:
         >>> Cursor(epoch=1, position=96, steps=3).next_epoch()
@@ -32,7 +32,7 @@ class Cursor:
             object.__setattr__(self, name, check_int(name, getattr(self, name), at_least=0))
 
     def after(self, position: int) -> Cursor:
-        """One step on, with ``position`` samples consumed."""
+        """The cursor after one more step, with ``position`` samples consumed."""
         return Cursor(self.epoch, position, self.steps + 1)
 
     def next_epoch(self) -> Cursor:

@@ -1,14 +1,13 @@
-"""A keyed bijection of [0, n): the shuffle that is a formula instead of a list.
+"""A keyed bijection of [0, n): a shuffle that is a formula instead of a list.
 
-A Feistel network permutes whatever its round function is, because each round only adds to one half something
-that depends on the other half, and that can be taken away again. Here the two halves of an index are a digit in
-base ``a`` (even, added modulo ``a``) and a digit of ``k`` bits (added without carry), with ``a * 2**k`` just
-above ``n``. The few indices that land in the overhang go through the network again until they are back inside
-("cycle walking"), which keeps it a bijection of [0, n) for every n and costs next to nothing, because the
-overhang is at most about ``2 * sqrt(n)`` wide.
+A Feistel network is a permutation for any round function, because each round adds to one half a function of the
+other half, which can be subtracted again. The halves of an index are a digit in base ``a`` (even, added modulo
+``a``) and a digit of ``k`` bits (added by xor), with ``a * 2**k`` just above ``n``. Indices of n or more go
+through the network again until they are below n ("cycle walking"), which keeps it a bijection of [0, n) for every
+n at little cost: there are at most about ``2 * sqrt(n)`` of them.
 
-Sources: J. Black and P. Rogaway, "Ciphers with arbitrary finite domains" (CT-RSA 2002), for the mixed radix and
-the cycle walk; the round function is the multiply-xorshift-multiply of S. Vigna's SplitMix64; its upper bits are
+Sources: J. Black and P. Rogaway, "Ciphers with arbitrary finite domains" (CT-RSA 2002), for mixed radix and cycle
+walking; the round function is the multiply-xorshift-multiply of S. Vigna's SplitMix64; its upper bits are
 brought into range by multiplying instead of dividing (D. Lemire, "Fast random integer generation in an
 interval", 2019).
 """
@@ -24,17 +23,17 @@ import numpy.typing as npt
 
 UInt64 = npt.NDArray[np.uint64]
 
-# 0-d arrays: numpy takes them faster than Python or numpy scalars, and a batch of 256 feels each call.
+# 0-d arrays: numpy converts Python and numpy scalars more slowly, which shows in batches of 256.
 _M1 = np.array(0xBF58476D1CE4E5B9, np.uint64)
 _M2 = np.array(0x94D049BB133111EB, np.uint64)
 _GOLDEN = np.array(0x9E3779B97F4A7C15, np.uint64)
 _30, _27, _31, _32 = (np.array(bits, np.uint64) for bits in (30, 27, 31, 32))
 
-#: Indices worked on at once: the handful of work arrays of this length stay in a core's own cache.
+#: Indices per pass: work arrays of this length stay in the cache of a core.
 CHUNK = 4096
 
-#: Two rounds (one for each half) at a time, by size: a small domain has few bits to mix, so it takes more rounds
-#: until every one of its n! orders is equally likely (measured in tests/plan/test_permutation.py).
+#: Pairs of rounds (one per half) by minimum domain size: a small domain has few bits to mix, so that it needs more
+#: rounds until all n! orders are equally likely (measured in tests/plan/test_permutation.py).
 _ROUNDS = ((2**16, 3), (2**10, 4), (2**6, 6), (0, 12))
 
 MAX_SIZE = 2**62
@@ -42,11 +41,9 @@ MAX_SIZE = 2**62
 
 @dataclass(frozen=True)
 class Key:
-    """Round keys for :func:`permutation`, hashed from whatever names the order that is wanted.
+    """Round keys for :func:`permutation`, hashed from strings and integers.
 
-    Args:
-        parts: strings and integers of any size; two keys are unrelated if any part differs, so that
-            (seed 5, epoch 1) and (seed 6, epoch 0) have nothing in common.
+    Keys are unrelated if any part differs: (seed 5, epoch 1) and (seed 6, epoch 0) have nothing in common.
 
     Examples:
         >>> Key.of("order", 5, 1) == Key.of("order", 6, 0)
@@ -56,9 +53,9 @@ class Key:
     rounds: tuple[int, ...]
 
     @classmethod
-    @lru_cache(maxsize=256)  # asked for at every batch, and the same one for an epoch
+    @lru_cache(maxsize=256)  # the same key for all batches of an epoch
     def of(cls, *parts: str | int) -> Key:
-        # repr, because it can be read back: no two different lists of parts have the same.
+        # repr is injective: different parts have different texts.
         digest = hashlib.shake_128(repr(parts).encode()).digest(8 * 2 * _ROUNDS[-1][1])
         return cls(tuple(int(word) for word in np.frombuffer(digest, "<u8")))
 
@@ -66,25 +63,24 @@ class Key:
 def permutation(
     indices: npt.ArrayLike, n: int, key: Key, *, tweaks: UInt64 | None = None, sizes: UInt64 | None = None
 ) -> npt.NDArray[np.int64]:
-    """Where each index goes in the keyed shuffle of [0, n).
+    """The image of each index under the keyed permutation of [0, n).
 
     Args:
-        indices: int array-like of any shape, each in [0, n). Not checked: a caller that cannot vouch for it must.
+        indices: int array-like of any shape, each in [0, n); not checked.
         n: size of the domain, 1 to 2**62.
-        key: names the order.
-        tweaks: uint64 of the same shape: a further key for each index, for many small shuffles in one call.
-        sizes: uint64 of the same shape: a size of its own for each index, at most ``n`` and not much less (the
-            cycle walk takes about ``n / size`` turns).
+        key: selects the permutation.
+        tweaks: uint64 of the same shape, a further key per index: many small permutations in one call.
+        sizes: uint64 of the same shape, a domain size per index, at most ``n`` and not much smaller (cycle walking
+            takes about ``n / size`` passes).
 
     Returns:
         int64 array of the same shape.
 
     Examples:
-        >>> order = permutation(range(6), 6, Key.of("demo", 1))
-        >>> sorted(order.tolist())
+        >>> sorted(permutation(range(6), 6, Key.of("demo", 1)).tolist())
         [0, 1, 2, 3, 4, 5]
     """
-    # A copy, worked on in place.
+    # A copy, permuted in place.
     values = np.array(indices, dtype=np.uint64, order="C")
     if n > 1:
         network = _network(n, key)
@@ -100,12 +96,7 @@ def permutation(
 
 
 def mix(values: UInt64) -> UInt64:
-    """SplitMix64's finaliser: 64 well mixed bits for each 64-bit value, a bijection.
-
-    Examples:
-        >>> int(mix(np.array([1], np.uint64))[0]) != int(mix(np.array([2], np.uint64))[0])
-        True
-    """
+    """The finaliser of SplitMix64: a bijection of 64-bit values that mixes all bits."""
     mixed = values + _GOLDEN
     mixed ^= mixed >> _30
     mixed *= _M1
@@ -129,10 +120,10 @@ def mix_one(value: int) -> int:
 
 
 def _radices(n: int) -> tuple[int, int]:
-    """Bits of the low digit and base of the high one, near-square whatever the overhang.
+    """Bits of the low digit and base of the high one, of nearly the same size.
 
-    A low digit of few values (or one) would leave neighbours together: each round moves all that share it alike.
-    In a small domain the base is even: with an odd one only even permutations could be reached.
+    A low digit with few values would keep neighbours together: a round moves all indices that share it alike. In a
+    small domain the base is even: an odd one reaches even permutations only.
     """
     low_bits = (n - 1).bit_length() // 2
     even = 2 if n < 2**10 else 1
@@ -158,7 +149,7 @@ class _Network:
         self.has_overhang = (base << low_bits) > n
 
     def walk(self, values: UInt64, tweaks: UInt64 | None, sizes: UInt64) -> None:
-        """Permute ``values`` in place, again and again where they fall outside their size."""
+        """Permute ``values`` in place, repeatedly if the result is not below its size."""
         self.permute(values, tweaks)
         if not self.has_overhang and sizes.ndim == 0:
             return

@@ -1,9 +1,9 @@
 """The order of an epoch: position -> sample id, for any size, in constant memory in the number of samples.
 
-An epoch's positions are dealt to ``lanes`` like cards: position p is place ``p // lanes`` of lane ``p % lanes``.
-Each lane owns one equal stretch of the epoch's line of samples, and reads along it. What the line is, is the
-kind of shuffle: the samples as they lie ("none"), a keyed bijection of all of them ("global"), or whole blocks
-in a keyed order with the samples mixed inside windows of each lane's stretch ("window").
+Positions are distributed over ``lanes`` round robin: position p is place ``p // lanes`` of lane ``p % lanes``.
+Each lane owns an equal part of the epoch's sequence of samples and reads it in order. The sequence depends on the
+kind of shuffle: stored order ("none"), a keyed bijection of all samples ("global"), or blocks in a keyed order,
+with the samples mixed inside windows of each lane's part ("window").
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Int64 = npt.NDArray[np.int64]
 Shuffle = Literal["none", "global", "window"]
 _Number = TypeVar("_Number", int, float)
 
-#: Lanes where nobody says how many. A property of the order, so never taken from the number of ranks.
+#: Default number of lanes: a property of the order, never derived from the number of ranks.
 DEFAULT_LANES: dict[str, int] = {"none": 1, "global": 1, "window": 64}
 
-#: Samples mixed with each other under "window", where nobody says how many.
+#: Default window of "window", in samples.
 DEFAULT_WINDOW = 65536
 
-#: An ``int`` given for ``blocks`` is cut into blocks for "window", into no more than this many.
+#: "window" divides an ``int`` given as ``blocks`` into at most this many blocks.
 _MAX_IMPLIED_BLOCKS = 2**20
 
 
@@ -38,16 +38,16 @@ class Plan:
     """Which sample is read at which position of which epoch.
 
     Args:
-        blocks: number of samples, or the number in each block, a block being what is read in one go.
+        blocks: number of samples, or the samples in each block (a block is what is read in one piece).
         shuffle: "none", "global" (one keyed bijection of all samples) or "window" (blocks in a keyed order,
             samples mixed inside windows, so that few blocks are open at a time).
-        seed: any integer; orders of different (seed, epoch) have nothing in common.
-        window: samples mixed with each other under "window", about.
-        lanes: independent streams along the epoch's line. Part of the order, so never take it from the topology.
+        seed: any integer; the orders of different (seed, epoch) are unrelated.
+        window: approximate number of samples that "window" mixes with each other.
+        lanes: independent streams through the epoch; part of the order, so do not derive it from the topology.
 
     Raises:
         ArgumentError: an argument has an invalid type or value.
-        PlanError: no samples; more than 2**62 of them; a block of an impossible size.
+        PlanError: no samples, more than 2**62 samples, or a block of an invalid size.
 
     Examples:
         >>> plan = Plan([3, 2, 4], shuffle="window", seed=1, window=4)
@@ -73,16 +73,18 @@ class Plan:
         self._starts = _block_starts(blocks, self.window if shuffle == "window" else None)
         self.num_samples = int(self._starts[-1])
         if self.num_samples == 0:
-            raise PlanError("there are no samples to plan", remedy="check that the data set is not empty")
-        self._line: tuple[int, Int64, Int64] | None = None
+            raise PlanError(
+                "cannot plan without samples", found="0 samples", remedy="check that the data set is not empty"
+            )
+        self._sequence: tuple[int, Int64, Int64] | None = None
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of the data set, empty ones included."""
+        """Number of blocks, including empty ones."""
         return len(self._starts) - 1
 
     def describe(self) -> dict[str, int | str]:
-        """What the order depends on: the same description, the same order. A few hundred bytes of JSON."""
+        """Everything that the order depends on, as a few hundred bytes of JSON."""
         facts: dict[str, int | str] = {
             "samples": self.num_samples,
             "shuffle": self.shuffle,
@@ -96,12 +98,12 @@ class Plan:
 
     @property
     def fingerprint(self) -> str:
-        """32 hexadecimal digits; equal fingerprints deliver equal orders."""
+        """32 hexadecimal digits; equal fingerprints mean equal orders."""
         text = "rankfeed-plan-1" + json.dumps(self.describe(), sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def sample_ids(self, epoch: int, positions: npt.ArrayLike) -> Int64:
-        """The samples at some positions of an epoch.
+        """The sample ids at positions of an epoch.
 
         Args:
             epoch: any integer of at least 0.
@@ -115,7 +117,7 @@ class Plan:
             PlanError: a position lies outside the epoch.
         """
         epoch = check_int("epoch", epoch, at_least=0)
-        places = _positions(positions, self.num_samples)
+        places = _checked_positions(positions, self.num_samples)
         ids = np.empty_like(places)
         flat, out = places.reshape(-1), ids.reshape(-1)
         for start in range(0, flat.size, CHUNK):
@@ -127,25 +129,25 @@ class Plan:
         short, longer = divmod(self.num_samples, self.lanes)
         if self.lanes == 1:
             lanes: Int64 | int = 0
-            line: Int64 | int = 0
+            offsets: Int64 | int = 0
         else:
-            lanes, places = _dealt(places, self.lanes)
-            line = lanes * short
-            line += np.minimum(lanes, longer)
+            lanes, places = _lanes_of(places, self.lanes)
+            offsets = lanes * short
+            offsets += np.minimum(lanes, longer)
         if self.shuffle == "none":
-            return line + places
+            return offsets + places
         if self.shuffle == "global":
-            return permutation(line + places, self.num_samples, Key.of("global", self.seed, epoch))
-        line = line + self._mixed(epoch, lanes, places)
-        ends, shifts = self._block_line(epoch)
-        line += shifts[ends.searchsorted(line, side="right")]
-        return line
+            return permutation(offsets + places, self.num_samples, Key.of("global", self.seed, epoch))
+        offsets = offsets + self._mixed(epoch, lanes, places)
+        ends, shifts = self._block_sequence(epoch)
+        offsets += shifts[ends.searchsorted(offsets, side="right")]
+        return offsets
 
     def _mixed(self, epoch: int, lanes: Int64 | int, places: Int64) -> Int64:
-        """Places after mixing each inside its window of its lane.
+        """Places after the permutation inside each window of a lane.
 
-        A lane of n samples has about n / window windows whose sizes differ by one. The windows are laid out for
-        the shorter lanes; where a lane is one longer, its last window is too.
+        A lane of n samples has about n / window windows whose sizes differ by at most one. They are laid out for
+        the shorter lanes; the last window of a longer lane has one sample more.
         """
         length, longer = divmod(self.num_samples, self.lanes)
         windows = max(1, (2 * length + self.window) // (2 * self.window))
@@ -155,7 +157,7 @@ class Plan:
             index = np.where(beyond < 0, places // (size + 1), larger + beyond // size)
         else:
             index = places // max(size, 1)
-        if longer:  # the one sample more stays in the last window
+        if longer:  # the last window of these lanes has one sample more
             np.minimum(index, windows - 1, out=index)
         starts = index * size
         sizes: UInt64 | None = None
@@ -174,19 +176,19 @@ class Plan:
         )
         return starts
 
-    def _block_line(self, epoch: int) -> tuple[Int64, Int64]:
-        """The permuted blocks as a line: where each ends on it, and what takes a place on it to a sample id."""
-        cached = self._line
+    def _block_sequence(self, epoch: int) -> tuple[Int64, Int64]:
+        """The permuted sequence of blocks: the end of each, and the difference of sample id and offset in it."""
+        cached = self._sequence
         if cached is not None and cached[0] == epoch:
             return cached[1], cached[2]
-        self._line = cached = None  # freed before the next is made: two of them would double the peak
+        self._sequence = cached = None  # freed first: two of them would double the peak
         count = self.num_blocks
         order = permutation(np.arange(count), count, Key.of("blocks", self.seed, epoch))
         ends = np.diff(self._starts)[order]
         np.cumsum(ends, out=ends)
         shifts = self._starts[order]
         shifts[1:] -= ends[:-1]
-        self._line = (epoch, ends, shifts)
+        self._sequence = (epoch, ends, shifts)
         return ends, shifts
 
     def __repr__(self) -> str:
@@ -194,11 +196,11 @@ class Plan:
         return f"Plan({facts})"
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_line": None}
+        return {**self.__dict__, "_sequence": None}
 
 
 def _block_starts(blocks: int | Sequence[int] | npt.NDArray[np.integer], implied: int | None) -> Int64:
-    """Where each block starts, and at the end the number of samples."""
+    """The first sample id of each block, and the number of samples."""
     if isinstance(blocks, (int, np.integer)):
         total = _checked_total(check_int("blocks", blocks, at_least=0))
         if implied is None or total == 0:
@@ -207,16 +209,16 @@ def _block_starts(blocks: int | Sequence[int] | npt.NDArray[np.integer], implied
         return np.append(np.arange(0, total, size, dtype=np.int64), total)
     sizes = check_int_array("blocks", blocks)
     if sizes.ndim != 1:
-        raise invalid("blocks", "the number of samples, or of the samples in each block", blocks)
+        raise invalid("blocks", "a number of samples, or a sequence of block sizes", blocks)
     if sizes.size == 0:
         return np.zeros(1, np.int64)
     if sizes.min() < 0 or sizes.max() > MAX_SIZE:
         bad = int(np.argmax((sizes < 0) | (sizes > MAX_SIZE)))
-        raise PlanError("a block has an impossible size", found=int(sizes[bad]), where=f"block {bad}")
+        raise PlanError("invalid block size", expected="0 to 2**62", found=int(sizes[bad]), where=f"block {bad}")
     _checked_total(float(sizes.sum(dtype=np.float64)))
     starts = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=starts[1:], dtype=np.int64)
-    _checked_total(int(starts[-1]))  # the float, which cannot overflow, is not exact
+    _checked_total(int(starts[-1]))  # the sum of floats cannot overflow, but is not exact
     return starts
 
 
@@ -226,18 +228,18 @@ def _checked_total(total: _Number) -> _Number:
     return total
 
 
-def _dealt(positions: Int64, lanes: int) -> tuple[Int64, Int64]:
-    """Lane and place of each position (numpy's floor division is vectorised, its remainder isn't)."""
+def _lanes_of(positions: Int64, lanes: int) -> tuple[Int64, Int64]:
+    """Lane and place of each position (numpy vectorises floor division, but not the remainder)."""
     places = positions // lanes
     return positions - places * lanes, places
 
 
-def _positions(positions: npt.ArrayLike, num_samples: int) -> Int64:
+def _checked_positions(positions: npt.ArrayLike, num_samples: int) -> Int64:
     checked = check_int_array("positions", positions)
-    # Seen as unsigned, a negative position is a huge one: one comparison finds both.
+    # As unsigned numbers, negative positions are huge: one comparison detects both.
     if checked.size and int(np.ascontiguousarray(checked).view(np.uint64).max()) >= num_samples:
         raise PlanError(
-            "a position lies outside the epoch",
+            "position outside the epoch",
             expected=f"0 to {num_samples - 1}",
             found=f"{checked.min()} to {checked.max()}",
         )

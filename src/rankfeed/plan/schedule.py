@@ -1,7 +1,6 @@
-"""Which samples a rank reads at which step: the epoch's positions cut into steps, the steps into ranks.
+"""Which samples a rank reads at which step: the positions of an epoch divided into steps, and steps into ranks.
 
-Everything here is arithmetic on a plan and three numbers (rank, world size, batch size). Workers do not appear:
-a batch is the same whoever computes it.
+Arithmetic on a plan, rank, world size and batch size. Workers do not appear: any of them computes the same batch.
 """
 
 from __future__ import annotations
@@ -17,17 +16,18 @@ from rankfeed.plan.plan import Int64
 
 Tail = Literal["even", "drop", "pad"]
 
-#: A larger batch has no use, and the ids of its rows no memory.
+#: Upper limit of ``batch_size``.
 MAX_BATCH_SIZE = 2**31 - 1
 
-#: Sample ids are worked out for several steps at once, about this many: numpy's calls cost the same for 256
-#: numbers as for a few thousand. So many groups of steps are kept: a source is told of later ones beforehand.
-_TOGETHER, _KEPT = 4096, 8
+#: Sample ids computed at once, for a group of steps: numpy calls take as long for 256 numbers as for thousands.
+_GROUP_IDS = 4096
+#: Groups kept: later steps are requested ahead, as hints for the source.
+_GROUPS = 8
 
 
 @runtime_checkable
-class Order(Protocol):
-    """What a schedule needs of a plan."""
+class SampleOrder(Protocol):
+    """The part of a plan that a schedule needs."""
 
     @property
     def lanes(self) -> int: ...
@@ -37,8 +37,8 @@ class Order(Protocol):
 
 
 @runtime_checkable
-class Ranks(Protocol):
-    """What a schedule needs of a topology."""
+class RankInfo(Protocol):
+    """The part of a topology that a schedule needs."""
 
     @property
     def rank(self) -> int: ...
@@ -47,28 +47,29 @@ class Ranks(Protocol):
 
 
 class Schedule:
-    """The steps of one rank through one epoch, or through what is left of it.
+    """The steps of one rank through one epoch, or through the rest of it.
 
-    With the global batch ``G = batch_size * world_size`` and ``M`` samples left, the last steps are, by ``tail``:
+    With the global batch ``G = batch_size * world_size`` and ``M`` samples left, the last steps depend on
+    ``tail``:
 
-    - "even": if G divides M, M / G full steps. If not, the last two steps share what is left after the full
-      ones, the larger half first; if M < G there is one step. With batch_size 1 the rest joins the last step.
-      Over the ranks sizes differ by at most one and none is empty; only where M < world_size some ranks have
-      none, and get one stand-in row that :meth:`valid` masks.
+    - "even": if G divides M, there are M / G full steps. If not, the last two steps share the rest, the larger
+      half first; if M < G there is one step. With batch_size 1 the rest joins the last step. Sizes on the ranks
+      differ by at most one and none is empty, except if M < world_size: then ranks without a sample get one row
+      that :meth:`valid` masks.
     - "drop": M // G full steps; the rest is left out.
-    - "pad": the last step is filled with the first samples of the epoch's order, masked by :meth:`valid`.
+    - "pad": the last step is filled with the first samples of the epoch, masked by :meth:`valid`.
 
     Args:
         plan: the order of the samples.
-        batch_size: rows of this rank at a full step.
-        topology: this rank and the number of ranks.
-        epoch: which epoch.
-        start: samples already consumed in it, by whatever topology.
+        batch_size: rows per rank at a full step.
+        topology: rank and world size.
+        epoch: number of the epoch.
+        start: samples already consumed in it, by any topology.
         tail: "even", "drop" or "pad".
 
     Raises:
         ArgumentError: an argument has an invalid type or value.
-        PlanError: ``start`` lies beyond the epoch; an epoch has fewer samples than ranks (but under "pad").
+        PlanError: ``start`` is beyond the epoch, or an epoch has fewer samples than ranks (except with "pad").
 
     Examples:
         >>> from rankfeed.plan import Plan
@@ -80,10 +81,10 @@ class Schedule:
 
     def __init__(
         self,
-        plan: Order,
+        plan: SampleOrder,
         *,
         batch_size: int,
-        topology: Ranks,
+        topology: RankInfo,
         epoch: int = 0,
         start: int = 0,
         tail: Tail = "even",
@@ -102,42 +103,41 @@ class Schedule:
         self.tail: Tail = check_choice("tail", tail, get_args(Tail))
         total = plan.num_samples
         if self.start > total:
-            raise PlanError("start lies beyond the epoch", expected=f"at most {total}", found=self.start)
+            raise PlanError("start is beyond the epoch", expected=f"at most {total}", found=self.start)
         if total < self.world_size and tail != "pad":
             raise PlanError(
                 "an epoch has fewer samples than there are ranks",
                 expected=f"at least {self.world_size} samples",
                 found=total,
-                remedy='train on fewer ranks, or take tail="pad", which masks the rows it repeats',
+                remedy='train on fewer ranks, or use tail="pad", which masks repeated rows',
             )
         self.global_batch_size = self.batch_size * self.world_size
-        self._full, self._last = cut(total - self.start, self.batch_size, self.world_size, tail)
-        #: Steps of a group.
-        self._steps = max(1, _TOGETHER // self.batch_size)
-        #: Their numbers and batches, the last one made first.
-        self._made: tuple[tuple[int, list[Int64]], ...] = ()
+        self._full, self._last = split_steps(total - self.start, self.batch_size, self.world_size, tail)
+        self._group_steps = max(1, _GROUP_IDS // self.batch_size)
+        #: Number and batches of the groups computed last, latest first.
+        self._groups: tuple[tuple[int, list[Int64]], ...] = ()
 
     def __len__(self) -> int:
         return self._full + len(self._last)
 
     def batch(self, step: int) -> Int64:
-        """Sample ids of this rank at ``step`` (counted from ``start``): int64, batch_size of them at a full step.
+        """Sample ids of this rank at ``step`` (counted from ``start``): int64 [batch_size] at a full step.
 
         Raises:
             PlanError: there is no such step.
         """
-        group, place = divmod(self._checked(step), self._steps)
-        for number, batches in self._made:
+        group, place = divmod(self._checked(step), self._group_steps)
+        for number, batches in self._groups:
             if number == group:
                 return batches[place].copy()
-        first = group * self._steps
-        batches = self._batches(first, min(len(self), first + self._steps))
+        first = group * self._group_steps
+        batches = self._batches(first, min(len(self), first + self._group_steps))
         # One assignment, so that threads need no lock.
-        self._made = ((group, batches), *self._made[: _KEPT - 1])
+        self._groups = ((group, batches), *self._groups[: _GROUPS - 1])
         return batches[place].copy()
 
     def valid(self, step: int) -> npt.NDArray[np.bool_]:
-        """Which rows of :meth:`batch` are samples of this step, and which only fill: bool, True where they are."""
+        """Mask of :meth:`batch`: bool [rows], False for padding."""
         step = self._checked(step)
         if step < self._full:
             return np.ones(self.batch_size, bool)
@@ -145,15 +145,15 @@ class Schedule:
         return np.arange(rows) < last - first
 
     def is_filled(self, step: int) -> bool:
-        """Whether rows of some rank only fill at ``step``, or may: the same answer on every rank."""
+        """Whether some rank may have padding rows at ``step``: the same answer on every rank."""
         low, high = self._bounds(self._checked(step))
         return self.tail == "pad" or high - low < self.world_size
 
     def global_batch(self, step: int) -> Int64:
-        """Sample ids of all ranks together at ``step``, in the epoch's order.
+        """Sample ids of all ranks together at ``step``, in the order of the epoch.
 
-        Under "pad" the samples that fill the last step are among them, at the end. The stand-in rows of ranks
-        that have no sample (see "even") are not: they are no part of what is delivered.
+        With "pad", the padding of the last step is included, at the end. The masked rows of ranks without a sample
+        (see "even") are not.
         """
         low, high = self._bounds(self._checked(step))
         positions = np.arange(low, high)
@@ -163,16 +163,16 @@ class Schedule:
         return self.plan.sample_ids(self.epoch, positions)
 
     def position_after(self, step: int) -> int:
-        """Samples consumed once ``step`` is done, counted from the epoch's start."""
+        """Samples consumed after ``step``, counted from the start of the epoch."""
         return self._bounds(self._checked(step))[1]
 
     def first_position(self, step: int) -> int:
-        """The first position of this rank's rows at ``step``: the epoch's count of samples before them."""
+        """Position of this rank's first row at ``step``, counted from the start of the epoch."""
         step = self._checked(step)
         return self._bounds(step)[0] + self._share(step)[0]
 
     def shares(self, step: int) -> list[tuple[int, int]]:
-        """Of each rank, its rows at ``step``, and how many of them are samples: the others only fill.
+        """For each rank, the number of rows at ``step``, and how many of them are no padding.
 
         Examples:
             >>> from rankfeed.plan import Plan
@@ -186,22 +186,22 @@ class Schedule:
 
     @property
     def end(self) -> int:
-        """Samples consumed when the last step is done, counted from the epoch's start."""
+        """Samples consumed after the last step, counted from the start of the epoch."""
         return self._bounds(len(self) - 1)[1] if len(self) else self.start
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_made": ()}  # made again where it is needed: a step is a few integers
+        return {**self.__dict__, "_groups": ()}  # computed again: a step is a few integers
 
     def _checked(self, step: int) -> int:
         if type(step) is int and 0 <= step < self._full:
             return step
         step = check_int("step", step, at_least=0)
         if step >= len(self):
-            raise PlanError("there is no such step", expected=f"less than {len(self)}", found=step)
+            raise PlanError("no such step", expected=f"less than {len(self)}", found=step)
         return step
 
     def _bounds(self, step: int) -> tuple[int, int]:
-        """The stretch of positions that all ranks read at a step."""
+        """The interval of positions that all ranks read at a step."""
         low = self.start + min(step, self._full) * self.global_batch_size
         if step < self._full:
             return low, low + self.global_batch_size
@@ -210,7 +210,7 @@ class Schedule:
         return low, low + self._last[index]
 
     def _share(self, step: int, rank: int | None = None) -> tuple[int, int, int]:
-        """A rank's share of a step (this one's): from, to (counted within the step), rows with those that fill."""
+        """Share of a rank in a step: first and last (counted within the step), and rows including padding."""
         low, high = self._bounds(step)
         rank = self.rank if rank is None else rank
         first = rank * (high - low) // self.world_size
@@ -218,7 +218,7 @@ class Schedule:
         return first, last, self.batch_size if self.tail == "pad" else max(1, last - first)
 
     def _batches(self, step: int, until: int) -> list[Int64]:
-        if self.plan.lanes == 1 and until <= self._full:  # equal stretches, equally far from each other
+        if self.plan.lanes == 1 and until <= self._full:  # intervals of one length at equal distances
             low = self._bounds(step)[0] + self.rank * self.batch_size
             starts = np.arange(low, low + (until - step) * self.global_batch_size, self.global_batch_size)
             ids = self.plan.sample_ids(self.epoch, np.add.outer(starts, np.arange(self.batch_size)))
@@ -230,52 +230,52 @@ class Schedule:
     def _positions(self, step: int) -> Int64:
         low, high = self._bounds(step)
         first, last, rows = self._share(step)
-        positions = by_lane(low, high, self.plan.lanes, first, last)
+        positions = sorted_by_lane(low, high, self.plan.lanes, first, last)
         if rows == last - first:
             return positions
-        # The ranks before this one took rank * rows rows, `first` of them real: the rest were fillers.
-        filler = self.rank * rows - first
-        fill = np.arange(filler, filler + rows - (last - first)) % self.plan.num_samples
-        return np.concatenate([positions, fill])
+        # The ranks before this one have rank * rows rows, of which `first` are samples; the others are padding.
+        before = self.rank * rows - first
+        padding = np.arange(before, before + rows - (last - first)) % self.plan.num_samples
+        return np.concatenate([positions, padding])
 
 
-def cut(samples: int, batch_size: int, world_size: int, tail: Tail) -> tuple[int, list[int]]:
-    """Number of full steps, and the samples of the steps after them (two at most).
+def split_steps(samples: int, batch_size: int, world_size: int, tail: Tail) -> tuple[int, list[int]]:
+    """Number of full steps, and the samples of the steps after them (at most two).
 
     Examples:
-        >>> cut(10, batch_size=2, world_size=2, tail="even")
+        >>> split_steps(10, batch_size=2, world_size=2, tail="even")
         (1, [3, 3])
-        >>> cut(10, batch_size=2, world_size=2, tail="pad")
+        >>> split_steps(10, batch_size=2, world_size=2, tail="pad")
         (2, [2])
     """
-    whole_batch = batch_size * world_size
-    full, rest = divmod(samples, whole_batch)
+    global_batch = batch_size * world_size
+    full, rest = divmod(samples, global_batch)
     if rest == 0 or tail == "drop":
         return full, []
     if tail == "pad" or full == 0:
         return full, [rest]
     if batch_size == 1:
-        return full - 1, [whole_batch + rest]
-    shared = whole_batch + rest
+        return full - 1, [global_batch + rest]
+    shared = global_batch + rest
     return full - 1, [shared - shared // 2, shared // 2]
 
 
-def by_lane(low: int, high: int, lanes: int, first: int, last: int) -> Int64:
-    """Positions ``first`` to ``last`` of the stretch [low, high) when that is sorted by (lane, place).
+def sorted_by_lane(low: int, high: int, lanes: int, first: int, last: int) -> Int64:
+    """Positions ``first`` to ``last`` of the interval [low, high) sorted by (lane, place).
 
-    A rank so gets samples that lie in few lanes, without anybody sorting the global batch.
+    So a rank reads few lanes, and computes its share without sorting the global batch.
 
     Returns:
         int64 array of ``last - first`` positions.
 
     Examples:
-        >>> by_lane(4, 12, lanes=3, first=0, last=8).tolist()
+        >>> sorted_by_lane(4, 12, lanes=3, first=0, last=8).tolist()
         [6, 9, 4, 7, 10, 5, 8, 11]
     """
     if lanes == 1:
         return np.arange(low + first, low + last)
-    # The stretch deals `every` positions to each lane, and one more to `more` of them, from lane `at` on.
-    # So there are runs of lanes with equally many each, and within a run it is plain division.
+    # Each lane has `every` positions of the interval, and `more` lanes from lane `at` on have one more: in each
+    # run of lanes with equally many positions, lane and place are a division.
     every, more = divmod(high - low, lanes)
     at = low % lanes
     around = max(0, at + more - lanes)

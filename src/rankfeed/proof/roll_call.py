@@ -22,7 +22,7 @@ from rankfeed.errors import RankfeedError, TopologyError
 from rankfeed.storage import look_again, write_atomic
 from rankfeed.storage.commit import TEMPORARY
 from rankfeed.storage.decodable import decodable
-from rankfeed.topology.agreement import ProcessReport, missing_ranks
+from rankfeed.topology.agreement import ProcessReport, format_ranks, missing_ranks
 
 #: After all have come: so long somebody may still turn up who should not be there.
 _SETTLE = 1.0

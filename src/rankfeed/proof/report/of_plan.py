@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankfeed.plan import Schedule, Tail
-from rankfeed.plan.schedule import Order, by_lane
+from rankfeed.plan.schedule import SampleOrder, sorted_by_lane
 from rankfeed.proof.report.binning import COLUMNS, ROWS, Int64, edges, name_of, names_of, picks, place_in
 from rankfeed.proof.report.page import Bars, Figure, Grid, Lines, Mark, Page, Part, Series, Word
 from rankfeed.proof.report.shuffle import numpys
@@ -35,7 +35,7 @@ class Asked:
     start: int = 0
     tail: Tail = "even"
 
-    def schedule(self, plan: Order, rank: int) -> Schedule:
+    def schedule(self, plan: SampleOrder, rank: int) -> Schedule:
         """Of one rank."""
         return Schedule(
             plan,
@@ -48,7 +48,7 @@ class Asked:
 
 
 def of_plan(
-    plan: Order,
+    plan: SampleOrder,
     blocks: int | Sequence[int] | npt.NDArray[np.integer],
     asked: Asked,
     verdict: PlanVerdict,
@@ -115,7 +115,7 @@ def of_plan(
     return Page(title=title, word=word, verdict=sentence, facts=facts, findings=found, parts=parts)
 
 
-def _verdict(plan: Order, asked: Asked, first: Schedule, verdict: PlanVerdict) -> tuple[Word, str]:
+def _verdict(plan: SampleOrder, asked: Asked, first: Schedule, verdict: PlanVerdict) -> tuple[Word, str]:
     due = plan.num_samples - asked.start - verdict.left_out
     which = f"Each of {due:,} samples" if not asked.start else f"Each of the {due:,} samples that were left"
     ranks = f"each of {asked.ranks:,} ranks" if asked.ranks > 1 else "one rank"
@@ -129,7 +129,7 @@ def _verdict(plan: Order, asked: Asked, first: Schedule, verdict: PlanVerdict) -
     return "good", once + "."
 
 
-def _places(plan: Order, asked: Asked, first: Schedule) -> Grid:
+def _places(plan: SampleOrder, asked: Asked, first: Schedule) -> Grid:
     """Ranks x steps: where in the data set a batch begins."""
     ranks, steps = picks(asked.ranks, ROWS), picks(len(first), COLUMNS)
     begins = [[_positions(first, rank, step, 1) for step in steps.tolist()] for rank in ranks.tolist()]
@@ -156,7 +156,7 @@ def _places(plan: Order, asked: Asked, first: Schedule) -> Grid:
     )
 
 
-def _times(plan: Order, asked: Asked, first: Schedule, starts: Int64) -> Grid:
+def _times(plan: SampleOrder, asked: Asked, first: Schedule, starts: Int64) -> Grid:
     """Blocks x time: how many samples of each part of the data set are read in each part of the epoch."""
     parts = edges(len(starts) - 1, ROWS)
     by_block = len(starts) > 2
@@ -200,7 +200,7 @@ def _times(plan: Order, asked: Asked, first: Schedule, starts: Int64) -> Grid:
     )
 
 
-def _open_blocks(plan: Order, asked: Asked, first: Schedule, starts: Int64) -> Bars:
+def _open_blocks(plan: SampleOrder, asked: Asked, first: Schedule, starts: Int64) -> Bars:
     """How many blocks a rank's batch is read from."""
     draw = np.random.default_rng(4)
     drawn = numpys(plan.num_samples)
@@ -236,7 +236,7 @@ def _positions(schedule: Schedule, rank: int, step: int, most: int) -> Int64:
     low = schedule.position_after(step - 1) if step else schedule.start
     size = schedule.position_after(step) - low
     first, last = (number * size // schedule.world_size for number in (rank, rank + 1))
-    return by_lane(low, low + size, schedule.plan.lanes, first, min(last, first + most))
+    return sorted_by_lane(low, low + size, schedule.plan.lanes, first, min(last, first + most))
 
 
 def _last_steps(first: Schedule) -> Bars:

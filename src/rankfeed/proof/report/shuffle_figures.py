@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rankfeed.plan.schedule import Order
+from rankfeed.plan.schedule import SampleOrder
 from rankfeed.proof.report import shuffle
 from rankfeed.proof.report.binning import Int64
 from rankfeed.proof.report.page import Bars, Figure, Lines, Listing, Series, number
 
 
-def shuffle_figures(plan: Order, epoch: int, starts: Int64, batch: int) -> list[Figure]:
+def shuffle_figures(plan: SampleOrder, epoch: int, starts: Int64, batch: int) -> list[Figure]:
     """The figures of an epoch's order.
 
     Args:

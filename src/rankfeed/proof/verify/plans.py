@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rankfeed.plan import Schedule, Tail
-from rankfeed.plan.schedule import Order
+from rankfeed.plan.schedule import SampleOrder
 from rankfeed.topology import Topology
 
 #: Up to this many samples every delivery is counted: a byte each, and some seconds.
@@ -46,7 +46,7 @@ class PlanVerdict:
 
 
 def verify_plan(
-    plan: Order,
+    plan: SampleOrder,
     *,
     ranks: int,
     batch_size: int,
@@ -95,7 +95,11 @@ def verify_plan(
 
 
 def _count(
-    plan: Order, schedules: list[Schedule], lengths: list[int], left_out: int, progress: Callable[[float], None]
+    plan: SampleOrder,
+    schedules: list[Schedule],
+    lengths: list[int],
+    left_out: int,
+    progress: Callable[[float], None],
 ) -> PlanVerdict:
     counts = np.zeros(plan.num_samples, np.int32)
     start = schedules[0].start
@@ -123,7 +127,11 @@ def _count(
 
 
 def _sample(
-    plan: Order, schedules: list[Schedule], lengths: list[int], left_out: int, progress: Callable[[float], None]
+    plan: SampleOrder,
+    schedules: list[Schedule],
+    lengths: list[int],
+    left_out: int,
+    progress: Callable[[float], None],
 ) -> PlanVerdict:
     """Look at some steps (do the ranks' shares make up the global batch?) and some positions (no id twice?)."""
     some = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""Random streams that belong to a sample, not to whoever happens to read it."""
+"""Random streams keyed by what they are used for, not by the process that uses them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rankfeed.plan.permutation import Key, mix_one
 _U64 = 2**64
 
 
-class Streams:
-    """Generators keyed by (seed, epoch, which): independent of ranks, workers and order.
+class RngStreams:
+    """Generators keyed by (seed, epoch, index): independent of ranks, workers and order.
 
     Args:
-        purpose: keeps streams for different uses apart.
+        purpose: separates the streams of different uses.
 
     Examples:
-        >>> one, same = (Streams("transform", seed=1, epoch=2).generator(7) for _ in range(2))
+        >>> one, same = (RngStreams("transform", seed=1, epoch=2).generator(7) for _ in range(2))
         >>> bool(one.integers(1 << 30) == same.integers(1 << 30))
         True
     """
@@ -28,23 +28,18 @@ class Streams:
     def __init__(self, purpose: str, seed: int, epoch: int) -> None:
         self._first, self._second = Key.of(purpose, seed, epoch).rounds[:2]
 
-    def generator(self, which: int) -> np.random.Generator:
-        """A numpy Generator for the sample (or position) ``which``."""
-        key = np.array([self.word(which), (self._second + which) % _U64], np.uint64)
+    def generator(self, index: int) -> np.random.Generator:
+        """A numpy Generator for a sample id or position."""
+        key = np.array([self.word(index), (self._second + index) % _U64], np.uint64)
         return np.random.Generator(np.random.Philox(key=key))
 
-    def word(self, which: int) -> int:
-        """A seed of 64 bits for the sample (or position) ``which``."""
-        return mix_one((self._first + which) % _U64)
+    def word(self, index: int) -> int:
+        """A 64-bit seed for a sample id or position."""
+        return mix_one((self._first + index) % _U64)
 
 
 def wants_rng(function: Callable[..., Any]) -> bool:
-    """Whether a transform takes a generator as well: a second required argument, or one named ``rng``.
-
-    Examples:
-        >>> wants_rng(lambda sample: sample), wants_rng(lambda sample, rng: sample)
-        (False, True)
-    """
+    """Whether a transform takes a generator: it has a second required argument, or one named ``rng``."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):

@@ -1,11 +1,10 @@
-"""A multiset of sample ids in constant space, which can say what two of them differ in.
+"""A multiset of sample ids in constant space whose difference to another one can be listed.
 
-An invertible Bloom lookup table: each id is added to one cell of each of three rows, and a cell only keeps the
-count, the sum of ids and the sum of their hashes (modulo 2**64). Two tables are subtracted cell by cell. What both
-held cancels; what is left can be taken apart again, as long as it is a few hundred ids: a cell that holds a
-single id gives it away, it is removed from its other cells, and that bares the next. So a proof that every
-sample was delivered once costs the same few kilobytes for 10^3 samples and for 10^12, and where it fails it
-names the samples.
+An invertible Bloom lookup table: each id is added to one cell of each of three rows, and a cell keeps the count,
+the sum of ids and the sum of their hashes (modulo 2**64). Two tables are subtracted cell by cell, so that common
+ids cancel. Up to a few hundred remaining ids can be listed: a cell with a single id reveals it, it is removed from
+its other cells, and so on. So the check that every sample was delivered once takes a few kilobytes for 10^3
+samples and for 10^12, and a failed check names the samples.
 
 Sources: M. Goodrich and M. Mitzenmacher, "Invertible Bloom lookup tables" (2011); D. Eppstein et al., "What's the
 difference? Efficient set reconciliation without prior context" (2011).
@@ -26,14 +25,14 @@ _CHECK = np.uint64(0xD6E8FEB86659FD93)
 
 
 @dataclass(frozen=True)
-class Difference:
-    """What one multiset has too few and too many of, compared to another.
+class MultisetDifference:
+    """Difference of a multiset to the expected one.
 
     Attributes:
-        missing: how many (each as often as it is missing).
-        repeated: how many too many.
-        exact: whether both figures are exact, or the least that it can be.
-        ids: where exact, each id that differs and by how much (negative: missing); else those found.
+        missing: ids missing, with multiplicity.
+        repeated: surplus ids, with multiplicity.
+        exact: whether both numbers are exact; otherwise they are lower bounds.
+        ids: the ids that differ and their surplus (negative if missing): all if ``exact``, else those found.
     """
 
     missing: int
@@ -46,21 +45,21 @@ class Difference:
 
 
 @dataclass
-class Tally:
-    """A multiset of sample ids: 18 KiB, whatever is in it.
+class InvertibleBloomTable:
+    """A multiset of sample ids in 18 KiB.
 
     Examples:
-        >>> delivered, promised = Tally(), Tally()
+        >>> delivered, expected = InvertibleBloomTable(), InvertibleBloomTable()
         >>> delivered.add(np.array([0, 1, 1, 3]))
-        >>> promised.add(np.arange(4))
-        >>> delivered.difference(promised)
-        Difference(missing=1, repeated=1, exact=True, ids={1: 1, 2: -1})
+        >>> expected.add(np.arange(4))
+        >>> delivered.difference(expected)
+        MultisetDifference(missing=1, repeated=1, exact=True, ids={1: 1, 2: -1})
     """
 
     cells: npt.NDArray[np.uint64] = field(default_factory=lambda: np.zeros((3, _ROWS, _CELLS), np.uint64))
 
     def add(self, sample_ids: npt.NDArray[np.int64]) -> None:
-        """Count these ids, each as often as it is there: int64 array, none negative."""
+        """Add ids, with multiplicity: int64 array, none negative."""
         ids = np.asarray(sample_ids, np.int64).reshape(-1).view(np.uint64)
         places, checks = _places(ids)
         one = np.uint64(1)
@@ -69,18 +68,18 @@ class Tally:
             np.add.at(self.cells[1, row], places[row], ids)
             np.add.at(self.cells[2, row], places[row], checks)
 
-    def merge(self, other: Tally) -> None:
-        """Add all that another one counted."""
+    def merge(self, other: InvertibleBloomTable) -> None:
+        """Add the ids of another table."""
         self.cells += other.cells
 
     @property
     def count(self) -> int:
-        """Ids counted."""
+        """Number of ids, with multiplicity."""
         return int(self.cells[0, 0].sum())
 
-    def difference(self, promised: Tally) -> Difference:
-        """What this one has more and less of than ``promised``."""
-        rest = self.cells - promised.cells
+    def difference(self, expected: InvertibleBloomTable) -> MultisetDifference:
+        """Missing and repeated ids, compared with ``expected``."""
+        rest = self.cells - expected.cells
         found: dict[int, int] = {}
         while True:
             single = _singles(rest)
@@ -100,11 +99,11 @@ class Tally:
         repeated = sum(count for count in found.values() if count > 0)
         missing += int(-np.minimum(left, 0).sum(axis=1).min())
         repeated += int(np.maximum(left, 0).sum(axis=1).max())
-        return Difference(missing, repeated, not rest.any(), found)
+        return MultisetDifference(missing, repeated, not rest.any(), found)
 
 
 def _places(ids: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.uint64]]:
-    """The cell of each id in each row, [rows, n], and its check."""
+    """The cell of each id in each row, [rows, n], and its hash."""
     hashed = mix(ids)
     shifts = np.arange(_ROWS, dtype=np.uint64)[:, None] * np.uint64(16)
     return ((hashed >> shifts) % np.uint64(_CELLS)).astype(np.intp), mix(hashed ^ _CHECK)
