@@ -11,7 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankfeed.columns import Columns, Field, Mismatch
-from rankfeed.columns.layout import describe, fitted, flat_fields, join, layout_of, leaf_of, mapped, settled
+from rankfeed.columns.layout import (
+    describe_sample,
+    fit_values,
+    flat_fields,
+    infer_layout,
+    join_layouts,
+    leaf_of_field,
+    map_leaves,
+    resolve_dtypes,
+)
 
 INTEGERS = (
     st.integers(-(2**63), 2**64 - 1) | st.integers(-3, 3) | st.sampled_from([2**53 - 1, 2**53, 2**53 + 1, 2**63])
@@ -58,7 +67,7 @@ def arrived(samples: list[Any], layout: Any) -> None:
     """Every value of the samples is in its field, and of the field's type."""
 
     def check(leaf: Any, path: Any, values: Any) -> None:
-        rows = fitted(values, leaf, path)
+        rows = fit_values(values, leaf, path)
         assert len(rows) == len(values)
         for value, row in zip(values, rows, strict=True):
             assert equal(value, row), (value, row, leaf)
@@ -67,14 +76,14 @@ def arrived(samples: list[Any], layout: Any) -> None:
                 inner = row.shape[1:] if leaf.field.kind == "ragged" else row.shape
                 assert inner == leaf.field.shape
 
-    mapped(samples, layout, check)
+    map_leaves(samples, layout, check)
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(SAMPLES, min_size=1, max_size=4), st.booleans())
 def test_samples_have_a_layout_that_keeps_every_value_or_none(samples: list[Any], loose: bool) -> None:
     try:
-        layout = settled(layout_of(samples, loose=loose))
+        layout = resolve_dtypes(infer_layout(samples, loose=loose))
     except Mismatch as error:
         row = error.row
     else:
@@ -87,25 +96,25 @@ def test_samples_have_a_layout_that_keeps_every_value_or_none(samples: list[Any]
 @given(st.lists(VALUES, min_size=1, max_size=3), VALUES)
 def test_a_later_value_arrives_as_it_is_or_is_refused(probed: list[Any], later: Any) -> None:
     with suppress(Mismatch):
-        layout = settled(layout_of([{"x": value} for value in probed]))
+        layout = resolve_dtypes(infer_layout([{"x": value} for value in probed]))
         arrived([{"x": probed[0]}, {"x": later}], layout)
 
 
 @pytest.mark.parametrize("later", [[2**63 + 1, -1], [-1, 2**64 - 1, 5]], ids=str)
 def test_whole_numbers_that_numpy_would_round_together_are_refused(later: list[int]) -> None:
     with pytest.raises(Mismatch, match="uint64"):
-        fitted(later, leaf_of(Field.of("float64")))
+        fit_values(later, leaf_of_field(Field.of("float64")))
 
 
 @pytest.mark.parametrize("mask", [[False, True], [True, True]], ids=str)
 def test_arrays_with_masked_values_are_refused(mask: list[bool]) -> None:
     values = np.ma.masked_array([1.0, -999.0], mask)
     with pytest.raises(Mismatch, match="masked"):
-        layout_of([{"x": values}])
+        infer_layout([{"x": values}])
     with pytest.raises(Mismatch, match="masked"):
-        fitted([np.ones(2), values], leaf_of(Field.of("float64[2]")))
+        fit_values([np.ones(2), values], leaf_of_field(Field.of("float64[2]")))
     whole = np.ma.masked_array([1.0, 2.0])
-    assert str(layout_of([{"x": whole}]).parts["x"]) == "float64[2]"  # type: ignore[union-attr]
+    assert str(infer_layout([{"x": whole}]).parts["x"]) == "float64[2]"  # type: ignore[union-attr]
 
 
 @settings(max_examples=200, deadline=None)
@@ -114,7 +123,7 @@ def test_two_samples_have_the_same_in_common_in_either_order(one: Any, other: An
     found = []
     for pair in ((one, other), (other, one)):
         try:
-            found.append(join(describe(pair[0]), describe(pair[1])))
+            found.append(join_layouts(describe_sample(pair[0]), describe_sample(pair[1])))
         except Exception as error:
             found.append(type(error))
     assert found[0] == found[1]
@@ -132,7 +141,7 @@ def test_columns_keep_every_value(samples: list[dict[str, Any]]) -> None:
     for sample, row in zip(samples, columns.samples(), strict=True):
         assert all(equal(sample[name], row[name]) for name in sample)
     assert columns["y"].field.kind == "ragged"
-    fields = flat_fields(settled(layout_of(samples)))
+    fields = flat_fields(resolve_dtypes(infer_layout(samples)))
     assert fields == {name: column.field for name, column in columns.items()}
 
 
@@ -144,4 +153,4 @@ def test_the_text_of_a_field_is_read_back() -> None:
         Field("str"),
     ):
         assert Field.of(str(field)) == field
-        assert leaf_of(field).field == field
+        assert leaf_of_field(field).field == field

@@ -11,7 +11,7 @@ from tests.loading.feeds import ENGINES, NAMES, Memory, Pair, Pairs, Tuples, Wra
 
 from rankfeed import errors
 from rankfeed.columns import Columns
-from rankfeed.columns.layout import layout_of
+from rankfeed.columns.layout import infer_layout
 from rankfeed.loading import Loader
 from rankfeed.loading.collate import collate, collate_samples
 from rankfeed.loading.state import save
@@ -196,7 +196,7 @@ def _with_valid(sample: dict[str, Any]) -> dict[str, Any]:
 def test_keys_whose_lengths_would_have_one_name_are_refused() -> None:
     samples = [{1: [0], "1": [0, 0]}] * 2
     with pytest.raises(errors.ArgumentError, match="1_lengths"):
-        collate_samples(samples, layout_of(samples))
+        collate_samples(samples, infer_layout(samples))
 
 
 def test_nested_tensors_are_refused_as_what_cannot_be_collated() -> None:
@@ -268,7 +268,7 @@ def test_a_ragged_element_of_a_tuple_has_its_lengths_in_its_place() -> None:
 
 def test_collate_of_plain_samples_follows_torch() -> None:
     def collated(samples: list[Any]) -> Any:
-        return collate_samples(samples, layout_of(samples))[0]
+        return collate_samples(samples, infer_layout(samples))[0]
 
     assert collated([1, 2]).tolist() == [1, 2]
     assert collated(["a", "b"]) == ["a", "b"]

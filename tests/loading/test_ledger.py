@@ -16,11 +16,11 @@ import rankfeed as rf
 from rankfeed.errors import ArgumentError, AuditError
 from rankfeed.loading import ledger
 from rankfeed.proof import verify_run
-from rankfeed.storage.ledger import Begun, Step, read
+from rankfeed.storage.ledger import PassHeader, StepRecord, decode_ledger
 
 
 def said(folder: Path) -> list[Any]:
-    return [each for path in sorted(folder.iterdir()) for each in read(path.open("rb"))]
+    return [each for path in sorted(folder.iterdir()) for each in decode_ledger(path.open("rb"))]
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
@@ -31,7 +31,7 @@ def test_a_step_is_written_down_when_it_is_handed_over_and_not_when_it_is_made(
     batches = iter(loader)
     for count in range(1, 6):
         next(batches)
-        assert Counter(type(each) for each in said(tmp_path)) == {Begun: 1, Step: count}
+        assert Counter(type(each) for each in said(tmp_path)) == {PassHeader: 1, StepRecord: count}
     for _ in batches:
         pass
     verdict = verify_run(tmp_path)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import rankfeed as rf
-from rankfeed.columns import Field, Stored
+from rankfeed.columns import ColumnBuffer, Field
 from rankfeed.loading.stats import private_bytes
 from rankfeed.sources.chunked import ChunkedSource
 
@@ -38,8 +38,8 @@ class Chunks(ChunkedSource):
     def fingerprint(self) -> str:
         return "00"
 
-    def _load_chunk(self, number: int, names: Sequence[str]) -> dict[str, Stored]:
-        return {"x": Stored(np.arange(4 * number, 4 * number + 4))}
+    def _load_chunk(self, number: int, names: Sequence[str]) -> dict[str, ColumnBuffer]:
+        return {"x": ColumnBuffer(np.arange(4 * number, 4 * number + 4))}
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=["inline", "threads", "processes"])

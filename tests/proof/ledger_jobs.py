@@ -62,14 +62,14 @@ class Job:
                     start=start,
                     tail=self.tail,  # type: ignore[arg-type]
                 )
-                head, seed = ledger.header(number, self._pass(rank, ranks, epoch, start, batch_size, host))
+                head, seed = ledger.encode_header(number, self._pass(rank, ranks, epoch, start, batch_size, host))
                 files[rank] += head
                 for step in range(min(steps[rank], len(schedule))):
                     if rank not in absent:
                         rows = schedule.batch(step)[schedule.valid(step)].tolist()
                         self.counts.update((epoch, position) for position in rows)
                     position = schedule.position_after(step)
-                    files[rank] += ledger.step(number, seed, step, position, self.now + step)
+                    files[rank] += ledger.encode_step(number, seed, step, position, self.now + step)
             self.now += SECOND
         self.folder.mkdir(exist_ok=True)
         for rank, content in files.items():
@@ -77,8 +77,8 @@ class Job:
                 name = f"rank-{rank:05}-of-{ranks:05}-{self.launches}{ledger.SUFFIX}"
                 (self.folder / name).write_bytes(content)
 
-    def _pass(self, rank: int, ranks: int, epoch: int, start: int, batch_size: int, host: str) -> ledger.Pass:
-        return ledger.Pass(
+    def _pass(self, rank: int, ranks: int, epoch: int, start: int, batch_size: int, host: str) -> ledger.PassInfo:
+        return ledger.PassInfo(
             launch=self.name or f"launch-{self.launches}",
             process=f"{self.launches}-{rank}",
             host=host,

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rankfeed as rf
-from rankfeed.columns import Field, Stored, column_of_parts
+from rankfeed.columns import ColumnBuffer, Field, column_from_parts
 from rankfeed.errors import ArgumentError, CorruptError, SourceError
 from rankfeed.sources import arrow_columns
 from rankfeed.sources.arrow_columns import arrow_errors, fields_of, roots_of, stored_of
@@ -30,8 +30,8 @@ def plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def rows_of(field: Field, stored: Stored, rows: Sequence[int] | None = None) -> list[Any]:
-    column = column_of_parts(field, [stored.part(np.arange(stored.rows) if rows is None else np.array(rows))])
+def rows_of(field: Field, stored: ColumnBuffer, rows: Sequence[int] | None = None) -> list[Any]:
+    column = column_from_parts(field, [stored.part(np.arange(stored.rows) if rows is None else np.array(rows))])
     return [plain(row) for row in column.rows()]
 
 
@@ -328,7 +328,7 @@ def test_more_text_than_32_bits_can_count_is_joined(kind: Any) -> None:
     table = pa.table({"x": pa.chunked_array([pa.array(rows, kind)] * 21)})
     ((name, field),) = fields_of(table.schema).items()
     stored = stored_of(table, {name: field}, where="here")[name]
-    (found,) = column_of_parts(field, [stored.part(np.array([2077]))]).rows()
+    (found,) = column_from_parts(field, [stored.part(np.array([2077]))]).rows()
     assert found == (rows[77]["a"] if pa.types.is_struct(kind) else rows[77])
 
 

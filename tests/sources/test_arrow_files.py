@@ -1,6 +1,5 @@
 """Arrow IPC files and streams of others are read in place; damage is named, and no view leads out of a file."""
 
-import gc
 import pickle
 import re
 import struct
@@ -13,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-import psutil
 import pyarrow as pa
 import pyarrow.feather
 import pytest
@@ -26,7 +24,6 @@ from rankfeed.columns import Field
 from rankfeed.errors import ArgumentError, CorruptError, SourceError
 from rankfeed.sources import arrow_files as module
 from rankfeed.sources.arrow_files import ArrowSource
-from rankfeed.storage import mapped
 
 KINDS = {
     "x": pa.float32(),
@@ -154,41 +151,6 @@ def test_what_is_not_compressed_is_read_in_the_file_itself(tmp_path: Path) -> No
     assert rf.open(tmp_path / "t.arrow", columns=["words"]).default_shuffle == "window"
 
 
-@pytest.mark.parametrize("kept", [0, 50_000, 1 << 40])
-def test_large_rows_are_the_same_by_calls_and_from_what_stays_mapped(
-    kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gc.collect()
-    monkeypatch.setattr(mapped, "_residency", mapped._Residency())
-    monkeypatch.setattr(mapped, "RESIDENT_BYTES", 0)
-    monkeypatch.setattr(mapped, "KEPT_BYTES", kept)
-    rng = np.random.default_rng(0)
-    lengths = rng.integers(3000, 9000, 60).tolist()
-    rows = [rng.integers(97, 123, length, dtype=np.uint8).tobytes() for length in lengths]
-    whole = pa.table(
-        {
-            "raw": rows,
-            "text": [row.decode() for row in rows],
-            "ragged": pa.array([np.frombuffer(row[: len(row) // 8 * 8], np.float64) for row in rows]),
-            "n": list(range(60)),
-        }
-    )
-    paths = [tmp_path / "a.arrow", tmp_path / "b.arrow"]
-    write(paths[0], cut(whole.slice(0, 40), 15, 25))
-    write(paths[1], cut(whole.slice(40), 20))
-    source = rf.open(paths)
-    order = rng.permutation(60)
-    found = source.fetch(order)
-    for name in ("raw", "text", "ragged"):
-        assert all(part.region is not None for part in found[name].parts)  # type: ignore[attr-defined]
-    for i, sample in zip(order.tolist(), found.samples(), strict=True):
-        assert (sample["raw"], sample["text"], sample["n"]) == (rows[i], rows[i].decode(), i)
-        assert sample["ragged"].tobytes() == rows[i][: len(rows[i]) // 8 * 8]
-    padded = found["ragged"].pad()  # type: ignore[attr-defined]
-    for i, row in zip(order.tolist(), padded, strict=True):
-        assert row.tobytes().rstrip(b"\0") == rows[i][: len(rows[i]) // 8 * 8]
-
-
 @pytest.mark.parametrize("compression", ["uncompressed", "lz4", "zstd"])
 def test_feather_and_polars_files_are_read(compression: Any, tmp_path: Path) -> None:
     whole = table(100).drop_columns(["half", "nothing", "price"])
@@ -311,21 +273,6 @@ def test_a_file_without_rows_changes_nothing_of_how_the_others_are_read(tmp_path
     assert source.fetch([2, 0])["x"].gather().tolist() == [3, 1]
     with pytest.raises(SourceError, match="no rows"):
         rf.open(tmp_path / "0.arrow")
-
-
-def test_pages_of_columns_that_are_decoded_are_let_go_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mapped, "RESIDENT_BYTES", 8 << 20)
-    monkeypatch.setattr(mapped, "CHECK_BYTES", 1 << 20)
-    monkeypatch.setattr(mapped, "KEPT_BYTES", 0)
-    batch = pa.record_batch({"text": [None, *["a" * 10_000] * 99]})
-    write(tmp_path / "t.arrow", [batch] * 48)
-    source = ArrowSource(tmp_path / "t.arrow", nulls="mask", cache_bytes=1 << 20)
-    process, most = psutil.Process(), 0
-    before = process.memory_info().shared
-    for first in range(0, 4800, 100):
-        source.fetch(range(first, first + 100), ["text"])
-        most = max(most, process.memory_info().shared - before)
-    assert most < 24 << 20, "46 MiB were read, 8 MiB may stay"
 
 
 def test_pieces_of_a_batch_of_a_stream_are_no_copies_of_all_of_it(

@@ -15,16 +15,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rankfeed as rf
-from rankfeed.columns import Field, Stored
+from rankfeed.columns import ColumnBuffer, Field
 from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.chunk_cache import ChunkCache
 from rankfeed.sources.chunked import ChunkedSource
 
 
-def rows_of(ids: Any, names: tuple[str, ...]) -> dict[str, Stored]:
+def rows_of(ids: Any, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
     text = [str(each) for each in ids.tolist()]
     offsets = np.concatenate([[0], np.cumsum([len(each) for each in text])]).astype(np.int64)
-    columns = {"x": Stored(ids**2), "text": Stored(np.frombuffer("".join(text).encode(), np.uint8), offsets)}
+    columns = {
+        "x": ColumnBuffer(ids**2),
+        "text": ColumnBuffer(np.frombuffer("".join(text).encode(), np.uint8), offsets),
+    }
     return {name: columns[name] for name in names}
 
 
@@ -43,7 +46,7 @@ class Squares(ChunkedSource):
     def blocks(self) -> Any:
         return np.diff(self._chunk_starts)
 
-    def _load_chunk(self, number: int, names: tuple[str, ...]) -> dict[str, Stored]:
+    def _load_chunk(self, number: int, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
         self.decoded.append(number)
         if number == self.bad:
             raise CorruptError("chunk is damaged", where=f"chunk {number}")
@@ -55,7 +58,7 @@ class Taking(Squares):
 
     taken = 0
 
-    def _take(self, ids: Any, names: tuple[str, ...]) -> dict[str, Stored]:
+    def _take(self, ids: Any, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
         assert ids.tolist() == sorted(Counter(ids.tolist()))
         self.taken += len(ids)
         return rows_of(ids, names)
@@ -158,7 +161,7 @@ def test_what_is_expected_is_there_when_it_is_read() -> None:
 def test_an_error_reaches_everybody_who_waits_for_the_chunk() -> None:
     cache, waiting = ChunkCache(1 << 20), threading.Barrier(4)
 
-    def load() -> dict[str, Stored]:
+    def load() -> dict[str, ColumnBuffer]:
         raise SourceError("no such chunk", where="chunk 3")
 
     def ask(_: int) -> str:

@@ -12,11 +12,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import rankfeed as rf
-from rankfeed.columns import Column, Columns, Dense, Field, Objects, Ragged, Rows, Runs
+from rankfeed.columns import Column, Columns, Dense, Field, Objects, Ragged, RowSlices, RowTake
 from rankfeed.errors import ArgumentError, SourceError
-from rankfeed.sources import packed as packed_module
 from rankfeed.sources.concat_columns import agreed_fields, joined_column
-from rankfeed.storage import mapped
 
 ROWS = [
     {"x": np.full((i % 4, 2), i, np.float32), "y": i, "text": "é" * (i % 3), "raw": bytes([i]) * (i % 5)}
@@ -146,21 +144,6 @@ def test_files_of_any_memory_layout_and_byte_order_meet_in_a_batch(
     mixed = rf.concat([*sources, ragged]).fetch([*ids, 10])["array"].rows()
     np.testing.assert_array_equal(mixed[0], one[4] + 100)
     assert mixed[-1].shape == (1, 2)
-
-
-def test_sources_read_by_calls_and_through_mappings_meet_in_a_batch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = [{"x": np.full(2000, i, np.int32), "r": np.full((i % 3, 500), i, np.float64)} for i in range(20)]
-    large = rf.pack(rows[:12], tmp_path / "large", progress=False)
-    small = rf.pack(rows[12:], tmp_path / "small", progress=False)
-    small.fetch([0])
-    monkeypatch.setattr(mapped, "RESIDENT_BYTES", 1)  # from here on, shards are too large to stay mapped
-    assert packed_module._LARGE_ROW < 4000
-    for source in (rf.concat([large, small]), rf.concat([small, large])):
-        got = source.fetch([19, 2, 12, 0])
-        found = [(int(sample["x"][7]), sample["r"].shape) for sample in got.samples()]
-        assert found == [(int(source[i]["x"][7]), source[i]["r"].shape) for i in (19, 2, 12, 0)]
 
 
 def test_objects_and_tuples_stay_what_they_are() -> None:
@@ -371,11 +354,11 @@ def test_agreement_holds_every_row_or_is_refused_in_any_order(fields: list[Field
 def test_parts_in_an_order_of_their_own_are_joined_in_the_batchs() -> None:
     one = Dense(
         [
-            Rows(np.array([1, 2]), np.array([1, 0]), np.array([2, 0])),
-            Rows(np.array([3]), np.array([0]), np.array([1])),
+            RowTake(np.array([1, 2]), np.array([1, 0]), np.array([2, 0])),
+            RowTake(np.array([3]), np.array([0]), np.array([1])),
         ]
     )
-    two = Dense([Rows(np.array([7]), np.array([0]))])
+    two = Dense([RowTake(np.array([7]), np.array([0]))])
     joined = joined_column("x", Field("dense", "int64"), [(one, np.array([3, 1, 0])), (two, np.array([2]))])
     assert isinstance(joined, Dense)
     assert one.gather().tolist() == [1, 3, 2]
@@ -387,5 +370,8 @@ def test_columns_of_different_kinds_do_not_become_one() -> None:
         joined_column(
             "x",
             Field("bytes"),
-            [(Objects([1]), np.array([0])), (Ragged([Runs(np.zeros(1), *np.ones((2, 1), int))]), np.array([1]))],
+            [
+                (Objects([1]), np.array([0])),
+                (Ragged([RowSlices(np.zeros(1), *np.ones((2, 1), int))]), np.array([1])),
+            ],
         )

@@ -1,25 +1,15 @@
-"""What is mapped reads as the file, and what of it is resident stays bounded."""
+"""Mapped files read as the file, also after fork, and a truncated one is an error instead of a crash."""
 
 import multiprocessing
 import os
-import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 
-from rankfeed.errors import SourceError
-from rankfeed.storage import map_file, mapped, touched
-
-MIB = 1 << 20
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    path = tmp_path / "numbers"
-    np.arange(160 * MIB // 8).tofile(path)
-    return path
+from rankfeed.errors import CorruptError, SourceError
+from rankfeed.storage import check_not_truncated, map_file
 
 
 def test_the_array_is_the_file_and_cannot_be_written(tmp_path: Path) -> None:
@@ -38,55 +28,31 @@ def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
         map_file(tmp_path)
 
 
-def test_resident_pages_stay_bounded_and_values_right_under_threads(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mapped, "RESIDENT_BYTES", 16 * MIB)
-    monkeypatch.setattr(mapped, "CHECK_BYTES", MIB)
-    values = map_file(file).view(np.int64)
-    process = psutil.Process()
-    before = process.memory_info().shared
-    wrong: list[int] = []
-    most = [0]
-
-    def read(seed: int) -> None:
-        rng = np.random.default_rng(seed)
-        for _ in range(2000):
-            start = int(rng.integers(len(values) - 8192))
-            touched(lambda: 65536)
-            if int(values[start : start + 8192].sum()) != 8192 * start + 8191 * 4096:
-                wrong.append(start)
-            most[0] = max(most[0], process.memory_info().shared - before)
-
-    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
-    assert most[0] < 48 * MIB, "160 MiB were read, 16 MiB may stay"
+def _sum_in_child(values: Any, results: Any) -> None:
+    results.put(int(values.sum()))
 
 
-def _sum_in_child(values: np.ndarray, results: "multiprocessing.Queue[int]") -> None:
-    touched(lambda: values.nbytes)
-    results.put(int(values[:: 1 << 12].sum()))
-
-
-def test_a_forked_child_reads_on_even_while_the_parent_held_the_lock(file: Path) -> None:
-    values = map_file(file).view(np.int64)
+def test_a_forked_child_reads_what_its_parent_mapped(tmp_path: Path) -> None:
+    np.arange(1 << 20).tofile(tmp_path / "numbers")
+    values = map_file(tmp_path / "numbers").view(np.int64)
     context = multiprocessing.get_context("fork")
     results: multiprocessing.Queue[int] = context.Queue()
-    with mapped._residency._lock:
-        child = context.Process(target=_sum_in_child, args=(values, results))
-        child.start()
-    assert results.get(timeout=60) == int(values[:: 1 << 12].sum())
+    child = context.Process(target=_sum_in_child, args=(values, results))
+    child.start()
+    assert results.get(timeout=60) == int(values.sum())
     child.join()
 
 
-def test_a_machine_that_says_nothing_of_memory_is_left_alone(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mapped, "RESIDENT_BYTES", 0)
-    monkeypatch.setattr(mapped, "CHECK_BYTES", 0)
-    monkeypatch.setattr(mapped, "_shared_resident_bytes", lambda: None)
-    values = map_file(file)
-    touched(lambda: values.nbytes)
-    assert os.path.getsize(file) == len(values)
+def test_a_truncated_file_is_named_and_other_changes_are_not_looked_at(tmp_path: Path) -> None:
+    path = tmp_path / "numbers"
+    np.arange(4096).tofile(path)
+    values = map_file(path).view(np.int64)[10:].reshape(-1, 2)
+    check_not_truncated(values, path)
+    check_not_truncated(values.copy(), path)
+    path.unlink()
+    check_not_truncated(values, path)  # the mapping keeps the file
+    np.arange(4096).tofile(path)
+    values = map_file(path).view(np.int64)[10:]
+    os.truncate(path, 8000)
+    with pytest.raises(CorruptError, match=r"32768 bytes[\s\S]*8000 bytes[\s\S]*numbers"):
+        check_not_truncated(values, path)

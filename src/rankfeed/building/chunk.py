@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rankfeed.columns import Column, Columns, Dense, Field, Objects, Stored
+from rankfeed.columns import Column, ColumnBuffer, Columns, Dense, Field, Objects
 from rankfeed.errors import ArgumentError, PackError
 from rankfeed.storage import digest_of
 
@@ -32,7 +32,7 @@ class Chunk:
 
     rows: int
     fields: dict[str, Field]
-    columns: dict[str, Stored]
+    columns: dict[str, ColumnBuffer]
 
     @property
     def nbytes(self) -> int:
@@ -112,7 +112,7 @@ def not_a_dict(values: Iterable[Any], where: str) -> PackError:
     )
 
 
-def _stored(name: Any, column: Column, where: str) -> tuple[Field, Stored]:
+def _stored(name: Any, column: Column, where: str) -> tuple[Field, ColumnBuffer]:
     place = f"{where}, field {name!r}"
     if type(name) is not str or not name or not is_text(name):
         raise PackError("a field needs a name", found=repr(name), where=where)
@@ -124,10 +124,10 @@ def _stored(name: Any, column: Column, where: str) -> tuple[Field, Stored]:
             remedy="turn them into numbers, arrays, strings or bytes",
         )
     if isinstance(column, Dense):
-        stored = Stored(_native(column.gather()))
+        stored = ColumnBuffer(_native(column.gather()))
     else:
         values, offsets = column.compact()  # type: ignore[attr-defined]
-        stored = Stored(_native(values), offsets)
+        stored = ColumnBuffer(_native(values), offsets)
     field = column.field
     if field.kind in ("bytes", "str"):
         return field, stored
@@ -180,7 +180,7 @@ def concatenated(chunks: list[Chunk]) -> Chunk:
             lengths = [np.diff(part.offsets) for part in parts if part.offsets is not None]
             offsets = np.zeros(rows + 1, np.int64)
             np.cumsum(np.concatenate(lengths), out=offsets[1:])
-        columns[name] = Stored(np.concatenate([part.values for part in parts]), offsets)
+        columns[name] = ColumnBuffer(np.concatenate([part.values for part in parts]), offsets)
     return Chunk(rows, dict(fields), columns)
 
 
@@ -256,7 +256,7 @@ def digits_lost(where: str) -> PackError:
     )
 
 
-def _laid_out(stored: Stored, is_now: Field, becomes: Field, rows: int, where: str = "") -> Stored:
+def _laid_out(stored: ColumnBuffer, is_now: Field, becomes: Field, rows: int, where: str = "") -> ColumnBuffer:
     if is_now == becomes:
         return stored
     if not survives(stored.values, np.dtype(becomes.dtype)):
@@ -266,4 +266,4 @@ def _laid_out(stored: Stored, is_now: Field, becomes: Field, rows: int, where: s
         length = is_now.shape[0]
         values = values.reshape(rows * length, *becomes.shape)
         offsets = np.arange(rows + 1, dtype=np.int64) * length
-    return Stored(values, offsets)
+    return ColumnBuffer(values, offsets)

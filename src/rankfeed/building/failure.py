@@ -17,7 +17,7 @@ import msgspec
 from rankfeed._util.process_info import process_age
 from rankfeed.building.target import control_folder, may_write
 from rankfeed.errors import PrepareError
-from rankfeed.storage import stat_afresh, write_atomic
+from rankfeed.storage import stat_uncached, write_atomic
 from rankfeed.storage.commit import TEMPORARY, temporary_name
 from rankfeed.storage.decodable import decodable
 from rankfeed.topology.job import ONE_HOST, launch_id
@@ -174,7 +174,7 @@ def _age(path: Path) -> float:
     probe = temporary_name(path)
     try:
         with open(probe, "xb") as file:
-            return os.fstat(file.fileno()).st_mtime - stat_afresh(path).st_mtime
+            return os.fstat(file.fileno()).st_mtime - stat_uncached(path).st_mtime
     finally:
         probe.unlink(missing_ok=True)
 

@@ -22,10 +22,10 @@ from rankfeed.errors import PackError
 from rankfeed.storage import (
     MANIFEST_NAME,
     Manifest,
-    Shard,
+    ShardInfo,
     check_data_name,
+    fsync_dir,
     load_manifest,
-    make_durable,
     write_atomic,
 )
 
@@ -96,7 +96,7 @@ def finish(staging: Path, step: Callable[[], object]) -> bool:
         if (staging / staged).exists():  # else it was moved before the interruption
             os.replace(staging / staged, dest / shard.path)
         step()
-    make_durable(dest)
+    fsync_dir(dest)
     write_atomic(dest / MANIFEST_NAME, ready.manifest.encode())
     empty(staging)
     return True
@@ -118,7 +118,7 @@ def _can_be_made(staging: Path, ready: Ready, step: Callable[[], object]) -> boo
     return True
 
 
-def _shards_of(dest: Path) -> list[Shard]:
+def _shards_of(dest: Path) -> list[ShardInfo]:
     """Shards of the data set that is there; none where there is none."""
     return load_manifest(dest).shards if (dest / MANIFEST_NAME).exists() else []
 

@@ -30,8 +30,8 @@ from typing import IO
 import msgspec
 
 from rankfeed.building.holder import Holder, Lock, Watch, read_holder
-from rankfeed.storage import is_gone, stat_afresh
-from rankfeed.storage.commit import TEMPORARY, make_durable
+from rankfeed.storage import is_gone, stat_uncached
+from rankfeed.storage.commit import TEMPORARY, fsync_dir
 
 #: Seconds between renewals, and after which a holder on another host that has not renewed counts as dead.
 RENEWED, STALE = 3.0, 45.0
@@ -89,7 +89,7 @@ class Leases:
         """
         now = time.monotonic()
         try:
-            sign = stat_afresh(self.folder / f"{holder.name}.alive").st_mtime_ns
+            sign = stat_uncached(self.folder / f"{holder.name}.alive").st_mtime_ns
         except OSError:
             sign = -1
         if (watch.name, watch.sign) != (holder.name, sign):
@@ -232,7 +232,7 @@ class Leases:
                 if error.errno not in _NO_LINKS:
                     raise
                 return self._publish_without_links(me, name)
-            make_durable(self.folder)
+            fsync_dir(self.folder)
             return True
         finally:
             with suppress(OSError):

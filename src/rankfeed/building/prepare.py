@@ -36,7 +36,7 @@ from rankfeed.building.replacing import refuse_fixed
 from rankfeed.building.target import control_folder, folder_meant
 from rankfeed.building.turn import Build, Turn
 from rankfeed.errors import PrepareError, RankfeedError
-from rankfeed.storage import is_gone, look_again
+from rankfeed.storage import is_gone, refresh_path
 from rankfeed.topology.job import job_id
 
 Scope = Literal["shared", "node"]
@@ -274,7 +274,7 @@ class Preparation:
                     failure = find_failure(folder, waited_for, attempt, job_id(), key)
                     if failure is not None:
                         raise failure.error()
-                    look_again(self.path)  # another host may have built it, or another one, a moment ago
+                    refresh_path(self.path)  # another host may have built it, or another one, a moment ago
                     if self._is_there(key):
                         return None
                     refuse_fixed(self.path, look(self.path, key), folder)

@@ -18,10 +18,10 @@ from rankfeed.storage import (
     check_data_name,
     digest_of,
     file_digest,
+    fsync_dir,
     is_gone,
-    look_again,
-    make_durable,
-    stat_afresh,
+    refresh_path,
+    stat_uncached,
     write_atomic,
 )
 from rankfeed.storage.decodable import decodable
@@ -111,7 +111,7 @@ def _looked(path: Path, key: str) -> State:
         if _identity(path) != before:
             continue  # somebody committed while it was looked at
         if not asked:  # nor did another host, of which this one has not heard yet
-            look_again(path)
+            refresh_path(path)
             asked = True
         elif error is not None:
             raise error
@@ -165,7 +165,7 @@ def _is_there(path: Path, entry: Entry) -> bool:
     try:
         found = os.lstat(path / entry.name)
         if entry.nbytes >= 0 and found.st_size != entry.nbytes and stat.S_ISREG(found.st_mode):
-            found = stat_afresh(path / entry.name)  # this host may have seen it grow
+            found = stat_uncached(path / entry.name)  # this host may have seen it grow
     except OSError as error:
         if is_gone(error):
             return False
@@ -239,7 +239,7 @@ def key_of(key: str, inputs: Sequence[str | os.PathLike[str]]) -> str:
                 found = os.stat(file)
                 if stat.S_ISREG(found.st_mode):  # to open a pipe would be to wait for who writes into it
                     with suppress(PermissionError):
-                        found = stat_afresh(file)  # this host may have seen it before it was changed
+                        found = stat_uncached(file)  # this host may have seen it before it was changed
                 told = f"{root.name}/{file.relative_to(root)} {found.st_size} {found.st_mtime_ns}"
                 pieces.append(told.encode("utf-8", "surrogateescape"))
         except OSError as error:
@@ -282,7 +282,7 @@ def seal(staging: Path, key: str, host: str, seconds: float) -> None:
     with ThreadPoolExecutor() as pool:
         files = list(pool.map(lambda path: _sealed(staging, path), paths))
     for folder, _, _ in os.walk(staging, topdown=False):
-        make_durable(folder)
+        fsync_dir(folder)
     marker = Marker(1, key, host, round(seconds, 3), files)
     write_atomic(staging / MARKER_NAME, msgspec.json.encode(marker))
 

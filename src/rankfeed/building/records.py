@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from rankfeed.columns import Field
-from rankfeed.storage import Manifest, Shard
+from rankfeed.storage import Manifest, ShardInfo
 from rankfeed.storage.decodable import decodable
 
 
@@ -21,7 +21,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     own: dict[str, Field]
     fields: dict[str, Field]
-    shard: Shard
+    shard: ShardInfo
 
 
 @decodable
@@ -52,11 +52,11 @@ class Ready(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     nameless: bool = False
 
     @property
-    def old(self) -> list[Shard]:
+    def old(self) -> list[ShardInfo]:
         """Shards that stay where they are."""
         return self.manifest.shards[: len(self.manifest.shards) - len(self.staged)]
 
     @property
-    def new(self) -> list[Shard]:
+    def new(self) -> list[ShardInfo]:
         """Shards that are moved."""
         return self.manifest.shards[len(self.manifest.shards) - len(self.staged) :]

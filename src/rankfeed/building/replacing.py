@@ -14,7 +14,7 @@ from pathlib import Path
 from rankfeed.building.prepared import State, read_marker, refuse_strangers, strangers
 from rankfeed.building.target import kept_folder, may_write
 from rankfeed.errors import PrepareError, listed
-from rankfeed.storage import make_durable
+from rankfeed.storage import fsync_dir
 
 _log = logging.getLogger("rankfeed")
 #: Names in the folder of the leases: what was moved aside and may hold others' files, and what holds none.
@@ -101,7 +101,7 @@ def commit(staging: Path, path: Path, aside: Path) -> None:
             with suppress(OSError):
                 os.rename(old, path)
         raise
-    make_durable(path.parent)
+    fsync_dir(path.parent)
     if moved:
         _give_up(old, path)
 

@@ -24,7 +24,7 @@ from rankfeed.building.records import Part, Stretch
 from rankfeed.errors import PackError
 from rankfeed.sources.open import STAGING_NAME
 from rankfeed.storage import (
-    Shard,
+    ShardInfo,
     atomic_file,
     check_data_name,
     digest_of,
@@ -162,7 +162,7 @@ def _written(staging: Path, place: str, chunk: Chunk, own: Fields, content: str)
         return earlier
     with atomic_file(path) as file:
         write_shard(file, chunk.columns, chunk.fields, chunk.rows)
-    shard = Shard(
+    shard = ShardInfo(
         path=path.name,
         rows=chunk.rows,
         bytes=path.stat().st_size,

@@ -1,13 +1,23 @@
-"""What a batch is made of: dense, ragged and bytes columns, and buffers that are used again."""
+"""Batch storage: dense, ragged, byte and object columns, sample layouts, and recycled buffers."""
 
-from rankfeed.columns.arrays import as_array, copied
-from rankfeed.columns.buffers import BufferPool, keep_heap
-from rankfeed.columns.column import Allocate, Bytes, Column, Dense, Objects, Ragged
-from rankfeed.columns.columns import Columns, column_of
+from rankfeed.columns.arrays import as_array, copy_sample
+from rankfeed.columns.buffers import BufferPool, retain_heap
+from rankfeed.columns.column import (
+    Allocate,
+    Bytes,
+    Column,
+    ColumnBuffer,
+    Dense,
+    Objects,
+    Ragged,
+    RowSlices,
+    RowTake,
+    Unreadable,
+    column_from_parts,
+)
+from rankfeed.columns.columns import Columns, make_column
 from rankfeed.columns.field import Field, Kind
 from rankfeed.columns.layout import Branch, Layout, Leaf, Mismatch
-from rankfeed.columns.parts import Rows, Runs
-from rankfeed.columns.stored import Stored, Unreadable, column_of_parts
 
 __all__ = [
     "Allocate",
@@ -15,6 +25,7 @@ __all__ = [
     "BufferPool",
     "Bytes",
     "Column",
+    "ColumnBuffer",
     "Columns",
     "Dense",
     "Field",
@@ -24,13 +35,12 @@ __all__ = [
     "Mismatch",
     "Objects",
     "Ragged",
-    "Rows",
-    "Runs",
-    "Stored",
+    "RowSlices",
+    "RowTake",
     "Unreadable",
     "as_array",
-    "column_of",
-    "column_of_parts",
-    "copied",
-    "keep_heap",
+    "column_from_parts",
+    "copy_sample",
+    "make_column",
+    "retain_heap",
 ]

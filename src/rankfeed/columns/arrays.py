@@ -1,4 +1,4 @@
-"""Numbers, tensors and lists as numeric arrays, without loss."""
+"""Conversion of numbers, tensors and lists to numeric arrays, without loss."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import numpy.typing as npt
 
 from rankfeed.errors import ArgumentError
 
-#: Whole numbers up to this are the same in float64.
+#: float64 holds all integers up to this.
 _EXACT = 2.0**53
 #: Types of values that need no copy.
 _IMMUTABLE = frozenset({bool, int, float, complex, str, bytes, type(None)})
 
 
 def as_array(name: str, value: Any) -> npt.NDArray[Any]:
-    """A number, array, tensor or list of numbers as a numeric array of a type that torch has.
+    """A number, array, tensor or list of numbers as a numeric array of a dtype that torch has.
 
     Raises:
-        ArgumentError: it is none of these (None, an object array, a mixture), or no type keeps all its digits.
+        ArgumentError: the value is none of these (None, an object array, a mixture), or no dtype holds all digits.
 
     Examples:
         >>> as_array("x", [1, 2**63 + 1])
@@ -36,13 +36,13 @@ def as_array(name: str, value: Any) -> npt.NDArray[Any]:
             raise ArgumentError(
                 f"{name!r} is a tensor that numpy cannot hold",
                 found=f"{getattr(value, 'dtype', type(value).__name__)}: {error}",
-                remedy="turn it into a dense tensor of a type that numpy has, or give a collate_fn",
+                remedy="convert it to a dense tensor of a numpy dtype, or pass a collate_fn",
             ) from error
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
         raise ArgumentError(
             f"{name!r} is an array with masked values",
             found=f"{int(np.ma.getmaskarray(value).sum())} of {value.size} values masked",
-            remedy="fill them (value.filled(0)), and return the mask as a field of its own",
+            remedy="fill them (value.filled(0)), and return the mask as a separate field",
         )
     try:
         array = np.asarray(value)
@@ -52,39 +52,29 @@ def as_array(name: str, value: Any) -> npt.NDArray[Any]:
         what = f"{type(value).__name__} of dtype {array.dtype}"
         raise ArgumentError(
             f"{name!r} is not a number, string, bytes or numeric array",
-            found=what if hasattr(value, "dtype") else f"{type(value).__name__}: {_shown(value)}",
-            remedy="turn it into one of these; objects are not stored, since reading them back would run code",
+            found=what if hasattr(value, "dtype") else f"{type(value).__name__}: {_short_repr(value)}",
+            remedy="convert it to one of these; objects are not stored, because reading them would run code",
         )
     if array.dtype.kind in "fc":
         if array.dtype.itemsize > (8 if array.dtype.kind == "f" else 16):
             raise ArgumentError(
-                f"{name!r} is of a type that neither torch nor Arrow has",
+                f"{name!r} has a dtype that neither torch nor Arrow has",
                 found=f"dtype {array.dtype}",
-                remedy="convert it to float64, where its digits are not needed",
+                remedy="convert it to float64 if its precision is sufficient",
             )
         if isinstance(value, (list, tuple)) and bool((np.abs(array) >= _EXACT).any()):
-            array = _with_all_digits(name, value, array)
+            array = _with_exact_integers(name, value, array)
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether a value is a torch tensor, without importing torch to find out."""
+    """Whether a value is a torch tensor; does not import torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
 
-def copied(value: Any) -> Any:
-    """A sample that a transform may change in place, and whose arrays the user's code may fill again.
-
-    Containers, arrays and tensors are copied, and what has a ``__copy__``.
-
-    Examples:
-        >>> row = np.zeros(2)
-        >>> sample = copied({"x": row, "name": "a"})
-        >>> row += 1
-        >>> sample
-        {'x': array([0., 0.]), 'name': 'a'}
-    """
+def copy_sample(value: Any) -> Any:
+    """A copy of a sample (containers, arrays, tensors, copyable objects) that a transform may change in place."""
     if type(value) in _IMMUTABLE:
         return value
     if isinstance(value, np.ndarray):
@@ -92,24 +82,19 @@ def copied(value: Any) -> Any:
     if is_tensor(value):
         return value.clone()
     if isinstance(value, MutableMapping):
-        found = copy(value)
+        copied = copy(value)
         for name, each in value.items():
-            found[name] = copied(each)
-        return found
+            copied[name] = copy_sample(each)
+        return copied
     if type(value) in (list, tuple):
-        return type(value)(each if type(each) in _IMMUTABLE else copied(each) for each in value)
+        return type(value)(each if type(each) in _IMMUTABLE else copy_sample(each) for each in value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*map(copied, value))
+        return type(value)(*map(copy_sample, value))
     return copy(value) if hasattr(value, "__copy__") else value
 
 
 def is_list_of_numbers(value: Any) -> bool:
-    """Whether a list or tuple (of lists) holds plain numbers alone; an empty one does.
-
-    Examples:
-        >>> is_list_of_numbers([[1, 2.5], [3, 4]]), is_list_of_numbers([np.ones(2)]), is_list_of_numbers(["a"])
-        (True, False, False)
-    """
+    """Whether a (nested) list or tuple contains only plain numbers, or nothing."""
     return all(
         is_list_of_numbers(item)
         if isinstance(item, (list, tuple))
@@ -118,17 +103,17 @@ def is_list_of_numbers(value: Any) -> bool:
     )
 
 
-def _with_all_digits(name: str, value: Any, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """What numpy turned into floats, if no whole number in it lost digits; else as unsigned numbers."""
+def _with_exact_integers(name: str, value: Any, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The floats that numpy made of a list if no integer lost digits, else the list as uint64."""
     items = list(_items(value))
-    whole = [int(item) for item in items if isinstance(item, Integral)]
-    if len(whole) == len(items) and min(whole) >= 0 and max(whole) < 2**64:
+    integers = [int(item) for item in items if isinstance(item, Integral)]
+    if len(integers) == len(items) and min(integers) >= 0 and max(integers) < 2**64:
         return np.array(value, np.uint64)
-    if len(whole) == len(items) or any(int(float(item)) != item for item in whole):
+    if len(integers) == len(items) or any(int(float(item)) != item for item in integers):
         raise ArgumentError(
-            f"{name!r} has whole numbers that no type holds together with the others",
-            found=f"{max(whole, key=abs)} in a {type(value).__name__} of {len(items)}",
-            remedy="convert them in the sample, or give a collate_fn",
+            f"{name!r} has integers that no dtype holds together with the other numbers",
+            found=f"{max(integers, key=abs)} in a {type(value).__name__} of {len(items)}",
+            remedy="convert them in the sample, or pass a collate_fn",
         )
     return array
 
@@ -143,8 +128,8 @@ def _items(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _shown(value: Any) -> str:
+def _short_repr(value: Any) -> str:
     try:
         return f"{value!r:.60}"
-    except Exception:  # a repr of the user's own may do anything
+    except Exception:  # user code
         return "..."

@@ -1,6 +1,6 @@
-"""Memory that is used again: fresh pages cost several times the copy that fills them.
+"""Recycled batch buffers: faulting in fresh pages costs several times the copy that fills them.
 
-A buffer goes back to its pool by itself, when the last array or tensor over it is gone.
+A buffer returns to its pool when the last array or tensor over it is gone.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ import numpy.typing as npt
 
 Buffer = npt.NDArray[np.uint8]
 
-#: Below this many bytes the allocator's own reuse is as good.
-_SMALLEST = 1 << 16
+#: Smaller buffers are left to the allocator, which recycles them as well.
+_MIN_BYTES = 1 << 16
 #: Free buffers kept of each size.
-_KEPT = 32
+_MAX_FREE = 32
+#: From glibc's malloc.h.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 class BufferPool:
-    """Gives out arrays over recycled memory. Safe to use from several threads.
+    """Allocates arrays from recycled memory. Thread-safe.
 
     Examples:
         >>> pool = BufferPool()
@@ -35,30 +37,44 @@ class BufferPool:
     """
 
     def __init__(self) -> None:
-        # Only single deque operations touch it: a buffer may come back in the middle of anything, because
-        # the garbage collector may run anywhere, and a lock would then wait for itself.
+        # Only atomic deque operations: the garbage collector may return a buffer at any point, also inside this
+        # class, where a lock would deadlock.
         self._free: dict[int, deque[Buffer]] = {}
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """An uninitialised C-contiguous array."""
         nbytes = math.prod(shape) * dtype.itemsize
-        if nbytes < _SMALLEST:
+        if nbytes < _MIN_BYTES:
             return np.empty(shape, dtype)
         size = 1 << (nbytes - 1).bit_length()
-        free = self._free.setdefault(size, deque(maxlen=_KEPT))
+        free = self._free.setdefault(size, deque(maxlen=_MAX_FREE))
         try:
             buffer = free.pop()
         except IndexError:
             buffer = np.empty(size, np.uint8)
-        return np.asarray(_Lease(buffer, free))[:nbytes].view(dtype).reshape(shape)
+        return np.asarray(_PooledBuffer(buffer, free))[:nbytes].view(dtype).reshape(shape)
+
+
+class _PooledBuffer:
+    """The base of all arrays over a buffer; returns it to the pool when the last one is gone."""
+
+    __slots__ = ("__array_interface__", "_buffer", "_free")
+
+    def __init__(self, buffer: Buffer, free: deque[Buffer]) -> None:
+        self._buffer = buffer
+        self._free = free
+        self.__array_interface__ = buffer.__array_interface__
+
+    def __del__(self) -> None:
+        self._free.append(self._buffer)
 
 
 @cache
-def keep_heap() -> None:
-    """Have the C library keep the memory that byte strings are freed from, up to 64 MiB.
+def retain_heap() -> None:
+    """Let glibc keep up to 64 MiB of freed memory.
 
-    They cannot live in a pool, and glibc gives the end of its heap back at once when a batch of them is freed,
-    only to ask for fresh pages for the next one: half the rate. Where the library is another, nothing is done.
+    Byte strings cannot be pooled. When a batch of them is freed, glibc returns the end of its heap to the system
+    and faults in fresh pages for the next batch, at half the rate. Other C libraries are left alone.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -66,21 +82,3 @@ def keep_heap() -> None:
         return
     mallopt(_M_TRIM_THRESHOLD, 64 << 20)
     mallopt(_M_MMAP_THRESHOLD, 32 << 20)
-
-
-#: Of glibc's malloc.h.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-
-
-class _Lease:
-    """Stands between a buffer and the arrays over it, and is gone when the last of them is."""
-
-    __slots__ = ("__array_interface__", "_buffer", "_home")
-
-    def __init__(self, buffer: Buffer, home: deque[Buffer]) -> None:
-        self._buffer = buffer
-        self._home = home
-        self.__array_interface__ = buffer.__array_interface__
-
-    def __del__(self) -> None:
-        self._home.append(self._buffer)

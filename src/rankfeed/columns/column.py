@@ -1,33 +1,59 @@
-"""The columns of a batch: where each row lies, and how it gets from there into one array.
+"""The columns of a batch: where each row is, and how it is copied into one array.
 
-A column does not hold the rows but points at them: *parts*, each an array that is already there (a memory-mapped
-file, a decoded row group) with the rows wanted from it. So a batch is copied once, from the file's pages into
-the buffer that becomes the tensor.
+A column does not hold its rows but points at them: *parts*, each an existing array (a memory-mapped file, a
+decoded row group) with the rows wanted from it. So a batch is copied once, from the pages of the file into the
+buffer that becomes the tensor.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from rankfeed.columns.field import Field
 from rankfeed.columns.gather import copy_segments, copy_windows, suits_windows, take_rows
-from rankfeed.columns.parts import Rows, Runs, read_runs, slots_of
 from rankfeed.errors import CorruptError
 
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
-#: Makes room for an array: (shape, dtype) -> uninitialised array.
+#: Allocates an array: (shape, dtype) -> uninitialised array.
 Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 
-#: Up to this many numbers numpy finds room for them sooner than anybody else.
+#: Up to this many numbers, numpy allocates the result fastest itself.
 _FEW_ROWS = 4096
-#: From this many bytes a row on, a Python loop that copies once beats two vectorised copies.
+#: From this many bytes per row, a Python loop that copies once beats two vectorised copies.
 _LARGE_ROW = 16384
+
+
+class RowTake(NamedTuple):
+    """Rows of an array: ``values[rows[i]]`` is row ``slots[i]`` of the batch (``i`` if slots is None)."""
+
+    values: Array
+    rows: Int64
+    slots: Int64 | None = None
+
+
+class RowSlices(NamedTuple):
+    """Slices of an array: ``values[starts[i] : starts[i] + lengths[i]]`` is row ``slots[i]`` of the batch.
+
+    ``place(i)`` names row i in errors.
+    """
+
+    values: Array
+    starts: Int64
+    lengths: Int64
+    slots: Int64 | None = None
+    place: Callable[[int], str] | None = None
+
+
+def slots_of(part: RowTake | RowSlices) -> Int64:
+    """The rows of the batch that a part fills."""
+    return np.arange(len(part[1])) if part.slots is None else part.slots
 
 
 class Column(ABC):
@@ -36,83 +62,76 @@ class Column(ABC):
     @property
     @abstractmethod
     def field(self) -> Field:
-        """What it holds."""
+        """Type of the column."""
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the rows take, where that is known."""
+        """Bytes of the rows, 0 if unknown."""
         return 0
 
     @abstractmethod
     def rows(self) -> Sequence[Any]:
-        """Each row by itself, as the sample that a transform or a Dataset's user gets."""
+        """Each row as a sample contains it."""
 
 
 class Dense(Column):
     """Rows of one shape.
 
     Examples:
-        >>> column = Dense([Rows(np.array([10, 11, 12, 13]), np.array([3, 0]))])
+        >>> column = Dense([RowTake(np.array([10, 11, 12, 13]), np.array([3, 0]))])
         >>> column.gather()
         array([13, 10])
     """
 
-    def __init__(self, parts: Sequence[Rows]) -> None:
+    def __init__(self, parts: Sequence[RowTake]) -> None:
         self.parts = parts
-
-    @property
-    def field(self) -> Field:
-        """What it holds."""
-        values = self.parts[0].values
-        return Field("dense", values.dtype.name, values.shape[1:])
 
     @classmethod
     def of(cls, array: Array) -> Dense:
         """All rows of an array, in order."""
-        return cls([Rows(array, np.arange(len(array)))])
+        return cls([RowTake(array, np.arange(len(array)))])
+
+    @property
+    def field(self) -> Field:
+        values = self.parts[0].values
+        return Field("dense", values.dtype.name, values.shape[1:])
 
     def __len__(self) -> int:
         return sum(len(part.rows) for part in self.parts)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the rows take."""
         return len(self) * int(self.parts[0].values[:1].nbytes)
 
     def gather(self, allocate: Allocate = np.empty) -> Array:
         """The rows in one array: [rows, *shape]."""
         parts = self.parts
-        values, rows, slots, region = parts[0]
-        if slots is None and region is None:
+        values, rows, slots = parts[0]
+        if slots is None:
             if values.ndim == 1 and len(rows) <= _FEW_ROWS:
                 return values.take(rows, 0, None, "clip")
             out = allocate((len(rows), *values.shape[1:]), values.dtype)
             take_rows(values, rows, out)
             return out
         out = allocate((len(self), *values.shape[1:]), values.dtype)
-        if region is not None:
-            for part in parts:
-                assert part.region is not None
-                one = np.ones(len(part.rows), np.int64)
-                read_runs(part.region, int(part.values[:1].nbytes), part.rows, one, out, slots_of(part))
-        elif out.nbytes >= _LARGE_ROW * len(out):
+        if out.nbytes >= _LARGE_ROW * len(out):
             for part in parts:
                 for row, slot in zip(part.rows.tolist(), slots_of(part).tolist(), strict=True):
                     out[slot] = part.values[row]
-        else:
-            # First part by part, then into the batch's order: a second copy, but one that stays in the cache.
-            by_part = allocate(out.shape, out.dtype)
-            place = np.empty(len(out), np.int64)
-            place[np.concatenate([slots_of(part) for part in parts])] = np.arange(len(out))
-            first = 0
-            for part in parts:
-                last = first + len(part.rows)
-                take_rows(part.values, part.rows, by_part[first:last])
-                first = last
-            take_rows(by_part, place, out)
+            return out
+        # First part by part, then into the order of the batch: the second copy stays in the cache.
+        by_part = allocate(out.shape, out.dtype)
+        place = np.empty(len(out), np.int64)
+        place[np.concatenate([slots_of(part) for part in parts])] = np.arange(len(out))
+        first = 0
+        for part in parts:
+            last = first + len(part.rows)
+            take_rows(part.values, part.rows, by_part[first:last])
+            first = last
+        take_rows(by_part, place, out)
         return out
 
     def rows(self) -> Sequence[Any]:
@@ -120,9 +139,9 @@ class Dense(Column):
 
 
 class _Segmented(Column):
-    """Rows that are runs of elements."""
+    """Rows that are slices of elements."""
 
-    def __init__(self, parts: Sequence[Runs]) -> None:
+    def __init__(self, parts: Sequence[RowSlices]) -> None:
         self.parts = parts
         if len(parts) == 1 and parts[0].slots is None:
             self.lengths: Int64 = parts[0].lengths
@@ -136,11 +155,10 @@ class _Segmented(Column):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the rows take."""
         return int(self.lengths.sum()) * int(self.parts[0].values[:1].nbytes)
 
     def compact(self, allocate: Allocate = np.empty) -> tuple[Array, Int64]:
-        """All elements in a row, and where each row starts: [sum of lengths, *inner], int64 [rows + 1]."""
+        """All elements, and where each row starts: [sum of lengths, *inner], int64 [rows + 1]."""
         values = self.parts[0].values
         offsets = np.zeros(len(self) + 1, np.int64)
         np.cumsum(self.lengths, out=offsets[1:])
@@ -151,14 +169,11 @@ class _Segmented(Column):
     def _copy(self, out: Array, targets: Int64) -> None:
         for part in self.parts:
             place = targets if part.slots is None else targets[part.slots]
-            if part.region is None:
-                copy_segments(part.values, part.starts, part.lengths, out, place)
-                continue
-            read_runs(part.region, int(part.values[:1].nbytes), part.starts, part.lengths, out, place)
+            copy_segments(part.values, part.starts, part.lengths, out, place)
 
 
 class Ragged(_Segmented):
-    """Rows that differ in their first dimension: 1-D sequences, or 2-D tensors with varying rows, and so on.
+    """Rows that differ in their first dimension: 1-D sequences, 2-D arrays of any number of rows, and so on.
 
     Attributes:
         lengths: int64 [rows], elements along the first dimension.
@@ -172,29 +187,28 @@ class Ragged(_Segmented):
         (array([1., 2., 3.]), array([0, 2, 3]))
     """
 
-    @property
-    def field(self) -> Field:
-        """What it holds."""
-        values = self.parts[0].values
-        return Field("ragged", values.dtype.name, values.shape[1:])
-
     @classmethod
     def of(cls, rows: Sequence[Array]) -> Ragged:
-        """A column of arrays that agree in dtype and in all dimensions but the first."""
+        """A column of arrays with the same dtype and the same dimensions except the first."""
         lengths = np.array([len(row) for row in rows], np.int64)
         values = np.concatenate(rows) if len(rows) else np.empty(0)
-        return cls([Runs(values, np.cumsum(lengths) - lengths, lengths)])
+        return cls([RowSlices(values, np.cumsum(lengths) - lengths, lengths)])
+
+    @property
+    def field(self) -> Field:
+        values = self.parts[0].values
+        return Field("ragged", values.dtype.name, values.shape[1:])
 
     def longest(self, multiple: int = 1) -> int:
         """Elements of the longest row, rounded up to a multiple."""
         return -(-int(self.lengths.max(initial=0)) // multiple) * multiple
 
     def pad(self, allocate: Allocate = np.empty, *, fill: Any = 0, multiple: int = 1) -> Array:
-        """The rows side by side, filled up to the longest (or a multiple): [rows, longest, *inner]."""
+        """The rows, padded to the longest (rounded up to a multiple): [rows, longest, *inner]."""
         values = self.parts[0].values
         longest = self.longest(multiple)
         out = allocate((len(self), longest, *values.shape[1:]), values.dtype)
-        if all(part.region is None for part in self.parts) and suits_windows(values, self.lengths, longest):
+        if suits_windows(values, self.lengths, longest):
             for part in self.parts:
                 copy_windows(part.values, part.starts, part.lengths, out, slots_of(part), fill)
             return out
@@ -213,73 +227,62 @@ class Ragged(_Segmented):
 
 
 class Bytes(_Segmented):
-    """Byte strings, or text in UTF-8; its parts are runs of uint8.
+    """Byte strings, or UTF-8 text; the parts are slices of uint8.
 
     Examples:
         >>> Bytes.of([b"ab", b""]).rows()
         [b'ab', b'']
     """
 
-    def __init__(self, parts: Sequence[Runs], *, text: bool = False) -> None:
+    def __init__(self, parts: Sequence[RowSlices], *, text: bool = False) -> None:
         super().__init__(parts)
         self.text = text
 
-    @property
-    def field(self) -> Field:
-        """What it holds."""
-        return Field("str" if self.text else "bytes")
-
     @classmethod
     def of(cls, rows: Sequence[bytes] | Sequence[str], *, text: bool | None = None) -> Bytes:
-        """A column of byte strings or of texts; the first row decides if the kind is not given."""
+        """A column of byte strings or texts; by default the first row decides which."""
         text = bool(rows) and isinstance(rows[0], str) if text is None else text
         encoded = [row.encode() if isinstance(row, str) else row for row in rows]
         lengths = np.array([len(row) for row in encoded], np.int64)
         values = np.frombuffer(b"".join(encoded), np.uint8)
-        return cls([Runs(values, np.cumsum(lengths) - lengths, lengths)], text=text)
+        return cls([RowSlices(values, np.cumsum(lengths) - lengths, lengths)], text=text)
+
+    @property
+    def field(self) -> Field:
+        return Field("str" if self.text else "bytes")
 
     def rows(self) -> list[Any]:
         out: list[Any] = [None] * len(self)
         for part in self.parts:
-            starts, lengths = part.starts.tolist(), part.lengths.tolist()
-            slots = range(len(starts)) if part.slots is None else part.slots.tolist()
-            if part.region is not None:
-                pieces: Any = map(part.region.read, lengths, starts)
-            else:
-                # A memoryview's slices are cheaper than an array's.
-                view = memoryview(part.values.data)
-                pieces = (view[start : start + length] for start, length in zip(starts, lengths, strict=True))
-                pieces = pieces if self.text else map(bytes, pieces)
-            if self.text:
-                pieces = _texts(part, pieces)
-            for slot, piece in zip(slots, pieces, strict=True):
-                out[slot] = piece
+            slots = range(len(part.starts)) if part.slots is None else part.slots.tolist()
+            view = memoryview(part.values.data)  # its slices are cheaper than those of an array
+            runs = zip(slots, part.starts.tolist(), part.lengths.tolist(), strict=True)
+            if not self.text:
+                for slot, start, length in runs:
+                    out[slot] = bytes(view[start : start + length])
+                continue
+            for row, (slot, start, length) in enumerate(runs):
+                try:
+                    out[slot] = str(view[start : start + length], "utf-8")
+                except UnicodeDecodeError as error:
+                    raise CorruptError(
+                        "text is damaged",
+                        expected="UTF-8",
+                        found=error,
+                        where=None if part.place is None else part.place(row),
+                        remedy="fetch or write the data again",
+                    ) from error
         return out
 
 
-def _texts(part: Runs, pieces: Iterable[Any]) -> Iterator[str]:
-    for row, piece in enumerate(pieces):
-        try:
-            yield str(piece, "utf-8")
-        except UnicodeDecodeError as error:
-            raise CorruptError(
-                "text is damaged",
-                expected="UTF-8",
-                found=error,
-                where=None if part.place is None else part.place(row),
-                remedy="fetch the data anew, or write them again",
-            ) from error
-
-
 class Objects(Column):
-    """Whatever a wrapped Dataset returned: a list."""
+    """Python objects, such as the samples of a wrapped Dataset."""
 
     def __init__(self, values: Sequence[Any]) -> None:
         self.values = values
 
     @property
     def field(self) -> Field:
-        """What it holds."""
         return Field("object")
 
     def __len__(self) -> int:
@@ -287,3 +290,103 @@ class Objects(Column):
 
     def rows(self) -> Sequence[Any]:
         return self.values
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """Rows without a readable value, such as nulls; reading one raises, the others are read.
+
+    Args:
+        rows: bool [rows].
+        error: creates the exception for a row.
+    """
+
+    rows: npt.NDArray[np.bool_]
+    error: Callable[[int], Exception]
+
+    def refuse(self, rows: Int64) -> None:
+        """Raise for the first of these rows that is unreadable."""
+        hit = self.rows[rows]
+        if hit.any():
+            raise self.error(int(rows[np.argmax(hit)]))
+
+
+@dataclass(frozen=True)
+class ColumnBuffer:
+    """All rows of a column in a file or chunk: as stored, or decoded.
+
+    Args:
+        values: dense: [rows, *shape]; ragged: [elements, *shape]; bytes and text: uint8 [bytes]; objects: [rows].
+        offsets: int64 [rows + 1], where each row starts; None for dense and objects.
+        origin: file and column, for errors.
+        extra_bytes: memory of the data that objects are decoded from.
+        borrowed: whether another object owns the memory of the values.
+        unreadable: rows that cannot be read; None if all can.
+        index: int [rows], the value of each row, for dictionary columns: values and offsets are the dictionary's.
+        decode: decodes rows int64 [m] to objects [m]; None if the values are decoded.
+
+    Examples:
+        >>> buffer = ColumnBuffer(np.frombuffer(b"abcde", np.uint8), np.array([0, 2, 5]))
+        >>> column_from_parts(Field("bytes"), [buffer.part(np.array([1, 0]))]).rows()
+        [b'cde', b'ab']
+    """
+
+    values: Array
+    offsets: Int64 | None = None
+    origin: str = ""
+    extra_bytes: int = 0
+    borrowed: bool = False
+    unreadable: Unreadable | None = None
+    index: npt.NDArray[np.integer[Any]] | None = None
+    decode: Callable[[Int64], Array] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory."""
+        values = 0 if self.borrowed or self.decode is not None else int(self.values.nbytes)
+        others = sum(int(each.nbytes) for each in (self.offsets, self.index) if each is not None)
+        return values + others + self.extra_bytes
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        if self.index is not None:
+            return len(self.index)
+        return len(self.values) if self.offsets is None else len(self.offsets) - 1
+
+    def part(self, rows: Int64, slots: Int64 | None = None) -> RowTake | RowSlices:
+        """Some rows, as a part of a column.
+
+        Args:
+            rows: int64 [m].
+            slots: int64 [m], the rows of the batch that they fill; None for all, in order.
+
+        Raises:
+            RankfeedError: one of them is unreadable.
+        """
+        if self.unreadable is not None:
+            self.unreadable.refuse(rows)
+        if self.index is not None:
+            rows = self.index[rows].astype(np.int64, copy=False)
+        if self.decode is not None:
+            return RowTake(self.decode(rows), np.arange(len(rows)), slots)
+        if self.offsets is None:
+            return RowTake(self.values, rows, slots)
+        starts = self.offsets[rows]
+        place = (lambda row: f"{self.origin}, row {rows[row]}") if self.origin else None
+        return RowSlices(self.values, starts, self.offsets[rows + 1] - starts, slots, place)
+
+
+def column_from_parts(field: Field, parts: Sequence[Any]) -> Column:
+    """The column with these parts (at least one)."""
+    if field.kind == "dense":
+        return Dense(parts)
+    if field.kind == "ragged":
+        return Ragged(parts)
+    if field.kind != "object":
+        return Bytes(parts, text=field.kind == "str")
+    out: list[Any] = [None] * sum(len(part.rows) for part in parts)
+    for part in parts:
+        for slot, row in zip(slots_of(part).tolist(), part.rows.tolist(), strict=True):
+            out[slot] = part.values[row]
+    return Objects(out)

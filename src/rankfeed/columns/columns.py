@@ -1,4 +1,4 @@
-"""A batch as columns, and columns out of samples."""
+"""A batch as columns."""
 
 from __future__ import annotations
 
@@ -10,12 +10,19 @@ import numpy as np
 from rankfeed.columns.arrays import as_array
 from rankfeed.columns.column import Bytes, Column, Dense, Objects, Ragged
 from rankfeed.columns.field import Field
-from rankfeed.columns.layout import fitted, flat_fields, layout_of, leaf_of, mismatch_of_keys, settled
+from rankfeed.columns.layout import (
+    fit_values,
+    flat_fields,
+    infer_layout,
+    leaf_of_field,
+    mismatch_of_keys,
+    resolve_dtypes,
+)
 from rankfeed.errors import ArgumentError
 
 
 class Columns(Mapping[str, Column]):
-    """The columns of a batch by name, all of one length.
+    """The columns of a batch by name, all with the same number of rows.
 
     Examples:
         >>> batch = Columns.from_samples([{"x": 1.0, "name": "a"}, {"x": 2.0, "name": "b"}])
@@ -30,22 +37,22 @@ class Columns(Mapping[str, Column]):
 
     @classmethod
     def of_objects(cls, samples: Sequence[Any]) -> Columns:
-        """Samples that are no dicts of columns, in one column named "" that ``as_dicts`` tells from others."""
+        """Samples that are no dicts of columns: one column "", with ``as_dicts`` False."""
         return cls({"": Objects(samples)}, len(samples), as_dicts=False)
 
     @classmethod
     def from_samples(
         cls, samples: Sequence[Mapping[str, Any]], fields: Mapping[str, Field] | None = None
     ) -> Columns:
-        """Columns out of dicts that have the same keys.
+        """Columns of dicts that have the same keys.
 
         Args:
             samples: dicts of numbers, strings, bytes, arrays, tensors, (nested) lists of numbers.
-            fields: what is known already of some of them, and stays so: values are converted without loss. One
-                that is ragged without a dtype has the type that the values have in common.
+            fields: types of some of them, to which values are converted without loss; the dtype of a ragged one
+                may be left empty.
 
         Raises:
-            Mismatch: keys differ, or a value does not fit its column; names the field, and has the sample's row.
+            Mismatch: keys differ, or a value does not fit its column; names field and row.
         """
         names = list(samples[0]) if samples else []
         for row, sample in enumerate(samples):
@@ -54,7 +61,7 @@ class Columns(Mapping[str, Column]):
                 extra = [name for name in sample if name not in samples[0]]
                 raise mismatch_of_keys(dict, names, missing, extra, ()).at(row)
         known = fields or {}
-        columns = {name: column_of(name, [sample[name] for sample in samples], known.get(name)) for name in names}
+        columns = {name: make_column(name, [each[name] for each in samples], known.get(name)) for name in names}
         return cls(columns, len(samples))
 
     def __getitem__(self, name: str) -> Column:
@@ -66,7 +73,7 @@ class Columns(Mapping[str, Column]):
     def __len__(self) -> int:
         return len(self._columns)
 
-    # The dict's own views: those that a Mapping makes ask for each column by its name.
+    # The views of the dict: those of Mapping look each column up by its name.
     def items(self) -> ItemsView[str, Column]:
         return self._columns.items()
 
@@ -74,7 +81,7 @@ class Columns(Mapping[str, Column]):
         return self._columns.values()
 
     def samples(self) -> list[Any]:
-        """Each row by itself: a dict, unless samples are something else."""
+        """Each row as a sample: a dict, unless samples are something else."""
         if not self.as_dicts:
             return list(self._columns[""].rows())
         rows = [column.rows() for column in self._columns.values()]
@@ -83,26 +90,25 @@ class Columns(Mapping[str, Column]):
         return [dict(zip(self._columns, row, strict=True)) for row in zip(*rows, strict=True)]
 
 
-def column_of(name: str, values: Sequence[Any], field: Field | None = None) -> Column:
-    """The column that holds these values.
+def make_column(name: str, values: Sequence[Any], field: Field | None = None) -> Column:
+    """The column of some values (at least one).
 
     Args:
-        name: for errors.
-        values: at least one.
-        field: what the column holds; None for what the values have in common.
+        name: of the column, for errors.
+        values: one per row.
+        field: type of the column; None to infer it.
 
     Raises:
-        Mismatch: they have nothing in common, do not fit the field, or are objects that no column holds.
+        Mismatch: the values have no common type, do not fit the field, or are objects that no column holds.
     """
     if field is None or (field.kind in ("dense", "ragged") and not field.dtype):
         known = None if field is None else {name: field}
-        layout = settled(layout_of([{name: value} for value in values], known))
-        found = flat_fields(layout)
+        found = flat_fields(resolve_dtypes(infer_layout([{name: value} for value in values], known)))
         if found is None:
-            as_array(name, values[0])  # says what is wrong with most of them
+            as_array(name, values[0])  # raises a more precise error for most values
             raise ArgumentError(f"{name!r} is not a number, string, bytes or numeric array")
         field = found[name]
-    rows: Any = fitted(values, leaf_of(field), (name,))
+    rows: Any = fit_values(values, leaf_of_field(field), (name,))
     if field.kind == "object":
         return Objects(rows)
     if field.kind in ("bytes", "str"):

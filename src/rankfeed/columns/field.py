@@ -1,4 +1,4 @@
-"""What a column holds, whatever rows are in it."""
+"""The type of a column."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from rankfeed.errors import ArgumentError
 
-#: "float32[*, 64]": a type, and dimensions of which the first may be "*".
+#: "float32[*, 64]": a dtype, and dimensions of which the first may be "*".
 _SPEC = re.compile(r"(?P<dtype>[a-z]+\d*)(\[(?P<dims>(\*|\d+)(, *\d+)*)\])?")
 
 Kind = Literal["dense", "ragged", "bytes", "str", "object"]
@@ -21,9 +21,9 @@ class Field:
     """The type of a column.
 
     Args:
-        kind: "dense" (every row has the same shape; a scalar has shape ()), "ragged" (rows differ in their first
-            dimension), "bytes", "str", or "object" (whatever a wrapped Dataset returns).
-        dtype: numpy's name of the elements' type; empty for bytes, str and object.
+        kind: "dense" (all rows have one shape; a scalar has shape ()), "ragged" (rows differ in their first
+            dimension), "bytes", "str", or "object" (any Python objects).
+        dtype: numpy's name of the element type; empty for bytes, str and object.
         shape: of a row; for a ragged field, of an element along its first dimension.
 
     Examples:
@@ -37,14 +37,14 @@ class Field:
 
     @classmethod
     def of(cls, spec: str | Field) -> Field:
-        """A field from its text, as ``str`` writes it and `rankfeed inspect` shows it.
+        """A field from its text, as ``str(field)`` and `rankfeed inspect` write it.
 
         Args:
-            spec: numpy's name of a type, and the shape of a row where it has one: "int64", "float32[3, 32, 32]";
-                "*" for a first dimension that differs: "float32[*, 64]". Or "str", "bytes", "object".
+            spec: "str", "bytes", "object", or numpy's name of a dtype with the shape of a row: "int64",
+                "float32[3, 32, 32]"; "*" for a first dimension that differs: "float32[*, 64]".
 
         Raises:
-            ArgumentError: it is none of these.
+            ArgumentError: an invalid text.
 
         Examples:
             >>> Field.of("float32[*, 64]")
@@ -67,7 +67,7 @@ class Field:
             or dtype.itemsize > 8 << (dtype.kind == "c")
         ):
             raise ArgumentError(
-                "this is no type of a field",
+                "invalid type of a field",
                 expected='"int64", "float32[3, 32]", "float32[*, 64]" (a first dimension that differs), "str"',
                 found=repr(spec),
             )
@@ -76,7 +76,7 @@ class Field:
         return cls("ragged" if ragged else "dense", dtype.name, tuple(map(int, dims[ragged:])))
 
     def row_bytes(self, elements: int = 1) -> int:
-        """Bytes of a row (of a ragged one with that many elements)."""
+        """Bytes of a row; of a ragged row with this many elements."""
         if self.kind in ("dense", "ragged"):
             size = int(np.dtype(self.dtype).itemsize * np.prod(self.shape, dtype=np.int64))
             return size * (elements if self.kind == "ragged" else 1)

@@ -21,7 +21,7 @@ from rankfeed._util.validate import check_path, check_str, invalid
 from rankfeed.building import prepare_once
 from rankfeed.building.prepared import MARKER_NAME, walk_links
 from rankfeed.errors import ArgumentError
-from rankfeed.storage import digest_of, stat_afresh
+from rankfeed.storage import digest_of, stat_uncached
 
 T = TypeVar("T")
 
@@ -182,7 +182,7 @@ def _raw(top: Path) -> Iterator[tuple[Path, os.stat_result]]:
             path = Path(place, file)
             with suppress(OSError):  # a link that leads nowhere, or gone since
                 if stat.S_ISREG(path.stat().st_mode):
-                    yield path, stat_afresh(path)  # another host may have changed it just now
+                    yield path, stat_uncached(path)  # another host may have changed it just now
 
 
 def _leads_to_raw(folder: str) -> bool:

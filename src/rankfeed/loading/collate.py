@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from rankfeed._util.validate import check_choice, check_int
-from rankfeed.columns import Allocate, Bytes, Columns, Dense, Layout, Leaf, Ragged, keep_heap
-from rankfeed.columns.layout import Mismatch, Path, dotted, fitted, mapped
+from rankfeed.columns import Allocate, Bytes, Columns, Dense, Layout, Leaf, Ragged, retain_heap
+from rankfeed.columns.layout import Mismatch, Path, dotted_name, fit_values, map_leaves
 from rankfeed.errors import ArgumentError
 
 RaggedAs = Literal["pad", "nested", "list"]
@@ -67,7 +67,7 @@ def collate(
                 values, offsets = column.compact(allocate)
                 batch[name] = _jagged(values, offsets) if ragged == "nested" else _pieces(values, offsets)
         elif isinstance(column, Bytes):
-            keep_heap()
+            retain_heap()
             batch[name] = column.rows()
         else:
             batch[name] = list(column.rows())
@@ -110,7 +110,7 @@ def collate_samples(
 
     def tensors(leaf: Leaf, path: Path, values: Sequence[Any]) -> Any:
         nonlocal waste, total
-        rows: Any = fitted(values, leaf, path)
+        rows: Any = fit_values(values, leaf, path)
         if leaf.how == "torch":
             return torch.utils.data.default_collate(list(rows))
         if leaf.how == "arrays":
@@ -132,7 +132,7 @@ def collate_samples(
         waste += padded.nbytes - column.nbytes
         return _Padded(torch.from_numpy(padded), torch.from_numpy(column.lengths))
 
-    return _with_lengths(mapped(samples, layout, tensors), layout), (waste, total)
+    return _with_lengths(map_leaves(samples, layout, tensors), layout), (waste, total)
 
 
 def check_collated(leaf: Leaf, path: Path, values: Sequence[Any]) -> None:
@@ -143,7 +143,7 @@ def check_collated(leaf: Leaf, path: Path, values: Sequence[Any]) -> None:
         try:
             torch.utils.data.default_collate([value])
         except Exception as error:
-            summary = f"field {dotted(path)!r} cannot be collated" if path else "samples cannot be collated"
+            summary = f"field {dotted_name(path)!r} cannot be collated" if path else "samples cannot be collated"
             expected, found = "numbers, arrays, tensors, text, or lists or dicts of these", type(value).__name__
             raise Mismatch.of(summary, path, "value", expected=expected, found=found, row=row) from error
 

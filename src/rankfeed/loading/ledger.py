@@ -67,7 +67,7 @@ class LedgerPass:
             AuditError: it cannot be written.
         """
         position = self._schedule.position_after(step)
-        self._ledger.write(format.step(self._number, self._seed, step, position, time.time_ns()))
+        self._ledger.write(format.encode_step(self._number, self._seed, step, position, time.time_ns()))
 
 
 class Ledger:
@@ -110,7 +110,7 @@ class Ledger:
                 self._loaders[loader] = self._numbered
                 self._numbered += 1
             number, self._passes = self._passes, self._passes + 1
-        content = format.Pass(
+        content = format.PassInfo(
             launch=self._launch,
             process=self._process,
             host=socket.gethostname(),
@@ -129,7 +129,7 @@ class Ledger:
             tail=schedule.tail,
             time_ns=time.time_ns(),
         )
-        head, seed = format.header(number, content)
+        head, seed = format.encode_header(number, content)
         self.write(head)
         return number, seed
 

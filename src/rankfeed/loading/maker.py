@@ -15,8 +15,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rankfeed.columns import Allocate, BufferPool, Columns, Field, Layout, Mismatch, Ragged, copied
-from rankfeed.columns.layout import dotted, flat_fields, is_unknown, layout_of, leaves, mapped, settled
+from rankfeed.columns import Allocate, BufferPool, Columns, Field, Layout, Mismatch, Ragged, copy_sample
+from rankfeed.columns.layout import (
+    dotted_name,
+    flat_fields,
+    infer_layout,
+    is_unknown,
+    leaves,
+    map_leaves,
+    resolve_dtypes,
+)
 from rankfeed.errors import ArgumentError, RankfeedError, TransformError, safe_str
 from rankfeed.loading.collate import Padding, RaggedAs, check_collated, collate, collate_samples
 from rankfeed.loading.misfits import misfit
@@ -237,7 +245,7 @@ class Maker:
             if not any(is_unknown(leaf) for _, leaf in leaves(layout)):
                 break
         if self.source.collate is None or flat_fields(layout) is not None:
-            self.layout = settled(layout)
+            self.layout = resolve_dtypes(layout)
         self.fixed = True
 
     def layout_of(self, samples: Sequence[Any]) -> Layout:
@@ -246,18 +254,20 @@ class Maker:
         Raises:
             Mismatch: nothing; or torch cannot collate what numpy cannot hold.
         """
-        layout = layout_of(samples, self._known, loose=self.ragged == "list")
+        layout = infer_layout(samples, self._known, loose=self.ragged == "list")
         arrays = [
-            dotted(path) for path, leaf in leaves(layout) if leaf.how == "arrays" or leaf.field.kind == "ragged"
+            dotted_name(path)
+            for path, leaf in leaves(layout)
+            if leaf.how == "arrays" or leaf.field.kind == "ragged"
         ]
         wrong = [
             name for name in (self.source.declared.ragged if self.source.declared else ()) if name not in arrays
         ]
         if wrong:
-            found = ", ".join(f"{dotted(path)!r}: {leaf}" for path, leaf in leaves(layout))
+            found = ", ".join(f"{dotted_name(path)!r}: {leaf}" for path, leaf in leaves(layout))
             raise Mismatch.of("ragged= names what is no array", (), "names", expected=wrong, found=found)
         if self.source.collate is None:
-            mapped(samples, layout, check_collated)
+            map_leaves(samples, layout, check_collated)
         return layout
 
     @property
@@ -291,7 +301,8 @@ class Maker:
         """
         given = share.samples or ()
         ids, samples, _ = self._tried(
-            replace(share, ids=share.ids[row : row + 1], samples=[copied(given[row])]) for row in range(len(given))
+            replace(share, ids=share.ids[row : row + 1], samples=[copy_sample(given[row])])
+            for row in range(len(given))
         )
         try:
             return self.layout_of(samples) if samples else None
@@ -320,7 +331,7 @@ class Maker:
             return rows
         samples = self._samples(rows)
         # A transform may work in place, and what has a collation of its own is handed out by reference.
-        return self.transformed(samples if self.source.collate is None else map(copied, samples), share)
+        return self.transformed(samples if self.source.collate is None else map(copy_sample, samples), share)
 
     def transformed(self, samples: Iterable[Any], share: Share) -> list[Any]:
         """What the transform makes of the samples of a share.

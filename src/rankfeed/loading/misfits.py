@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankfeed.columns import Layout, Mismatch
-from rankfeed.columns.layout import dotted, flat_fields
+from rankfeed.columns.layout import dotted_name, flat_fields
 from rankfeed.errors import RankfeedError, SourceError, StreamError, TransformError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def misfit(maker: Maker, error: Mismatch, where: str, layout: Layout | None = No
 
 
 def _remedy(maker: Maker, error: Mismatch, layout: Layout | None) -> str:
-    declared, name = maker.source.declared, dotted(error.path)
+    declared, name = maker.source.declared, dotted_name(error.path)
     shown = error.path[0] if len(error.path) == 1 and isinstance(error.path[0], int) else name
     if error.cure == "keys":
         return "return the same keys for every sample, or give the Loader a collate_fn"

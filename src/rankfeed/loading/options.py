@@ -17,7 +17,7 @@ from rankfeed._util.validate import (
     check_names,
 )
 from rankfeed.columns import Layout
-from rankfeed.columns.layout import layout_of_fields
+from rankfeed.columns.layout import parse_layout
 from rankfeed.errors import ArgumentError, safe_repr
 from rankfeed.plan import Plan, Shuffle, Tail
 from rankfeed.plan.plan import DEFAULT_LANES, DEFAULT_WINDOW
@@ -216,4 +216,4 @@ def agreed_layout(source: Source, columns: Sequence[str] | None) -> Layout | Non
     fields = source.fields
     if not source.as_dicts:
         return None
-    return layout_of_fields({name: fields[name] for name in (fields if columns is None else columns)})
+    return parse_layout({name: fields[name] for name in (fields if columns is None else columns)})

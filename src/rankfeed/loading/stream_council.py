@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from rankfeed.columns import Layout, Mismatch
-from rankfeed.columns.layout import join, settled
+from rankfeed.columns.layout import join_layouts, resolve_dtypes
 from rankfeed.errors import RankfeedError, StreamError, TopologyError, safe_str
 from rankfeed.loading.maker import Maker
 from rankfeed.loading.misfits import misfit
@@ -145,10 +145,10 @@ def agreed_layout(told: Sequence[Layout | RankfeedError | None], own: object, ma
             raise StreamError(summary, found=each)
         try:
             if each is not None:
-                found = each if found is None else join(found, each, loose=maker.ragged == "list")
+                found = each if found is None else join_layouts(found, each, loose=maker.ragged == "list")
         except Mismatch as error:
             raise misfit(maker, error, f"first batch of process {process}, and those before it") from error
-    return None if found is None else settled(found)
+    return None if found is None else resolve_dtypes(found)
 
 
 def _group() -> Any:

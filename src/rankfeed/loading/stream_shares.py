@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rankfeed.columns import copied
+from rankfeed.columns import copy_sample
 from rankfeed.errors import PlanError, StreamError
 from rankfeed.loading.maker import Share
 from rankfeed.loading.stream import Reader, Saved
@@ -100,7 +100,7 @@ class Cut:
             epoch=self.epoch,
             position=first * (self.world_size // self.stride) + self.rank * count // self.stride,
             filled=pads or count < self.stride,
-            samples=mine + list(map(copied, filler * (rows - len(mine)))),
+            samples=mine + list(map(copy_sample, filler * (rows - len(mine)))),
         )
 
     def _steps(self, reader: Reader) -> Iterator[tuple[int, list[Any], Place]]:
@@ -109,7 +109,7 @@ class Cut:
         held: tuple[list[Any], Place] | None = None
         before = begins = self._place(reader)
         while True:
-            mine = list(map(copied, islice(reader, self.offset, length, self.stride)))
+            mine = list(map(copy_sample, islice(reader, self.offset, length, self.stride)))
             count = reader.read - before.read
             if count < length:
                 break

@@ -19,7 +19,7 @@ from typing import TypeVar
 import msgspec
 
 from rankfeed.errors import RankfeedError, TopologyError
-from rankfeed.storage import look_again, write_atomic
+from rankfeed.storage import refresh_path, write_atomic
 from rankfeed.storage.commit import TEMPORARY
 from rankfeed.storage.decodable import decodable
 from rankfeed.topology.agreement import ProcessReport, format_ranks, missing_ranks
@@ -203,7 +203,7 @@ class _Call:
         if now > self.looked + _AFRESH:
             self.looked = now
             for each in (self.members, self.answers):
-                look_again(each / "again")
+                refresh_path(each / "again")
         found = {}
         for path in folder.glob("*.json"):
             # Gone by now, or left by another version, or it says what cannot be.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.columns import Stored
+from rankfeed.columns import ColumnBuffer
 from rankfeed.errors import CorruptError
 from rankfeed.sources.arrow_errors import InexactDecimalError, arrow_errors
 from rankfeed.sources.arrow_types import element_of, is_list, tensor_axes
@@ -110,7 +110,7 @@ def _floats(array: Any) -> Any:
     return floats
 
 
-def text_of(array: Any) -> Stored:
+def text_of(array: Any) -> ColumnBuffer:
     """Text or bytes; empty where null."""
     import pyarrow as pa
 
@@ -129,20 +129,20 @@ def text_of(array: Any) -> Stored:
     return stored
 
 
-def _segments(array: Any) -> Stored:
+def _segments(array: Any) -> ColumnBuffer:
     """Text or bytes as they lie, from the first byte of the first row to the last of the last."""
     import pyarrow as pa
 
     wide = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
     if not len(array):
-        return Stored(np.empty(0, np.uint8), np.zeros(1, np.int64))
+        return ColumnBuffer(np.empty(0, np.uint8), np.zeros(1, np.int64))
     _, places, data = array.buffers()
     dtype = np.dtype(np.int64 if wide else np.int32)
     offsets = np.frombuffer(places, dtype, len(array) + 1, array.offset * dtype.itemsize).astype(np.int64)
     values = np.empty(0, np.uint8) if data is None or not data.size else np.frombuffer(data, np.uint8)
     _check_offsets(offsets, len(values))
     first, last = int(offsets[0]), int(offsets[-1])
-    return Stored(values[first:last], offsets - first)
+    return ColumnBuffer(values[first:last], offsets - first)
 
 
 def list_elements(array: Any) -> tuple[Any, npt.NDArray[np.int64]]:
@@ -182,7 +182,7 @@ def _check_offsets(offsets: npt.NDArray[np.int64], size: int) -> None:
         )
 
 
-def objects_of(array: Any, where: str) -> tuple[Stored, Valid]:
+def objects_of(array: Any, where: str) -> tuple[ColumnBuffer, Valid]:
     """Rows that become Python objects when they are asked for, and which are not None.
 
     Args:
@@ -198,7 +198,7 @@ def objects_of(array: Any, where: str) -> tuple[Stored, Valid]:
             decoded[:] = _objects_at(array, rows)
         return decoded
 
-    return Stored(values, beside=int(array.nbytes), decode=decode), _not_none(array)
+    return ColumnBuffer(values, extra_bytes=int(array.nbytes), decode=decode), _not_none(array)
 
 
 def _objects_at(array: Any, rows: npt.NDArray[np.int64]) -> list[Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.columns import Field, Stored, Unreadable
+from rankfeed.columns import ColumnBuffer, Field, Unreadable
 from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.arrow_arrays import (
     Valid,
@@ -46,7 +46,7 @@ def stored_of(
     where: str,
     first_row: int | npt.NDArray[np.int64] = 0,
     nulls: Nulls = "error",
-) -> dict[str, Stored]:
+) -> dict[str, ColumnBuffer]:
     """The columns of a table or record batch as they lie, or decoded.
 
     Args:
@@ -55,7 +55,7 @@ def stored_of(
         where: the file (and part of it), for errors.
         first_row: number of the table's first row in that file, for errors; or int64 [rows], that of each.
         nulls: as for :func:`fields_of`. Where they are errors, they are so for who asks for their rows:
-            `Stored.part` raises a SourceError that names file, row and column.
+            `ColumnBuffer.part` raises a SourceError that names file, row and column.
 
     Raises:
         SourceError: a decimal would lose digits as float64.
@@ -69,7 +69,7 @@ def stored_of(
         (array([1, 2, 3]), array([0, 2, 3]))
     """
     paths = dict(leaves_of(table.schema))
-    out: dict[str, Stored] = {}
+    out: dict[str, ColumnBuffer] = {}
     for name, field in fields.items():
         if name in out:
             continue  # a mask, made with its column
@@ -92,7 +92,7 @@ def stored_of(
         if column in fields:
             out[column] = stored
         if column + VALID in fields and nulls == "mask":
-            out[column + VALID] = Stored(np.ones(stored.rows, np.bool_) if valid is None else valid)
+            out[column + VALID] = ColumnBuffer(np.ones(stored.rows, np.bool_) if valid is None else valid)
     return {name: out[name] for name in fields}
 
 
@@ -159,7 +159,7 @@ def _wide(kind: Any) -> Any:
     return {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}.get(kind, kind)
 
 
-def _stored(array: Any, field: Field, where: str) -> tuple[Stored, Valid]:
+def _stored(array: Any, field: Field, where: str) -> tuple[ColumnBuffer, Valid]:
     """A column's values, and which rows are valid: not null, and without a null in them."""
     import pyarrow as pa
 
@@ -168,7 +168,7 @@ def _stored(array: Any, field: Field, where: str) -> tuple[Stored, Valid]:
     if field.kind == "dense":
         values, valid = numbers_of(array)
         values = values.reshape(len(array), *field.shape)
-        return Stored(values), all_of(valid)
+        return ColumnBuffer(values), all_of(valid)
     if isinstance(array.type, pa.BaseExtensionType):
         return _stored(array.storage, field, where)
     if field.kind == "object":
@@ -183,10 +183,10 @@ def _stored(array: Any, field: Field, where: str) -> tuple[Stored, Valid]:
         bad = np.flatnonzero(~whole)
         valid = np.ones(len(array), np.bool_) if valid is None else valid.copy()
         valid[offsets.searchsorted(bad, side="right") - 1] = False
-    return Stored(values, offsets), valid
+    return ColumnBuffer(values, offsets), valid
 
 
-def _indexed(array: Any, field: Field, where: str) -> tuple[Stored, Valid]:
+def _indexed(array: Any, field: Field, where: str) -> tuple[ColumnBuffer, Valid]:
     """A dictionary column: its values once, however many rows they are in."""
     import pyarrow as pa
 

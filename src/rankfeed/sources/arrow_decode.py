@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.columns import Field, Stored
+from rankfeed.columns import ColumnBuffer, Field
 from rankfeed.errors import CorruptError
 from rankfeed.sources.arrow_columns import array_at, stored_of
 from rankfeed.sources.arrow_errors import arrow_errors
@@ -121,7 +121,7 @@ def decoded(
     where: str,
     first_row: int,
     nulls: Nulls,
-) -> dict[str, Stored]:
+) -> dict[str, ColumnBuffer]:
     """The columns of a record batch or table.
 
     Args:
@@ -135,7 +135,7 @@ def decoded(
     Raises:
         CorruptError: a column is not of the type that it should be.
     """
-    made: dict[str, Stored] = {}
+    made: dict[str, ColumnBuffer] = {}
     for name, path in leaves_of(batch.schema):
         if name not in shapes or not (name in fields or (nulls == "mask" and name + VALID in fields)):
             continue
@@ -148,7 +148,7 @@ def decoded(
                 array, field, shapes[name], where=where, column=name, first_row=first_row, nulls=nulls
             )
         if nulls == "mask":
-            made[name + VALID] = Stored(np.ones(len(array), np.bool_) if valid is None else valid)
+            made[name + VALID] = ColumnBuffer(np.ones(len(array), np.bool_) if valid is None else valid)
     rest = {name: field for name, field in fields.items() if name not in made}
     made |= stored_of(batch, rest, where=where, first_row=first_row, nulls=nulls)
     return {name: made[name] for name in fields}

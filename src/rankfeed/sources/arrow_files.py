@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from rankfeed._util.handle_cache import HandleCache
 from rankfeed._util.validate import check_bool, invalid
-from rankfeed.columns import Columns, Field, Stored, column_of_parts
+from rankfeed.columns import ColumnBuffer, Columns, Field, column_from_parts
 from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.arrow_decode import copied, decoded, read_batch
 from rankfeed.sources.arrow_errors import arrow_errors
@@ -25,7 +25,7 @@ from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
 from rankfeed.sources.format import Format
 from rankfeed.sources.paths import Paths, common_root
 from rankfeed.sources.source import Int64, by_chunk, check_columns, check_ids
-from rankfeed.storage import DataFiles, check_whole, digest_of, mapped, touched
+from rankfeed.storage import DataFiles, check_not_truncated, digest_of
 
 #: Files that are held open; what a batch points into stays, however many others are opened.
 OPEN_FILES = 256
@@ -80,7 +80,6 @@ class ArrowSource(ChunkedSource):
         self._shapes = dict(shapes or {})
         self._open: HandleCache[ArrowFile] = HandleCache(OPEN_FILES)
         self.files = DataFiles(self._paths)
-        self._exceeds = int(self.files.sizes.sum()) > mapped.RESIDENT_BYTES
         first: ArrowFile | None = None
         plain: set[str] | None = None
         rows, chunks, blocks, digests = [], [], [], []
@@ -163,8 +162,7 @@ class ArrowSource(ChunkedSource):
         wanted = by_chunk(ids, self._file_starts) if plain else []
         for number, rows, slots in wanted:
             file = self._file(number)
-            if len(wanted) <= mapped.LOOKS:
-                check_whole(file.data, self._paths[number])
+            check_not_truncated(file.data, self._paths[number])
             batch = file.starts.searchsorted(rows, side="right") - 1
             within = rows - file.starts[batch]
 
@@ -174,10 +172,9 @@ class ArrowSource(ChunkedSource):
             for name in plain:
                 parts[name].append(file.plain[name].part(batch, within, slots, where))
         made = {name: column_of(self._fields[name], parts[name]) for name in plain}
-        touched(lambda: sum(column.nbytes for column in made.values()), len(ids) * len(plain))
         if self._whole:
-            valid = Stored(np.ones(len(ids), np.bool_)).part(np.arange(len(ids)))
-            made |= {name: column_of_parts(self._fields[name], [valid]) for name in names if name in self._whole}
+            valid = ColumnBuffer(np.ones(len(ids), np.bool_)).part(np.arange(len(ids)))
+            made |= {name: column_from_parts(self._fields[name], [valid]) for name in names if name in self._whole}
         if rest:
             made.update(super().fetch(ids, rest))
         return Columns({name: made[name] for name in names}, len(ids))
@@ -188,13 +185,11 @@ class ArrowSource(ChunkedSource):
         if rest:
             super().expect(sample_ids, rest)
 
-    def _load_chunk(self, number: int, names: tuple[str, ...]) -> dict[str, Stored]:
+    def _load_chunk(self, number: int, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
         place, batch, first, rows = self._chunks[number].tolist()
         file = self._file(place)
-        check_whole(file.data, self._paths[place])
+        check_not_truncated(file.data, self._paths[place])
         where = f"{self._paths[place]}, record batch {batch}"
-        start, _, end = file.messages.batches[batch].tolist()
-        touched(lambda: (end - start) * rows // int(file.messages.rows[batch]))
         with arrow_errors(where):
             piece = slice(first, first + rows)
             found = read_batch(file.data, file.messages, batch, names, self._nulls, piece)
@@ -217,7 +212,7 @@ class ArrowSource(ChunkedSource):
 
     def _opened(self, number: int) -> ArrowFile:
         path = self._paths[number]
-        file = open_arrow(path, self._shapes, unended=self._unended, by_calls=self._exceeds)
+        file = open_arrow(path, self._shapes, unended=self._unended)
         self.files.opened(number)
         if hasattr(self, "_digests") and file.digest != self._digests[number]:
             raise CorruptError("a file was replaced while it was in use", where=path, remedy="start the job again")

@@ -7,7 +7,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,6 @@ from rankfeed.sources.arrow_places import Shape, leaves, stored_type, without_nu
 from rankfeed.sources.arrow_rows import LeafRows, problem
 from rankfeed.sources.paths import Paths, expand, files_in, head, matched
 from rankfeed.storage import digest_of, map_file
-from rankfeed.storage.region import File, Region
 
 Bytes = npt.NDArray[np.uint8]
 Int64 = npt.NDArray[np.int64]
@@ -54,16 +52,13 @@ class ArrowFile:
     digest: str
 
 
-def open_arrow(
-    path: str, shapes: Mapping[str, Shape], *, unended: bool = False, by_calls: bool = False
-) -> ArrowFile:
+def open_arrow(path: str, shapes: Mapping[str, Shape], *, unended: bool = False) -> ArrowFile:
     """Open a file.
 
     Args:
         path: of it.
         shapes: columns of lists of lists that are arrays, and their shapes.
         unended: whether a stream without the mark at its end is read for what is there.
-        by_calls: whether large rows are to be read by calls, as the files are more than may stay mapped.
 
     Raises:
         SourceError: it cannot be read.
@@ -87,8 +82,7 @@ def open_arrow(
         messages.rows.tobytes(),
         messages.batches.tobytes(),
     )
-    region = Region(File(Path(path), data), 0) if by_calls else None
-    plain = {name: LeafRows(leaf, data, messages, region) for name, leaf in found.items()}
+    plain = {name: LeafRows(leaf, data, messages) for name, leaf in found.items()}
     return ArrowFile(data, messages, starts, plain, schema, digest)
 
 

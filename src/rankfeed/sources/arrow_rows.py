@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankfeed.columns import Bytes as BytesColumn
-from rankfeed.columns import Column, Field, Ragged, Runs
-from rankfeed.columns.parts import Readable
+from rankfeed.columns import Column, Field, Ragged, RowSlices
 from rankfeed.errors import CorruptError
 from rankfeed.sources.arrow_messages import REMEDY, Messages
 from rankfeed.sources.arrow_places import Leaf
@@ -19,9 +18,6 @@ from rankfeed.sources.scattered import Placed, Places, compacted, rows_at, words
 Bytes = npt.NDArray[np.uint8]
 Int64 = npt.NDArray[np.int64]
 Where = Callable[[int], str]
-
-#: From this many bytes a row on (on average), a call to read it costs less than seeing its pages anew.
-_LARGE_ROW = 4096
 
 
 class _Level(NamedTuple):
@@ -49,17 +45,13 @@ class LeafRows:
         leaf: the column, in whose buffers there is no :func:`problem`.
         data: uint8, the file, mapped.
         messages: of the file.
-        region: the file, to be read by calls where rows are large; None to read it through the mapping alone.
     """
 
-    def __init__(self, leaf: Leaf, data: Bytes, messages: Messages, region: Readable | None) -> None:
+    def __init__(self, leaf: Leaf, data: Bytes, messages: Messages) -> None:
         buffers = messages.buffers
         assert buffers is not None
         self._leaf, self._data = leaf, data
         self._begin = buffers[:, leaf.data, 0].copy()
-        self._region = None
-        if leaf.field.kind != "dense" and buffers[:, leaf.data, 1].sum() >= _LARGE_ROW * messages.rows.sum():
-            self._region = region
         element = 1 if leaf.field.kind in ("bytes", "str") else np.dtype(leaf.field.dtype).itemsize
         #: Bytes of what the innermost offsets count; of a row, where there are none.
         self._step = element * _fixed_elements(leaf) if leaf.offsets else leaf.field.row_bytes()
@@ -75,7 +67,7 @@ class LeafRows:
             numbers = words(data, width).view(f"<i{width}") if aligned else None
             self._levels.append(_Level(base, width, top, length, numbers))
 
-    def part(self, batch: Int64, row: Int64, slots: Int64 | None, where: Where) -> Places | Runs:
+    def part(self, batch: Int64, row: Int64, slots: Int64 | None, where: Where) -> Places | RowSlices:
         """Some rows, as a part of a batch's.
 
         Args:
@@ -131,19 +123,19 @@ class LeafRows:
         ends = np.where(empty[:, None], 0, ends.astype(np.int64))
         return ends[:, 0], ends[:, 1]
 
-    def _runs(self, starts: Int64, nbytes: Int64, slots: Int64 | None, where: Where) -> Runs:
+    def _runs(self, starts: Int64, nbytes: Int64, slots: Int64 | None, where: Where) -> RowSlices:
         """Runs of elements: as they lie where they are aligned to their own size, else copied."""
         field = self._leaf.field
         if field.kind != "ragged":
-            return Runs(self._data, starts, nbytes, slots, self._region, where)
+            return RowSlices(self._data, starts, nbytes, slots, where)
         dtype, shape = np.dtype(field.dtype).newbyteorder("<"), field.shape
         if not shape and not (starts % dtype.itemsize).any():
             size = dtype.itemsize
             values = words(self._data, size).view(dtype)
-            return Runs(values, starts // size, nbytes // size, slots, self._region)
+            return RowSlices(values, starts // size, nbytes // size, slots)
         packed, targets = compacted(self._data, starts, nbytes)
         size = max(1, field.row_bytes())
-        return Runs(packed.view(dtype).reshape(-1, *shape), targets // size, nbytes // size, slots)
+        return RowSlices(packed.view(dtype).reshape(-1, *shape), targets // size, nbytes // size, slots)
 
 
 def _fixed_elements(leaf: Leaf) -> int:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.columns import Field, Stored, Unreadable
+from rankfeed.columns import ColumnBuffer, Field, Unreadable
 from rankfeed.errors import CorruptError, RankfeedError
 from rankfeed.sources.arrow_arrays import Valid, all_of, list_elements, numbers_of, plain_of, valid_of
 from rankfeed.sources.arrow_errors import null_error
@@ -19,7 +19,7 @@ Int64 = npt.NDArray[np.int64]
 
 def shaped(
     array: Any, field: Field, shape: Shape, *, where: str, column: str, first_row: int, nulls: Nulls
-) -> tuple[Stored, Valid]:
+) -> tuple[ColumnBuffer, Valid]:
     """A column of lists of lists as arrays, and which rows are valid: not null, and without a null in them.
 
     Rows in which a list is null, or of another length than declared, are left zero or empty. The latter are
@@ -56,13 +56,13 @@ def shaped(
         lengths = np.zeros(rows, np.int64)
         lengths[good] = np.diff(walk.starts)
         offsets = np.append(0, lengths.cumsum())
-        stored = Stored(values.reshape(offsets[-1], *field.shape), offsets)
+        stored = ColumnBuffer(values.reshape(offsets[-1], *field.shape), offsets)
     else:
         values = values.reshape(len(good), *field.shape)
         if len(good) < rows:
             values, taken = np.zeros((rows, *field.shape), values.dtype), values
             values[good] = taken
-        stored = Stored(values)
+        stored = ColumnBuffer(values)
     null = null_error(field, where, first_row, column)
 
     def error(row: int) -> RankfeedError:
@@ -79,7 +79,7 @@ def shaped(
     bad = ~valid if nulls == "error" else np.zeros(rows, np.bool_)
     bad[list(others)] = True
     if bad.any():
-        stored = Stored(stored.values, stored.offsets, unreadable=Unreadable(bad, error))
+        stored = ColumnBuffer(stored.values, stored.offsets, unreadable=Unreadable(bad, error))
     return stored, None if valid.all() else valid
 
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from rankfeed.columns import Field, Stored
+from rankfeed.columns import ColumnBuffer, Field
 from rankfeed.errors import SourceError
 from rankfeed.sources.arrow_columns import fields_of
 from rankfeed.sources.arrow_decode import decoded
@@ -90,7 +90,7 @@ class ArrowTableSource(ChunkedSource):
         """Of columns and number of rows."""
         return digest_of(repr((self._fields, len(self))).encode())
 
-    def _load_chunk(self, number: int, names: tuple[str, ...]) -> dict[str, Stored]:
+    def _load_chunk(self, number: int, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
         first = int(self._chunk_starts[number])
         fields = {name: self._fields[name] for name in names}
         with arrow_errors(self._name):
@@ -104,7 +104,9 @@ class ArrowTableSource(ChunkedSource):
             if buffer is not None and buffer.size
         ]
         return {
-            name: replace(stored, lent=any(np.may_share_memory(stored.values, each) for each in held), beside=0)
+            name: replace(
+                stored, borrowed=any(np.may_share_memory(stored.values, each) for each in held), extra_bytes=0
+            )
             for name, stored in found.items()
         }
 

@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from rankfeed._util.fork_safety import init_in_each_process
-from rankfeed.columns import Stored
+from rankfeed.columns import ColumnBuffer
 from rankfeed.errors import RankfeedError
 from rankfeed.sources.lookups import LOOKUPS
 
-Chunk = Mapping[str, Stored]
+Chunk = Mapping[str, ColumnBuffer]
 _Key = TypeVar("_Key", bound=Hashable)
 
 #: A chunk is stale when it was left alone so many times longer than it was on average before.
@@ -74,7 +74,7 @@ class ChunkCache:
     Examples:
         >>> import numpy as np
         >>> cache = ChunkCache(100)
-        >>> chunk = cache.get("a", lambda: {"x": Stored(np.arange(10))})
+        >>> chunk = cache.get("a", lambda: {"x": ColumnBuffer(np.arange(10))})
         >>> cache.find(["a", "b"], used=[1, 1]) == [chunk, None]
         True
     """

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankfeed._util.validate import check_int
-from rankfeed.columns import Columns, Stored, column_of_parts
+from rankfeed.columns import ColumnBuffer, Columns, column_from_parts
 from rankfeed.sources.chunk_cache import Chunk, ChunkCache
 from rankfeed.sources.source import Int64, Source, by_chunk, check_columns, check_ids
 
@@ -54,14 +54,14 @@ class ChunkedSource(Source):
             self.best_window = max(1, _WINDOW_BYTES * rows // data_bytes)
 
     @abstractmethod
-    def _load_chunk(self, number: int, names: tuple[str, ...]) -> dict[str, Stored]:
+    def _load_chunk(self, number: int, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
         """Decode some columns of a chunk. Called in any thread of the process that reads.
 
         Raises:
             RankfeedError: it cannot be read; names the place.
         """
 
-    def _take(self, ids: Int64, names: tuple[str, ...]) -> dict[str, Stored]:
+    def _take(self, ids: Int64, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
         """Some columns of single rows, for formats that can: ``ids`` are sorted, none twice."""
         raise NotImplementedError
 
@@ -98,7 +98,7 @@ class ChunkedSource(Source):
         if single:
             self._add_single(single, names, parts)
         fields = self.fields
-        return Columns({name: column_of_parts(fields[name], parts[name]) for name in names}, len(ids))
+        return Columns({name: column_from_parts(fields[name], parts[name]) for name in names}, len(ids))
 
     def expect(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> None:
         """Decode what will be read next, in the background."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.columns import Bytes, Column, Dense, Field, Objects, Ragged, Rows, Runs
+from rankfeed.columns import Bytes, Column, Dense, Field, Objects, Ragged, RowSlices, RowTake
 from rankfeed.errors import SourceError
 
 Int64 = npt.NDArray[np.int64]
@@ -105,7 +105,7 @@ def joined_column(name: str, field: Field, pieces: Sequence[tuple[Column, Int64 
     if all(isinstance(column, (Dense, Ragged)) for column in columns):
         found = {column.field for column in columns}
         if len(found) == 1 and isinstance(columns[0], Dense) and field.kind != "ragged":
-            return Dense(_alike([part for piece in pieces for part in _placed(*_native(*piece))]))
+            return Dense([part for piece in pieces for part in _placed(*_native(*piece))])
         inner = {_inner(each) for each in found}
         if len({each.dtype for each in found}) == 1 and len(inner) == 1 and None not in inner:
             return Ragged([part for piece in pieces for part in _placed(*_as_ragged(*_native(*piece)))])
@@ -147,7 +147,7 @@ def _native(column: Any, slots: Int64 | None) -> tuple[Any, Int64 | None]:
     if isinstance(column, Dense):
         return Dense.of(column.gather().astype(native)), slots
     values, offsets = column.compact()
-    return Ragged([Runs(values.astype(native), offsets[:-1], np.diff(offsets))]), slots
+    return Ragged([RowSlices(values.astype(native), offsets[:-1], np.diff(offsets))]), slots
 
 
 def _as_ragged(column: Any, slots: Int64 | None) -> tuple[Any, Int64 | None]:
@@ -160,13 +160,7 @@ def _as_ragged(column: Any, slots: Int64 | None) -> tuple[Any, Int64 | None]:
     return Ragged([_runs(part) for part in parts]), slots
 
 
-def _runs(part: Rows) -> Runs:
+def _runs(part: RowTake) -> RowSlices:
     length, *inner = part.values.shape[1:]
     flat = part.values.reshape(len(part.values) * length, *inner)
-    return Runs(flat, part.rows * length, np.full(len(part.rows), length, np.int64), part.slots, part.region)
-
-
-def _alike(parts: list[Rows]) -> list[Rows]:
-    """Dense parts that are all read in one way: by calls, or through their mapping (the bytes are the same)."""
-    by_calls = all(part.region is not None for part in parts)
-    return parts if by_calls else [part._replace(region=None) for part in parts]
+    return RowSlices(flat, part.rows * length, np.full(len(part.rows), length, np.int64), part.slots)

@@ -1,4 +1,4 @@
-"""Packed data sets: Arrow IPC shards, memory-mapped and read as numpy views."""
+"""Datasets that `rankfeed.write` wrote: Arrow IPC shards and a manifest, read as numpy views of mapped files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankfeed._util.handle_cache import HandleCache
-from rankfeed.columns import Columns, Field, Stored, column_of_parts
+from rankfeed.columns import ColumnBuffer, Columns, Field, column_from_parts
 from rankfeed.errors import CorruptError
 from rankfeed.sources.format import Format
 from rankfeed.sources.paths import Paths
@@ -22,37 +22,38 @@ from rankfeed.storage import (
     MANIFEST_NAME,
     DataFiles,
     Manifest,
-    check_whole,
+    ShardInfo,
+    check_not_truncated,
     digest_of,
     file_digest,
     load_manifest,
     map_file,
-    mapped,
-    touched,
 )
 from rankfeed.storage.arrow_shard import REMEDY, read_shard
-from rankfeed.storage.manifest import Shard
-from rankfeed.storage.region import File, Region
 
 Bytes = npt.NDArray[np.uint8]
 Int64 = npt.NDArray[np.int64]
 
-#: Shards that are held open; what a batch points into stays, however many others are opened.
+#: Shards kept open; a batch keeps those that it points into, even if they are closed here.
 OPEN_SHARDS = 256
-#: From this many bytes a row on (on average), a call to read it costs less than seeing its pages anew.
-_LARGE_ROW = 1024
+
+
+@dataclass(frozen=True)
+class _OpenShard:
+    data: Bytes
+    columns: dict[str, ColumnBuffer]
 
 
 class PackedSource(Source):
-    """A folder that `pack` wrote.
+    """A dataset that `rankfeed.write` wrote.
 
     Args:
-        path: of the folder.
-        columns: names of those to offer; None for all.
-        files: what another process of the job saw first; None for the process that opens.
+        path: of its folder.
+        columns: names of the columns to offer; None for all.
+        files: as another process of the job first saw them; None in the process that opens the dataset.
 
     Raises:
-        SourceError, CorruptError, UnsafeError: there is no manifest, or it is not right.
+        SourceError, CorruptError, UnsafeError: there is no manifest, or it is invalid.
 
     Examples:
         >>> import tempfile, rankfeed as rf
@@ -66,34 +67,32 @@ class PackedSource(Source):
     def __init__(
         self, path: str | Path, *, columns: Sequence[str] | None = None, files: DataFiles | None = None
     ) -> None:
-        self.path = os.path.abspath(path)  # whoever changes the working directory later still reads the same
+        self.path = os.path.abspath(path)  # independent of later changes of the working directory
         self._wanted = None if columns is None else tuple(columns)
         manifest_file = DataFiles([os.path.join(self.path, MANIFEST_NAME)])
-        self._open_manifest()
-        for number in range(len(self._manifest.shards)):
-            self._check_file(number)
-        paths = [os.path.join(self.path, shard.path) for shard in self._manifest.shards]
+        self._manifest = load_manifest(self.path)
+        self._fields = {
+            name: self._manifest.fields[name] for name in check_columns(columns, self._manifest.fields)
+        }
+        shards = self._manifest.shards
+        self._starts = np.concatenate([[0], np.cumsum([shard.rows for shard in shards])]).astype(np.int64)
+        self._shards: HandleCache[_OpenShard] = HandleCache(OPEN_SHARDS)
+        paths = [os.path.join(self.path, shard.path) for shard in shards]
+        for shard, shard_path in zip(shards, paths, strict=True):
+            _check_shard_size(shard, shard_path)
         self.files = DataFiles(paths) if files is None else files.reopened(paths)
-        self.files.content = partial(_has_its_checksum, self.path, self._manifest)
-        manifest_file.check(0)  # it goes before the first shard is replaced: these are its shards
-
-    def _open_manifest(self) -> None:
-        self._manifest: Manifest = load_manifest(self.path)
-        names = check_columns(self._wanted, self._manifest.fields)
-        self._fields = {name: self._manifest.fields[name] for name in names}
-        self._starts = np.zeros(len(self._manifest.shards) + 1, np.int64)
-        np.cumsum([shard.rows for shard in self._manifest.shards], out=self._starts[1:])
-        self._bytes = sum(shard.bytes for shard in self._manifest.shards)
-        self._open: HandleCache[_Shard] = HandleCache(OPEN_SHARDS)
+        self.files.content = partial(_matches_checksum, self.path, self._manifest)
+        # The manifest is removed before a shard is replaced: these are its shards.
+        manifest_file.check(0)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (self.path, self._wanted, self.fingerprint, self.files)
 
-    def _num_samples(self) -> int:
-        return self._manifest.num_rows
-
     def __repr__(self) -> str:
         return f"PackedSource({self.path!r}, {len(self)} samples)"
+
+    def _num_samples(self) -> int:
+        return self._manifest.num_rows
 
     @property
     def manifest(self) -> Manifest:
@@ -102,7 +101,6 @@ class PackedSource(Source):
 
     @property
     def fields(self) -> Mapping[str, Field]:
-        """What each column holds."""
         return self._fields
 
     @cached_property
@@ -112,15 +110,15 @@ class PackedSource(Source):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of counts, schema, checksums, and what the files themselves hold."""
+        """Changes with counts, schema, checksums and the content of the files."""
         return digest_of(self._manifest.fingerprint.encode(), self.files.fingerprint.encode())
 
     def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
-        """The rows of some samples: pointers into the shards; nothing is copied yet.
+        """The rows of some samples: pointers into the mapped shards.
 
         Args:
             sample_ids: ints in [0, len(self)).
-            columns: names of those wanted; None for all.
+            columns: names of the columns; None for all.
 
         Raises:
             SourceError: no such sample, or a shard cannot be read.
@@ -130,69 +128,49 @@ class PackedSource(Source):
         names = list(self._fields) if columns is None else check_columns(columns, self._fields)
         self.files.check_open(at_intervals=True)
         parts: dict[str, list[Any]] = {name: [] for name in names}
-        wanted = by_chunk(ids, self._starts)
-        for number, rows, slots in wanted:
-            shard = self._shard(number)
-            if len(wanted) <= mapped.LOOKS:
-                check_whole(shard.data, shard.place)
+        for number, rows, slots in by_chunk(ids, self._starts):
+            shard = self._shards.get(number, partial(self._open_shard, number))
+            check_not_truncated(shard.data, self.files.path(number))
             for name in names:
-                parts[name].append(shard.stored[name].part(rows, slots, shard.regions.get(name)))
-        fetched = {name: column_of_parts(self._fields[name], part) for name, part in parts.items()}
-        touched(lambda: sum(column.nbytes for column in fetched.values()), len(ids) * len(names))
-        return Columns(fetched, len(ids))
+                parts[name].append(shard.columns[name].part(rows, slots))
+        return Columns(
+            {name: column_from_parts(self._fields[name], part) for name, part in parts.items()}, len(ids)
+        )
 
-    def _place(self, number: int) -> Path:
-        return Path(self.path, self._manifest.shards[number].path)
-
-    def _shard(self, number: int) -> _Shard:
-        """The columns of a shard; opened where it is not open."""
-        return self._open.get(number, lambda: self._open_shard(number))
-
-    def _open_shard(self, number: int) -> _Shard:
-        shard, place = self._manifest.shards[number], self._place(number)
-        data = map_file(place)
+    def _open_shard(self, number: int) -> _OpenShard:
+        shard, path = self._manifest.shards[number], self.files.path(number)
+        data = map_file(path)
         self.files.opened(number)
-        _check_size(len(data), shard, place)  # of the very file that is mapped
-        stored = read_shard(data, self._manifest.fields, shard.rows, str(place))
-        # Where data are more than may stay mapped, large rows are read by calls.
-        exceeds = self._bytes > mapped.RESIDENT_BYTES
-        large = [name for name, each in stored.items() if exceeds and _row_bytes(each) >= _LARGE_ROW]
-        if not large:
-            return _Shard(place, data, stored, {})
-        file = File(place)
-        self.files.check(number)
-        start = data.ctypes.data
-        regions = {name: Region(file, stored[name].values.ctypes.data - start) for name in large}
-        return _Shard(place, data, stored, regions)
-
-    def _check_file(self, number: int) -> None:
-        shard, place = self._manifest.shards[number], self._place(number)
-        try:
-            size = place.stat().st_size
-        except OSError as error:
-            raise CorruptError(
-                "a shard is missing",
-                expected=f"{shard.bytes} bytes",
-                found=error.strerror,
-                where=place,
-                remedy=REMEDY,
-            ) from error
-        _check_size(size, shard, place)
+        _check_size(len(data), shard, path)  # of the file that is mapped
+        return _OpenShard(data, read_shard(data, self._manifest.fields, shard.rows, path))
 
 
-def _check_size(size: int, shard: Shard, place: Path) -> None:
+def _check_shard_size(shard: ShardInfo, path: str) -> None:
+    try:
+        size = os.stat(path).st_size
+    except OSError as error:
+        raise CorruptError(
+            "a shard is missing",
+            expected=f"{shard.bytes} bytes",
+            found=error.strerror,
+            where=path,
+            remedy=REMEDY,
+        ) from error
+    _check_size(size, shard, path)
+
+
+def _check_size(size: int, shard: ShardInfo, path: str | Path) -> None:
     if size != shard.bytes:
         raise CorruptError(
-            "a shard has another size than its data set says",
+            "a shard has another size than in the manifest",
             expected=f"{shard.bytes} bytes",
             found=f"{size} bytes",
-            where=place,
+            where=path,
             remedy=REMEDY,
         )
 
 
-def _has_its_checksum(path: str, manifest: Manifest, number: int) -> bool:
-    """Whether a shard is the one that was packed: all of it is read."""
+def _matches_checksum(path: str, manifest: Manifest, number: int) -> bool:
     shard = manifest.shards[number]
     try:
         return file_digest(Path(path, shard.path)) == shard.xxh3
@@ -204,7 +182,7 @@ def _reopen(path: str, columns: tuple[str, ...] | None, fingerprint: str, files:
     source = PackedSource(path, columns=columns, files=files)
     if source.fingerprint != fingerprint:
         raise CorruptError(
-            "the data set was replaced while it was in use",
+            "the dataset was replaced while it was in use",
             expected=fingerprint,
             found=source.fingerprint,
             where=path,
@@ -213,63 +191,44 @@ def _reopen(path: str, columns: tuple[str, ...] | None, fingerprint: str, files:
     return source
 
 
-def _block_rows(shard: Shard) -> Int64:
+def _block_rows(shard: ShardInfo) -> Int64:
     full, rest = divmod(shard.rows, shard.block_rows)
-    return np.append(np.full(full, shard.block_rows, np.int64), [rest] if rest else []).astype(np.int64)
+    return np.append(np.full(full, shard.block_rows, np.int64), [rest] * (rest > 0)).astype(np.int64)
 
 
-@dataclass(frozen=True)
-class _Shard:
-    """An open shard: its columns, and where to read those that are not read through the mapping."""
-
-    place: Path
-    data: Bytes
-    stored: dict[str, Stored]
-    regions: dict[str, Region]
-
-
-def _row_bytes(stored: Stored) -> int:
-    """Bytes of a row, on average."""
-    return stored.nbytes // max(1, stored.rows)
-
-
-def check_shard(folder: str | Path, manifest: Manifest, shard: Shard, step: Callable[[int], None]) -> None:
-    """Read all bytes of a shard; compare size, checksum and what is in it with the manifest.
+def check_shard(folder: str | Path, manifest: Manifest, shard: ShardInfo, step: Callable[[int], None]) -> None:
+    """Read a whole shard and compare size, checksum and columns with the manifest.
 
     Args:
-        folder: of the data set.
-        manifest: of it.
-        shard: which.
-        step: called with the number of bytes of each piece that is read.
+        folder: of the dataset.
+        manifest: of the dataset.
+        shard: the shard to check.
+        step: called with the number of bytes of each piece that was read.
 
     Raises:
-        SourceError, CorruptError: it cannot be read, or is not as it was packed.
+        SourceError, CorruptError: the shard cannot be read, or differs.
     """
-    place = Path(folder, shard.path)
+    path = Path(folder, shard.path)
     try:
-        _check_size(place.stat().st_size, shard, place)
-        digest = file_digest(place, step)
+        _check_size(path.stat().st_size, shard, path)
+        digest = file_digest(path, step)
     except OSError as error:
-        summary = "a shard cannot be read" if place.exists() else "a shard is missing"
-        raise CorruptError(summary, expected=f"{shard.bytes} bytes", found=error.strerror, where=place) from error
+        summary = "a shard cannot be read" if path.exists() else "a shard is missing"
+        raise CorruptError(summary, expected=f"{shard.bytes} bytes", found=error.strerror, where=path) from error
     if digest != shard.xxh3:
         raise CorruptError(
-            "a shard is damaged", expected=f"checksum {shard.xxh3}", found=f"checksum {digest}", where=place
+            "a shard is damaged", expected=f"checksum {shard.xxh3}", found=f"checksum {digest}", where=path
         )
-    read_shard(map_file(place), manifest.fields, shard.rows, str(place))
+    read_shard(map_file(path), manifest.fields, shard.rows, str(path))
 
 
 def is_packed(where: Paths) -> bool:
-    """Whether this is a folder that `pack` finished."""
+    """Whether this is the folder of a completely written dataset."""
     return isinstance(where, (str, os.PathLike)) and Path(where, MANIFEST_NAME).is_file()
 
 
 def open_packed(where: Any, *, columns: Sequence[str] | None = None) -> PackedSource:
-    """Open a folder that `pack` wrote.
-
-    Raises:
-        SourceError, CorruptError, UnsafeError: see `PackedSource`.
-    """
+    """Open the folder of a written dataset."""
     return PackedSource(os.fspath(where), columns=columns)
 
 

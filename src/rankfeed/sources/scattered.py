@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.columns import Allocate, Dense, Field, Rows
+from rankfeed.columns import Allocate, Dense, Field, RowTake
 from rankfeed.columns.gather import copy_segments
 
 Array = npt.NDArray[Any]
@@ -61,9 +61,9 @@ class Placed(Dense):
         return Field("dense", self._dtype.name, self._shape)
 
     @property
-    def parts(self) -> Sequence[Rows]:  # type: ignore[override]
+    def parts(self) -> Sequence[RowTake]:  # type: ignore[override]
         """The rows as an array's, for those who go on with them."""
-        return [Rows(self.gather(), np.arange(self._length))]
+        return [RowTake(self.gather(), np.arange(self._length))]
 
     @property
     def nbytes(self) -> int:

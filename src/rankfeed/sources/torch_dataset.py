@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.columns import Branch, Columns, Field, Leaf, Mismatch, copied
-from rankfeed.columns.layout import flat_fields, layout_of, layout_of_fields, mapped, settled
+from rankfeed.columns import Branch, Columns, Field, Leaf, Mismatch, copy_sample
+from rankfeed.columns.layout import flat_fields, infer_layout, map_leaves, parse_layout, resolve_dtypes
 from rankfeed.errors import ArgumentError, SourceError, describe_error
 from rankfeed.sources.probes import probe_ids
 from rankfeed.sources.source import Declared, Int64, Source, check_columns, check_ids
@@ -37,7 +37,7 @@ class TorchDatasetSource(Source):
         names = Declared.names(ragged)
         if fields is not None and names:
             raise ArgumentError("fields= says what is ragged", expected='fields={"x": "float32[*]"}', found=ragged)
-        layout = None if fields is None else layout_of_fields(fields)
+        layout = None if fields is None else parse_layout(fields)
         self.declared = Declared("the Dataset", "from_dataset(dataset", layout, names)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -62,7 +62,7 @@ class TorchDatasetSource(Source):
             return flat_fields(self.declared.layout)
         known = {name: Field("ragged") for name in self.declared.ragged}
         try:
-            return flat_fields(settled(layout_of(self._probed(), known)))
+            return flat_fields(resolve_dtypes(infer_layout(self._probed(), known)))
         except ArgumentError:
             return None
 
@@ -136,7 +136,7 @@ class TorchDatasetSource(Source):
         samples = self.samples(ids, columns)
         try:
             if columns is None:
-                mapped(
+                map_leaves(
                     samples, Branch(dict, dict.fromkeys(fields, Leaf(Field("object"), "list"))), lambda *_: None
                 )
             return Columns.from_samples(samples, fields)
@@ -172,7 +172,7 @@ class TorchDatasetSource(Source):
         if hasattr(self.dataset, "__getitems__"):
             try:
                 found = self.dataset.__getitems__(wanted)
-                samples = [] if isinstance(found, _NO_SAMPLES) else list(map(copied, found))
+                samples = [] if isinstance(found, _NO_SAMPLES) else list(map(copy_sample, found))
             except (Exception, SystemExit) as error:
                 raise _raised(error, f"one of samples {_some(ids)}") from error
             if isinstance(found, _NO_SAMPLES):
@@ -191,7 +191,7 @@ class TorchDatasetSource(Source):
         samples = []
         for each in wanted:
             try:
-                samples.append(copied(self.dataset[each]))
+                samples.append(copy_sample(self.dataset[each]))
             except (Exception, SystemExit) as error:
                 raise _raised(error, f"sample {each}") from error
         return samples

@@ -1,31 +1,30 @@
-"""Where bytes lie: memory-mapped files, locks, checksums, atomic commit, the manifest."""
+"""Files: memory-mapped data, Arrow shards, the manifest, atomic commits, checksums, the ledger format."""
 
-from rankfeed.storage.afresh import is_gone, look_again, stat_afresh
 from rankfeed.storage.checksum import digest_of, file_digest
-from rankfeed.storage.commit import atomic_file, make_directory, make_durable, write_atomic
+from rankfeed.storage.commit import atomic_file, fsync_dir, make_directory, write_atomic
 from rankfeed.storage.data_files import DataFiles
-from rankfeed.storage.manifest import MANIFEST_NAME, Manifest, Shard, load_manifest
-from rankfeed.storage.mapped import check_whole, map_file, touched
+from rankfeed.storage.manifest import MANIFEST_NAME, Manifest, ShardInfo, load_manifest
+from rankfeed.storage.mapped import check_not_truncated, map_file
+from rankfeed.storage.network_fs import is_gone, refresh_path, stat_uncached
 from rankfeed.storage.safe_names import check_data_name, resolve_data_name
 
 __all__ = [
     "MANIFEST_NAME",
     "DataFiles",
     "Manifest",
-    "Shard",
+    "ShardInfo",
     "atomic_file",
     "check_data_name",
-    "check_whole",
+    "check_not_truncated",
     "digest_of",
     "file_digest",
+    "fsync_dir",
     "is_gone",
     "load_manifest",
-    "look_again",
     "make_directory",
-    "make_durable",
     "map_file",
+    "refresh_path",
     "resolve_data_name",
-    "stat_afresh",
-    "touched",
+    "stat_uncached",
     "write_atomic",
 ]

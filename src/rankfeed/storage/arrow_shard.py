@@ -1,8 +1,9 @@
-"""The layout of a shard: an Arrow IPC file of one record batch, so that each column is one run of bytes.
+"""Shards of written datasets: Arrow IPC files of one record batch, so that each column is contiguous.
 
-Dense rows are primitive values or (nested) fixed-size lists, ragged rows large lists of these, bytes and text the
-large kinds. Nothing is compressed and nothing is null, hence each column is a numpy view of the mapped file.
-Two numpy types have no Arrow type that numpy can view: booleans are stored as uint8, complex numbers as pairs.
+Dense rows are primitive values or (nested) fixed-size lists, ragged rows large lists of these, bytes and text
+large binaries and strings. Nothing is compressed or null, so that each column is a numpy view of the mapped file.
+Two dtypes have no Arrow type that numpy can view: booleans are stored as uint8, complex numbers as pairs of
+floats.
 """
 
 from __future__ import annotations
@@ -13,20 +14,20 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.columns import Field, Stored
+from rankfeed.columns import ColumnBuffer, Field
 from rankfeed.errors import CorruptError
 
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
 
-#: Offsets looked at in one go when a shard is opened.
-_CHECKED = 1 << 16
+#: Offsets checked at once when a shard is opened.
+_CHECK_ROWS = 1 << 16
 
-REMEDY = "fetch the shard anew, or pack the data set again; `rankfeed verify` lists what is damaged"
+REMEDY = "fetch the shard again, or write the dataset again; `rankfeed verify` lists all damage"
 
 
 def arrow_schema(fields: Mapping[str, Field]) -> Any:
-    """The Arrow schema (a `pyarrow.Schema`) of shards that hold these fields.
+    """The `pyarrow.Schema` of shards with these fields.
 
     Examples:
         >>> arrow_schema({"x": Field("ragged", "float32", (2,))}).field("x").type
@@ -58,8 +59,10 @@ def _arrow_type(field: Field) -> Any:
     return pa.large_list(pa.field("item", kind, nullable=False)) if field.kind == "ragged" else kind
 
 
-def write_shard(file: BinaryIO, columns: Mapping[str, Stored], fields: Mapping[str, Field], rows: int) -> None:
-    """Write the columns of a shard; the same bytes for the same columns.
+def write_shard(
+    file: BinaryIO, columns: Mapping[str, ColumnBuffer], fields: Mapping[str, Field], rows: int
+) -> None:
+    """Write a shard; the same bytes for the same columns.
 
     Raises:
         OSError: the file cannot be written.
@@ -74,7 +77,7 @@ def write_shard(file: BinaryIO, columns: Mapping[str, Stored], fields: Mapping[s
         writer.write_batch(batch)
 
 
-def _arrow_array(kind: Any, stored: Stored, rows: int) -> Any:
+def _arrow_array(kind: Any, stored: ColumnBuffer, rows: int) -> Any:
     import pyarrow as pa
 
     data = pa.py_buffer(np.ascontiguousarray(stored.values).reshape(-1).view(np.uint8))
@@ -98,17 +101,17 @@ def _nested(kind: Any, data: Any, length: int) -> Any:
 
 def read_shard(
     data: npt.NDArray[np.uint8], fields: Mapping[str, Field], rows: int, where: str
-) -> dict[str, Stored]:
+) -> dict[str, ColumnBuffer]:
     """The columns of a shard, as views of its bytes.
 
     Args:
         data: uint8, the whole file.
-        fields: what it should hold.
-        rows: how many it should have.
-        where: the file's name, for errors.
+        fields: expected columns.
+        rows: expected number of rows.
+        where: path of the file, for errors.
 
     Raises:
-        CorruptError: it is no Arrow file, or holds something else.
+        CorruptError: it is no Arrow file, or differs from what is expected.
     """
     import pyarrow as pa
 
@@ -117,7 +120,7 @@ def read_shard(
         expected = arrow_schema(fields)
         if not reader.schema.equals(expected):
             raise CorruptError(
-                "the columns of a shard are not those of its data set",
+                "a shard has other columns than its dataset",
                 expected=_one_line(expected),
                 found=_one_line(reader.schema),
                 where=where,
@@ -138,8 +141,8 @@ def read_shard(
         raise _damaged(where, "an Arrow IPC file", error) from error
 
 
-def _stored(buffers: list[Any], field: Field, rows: int, where: str) -> Stored:
-    # The order of buffers is Arrow's: for each level of nesting its validity, then offsets, and the values last.
+def _stored(buffers: list[Any], field: Field, rows: int, where: str) -> ColumnBuffer:
+    # Arrow's order of buffers: validity, then offsets, for each level of nesting, and the values last.
     offsets = None
     if field.kind != "dense":
         if buffers[0] is not None:
@@ -149,18 +152,18 @@ def _stored(buffers: list[Any], field: Field, rows: int, where: str) -> Stored:
     if any(buffer is not None for buffer in buffers[:-1]):
         raise _damaged(where, "no nulls", "nulls")
     if offsets is None:
-        return Stored(_values(buffers[-1], field, rows, where))
+        return ColumnBuffer(_values(buffers[-1], field, rows, where))
     if offsets[0] != 0:
         raise _damaged(where, "offsets from 0 upwards", f"the first is {offsets[0]}")
-    for first in range(0, rows, _CHECKED):
-        some = offsets[first : first + _CHECKED + 1]
+    for first in range(0, rows, _CHECK_ROWS):
+        some = offsets[first : first + _CHECK_ROWS + 1]
         down = some[1:] < some[:-1]
         if down.any():
             bad = first + int(np.argmax(down))
             raise _damaged(where, "offsets from 0 upwards", f"{offsets[bad]} to {offsets[bad + 1]} for row {bad}")
     if field.kind == "ragged":
-        return Stored(_values(buffers[-1], field, int(offsets[-1]), where), offsets)
-    return Stored(_view(buffers[-1], np.dtype(np.uint8), int(offsets[-1]), where), offsets, where)
+        return ColumnBuffer(_values(buffers[-1], field, int(offsets[-1]), where), offsets)
+    return ColumnBuffer(_view(buffers[-1], np.dtype(np.uint8), int(offsets[-1]), where), offsets, where)
 
 
 def _values(buffer: Any, field: Field, length: int, where: str) -> Array:

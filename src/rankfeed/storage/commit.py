@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all: written under a name of their own, made durable, then moved."""
+"""Atomic file creation: write under a temporary name, fsync, rename."""
 
 from __future__ import annotations
 
@@ -11,22 +11,19 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-#: What a file under a temporary name starts with.
+#: Prefix of temporary names.
 TEMPORARY = ".tmp-"
 
 
 def temporary_name(path: Path) -> Path:
-    """A name beside ``path`` that no other process, on this host or another, gives to a file."""
+    """A name beside ``path`` that no other process on any host uses."""
     host = "".join(sign if sign.isalnum() else "-" for sign in socket.gethostname())[:32]
     return path.with_name(f"{TEMPORARY}{host}-{os.getpid()}-{secrets.token_hex(4)}")
 
 
 @contextmanager
 def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """A file open for writing that appears under its name when the block ends, and not when it fails.
-
-    Args:
-        path: its name in the end; what lies there is replaced in one step.
+    """Open a file for writing that appears under its name when the block succeeds, replacing an existing file.
 
     Raises:
         OSError: it cannot be written; nothing is left behind.
@@ -35,11 +32,11 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         >>> import tempfile
         >>> target = Path(tempfile.mkdtemp(), "a")
         >>> with atomic_file(target) as file:
-        ...     _ = file.write(b"all of it")
+        ...     _ = file.write(b"content")
         ...     target.exists()
         False
         >>> target.read_bytes()
-        b'all of it'
+        b'content'
     """
     target = Path(path)
     temporary = temporary_name(target)
@@ -53,11 +50,11 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         with suppress(OSError):
             temporary.unlink()
         raise
-    make_durable(target.parent)
+    fsync_dir(target.parent)
 
 
 def write_atomic(path: str | os.PathLike[str], content: bytes) -> None:
-    """Put a small file there, whole or not at all.
+    """Write a small file atomically.
 
     Raises:
         OSError: it cannot be written; nothing is left behind.
@@ -67,19 +64,18 @@ def write_atomic(path: str | os.PathLike[str], content: bytes) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Create a directory for rankfeed's own files, or take the one that is there.
+    """Create a directory for files of rankfeed, unless it exists.
 
     Raises:
-        OSError: it cannot be created, or there is a symbolic link, through which nothing is written.
+        OSError: it cannot be created, or is a symbolic link, through which nothing is written.
     """
     path.mkdir(parents=True, exist_ok=True)
     if path.is_symlink():
-        raise OSError(errno.ELOOP, "it is a symbolic link, and nothing is written through one", os.fspath(path))
+        raise OSError(errno.ELOOP, "is a symbolic link, through which nothing is written", os.fspath(path))
 
 
-def make_durable(folder: str | os.PathLike[str]) -> None:
-    """Make the names in a folder survive a power cut."""
-    # Some file systems refuse to sync a folder; their names are as durable as they get.
+def fsync_dir(folder: str | os.PathLike[str]) -> None:
+    """Make the names in a directory durable, if the file system supports it."""
     with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:

@@ -1,9 +1,9 @@
-"""The files of a data set as a job first saw them: names, sizes, times, and samples of their content.
+"""The files of a dataset as a job first saw them: names, sizes, times, and samples of their content.
 
-They answer two questions. Which data are these? The fingerprint is made of the names, the sizes and the content
-samples; it does not depend on the mount point or on times. Are they still the same? A file is compared by size and
-time when it is opened, in any process of the job, and again at intervals while it is open; where they differ, its
-content decides whether it is a copy of the same data or other data.
+They identify the data: the fingerprint consists of names, sizes and content samples, and does not depend on mount
+point or times. And they detect changes: a file is compared by size and time when it is opened, in any process of
+the job, and at intervals while it is open; if these differ, its content decides whether it is a copy of the same
+data.
 """
 
 from __future__ import annotations
@@ -27,26 +27,27 @@ Int64 = npt.NDArray[np.int64]
 
 #: Files whose content is sampled, chosen by a hash of their names.
 SAMPLED_FILES = 64
-#: Bytes of each content sample; a file has three: at its start, in its middle and at its end.
+#: Bytes of each of the three content samples of a file: at its start, middle and end.
 SAMPLE_BYTES = 4096
 #: Seconds between two checks of the open files.
 CHECK_SECONDS = 1.0
-#: Open files that are checked, those opened last.
-_WATCHED = 512
+#: Open files that are checked: the most recently opened.
+_MAX_WATCHED = 512
 
-#: Columns of the table of what was seen.
+#: Columns of the table of observed attributes.
 _SIZE, _MTIME, _INODE = range(3)
-_MOST = (1 << 63) - 1
+_INT64_MAX = (1 << 63) - 1
+_REMEDY = "start the job again; write new data to another folder while a job reads these"
 
 
 class DataFiles:
-    """The files that a source reads. Pickles to what this job saw first, about 24 bytes and the name of each file.
+    """The files that a source reads. Pickles what the job first saw: about 24 bytes and the name of each file.
 
     Args:
-        paths: of the files, absolute, in an order that is the same for the same data.
-        names: what the fingerprint calls them; None for their paths relative to the folder they share.
-        content: for formats that know a checksum of every file: tells whether a file has the content that it
-            should have. Asked for files whose content was not sampled. It does not travel with a pickle.
+        paths: absolute paths, in an order that is the same for the same data.
+        names: names for the fingerprint; None for the paths relative to their common folder.
+        content: for formats with checksums: whether a file has its expected content. Used for files whose content
+            is not sampled. Not pickled.
 
     Raises:
         SourceError: a file cannot be read.
@@ -73,30 +74,30 @@ class DataFiles:
         *,
         content: Callable[[int], bool] | None = None,
     ) -> None:
-        self._root, self._names = _split(paths)
+        self._root, self._names = _split_paths(paths)
         self.content = content
-        self._start()
-        named = self._names if names is None else b"\0".join(map(os.fsencode, names))
-        self._named = digest_of(named)
-        self._observe(_chosen(named.split(b"\0")))
+        self._init_transient()
+        fingerprint_names = self._names if names is None else b"\0".join(map(os.fsencode, names))
+        self._names_digest = digest_of(fingerprint_names)
+        self._observe(_choose_sampled(fingerprint_names.split(b"\0")))
 
-    def _start(self) -> None:
-        """What need not travel."""
-        #: Where each name begins, and at the end the length of all with a byte between them.
+    def _init_transient(self) -> None:
+        """Set the attributes that are not pickled."""
+        #: Start of each name in `_names`, and the end of the last one plus 1.
         self._starts = np.zeros(self._names.count(b"\0") + 2, np.int64)
         self._starts[1:-1] = np.flatnonzero(np.frombuffer(self._names, np.uint8) == 0) + 1
         self._starts[-1] = len(self._names) + 1
-        #: Open files, those opened last at the end.
+        #: Open files, the most recently opened last.
         self._watched: dict[int, None] = {}
-        self._due = 0.0
+        self._next_check = 0.0
 
     def _observe(self, sampled: Iterable[int]) -> None:
-        """Look at all files, as this host sees them, and at the content of some."""
+        """Record the attributes of all files on this host, and the content samples of some."""
         self._host = boot_id()
         self._seen = np.empty((len(self), 3), np.int64)
         for number in range(len(self)):
-            self._seen[number] = _facts(self._stat(number))
-        #: Of the files whose content is sampled: a checksum of the sample, and the ctime.
+            self._seen[number] = _attributes(self._stat(number))
+        #: Hash of the content sample, and ctime, of the sampled files.
         self._samples: dict[int, tuple[int, int]] = {}
         for number in sampled:
             found = self._stat(number)
@@ -104,7 +105,7 @@ class DataFiles:
         content = np.array([sample for sample, _ in self._samples.values()], np.uint64)
         #: Hexadecimal digits that change with names, sizes and content samples.
         self.fingerprint = digest_of(
-            b"files", self._named.encode(), self._seen[:, _SIZE].tobytes(), content.tobytes()
+            b"files", self._names_digest.encode(), self._seen[:, _SIZE].tobytes(), content.tobytes()
         )
 
     def __len__(self) -> int:
@@ -120,59 +121,56 @@ class DataFiles:
         return self._seen[:, _SIZE]
 
     def check(self, number: int) -> None:
-        """Compare a file with what this job saw first: call this after it was opened, or read to its end.
+        """Compare a file with what this job first saw, after opening it or reading it to its end.
 
-        Not before: a file that is replaced between the check and the opening would not be noticed.
+        A check before the file is opened would not detect that it is replaced in between.
 
         Raises:
-            CorruptError: it is another one.
+            CorruptError: it is another file.
             SourceError: it is gone.
         """
         self._adapt_to_host()
         self._compare(number, self._stat(number))
 
     def opened(self, number: int) -> None:
-        """As :meth:`check`, for a file that stays open: from now on it is among those of :meth:`check_open`."""
+        """As :meth:`check`, for a file that stays open: :meth:`check_open` includes it from now on."""
         self.check(number)
         self._watched.pop(number, None)
         self._watched[number] = None
-        if len(self._watched) > _WATCHED:
-            with suppress(StopIteration, RuntimeError, KeyError):  # another thread was there first
+        if len(self._watched) > _MAX_WATCHED:
+            with suppress(StopIteration, RuntimeError, KeyError):  # another thread has removed it
                 del self._watched[next(iter(self._watched))]
 
     def check_open(self, *, at_intervals: bool = False) -> None:
-        """Find that an open file, or one whose content was sampled, was rewritten in place.
+        """Check that no open or sampled file was rewritten in place.
 
-        A file that was moved, removed or replaced by another one of its name does no harm to those who have it
-        open: they read on in what they opened. :meth:`check` finds it where the name is opened next.
+        Files that were moved, removed or replaced do not affect processes that have them open; :meth:`check`
+        detects this when the path is opened again.
 
         Args:
-            at_intervals: only if the last check was a second ago.
+            at_intervals: skip the check if the last one was less than a second ago.
 
         Raises:
-            CorruptError: one was.
+            CorruptError: a file was rewritten.
         """
-        if at_intervals and time.monotonic() < self._due:
+        if at_intervals and time.monotonic() < self._next_check:
             return
         self._adapt_to_host()
         for number in dict.fromkeys([*self._watched, *self._samples]):
             with suppress(OSError):  # gone
                 found = os.stat(self.path(number))
-                if found.st_ino & _MOST == self._seen[number, _INODE]:
+                if found.st_ino & _INT64_MAX == self._seen[number, _INODE]:
                     self._compare(number, found)
-        self._due = time.monotonic() + CHECK_SECONDS
+        self._next_check = time.monotonic() + CHECK_SECONDS
 
     def reopened(self, paths: Sequence[str]) -> DataFiles:
-        """What this job saw first, for a source that finds its files again in another process.
-
-        Args:
-            paths: of the files that it found.
+        """These files, for a source that finds its files again in another process.
 
         Raises:
-            CorruptError: they are not the files that there were, or one was changed.
-            SourceError: one cannot be read.
+            CorruptError: other files were found, or one was changed.
+            SourceError: a file cannot be read.
         """
-        if _split(paths) != (self._root, self._names):
+        if _split_paths(paths) != (self._root, self._names):
             raise CorruptError(
                 "files were added, removed or renamed while the data set was in use",
                 expected=f"{len(self)} files, as when it was opened",
@@ -188,38 +186,39 @@ class DataFiles:
         seen, sample = self._seen[number], self._samples.get(number)
         compared = ""
         if found.st_size == seen[_SIZE]:
-            # A file whose content is known is compared by ctime too, which no tool sets back.
+            # Sampled files are compared by ctime too, which no tool resets.
             if found.st_mtime_ns == seen[_MTIME] and (sample is None or found.st_ctime_ns == sample[1]):
                 return
-            if self._is_copy(number):  # of the same data: remembered
-                self._seen[number] = _facts(found)
+            if self._is_copy(number):
+                self._seen[number] = _attributes(found)
                 if sample is not None:
                     self._samples[number] = (sample[0], found.st_ctime_ns)
                 return
             compared = ", other content" if sample is not None or self.content is not None else ""
         raise CorruptError(
             "a file was changed or replaced while it was in use",
-            expected=f"{seen[_SIZE]} bytes, modified {_shown(seen[_MTIME])}, as when the data set was opened",
-            found=f"{found.st_size} bytes, modified {_shown(found.st_mtime_ns)}{compared}",
+            expected=f"{seen[_SIZE]} bytes, modified {_time_text(seen[_MTIME])}, as when the data set was opened",
+            found=f"{found.st_size} bytes, modified {_time_text(found.st_mtime_ns)}{compared}",
             where=self.path(number),
             remedy=_REMEDY,
         )
 
     def _is_copy(self, number: int) -> bool:
-        """Whether a file of the right size has the right content; False where that cannot be known."""
+        """Whether a file of the expected size has the expected content; False if unknown."""
         if number in self._samples:
             return self._sample(number, int(self._seen[number, _SIZE])) == self._samples[number][0]
         return self.content is not None and self.content(number)
 
     def _sample(self, number: int, size: int) -> int:
-        """A checksum of the bytes at the start, in the middle and at the end of a file."""
-        places = {0, max(0, (size - SAMPLE_BYTES) // 2), max(0, size - SAMPLE_BYTES)}
+        """Hash of the bytes at the start, middle and end of a file."""
+        offsets = {0, max(0, (size - SAMPLE_BYTES) // 2), max(0, size - SAMPLE_BYTES)}
         state = xxhash.xxh3_64()
         try:
+            # O_NONBLOCK: opening a pipe would wait for a writer.
             handle = os.open(self.path(number), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
-                for place in sorted(places):
-                    state.update(os.pread(handle, SAMPLE_BYTES, place))
+                for offset in sorted(offsets):
+                    state.update(os.pread(handle, SAMPLE_BYTES, offset))
             finally:
                 os.close(handle)
         except OSError as error:
@@ -236,13 +235,13 @@ class DataFiles:
         return SourceError("the file cannot be read", found=error.strerror or error, where=self.path(number))
 
     def _adapt_to_host(self) -> None:
-        """Another host may have the same data on a disk of its own, where times and inodes are others."""
+        """Observe the files again on another host, whose copy of the data has other times and inodes."""
         if self._host == boot_id():
             return
         fingerprint = self.fingerprint
         self._observe(list(self._samples))
         if self.fingerprint != fingerprint:
-            self._host = ""  # look again at the next call
+            self._host = ""  # observe again at the next call
             found, self.fingerprint = self.fingerprint, fingerprint
             raise CorruptError(
                 "the data on this host are not those that the job opened on another host",
@@ -255,7 +254,7 @@ class DataFiles:
     def __getstate__(self) -> dict[str, Any]:
         return {
             "paths": (self._root, self._names),
-            "named": self._named,
+            "names_digest": self._names_digest,
             "host": self._host,
             "seen": self._seen.tobytes(),
             "samples": self._samples,
@@ -264,37 +263,38 @@ class DataFiles:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._root, self._names = state["paths"]
-        self._named, self._host, self.fingerprint = state["named"], state["host"], state["fingerprint"]
+        self._names_digest, self._host, self.fingerprint = (
+            state["names_digest"],
+            state["host"],
+            state["fingerprint"],
+        )
         self._seen = np.frombuffer(bytearray(state["seen"]), np.int64).reshape(-1, 3)
         self._samples = state["samples"]
         self.content = None
-        self._start()
+        self._init_transient()
 
 
-_REMEDY = "start the job again; write new data to another folder while a job reads these"
+def _attributes(found: os.stat_result) -> tuple[int, int, int]:
+    return found.st_size, found.st_mtime_ns, found.st_ino & _INT64_MAX
 
 
-def _facts(found: os.stat_result) -> tuple[int, int, int]:
-    return found.st_size, found.st_mtime_ns, found.st_ino & _MOST
-
-
-def _shown(nanoseconds: int) -> str:
+def _time_text(nanoseconds: int) -> str:
     seconds, rest = divmod(int(nanoseconds), 10**9)
     with suppress(ValueError, OverflowError, OSError):
         return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}.{rest:09d} UTC"
     return f"at {nanoseconds} ns"
 
 
-def _split(paths: Sequence[str]) -> tuple[str, bytes]:
-    """The folder that paths have in common, with a slash at its end, and their names relative to it."""
-    first, last = min(paths, default=""), max(paths, default="")  # all others begin as these both do
+def _split_paths(paths: Sequence[str]) -> tuple[str, bytes]:
+    """The common folder of some paths, with a slash at its end, and their names relative to it."""
+    first, last = min(paths, default=""), max(paths, default="")  # the common prefix of these two is that of all
     same = next((at for at, (one, two) in enumerate(zip(first, last, strict=False)) if one != two), len(first))
     root = first[: first.rfind("/", 0, same) + 1]
     return root, b"\0".join(os.fsencode(path[len(root) :]) for path in paths)
 
 
-def _chosen(names: Sequence[bytes]) -> Iterable[int]:
-    """Numbers of the files whose content is sampled, ascending: those with the smallest hashes of their names."""
+def _choose_sampled(names: Sequence[bytes]) -> Iterable[int]:
+    """Numbers of the files whose content is sampled, ascending: those whose names have the smallest hashes."""
     if len(names) <= SAMPLED_FILES:
         return range(len(names))
     hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, names), np.uint64, len(names))

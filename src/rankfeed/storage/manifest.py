@@ -1,6 +1,6 @@
-"""The manifest of a packed data set: ``rankfeed.json``, written last, so that where it is the data are whole.
+"""The manifest of a written dataset: ``rankfeed.json``, written last, so that a dataset with it is complete.
 
-It is untrusted input: decoded into typed structs, then checked (names by `safe_names`).
+It is untrusted input: decoded into typed structs, then checked.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.decodable import decodable
 from rankfeed.storage.safe_names import check_data_name
 
-#: A folder that holds a file of this name is a packed data set.
+#: A directory with a file of this name is a written dataset.
 MANIFEST_NAME = "rankfeed.json"
 VERSION = 1
 
-_MOST = (1 << 63) - 1
-Count = Annotated[int, msgspec.Meta(ge=1, le=_MOST)]
+_MAX = (1 << 63) - 1
+Count = Annotated[int, msgspec.Meta(ge=1, le=_MAX)]
 Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
 
 
 @decodable
-class Shard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One file of rows.
+class ShardInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A shard in the manifest.
 
     Args:
         path: relative to the manifest, with forward slashes.
-        rows: in it.
-        bytes: of the file.
-        xxh3: checksum of the file, XXH3 of 128 bits.
-        block_rows: rows that are read in one go; the last block has what remains.
-        content: checksum of the rows as they came, whatever way they are stored.
+        rows: number of rows.
+        bytes: size of the file.
+        xxh3: checksum of the file, XXH3 with 128 bits.
+        block_rows: rows per block, which is read in one piece; the last block may be smaller.
+        content: checksum of the rows, independent of how they are stored.
     """
 
     path: Annotated[str, msgspec.Meta(min_length=1)]
@@ -50,50 +50,48 @@ class Shard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @decodable
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a packed data set consists of.
+    """The parts of a written dataset.
 
     Args:
-        num_rows: over all shards.
-        fields: what each column holds.
+        num_rows: of all shards.
+        fields: type of each column.
         shards: in the order of sample ids.
-        origin: digits that stand for the input and parameters it was packed from; empty where the input
-            (an iterable) has no identity.
-        format: says whose file this is.
+        origin: digest of the input and parameters it was written from; empty if the input has no identity.
+        format: name of this format.
         version: of the layout.
     """
 
     num_rows: Count
     fields: dict[str, Field]
-    shards: list[Shard]
+    shards: list[ShardInfo]
     origin: str = ""
     format: Literal["rankfeed-packed"] = "rankfeed-packed"
     version: int = VERSION
 
     def encode(self) -> bytes:
-        """As JSON, laid out for people; the same bytes for the same content."""
+        """Indented JSON; the same bytes for the same content."""
         return msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
 
     @property
     def fingerprint(self) -> str:
-        """Hexadecimal digits that change with counts, schema and checksums, not with the folder's place."""
-        parts = (self.num_rows, self.fields, self.shards)
-        return digest_of(msgspec.json.encode(parts))
+        """Changes with counts, schema and checksums, not with the path of the dataset."""
+        return digest_of(msgspec.json.encode((self.num_rows, self.fields, self.shards)))
 
 
 @decodable
 class _Head(msgspec.Struct):
-    """What is looked at first, so that another version is named as such and not as a damaged file."""
+    """Decoded first, so that another version is reported as such and not as damage."""
 
     format: str
     version: int
 
 
 def load_manifest(folder: str | os.PathLike[str]) -> Manifest:
-    """Read and check the manifest of a folder.
+    """Read and check the manifest of a dataset.
 
     Raises:
-        SourceError: there is none, or it is of a version that this rankfeed does not read.
-        CorruptError: it is not what a manifest is; names what is wrong and where in the file.
+        SourceError: there is no manifest, or its version is not supported.
+        CorruptError: the manifest is damaged or contradicts itself.
         UnsafeError: the path of a shard is absolute, contains ".." or is a URL.
     """
     root = Path(folder)
@@ -102,16 +100,16 @@ def load_manifest(folder: str | os.PathLike[str]) -> Manifest:
         content = path.read_bytes()
     except OSError as error:
         raise SourceError("the manifest cannot be read", found=error, where=path) from error
-    remedy = "restore the file, or pack the data set again"
+    remedy = "restore the file, or write the dataset again"
     try:
         head = msgspec.json.decode(content, type=_Head)
         if head.format == "rankfeed-packed" and head.version != VERSION:
             raise SourceError(
-                "the data set was packed in a layout that this rankfeed does not know",
+                "the version of the dataset is not supported",
                 expected=f"version {VERSION}",
                 found=f"version {head.version}",
                 where=path,
-                remedy="install a newer rankfeed" if head.version > VERSION else "pack it again",
+                remedy="install a newer rankfeed" if head.version > VERSION else "write it again",
             )
         manifest = msgspec.json.decode(content, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -125,16 +123,15 @@ def load_manifest(folder: str | os.PathLike[str]) -> Manifest:
 
 
 def _problem(manifest: Manifest) -> str | None:
-    """What does not fit together, or None."""
     if not manifest.shards or not manifest.fields:
         return "no shards" if manifest.fields else "no fields"
     total = sum(shard.rows for shard in manifest.shards)
     if total != manifest.num_rows:
         return f"num_rows is {manifest.num_rows}, the shards have {total} rows"
     if len({os.path.normpath(shard.path) for shard in manifest.shards}) < len(manifest.shards):
-        return "a shard is named twice"
+        return "a shard is listed twice"
     for shard in manifest.shards:
-        if shard.rows > shard.bytes:  # a row has a byte at least
+        if shard.rows > shard.bytes:  # a row has at least one byte
             return f"{shard.path} has {shard.rows} rows in {shard.bytes} bytes"
     for name, field in manifest.fields.items():
         if (why := _field_problem(field)) is not None:
@@ -146,16 +143,16 @@ def _field_problem(field: Field) -> str | None:
     if field.kind in ("bytes", "str"):
         return "bytes and str have neither dtype nor shape" if field.dtype or field.shape else None
     if field.kind not in ("dense", "ragged"):
-        return f"{field.kind!r} cannot be packed"
+        return f"{field.kind!r} cannot be stored"
     try:
         dtype = np.dtype(field.dtype)
     except (TypeError, ValueError, SyntaxError):
         return f"unknown dtype {field.dtype!r:.40}"
     if dtype.name != field.dtype or dtype.kind not in "biufc" or dtype.itemsize > 16:
-        return f"dtype {field.dtype!r:.40} cannot be packed"
+        return f"dtype {field.dtype!r:.40} cannot be stored"
     size = 1
     for extent in field.shape:
         size *= extent
-        if extent < 1 or size > _MOST:
-            return f"shape {field.shape} cannot be packed"
+        if extent < 1 or size > _MAX:
+            return f"shape {field.shape} cannot be stored"
     return None

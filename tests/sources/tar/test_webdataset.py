@@ -24,9 +24,9 @@ import rankfeed as rf
 from rankfeed.columns import Dense, Ragged
 from rankfeed.errors import ArgumentError, CorruptError, RankfeedError, SourceError, UnsafeError
 from rankfeed.sources.tar import decompress as tar_compressed
+from rankfeed.sources.tar import shards
 from rankfeed.sources.tar import shards as tar_shards
 from rankfeed.sources.tar.source import FORMAT, WebDatasetSource
-from rankfeed.storage import mapped
 
 RNG = np.random.default_rng(0)
 ROWS: list[dict[str, Any]] = [
@@ -168,13 +168,11 @@ def test_bytes_text_and_arrays_are_not_copied_before_they_are_collated(folder: P
         assert np.may_share_memory(source._shards.open(0).data, others)
 
 
-@pytest.mark.parametrize(("limit", "kept"), [(0, 0), (0, 20_000), (0, 1 << 40), (1 << 40, 0)])
+@pytest.mark.parametrize("prefetch_bytes", [0, 1 << 40])
 def test_arrays_of_any_row_size_are_read_in_place(
-    limit: int, kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    prefetch_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Read by calls, the first part or all of a shard through what stays mapped, or through the mapping alone.
-    monkeypatch.setattr(mapped, "RESIDENT_BYTES", limit)
-    monkeypatch.setattr(mapped, "KEPT_BYTES", kept)
+    monkeypatch.setattr(shards, "PREFETCH_BYTES", prefetch_bytes)
     rng = np.random.default_rng(2)
     rows = [
         {
@@ -203,7 +201,7 @@ def test_arrays_of_any_row_size_are_read_in_place(
 
 
 def test_no_samples_can_be_expected_and_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mapped, "RESIDENT_BYTES", 0)  # the shards are more than may stay mapped
+    monkeypatch.setattr(shards, "PREFETCH_BYTES", 0)
     source = rf.open(folder)
     source.expect([])
     assert source.fetch([]).num_rows == 0

@@ -11,7 +11,7 @@ from typing import get_args
 from rankfeed.errors import ArgumentError, PlanError, SourceError
 from rankfeed.plan import Schedule, Tail
 from rankfeed.proof.verify.deliveries import Shape, Stretch, schedule_of
-from rankfeed.storage.ledger import SUFFIX, Begun, Damage, Pass, Step, read
+from rankfeed.storage.ledger import SUFFIX, DamagedBytes, PassHeader, PassInfo, StepRecord, decode_ledger
 
 #: Damages that are told of a file one by one.
 _TOLD = 8
@@ -30,7 +30,7 @@ class Went:
         last_ns: when the last of them was, nanoseconds since 1970.
     """
 
-    content: Pass
+    content: PassInfo
     steps: int = 0
     last_ns: int = 0
 
@@ -132,10 +132,10 @@ def read_ledger(path: Path) -> Read:
         return told
     try:
         with open(path, "rb") as file:
-            for each in read(file):
-                if isinstance(each, Damage):
+            for each in decode_ledger(file):
+                if isinstance(each, DamagedBytes):
                     _damaged(each, told)
-                elif isinstance(each, Begun):
+                elif isinstance(each, PassHeader):
                     opened = _begun(each, told)
                     if opened is not None:
                         passes[each.number] = opened
@@ -153,7 +153,7 @@ def read_ledger(path: Path) -> Read:
     return told
 
 
-def _begun(each: Begun, told: Read) -> _Open | None:
+def _begun(each: PassHeader, told: Read) -> _Open | None:
     went = Went(each.content, last_ns=each.content.time_ns)
     problem = _problem(each.content)
     if problem is None:
@@ -167,7 +167,7 @@ def _begun(each: Begun, told: Read) -> _Open | None:
     return None
 
 
-def _problem(content: Pass) -> str | None:
+def _problem(content: PassInfo) -> str | None:
     """What cannot be in a header, or None."""
     for name in ("samples", "lanes"):
         value = content.plan.get(name)
@@ -180,7 +180,7 @@ def _problem(content: Pass) -> str | None:
     return None
 
 
-def _step(each: Step, opened: _Open, told: Read) -> None:
+def _step(each: StepRecord, opened: _Open, told: Read) -> None:
     went, schedule = opened.went, opened.schedule
     if each.step < went.steps:
         told.wrong(each.offset, f"step {each.step} comes twice")
@@ -195,7 +195,7 @@ def _step(each: Step, opened: _Open, told: Read) -> None:
     went.steps, went.last_ns = each.step + 1, each.time_ns
 
 
-def _damaged(each: Damage, told: Read) -> None:
+def _damaged(each: DamagedBytes, told: Read) -> None:
     if each.torn:
         told.notes.append(f"{told.path} ends in the middle of a record: its process died while it wrote")
     else:

@@ -22,7 +22,7 @@ from rankfeed.sources.tar.index_cache import index_places
 from rankfeed.sources.tar.scan import scan
 from rankfeed.sources.tar.shards import described
 from rankfeed.storage import Manifest, load_manifest, map_file
-from rankfeed.storage.manifest import Shard
+from rankfeed.storage.manifest import ShardInfo
 
 _CHUNK = 1 << 20
 
@@ -56,7 +56,7 @@ def packed_pieces(folder: str) -> tuple[list[Piece], list[Damage]]:
     ]
 
 
-def _packed(folder: str, manifest: Manifest, shard: Shard, step: Step) -> Iterator[Damage]:
+def _packed(folder: str, manifest: Manifest, shard: ShardInfo, step: Step) -> Iterator[Damage]:
     try:
         check_shard(folder, manifest, shard, step)
     except RankfeedError as error:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankfeed._util.validate import check_int, check_name, check_optional, invalid
-from rankfeed.columns import Columns, Field, Stored, column_of_parts
+from rankfeed.columns import ColumnBuffer, Columns, Field, column_from_parts
 from rankfeed.errors import SourceError
 from rankfeed.sources.arrow_columns import stored_of
 from rankfeed.sources.chunked import ChunkedSource
@@ -148,7 +148,7 @@ class LanceSource(ChunkedSource):
         unique, places = np.unique(ids, return_inverse=True)
         for top in {self._tops[name] for name in names} & self._blobs:
             for name, stored in self._blob_column(top, unique).items():
-                found[name] = column_of_parts(self._all_fields(name), [stored.part(places.reshape(-1))])
+                found[name] = column_from_parts(self._all_fields(name), [stored.part(places.reshape(-1))])
         return Columns({name: found[name] for name in names}, len(ids))
 
     def expect(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> None:
@@ -161,7 +161,7 @@ class LanceSource(ChunkedSource):
     def _all_fields(self, name: str) -> Field:
         return self._fields.get(name) or Field("dense", "bool")
 
-    def _blob_column(self, top: str, ids: Int64) -> dict[str, Stored]:
+    def _blob_column(self, top: str, ids: Int64) -> dict[str, ColumnBuffer]:
         rows = self._rows(ids)
         contents = self._read(self._fragments_of(rows), "blobs", rows, top)
         valid = np.array([content is not None for content in contents], bool)
@@ -174,9 +174,9 @@ class LanceSource(ChunkedSource):
         offsets = np.zeros(len(contents) + 1, np.int64)
         np.cumsum([len(content or b"") for content in contents], out=offsets[1:])
         values = np.frombuffer(b"".join(content or b"" for content in contents), np.uint8)
-        return {top: Stored(values, offsets), f"{top}_valid": Stored(valid)}
+        return {top: ColumnBuffer(values, offsets), f"{top}_valid": ColumnBuffer(valid)}
 
-    def _load_chunk(self, number: int, names: tuple[str, ...]) -> dict[str, Stored]:
+    def _load_chunk(self, number: int, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
         fragment, first, count = (int(each[number]) for each in self._chunks)
         tops = self._top_columns(names)
         if self._facts.chosen is None:
@@ -196,12 +196,14 @@ class LanceSource(ChunkedSource):
         table = self._read([fragment], "span", int(self._facts.fragments[fragment]), start, span, tops)
         return table if span == len(rows) else table.take(rows - first)
 
-    def _take(self, ids: Int64, names: tuple[str, ...]) -> dict[str, Stored]:
+    def _take(self, ids: Int64, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
         rows = self._rows(ids)
         table = self._take_rows(rows, self._top_columns(names))
         return self._stored(table, names, rows, "rows from several fragments")
 
-    def _stored(self, table: Any, names: tuple[str, ...], first: int | Int64, place: str) -> dict[str, Stored]:
+    def _stored(
+        self, table: Any, names: tuple[str, ...], first: int | Int64, place: str
+    ) -> dict[str, ColumnBuffer]:
         fields = {name: self._fields[name] for name in names}
         return stored_of(table, fields, where=f"{self._where()}, {place}", first_row=first, nulls=self._nulls)
 

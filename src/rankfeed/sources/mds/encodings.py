@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.columns import Bytes, Column, Field, Rows, Runs, column_of_parts
+from rankfeed.columns import Bytes, Column, Field, RowSlices, RowTake, column_from_parts
 from rankfeed.errors import CorruptError, RankfeedError, SourceError, safe_str
 from rankfeed.sources.mds.arrays import DTYPES, Header, headers
 from rankfeed.sources.mds.images import IMAGES
@@ -58,7 +58,7 @@ class Encoding(ABC):
 
     def column(self, field: Field, parts: Sequence[Any]) -> Column:
         """The column of a batch."""
-        return column_of_parts(field, parts)
+        return column_from_parts(field, parts)
 
 
 class Fixed(Encoding):
@@ -95,8 +95,8 @@ class Plain(Encoding):
 
     def part(
         self, field: Field, data: Data, starts: Int64, lengths: Int64, slots: Int64 | None, where: Where
-    ) -> Runs:
-        return Runs(data, starts, lengths, slots, place=where)
+    ) -> RowSlices:
+        return RowSlices(data, starts, lengths, slots, place=where)
 
     def column(self, field: Field, parts: Sequence[Any]) -> Column:
         return Bytes(parts, text=self._text)
@@ -123,14 +123,14 @@ class Arrays(Encoding):
 
     def part(
         self, field: Field, data: Data, starts: Int64, lengths: Int64, slots: Int64 | None, where: Where
-    ) -> Rows | Runs:
+    ) -> RowTake | RowSlices:
         found = headers(data, starts, lengths, self._dtype, where)
         if field.kind == "object":
             values = np.empty(len(starts), object)
             for header in found:
                 for row, start, length, shape in header.rows(starts, lengths):
                     values[row] = data[start : start + length].copy().view(header.dtype).reshape(shape)
-            return Rows(values, np.arange(len(values)), slots)
+            return RowTake(values, np.arange(len(values)), slots)
         for header in found:
             self._check(field, header, where)
         skipped = np.zeros(len(starts), np.int64)
@@ -139,7 +139,7 @@ class Arrays(Encoding):
         packed, targets = compacted(data, starts + skipped, lengths - skipped)
         size = field.row_bytes()
         elements = packed.view(np.dtype(field.dtype).newbyteorder("<")).reshape(-1, *field.shape)
-        return Runs(elements, targets // size, (lengths - skipped) // size, slots)
+        return RowSlices(elements, targets // size, (lengths - skipped) // size, slots)
 
     def _check(self, field: Field, header: Header, where: Where) -> None:
         same = header.dtype == field.dtype and header.shapes.shape[1] == len(field.shape) + 1
@@ -168,7 +168,7 @@ class Decoded(Encoding):
 
     def part(
         self, field: Field, data: Data, starts: Int64, lengths: Int64, slots: Int64 | None, where: Where
-    ) -> Rows:
+    ) -> RowTake:
         values = np.empty(len(starts), object if field.kind == "object" else field.dtype)
         for row, (start, length) in enumerate(zip(starts.tolist(), lengths.tolist(), strict=True)):
             try:
@@ -189,7 +189,7 @@ class Decoded(Encoding):
                 if not self.unsafe:
                     raise
                 raise _damaged("a pickle", f"{type(error).__name__}: {safe_str(error)}", where(row)) from error
-        return Rows(values, np.arange(len(values)), slots)
+        return RowTake(values, np.arange(len(values)), slots)
 
 
 def encoding_of(name: str, column: str, where: str, *, decode: bool = True, whole: bool = False) -> Encoding:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from rankfeed._util.handle_cache import HandleCache
 from rankfeed._util.validate import check_bool
-from rankfeed.columns import Columns, Field, Stored
+from rankfeed.columns import ColumnBuffer, Columns, Field
 from rankfeed.errors import SourceError, UnsafeError
 from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
 from rankfeed.sources.format import Format
@@ -21,7 +21,7 @@ from rankfeed.sources.mds.index import INDEX_NAME, MdsIndex, MdsShard, read_inde
 from rankfeed.sources.mds.shard import check_hashes, locate, read_shard
 from rankfeed.sources.paths import Paths, head
 from rankfeed.sources.source import Int64, by_chunk, check_columns, check_ids
-from rankfeed.storage import DataFiles, check_whole, digest_of, mapped, touched
+from rankfeed.storage import DataFiles, check_not_truncated, digest_of
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -174,11 +174,8 @@ class MdsSource(ChunkedSource):
         for number, rows, slots in wanted:
             shard = self._shards[number]
             data = self._shard(number, len(rows))
-            if len(wanted) <= mapped.LOOKS:
-                check_whole(data, shard.path)
+            check_not_truncated(data, shard.path)
             places = locate(data, rows, self._columns, shard)
-            if shard.compression is None:
-                touched(lambda places=places: sum(int(each[1].sum()) for each in places.values()), len(rows))  # type: ignore[misc]
             for name in names:
 
                 def where(row: int, name: str = name, number: int = number, rows: Int64 = rows) -> str:
@@ -195,11 +192,11 @@ class MdsSource(ChunkedSource):
             if self._shards[number].compression is not None:
                 self._cache.ahead((number, ()), lambda number=number: self._load_chunk(number, ()))  # type: ignore[misc]
 
-    def _load_chunk(self, number: int, names: tuple[str, ...]) -> dict[str, Stored]:
+    def _load_chunk(self, number: int, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
         data = read_shard(self._shards[number])
         self.files.check(number)
         # With offsets, so that it counts as many rows as it has samples.
-        return {"": Stored(data, data[4 : 4 * (self._shards[number].samples + 2)].view("<u4"))}
+        return {"": ColumnBuffer(data, data[4 : 4 * (self._shards[number].samples + 2)].view("<u4"))}
 
     def _shard(self, number: int, used: int) -> Bytes:
         """The bytes of a shard."""

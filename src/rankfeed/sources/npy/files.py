@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.columns import Bytes, Column, Columns, Field, Objects, Ragged, Rows, Runs
+from rankfeed.columns import Bytes, Column, Columns, Field, Objects, Ragged, RowSlices, RowTake
 from rankfeed.columns import Dense as DenseColumn
 from rankfeed.errors import ArgumentError, CorruptError, SourceError, printable
 from rankfeed.sources.npy.header import Header, check_size, file_header, load_objects, read_header, reading
@@ -361,8 +361,8 @@ def _column(field: Field, rows: list[npt.NDArray[Any]]) -> Any:
     dtype = np.dtype(field.dtype)
     if field.kind == "dense":
         if not rows:
-            return DenseColumn([Rows(np.empty((0, *field.shape), dtype), np.empty(0, np.int64))])
+            return DenseColumn([RowTake(np.empty((0, *field.shape), dtype), np.empty(0, np.int64))])
         return DenseColumn.of(np.stack(rows, dtype=dtype))
     if not rows:
-        return Ragged([Runs(np.empty((0, *field.shape), dtype), *np.empty((2, 0), np.int64))])
+        return Ragged([RowSlices(np.empty((0, *field.shape), dtype), *np.empty((2, 0), np.int64))])
     return Ragged.of([row.astype(dtype, copy=False) for row in rows])

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rankfeed.columns import Field, Stored
+from rankfeed.columns import ColumnBuffer, Field
 from rankfeed.errors import SourceError
 from rankfeed.sources.parquet.detect import Place
 from rankfeed.sources.paths import check_utf8
@@ -91,14 +91,14 @@ class Partitions:
         """What a fingerprint counts: each key with its value for each file."""
         return [f"{name}={texts}" for name, texts in self._texts.items()]
 
-    def stored(self, name: str, file: int, rows: int) -> Stored:
+    def stored(self, name: str, file: int, rows: int) -> ColumnBuffer:
         """A column for some rows of a file.
 
         Raises:
             SourceError: the folder's value is a null, and nulls are errors.
         """
         if name not in self._texts:
-            return Stored(np.full(rows, self._texts[name.removesuffix("_valid")][file] is not None))
+            return ColumnBuffer(np.full(rows, self._texts[name.removesuffix("_valid")][file] is not None))
         text = self._texts[name][file]
         if text is None and self._nulls == "error":
             raise SourceError(
@@ -107,11 +107,11 @@ class Partitions:
                 remedy='leave the column out with columns=, or open with nulls="mask"',
             )
         if self._whole[name]:
-            return Stored(np.full(rows, int(text or 0), np.int64))
+            return ColumnBuffer(np.full(rows, int(text or 0), np.int64))
         encoded = np.frombuffer((text or "").encode(), np.uint8)
-        return Stored(np.tile(encoded, rows), np.arange(rows + 1, dtype=np.int64) * len(encoded))
+        return ColumnBuffer(np.tile(encoded, rows), np.arange(rows + 1, dtype=np.int64) * len(encoded))
 
-    def check(self, name: str, file: int, stored: Stored) -> None:
+    def check(self, name: str, file: int, stored: ColumnBuffer) -> None:
         """Hold a file's own column to the name of its folder, where both are whole numbers or both text.
 
         A null contradicts nothing.

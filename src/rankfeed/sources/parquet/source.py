@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankfeed._util.validate import check_int
-from rankfeed.columns import Columns, Field, Stored
+from rankfeed.columns import ColumnBuffer, Columns, Field
 from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.arrow_columns import VALID, Nulls, fields_of, stored_of
 from rankfeed.sources.arrow_errors import arrow_errors
@@ -184,10 +184,10 @@ class ParquetSource(ChunkedSource):
         finer._init_chunks([part.rows for part in finer._parts], self._cache_bytes)
         return finer
 
-    def _load_chunk(self, number: int, names: tuple[str, ...]) -> dict[str, Stored]:
+    def _load_chunk(self, number: int, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
         part = self._parts[number]
         wanted = {name: self._fields[name] for name in names if name in self._roots}
-        loaded: dict[str, Stored] = {}
+        loaded: dict[str, ColumnBuffer] = {}
         if wanted:
             if self._reader is None or self._reader.pid != os.getpid():
                 self._reader = Reader(self._paths, self._digests, self.files, self._cache_bytes)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankfeed._util.validate import check_names
-from rankfeed.columns import Columns, Field, keep_heap
+from rankfeed.columns import Columns, Field, retain_heap
 from rankfeed.errors import ArgumentError, SourceError
 from rankfeed.sources.extras import need
 from rankfeed.sources.pyg.collate import joined
@@ -167,7 +167,7 @@ class PyGSource(Source):
         Args:
             samples: graphs as ``fetch`` gave them, or what a transform made of them.
         """
-        keep_heap()
+        retain_heap()
         if isinstance(samples, Graphs):
             return samples.layout.collate(samples.numbers, self._follow, self._exclude)
         from torch_geometric.data.data import BaseData

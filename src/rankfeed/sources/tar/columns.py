@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.columns import Bytes, Column, Dense, Field, Objects, Ragged, Runs, as_array
+from rankfeed.columns import Bytes, Column, Dense, Field, Objects, Ragged, RowSlices, as_array
 from rankfeed.errors import ArgumentError, CorruptError, MissingExtraError, RankfeedError, SourceError
 from rankfeed.sources.tar.decoders import Decoder
-from rankfeed.storage.region import File, Region
+from rankfeed.storage.mapped import ReadHandle
 
 Int64 = npt.NDArray[np.int64]
 
@@ -42,24 +41,13 @@ class Shard:
         index: where its samples lie.
         file: the same file, open.
         stamp: its size and time when it was opened.
-        by_calls: whether it is better read by calls than through ``data``.
     """
 
     path: str
     data: npt.NDArray[np.uint8]
     index: Places
-    file: File
+    file: ReadHandle
     stamp: tuple[int, int]
-    by_calls: bool
-
-    @cached_property
-    def whole(self) -> Region | None:
-        """The file, where it is better read by calls."""
-        return self.region()
-
-    def region(self, base: int = 0) -> Region | None:
-        """The file from some place on, where it is better read by calls."""
-        return Region(self.file, base) if self.by_calls else None
 
     def is_unchanged(self) -> bool:
         """Whether the file still is as it was: to look at a mapped page that was cut off ends the process."""
@@ -67,12 +55,10 @@ class Shard:
 
     def read(self, start: int, size: int) -> bytes:
         """The bytes of a member."""
-        if self.by_calls:
-            return Region(self.file, 0).read(size, start)
         return self.data[start : start + size].tobytes()
 
 
-def stamp_of(file: File) -> tuple[int, int]:
+def stamp_of(file: ReadHandle) -> tuple[int, int]:
     """Size and time of an open file."""
     found = os.fstat(file.handle)
     return found.st_size, found.st_mtime_ns
@@ -223,8 +209,8 @@ def column_of_values(field: Field, values: list[Any], parts: Sequence[Part], ext
     return Ragged.of([array.astype(dtype, copy=False) for array in arrays])
 
 
-def _no_runs(values: npt.NDArray[Any]) -> Runs:
-    return Runs(values, np.empty(0, np.int64), np.empty(0, np.int64))
+def _no_runs(values: npt.NDArray[Any]) -> RowSlices:
+    return RowSlices(values, np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 def _unlike(field: Field, found: object, parts: Sequence[Part], slot: int, extension: str) -> SourceError:
@@ -260,6 +246,6 @@ def plain_column(parts: Sequence[Part], extension: str, decoder: Decoder) -> Col
     return Bytes([as_run(part) for part in parts])
 
 
-def as_run(part: Part) -> Runs:
+def as_run(part: Part) -> RowSlices:
     """Members as they lie in their shard."""
-    return Runs(part.shard.data, part.starts, np.maximum(part.sizes, 0), part.slots, part.shard.whole)
+    return RowSlices(part.shard.data, part.starts, np.maximum(part.sizes, 0), part.slots)

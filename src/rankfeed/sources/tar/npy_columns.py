@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.columns import Column, Dense, Field, Ragged, Rows, Runs
+from rankfeed.columns import Column, Dense, Field, Ragged, RowSlices, RowTake
 from rankfeed.errors import RankfeedError
 from rankfeed.sources.npy.header import Header, check_size, read_header
 from rankfeed.sources.tar.columns import Part, blamed, unlike
@@ -51,8 +51,8 @@ class NpyColumns:
             item *= extent
         if item == 0:
             return None
-        rows: list[Rows] = []
-        runs: list[Runs] = []
+        rows: list[RowTake] = []
+        runs: list[RowSlices] = []
         for part in parts:
             found = self._offsets(part)
             if found is None:
@@ -65,12 +65,11 @@ class NpyColumns:
                 slots = part.slots if some.all() else numbers[some]
                 whole = (len(part.shard.data) - remainder) // item * item
                 view = part.shard.data[remainder : remainder + whole].view(dtype).reshape(-1, *inner)
-                region = part.shard.region(remainder)
                 places = begin[some] // item
                 if self.field.kind == "dense":
-                    rows.append(Rows(view, places, slots, region))
+                    rows.append(RowTake(view, places, slots))
                 else:
-                    runs.append(Runs(view, places, lengths[some], slots, region))
+                    runs.append(RowSlices(view, places, lengths[some], slots))
         return Dense(rows) if self.field.kind == "dense" else Ragged(runs)
 
     def _offsets(self, part: Part) -> tuple[Int64, Int64] | None:
@@ -111,7 +110,5 @@ class NpyColumns:
 
 def _heads(part: Part) -> list[bytes]:
     """The first bytes of each array."""
-    if part.shard.by_calls:
-        return [part.shard.read(start, _HEAD) for start in part.starts.tolist()]
     view: Any = part.shard.data.data
     return [bytes(view[start : start + _HEAD]) for start in part.starts.tolist()]

@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import replace
 from errno import EMFILE, ENFILE
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -32,11 +31,13 @@ from rankfeed.sources.tar.index import Summary, TarIndex
 from rankfeed.sources.tar.index_cache import IndexStore
 from rankfeed.sources.tar.scan import readable, split_name
 from rankfeed.sources.tar.third_party_index import LazyIndex
-from rankfeed.storage import DataFiles, digest_of, map_file, mapped
-from rankfeed.storage.region import File
+from rankfeed.storage import DataFiles, digest_of, map_file
+from rankfeed.storage.mapped import ReadHandle
 
 Int64 = npt.NDArray[np.int64]
 
+#: Shards larger than this in all are announced to the kernel before they are read.
+PREFETCH_BYTES = 768 << 20
 #: Shards that a process holds open, over all its data sets: each takes three file descriptors, and 1,024 are the
 #: usual limit. What a batch points into stays, however many others are opened.
 OPEN_SHARDS = 128
@@ -123,7 +124,7 @@ class ShardSet:
         ]
         self.counts = np.array([self._count(number) for number in range(len(self.paths))], np.int64)
         self.sizes: list[int] = self.files.sizes.tolist()
-        self.exceeds = sum(self.sizes) > mapped.RESIDENT_BYTES
+        self.exceeds = sum(self.sizes) > PREFETCH_BYTES
         self._check_counts()
 
     def _count(self, number: int) -> int:
@@ -183,8 +184,8 @@ class ShardSet:
         self.files.check(number)  # before another shard is indexed
         index = self.index(number)
         data = map_file(path)
-        file = File(Path(path), data)
-        shard = Shard(path, data, index, file, stamp_of(file), self.exceeds)
+        file = ReadHandle(path)
+        shard = Shard(path, data, index, file, stamp_of(file))
         self.files.opened(number)
         if not self._is_as_indexed(number, index):
             raise CorruptError(

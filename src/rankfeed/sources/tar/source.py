@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankfeed._util.validate import check_bool, check_choice, check_name, check_optional
-from rankfeed.columns import Bytes, Column, Columns, Dense, Field, Runs
+from rankfeed.columns import Bytes, Column, Columns, Dense, Field, RowSlices
 from rankfeed.errors import SourceError
 from rankfeed.sources.format import Format
 from rankfeed.sources.paths import Paths, is_one, matched
@@ -28,7 +28,7 @@ from rankfeed.sources.tar.npy_columns import NpyColumns
 from rankfeed.sources.tar.numbering import Numbering, lacks, refuse_repeated
 from rankfeed.sources.tar.schema import Decode, Missing, Spec, extensions_of, schema_of
 from rankfeed.sources.tar.shards import ShardSet, described
-from rankfeed.storage import DataFiles, digest_of, touched
+from rankfeed.storage import DataFiles, digest_of
 
 Int64 = npt.NDArray[np.int64]
 
@@ -190,7 +190,6 @@ class WebDatasetSource(Source):
         sounds: dict[str, list[Any]] = {}
         for name, spec in specs.items():
             out[name] = self._column(spec, keys, parts.get(spec.extension, []), sounds)
-        touched(lambda: sum(column.nbytes for column in out.values()), len(ids) * len(parts))
         return Columns(out, len(ids))
 
     def _parts(self, ids: Int64, extensions: Sequence[str]) -> tuple[list[Part], dict[str, list[Part]]]:
@@ -212,7 +211,7 @@ class WebDatasetSource(Source):
         extension, decoder, field = spec.extension, spec.decoder, spec.field
         if spec.role == "key":
             runs = [(*part.shard.index.key_runs(part.rows), part.slots) for part in keys]
-            return Bytes([Runs(*run) for run in runs], text=True)
+            return Bytes([RowSlices(*run) for run in runs], text=True)
         if spec.role == "valid":
             return Dense.of(_in_order(parts) >= 0)
         if decoder.decode is None:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.columns import Columns, Field, Stored, column_of_parts
+from rankfeed.columns import ColumnBuffer, Columns, Field, column_from_parts
 from rankfeed.errors import SourceError, listed
 from rankfeed.sources.arrow_columns import Nulls, fields_of, roots_of, stored_of
 from rankfeed.sources.format import Format
@@ -48,10 +48,10 @@ class _TextSource(Source):
         self._columns = None if columns is None else tuple(columns)
         self._nulls: Nulls = nulls
         self._dialect = dialect
-        self._stored: list[dict[str, Stored]] | None = None
+        self._stored: list[dict[str, ColumnBuffer]] | None = None
         self._load()
 
-    def _load(self) -> list[dict[str, Stored]]:
+    def _load(self) -> list[dict[str, ColumnBuffer]]:
         """Read all files: once in each process."""
         if sum(map(text_size, self._paths)) > LIMIT:
             raise too_large(self._paths[0] if len(self._paths) == 1 else common_root(self._paths))
@@ -139,9 +139,9 @@ class _TextSource(Source):
         for number, rows, slots in by_chunk(ids, self._starts):
             for name in names:
                 parts[name].append(stored[number][name].part(rows, slots))
-        return Columns({name: column_of_parts(self._fields[name], parts[name]) for name in names}, len(ids))
+        return Columns({name: column_from_parts(self._fields[name], parts[name]) for name in names}, len(ids))
 
-    def _loaded_again(self) -> list[dict[str, Stored]]:
+    def _loaded_again(self) -> list[dict[str, ColumnBuffer]]:
         # Into another source: this one stays what it was, also for threads that read meanwhile.
         again = copy(self)
         stored = again._load()
@@ -268,7 +268,7 @@ def rows(where: Paths, *, delimiter: str | None = None, types: Mapping[str, str]
             fields = fields_of(table.schema)
             stored = stored_of(table, fields, where=path, first_row=first)
             every = np.arange(len(table))
-            columns = {name: column_of_parts(fields[name], [each.part(every)]) for name, each in stored.items()}
+            columns = {name: column_from_parts(fields[name], [each.part(every)]) for name, each in stored.items()}
             yield from Columns(columns, len(table)).samples()
             first += len(table)
 

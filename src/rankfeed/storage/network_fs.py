@@ -1,0 +1,55 @@
+"""Bypass the attribute and name caches of network file systems.
+
+A host caches which names exist, which directory a name refers to, and the size and times of a file. Each function
+here uses a call that the host cannot answer from its cache.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import suppress
+
+
+def is_gone(error: OSError) -> bool:
+    """Whether an error means that a file or directory no longer exists (ESTALE: another host removed it).
+
+    Examples:
+        >>> is_gone(FileNotFoundError()), is_gone(OSError(errno.ESTALE, "")), is_gone(PermissionError())
+        (True, True, False)
+    """
+    return isinstance(error, (FileNotFoundError, NotADirectoryError)) or error.errno == errno.ESTALE
+
+
+def stat_uncached(path: str | os.PathLike[str]) -> os.stat_result:
+    """Size and times of a file: opening it invalidates its cached attributes.
+
+    Raises:
+        OSError: it does not exist, or cannot be opened.
+    """
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        return os.fstat(handle)
+    finally:
+        os.close(handle)
+
+
+def refresh_path(path: str | os.PathLike[str]) -> None:
+    """Make this host look up a name that other hosts may have created, replaced or removed.
+
+    Listing the directory and creating a directory of that name are both answered by the server. If the name is
+    gone, an empty directory exists for a moment.
+
+    Examples:
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> refresh_path(folder)
+        >>> refresh_path(folder + "/none")
+        >>> os.listdir(folder)
+        []
+    """
+    folder, name = os.path.split(os.path.abspath(path))
+    with suppress(OSError):
+        if name in os.listdir(folder) or os.path.lexists(path):
+            os.mkdir(path)
+            os.rmdir(path)  # fails if another process has put a file there meanwhile
