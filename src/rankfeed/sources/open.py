@@ -26,7 +26,7 @@ FORMATS: dict[str, tuple[str, str]] = {
     "webdataset": ("rankfeed.sources.tar.source", "FORMAT"),
     "parquet": ("rankfeed.sources.parquet.source", "FORMAT"),
     "huggingface": ("rankfeed.sources.hf.source", "FORMAT"),
-    "arrow": ("rankfeed.sources.arrow_files", "FORMAT"),
+    "arrow": ("rankfeed.sources.arrow.source", "FORMAT"),
     "mds": ("rankfeed.sources.mds.source", "FORMAT"),
     "pyg": ("rankfeed.sources.pyg.detect", "FORMAT"),
     "csv": ("rankfeed.sources.text.source", "CSV_FORMAT"),

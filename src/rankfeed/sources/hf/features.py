@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rankfeed.errors import CorruptError
-from rankfeed.sources.arrow_places import Shape
+from rankfeed.sources.arrow.types import ArrayShape
 
 #: Features that are stored as a struct of the bytes of a file and its name.
 _FILES = ("Image", "Audio", "Video", "Pdf", "Mesh", "Nifti")
@@ -23,7 +23,7 @@ class Features:
         files: columns of encoded files, of which the bytes are taken.
     """
 
-    shapes: Mapping[str, Shape]
+    shapes: Mapping[str, ArrayShape]
     files: frozenset[str]
 
     def named(self, stored: str) -> str | None:
@@ -50,7 +50,7 @@ def read_features(features: Mapping[str, Any] | None, where: str) -> Features:
     Raises:
         CorruptError: an array has no proper shape.
     """
-    shapes: dict[str, Shape] = {}
+    shapes: dict[str, ArrayShape] = {}
     files: set[str] = set()
     for name, feature in (features or {}).items():
         kind = feature.get("_type") if isinstance(feature, Mapping) else None

@@ -13,11 +13,11 @@ import numpy.typing as npt
 from rankfeed._util.validate import check_name, check_names, check_optional
 from rankfeed.columns import Columns, Dense, Field
 from rankfeed.errors import ArgumentError, CorruptError, SourceError
-from rankfeed.sources.arrow_errors import arrow_errors
-from rankfeed.sources.arrow_files import ArrowSource
-from rankfeed.sources.arrow_open import open_arrow
-from rankfeed.sources.arrow_table import ArrowTableSource, known_fields
-from rankfeed.sources.arrow_types import Nulls
+from rankfeed.sources.arrow.errors import arrow_errors
+from rankfeed.sources.arrow.file import read_schema
+from rankfeed.sources.arrow.source import ArrowSource
+from rankfeed.sources.arrow.table import ArrowTableSource
+from rankfeed.sources.arrow.types import Nulls, fields_of
 from rankfeed.sources.chunked import CACHE_BYTES
 from rankfeed.sources.format import Format
 from rankfeed.sources.hf.features import Features, read_features
@@ -237,9 +237,9 @@ def _fields_of(
     """What is stored in files, judged by the first, or in a table in memory."""
     if isinstance(table, list) and not table:
         raise SourceError("the data set is empty", where=place)
-    schema = open_arrow(table[0], features.shapes).schema if isinstance(table, list) else table.schema
-    with arrow_errors(place):
-        return known_fields(schema, nulls, features.shapes, columns)
+    schema = read_schema(table[0]) if isinstance(table, list) else table.schema
+    with arrow_errors(table[0] if isinstance(table, list) else place):
+        return fields_of(schema, nulls=nulls, columns=columns, shapes=features.shapes)
 
 
 def _source_of(

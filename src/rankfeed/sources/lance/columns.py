@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from rankfeed.columns import Field
 from rankfeed.errors import SourceError
-from rankfeed.sources.arrow_types import fields_of, two_of
+from rankfeed.sources.arrow.types import duplicate_name_error, fields_of
 from rankfeed.sources.source import check_columns
 
 
@@ -39,7 +39,7 @@ def offered(
             here = {field.name: Field("bytes"), **masks}
         for name in here:
             if name in found and (columns is None or name in columns):
-                raise two_of(name)
+                raise duplicate_name_error(name)
         found |= here
         tops |= dict.fromkeys(here, field.name)
     names = check_columns(columns, found)

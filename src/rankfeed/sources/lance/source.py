@@ -14,7 +14,7 @@ import numpy.typing as npt
 from rankfeed._util.validate import check_int, check_name, check_optional, invalid
 from rankfeed.columns import ColumnBuffer, Columns, Field, column_from_parts
 from rankfeed.errors import SourceError
-from rankfeed.sources.arrow_columns import stored_of
+from rankfeed.sources.arrow.columns import read_columns
 from rankfeed.sources.chunked import ChunkedSource
 from rankfeed.sources.format import Format
 from rankfeed.sources.lance.columns import is_blob, offered
@@ -205,7 +205,7 @@ class LanceSource(ChunkedSource):
         self, table: Any, names: tuple[str, ...], first: int | Int64, place: str
     ) -> dict[str, ColumnBuffer]:
         fields = {name: self._fields[name] for name in names}
-        return stored_of(table, fields, where=f"{self._where()}, {place}", first_row=first, nulls=self._nulls)
+        return read_columns(table, fields, where=f"{self._where()}, {place}", first_row=first, nulls=self._nulls)
 
     def _top_columns(self, names: Sequence[str]) -> list[str]:
         """The table's own columns that hold these (a struct's fields are columns by themselves here)."""

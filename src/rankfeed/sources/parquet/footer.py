@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rankfeed.errors import CorruptError, RankfeedError, SourceError
-from rankfeed.sources.arrow_errors import arrow_errors
+from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.storage import digest_of
 
 MAGIC, ENCRYPTED = b"PAR1", b"PARE"

@@ -13,9 +13,9 @@ import numpy.typing as npt
 from rankfeed._util.validate import check_int
 from rankfeed.columns import ColumnBuffer, Columns, Field
 from rankfeed.errors import CorruptError, SourceError
-from rankfeed.sources.arrow_columns import VALID, Nulls, fields_of, stored_of
-from rankfeed.sources.arrow_errors import arrow_errors
-from rankfeed.sources.arrow_types import leaves_of
+from rankfeed.sources.arrow.columns import read_columns
+from rankfeed.sources.arrow.errors import arrow_errors
+from rankfeed.sources.arrow.types import VALID, Nulls, fields_of, leaves_of
 from rankfeed.sources.chunked import ChunkedSource
 from rankfeed.sources.format import Format
 from rankfeed.sources.parquet.detect import fits, places
@@ -45,7 +45,7 @@ class ParquetSource(ChunkedSource):
     """Parquet files: one, a list, a pattern, or a folder with all that is below it.
 
     Folders called ``key=value`` become columns: int64 where all values are whole numbers, else text. Columns are
-    laid out as `rankfeed.sources.arrow_columns.fields_of` says: lists of numbers are ragged, lists of one fixed
+    laid out as `rankfeed.sources.arrow.types.fields_of` says: lists of numbers are ragged, lists of one fixed
     size dense, structs become columns "outer.inner".
 
     Args:
@@ -196,7 +196,7 @@ class ParquetSource(ChunkedSource):
             where = f"{self._paths[part.file]}, {part}"
             first = part.before + part.first
             with arrow_errors(where):
-                loaded = stored_of(rows, wanted, where=where, first_row=first, nulls=self._nulls)
+                loaded = read_columns(rows, wanted, where=where, first_row=first, nulls=self._nulls)
             for name, stored in loaded.items():
                 self._partitions.check(name, part.file, stored)
         for name in names:

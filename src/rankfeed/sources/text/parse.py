@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, Literal
 
 from rankfeed._util.validate import invalid
 from rankfeed.errors import ArgumentError, CorruptError, SourceError, listed, safe_repr
-from rankfeed.sources.arrow_errors import arrow_errors
+from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.text.exact_numbers import exact_json, first_inexact, has_large, inexact
 from rankfeed.sources.text.json_lines import check_keys, check_lines
 

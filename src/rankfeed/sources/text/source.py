@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from rankfeed.columns import ColumnBuffer, Columns, Field, column_from_parts
 from rankfeed.errors import SourceError, listed
-from rankfeed.sources.arrow_columns import Nulls, fields_of, roots_of, stored_of
+from rankfeed.sources.arrow.columns import read_columns
+from rankfeed.sources.arrow.types import Nulls, fields_of, roots_of
 from rankfeed.sources.format import Format
 from rankfeed.sources.paths import Paths, common_root
 from rankfeed.sources.source import Int64, Source, by_chunk, check_columns, check_ids
@@ -77,7 +78,7 @@ class _TextSource(Source):
         stored = []
         for path, table in zip(self._paths, tables, strict=True):
             cast = _cast(table, wanted, path, self._dialect)
-            stored.append(stored_of(cast, self._fields, where=path, nulls=self._nulls))
+            stored.append(read_columns(cast, self._fields, where=path, nulls=self._nulls))
             for each in stored[-1].values():  # all was read: nobody need train for hours to meet a null
                 if each.unreadable is not None:
                     each.unreadable.refuse(np.arange(each.rows))
@@ -266,7 +267,7 @@ def rows(where: Paths, *, delimiter: str | None = None, types: Mapping[str, str]
         first = 0
         for table in stream(path, dialect):
             fields = fields_of(table.schema)
-            stored = stored_of(table, fields, where=path, first_row=first)
+            stored = read_columns(table, fields, where=path, first_row=first)
             every = np.arange(len(table))
             columns = {name: column_from_parts(fields[name], [each.part(every)]) for name, each in stored.items()}
             yield from Columns(columns, len(table)).samples()
