@@ -114,7 +114,7 @@ class ArrowSource(ChunkedSource):
         self._digests = digests
         self._init_chunks(self._chunks[:, 3], cache_bytes)
         if not self._decoded:
-            self.looks_ahead = 0
+            self.prefetch_distance = 0
 
     def __repr__(self) -> str:
         some = (
@@ -219,4 +219,6 @@ class ArrowSource(ChunkedSource):
         return file
 
 
-FORMAT = Format("arrow", "Arrow IPC files or streams (.arrow, .feather)", fits, ArrowSource)
+FORMAT = Format(
+    "arrow", "Arrow IPC files or streams (.arrow, .feather)", fits, "rankfeed.sources.arrow_files:ArrowSource"
+)

@@ -13,7 +13,7 @@ from rankfeed.columns import Column, Field, Ragged, RowSlices
 from rankfeed.errors import CorruptError
 from rankfeed.sources.arrow_messages import REMEDY, Messages
 from rankfeed.sources.arrow_places import Leaf
-from rankfeed.sources.scattered import Placed, Places, compacted, rows_at, words
+from rankfeed.sources.scattered import RowOffsets, ScatteredRows, packed_runs, rows_at, words
 
 Bytes = npt.NDArray[np.uint8]
 Int64 = npt.NDArray[np.int64]
@@ -67,7 +67,7 @@ class LeafRows:
             numbers = words(data, width).view(f"<i{width}") if aligned else None
             self._levels.append(_Level(base, width, top, length, numbers))
 
-    def part(self, batch: Int64, row: Int64, slots: Int64 | None, where: Where) -> Places | RowSlices:
+    def part(self, batch: Int64, row: Int64, slots: Int64 | None, where: Where) -> RowOffsets | RowSlices:
         """Some rows, as a part of a batch's.
 
         Args:
@@ -81,7 +81,7 @@ class LeafRows:
         """
         begin = self._begin.take(batch)
         if not self._levels:
-            return Places(self._data, begin + row * self._step, slots)
+            return RowOffsets(self._data, begin + row * self._step, slots)
         first, last = row, row + 1
         for number, level in enumerate(self._levels):
             base, top, length = level.base.take(batch), level.top.take(batch), level.length
@@ -103,7 +103,7 @@ class LeafRows:
                 )
         starts, nbytes = begin + first * self._step, (last - first) * self._step
         if self._leaf.field.kind == "dense":
-            return Places(self._data, starts, slots)
+            return RowOffsets(self._data, starts, slots)
         return self._runs(starts, nbytes, slots, where)
 
     def _ends(
@@ -133,7 +133,7 @@ class LeafRows:
             size = dtype.itemsize
             values = words(self._data, size).view(dtype)
             return RowSlices(values, starts // size, nbytes // size, slots)
-        packed, targets = compacted(self._data, starts, nbytes)
+        packed, targets = packed_runs(self._data, starts, nbytes)
         size = max(1, field.row_bytes())
         return RowSlices(packed.view(dtype).reshape(-1, *shape), targets // size, nbytes // size, slots)
 
@@ -155,7 +155,7 @@ def _check_even(
         CorruptError: one is not.
     """
     counts = np.where(first == last, 0, last - first + 1)
-    packed, targets = compacted(data, base + first * width, counts * width)
+    packed, targets = packed_runs(data, base + first * width, counts * width)
     offsets = packed.view(f"<i{width}").astype(np.int64)
     steps = np.append(np.diff(offsets), length)
     ends = (targets // width + counts - 1)[counts > 0]
@@ -175,7 +175,7 @@ def _check_even(
 def column_of(field: Field, parts: Sequence[Any]) -> Column:
     """The column of a batch whose rows lie in these parts."""
     if field.kind == "dense":
-        return Placed(parts, np.dtype(field.dtype), field.shape)
+        return ScatteredRows(parts, np.dtype(field.dtype), field.shape)
     return Ragged(parts) if field.kind == "ragged" else BytesColumn(parts, text=field.kind == "str")
 
 

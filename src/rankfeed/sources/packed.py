@@ -232,4 +232,4 @@ def open_packed(where: Any, *, columns: Sequence[str] | None = None) -> PackedSo
     return PackedSource(os.fspath(where), columns=columns)
 
 
-FORMAT = Format("packed", "a folder that rankfeed packed", is_packed, open_packed)
+FORMAT = Format("packed", "a folder that rankfeed packed", is_packed, "rankfeed.sources.packed:open_packed")
