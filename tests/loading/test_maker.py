@@ -52,7 +52,7 @@ def test_steps_made_in_any_order_and_twice_are_the_same(order: list[int]) -> Non
 class Told(Memory):
     """Writes down which samples it was told of before they were asked for."""
 
-    looks_ahead = 1
+    prefetch_distance = 1
 
     def __init__(self, size: int) -> None:
         super().__init__(size)

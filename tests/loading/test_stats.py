@@ -24,7 +24,7 @@ class Chunks(ChunkedSource):
 
     def __init__(self) -> None:
         self._init_chunks([4] * 10)
-        self.looks_ahead = 0
+        self.prefetch_distance = 0
 
     @property
     def blocks(self) -> Any:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import rankfeed as rf
 from rankfeed.columns import Column, Columns, Dense, Field, Objects, Ragged, RowSlices, RowTake
 from rankfeed.errors import ArgumentError, SourceError
-from rankfeed.sources.concat_columns import agreed_fields, joined_column
+from rankfeed.sources.concat_columns import agreed_fields, concat_columns
 
 ROWS = [
     {"x": np.full((i % 4, 2), i, np.float32), "y": i, "text": "é" * (i % 3), "raw": bytes([i]) * (i % 5)}
@@ -164,7 +164,7 @@ def test_objects_and_tuples_stay_what_they_are() -> None:
         (numbers([1], [1, 2]), numbers(1), ["'x'", "ragged"]),
         (rf.from_dataset([{"x": "a"}]), rf.from_dataset([{"x": b"a"}]), ["'x'", "str", "bytes"]),
         (numbers(1), numbers(1, name="z"), ["missing", "'x'", "'z'"]),
-        (numbers(1), rf.from_dataset([(1, 2)]), ["missing", "no dicts"]),
+        (numbers(1), rf.from_dataset([(1, 2)]), ["missing", "not dicts"]),
     ],
 )
 def test_sources_that_do_not_agree_are_named_with_the_column(one: Any, two: Any, words: list[str]) -> None:
@@ -245,11 +245,11 @@ def test_the_fingerprint_is_of_the_sources_in_order_and_not_of_their_names(parts
     [
         ([{}, {}], ("global", False, False, False)),
         ([{"default_shuffle": "window"}, {}], ("window", False, False, False)),
-        ([{}, {"looks_ahead": True}], ("global", False, False, True)),
+        ([{}, {"prefetch_distance": True}], ("global", False, False, True)),
         ([{"runs_user_code": True}, {}], ("global", True, False, False)),
-        ([{"runs_user_code": True, "takes_batches": True}, {}], ("global", True, True, False)),
+        ([{"runs_user_code": True, "supports_batched_getitem": True}, {}], ("global", True, True, False)),
         (
-            [{"runs_user_code": True, "takes_batches": True}, {"runs_user_code": True}],
+            [{"runs_user_code": True, "supports_batched_getitem": True}, {"runs_user_code": True}],
             ("global", True, False, False),
         ),
     ],
@@ -258,7 +258,8 @@ def test_what_sources_ask_of_a_loader_is_asked_by_all_together(
     attributes: list[dict[str, Any]], expected: tuple[Any, ...]
 ) -> None:
     both = rf.concat([Watched(numbers(1), **each) for each in attributes])
-    assert (both.default_shuffle, both.runs_user_code, both.takes_batches, both.looks_ahead) == expected
+    found = (both.default_shuffle, both.runs_user_code, both.supports_batched_getitem, both.prefetch_distance)
+    assert found == expected
 
 
 def test_code_of_the_users_is_not_run_just_to_concatenate() -> None:
@@ -345,7 +346,7 @@ def test_agreement_holds_every_row_or_is_refused_in_any_order(fields: list[Field
         own = slots[3 * number : 3 * number + 3]
         rows += zip(own.tolist(), arrays, strict=True)
         pieces.append((Ragged.of(arrays) if field.kind == "ragged" else Dense.of(np.stack(arrays)), own))
-    joined = joined_column("x", agreed, pieces).rows()
+    joined = concat_columns("x", agreed, pieces).rows()
     for slot, array in rows:
         np.testing.assert_array_equal(joined[slot], array)
         assert joined[slot].dtype == array.dtype
@@ -359,7 +360,7 @@ def test_parts_in_an_order_of_their_own_are_joined_in_the_batchs() -> None:
         ]
     )
     two = Dense([RowTake(np.array([7]), np.array([0]))])
-    joined = joined_column("x", Field("dense", "int64"), [(one, np.array([3, 1, 0])), (two, np.array([2]))])
+    joined = concat_columns("x", Field("dense", "int64"), [(one, np.array([3, 1, 0])), (two, np.array([2]))])
     assert isinstance(joined, Dense)
     assert one.gather().tolist() == [1, 3, 2]
     assert joined.gather().tolist() == [2, 3, 7, 1]
@@ -367,7 +368,7 @@ def test_parts_in_an_order_of_their_own_are_joined_in_the_batchs() -> None:
 
 def test_columns_of_different_kinds_do_not_become_one() -> None:
     with pytest.raises(SourceError, match="'x'"):
-        joined_column(
+        concat_columns(
             "x",
             Field("bytes"),
             [

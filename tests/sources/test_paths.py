@@ -45,7 +45,7 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     touch(tmp_path, "a-0", "a-2")
     with pytest.raises(SourceError, match="a-1"):
         expand(f"{tmp_path}/a-{{0..2}}")
-    with pytest.raises(SourceError, match=r"fits the pattern.*\n.*b-\*"):
+    with pytest.raises(SourceError, match=r"matches the pattern.*\n.*b-\*"):
         expand(f"{tmp_path}/b-*")
     with pytest.raises(ArgumentError, match="too many"):
         expand("x{0..99999999999}")

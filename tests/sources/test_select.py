@@ -15,7 +15,16 @@ import rankfeed as rf
 from rankfeed.columns import Columns, Dense, Field
 from rankfeed.errors import ArgumentError, SourceError
 from rankfeed.sources import SelectSource
-from rankfeed.sources.indices import Listed, Picks, Steps, Stretches, all_ids, blocks_of, composed, picks_of
+from rankfeed.sources.indices import (
+    Indices,
+    ListedIndices,
+    RangeIndices,
+    StridedIndices,
+    block_sizes,
+    compose,
+    indices_of,
+)
+from rankfeed.sources.source import starts_of
 
 SIZE = 120
 
@@ -24,7 +33,7 @@ class Numbers(rf.Source):
     """Each sample is its own id; counts what is read."""
 
     default_shuffle = "window"
-    looks_ahead = True
+    prefetch_distance = True
 
     def __init__(self, blocks: Any) -> None:
         self._blocks = np.array(blocks, np.int64)
@@ -117,7 +126,7 @@ IDS = st.lists(st.integers(0, 99), min_size=1, max_size=99, unique=True)
     blocks=st.lists(st.integers(0, 30), max_size=8).map(lambda sizes: [*sizes, max(0, 100 - sum(sizes))]),
 )
 def test_blocks_are_neighbours_within_a_block_of_the_source(ids: list[int], blocks: list[int]) -> None:
-    _check_blocks(picks_of(np.array(ids)), blocks)
+    _check_blocks(indices_of(np.array(ids)), blocks)
 
 
 @given(
@@ -127,45 +136,45 @@ def test_blocks_are_neighbours_within_a_block_of_the_source(ids: list[int], bloc
 )
 def test_blocks_of_equal_steps_are_counted_without_listing_them(start: int, step: int, blocks: list[int]) -> None:
     ids = range(start, 100 if step > 0 else -1, step)
-    _check_blocks(Steps(start, step, len(ids)), blocks)
+    _check_blocks(StridedIndices(start, step, len(ids)), blocks)
 
 
-def _check_blocks(picks: Picks, blocks: list[int]) -> None:
-    of_sample = np.repeat(np.arange(len(blocks)), blocks)[all_ids(picks)]
+def _check_blocks(indices: Indices, blocks: list[int]) -> None:
+    of_sample = np.repeat(np.arange(len(blocks)), blocks)[indices.ids(np.arange(len(indices)))]
     expected = [0]
     for before, after in zip([of_sample[0], *of_sample], of_sample, strict=False):
         expected = [*expected[:-1], expected[-1] + 1] if before == after else [*expected, 1]
-    assert blocks_of(picks, np.array(blocks)).tolist() == expected
+    assert block_sizes(indices, starts_of(blocks)).tolist() == expected
 
 
 @given(ids=IDS, stretches=st.booleans())
 def test_the_form_changes_nothing_of_the_ids(ids: list[int], stretches: bool) -> None:
     if stretches:  # each becomes a few in a row
         ids = [10 * each + more for each in ids for more in range(each % 9 + 1)]
-    picks = picks_of(np.array(ids))
-    assert all_ids(picks).tolist() == ids
-    assert len(picks) == len(ids)
-    assert picks.ids(np.array([len(ids) - 1, 0])).tolist() == [ids[-1], ids[0]]
-    assert picks.digest == pickle.loads(pickle.dumps(picks)).digest
-    shifted = composed(Steps(7, 1, 10**6), picks)
-    assert all_ids(shifted).tolist() == [each + 7 for each in ids]
-    assert shifted.digest == picks_of(np.array(ids) + 7).digest
+    indices = indices_of(np.array(ids))
+    assert indices.ids(np.arange(len(indices))).tolist() == ids
+    assert len(indices) == len(ids)
+    assert indices.ids(np.array([len(ids) - 1, 0])).tolist() == [ids[-1], ids[0]]
+    assert indices.digest == pickle.loads(pickle.dumps(indices)).digest
+    shifted = compose(StridedIndices(7, 1, 10**6), indices)
+    assert shifted.ids(np.arange(len(shifted))).tolist() == [each + 7 for each in ids]
+    assert shifted.digest == indices_of(np.array(ids) + 7).digest
 
 
 @pytest.mark.parametrize(
     ("ids", "form", "most"),
     [
-        (np.arange(10**6), Steps, 200),
-        (np.arange(10**6, 0, -3), Steps, 200),
-        (np.array([8]), Steps, 200),
-        (np.concatenate([np.arange(k * 1000, k * 1000 + 500) for k in range(2000)]), Stretches, 2000 * 8 + 800),
-        (np.random.default_rng(0).permutation(10**5), Listed, 4 * 10**5 + 400),
+        (np.arange(10**6), StridedIndices, 200),
+        (np.arange(10**6, 0, -3), StridedIndices, 200),
+        (np.array([8]), StridedIndices, 200),
+        (np.concatenate([np.arange(k * 1000, k * 1000 + 500) for k in range(2000)]), RangeIndices, 2000 * 8 + 800),
+        (np.random.default_rng(0).permutation(10**5), ListedIndices, 4 * 10**5 + 400),
     ],
 )
 def test_ids_travel_in_as_few_bytes_as_they_allow(ids: Any, form: type, most: int) -> None:
-    picks = picks_of(ids)
-    assert isinstance(picks, form)
-    assert len(pickle.dumps(picks)) < most
+    indices = indices_of(ids)
+    assert isinstance(indices, form)
+    assert len(pickle.dumps(indices)) < most
 
 
 def test_a_slice_of_a_huge_source_costs_nothing() -> None:
@@ -235,8 +244,8 @@ def test_a_predicate_sees_each_sample_once_in_order_and_only_the_columns_it_need
     assert all(columns == ["square"] for columns in source.columns_read)
     assert source.expected[0][1] == ["square"]
     assert numbers_in(selected) == list(range(1, 10000, 2))
-    assert isinstance(selected.picks, Steps)
-    assert len(pickle.dumps(selected.picks)) < 200  # the predicate itself stays behind
+    assert isinstance(selected.indices, StridedIndices)
+    assert len(pickle.dumps(selected.indices)) < 200  # the predicate itself stays behind
 
 
 @pytest.mark.parametrize("answer", [True, np.bool_(True), np.array(True), torch.tensor(True)])
@@ -268,7 +277,7 @@ def test_a_predicate_sees_tuples_as_they_are() -> None:
     selected = source.select(lambda sample: sample[0] % 4 == 1)
     assert selected.fetch([1, 0])[""].rows() == [(5, "text"), (1, "text")]
     assert selected.runs_user_code
-    assert not selected.takes_batches
+    assert not selected.supports_batched_getitem
     assert not selected.identified
 
 
@@ -282,7 +291,7 @@ def test_the_fingerprint_is_of_the_source_and_of_the_ids_however_they_are_said()
     others += [Numbers([SIZE, 1]).select([4, 5, 6]).fingerprint, source.fingerprint]
     assert len({found[0], *others}) == len(others) + 1
     assert source.select([1]).default_shuffle == "window"
-    assert source.select([1]).looks_ahead
+    assert source.select([1]).prefetch_distance
 
 
 @pytest.mark.parametrize("kind", ["thread", "process"])

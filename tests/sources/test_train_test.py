@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import rankfeed as rf
 from rankfeed.columns import Columns, Dense, Field
 from rankfeed.errors import ArgumentError, SourceError
-from rankfeed.sources.split import _bounds, _mixed
+from rankfeed.sources.split import _hash_integers, _part_edges
 
 
 class Ids(rf.Source):
@@ -80,7 +80,7 @@ def test_samples_stay_on_their_side_when_data_are_appended(size: int, more: int,
 @given(shares=st.lists(st.floats(1e-12, 1), min_size=1, max_size=9))
 def test_bounds_climb_and_leave_out_nothing_of_a_whole(shares: list[float]) -> None:
     total = sum(shares)
-    bounds = _bounds([share / total for share in shares])
+    bounds = _part_edges([share / total for share in shares])
     assert len(bounds) == len(shares) - 1
     assert (bounds[1:] >= bounds[:-1]).all()
 
@@ -209,7 +209,7 @@ def test_the_split_is_the_one_it_was() -> None:
 
 
 def test_numbers_hash_like_random_ones() -> None:
-    hashed = _mixed(np.arange(200_000, dtype=np.uint64), 12345)
+    hashed = _hash_integers(np.arange(200_000, dtype=np.uint64), 12345)
     assert len(np.unique(hashed)) == len(hashed)
     bits = np.unpackbits(hashed.view(np.uint8).reshape(-1, 8), axis=1).mean(axis=0)
     assert abs(bits - 0.5).max() < 8 * (0.25 / len(hashed)) ** 0.5

@@ -59,14 +59,15 @@ def _indexed(
 ) -> dict[str, Any]:
     """Index what is not indexed. Nothing is decoded, so nothing has to be allowed."""
     from rankfeed.sources.tar.decompress import decompressed
-    from rankfeed.sources.tar.index_cache import IndexStore, index_places
-    from rankfeed.sources.tar.shards import described
+    from rankfeed.sources.tar.index_cache import IndexCache, index_places
+    from rankfeed.sources.tar.shard_list import list_shards
 
-    these = described(where_of(data), options.get("split"))
+    these = list_shards(where_of(data), options.get("split"))
     if options.get("decompress"):
         these = decompressed(these, cache_dir)
-    store = IndexStore(cache_dir, within=these.folder, progress=not quiet)
-    reused = sum(store.has(shard) for shard in these.shards)
+    store = IndexCache(cache_dir, within=these.folder, progress=not quiet)
+    known = store.known(these.shards)
+    reused = sum(known[shard] is not None for shard in these.shards)
     summaries = store.summaries(these.shards)
     places = [_existing(index_places(shard, cache_dir)) for shard in these.shards]
     members: dict[str, dict[str, int]] = {}

@@ -17,8 +17,8 @@ from rankfeed.loading.placed import Placed
 from rankfeed.loading.sharded_twice import refuse_second_sharding
 from rankfeed.plan import Plan, Schedule, Tail
 from rankfeed.sources.extras import need
-from rankfeed.sources.lance.process import Beside, forked_from_lance
-from rankfeed.sources.lance.table import Facts, LanceTable
+from rankfeed.sources.lance.process import IsolatedTable, forked_from_lance
+from rankfeed.sources.lance.table import LanceTable, TableInfo
 from rankfeed.sources.source import Int64
 from rankfeed.topology import Topology
 
@@ -113,7 +113,7 @@ class ShardedSampler(Placed):
         epoch = self._epochs.begin(self.topology.rank)
         with ExitStack() as stack:
             call = _reader(dataset, stack)
-            found: Facts = call("facts", filter)
+            found: TableInfo = call("info", filter)
             steps = Steps(self._plan(found, batch_size), batch_size, self.topology, epoch, self.tail)
             names = dataset.schema.names if columns is None else columns
 
@@ -133,7 +133,7 @@ class ShardedSampler(Placed):
             while waiting:
                 yield waiting.popleft().result()
 
-    def _plan(self, found: Facts, batch_size: int) -> Plan:
+    def _plan(self, found: TableInfo, batch_size: int) -> Plan:
         counts = rows_of(found)
         total = int(counts.sum())
         run = max(self.run or batch_size, -(-total // _MOST_RUNS) if self.run != 1 else 1)
@@ -181,7 +181,7 @@ class Steps:
         return np.concatenate([self._full.batch(step), rest]) if self._joined else rest
 
 
-def rows_of(found: Facts) -> Int64:
+def rows_of(found: TableInfo) -> Int64:
     """Rows of each fragment that are delivered: int64."""
     if found.chosen is None:
         return found.rows
@@ -209,7 +209,7 @@ def _reader(dataset: Any, stack: ExitStack) -> Callable[..., Any]:
     A worker that was forked got one that was open in its parent: nothing can be read with it but its name.
     """
     if forked_from_lance():
-        beside = Beside(dataset.uri, dataset.version)
+        beside = IsolatedTable(dataset.uri, dataset.version)
         stack.callback(beside.close)
         return beside.call
     table = LanceTable(dataset.uri, dataset.version, dataset)

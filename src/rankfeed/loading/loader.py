@@ -189,7 +189,7 @@ class Loader(Standing, Placed, AmongFrameworks):
             seed=self.plan.seed,
             id_column=id_column,
             seed_globals=self.num_workers == 0 or self.worker_kind == "process",
-            ahead=_steps_ahead(source.looks_ahead, self.batch_size, stride),
+            ahead=_steps_ahead(source.prefetch_distance, self.batch_size, stride),
             stride=stride,
             layout=layout,
             fixed=layout is not None,

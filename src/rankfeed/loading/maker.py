@@ -31,8 +31,8 @@ from rankfeed.loading.misfits import misfit
 from rankfeed.loading.randomness import kept_globals, seed_globals
 from rankfeed.plan import RngStreams, Schedule, wants_rng
 from rankfeed.sources import Source
-from rankfeed.sources.lookups import LOOKUPS
-from rankfeed.sources.probes import MORE_PROBES, PROBES, probe_ids
+from rankfeed.sources.chunk_cache import LOOKUPS
+from rankfeed.sources.scan import MORE_PROBES, PROBES, probe_ids
 
 Int64 = npt.NDArray[np.int64]
 
@@ -151,7 +151,7 @@ class Maker:
             TransformError: a transform or collate function raised; names sample, step and rank.
             RankfeedError: the data cannot be read.
         """
-        if self.ahead and self.source.looks_ahead:
+        if self.ahead and self.source.prefetch_distance:
             self._tell(schedule, step)
         made = self.make_share(Share.of(schedule, step))
         if step + self.stride >= len(schedule):  # the last one that this process makes
@@ -285,7 +285,7 @@ class Maker:
         def share(some: Int64) -> Share:
             return Share(0, some, np.ones(len(some), np.bool_), 0, 0, 0, False)
 
-        if self.source.takes_batches:
+        if self.source.supports_batched_getitem:
             found, samples, failed = self._tried([share(ids)])
             if failed is None:
                 return found, samples
@@ -363,7 +363,7 @@ class Maker:
         if not (self.source.runs_user_code and self.seed_globals):
             return self._fetch(ids)
         streams = RngStreams("read", self.seed, epoch)
-        if self.source.takes_batches:  # what it draws for a batch, it draws in one go
+        if self.source.supports_batched_getitem:  # what it draws for a batch, it draws in one go
             seed_globals(streams.word(int(ids[0])))
             return self._fetch(ids)
         samples: list[Any] = []

@@ -1,12 +1,18 @@
-"""How samples are read from each format, in place; one format, one file."""
+"""Reading samples in place: the Source contract, `open`, and one subpackage per format."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from rankfeed.sources.concat import ConcatSource, concat
 from rankfeed.sources.open import open
-from rankfeed.sources.packed import PackedSource
 from rankfeed.sources.select import SelectSource
 from rankfeed.sources.source import Source, by_chunk, check_columns, check_ids
 from rankfeed.sources.split import train_test_split
 from rankfeed.sources.torch_dataset import TorchDatasetSource, from_dataset
+
+if TYPE_CHECKING:
+    from rankfeed.sources.packed import PackedSource
 
 __all__ = [
     "ConcatSource",
@@ -22,3 +28,11 @@ __all__ = [
     "open",
     "train_test_split",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "PackedSource":  # a reader of one format: not imported with the others' base
+        from rankfeed.sources.packed import PackedSource
+
+        return PackedSource
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Sources whose rows are decoded a chunk at a time: row groups, ranges of a fragment, compressed shards."""
+"""Base of sources that decode a chunk of rows at a time: row groups, ranges of a fragment, compressed shards."""
 
 from __future__ import annotations
 
@@ -12,107 +12,88 @@ import numpy.typing as npt
 from rankfeed._util.validate import check_int
 from rankfeed.columns import ColumnBuffer, Columns, column_from_parts
 from rankfeed.sources.chunk_cache import Chunk, ChunkCache
-from rankfeed.sources.source import Int64, Source, by_chunk, check_columns, check_ids
+from rankfeed.sources.source import Int64, Source, by_chunk, check_columns, check_ids, starts_of
 
 #: Decoded bytes that a process keeps of one source.
 CACHE_BYTES = 1 << 30
-#: Of a window that suits data larger than that: 64 lanes have such a window and a chunk or two open at a time.
+#: Bytes of a window for data larger than that: 64 lanes each have a window and one or two chunks in use.
 _WINDOW_BYTES = 2 << 20
+#: Chunks to announce ahead: while one is read, the next ones are decoded.
+_CHUNKS_AHEAD = 4
 
 
 class ChunkedSource(Source):
-    """A source that decodes chunks whole and keeps those used last.
+    """A source that decodes whole chunks and caches those used last.
 
-    To add one, call ``_init_chunks`` in the initialiser and give ``fields``, ``fingerprint``, ``blocks`` and
-    ``_load_chunk``; where single rows can be read cheaply, ``_take`` as well.
+    A subclass calls ``_init_chunks`` and implements ``fields``, ``fingerprint``, ``blocks`` and ``_load_chunk``;
+    ``_take`` too if it can read single rows cheaply.
     """
 
     default_shuffle: ClassVar[Literal["global", "window"]] = "window"
-    #: What does not travel to other processes, besides the cache: handles, say.
+    #: Attributes that are not pickled, besides the cache.
     _transient: ClassVar[tuple[str, ...]] = ()
 
     def _init_chunks(
         self, rows_per_chunk: Sequence[int] | Int64, cache_bytes: int = CACHE_BYTES, *, data_bytes: int = 0
     ) -> None:
-        """Say how the rows fall into chunks, in the order of sample ids.
+        """Define the chunks in the order of sample ids.
 
-        Args:
-            rows_per_chunk: int64 [chunks].
-            cache_bytes: decoded bytes to keep.
-            data_bytes: of the whole data set, decoded, about; 0 where nobody knows. It decides on the window
-                that suits, which is part of the order: so it depends on the data alone, not on what is read of
-                them nor on the cache.
+        ``data_bytes``, the approximate decoded size of the dataset (0 if unknown), decides the default window. The
+        window is part of the order, so it depends on the data alone, not on columns or cache.
         """
-        self._chunk_starts = np.zeros(len(rows_per_chunk) + 1, np.int64)
-        np.cumsum(np.asarray(rows_per_chunk, np.int64), out=self._chunk_starts[1:])
+        self._chunk_starts = starts_of(rows_per_chunk)
         self._cache_bytes = check_int("cache_bytes", cache_bytes, at_least=0)
         self._cache = ChunkCache(self._cache_bytes)
         rows = int(self._chunk_starts[-1])
-        # Four chunks: while one is used up the next are decoded, side by side.
-        self.looks_ahead = max(1, 4 * rows // max(1, len(rows_per_chunk)))
+        self.prefetch_distance = max(1, _CHUNKS_AHEAD * rows // max(1, len(rows_per_chunk)))
         if data_bytes > CACHE_BYTES // 2:
             self.best_window = max(1, _WINDOW_BYTES * rows // data_bytes)
 
     @abstractmethod
     def _load_chunk(self, number: int, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
-        """Decode some columns of a chunk. Called in any thread of the process that reads.
-
-        Raises:
-            RankfeedError: it cannot be read; names the place.
-        """
+        """Decode some columns of a chunk, in any thread of the reading process."""
 
     def _take(self, ids: Int64, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
-        """Some columns of single rows, for formats that can: ``ids`` are sorted, none twice."""
+        """Read single rows; ``ids`` are sorted and unique. Optional."""
         raise NotImplementedError
 
     def _num_samples(self) -> int:
         return int(self._chunk_starts[-1])
 
     def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
-        """The rows of some samples: pointers into decoded chunks.
-
-        Args:
-            sample_ids: ints in [0, len(self)).
-            columns: names of those wanted; None for all.
-
-        Raises:
-            SourceError: no such sample, or the data cannot be read.
-            CorruptError: they are damaged.
-        """
         ids = check_ids(sample_ids, len(self))
         names = tuple(check_columns(columns, self.fields))
         parts: dict[str, list[Any]] = {name: [] for name in names}
         single: list[tuple[Int64, Int64 | None]] = []
-        takes = type(self)._take is not ChunkedSource._take
+        can_take = type(self)._take is not ChunkedSource._take
         wanted = by_chunk(ids, self._chunk_starts)
-        found = self._cache.find(
+        cached = self._cache.find(
             [(number, names) for number, _, _ in wanted], [len(rows) for _, rows, _ in wanted]
         )
-        for (number, rows, slots), chunk in zip(wanted, found, strict=True):
-            if chunk is None and takes and not self._cache.has_room:
+        for (number, rows, slots), chunk in zip(wanted, cached, strict=True):
+            if chunk is None and can_take and not self._cache.has_room:
                 single.append((rows + self._chunk_starts[number], slots))
                 continue
-            at_hand = chunk or self._cache.get((number, names), self._loader(number, names))
+            loaded = chunk or self._cache.get((number, names), self._loader(number, names))
             for name in names:
-                parts[name].append(at_hand[name].part(rows, slots))
+                parts[name].append(loaded[name].part(rows, slots))
         if single:
             self._add_single(single, names, parts)
         fields = self.fields
         return Columns({name: column_from_parts(fields[name], parts[name]) for name in names}, len(ids))
 
     def expect(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> None:
-        """Decode what will be read next, in the background."""
         names = tuple(check_columns(columns, self.fields))
         chunks = self._chunk_starts.searchsorted(check_ids(sample_ids, len(self)), side="right") - 1
         # Most batches lie in one chunk.
         some = chunks[:1] if (chunks == chunks[:1]).all() else np.unique(chunks)
         for key in self._cache.missing([(number, names) for number in some.tolist()]):
-            self._cache.ahead(key, self._loader(*key))
+            self._cache.prefetch(key, self._loader(*key))
 
     def _chunk(self, number: int, names: tuple[str, ...], used: int) -> Chunk:
-        """A chunk, decoded if it has to be; ``used`` of its rows are read now."""
-        (found,) = self._cache.find([(number, names)], [used])
-        return found or self._cache.get((number, names), self._loader(number, names))
+        """A chunk, of which ``used`` rows are read now."""
+        (cached,) = self._cache.find([(number, names)], [used])
+        return cached or self._cache.get((number, names), self._loader(number, names))
 
     def _loader(self, number: int, names: tuple[str, ...]) -> Callable[[], Chunk]:
         return lambda: self._load_chunk(number, names)
@@ -120,7 +101,7 @@ class ChunkedSource(Source):
     def _add_single(
         self, single: list[tuple[Int64, Int64 | None]], names: tuple[str, ...], parts: dict[str, list[Any]]
     ) -> None:
-        """Rows of chunks that are not worth reading whole, in one call."""
+        """Read rows of chunks that are not worth decoding, in one call."""
         unique, places = np.unique(np.concatenate([ids for ids, _ in single]), return_inverse=True)
         slots = (
             None if single[0][1] is None else np.concatenate([slots for _, slots in single if slots is not None])

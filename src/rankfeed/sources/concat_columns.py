@@ -1,4 +1,4 @@
-"""Columns of several sources as one: what their fields have in common, and their rows in one batch."""
+"""Combining the columns of several sources: the fields they agree on, and their rows in one batch."""
 
 from __future__ import annotations
 
@@ -14,20 +14,18 @@ from rankfeed.errors import SourceError
 Int64 = npt.NDArray[np.int64]
 Fields = Mapping[str, Field]
 
-_REMEDY = "leave the column out with columns=[...], or write one of the sources anew (rankfeed.pack)"
+_REMEDY = "leave the column out with columns=[...], or write one of the sources again with rankfeed.pack"
 
 
 def agreed_fields(named: Sequence[tuple[str, Fields]], columns: Sequence[str] | None = None) -> dict[str, Field]:
-    """The fields of sources that stand one behind the other.
-
-    A column that is dense in one and ragged in another is ragged; types are never widened in silence.
+    """The fields of concatenated sources; a column that is dense in one and ragged in another is ragged.
 
     Args:
-        named: for each source what it is called in errors, and its fields.
-        columns: names of the columns that matter; None for all.
+        named: for each source its name in error messages, and its fields.
+        columns: names of the columns to compare; None for all.
 
     Raises:
-        SourceError: a column is missing in one, or of another type; names the column and both sources.
+        SourceError: a column is missing in a source, or has another type; names the column and both sources.
 
     Examples:
         >>> frames = {"x": Field("dense", "float32", (7, 2))}
@@ -38,14 +36,14 @@ def agreed_fields(named: Sequence[tuple[str, Fields]], columns: Sequence[str] | 
     first = named[0]
     agreed: dict[str, Field] = {}
     for name in first[1] if columns is None else columns:
-        # One that is ragged decides, wherever it stands: dense ones of different lengths agree with it.
-        holder, its = next((each for each in named if each[1][name].kind == "ragged"), first)
-        agreed[name] = its[name]
+        # A ragged field accepts dense rows of several lengths, so it is the one to compare with.
+        reference, fields_there = next((each for each in named if each[1][name].kind == "ragged"), first)
+        agreed[name] = fields_there[name]
         for source, fields in named:
-            if not _holds(its[name], fields[name]):
+            if not _accepts(fields_there[name], fields[name]):
                 raise SourceError(
                     f"column {name!r} is of different types",
-                    expected=f"{_type(its[name])} as in {holder}",
+                    expected=f"{_type(fields_there[name])} as in {reference}",
                     found=f"{_type(fields[name])} in {source}",
                     remedy=_REMEDY,
                 )
@@ -55,12 +53,12 @@ def agreed_fields(named: Sequence[tuple[str, Fields]], columns: Sequence[str] | 
 def _check_names(named: Sequence[tuple[str, Fields]], columns: Sequence[str] | None) -> None:
     wanted = {name: source for source, fields in named for name in fields} if columns is None else columns
     for name in wanted:
-        holders = [source for source, fields in named if name in fields]
+        owners = [source for source, fields in named if name in fields]
         for source, fields in named:
             if name not in fields:
                 raise SourceError(
                     f"column {name!r} is missing in one of the sources",
-                    expected=f"{name!r} as in {holders[0]}" if holders else f"{name!r} in all of them",
+                    expected=f"{name!r} as in {owners[0]}" if owners else f"{name!r} in all of them",
                     found=f"{', '.join(map(repr, fields))} in {source}",
                     remedy="give columns=[...] with those that all sources have",
                 )
@@ -70,29 +68,28 @@ def _type(field: Field) -> str:
     return f"{field.kind} {field}" if field.dtype else field.kind
 
 
-def _holds(field: Field, other: Field) -> bool:
-    """Whether a column of ``field`` holds rows of ``other`` too."""
+def _accepts(field: Field, other: Field) -> bool:
+    """Whether a column of ``field`` can hold rows of ``other``."""
     if field == other:
         return True
     fits = (field.kind, other.kind) == ("ragged", "dense") and other.shape and other.shape[1:] == field.shape
     return bool(fits) and field.dtype == other.dtype
 
 
-def joined_column(name: str, field: Field, pieces: Sequence[tuple[Column, Int64 | None]]) -> Column:
-    """One column out of several: nothing is copied where their rows lie alike.
+def concat_columns(name: str, field: Field, pieces: Sequence[tuple[Column, Int64 | None]]) -> Column:
+    """One column from several, without a copy if their rows have the same layout.
 
     Args:
-        name: of the column, for errors.
-        field: what it holds. Where that is ragged, so is the column, whatever lengths its rows happen to have.
-        pieces: columns, each with the places that its rows take in the joint one: int64, or None for a column
-            that is the only one.
+        name: of the column, for error messages.
+        field: of the result.
+        pieces: columns, each with the positions of its rows in the result; None for the only column.
 
     Raises:
-        SourceError: rows differ in more than their first dimension, or in type.
+        SourceError: rows differ in type, or in more than their first dimension.
 
     Examples:
         >>> one, two = Dense.of(np.array([1, 2])), Dense.of(np.array([3]))
-        >>> joined_column("x", Field("dense", "int64"), [(one, np.array([2, 0])), (two, np.array([1]))]).gather()
+        >>> concat_columns("x", Field("dense", "int64"), [(one, np.array([2, 0])), (two, np.array([1]))]).gather()
         array([2, 3, 1])
     """
     columns = [column for column, _ in pieces]
@@ -101,14 +98,14 @@ def joined_column(name: str, field: Field, pieces: Sequence[tuple[Column, Int64 
     if all(isinstance(column, Bytes) for column in columns):
         kinds = {column.field.kind for column in columns}
         if len(kinds) == 1:
-            return Bytes([part for piece in pieces for part in _placed(*piece)], text=kinds == {"str"})
+            return Bytes([part for piece in pieces for part in _moved(*piece)], text=kinds == {"str"})
     if all(isinstance(column, (Dense, Ragged)) for column in columns):
         found = {column.field for column in columns}
         if len(found) == 1 and isinstance(columns[0], Dense) and field.kind != "ragged":
-            return Dense([part for piece in pieces for part in _placed(*_native(*piece))])
-        inner = {_inner(each) for each in found}
-        if len({each.dtype for each in found}) == 1 and len(inner) == 1 and None not in inner:
-            return Ragged([part for piece in pieces for part in _placed(*_as_ragged(*_native(*piece)))])
+            return Dense([part for piece in pieces for part in _moved(*_native(*piece))])
+        elements = {_element_shape(each) for each in found}
+        if len({each.dtype for each in found}) == 1 and len(elements) == 1 and None not in elements:
+            return Ragged([part for piece in pieces for part in _moved(*_as_ragged(*_native(*piece)))])
     raise SourceError(
         f"rows of column {name!r} do not fit into one batch",
         found=", ".join(sorted({_type(column.field) for column in columns})),
@@ -125,22 +122,22 @@ def _objects(pieces: Sequence[tuple[Column, Int64 | None]]) -> Objects:
     return Objects(values)
 
 
-def _inner(field: Field) -> tuple[int, ...] | None:
-    """The shape of an element along the first dimension; None for a scalar, which has none."""
+def _element_shape(field: Field) -> tuple[int, ...] | None:
+    """Shape of an element along the first dimension; None for a scalar."""
     if field.kind == "ragged":
         return field.shape
     return field.shape[1:] if field.shape else None
 
 
-def _placed(column: Any, slots: Int64 | None) -> list[Any]:
-    """The parts of a column with their places in the joint one."""
+def _moved(column: Any, slots: Int64 | None) -> list[Any]:
+    """The parts of a column with their positions in the result."""
     if slots is None:
         return list(column.parts)
     return [part._replace(slots=slots if part.slots is None else slots[part.slots]) for part in column.parts]
 
 
 def _native(column: Any, slots: Int64 | None) -> tuple[Any, Int64 | None]:
-    """The same rows in this machine's byte order: files of either order may meet in a batch."""
+    """The same rows in native byte order: a batch may combine files of both orders."""
     if all(part.values.dtype.isnative for part in column.parts):
         return column, slots
     native = column.parts[0].values.dtype.newbyteorder("=")
@@ -151,7 +148,7 @@ def _native(column: Any, slots: Int64 | None) -> tuple[Any, Int64 | None]:
 
 
 def _as_ragged(column: Any, slots: Int64 | None) -> tuple[Any, Int64 | None]:
-    """Dense rows as runs of their elements: the same bytes."""
+    """Dense rows as runs of their elements."""
     if isinstance(column, Ragged):
         return column, slots
     parts = column.parts

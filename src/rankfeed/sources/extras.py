@@ -1,4 +1,4 @@
-"""Libraries that only some formats need, imported where they are used."""
+"""Importing libraries that only some formats need."""
 
 from __future__ import annotations
 
@@ -9,14 +9,7 @@ from rankfeed.errors import MissingExtraError
 
 
 def need(module: str, extra: str) -> Any:
-    """Import a library that comes with an extra.
-
-    Args:
-        module: its name, as in an import statement.
-        extra: the extra of rankfeed that installs it.
-
-    Raises:
-        MissingExtraError: it is not installed; names the extra.
+    """Import a module of an optional dependency; a MissingExtraError names the extra if it is not installed.
 
     Examples:
         >>> need("math", extra="image").floor(2.5)
@@ -26,7 +19,7 @@ def need(module: str, extra: str) -> Any:
         return import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] != module.split(".")[0]:
-            raise  # it is there, and lacks something itself: its own words say what
+            raise  # installed, but one of its own dependencies is missing
         raise MissingExtraError(
             f"{module} is not installed",
             expected=f"the extra {extra!r}",

@@ -1,7 +1,6 @@
-"""Which samples of a source are picked: position -> sample id, in as little memory as the ids allow.
+"""Which samples a selection contains: position -> sample id, in as little memory as the ids allow.
 
-Ids in equal steps are three numbers, ids in stretches two numbers a stretch, all others a list. The same ids are
-always held in the same form, so that their digest is of the ids alone.
+The same ids always have the same representation, so the digest depends on the ids alone.
 """
 
 from __future__ import annotations
@@ -19,14 +18,8 @@ Unsigned = npt.NDArray[np.unsignedinteger[Any]]
 
 
 @dataclass(frozen=True)
-class Steps:
-    """Ids in equal steps.
-
-    Args:
-        start: the first id.
-        step: from one to the next; may be negative.
-        length: how many.
-    """
+class StridedIndices:
+    """Ids from ``start`` in steps of ``step``, which may be negative."""
 
     start: int
     step: int
@@ -36,22 +29,22 @@ class Steps:
         return self.length
 
     def ids(self, positions: Int64) -> Int64:
-        """The ids at some positions."""
+        """Ids at the given positions."""
         return self.start + positions * self.step
 
     @property
     def digest(self) -> str:
-        """Of the ids."""
+        """Digest of the ids."""
         return digest_of(b"steps", f"{self.start},{self.step},{self.length}".encode())
 
 
 @dataclass(frozen=True, eq=False)
-class Stretches:
-    """Ids in stretches that count up by one.
+class RangeIndices:
+    """Ids in ranges that count up by one.
 
     Args:
-        starts: the first id of each.
-        edges: the position of the first of each, and at the end the number of ids.
+        starts: first id of each range.
+        edges: position of the first id of each range, and the number of ids at the end.
     """
 
     starts: Unsigned
@@ -61,18 +54,18 @@ class Stretches:
         return int(self.edges[-1])
 
     def ids(self, positions: Int64) -> Int64:
-        """The ids at some positions."""
-        stretch = self.edges.searchsorted(positions.astype(self.edges.dtype), side="right") - 1
-        return self.starts[stretch].astype(np.int64) + (positions - self.edges[stretch].astype(np.int64))
+        """Ids at the given positions."""
+        number = self.edges.searchsorted(positions.astype(self.edges.dtype), side="right") - 1
+        return self.starts[number].astype(np.int64) + (positions - self.edges[number].astype(np.int64))
 
     @property
     def digest(self) -> str:
-        """Of the ids."""
+        """Digest of the ids."""
         return digest_of(b"stretches", *(each.astype("<i8").tobytes() for each in (self.starts, self.edges)))
 
 
 @dataclass(frozen=True, eq=False)
-class Listed:
+class ListedIndices:
     """Ids one by one."""
 
     values: Unsigned
@@ -81,95 +74,84 @@ class Listed:
         return len(self.values)
 
     def ids(self, positions: Int64) -> Int64:
-        """The ids at some positions."""
+        """Ids at the given positions."""
         return self.values[positions].astype(np.int64)
 
     @property
     def digest(self) -> str:
-        """Of the ids."""
+        """Digest of the ids."""
         return digest_of(b"listed", self.values.astype("<i8").tobytes())
 
 
-Picks = Steps | Stretches | Listed
+Indices = StridedIndices | RangeIndices | ListedIndices
 
 
-def picks_of(ids: Int64) -> Picks:
-    """The form that holds these ids (at least one, none negative) in the least memory.
+def indices_of(ids: Int64) -> Indices:
+    """The smallest representation of ids (at least one, none negative).
 
     Examples:
-        >>> picks_of(np.array([7, 5, 3]))
-        Steps(start=7, step=-2, length=3)
-        >>> picks_of(np.array([4, 5, 6, 7, 0, 1])).starts.tolist()
+        >>> indices_of(np.array([7, 5, 3]))
+        StridedIndices(start=7, step=-2, length=3)
+        >>> indices_of(np.array([4, 5, 6, 7, 0, 1])).starts.tolist()
         [4, 0]
     """
     first = int(ids[0])
     steps = ids[1:] - ids[:-1]
     if not len(steps) or (steps == steps[0]).all():
-        return Steps(first, int(steps[0]) if len(steps) else 1, len(ids))
+        return StridedIndices(first, int(steps[0]) if len(steps) else 1, len(ids))
     breaks = np.flatnonzero(steps != 1) + 1
     if 2 * len(breaks) + 3 < len(ids):
         edges = np.concatenate([[0], breaks, [len(ids)]])
-        return Stretches(_narrow(ids[edges[:-1]]), _narrow(edges))
-    return Listed(_narrow(ids))
+        return RangeIndices(_narrowest(ids[edges[:-1]]), _narrowest(edges))
+    return ListedIndices(_narrowest(ids))
 
 
-def picks_of_range(chosen: range) -> Picks:
-    """The form that holds the numbers of a range (at least one), without listing them."""
-    return Steps(chosen.start, chosen.step if len(chosen) > 1 else 1, len(chosen))
+def indices_of_range(chosen: range) -> Indices:
+    """The indices of a range (at least one), without listing them."""
+    return StridedIndices(chosen.start, chosen.step if len(chosen) > 1 else 1, len(chosen))
 
 
-def composed(outer: Picks, inner: Picks) -> Picks:
-    """Picks out of picks: position -> ``outer.ids(inner.ids(position))``.
+def compose(outer: Indices, inner: Indices) -> Indices:
+    """A selection from a selection: position -> ``outer.ids(inner.ids(position))``.
 
     Examples:
-        >>> composed(Steps(100, 2, 50), Steps(10, 5, 3))
-        Steps(start=120, step=10, length=3)
+        >>> compose(StridedIndices(100, 2, 50), StridedIndices(10, 5, 3))
+        StridedIndices(start=120, step=10, length=3)
     """
-    if isinstance(outer, Steps) and isinstance(inner, Steps):
+    if isinstance(outer, StridedIndices) and isinstance(inner, StridedIndices):
         step = outer.step * inner.step if len(inner) > 1 else 1
-        return Steps(outer.start + inner.start * outer.step, step, len(inner))
-    if isinstance(outer, Steps) and isinstance(inner, Stretches) and outer.step == 1:
-        return Stretches(_narrow(outer.start + inner.starts.astype(np.int64)), inner.edges)
-    return picks_of(outer.ids(all_ids(inner)))
+        return StridedIndices(outer.start + inner.start * outer.step, step, len(inner))
+    if isinstance(outer, StridedIndices) and isinstance(inner, RangeIndices) and outer.step == 1:
+        return RangeIndices(_narrowest(outer.start + inner.starts.astype(np.int64)), inner.edges)
+    return indices_of(outer.ids(inner.ids(np.arange(len(inner), dtype=np.int64))))
 
 
-def all_ids(picks: Picks) -> Int64:
-    """All of them, in order."""
-    return picks.ids(np.arange(len(picks), dtype=np.int64))
-
-
-def blocks_of(picks: Picks, blocks: Int64) -> Int64:
-    """Samples in each block of the picks: those that stand next to each other and lie in one block of the source.
+def block_sizes(indices: Indices, starts: Int64) -> Int64:
+    """Number of consecutive positions whose samples are in the same block, each at least 1.
 
     Args:
-        picks: of a source.
-        blocks: int64, samples in each block of the source.
-
-    Returns:
-        int64, each at least 1, in the order of the picks.
+        indices: selected samples.
+        starts: int64 [blocks + 1], first sample of each block of the source, and the number of samples.
 
     Examples:
-        >>> blocks_of(Steps(1, 2, 5), np.array([4, 4, 4]))  # 1, 3 | 5, 7 | 9
+        >>> block_sizes(StridedIndices(1, 2, 5), np.array([0, 4, 8, 12]))  # 1, 3 | 5, 7 | 9
         array([2, 2, 1])
-        >>> blocks_of(Listed(np.array([9, 8, 0, 3, 4], np.uint8)), np.array([4, 4, 4]))
+        >>> block_sizes(ListedIndices(np.array([9, 8, 0, 3, 4], np.uint8)), np.array([0, 4, 8, 12]))
         array([2, 2, 1])
     """
-    starts = np.zeros(len(blocks) + 1, np.int64)
-    np.cumsum(blocks, out=starts[1:])
-    if isinstance(picks, Steps):
-        return _blocks_of_steps(picks, starts)
-    if isinstance(picks, Listed):
-        firsts = picks.values.astype(np.int64)
+    if isinstance(indices, StridedIndices):
+        return _strided_block_sizes(indices, starts)
+    if isinstance(indices, ListedIndices):
+        firsts = indices.values.astype(np.int64)
         ends = firsts + 1
     else:
-        firsts = picks.starts.astype(np.int64)
-        edges = picks.edges.astype(np.int64)
-        ends = firsts + (edges[1:] - edges[:-1])
-    # A piece is what a stretch has in a block.
+        firsts = indices.starts.astype(np.int64)
+        ends = firsts + np.diff(indices.edges.astype(np.int64))
+    # Each range is cut at the edges of the blocks.
     low = starts.searchsorted(firsts, side="right") - 1
     pieces = starts.searchsorted(ends, side="left") - low
-    begin = np.cumsum(pieces) - pieces
-    block = np.repeat(low - begin, pieces) + np.arange(int(pieces.sum()))
+    before = np.cumsum(pieces) - pieces
+    block = np.repeat(low - before, pieces) + np.arange(int(pieces.sum()))
     sizes = np.minimum(starts[block + 1], np.repeat(ends, pieces)) - np.maximum(
         starts[block], np.repeat(firsts, pieces)
     )
@@ -178,17 +160,15 @@ def blocks_of(picks: Picks, blocks: Int64) -> Int64:
     return np.add.reduceat(sizes, changes)
 
 
-def _blocks_of_steps(picks: Steps, starts: Int64) -> Int64:
-    start, step = picks.start, picks.step
+def _strided_block_sizes(indices: StridedIndices, starts: Int64) -> Int64:
+    start, step = indices.start, indices.step
     if step < 0:  # the same from the other end
-        start, step = start + step * (picks.length - 1), -step
-    # How many of the ids lie before each block.
-    before: Int64 = np.clip(-((start - starts) // step), 0, picks.length)
-    sizes = before[1:] - before[:-1]
+        start, step = start + step * (indices.length - 1), -step
+    ids_before: Int64 = np.clip(-((start - starts) // step), 0, indices.length)
+    sizes = ids_before[1:] - ids_before[:-1]
     sizes = sizes[sizes > 0]
-    return sizes if picks.step > 0 else sizes[::-1].copy()
+    return sizes if indices.step > 0 else sizes[::-1].copy()
 
 
-def _narrow(values: Int64) -> Unsigned:
-    """The same numbers in the narrowest type that holds them."""
+def _narrowest(values: Int64) -> Unsigned:
     return values.astype(np.min_scalar_type(int(values.max())))

@@ -1,4 +1,4 @@
-"""Indexes that are JSON files: untrusted, so typed when decoded."""
+"""Reading JSON files that come with data: untrusted, bounded in size, and checked against a type."""
 
 from __future__ import annotations
 
@@ -11,22 +11,14 @@ from rankfeed.errors import CorruptError, SourceError
 
 T = TypeVar("T")
 
-#: An index larger than this is none.
 _MOST_BYTES = 1 << 30
 
 
 def read_json(path: str | os.PathLike[str], kind: type[T]) -> T:
-    """The content of a JSON file as a typed struct.
-
-    Raises:
-        SourceError: it cannot be read.
-        CorruptError: it is no JSON, or holds something else.
-    """
+    """The content of a JSON file as a typed struct."""
     try:
         if os.stat(path).st_size > _MOST_BYTES:
-            raise CorruptError(
-                "an index is too large to be one", where=path, expected=f"up to {_MOST_BYTES} bytes"
-            )
+            raise CorruptError("the index is too large", where=path, expected=f"up to {_MOST_BYTES} bytes")
         with open(path, "rb") as file:
             content = file.read()
     except OSError as error:
@@ -35,5 +27,8 @@ def read_json(path: str | os.PathLike[str], kind: type[T]) -> T:
         return msgspec.json.decode(content, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptError(
-            "the index is damaged", found=error, where=path, remedy="fetch the index anew, or write the data again"
+            "the index is damaged",
+            found=error,
+            where=path,
+            remedy="fetch the index again, or write the data again",
         ) from error

@@ -1,4 +1,4 @@
-"""Finding out what lies at a path, and opening it."""
+"""Detecting the format of data, and opening them."""
 
 from __future__ import annotations
 
@@ -18,28 +18,25 @@ from rankfeed.storage import MANIFEST_NAME
 #: Where a pack keeps what is not finished.
 STAGING_NAME = ".rankfeed-pack"
 
-#: Format -> where its `Format` is, in the order they are tried. A new format is a row here.
+#: Name of each format -> the module and name of its `Format`, in the order of detection. The module detects the
+#: format; it does not import its reader.
 FORMATS: dict[str, tuple[str, str]] = {
-    "packed": ("rankfeed.sources.packed", "FORMAT"),
-    "numpy": ("rankfeed.sources.npy.layout", "FORMAT"),
-    "lance": ("rankfeed.sources.lance.source", "FORMAT"),
-    "webdataset": ("rankfeed.sources.tar.source", "FORMAT"),
-    "parquet": ("rankfeed.sources.parquet.source", "FORMAT"),
-    "huggingface": ("rankfeed.sources.hf.source", "FORMAT"),
-    "arrow": ("rankfeed.sources.arrow.source", "FORMAT"),
-    "mds": ("rankfeed.sources.mds.source", "FORMAT"),
+    "packed": ("rankfeed.sources.arrow.detect", "PACKED_FORMAT"),
+    "numpy": ("rankfeed.sources.npy.detect", "FORMAT"),
+    "lance": ("rankfeed.sources.lance.detect", "FORMAT"),
+    "webdataset": ("rankfeed.sources.tar.detect", "FORMAT"),
+    "parquet": ("rankfeed.sources.parquet.detect", "FORMAT"),
+    "huggingface": ("rankfeed.sources.hf.detect", "FORMAT"),
+    "arrow": ("rankfeed.sources.arrow.detect", "FORMAT"),
+    "mds": ("rankfeed.sources.mds.detect", "FORMAT"),
     "pyg": ("rankfeed.sources.pyg.detect", "FORMAT"),
-    "csv": ("rankfeed.sources.text.source", "CSV_FORMAT"),
-    "jsonl": ("rankfeed.sources.text.source", "JSONL_FORMAT"),
+    "csv": ("rankfeed.sources.text.detect", "CSV_FORMAT"),
+    "jsonl": ("rankfeed.sources.text.detect", "JSONL_FORMAT"),
 }
 
 
 def formats(name: str | None = None) -> list[Format]:
-    """All formats, or the one of a name.
-
-    Raises:
-        ArgumentError: there is none of that name.
-    """
+    """All formats, or the one of a name; an ArgumentError if there is none of that name."""
     if name is not None:
         check_choice("format", name, tuple(FORMATS))
     return [
@@ -57,21 +54,21 @@ def open(
     cache_dir: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> Source:
-    """Open a data set; its format is found by looking.
+    """Open a dataset; its format is detected from its content.
 
     Args:
         uri: a file, a folder, a glob (``*.tar``) or brace pattern (``{000..099}``), or a list of these.
-        columns: names of those to offer; None for all.
-        format: its name, to open as that and nothing else.
+        columns: names of the columns to offer; None for all.
+        format: the name of a format, to skip the detection.
         storage_options: reserved for object stores, which are not supported yet: must be None.
         allow_pickle: whether pickled objects may be read. Reading them runs code that they contain.
-        cache_dir: where an index goes that cannot lie beside the data.
+        cache_dir: directory for indexes if the data directory is read-only.
         options: of the format: ``filter`` and ``version`` for Lance, ``nulls`` for Parquet, and so on.
 
     Raises:
-        SourceError: nothing is there, it is empty, or no format that is known.
-        CorruptError: it is damaged.
-        UnsafeError: reading it could run code.
+        SourceError: there are no data, or no data in a known format.
+        CorruptError: the data are damaged.
+        UnsafeError: reading the data could run code.
         ArgumentError: no such column, format or option.
         MissingExtraError: the format needs a library that is not installed.
 
@@ -101,40 +98,38 @@ def open(
         )
     _refuse_unfinished(uri)
     common = {"allow_pickle": allow_pickle, "cache_dir": cache_dir}
-    for found in formats(format):
+    for name in FORMATS if format is None else [format]:
+        (found,) = formats(name)
         if found.fits(uri):
             return found.open(uri, columns, common, options)
-    raise _nothing(uri, format)
+    raise _not_found(uri, format)
 
 
 def _refuse_unfinished(uri: Paths) -> None:
-    """A pack moves its shards to their names one by one: without a manifest those that are there may be a part.
-
-    Raises:
-        SourceError: a pack into one of the folders meant was not finished, or is being finished now.
-    """
-    # Not of each format's own: the shards of half a pack are good Arrow files.
+    """Refuse the target of an unfinished pack: without a manifest, its shards may be a part of the data."""
+    # Checked for all formats: the shards of an unfinished pack are valid Arrow files.
     for folder in dict.fromkeys(path if os.path.isdir(path) else os.path.dirname(path) for path in matched(uri)):
-        # In this order: whoever finishes writes the manifest before the other goes.
+        # In this order: the manifest is written before the staging directory is removed.
         if os.path.isdir(os.path.join(folder, STAGING_NAME)) and not os.path.exists(
             os.path.join(folder, MANIFEST_NAME)
         ):
             raise SourceError(
                 "packing into this folder was not finished",
                 where=folder or os.curdir,
-                remedy="wait for it, or call rankfeed.pack again with the same input: it goes on where it stopped",
+                remedy="wait for it, or call rankfeed.pack again with the same input to resume it",
             )
 
 
-def _nothing(uri: Paths, format: str | None) -> SourceError:
-    """Why there is nothing to open."""
+def _not_found(uri: Paths, format: str | None) -> SourceError:
+    """The reason why no format fits."""
     expected = ", ".join(each.what for each in formats(format))
     try:
         expand(uri)
     except SourceError as error:
-        return error  # it names the file or pattern
+        return error  # names the file or pattern
     if not isinstance(uri, (str, os.PathLike)):
-        return SourceError("these are no files of one known format", expected=expected, found=str(list(uri)[:4]))
+        found = str(list(uri)[:4])
+        return SourceError("the files are not all of one known format", expected=expected, found=found)
     path = Path(uri)
     if path.is_dir():
         names = sorted(os.listdir(path))

@@ -1,4 +1,4 @@
-"""Which files are meant by a path, a pattern or a list of them, and in which order."""
+"""Files named by a path, a pattern or a list of them, in order."""
 
 from __future__ import annotations
 
@@ -16,23 +16,20 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(-?[0-9]+)\.\.(-?[0-9]+)")
-#: Files that one pattern may stand for.
+#: Files that one pattern may name.
 _MOST = 10_000_000
 
 
 def is_one(where: Paths) -> bool:
-    """Whether this is one path or pattern, and no list."""
+    """Whether this is one path or pattern, not a list."""
     return isinstance(where, (str, os.PathLike))
 
 
 def expand(where: Paths) -> list[str]:
-    """The files that are meant: braces are spelled out in their order, globs are sorted (2 before 10).
+    """The files of a path, a glob (``*.tar``), a brace pattern (``{000..012}``, ``{a,b}``), or a list of these.
 
-    Args:
-        where: a path, a glob (``*.tar``) or brace pattern (``{000..012}``, ``{train,val}``), or a list of these.
-
-    Raises:
-        SourceError: a file is not there, or a pattern fits none.
+    Braces are expanded in their order; matches of a glob are sorted naturally. A file that does not exist and a
+    pattern without a match are a SourceError.
 
     Examples:
         >>> import tempfile, pathlib
@@ -53,15 +50,19 @@ def expand(where: Paths) -> list[str]:
     return found
 
 
-def check_link(path: str) -> None:
-    """Refuse a symbolic link to nothing: left out, its samples would be missing without an error.
+def matched(where: Paths) -> list[str]:
+    """As `expand`, but no files instead of an error."""
+    try:
+        return expand(where)
+    except (SourceError, ArgumentError):
+        return []
 
-    Raises:
-        SourceError: it is one.
-    """
+
+def check_link(path: str) -> None:
+    """Refuse a broken symbolic link: its samples would be missing without an error."""
     if os.path.islink(path) and not os.path.exists(path):
         raise SourceError(
-            "a symbolic link leads nowhere",
+            "a symbolic link is broken",
             found=f"a link to {os.readlink(path)}",
             where=path,
             remedy="fetch the file that it leads to, or remove the link",
@@ -69,24 +70,17 @@ def check_link(path: str) -> None:
 
 
 def check_kind(path: str) -> None:
-    """Refuse what is neither file nor folder: a pipe would keep its reader waiting for ever.
-
-    Raises:
-        SourceError: it is a pipe, a socket or a device.
-    """
+    """Refuse pipes, sockets and devices: opening one may block forever."""
     try:
         kind = os.stat(path).st_mode
     except (OSError, ValueError):
-        return  # whoever opens it says so
+        return  # opening it raises the error
     if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
         raise SourceError("this is neither file nor folder", found=stat.filemode(kind), where=path)
 
 
 def braces(pattern: str) -> Iterator[str]:
-    """A pattern with its braces spelled out: ranges keep their width, lists their order, the first varies least.
-
-    Raises:
-        ArgumentError: it stands for an absurd number of names.
+    """Expand braces: ranges keep their width, lists their order, and the first brace varies slowest.
 
     Examples:
         >>> list(braces("{a,b}-{08..10}"))
@@ -98,20 +92,20 @@ def braces(pattern: str) -> Iterator[str]:
         words = _words(found[1])
         if words is not None:
             before, after = pattern[: found.start()], pattern[found.end() :]
-            # What follows may have braces too; what stands before has none that count.
             return (f"{before}{word}{rest}" for word in words for rest in braces(after))
     return iter((pattern,))
 
 
-def _words(inside: str) -> Iterator[str] | None:
-    span = _RANGE.fullmatch(inside)
+def _words(content: str) -> Iterator[str] | None:
+    """What the content of a brace stands for; None if it is no list or range."""
+    span = _RANGE.fullmatch(content)
     if span is None:
-        return iter(inside.split(",")) if "," in inside else None
+        return iter(content.split(",")) if "," in content else None
     first, last = int(span[1]), int(span[2])
     if abs(last - first) >= _MOST:
-        raise ArgumentError("a pattern stands for too many files", expected=f"up to {_MOST}", found=inside)
-    padded = any(len(each.lstrip("-")) > 1 and each.lstrip("-")[0] == "0" for each in span.groups())
-    width = max(map(len, span.groups())) if padded else 0
+        raise ArgumentError("a pattern stands for too many files", expected=f"up to {_MOST}", found=content)
+    is_padded = any(len(each.lstrip("-")) > 1 and each.lstrip("-")[0] == "0" for each in span.groups())
+    width = max(map(len, span.groups())) if is_padded else 0
     step = 1 if first <= last else -1
     return (f"{number:0{width}d}" for number in range(first, last + step, step))
 
@@ -123,16 +117,8 @@ def _globbed(path: str) -> list[str]:
         raise SourceError("no such file or folder", where=path)
     found = sorted(glob.glob(path, recursive=True), key=natural)
     if not found:
-        raise SourceError("no file fits the pattern", where=path)
+        raise SourceError("no file matches the pattern", where=path)
     return found
-
-
-def matched(where: Paths) -> list[str]:
-    """The files that are meant; none where :func:`expand` would refuse."""
-    try:
-        return expand(where)
-    except (SourceError, ArgumentError):
-        return []
 
 
 def files_in(
@@ -141,23 +127,16 @@ def files_in(
     recursive: bool = False,
     skip: tuple[str, ...] = (".", "_"),
 ) -> list[str]:
-    """Files of a folder in natural order.
+    """Files of a directory with one of some suffixes, in natural order.
 
-    Args:
-        folder: it.
-        suffixes: what their names end with.
-        recursive: whether to look into folders in it.
-        skip: names that begin so are left out: hidden files, and by custom those that are no data.
-
-    Raises:
-        SourceError: the folder cannot be read, or a link in it leads nowhere.
+    Names that begin with one of ``skip`` are left out: hidden files, and by convention files that are not data.
     """
     found: list[str] = []
     pending, seen = [os.fspath(folder)], set()
     while pending:
         here = pending.pop()
         if (real := os.path.realpath(here)) in seen:
-            continue  # a link that leads back
+            continue  # a cycle of links
         seen.add(real)
         try:
             with os.scandir(here) as entries:
@@ -179,19 +158,19 @@ def files_in(
 
 
 def natural(name: str) -> tuple[list[tuple[int, int, str]], str]:
-    """A sort key by which 2 comes before 10.
+    """A sort key with which 2 comes before 10.
 
     Examples:
         >>> sorted(["b10", "b9", "a"], key=natural)
         ['a', 'b9', 'b10']
     """
-    # [0-9] only: \d takes other scripts' digits too, and int() reads them.
+    # Not \d, which matches digits of other scripts too.
     pieces = re.split(r"([0-9]+)", name)
     return [(1, int(piece), "") if index % 2 else (0, 0, piece) for index, piece in enumerate(pieces)], name
 
 
 def common_root(paths: Sequence[str]) -> str:
-    """The folder that relative names are taken from, so that a fingerprint holds wherever it is mounted.
+    """The directory that names in a fingerprint are relative to, so that the mount point does not matter.
 
     Examples:
         >>> common_root(["/data/a/1.tar", "/data/b/1.tar"])
@@ -200,10 +179,15 @@ def common_root(paths: Sequence[str]) -> str:
     return os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in paths]) if paths else ""
 
 
+def label(paths: Sequence[str]) -> str:
+    """A short description of files for a repr."""
+    return paths[0] if len(paths) == 1 else f"{len(paths)} files in {common_root(paths)}"
+
+
 def head(path: str | os.PathLike[str], size: int) -> bytes:
-    """The first bytes of a file; none where it cannot be read."""
+    """The first bytes of a file; none if it cannot be read."""
     try:
-        # A pipe of that name would keep a plain open waiting for a writer.
+        # O_NONBLOCK: opening a pipe would wait for a writer.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as file:
             return file.read(size) or b""
     except OSError:
@@ -211,11 +195,7 @@ def head(path: str | os.PathLike[str], size: int) -> bytes:
 
 
 def check_utf8(path: str, where: str, what: str) -> None:
-    """Refuse a path with bytes that are not UTF-8, where a library or a column takes only text.
-
-    Raises:
-        SourceError: it has such bytes.
-    """
+    """Refuse a path that is not UTF-8, if a library or a column needs text; ``what`` describes it."""
     try:
         path.encode()
     except UnicodeEncodeError as error:
@@ -228,12 +208,7 @@ def check_utf8(path: str, where: str, what: str) -> None:
 
 
 def as_paths(uri: Any) -> Paths:
-    """Paths as they were meant: a text, or a list of them.
-
-    Raises:
-        ArgumentError: it is neither.
-        SourceError: no file can have such a name.
-    """
+    """The ``uri`` argument of `rankfeed.open` as a str or a list of str."""
     paths = [uri] if isinstance(uri, (str, os.PathLike)) else uri
     if not isinstance(paths, (list, tuple)) or not all(isinstance(each, (str, os.PathLike)) for each in paths):
         raise invalid("uri", "a path, or a list of paths", uri)

@@ -1,4 +1,4 @@
-"""Columns whose rows lie at places of their own in a file: of one size, but not one after the other."""
+"""Rows of equal size at arbitrary byte offsets of a file."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
 Int64 = npt.NDArray[np.int64]
 
-#: From this many elements a row on, a loop of plain copies beats one call with an index for each element.
+#: From this many elements per row on, a loop of plain copies is faster than one call with an index per element.
 _LOOP_ELEMENTS = 64
 
 
 @dataclass(frozen=True)
-class Places:
-    """Rows of one size: row ``slots[i]`` of the batch is ``data[starts[i] : starts[i] + size]``.
+class RowOffsets:
+    """Row ``slots[i]`` of the batch is ``data[starts[i] : starts[i] + size]``, which lies inside ``data``.
 
     Args:
-        data: uint8, the bytes of a file; whoever makes this has checked that all rows lie inside.
+        data: uint8, the bytes of a file.
         starts: int64 [m], in bytes, at any alignment.
         slots: int64 [m]; None for all rows of the batch, in order.
     """
@@ -35,49 +35,41 @@ class Places:
     slots: Int64 | None = None
 
 
-class Placed(Dense):
-    r"""Rows of one shape that lie here and there: copied once, straight into the batch.
-
-    Args:
-        parts: where they lie, at least one.
-        dtype: of the elements.
-        shape: of a row.
+class ScatteredRows(Dense):
+    r"""A dense column whose rows are copied once, from byte offsets straight into the batch.
 
     Examples:
         >>> data = np.frombuffer(b"..\x01\x00.\x02\x00", np.uint8)
-        >>> Placed([Places(data, np.array([5, 2]))], np.dtype("<i2"), ()).gather()
+        >>> ScatteredRows([RowOffsets(data, np.array([5, 2]))], np.dtype("<i2"), ()).gather()
         array([2, 1], dtype=int16)
     """
 
-    def __init__(self, parts: Sequence[Places], dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-        self._places = parts
+    def __init__(self, parts: Sequence[RowOffsets], dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+        self._row_offsets = parts
         self._dtype = dtype
         self._shape = shape
         self._length = sum(len(part.starts) for part in parts)
 
     @property
     def field(self) -> Field:
-        """What it holds."""
         return Field("dense", self._dtype.name, self._shape)
 
     @property
     def parts(self) -> Sequence[RowTake]:  # type: ignore[override]
-        """The rows as an array's, for those who go on with them."""
+        """The gathered rows, for callers that combine columns."""
         return [RowTake(self.gather(), np.arange(self._length))]
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the rows take."""
         return self._length * self.field.row_bytes()
 
     def gather(self, allocate: Allocate = np.empty) -> Array:
-        """The rows in one array: [rows, *shape]."""
         out = allocate((self._length, *self._shape), self._dtype)
         size = self.field.row_bytes()
         if not size or not self._length:
             return out
         flat = out.reshape(-1).view(np.uint8)
-        for part in self._places:
+        for part in self._row_offsets:
             if size >= _LOOP_ELEMENTS * self._dtype.itemsize:
                 _copy_rows(part, size, flat)
             elif part.slots is None:
@@ -87,7 +79,7 @@ class Placed(Dense):
         return out
 
 
-def _copy_rows(part: Places, size: int, flat: Bytes) -> None:
+def _copy_rows(part: RowOffsets, size: int, flat: Bytes) -> None:
     source, target = memoryview(part.data.data), flat.data
     slots = range(len(part.starts)) if part.slots is None else part.slots.tolist()
     for start, slot in zip(part.starts.tolist(), slots, strict=True):
@@ -95,13 +87,13 @@ def _copy_rows(part: Places, size: int, flat: Bytes) -> None:
 
 
 def rows_at(data: Bytes, starts: Int64, size: int, item: int = 1, out: Bytes | None = None) -> Bytes:
-    """Runs of one size as rows of bytes.
+    """Runs of equal size as rows of bytes: uint8 [m, size].
 
     Args:
         data: uint8.
         starts: int64 [m], in bytes.
-        size: of each run, in bytes; a multiple of ``item``.
-        item: bytes that are moved at once, where the alignment allows.
+        size: bytes of each run, a multiple of ``item``.
+        item: bytes that are copied at once if the alignment allows it.
         out: uint8 [m, size], C-contiguous, to write to.
 
     Examples:
@@ -112,20 +104,20 @@ def rows_at(data: Bytes, starts: Int64, size: int, item: int = 1, out: Bytes | N
     if out is None:
         out = np.empty((len(starts), size), np.uint8)
     if item > 1 and not (starts % item).any() and data.ctypes.data % item == 0:
-        data, starts, to = words(data, item), starts // item, out.view(f"u{item}")
-        data.take(starts[:, None] + np.arange(size // item), out=to, mode="clip")
+        index = (starts // item)[:, None] + np.arange(size // item)
+        words(data, item).take(index, out=out.view(f"u{item}"), mode="clip")
     else:
         data.take(starts[:, None] + np.arange(size), out=out, mode="clip")
     return out
 
 
 def words(data: Bytes, item: int) -> Array:
-    """Bytes as unsigned numbers of ``item`` bytes (1, 2, 4 or 8); those left over at the end are left out."""
+    """Bytes as unsigned integers of ``item`` bytes (1, 2, 4 or 8), without the remainder at the end."""
     return data[: len(data) // item * item].view(f"<u{item}")
 
 
-def compacted(data: Bytes, starts: Int64, lengths: Int64) -> tuple[Bytes, Int64]:
-    """Runs one after the other, and where each then starts: uint8 [sum of lengths], int64 [m]."""
+def packed_runs(data: Bytes, starts: Int64, lengths: Int64) -> tuple[Bytes, Int64]:
+    """Runs copied one behind the other, and the new start of each: uint8 [sum of lengths], int64 [m]."""
     targets = np.cumsum(lengths) - lengths
     out = np.empty(int(lengths.sum()), np.uint8)
     copy_segments(data, starts, lengths, out, targets)

@@ -1,4 +1,4 @@
-"""What every source of samples is: a length, blocks, and rows on demand."""
+"""The Source contract: a length, blocks, fields, and rows by sample id."""
 
 from __future__ import annotations
 
@@ -17,24 +17,26 @@ from rankfeed.errors import ArgumentError, SourceError
 from rankfeed.storage import DataFiles
 
 if TYPE_CHECKING:
-    from rankfeed.sources.select import Chosen, SelectSource
+    from rankfeed.sources.select import Selection, SelectSource
 
 Int64 = npt.NDArray[np.int64]
 Collate = Callable[[Sequence[Any]], Any]
-#: What a source returns by number, unless it wraps a Dataset whose samples are something else.
-Sample = dict[str, Any]
 Annotate = Callable[[Any, str, Any], None]
+Sample = dict[str, Any]
+
+#: Approximate size of a block of data that can be read at any place.
+BLOCK_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
 class Declared:
-    """What is known of samples that have to be read to learn their fields.
+    """What the user declared about samples whose fields are learned by reading some of them.
 
     Args:
-        what: who returns the samples, as errors say it.
-        call: how the source was made, up to where ``ragged=`` or ``fields=`` would stand, for remedies.
-        layout: all there is to know; None to read some samples.
-        ragged: names of fields that are ragged, whatever the samples read show.
+        what: the object that returns the samples, for error messages.
+        call: the call that made the source, up to where ``ragged=`` or ``fields=`` would follow, for remedies.
+        layout: the complete layout; None to read some samples.
+        ragged: names of fields that are ragged even if the samples that are read do not show it.
     """
 
     what: str
@@ -44,11 +46,7 @@ class Declared:
 
     @staticmethod
     def names(ragged: Any) -> tuple[str, ...]:
-        """The names that ``ragged=`` gives, positions in a tuple as text.
-
-        Raises:
-            ArgumentError: it is no list of names.
-        """
+        """The names in ``ragged=``; positions in a tuple become text."""
         names = (
             [str(each) if type(each) is int else each for each in ragged]
             if isinstance(ragged, Sequence)
@@ -58,80 +56,80 @@ class Declared:
 
 
 class Source(ABC):
-    """Samples that lie somewhere, read in place. Also a map-style torch Dataset.
+    """ColumnBuffer samples, read in place by sample id. Also a map-style torch Dataset.
 
-    A source knows nothing of ranks and workers: it is handed sample ids. It pickles as a path and a few integers
-    and opens its files in the process that reads, so that it is safe after fork and spawn.
+    A source knows nothing of ranks and workers. It pickles as a path and a few integers and opens its files in the
+    process that reads them, so it works after fork and spawn.
 
-    To add a format, give ``blocks``, ``fields``, ``fingerprint`` and ``fetch``; the rest follows.
+    A new format implements ``blocks``, ``fields``, ``fingerprint`` and ``fetch``.
 
     Attributes:
-        default_shuffle: the kind that suits the format; what ``shuffle=True`` means.
-        best_window: samples that a window should mix where nobody chose a number; None for any.
-        runs_user_code: whether reading a sample calls code of the user's, which may draw random numbers.
-        takes_batches: whether such code reads many samples at once, and is seeded for them together.
-        collate: makes a batch of samples that are no dicts, where the user gives no ``collate_fn``; None for
-            torch's own way.
-        annotate: puts a further tensor on such a batch, by name; None where there is no room for one.
-        looks_ahead: how many samples before their turn the source would know of them (see `expect`); 0: never.
-        as_dicts: whether samples are dicts with a column for each key. If not, ``fetch`` gives them in one column
-            of objects (`Columns.of_objects`).
-        declared: what is known of the fields where they are learned by reading samples; None where the data say.
-        files: the files that it reads, as this job first saw them; None where it reads none by itself.
+        default_shuffle: what ``shuffle=True`` means for this format.
+        best_window: samples in a window if the user gives no ``window``; None for the default.
+        runs_user_code: whether reading a sample calls user code, which may draw random numbers.
+        supports_batched_getitem: whether such code reads many samples per call, and is seeded once for all of
+            them.
+        collate: makes a batch of samples that are not dicts if the user gives no ``collate_fn``; None for torch's.
+        annotate: ``annotate(batch, name, tensor)`` adds a tensor to such a batch; None if it cannot be added.
+        prefetch_distance: number of samples ahead of their use that `expect` should announce; 0 for none.
+        as_dicts: whether samples are dicts of columns. If not, ``fetch`` returns one column of objects.
+        declared: what the user declared about the fields; None if the data define them.
+        files: the files of the source as this job first saw them; None if it reads no files itself.
     """
 
     default_shuffle: ClassVar[Literal["global", "window"]] = "global"
     best_window: int | None = None
     runs_user_code: ClassVar[bool] = False
-    takes_batches: bool = False
+    supports_batched_getitem: bool = False
     collate: Collate | None = None
     annotate: Annotate | None = None
-    looks_ahead: int = 0
+    prefetch_distance: int = 0
     as_dicts: bool = True
     declared: Declared | None = None
     files: DataFiles | None = None
 
     @property
     def identified(self) -> bool:
-        """Whether the fingerprint tells these samples from all others."""
+        """Whether the fingerprint depends on the content of the samples."""
         return True
 
     @property
     @abstractmethod
     def blocks(self) -> Int64:
-        """Samples in each block (what is read in one go), in the order of sample ids: int64."""
+        """Number of samples in each block (what is read in one piece), in the order of sample ids: int64."""
 
     @property
     @abstractmethod
     def fields(self) -> Mapping[str, Field]:
-        """What each column holds."""
+        """Kind, dtype and shape of each column."""
 
     @property
     @abstractmethod
     def fingerprint(self) -> str:
-        """Hexadecimal digits that change with the data, not with where they are mounted."""
+        """Hexadecimal digest that changes with the data, but not with their mount point."""
 
     @abstractmethod
     def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
-        """The rows of some samples, in the order given.
+        """Rows of the given samples, in the given order.
 
         Args:
-            sample_ids: ints in [0, len(self)).
-            columns: names of those wanted; None for all.
+            sample_ids: integers in [0, len(self)).
+            columns: names of the columns to read; None for all.
 
         Raises:
-            SourceError: no such sample or column, or the data cannot be read.
+            SourceError: a sample or column does not exist, or the data cannot be read.
+            CorruptError: the data are damaged, or were changed while they are in use.
         """
 
     def samples(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> list[Any]:
-        """Some samples one by one, in the order given; those of a wrapped Dataset as it returns them.
+        """The given samples as a list: dicts of columns, or the objects that a wrapped Dataset returns.
 
         Args:
-            sample_ids: ints in [0, len(self)).
-            columns: names of the columns that dicts are to have; None for all.
+            sample_ids: integers in [0, len(self)).
+            columns: names of the columns in the dicts; None for all.
 
         Raises:
-            SourceError: no such sample or column, or the data cannot be read.
+            SourceError: a sample or column does not exist, or the data cannot be read.
 
         Examples:
             >>> import rankfeed as rf
@@ -140,38 +138,37 @@ class Source(ABC):
         """
         return self.fetch(sample_ids, columns).samples()
 
-    def expect(  # noqa: B027  (a hint: doing nothing is right)
+    def expect(  # noqa: B027  (a hint: an empty default is correct)
         self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None
     ) -> None:
-        """What will be read next: a hint, for a source that can fetch ahead."""
+        """Announce samples that will be read soon: a prefetch hint."""
 
     def check_unchanged(self) -> None:
-        """Find that a file which is being read was rewritten in place since the source was opened.
+        """Check that no open file was rewritten in place since the source was opened.
 
-        Sources do so at most once a second while they fetch; a Loader calls this with each ``state_dict()`` and
+        Sources check at most once per second while they read; a Loader calls this with each ``state_dict()`` and
         at the end of each epoch.
 
         Raises:
-            CorruptError: one was; names it.
+            CorruptError: a file was changed; names it.
         """
         if self.files is not None:
             self.files.check_open()
 
     def select(
-        self, chosen: Chosen, *, columns: Sequence[str] | None = None, progress: bool = True
+        self, chosen: Selection, *, columns: Sequence[str] | None = None, progress: bool = True
     ) -> SelectSource:
-        """Some of the samples, in the order given, as a source of their own.
+        """A source of some of the samples, in the given order.
 
         Args:
             chosen: sample ids (each once), a bool mask with a value for each sample, a slice or range, or a
-                predicate: called with each sample once, now, in order, and true of those that are selected.
+                predicate, which is called now, once for each sample in order.
             columns: names of the columns that the predicate reads; None for all.
-            progress: a bar on standard error while a predicate reads, if that is a terminal.
+            progress: show a progress bar on standard error while a predicate reads, if it is a terminal.
 
         Raises:
-            ArgumentError: these are no ids of the source, or the predicate returned something else than True or
-                False.
-            SourceError: nothing is selected, the predicate raised, or the data cannot be read.
+            ArgumentError: an id is invalid or repeated, or the predicate returned neither True nor False.
+            SourceError: the selection is empty, the predicate raised, or the data cannot be read.
         """
         from rankfeed.sources.select import select
 
@@ -182,13 +179,12 @@ class Source(ABC):
         return self._num_samples()
 
     def _num_samples(self) -> int:
-        """The sum of ``blocks``, unless the format knows it without them."""
         return int(np.sum(self.blocks))
 
     def __getitem__(self, index: int | slice) -> Sample:
         if isinstance(index, slice):
             raise ArgumentError(
-                "a slice of a source is not read at once",
+                "a source cannot be indexed with a slice",
                 found=index,
                 remedy="source.select(slice) is a source of these samples; source.fetch(range(...)) reads them",
             )
@@ -207,12 +203,7 @@ class Source(ABC):
 
 
 def check_ids(sample_ids: npt.ArrayLike, size: int) -> Int64:
-    """Sample ids as int64.
-
-    Raises:
-        ArgumentError: these are no integers.
-        SourceError: one is outside [0, size).
-    """
+    """Sample ids as int64; a SourceError if one is outside [0, size)."""
     ids = check_int_array("sample_ids", sample_ids).reshape(-1)
     if ids.size and int(ids.view(np.uint64).max()) >= size:
         raise SourceError(
@@ -221,12 +212,8 @@ def check_ids(sample_ids: npt.ArrayLike, size: int) -> Int64:
     return ids
 
 
-def check_columns(columns: Sequence[str] | None, fields: Mapping[str, Field]) -> list[str]:
-    """Names of the columns wanted.
-
-    Raises:
-        ArgumentError: one is not there; names those that are.
-    """
+def check_columns(columns: Sequence[str] | None, fields: Mapping[str, Any]) -> list[str]:
+    """Names of the requested columns; an ArgumentError if one does not exist."""
     if columns is None:
         return list(fields)
     names = check_names("columns", columns)
@@ -238,16 +225,54 @@ def check_columns(columns: Sequence[str] | None, fields: Mapping[str, Field]) ->
     return names
 
 
+def reopen(kind: Callable[..., Source], where: Any, options: Mapping[str, Any], fingerprint: str) -> Source:
+    """Unpickle a source by opening its data again; an error if they are not the same data."""
+    source = kind(where, **options)
+    if source.fingerprint != fingerprint:
+        raise SourceError(
+            "the dataset was changed while it was in use",
+            expected=f"fingerprint {fingerprint}",
+            found=source.fingerprint,
+            where=where,
+            remedy="start the job again; write new data to another directory while a job reads these",
+        )
+    return source
+
+
+def starts_of(counts: npt.ArrayLike) -> Int64:
+    """First index of each chunk, and the total at the end: int64 [chunks + 1].
+
+    Examples:
+        >>> starts_of([2, 0, 4])
+        array([0, 2, 2, 6])
+    """
+    counts = np.asarray(counts, np.int64)
+    starts = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=starts[1:])
+    return starts
+
+
+def even_blocks(rows: int, block_rows: int) -> Int64:
+    """Blocks of ``block_rows`` rows; the last one has the remainder.
+
+    Examples:
+        >>> even_blocks(7, 3)
+        array([3, 3, 1])
+    """
+    block_rows = max(1, min(rows, block_rows))
+    return np.diff(np.append(np.arange(0, rows, block_rows), rows))
+
+
 def by_chunk(ids: Int64, starts: Int64) -> list[tuple[int, Int64, Int64 | None]]:
-    """Sample ids grouped by the chunk (shard, file, row group) that they lie in.
+    """Group sample ids by the chunk (shard, file, row group) that contains them.
 
     Args:
         ids: int64 [m].
-        starts: int64 [chunks + 1], the first id of each chunk, and at the end their number.
+        starts: int64 [chunks + 1], the first id of each chunk, and the number of samples at the end.
 
     Returns:
-        for each chunk that is met: its number, rows within it, and which of ``ids`` they are (None for all). Of no
-        ids: no rows of a chunk that has some.
+        for each chunk: its number, the rows in it, and their positions in ``ids`` (None for all). For no ids, no
+        rows of the first chunk that is not empty.
 
     Examples:
         >>> by_chunk(np.array([5, 0, 4]), np.array([0, 2, 6]))
@@ -262,7 +287,7 @@ def by_chunk(ids: Int64, starts: Int64) -> list[tuple[int, Int64, Int64 | None]]
         number = int(chunk[0] if len(ids) else np.argmax(starts[1:] > 0))
         return [(number, ids - starts[number], None)]
     rows = ids - starts[chunk]
-    # Few chunks have small numbers, which numpy sorts by their digits.
+    # numpy sorts uint16 with a radix sort.
     order = chunk.astype(np.uint16 if len(starts) < 2**16 else np.int64).argsort(kind="stable")
     chunk = chunk[order]
     edges = (np.flatnonzero(chunk[1:] != chunk[:-1]) + 1).tolist()

@@ -222,7 +222,7 @@ def test_what_has_no_null_is_read_in_place_masked_or_not(tmp_path: Path) -> None
     batch = pa.record_batch({"x": pa.array([1, 2]), "v": pa.array(rows, pa.list_(pa.list_(pa.int32())))})
     path = write(tmp_path / "t.arrow", [batch])
     source = rf.open(path, nulls="mask", shapes={"v": (2, 2)})
-    assert (source.default_shuffle, source.looks_ahead) == ("global", 0)
+    assert (source.default_shuffle, source.prefetch_distance) == ("global", 0)
     assert source.expect([0, 1]) is None
     found = source.fetch([1, 0], ["v_valid", "v", "x_valid"]).samples()
     assert [{name: np.asarray(value).tolist() for name, value in each.items()} for each in found] == [

@@ -25,7 +25,7 @@ import rankfeed as rf
 from rankfeed.errors import ArgumentError, CorruptError, RankfeedError, SourceError
 from rankfeed.sources.lance import process as lance_process
 from rankfeed.sources.lance import source as source_module
-from rankfeed.sources.lance.process import Handle, facts, runs_here
+from rankfeed.sources.lance.process import TableHandle, inspect_table, runs_here
 from rankfeed.sources.lance.source import LanceSource
 
 SIZES = [40, 1, 130, 64, 7, 90]
@@ -159,8 +159,8 @@ def test_the_fingerprint_does_not_depend_on_the_place(folder: Path, source: Lanc
 def test_columns_restrict_what_is_offered_and_read(pristine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = rf.open(pristine, columns=["text", "id"])
     asked: list[Any] = []
-    real = Handle.call
-    monkeypatch.setattr(Handle, "call", lambda self, *given: asked.append(given[-1]) or real(self, *given))
+    real = TableHandle.call
+    monkeypatch.setattr(TableHandle, "call", lambda self, *given: asked.append(given[-1]) or real(self, *given))
     assert list(source[0]) == ["text", "id"]
     assert set(map(tuple, asked)) == {("text", "id")}
     with pytest.raises(ArgumentError, match=r"no such column[\s\S]*nothing"):
@@ -188,8 +188,8 @@ def test_blobs_are_read_for_the_rows_asked_for_alone(
     kept = [each for each in range(30) if each not in (3, 20)]
     source = rf.open(tmp_path / "b")
     asked: list[tuple[Any, ...]] = []
-    real = Handle.call
-    monkeypatch.setattr(Handle, "call", lambda self, *given: asked.append(given) or real(self, *given))
+    real = TableHandle.call
+    monkeypatch.setattr(TableHandle, "call", lambda self, *given: asked.append(given) or real(self, *given))
     ids = [25, 0, 7, 7, 3]
     assert [each["image"] for each in source.fetch(ids).samples()] == [contents[kept[each]] for each in ids]
     assert [given[1].tolist() for given in asked if given[0] == "blobs"] == [[0, 3, 7, 25]]
@@ -276,11 +276,11 @@ def test_what_is_read_after_an_interrupt_is_what_was_asked_for(
 
     assert ids(3) == [3, 4]
     beside = handle._open
-    assert isinstance(beside, lance_process.Beside)
-    beside._pipe.recv = interrupted  # type: ignore[method-assign]
+    assert isinstance(beside, lance_process.IsolatedTable)
+    beside.helper._pipe.recv = interrupted  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         ids(5)
-    assert beside._process.returncode is not None
+    assert beside.helper._process.returncode is not None
     with closing(handle._opened()):
         assert ids(7) == [7, 8]
 
@@ -290,14 +290,14 @@ def test_threads_of_a_child_never_get_the_parents_table(
 ) -> None:
     monkeypatch.setattr(lance_process, "_ABANDONED", [])
 
-    class Watched(Handle):
+    class Watched(TableHandle):
         def __setattr__(self, name: str, value: Any) -> None:
             super().__setattr__(name, value)
             if vars(self).get("_process") == os.getpid():  # others go past the look at it
                 seen.append((self._open, self._lock.locked()))
 
     seen: list[Any] = []
-    handle = Watched(source._facts)
+    handle = Watched(source._info)
     parents: Any = object()
     handle._process, handle._open = -1, parents
     handle._lock.acquire()
@@ -469,7 +469,7 @@ except rf.errors.{RankfeedError.__name__}:
 
 
 def test_facts_say_what_there_is(pristine: Path) -> None:
-    found = facts(str(pristine), 7, "id = 50")
+    found = inspect_table(str(pristine), 7, "id = 50")
     assert found.fragments.tolist() == [0, 1, 2, 3, 4, 5]
     assert found.chosen is not None
     assert lance.dataset(pristine).take(found.chosen, ["id"])["id"].to_pylist() == [50]

@@ -30,6 +30,7 @@ from tests.support.memory import peak
 import rankfeed as rf
 from rankfeed.errors import ArgumentError, CorruptError, RankfeedError, SourceError
 from rankfeed.proof.verify import verify_data
+from rankfeed.sources.parquet import detect
 from rankfeed.sources.parquet import footer as parquet_footer
 from rankfeed.sources.parquet import reader as parquet_rows
 from rankfeed.sources.parquet import source as parquet
@@ -305,12 +306,12 @@ def test_what_is_read_beside_damage_takes_a_small_share_of_the_cache_besides(tmp
     for wrong in ([8000], [-1]):
         with pytest.raises(SourceError, match="no such sample"):
             source.fetch(wrong)
-    assert source._apart is None
+    assert source._by_group is None
     with pytest.raises(SourceError, match="null"):
         source.fetch([0])
-    assert source._apart is not None
+    assert source._by_group is not None
     assert samples_of(source, [7999, 100]) == [{"x": 7999}, {"x": 100}]
-    assert source._apart._cache.max_bytes == source._apart._cache_bytes == (1 << 20) // 16
+    assert source._by_group._cache.max_bytes == source._by_group._cache_bytes == (1 << 20) // 16
     assert source._cache.max_bytes == 1 << 20
 
 
@@ -374,7 +375,7 @@ def test_threads_read_at_once_with_few_files_open(
 ) -> None:
     monkeypatch.setattr(parquet_rows, "OPEN_FILES", 1)
     monkeypatch.setattr(parquet_rows, "OPEN_GROUPS", 2)
-    monkeypatch.setattr(parquet_rows, "_PASSED_BYTES", 5000)
+    monkeypatch.setattr(parquet_rows, "_SKIPPED_BYTES", 5000)
     source = ParquetSource(folder, columns=["id", "text"], cache_bytes=10_000)
     expected = table_of(ROWS)["text"].to_pylist()
     wrong: list[Any] = []
@@ -404,14 +405,14 @@ def test_threads_read_at_once_with_few_files_open(
 def test_rows_read_in_their_order_are_decoded_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     in_parts(monkeypatch)
     walks: list[Any] = []
-    walk = parquet_rows.Reader._walk
+    walk = parquet_rows.ParquetReader._open_cursor
 
     def counted(self: Any, part: Any, *others: Any) -> Any:
         if part.step > 1:  # not the first row, which is read to see how large rows are
             walks.append(part)
         return walk(self, part, *others)
 
-    monkeypatch.setattr(parquet_rows.Reader, "_walk", counted)
+    monkeypatch.setattr(parquet_rows.ParquetReader, "_open_cursor", counted)
     source = ParquetSource(folder / "part-2.parquet", cache_bytes=0)
     assert len(source._parts) >= 4 * len(source.blocks)
     for start in range(0, 300, 10):
@@ -422,7 +423,7 @@ def test_rows_read_in_their_order_are_decoded_once(folder: Path, monkeypatch: py
 def test_row_groups_under_way_hold_little_of_wide_files_however_many_there_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parquet_rows, "_WALKS", 4)
+    monkeypatch.setattr(parquet_rows, "_CURSORS", 4)
     rows, columns = 20_000, 16
     table = pa.table({f"c{each}": np.arange(rows) for each in range(columns)})
     path = write(table, tmp_path / "t.parquet", row_group_size=rows // 2, compression=None, use_dictionary=False)
@@ -431,7 +432,7 @@ def test_row_groups_under_way_hold_little_of_wide_files_however_many_there_are(
     for first in [*range(0, rows, rows // 20)][::-1]:  # each of them begins a walk, in two row groups
         source.fetch([first])
     assert source._reader is not None
-    assert len(source._reader._walks) == 4
+    assert len(source._reader._cursors) == 4
     assert pa.total_allocated_bytes() - before < (4 << 20) + 4 * columns * (200 << 10)
 
 
@@ -487,9 +488,9 @@ def test_an_empty_data_set_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="empty"):
         rf.open(tmp_path / "nothing")
     with pytest.raises(SourceError, match="no Parquet files"):
-        rf.open(tmp_path / "nothing", format="parquet") if parquet.fits(tmp_path / "nothing") else ParquetSource(
+        rf.open(tmp_path / "nothing", format="parquet") if detect.is_parquet(
             tmp_path / "nothing"
-        )
+        ) else ParquetSource(tmp_path / "nothing")
 
 
 @pytest.mark.parametrize("keep", [0, 3, 4, 11, 12, 100, -1, -4, -8, -9, -500])

@@ -16,7 +16,7 @@ from torch_geometric.loader import DataLoader
 
 import rankfeed as rf
 from rankfeed.errors import ArgumentError, CorruptError, SourceError, UnsafeError
-from rankfeed.sources.pyg.collate import joined
+from rankfeed.sources.pyg.collate import join_graphs
 from rankfeed.sources.pyg.readers import Graphs
 from rankfeed.sources.pyg.source import PyGSource, is_graphs
 
@@ -167,7 +167,7 @@ def test_batches_of_large_graphs_are_those_of_pyg() -> None:
 
 def test_batches_of_a_list_are_those_of_pyg() -> None:
     graphs = [graph(number) for number in range(9)]
-    assert joined(graphs) is not None, "the fast way is taken"
+    assert join_graphs(graphs) is not None, "the fast way is taken"
     assert_as_pyg(graphs)
     assert_as_pyg(graphs, follow_batch=["y", "x", "edge_index"], exclude_keys=["pos", "edge_attr"])
     assert_as_pyg([hetero(number) for number in range(9)])
@@ -222,7 +222,7 @@ def test_any_choice_of_graphs_is_joined_as_by_pyg(
     assert isinstance(fetched, Graphs)
     assert_same_batch(source.collate(fetched), Batch.from_data_list([dataset[number] for number in ids]))
     assert_same_batch(
-        joined([graphs[number] for number in ids]), Batch.from_data_list([graphs[number] for number in ids])
+        join_graphs([graphs[number] for number in ids]), Batch.from_data_list([graphs[number] for number in ids])
     )
     for mine, number in zip(fetched, ids, strict=True):
         assert_same(mine, dataset[number])
@@ -287,7 +287,7 @@ def test_rows_missing_from_an_on_disk_data_set_are_found(tmp_path: Path) -> None
     dataset.db.cursor.execute("UPDATE Pickled SET id = 99 WHERE id = 5")
     dataset.db.connection.commit()
     source = rf.from_dataset(dataset)
-    with pytest.raises(SourceError, match=r"(?s)another number of graphs.*sqlite.db.*process the data set again"):
+    with pytest.raises(SourceError, match=r"(?s)another number of graphs.*sqlite.db.*process the dataset again"):
         batches(source, 4)
     assert batches(rf.from_dataset(dataset[:4]), 4)[0].y.tolist() == [0, 1, 2, 3]
     with pytest.raises(SourceError, match="graph 5"):
@@ -451,7 +451,7 @@ def test_a_graph_that_cannot_be_had_is_named() -> None:
     source = rf.from_dataset(in_memory([graph(number) for number in range(9)], fails))
     with pytest.raises(SourceError, match=r"(?s)raised.*no such colour.*graph 6"):
         batches(source)
-    with pytest.raises(ArgumentError, match=r"(?s)read whole.*exclude_keys"):
+    with pytest.raises(ArgumentError, match=r"(?s)have no columns.*exclude_keys"):
         source.fetch([0], ["x"])
     with pytest.raises(SourceError, match="no such sample"):
         source.fetch([9])
@@ -530,7 +530,7 @@ def test_damaged_and_foreign_files_are_told_apart(tmp_path: Path) -> None:
     dataset = in_memory([graph(number) for number in range(9)])
     for cuts in (torch.tensor([0, 5, 3]), torch.tensor([0, 10**9]), torch.tensor([-1, 2]), torch.tensor([0, 1])):
         torch.save((dataset._data.to_dict(), {**dataset.slices, "x": cuts}, Data), path)
-        with pytest.raises(CorruptError, match=r"(?s)do not fit together.*data.pt.*process the data set again"):
+        with pytest.raises(CorruptError, match=r"(?s)do not fit together.*data.pt.*process the dataset again"):
             rf.open(path)
 
 
@@ -543,5 +543,5 @@ def test_a_folder_that_leaves_a_choice_asks_for_it(tmp_path: Path) -> None:
     OnDisk(str(tmp_path / "disk")).extend([graph(1)])
     with pytest.raises(SourceError, match=r"(?s)their own class.*from_dataset"):
         rf.open(tmp_path / "disk")
-    with pytest.raises(ArgumentError, match="read whole"):
+    with pytest.raises(ArgumentError, match="have no columns"):
         rf.open(tmp_path / "processed" / "test.pt", columns=["x"])

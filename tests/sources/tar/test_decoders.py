@@ -157,15 +157,15 @@ def test_a_gzip_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(decoders, "LIMIT", 1 << 20)
     bomb = gzip.compress(bytes(1 << 24))
     for data in (bomb, gzip.compress(b"") * 3 + bomb):
-        with pytest.raises(UnsafeError, match="beyond all measure"):
+        with pytest.raises(UnsafeError, match="expands too much"):
             gunzip(data, 1 << 20)
     squeezed = io.BytesIO()
     np.savez_compressed(squeezed, a=np.zeros(1 << 20))
-    with pytest.raises(UnsafeError, match="beyond all measure"):
+    with pytest.raises(UnsafeError, match="expands too much"):
         decoder_of("npz").decode(squeezed.getvalue())  # type: ignore[misc]
-    with pytest.raises(UnsafeError, match="absurd size"):
+    with pytest.raises(UnsafeError, match="too large"):
         decoder_of("png").decode(picture("L", (1 << 10, 1 << 10)))  # type: ignore[misc]
-    with pytest.raises(UnsafeError, match="absurd length"):
+    with pytest.raises(UnsafeError, match="too long"):
         decoder_of("flac").decode(sound(1 << 19, 1, 8000, "FLAC"))  # type: ignore[misc]
 
 

@@ -16,7 +16,7 @@ import pytest
 from rankfeed.errors import SourceError
 from rankfeed.sources.tar import index_cache as tar_store
 from rankfeed.sources.tar.index import from_bytes, read_summary, to_bytes
-from rankfeed.sources.tar.index_cache import IndexStore, index_places
+from rankfeed.sources.tar.index_cache import IndexCache, index_places
 from rankfeed.sources.tar.scan import scan
 
 
@@ -65,7 +65,7 @@ def test_an_index_that_is_not_whole_is_not_believed(shard: Path, tmp_path: Path)
 
 
 def test_it_is_kept_beside_the_shard_and_made_once(shard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = IndexStore()
+    store = IndexCache()
     assert store.summaries([str(shard)])[0].samples == 3
     assert index_places(str(shard), None)[0].is_file()
     monkeypatch.setattr(tar_store, "scan", None)
@@ -77,19 +77,19 @@ def test_it_is_kept_in_the_cache_folder_where_there_is_no_room_beside(
 ) -> None:
     real = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path and real(path, mode))
-    IndexStore(tmp_path / "cache").summaries([str(shard)])
+    IndexCache(tmp_path / "cache").summaries([str(shard)])
     assert index_places(str(shard), tmp_path / "cache")[1].is_file()
     assert not index_places(str(shard), None)[0].exists()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    assert IndexStore().load(str(shard)).summary.samples == 3
+    assert IndexCache().load(str(shard)).summary.samples == 3
     assert list((tmp_path / "home").rglob("a.tar.rankfeed"))
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(SourceError, match="cache_dir="):
-        IndexStore(tmp_path / "file" / "no").load(str(shard))
+        IndexCache(tmp_path / "file" / "no").load(str(shard))
 
 
 def test_it_is_renewed_when_the_shard_changes(shard: Path) -> None:
-    store = IndexStore()
+    store = IndexCache()
     store.summaries([str(shard)])
     write_tar(shard, ["1.a", "2.a", "4.c"])
     assert store.summaries([str(shard)])[0].samples == 3
@@ -100,7 +100,7 @@ def test_it_is_renewed_when_the_shard_changes(shard: Path) -> None:
 
 def test_an_index_of_another_shard_is_not_taken(shard: Path, tmp_path: Path) -> None:
     other = write_tar(tmp_path / "b.tar", ["9.z"])
-    store = IndexStore()
+    store = IndexCache()
     store.summaries([str(shard), str(other)])
     places = [index_places(str(path), None)[0] for path in (shard, other)]
     places[0].write_bytes(places[1].read_bytes())
@@ -108,7 +108,7 @@ def test_an_index_of_another_shard_is_not_taken(shard: Path, tmp_path: Path) -> 
 
 
 def _index(tar: str, results: "multiprocessing.Queue[int]") -> None:
-    results.put(IndexStore().load(tar).summary.samples)
+    results.put(IndexCache().load(tar).summary.samples)
 
 
 def test_many_processes_index_a_shard_once(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_who_waits_says_for_what_and_goes_on_when_the_other_is_killed(
         holder.kill()
 
     monkeypatch.setattr(tar_store._log, "warning", warned)
-    assert IndexStore().load(str(shard)).summary.samples == 3
+    assert IndexCache().load(str(shard)).summary.samples == 3
     holder.join(timeout=60)
     assert holder.exitcode == -9
     assert [str(tmp_path) in each for each in said] == [True]
@@ -156,14 +156,14 @@ def test_who_waits_says_for_what_and_goes_on_when_the_other_is_killed(
 def test_a_damaged_index_that_cannot_be_removed_is_made_anew_elsewhere(
     shard: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    IndexStore().summaries([str(shard)])
+    IndexCache().summaries([str(shard)])
     beside = index_places(str(shard), None)[0]
     content = bytearray(beside.read_bytes())
     content[-1] ^= 1  # what the header says is right
     beside.write_bytes(content)
     real = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path and real(path, mode))
-    store = IndexStore(tmp_path / "cache")
+    store = IndexCache(tmp_path / "cache")
     assert [store.load(str(shard)).key(row) for row in range(3)] == ["1", "2", "3"]
     assert beside.read_bytes() == bytes(content)
     monkeypatch.setattr(tar_store, "scan", None)
@@ -172,14 +172,14 @@ def test_a_damaged_index_that_cannot_be_removed_is_made_anew_elsewhere(
 
 def test_it_goes_to_the_cache_folder_where_its_name_beside_is_taken(shard: Path, tmp_path: Path) -> None:
     index_places(str(shard), None)[0].mkdir()
-    store = IndexStore(tmp_path / "cache")
+    store = IndexCache(tmp_path / "cache")
     assert store.load(str(shard)).summary.samples == 3
     assert index_places(str(shard), tmp_path / "cache")[1].is_file()
 
 
 def test_a_pipe_in_the_place_of_an_index_is_not_waited_for(shard: Path) -> None:
     os.mkfifo(index_places(str(shard), None)[0])
-    assert IndexStore().load(str(shard)).summary.samples == 3
+    assert IndexCache().load(str(shard)).summary.samples == 3
 
 
 @pytest.mark.parametrize("change", [{"repeated": (0, 3)}, {"repeated": (-1, 0)}, {"name": "__key__"}])
@@ -202,9 +202,9 @@ def test_a_process_that_is_killed_while_it_indexes_leaves_nothing_in_the_way(
 ) -> None:
     """Killed when the bytes are written and not yet in their place."""
     monkeypatch.setattr(os, "replace", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-    child = multiprocessing.get_context("fork").Process(target=IndexStore().load, args=(str(shard),))
+    child = multiprocessing.get_context("fork").Process(target=IndexCache().load, args=(str(shard),))
     child.start()
     child.join(timeout=60)
     assert child.exitcode == -9
     monkeypatch.undo()
-    assert IndexStore().load(str(shard)).summary.samples == 3
+    assert IndexCache().load(str(shard)).summary.samples == 3

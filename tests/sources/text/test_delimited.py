@@ -20,10 +20,11 @@ from hypothesis import strategies as st
 
 import rankfeed as rf
 from rankfeed.errors import ArgumentError, CorruptError, RankfeedError, SourceError
-from rankfeed.sources.text import parse as delimited_text
+from rankfeed.sources.text import csv_text, dialect, json_lines
 from rankfeed.sources.text import source as delimited
+from rankfeed.sources.text.detect import CSV_FORMAT, JSONL_FORMAT
 from rankfeed.sources.text.json_lines import check_lines
-from rankfeed.sources.text.source import CSV_FORMAT, JSONL_FORMAT, CsvSource, JsonlSource, is_large, rows
+from rankfeed.sources.text.source import CsvSource, JsonlSource, is_large, rows
 
 ROWS = [{"id": i, "score": i / 4, "name": f"n{i}, é", "tokens": list(range(i % 4))} for i in range(300)]
 
@@ -283,7 +284,7 @@ def test_files_that_differ_in_columns_are_named_both(tmp_path: Path) -> None:
 
 def test_large_text_is_refused_with_the_way_to_pack_it(csv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not is_large(csv)
-    for module in (delimited, delimited_text):
+    for module in (delimited, dialect):
         monkeypatch.setattr(module, "LIMIT", 1000)
     assert is_large(csv)
     with pytest.raises(SourceError, match=r"too large[\s\S]*rankfeed pack .*t\.csv"):
@@ -291,7 +292,7 @@ def test_large_text_is_refused_with_the_way_to_pack_it(csv: Path, monkeypatch: p
 
 
 def test_a_gzip_bomb_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delimited_text, "LIMIT", 1 << 20)
+    monkeypatch.setattr(dialect, "LIMIT", 1 << 20)
     bomb = tmp_path / "bomb.csv.gz"
     with gzip.open(bomb, "wb") as file:
         file.write(b"a\n")
@@ -341,19 +342,22 @@ def test_what_a_file_is_is_found_by_looking(name: str, content: bytes, kind: str
 def test_a_stream_gives_the_same_samples(
     piece: int, csv: Path, jsonl: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delimited_text, "PIECE", piece)
+    for module in (csv_text, json_lines):
+        monkeypatch.setattr(module, "PIECE", piece)
     for path in (csv, jsonl):
         assert [plain(sample) for sample in rows(path)] == samples_of(opened(path))
 
 
 def test_large_text_is_packed_in_a_stream(jsonl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delimited_text, "PIECE", 500)
+    for module in (csv_text, json_lines):
+        monkeypatch.setattr(module, "PIECE", 500)
     packed = rf.pack(rows(jsonl), tmp_path / "packed", progress=False)
     assert [plain(sample) for sample in packed] == ROWS
 
 
 def test_a_stream_names_the_line_of_what_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delimited_text, "PIECE", 64)
+    for module in (csv_text, json_lines):
+        monkeypatch.setattr(module, "PIECE", 64)
     lines = tmp_path / "t.jsonl"
     lines.write_text('{"a": 1}\n' * 50 + '{"a": "x"}\n')
     with pytest.raises(CorruptError, match=r"t\.jsonl[\s\S]*types="):
@@ -385,7 +389,8 @@ def test_a_stream_names_the_line_of_what_does_not_fit(tmp_path: Path, monkeypatc
 def test_a_stream_refuses_a_quote_that_is_not_closed(
     rows_before: int, end: str, message: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delimited_text, "PIECE", 64)
+    for module in (csv_text, json_lines):
+        monkeypatch.setattr(module, "PIECE", 64)
     path = tmp_path / "t.csv"
     path.write_text("a,b\n" + "text,t\n" * rows_before + end)
     if message is not None:

@@ -15,7 +15,7 @@ from rankfeed.proof.verify.damage import Damage, Piece
 from rankfeed.proof.verify.decoding import ROW_GROUP, archives, decoding, tables
 from rankfeed.proof.verify.shards import mds_pieces, packed_pieces, tar_pieces, tar_shards, wholly_described
 from rankfeed.sources import open as open_source
-from rankfeed.sources.mds.source import folders_of
+from rankfeed.sources.mds.detect import mds_folders
 from rankfeed.sources.open import formats
 from rankfeed.sources.paths import Paths, as_paths, expand
 
@@ -154,7 +154,7 @@ def _mds(place: Any, verdict: DataVerdict, opening: dict[str, Any]) -> tuple[lis
     pieces: list[Piece] = []
     damage: list[Damage] = []
     summed = True
-    for folder in folders_of(place):
+    for folder in mds_folders(place):
         some, wrong, hashes = mds_pieces(folder)
         pieces += some
         damage += wrong
@@ -162,7 +162,7 @@ def _mds(place: Any, verdict: DataVerdict, opening: dict[str, Any]) -> tuple[lis
     if summed:
         verdict.checksums = "the hashes of index.json"
     elif not damage:
-        pieces += decoding(open_source(place, **opening), _files(folders_of(place)))
+        pieces += decoding(open_source(place, **opening), _files(mds_folders(place)))
     return pieces, damage
 
 

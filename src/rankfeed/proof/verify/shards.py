@@ -13,14 +13,14 @@ import numpy as np
 
 from rankfeed.errors import RankfeedError
 from rankfeed.proof.verify.damage import Damage, Piece, Step, stamp
-from rankfeed.sources.mds.index import MdsShard, examine
+from rankfeed.sources.mds.index import ColumnEncodings, MdsShard, examine_index
 from rankfeed.sources.mds.shard import check_hashes, is_hashed, locate, read_shard
 from rankfeed.sources.packed import check_shard
-from rankfeed.sources.tar.descriptions import Described, is_wids, read_wids, tars_in
+from rankfeed.sources.tar.detect import is_wids, tars_in
 from rankfeed.sources.tar.index import TarIndex, from_bytes, read_summary
 from rankfeed.sources.tar.index_cache import index_places
 from rankfeed.sources.tar.scan import scan
-from rankfeed.sources.tar.shards import described
+from rankfeed.sources.tar.shard_list import ShardList, list_shards, read_wids
 from rankfeed.storage import Manifest, load_manifest, map_file
 from rankfeed.storage.manifest import ShardInfo
 
@@ -69,19 +69,19 @@ def mds_pieces(folder: str) -> tuple[list[Piece], list[Damage], bool]:
     Raises:
         SourceError, CorruptError: the index cannot be read.
     """
-    shards, columns, wrong = examine(folder)
+    index = examine_index(folder)
     pieces = [
         Piece(
             ("mds", *stamp(shard.path), sorted(shard.hashes.items()), shard.samples, shard.bytes),
             shard.bytes,
-            lambda step, shard=shard: _mds(shard, columns, step),  # type: ignore[misc]
+            lambda step, shard=shard: _mds(shard, index.columns, step),  # type: ignore[misc]
         )
-        for shard in shards
+        for shard in index.shards
     ]
-    return pieces, [Damage.of(error) for error in wrong], all(map(is_hashed, shards))
+    return pieces, [Damage.of(error) for error in index.problems], all(map(is_hashed, index.shards))
 
 
-def _mds(shard: MdsShard, columns: dict[str, tuple[str, int]], step: Step) -> Iterator[Damage]:
+def _mds(shard: MdsShard, columns: ColumnEncodings, step: Step) -> Iterator[Damage]:
     try:
         data = read_shard(shard)
         check_hashes(data, shard)
@@ -91,7 +91,7 @@ def _mds(shard: MdsShard, columns: dict[str, tuple[str, int]], step: Step) -> It
     step(shard.bytes)
 
 
-def tar_shards(where: Any, split: str | None) -> Described:
+def tar_shards(where: Any, split: str | None) -> ShardList:
     """Which shards are meant; those of a wids descriptor are looked for later, one by one.
 
     Raises:
@@ -99,10 +99,10 @@ def tar_shards(where: Any, split: str | None) -> Described:
     """
     if isinstance(where, (str, os.PathLike)) and is_wids(os.fspath(where)) and split is None:
         return read_wids(os.fspath(where), check=False)
-    return described(where, split)
+    return list_shards(where, split)
 
 
-def tar_pieces(these: Described, cache_dir: str | None) -> tuple[list[Piece], list[Damage]]:
+def tar_pieces(these: ShardList, cache_dir: str | None) -> tuple[list[Piece], list[Damage]]:
     """Tar shards: headers against indexes; counts, sizes and checksums against descriptions."""
     nothing: list[Any] = [None] * len(these.shards)
     sizes, md5s = these.sizes or nothing, these.md5s or nothing
@@ -117,7 +117,7 @@ def tar_pieces(these: Described, cache_dir: str | None) -> tuple[list[Piece], li
     return pieces, list(_undescribed(these))
 
 
-def _undescribed(these: Described) -> Iterator[Damage]:
+def _undescribed(these: ShardList) -> Iterator[Damage]:
     """Shards that lie beside those of a wids descriptor and are not in it."""
     if not these.where.endswith(".json"):
         return
@@ -203,6 +203,6 @@ def _differ(place: str, name: str, expected: Any, found: Any) -> Iterator[Damage
         yield Damage(what, f"{place}, entry {row}", str(expected[row]), str(found[row]))
 
 
-def wholly_described(these: Described) -> bool:
+def wholly_described(these: ShardList) -> bool:
     """Whether each shard has a checksum of its content."""
     return len(these.md5s) == len(these.shards) and None not in these.md5s

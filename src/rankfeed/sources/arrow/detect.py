@@ -1,11 +1,13 @@
-"""Detection of Arrow IPC files and streams, without importing pyarrow."""
+"""Detection of written datasets, and of Arrow IPC files and streams, without importing pyarrow."""
 
 from __future__ import annotations
 
 import os
 
 from rankfeed.errors import SourceError
+from rankfeed.sources.format import Format
 from rankfeed.sources.paths import Paths, expand, files_in, head, matched
+from rankfeed.storage import MANIFEST_NAME
 
 SUFFIXES = (".arrow", ".arrows", ".feather", ".ipc")
 
@@ -46,3 +48,14 @@ def arrow_files(where: Paths) -> list[str]:
             raise SourceError("no Arrow files in the folder", expected=" or ".join(SUFFIXES), where=path)
         found += inside
     return found
+
+
+def is_packed(where: Paths) -> bool:
+    """Whether this is the folder of a completely written dataset."""
+    return isinstance(where, (str, os.PathLike)) and os.path.isfile(os.path.join(where, MANIFEST_NAME))
+
+
+FORMAT = Format(
+    "arrow", "Arrow IPC files or streams (.arrow, .feather)", fits, "rankfeed.sources.arrow.source:ArrowSource"
+)
+PACKED_FORMAT = Format("packed", "a folder that rankfeed packed", is_packed, "rankfeed.sources.packed:open_packed")

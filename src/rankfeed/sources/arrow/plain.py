@@ -20,7 +20,7 @@ from rankfeed.errors import CorruptError
 from rankfeed.sources.arrow.errors import REMEDY
 from rankfeed.sources.arrow.nested import shape_error
 from rankfeed.sources.arrow.types import ArrayShape, field_of, shaped_field, storage_type, tensor_axes
-from rankfeed.sources.scattered import Placed, Places, compacted, rows_at, words
+from rankfeed.sources.scattered import RowOffsets, ScatteredRows, packed_runs, rows_at, words
 
 Bytes = npt.NDArray[np.uint8]
 Int64 = npt.NDArray[np.int64]
@@ -156,7 +156,7 @@ class PlainColumn:
             numbers = words(data, width).view(f"<i{width}") if aligned else None
             self._levels.append(_Level(base, width, top, length, numbers))
 
-    def part(self, batch: Int64, row: Int64, slots: Int64 | None, where: Where) -> Places | RowSlices:
+    def part(self, batch: Int64, row: Int64, slots: Int64 | None, where: Where) -> RowOffsets | RowSlices:
         """Some rows, as a part of a column.
 
         Args:
@@ -170,7 +170,7 @@ class PlainColumn:
         """
         begin = self._begin.take(batch)
         if not self._levels:
-            return Places(self._data, begin + row * self._step, slots)
+            return RowOffsets(self._data, begin + row * self._step, slots)
         first, last = row, row + 1
         for number, level in enumerate(self._levels):
             base, top, length = level.base.take(batch), level.top.take(batch), level.length
@@ -192,7 +192,7 @@ class PlainColumn:
                 )
         starts, nbytes = begin + first * self._step, (last - first) * self._step
         if self._field.kind == "dense":
-            return Places(self._data, starts, slots)
+            return RowOffsets(self._data, starts, slots)
         return self._slices(starts, nbytes, slots, where)
 
     def _offsets(
@@ -221,7 +221,7 @@ class PlainColumn:
         if not shape and not (starts % dtype.itemsize).any():
             size = dtype.itemsize
             return RowSlices(words(self._data, size).view(dtype), starts // size, nbytes // size, slots)
-        copied, targets = compacted(self._data, starts, nbytes)
+        copied, targets = packed_runs(self._data, starts, nbytes)
         size = max(1, field.row_bytes())
         return RowSlices(copied.view(dtype).reshape(-1, *shape), targets // size, nbytes // size, slots)
 
@@ -235,7 +235,7 @@ def _check_lengths(
         CorruptError: one has another length.
     """
     counts = np.where(first == last, 0, last - first + 1)
-    copied, targets = compacted(data, base + first * width, counts * width)
+    copied, targets = packed_runs(data, base + first * width, counts * width)
     offsets = copied.view(f"<i{width}").astype(np.int64)
     steps = np.append(np.diff(offsets), length)
     ends = (targets // width + counts - 1)[counts > 0]
@@ -249,5 +249,5 @@ def _check_lengths(
 def column_from_plain_parts(field: Field, parts: Sequence[Any]) -> Column:
     """The column with these parts."""
     if field.kind == "dense":
-        return Placed(parts, np.dtype(field.dtype), field.shape)
+        return ScatteredRows(parts, np.dtype(field.dtype), field.shape)
     return Ragged(parts) if field.kind == "ragged" else BytesColumn(parts, text=field.kind == "str")

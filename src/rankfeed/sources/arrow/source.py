@@ -16,13 +16,12 @@ from rankfeed._util.validate import check_bool, invalid
 from rankfeed.columns import ColumnBuffer, Columns, Field, column_from_parts
 from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.arrow.columns import read_columns
-from rankfeed.sources.arrow.detect import arrow_files, fits
+from rankfeed.sources.arrow.detect import arrow_files
 from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.arrow.file import ArrowFile, check_same_schema, open_arrow
 from rankfeed.sources.arrow.plain import column_from_plain_parts
 from rankfeed.sources.arrow.types import VALID, ArrayShape, Nulls, fields_of
 from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
-from rankfeed.sources.format import Format
 from rankfeed.sources.paths import Paths, common_root
 from rankfeed.sources.source import Int64, by_chunk, check_columns, check_ids
 from rankfeed.storage import DataFiles, check_not_truncated, digest_of
@@ -115,7 +114,7 @@ class ArrowSource(ChunkedSource):
         self._fingerprint = digest_of(*names, *map(str.encode, (*self._digests, self.files.fingerprint)))
         self._init_chunks(self._chunks[:, 3], cache_bytes)
         if not self._decoded:
-            self.looks_ahead = 0
+            self.prefetch_distance = 0
 
     def __repr__(self) -> str:
         one = len(self._paths) == 1
@@ -228,6 +227,3 @@ def _copy_batch(batch: Any) -> Any:
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
     return pa.ipc.open_stream(sink.getvalue()).read_next_batch()
-
-
-FORMAT = Format("arrow", "Arrow IPC files or streams (.arrow, .feather)", fits, ArrowSource)

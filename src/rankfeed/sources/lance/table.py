@@ -1,14 +1,14 @@
-"""A version of a Lance table as one process reads it: calls into the Lance library, and what may go wrong there.
+"""A version of a Lance table, read with the Lance library.
 
-Nothing here may run in a process that will be forked; :mod:`rankfeed.sources.lance.process` sees to that.
+Nothing here may run in a process that is forked later: see `rankfeed.sources.lance.process`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,57 +16,28 @@ import numpy.typing as npt
 
 from rankfeed.errors import ArgumentError, CorruptError, UnsafeError
 from rankfeed.sources.extras import need
-from rankfeed.sources.lance.errors import DAMAGED, check_file, native, no_version, short
+from rankfeed.sources.lance.errors import DAMAGED, check_file, lance_errors, no_such_version, short_message
 from rankfeed.storage import check_data_name, digest_of
 
 Int64 = npt.NDArray[np.int64]
 
-
-@dataclass(frozen=True)
-class DataFile:
-    """A file of a fragment.
-
-    Args:
-        path: relative to the table's directory of data.
-        size: bytes that the manifest says it has; 0 where that is not recorded.
-    """
-
-    path: str
-    size: int = 0
-
-
-def _data_file(file: Any, where: str) -> DataFile:
-    """A file as Lance describes it.
-
-    Raises:
-        UnsafeError: it is outside the table.
-    """
-    check_data_name(file.path, where)
-    if getattr(file, "base_id", None) is not None:
-        raise UnsafeError(
-            "the table names files of another table (a shallow clone)",
-            expected="files in the directory of the table",
-            found=f"{file.path} of base {file.base_id}",
-            where=where,
-            remedy="open the other table; or copy it by LanceDataset.deep_clone()",
-        )
-    return DataFile(file.path, file.file_size_bytes or 0)
+_THREADS = 8
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What there is to know of a version before any row is read. Pickles, and is compared where it is read.
+class TableInfo:
+    """What is known of a version before rows are read.
 
     Args:
         uri: of the table.
-        version: the version's number.
+        version: number of the version.
         schema: a `pyarrow.Schema`.
-        fragments: int64 [f], their numbers.
+        fragments: int64 [f], their ids.
         rows: int64 [f], rows of each that are not deleted.
-        data_bytes: int64 [f], size of each one's data files.
-        digest: of all this but the place, and of the data files' names, which Lance draws at random.
-        chosen: int64 [k], sorted: the rows that a filter lets through, counted over the table's live rows.
-        files: for each fragment, the paths of its files that lie in the table's folder.
+        data_bytes: int64 [f], size of the data files of each.
+        digest: of all this except the URI, and of the names of the data files, which Lance draws at random.
+        chosen: int64 [k], sorted: the rows that a filter accepts, counted over the rows that are not deleted.
+        files: for each fragment, the paths of its files that are in the table's directory.
     """
 
     uri: str
@@ -86,49 +57,42 @@ class LanceTable:
     Args:
         uri: of the table.
         version: its number or a tag; None for the latest.
-        table: a `lance.LanceDataset` that is open already.
-
-    Raises:
-        SourceError: there is no such table or version.
-        CorruptError: it is damaged.
+        table: an open `lance.LanceDataset`; None to open one.
     """
 
     def __init__(self, uri: str, version: int | str | None, table: Any = None) -> None:
         lance = need("lance", extra="lance")
         self.uri = uri
-        with native(f"{uri}, version {version or 'latest'}"):
+        with lance_errors(f"{uri}, version {version or 'latest'}"):
             try:
                 self._table = lance.dataset(uri, version=version) if table is None else table
             except ValueError as error:
                 if "not found" in str(error).lower():
-                    raise no_version(uri, version, error) from error
+                    raise no_such_version(uri, version, error) from error
                 raise
             self.version = int(self._table.version)
             self._fragments = {fragment.fragment_id: fragment for fragment in self._table.get_fragments()}
+        self._where = f"{uri}, version {self.version}"
         self._checked: set[int] = set()
 
-    def facts(self, condition: str | None = None) -> Facts:
-        """Schema, fragments and counts; and which rows a condition lets through.
+    def resolved_version(self) -> int:
+        """Number of the version."""
+        return self.version
 
-        Raises:
-            ArgumentError: the condition is none of SQL on this table's columns.
-            CorruptError: the manifest cannot be believed.
-        UnsafeError: it names files outside the table.
-        """
-        where = f"{self.uri}, version {self.version}"
+    def info(self, condition: str | None = None) -> TableInfo:
+        """Schema, fragments and counts, and the rows that a condition in SQL accepts."""
         rows, sizes, names, paths = [], [], [], []
-        with native(where):
+        with lance_errors(self._where):
             schema = self._table.schema
             for fragment in self._fragments.values():
-                metadata = fragment.metadata
-                files = [_data_file(file, where) for file in metadata.files]
+                files = [_checked_file(file, self._where) for file in fragment.metadata.files]
                 rows.append(int(fragment.count_rows()))
-                sizes.append(sum(file.size for file in files))
-                names.append(f"{fragment.fragment_id}:{metadata.physical_rows}:{rows[-1]}:{files}")
+                sizes.append(sum(size for _, size in files))
+                names.append(f"{fragment.fragment_id}:{fragment.metadata.physical_rows}:{rows[-1]}:{files}")
                 paths.append(self._paths(fragment))
         if rows and min(rows) < 0:
-            raise CorruptError("a fragment has a negative number of rows", where=where, remedy=DAMAGED)
-        found = Facts(
+            raise CorruptError("a fragment has a negative number of rows", where=self._where, remedy=DAMAGED)
+        return TableInfo(
             self.uri,
             self.version,
             schema,
@@ -136,12 +100,12 @@ class LanceTable:
             np.array(rows, np.int64),
             np.array(sizes, np.int64),
             digest_of(str(self.version).encode(), str(schema).encode(), "\n".join(names).encode()),
-            files=tuple(paths),
+            None if condition is None else self._matching_rows(condition),
+            tuple(paths),
         )
-        return found if condition is None else replace(found, chosen=self._chosen(condition, where))
 
     def _paths(self, fragment: Any) -> tuple[str, ...]:
-        """Where the files of a fragment lie, those of other tables left out (a shallow clone has some)."""
+        """Paths of the files of a fragment, without those of other tables (in a shallow clone)."""
         metadata = fragment.metadata
         files = [f"data/{each.path}" for each in metadata.files if getattr(each, "base_id", None) is None]
         deletions = metadata.deletion_file
@@ -149,43 +113,8 @@ class LanceTable:
             files += filter(None, [fragment.deletion_file()])
         return () if "://" in self.uri else tuple(os.path.join(self.uri, each) for each in files)
 
-    def deleted_from(self) -> list[int]:
-        """Fragments that have a list of deleted rows."""
-        with native(f"{self.uri}, version {self.version}"):
-            return [number for number, each in self._fragments.items() if each.metadata.deletion_file]
-
-    def check(self) -> None:
-        """Whether all files are there and whole, as far as their sizes and ends tell.
-
-        Raises:
-            SourceError, CorruptError: they are not.
-        """
-
-        def look(number: int) -> None:
-            with native(self.where(number)):
-                self._check_files(number)
-
-        with ThreadPoolExecutor(8) as pool:
-            for _ in pool.map(look, self._fragments):
-                pass
-
-    def try_deletions(self, fragments: Sequence[int]) -> None:
-        """Read lists of deleted rows: damaged ones may end the process, so do it where that does no harm.
-
-        Raises:
-            CorruptError: one is damaged.
-        """
-
-        def read(number: int) -> None:
-            with native(self.where(number)):
-                self._fragments[number].scanner(columns=[], with_row_address=True, limit=1).to_table()
-
-        with ThreadPoolExecutor(8) as pool:
-            for _ in pool.map(read, fragments):
-                pass
-
-    def _chosen(self, condition: str, where: str) -> Int64:
-        with native(where):
+    def _matching_rows(self, condition: str) -> Int64:
+        with lance_errors(self._where):
             try:
                 scanner = self._table.scanner(columns=["_rowoffset"], filter=condition, scan_in_order=True)
                 parts = [batch.column(0).to_numpy().astype(np.int64) for batch in scanner.to_batches()]
@@ -195,101 +124,120 @@ class LanceTable:
                 raise ArgumentError(
                     "the filter cannot be used",
                     expected="a condition in SQL on the table's columns, such as: label = 3 AND year > 1999",
-                    found=f"{condition!r}: {short(error)}",
-                    where=where,
+                    found=f"{condition!r}: {short_message(error)}",
+                    where=self._where,
                 ) from error
         return np.sort(np.concatenate(parts)) if parts else np.empty(0, np.int64)
 
-    def span(self, fragment: int, first: int, count: int, columns: Sequence[str]) -> Any:
-        """A stretch of a fragment's live rows, as a `pyarrow.Table`.
+    def fragments_with_deletions(self) -> list[int]:
+        """Fragments that have a list of deleted rows."""
+        with lance_errors(self._where):
+            return [number for number, each in self._fragments.items() if each.metadata.deletion_file]
 
-        Raises:
-            SourceError, CorruptError: it cannot be read.
-        """
-        where = self.where(fragment)
-        with native(where):
+    def check(self) -> None:
+        """Check that all files exist and are complete, by their sizes and ends."""
+        self._each_fragment(self._check_files, self._fragments)
+
+    def read_deletions(self, fragments: Sequence[int]) -> None:
+        """Read lists of deleted rows; damaged ones may crash the process."""
+
+        def read(number: int) -> None:
+            self._fragments[number].scanner(columns=[], with_row_address=True, limit=1).to_table()
+
+        self._each_fragment(read, fragments)
+
+    def _each_fragment(self, work: Callable[[int], None], fragments: Iterable[int]) -> None:
+        def one(number: int) -> None:
+            with lance_errors(self._fragment_name(number)):
+                work(number)
+
+        with ThreadPoolExecutor(_THREADS) as pool:
+            for _ in pool.map(one, fragments):
+                pass
+
+    def span(self, fragment: int, first: int, count: int, columns: Sequence[str]) -> Any:
+        """A range of the rows of a fragment that are not deleted, as a `pyarrow.Table`."""
+        where = self._fragment_name(fragment)
+        with lance_errors(where):
             self._check_files(fragment)
             scanner = self._fragments[fragment].scanner(
                 columns=list(columns), offset=first, limit=count, batch_size=max(1, count)
             )
-            table = scanner.to_table()
-        return _counted(table, count, where)
+            return _counted(scanner.to_table(), count, where)
 
     def take(self, rows: Int64, fragments: Sequence[int], columns: Sequence[str]) -> Any:
-        """Rows of the table (counted over its live rows, ascending), as a `pyarrow.Table`.
+        """Rows as a `pyarrow.Table`.
 
         Args:
-            rows: int64 [m].
-            fragments: those that the rows lie in.
-            columns: names of the table's columns.
-
-        Raises:
-            SourceError, CorruptError: they cannot be read.
+            rows: int64 [m], ascending, counted over the rows of the table that are not deleted.
+            fragments: those that contain the rows.
+            columns: names of columns of the table.
         """
-        where = f"{self.uri}, version {self.version}"
-        with native(where):
+        with lance_errors(self._where):
             for fragment in fragments:
                 if fragment not in self._checked:
                     self._check_files(fragment)
                     self._checked.add(fragment)
-            table = self._table.take(rows, columns=list(columns))
-        return _counted(table, len(rows), where)
+            return _counted(self._table.take(rows, columns=list(columns)), len(rows), self._where)
 
     def batch(self, rows: Int64, columns: Any, row_ids: bool) -> Any:
-        """Rows of the table (counted over its live rows), in the order given, as a `pyarrow.RecordBatch`.
+        """Rows (at least one) in the given order, as a `pyarrow.RecordBatch`.
 
-        Args:
-            rows: int64 [m], at least one.
-            columns: names of columns, or names and what they are in SQL.
-            row_ids: whether to add the column `_rowid`.
-
-        Raises:
-            SourceError, CorruptError: they cannot be read.
+        ``columns`` are names, or a dict of names and SQL expressions; ``row_ids`` adds the column `_rowid`.
         """
-        where = f"{self.uri}, version {self.version}"
         if row_ids:
             columns = {**columns, "_rowid": "_rowid"} if isinstance(columns, dict) else [*columns, "_rowid"]
-        with native(where):
+        with lance_errors(self._where):
             table = self._table.take(rows, columns=columns).combine_chunks()
-        (batch,) = _counted(table, len(rows), where).to_batches()
+        (batch,) = _counted(table, len(rows), self._where).to_batches()
         return batch
 
     def blobs(self, rows: Int64, column: str) -> list[bytes | None]:
-        """The bytes of a blob column in some rows of the table, in the order given.
-
-        Raises:
-            SourceError, CorruptError: they cannot be read.
-        """
-        where = f"{self.uri}, version {self.version}, column {column!r}"
-        with native(where):
+        """The bytes of a blob column in some rows, in the given order."""
+        where = f"{self._where}, column {column!r}"
+        with lance_errors(where):
             pairs = self._table.read_blobs(column, indices=rows.tolist(), preserve_order=True)
         if len(pairs) != len(rows):
             raise CorruptError("blobs are missing", expected=len(rows), found=len(pairs), where=where)
         return [content for _, content in pairs]
 
-    def where(self, fragment: int) -> str:
-        """A fragment, for errors."""
-        return f"{self.uri}, version {self.version}, fragment {fragment}"
+    def _fragment_name(self, fragment: int) -> str:
+        return f"{self._where}, fragment {fragment}"
 
     def _check_files(self, fragment: int) -> None:
-        """Lance reads what a cut file seems to say; the size in the manifest knows better."""
+        """Compare the files with the manifest: Lance reads truncated files without an error."""
         metadata = self._fragments[fragment].metadata
         if "://" in self.uri:
             return
-        deletions = metadata.deletion_file
+        where = self._fragment_name(fragment)
         for file in metadata.files:
-            path = _data_file(file, self.where(fragment)).path
-            check_file(os.path.join(self.uri, "data", path), file.file_size_bytes, self.where(fragment))
+            path, _ = _checked_file(file, where)
+            check_file(os.path.join(self.uri, "data", path), file.file_size_bytes, where)
+        deletions = metadata.deletion_file
         if deletions is not None and getattr(deletions, "base_id", None) is None:
             path = self._fragments[fragment].deletion_file()
             if path is not None:
-                check_file(os.path.join(self.uri, path), None, self.where(fragment))
+                check_file(os.path.join(self.uri, path), None, where)
+
+
+def _checked_file(file: Any, where: str) -> tuple[str, int]:
+    """Path and size of a data file, which must be in the table's directory; 0 if the size is not recorded."""
+    check_data_name(file.path, where)
+    if getattr(file, "base_id", None) is not None:
+        raise UnsafeError(
+            "the table names files of another table (a shallow clone)",
+            expected="files in the directory of the table",
+            found=f"{file.path} of base {file.base_id}",
+            where=where,
+            remedy="open the other table; or copy it by LanceDataset.deep_clone()",
+        )
+    return file.path, file.file_size_bytes or 0
 
 
 def _counted(table: Any, rows: int, where: str) -> Any:
     if table.num_rows != rows:
         raise CorruptError(
-            "Lance returned another number of rows than were asked for",
+            "Lance returned another number of rows than requested",
             expected=rows,
             found=table.num_rows,
             where=where,

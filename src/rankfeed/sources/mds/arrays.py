@@ -1,7 +1,7 @@
-"""The headers of arrays in MDS shards, read for a whole batch at once.
+"""Headers of arrays in MDS shards, read for a whole batch at once.
 
-Where the column has no type of its own, a value starts with a byte for it; then come a byte with the number of
-dimensions (times four) and the width of their numbers (0 to 3: 1, 2, 4 or 8 bytes), these numbers, the elements.
+A value is: a byte for the dtype if the column has none; a byte with the number of dimensions (times four) and the
+width of their sizes (0 to 3: 1, 2, 4 or 8 bytes); these sizes; the elements.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rankfeed.sources.scattered import rows_at
 Data = npt.NDArray[np.uint8]
 Int64 = npt.NDArray[np.int64]
 
-#: The byte that stands for a type.
+#: Code -> dtype.
 DTYPES = {
     8: "uint8", 9: "int8", 16: "uint16", 17: "int16", 18: "float16", 32: "uint32", 33: "int32", 34: "float32",
     64: "uint64", 65: "int64", 66: "float64",
@@ -26,13 +26,13 @@ DTYPES = {
 
 
 @dataclass(frozen=True)
-class Header:
-    """What the headers of some arrays say that start with the same bytes.
+class ArrayHeaders:
+    """Arrays whose headers start with the same bytes.
 
     Args:
-        which: int64 [m], of the arrays asked for.
+        which: int64 [m], positions among the requested arrays.
         dtype: of their elements.
-        size: of the header, in bytes.
+        size: of each header, in bytes.
         shapes: int64 [m, dimensions].
     """
 
@@ -42,67 +42,58 @@ class Header:
     shapes: Int64
 
     def rows(self, starts: Int64, lengths: Int64) -> Iterator[tuple[int, int, int, list[int]]]:
-        """For each array its number, where its elements lie and how many bytes they are, and its shape."""
+        """For each array: its position, start and length of its elements in bytes, and its shape."""
         begin, length = starts[self.which] + self.size, lengths[self.which] - self.size
         return zip(self.which.tolist(), begin.tolist(), length.tolist(), self.shapes.tolist(), strict=True)
 
 
-def headers(
+def read_headers(
     data: Data, starts: Int64, lengths: Int64, dtype: str | None, where: Callable[[int], str]
-) -> list[Header]:
-    """Read the headers of arrays, and check that their elements fill the rest.
+) -> list[ArrayHeaders]:
+    """Read headers of arrays, and check that the elements fill the rest.
 
     Args:
         data: uint8, the shard.
-        starts: int64 [m], where each array lies, inside the shard.
+        starts: int64 [m], start of each array, inside the shard.
         lengths: int64 [m], bytes of each.
-        dtype: of all; None where each says its own.
+        dtype: of all; None if each has its own.
         where: names the sample of an array.
-
-    Raises:
-        CorruptError: a header is damaged; names the sample.
     """
-    size = 1 if dtype else 2
-    short = lengths < size
-    if short.any():
-        raise _damaged("a header", f"{lengths.min()} bytes", where(int(np.argmax(short))))
-    codes = rows_at(data, starts, size).astype(np.int64)
-    codes = codes[:, 0] if dtype else codes[:, 0] << 8 | codes[:, 1]
-    return [
-        _header(data, starts, lengths, np.flatnonzero(codes == code), code, dtype, where)
-        for code in np.unique(codes).tolist()
-    ]
-
-
-def _header(
-    data: Data,
-    starts: Int64,
-    lengths: Int64,
-    which: Int64,
-    code: int,
-    dtype: str | None,
-    where: Callable[[int], str],
-) -> Header:
-    found = dtype or DTYPES.get(code >> 8)
-    ndim, width = (code & 0xFF) >> 2, 1 << (code & 3)
     first = 1 if dtype else 2
-    size = first + ndim * width
-    if found is None or ndim == 0:
-        raise _damaged("a type and a shape", f"code {code:#x}", where(int(which[0])))
-    short = lengths[which] < size
-    if short.any():
-        raise _damaged(f"{size} bytes of header", "less", where(int(which[np.argmax(short)])))
-    raw = rows_at(data, starts[which] + first, ndim * width).view(f"<u{width}")
-    elements = (lengths[which] - size) // np.dtype(found).itemsize
-    # As floats, since a product of damaged numbers overflows; numbers that can be right are exact.
-    wrong = raw.astype(np.float64).prod(1) * np.dtype(found).itemsize != lengths[which] - size
-    wrong |= (raw == 0).any(1)
-    if wrong.any():
-        row = int(np.argmax(wrong))
-        raise _damaged(f"{elements[row]} elements", f"shape {raw[row].tolist()}", where(int(which[row])))
-    return Header(which, found, size, raw.astype(np.int64))
 
+    def check(bad: npt.NDArray[np.bool_], which: Int64, expected: str, found: Callable[[int], object]) -> None:
+        if bad.any():
+            row = int(np.argmax(bad))
+            raise CorruptError(
+                "an array is damaged",
+                expected=expected,
+                found=found(row),
+                where=where(int(which[row])),
+                remedy="fetch the shard again, or write the dataset again",
+            )
 
-def _damaged(expected: object, found: object, where: str) -> CorruptError:
-    remedy = "fetch the shard anew, or write the data set again"
-    return CorruptError("an array is damaged", expected=expected, found=found, where=where, remedy=remedy)
+    check(lengths < first, np.arange(len(lengths)), "a header", lambda row: f"{lengths[row]} bytes")
+    raw = rows_at(data, starts, first).astype(np.int64)
+    codes = raw[:, 0] if dtype else raw[:, 0] << 8 | raw[:, 1]
+    headers = []
+    for code in np.unique(codes).tolist():
+        which = np.flatnonzero(codes == code)
+        found = dtype or DTYPES.get(code >> 8)
+        ndim, width = (code & 0xFF) >> 2, 1 << (code & 3)
+        size = first + ndim * width
+        if found is None or ndim == 0:
+            check(np.ones(1, np.bool_), which, "a dtype and a shape", lambda _, code=code: f"code {code:#x}")  # type: ignore[misc]
+        check(lengths[which] < size, which, f"{size} bytes of header", lambda _: "less")
+        itemsize = np.dtype(found).itemsize
+        shapes = rows_at(data, starts[which] + first, ndim * width).view(f"<u{width}")
+        # As floats: a product of damaged sizes overflows, and valid ones are exact.
+        wrong = shapes.astype(np.float64).prod(1) * itemsize != lengths[which] - size
+        wrong |= (shapes == 0).any(1)
+        check(
+            wrong,
+            which,
+            "as many elements as the value has bytes for",
+            lambda row, shapes=shapes: f"shape {shapes[row].tolist()}",  # type: ignore[misc]
+        )
+        headers.append(ArrayHeaders(which, str(found), size, shapes.astype(np.int64)))
+    return headers

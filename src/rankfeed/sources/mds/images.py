@@ -12,8 +12,8 @@ from rankfeed.errors import safe_str
 from rankfeed.sources.extras import need
 
 
-def opened(value: bytes) -> Any:
-    """A JPEG or PNG, decoded."""
+def _decode(value: bytes) -> Any:
+    """A JPEG or PNG."""
     library = need("PIL.Image", extra="image")
     try:
         image = library.open(BytesIO(value), formats=("JPEG", "PNG"))
@@ -23,22 +23,22 @@ def opened(value: bytes) -> Any:
     return image
 
 
-def raw(value: bytes) -> Any:
-    """An image as Pillow keeps it: width, height and length of the mode's name (uint32), that name, pixels."""
+def _decode_raw(value: bytes) -> Any:
+    """An image as Pillow stores it: width, height and length of the mode's name (uint32), the name, pixels."""
     library = need("PIL.Image", extra="image")
     width, height, length = _numbers(value, 0, 3)
     mode = value[12 : 12 + length].decode("ascii")
     pixels = value[12 + length :]
     bits = {"1": 1, "L": 8, "P": 8, "LA": 16, "La": 16, "PA": 16, "I;16": 16, "RGB": 24, "YCbCr": 24, "LAB": 24}
     bits |= {"HSV": 24, "RGBA": 32, "RGBa": 32, "RGBX": 32, "CMYK": 32, "I": 32, "F": 32}
-    # Before Pillow makes room for it: the size is the file's word.
+    # Checked before Pillow allocates memory for it.
     if not width or not height or (width * bits.get(mode, 0) + 7) // 8 * height != len(pixels):
         raise ValueError(f"{len(pixels)} bytes for {width} x {height} in mode {mode!r}")
     return library.frombytes(mode, (width, height), pixels)
 
 
-def listed(decode: Callable[[bytes], Any], start: int) -> Callable[[bytes], list[Any]]:
-    """A decoder of lists of images: their number at ``start``, their sizes (uint32), then themselves."""
+def _list_of(decode: Callable[[bytes], Any], start: int) -> Callable[[bytes], list[Any]]:
+    """A decoder of lists of images: their number at ``start``, their sizes (uint32), then the images."""
 
     def decode_all(value: bytes) -> list[Any]:
         (count,) = _numbers(value, start, 1)
@@ -63,12 +63,12 @@ def _numbers(value: bytes, start: int, count: int) -> list[int]:
 
 #: Encoding -> decoder.
 IMAGES: dict[str, Callable[[bytes], Any]] = {
-    "pil": raw,
-    "jpeg": opened,
-    "png": opened,
-    "jpeg_array": listed(opened, 0),
-    "jpegarray": listed(opened, 0),
-    "list[pil]": listed(raw, 4),
-    "list[jpeg]": listed(opened, 4),
-    "list[png]": listed(opened, 4),
+    "pil": _decode_raw,
+    "jpeg": _decode,
+    "png": _decode,
+    "jpeg_array": _list_of(_decode, 0),
+    "jpegarray": _list_of(_decode, 0),
+    "list[pil]": _list_of(_decode_raw, 4),
+    "list[jpeg]": _list_of(_decode, 4),
+    "list[png]": _list_of(_decode, 4),
 }

@@ -1,4 +1,4 @@
-"""The index of an MDS data set (MosaicML Streaming): which shards there are, and how their columns are stored."""
+"""The index of an MDS dataset (MosaicML Streaming): its shards, and how their columns are encoded."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ import msgspec
 
 from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.json_index import read_json
+from rankfeed.sources.mds.detect import INDEX_NAME
 from rankfeed.storage import check_data_name, resolve_data_name
 from rankfeed.storage.decodable import decodable
 
-INDEX_NAME = "index.json"
-REMEDY = "fetch the shard and the index anew, or write the data set again"
+REMEDY = "fetch the shard and the index again, or write the dataset again"
 
-#: What MosaicML's writer calls its shards.
+#: Encoding and size in bytes (0: it varies) of each column, in storage order.
+ColumnEncodings = Mapping[str, tuple[str, int]]
+
+#: Names of shards that MosaicML's writer uses.
 _SHARD = re.compile(r"shard\.[0-9]+\.mds(\.[a-z]+)?")
-
-#: Places in a shard are 32 bits wide.
-_MOST = (1 << 32) - 1
-Count = Annotated[int, msgspec.Meta(ge=0, le=_MOST)]
+#: Offsets in a shard have 32 bits.
+Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 32) - 1)]
 
 
 @decodable
@@ -55,16 +56,16 @@ class _Index(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class MdsShard:
-    """One shard.
+    """A shard.
 
     Args:
-        path: of the file to read, as it is or compressed.
+        path: of the file to read, compressed or not.
         bytes: of that file.
-        compression: how it is compressed; None where it is not.
-        raw_bytes: when decompressed.
-        samples: in it.
-        hashes: of the decompressed shard, by the name of the algorithm.
-        columns: encoding and size in bytes of each column (0: it varies), which the shard's header repeats.
+        compression: of that file; None for none.
+        raw_bytes: after decompression.
+        samples: number of samples.
+        hashes: of the decompressed shard, by name of the algorithm.
+        columns: encodings, which the header of the shard repeats.
     """
 
     path: str
@@ -73,86 +74,75 @@ class MdsShard:
     raw_bytes: int
     samples: int
     hashes: Mapping[str, str]
-    columns: Mapping[str, tuple[str, int]]
+    columns: ColumnEncodings
 
 
 @dataclass(frozen=True)
 class MdsIndex:
-    """The shards of a folder, and what all of them hold.
+    """The shards of a directory.
 
     Args:
         shards: in the order of sample ids; those without samples are left out.
-        columns: for each column, in the order in which they lie, its encoding and its size in bytes
-            (0: it varies).
-        digest: what the fingerprint is made of.
+        columns: encodings.
+        digest: for the fingerprint.
+        problems: errors about shards that are missing, invalid, or not in the index.
     """
 
     shards: list[MdsShard]
-    columns: dict[str, tuple[str, int]]
+    columns: ColumnEncodings
     digest: bytes
+    problems: list[SourceError]
 
 
 def read_index(folder: str) -> MdsIndex:
-    """Read ``index.json``, and look for the shards that it names.
+    """Read ``index.json`` and check that its shards exist; raises the first problem."""
+    index = examine_index(folder)
+    for error in index.problems:
+        raise error
+    if not index.shards or not index.columns:
+        raise SourceError("the dataset is empty", where=os.path.join(folder, INDEX_NAME))
+    return index
 
-    Raises:
-        SourceError: there is none, it is of another version or format, or shards differ in their columns.
-        CorruptError: it is damaged, lists a shard twice, or a shard is missing or of another size.
-        UnsafeError: a name is absolute, contains ".." or is a URL.
-    """
+
+def examine_index(folder: str) -> MdsIndex:
+    """As `read_index`, but returns problems of single shards."""
     where = os.path.join(folder, INDEX_NAME)
-    index = _read(where)
+    index = read_json(where, _Index)
+    _check_names(index, where)
     shards: list[MdsShard] = []
-    columns: dict[str, tuple[str, int]] | None = None
-    for each in index.shards:
-        found = _columns(each, where)
-        if columns is None:
-            columns = found
-        if found != columns:
-            raise SourceError(
-                "shards differ in their columns",
-                expected=columns,
-                found=found,
-                where=f"{where}, {each.raw_data.basename if each.raw_data else 'a shard'}",
-                remedy="write the shards with the same columns, or open them as data sets of their own",
-            )
-        if each.samples:
-            shards.append(_found(folder, each, where))
-    if not shards or not columns:
-        raise SourceError("the data set is empty", where=where)
-    for name in _forgotten(folder, index):
-        raise _not_in_index(name, where)
-    names = [(each.raw_data, each.zip_data, each.samples) for each in index.shards]
-    return MdsIndex(shards, columns, msgspec.json.encode((names, columns)))
-
-
-def examine(folder: str) -> tuple[list[MdsShard], dict[str, tuple[str, int]], list[SourceError]]:
-    """The shards that are there, their columns, and all that is wrong with the others.
-
-    Raises:
-        SourceError, CorruptError, UnsafeError: the index cannot be read.
-    """
-    where = os.path.join(folder, INDEX_NAME)
-    index = _read(where)
-    shards: list[MdsShard] = []
-    wrong: list[SourceError] = []
-    columns: dict[str, tuple[str, int]] = {}
+    problems: list[SourceError] = []
+    columns: ColumnEncodings | None = None
     for each in index.shards:
         try:
             found = _columns(each, where)
-            columns = columns or found
+            columns = found if columns is None else columns
             if found != columns:
-                raise CorruptError("shards differ in their columns", expected=columns, found=found, where=where)
+                raise SourceError(
+                    "shards differ in their columns",
+                    expected=columns,
+                    found=found,
+                    where=f"{where}, {each.raw_data.basename if each.raw_data else 'a shard'}",
+                    remedy="write the shards with the same columns, or open them as datasets of their own",
+                )
             if each.samples:
-                shards.append(_found(folder, each, where))
+                shards.append(_find_shard(folder, each, found, where))
         except SourceError as error:
-            wrong.append(error)
-    wrong += [_not_in_index(name, where) for name in _forgotten(folder, index)]
-    return shards, columns, wrong
+            problems.append(error)
+    problems += [
+        CorruptError(
+            "a shard is not in the index",
+            found=name,
+            where=where,
+            remedy="write the index again, or move the shard away if it does not belong to the data",
+        )
+        for name in _unlisted_shards(folder, index)
+    ]
+    columns = columns or {}
+    names = [(each.raw_data, each.zip_data, each.samples) for each in index.shards]
+    return MdsIndex(shards, columns, msgspec.json.encode((names, columns)), problems)
 
 
-def _read(where: str) -> _Index:
-    index = read_json(where, _Index)
+def _check_names(index: _Index, where: str) -> None:
     for shard in index.shards:
         for file in (shard.raw_data, shard.zip_data):
             if file is not None:
@@ -165,34 +155,24 @@ def _read(where: str) -> _Index:
                 expected=f"{name!r} once",
                 found=f"{count} times",
                 where=where,
-                remedy="fetch the index again, or write the data set again",
+                remedy="fetch the index again, or write the dataset again",
             )
-    return index
 
 
-def _not_in_index(name: str, where: str) -> CorruptError:
-    return CorruptError(
-        "a shard is not in the index",
-        found=name,
-        where=where,
-        remedy="write the index anew, or move the shard away if it does not belong to the data",
-    )
-
-
-def _forgotten(folder: str, index: _Index) -> Iterator[str]:
-    """Shards that lie beside those of the index, and are not in it: their samples would be lost."""
-    named = {
+def _unlisted_shards(folder: str, index: _Index) -> Iterator[str]:
+    """Shards beside those of the index: their samples would be missing without an error."""
+    listed = {
         each.basename for shard in index.shards for each in (shard.raw_data, shard.zip_data) if each is not None
     }
-    for place in sorted({os.path.dirname(name) for name in named}):
+    for place in sorted({os.path.dirname(name) for name in listed}):
         if not os.path.isdir(os.path.join(folder, place)):
             continue  # its shards have no samples
         for entry in sorted(os.listdir(os.path.join(folder, place))):
-            if _SHARD.fullmatch(entry) and os.path.join(place, entry) not in named:
+            if _SHARD.fullmatch(entry) and os.path.join(place, entry) not in listed:
                 yield os.path.join(place, entry)
 
 
-def _columns(shard: _Shard, where: str) -> dict[str, tuple[str, int]]:
+def _columns(shard: _Shard, where: str) -> ColumnEncodings:
     if shard.version != 2 or shard.format != "mds":
         raise SourceError(
             "shards of another format",
@@ -208,28 +188,26 @@ def _columns(shard: _Shard, where: str) -> dict[str, tuple[str, int]]:
     return {name: (encoding, size or 0) for name, encoding, size in zip(names, encodings, sizes, strict=True)}
 
 
-def _found(folder: str, shard: _Shard, where: str) -> MdsShard:
-    """The file of a shard: decompressed if that is there, else compressed."""
+def _find_shard(folder: str, shard: _Shard, columns: ColumnEncodings, where: str) -> MdsShard:
+    """The file of a shard: decompressed if it exists, otherwise compressed."""
     raw, packed = shard.raw_data, shard.zip_data
     if raw is None:
         raise CorruptError("a shard has no file", found="raw_data is null", where=where, remedy=REMEDY)
     path, size, compression = resolve_data_name(folder, raw.basename, where), raw.bytes, None
     if packed is not None and not os.path.exists(path):
-        path, size, compression = (
-            resolve_data_name(folder, packed.basename, where),
-            packed.bytes,
-            shard.compression or "",
-        )
+        path, size = resolve_data_name(folder, packed.basename, where), packed.bytes
+        compression = shard.compression or ""
     try:
         actual: Any = os.stat(path).st_size
     except OSError as error:
         actual = error.strerror
     if actual != size:
+        is_missing = isinstance(actual, str)
         raise CorruptError(
-            "a shard is missing" if isinstance(actual, str) else "a shard has another size than the index says",
+            "a shard is missing" if is_missing else "a shard has another size than the index says",
             expected=f"{size} bytes",
-            found=actual if isinstance(actual, str) else f"{actual} bytes",
+            found=actual if is_missing else f"{actual} bytes",
             where=path,
             remedy=REMEDY,
         )
-    return MdsShard(path, size, compression, raw.bytes, shard.samples, raw.hashes, _columns(shard, where))
+    return MdsShard(path, size, compression, raw.bytes, shard.samples, raw.hashes, columns)

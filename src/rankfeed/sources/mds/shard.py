@@ -1,13 +1,12 @@
-"""The bytes of an MDS shard: decompressed if need be, and where in them each column of a sample lies.
+"""The bytes of an MDS shard, decompressed if necessary, and the offsets of its columns.
 
-A shard is ``samples: uint32``, ``offsets: uint32[samples + 1]``, the configuration as JSON, then the samples. A
+A shard is ``samples: uint32``, ``offsets: uint32[samples + 1]``, its configuration as JSON, then the samples. A
 sample is the sizes of its columns that vary (uint32 each), then all columns, in the order of their names.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -16,7 +15,7 @@ import numpy.typing as npt
 import xxhash
 
 from rankfeed.errors import CorruptError, SourceError
-from rankfeed.sources.mds.index import REMEDY, MdsShard
+from rankfeed.sources.mds.index import REMEDY, ColumnEncodings, MdsShard
 from rankfeed.sources.scattered import rows_at
 from rankfeed.storage import map_file
 from rankfeed.storage.decodable import decodable
@@ -24,17 +23,12 @@ from rankfeed.storage.decodable import decodable
 Bytes = npt.NDArray[np.uint8]
 Int64 = npt.NDArray[np.int64]
 
-#: Names in an index -> pyarrow's.
+#: Names of codecs in an index, and in pyarrow.
 _CODECS = {"br": "brotli", "bz2": "bz2", "gz": "gzip", "snappy": "snappy", "zstd": "zstd"}
 
 
 def read_shard(shard: MdsShard) -> Bytes:
-    """The bytes of a shard: a view of the file, or decompressed and compared with the index's checksums.
-
-    Raises:
-        SourceError: it cannot be read, or is compressed in a way that nobody knows.
-        CorruptError: it is damaged, or its header describes other columns than the index.
-    """
+    """The bytes of a shard: a view of the file, or decompressed and compared with the checksums of the index."""
     data = map_file(shard.path)
     if len(data) != shard.bytes:
         raise damaged(shard, f"{shard.bytes} bytes", f"{len(data)} bytes")
@@ -55,9 +49,9 @@ class _Header(msgspec.Struct, frozen=True):
 
 
 def _check_header(data: Bytes, shard: MdsShard) -> None:
-    """Compare the shard's own description of its columns with the index. An empty description says nothing."""
+    """Compare the columns in the header of the shard, which may be empty, with the index."""
     first = 4 * (shard.samples + 2)
-    end = int(data[4:8].view("<u4")[0])  # where the first sample starts
+    end = int(data[4:8].view("<u4")[0])  # start of the first sample
     if not first <= end <= len(data):
         raise damaged(shard, f"a header that ends between {first} and {len(data)}", end)
     if end == first:
@@ -86,13 +80,13 @@ def _check_header(data: Bytes, shard: MdsShard) -> None:
 
 
 def _decompressed(data: Bytes, shard: MdsShard) -> Bytes:
-    """Never more than the index says, however much the file would give."""
+    """Decompress a shard, never to more bytes than the index says."""
     import pyarrow as pa
 
-    name = (shard.compression or "").split(":")[0]  # "zstd:7" was compressed at level 7
+    name = (shard.compression or "").split(":")[0]  # "zstd:7" is level 7
     if name not in _CODECS:
         raise SourceError(
-            "a shard is compressed in an unknown way",
+            "a shard has an unknown compression",
             expected=" or ".join(_CODECS),
             found=repr(name[:40]),
             where=shard.path,
@@ -100,7 +94,7 @@ def _decompressed(data: Bytes, shard: MdsShard) -> Bytes:
     out = np.empty(shard.raw_bytes, np.uint8)
     try:
         if name == "snappy":
-            _unsnap(data, out)
+            _decompress_snappy(data, out)
         else:
             with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(data)), _CODECS[name]) as stream:
                 done = 0
@@ -114,8 +108,8 @@ def _decompressed(data: Bytes, shard: MdsShard) -> Bytes:
     return out
 
 
-def _unsnap(data: Bytes, out: Bytes) -> None:
-    """Snappy puts the size in front, seven bits a byte; pyarrow leaves bytes unset where it is less than asked."""
+def _decompress_snappy(data: Bytes, out: Bytes) -> None:
+    """Decompress after checking the size, a varint at the start: pyarrow does not fill a larger buffer."""
     import pyarrow as pa
 
     size = 0
@@ -129,46 +123,26 @@ def _unsnap(data: Bytes, out: Bytes) -> None:
 
 
 def check_hashes(data: Bytes, shard: MdsShard) -> None:
-    """Compare a shard with those of its checksums whose algorithm is known.
-
-    Raises:
-        CorruptError: they differ.
-    """
+    """Compare a shard with the checksums of known algorithms."""
     for name, expected in shard.hashes.items():
-        make = _algorithm(name)
-        if make is not None and (found := make(data.data).hexdigest()) != expected:
+        hasher = _hasher(name)
+        if hasher is not None and (found := hasher(data.data).hexdigest()) != expected:
             raise damaged(shard, f"{name} {expected}", found)
 
 
 def is_hashed(shard: MdsShard) -> bool:
-    """Whether a shard has a checksum whose algorithm is known."""
-    return any(_algorithm(name) for name in shard.hashes)
+    """Whether a shard has a checksum of a known algorithm."""
+    return any(_hasher(name) for name in shard.hashes)
 
 
-def _algorithm(name: str) -> Any:
-    """What makes a checksum; None where nobody knows."""
+def _hasher(name: str) -> Any:
     if name in hashlib.algorithms_available and not name.startswith("shake"):
         return getattr(hashlib, name, None)
     return getattr(xxhash, name, None) if name in xxhash.algorithms_available else None
 
 
-def locate(
-    data: Bytes, rows: Int64, columns: Mapping[str, tuple[str, int]], shard: MdsShard
-) -> dict[str, tuple[Int64, Int64]]:
-    """Where the columns of some samples lie.
-
-    Args:
-        data: uint8, the shard.
-        rows: int64 [m], samples in it.
-        columns: all of them, with encoding and size, as the index has them.
-        shard: it, for errors.
-
-    Returns:
-        for each column its starts and lengths in bytes, int64 [m]; all of them inside the shard.
-
-    Raises:
-        CorruptError: a sample's sizes contradict each other; names it.
-    """
+def locate(data: Bytes, rows: Int64, columns: ColumnEncodings, shard: MdsShard) -> dict[str, tuple[Int64, Int64]]:
+    """Start and length in bytes of each column in some samples: int64 [m] each, checked to be inside the shard."""
     offsets = data[4 : 4 * (shard.samples + 2)].view("<u4")
     begin, end = offsets[rows].astype(np.int64), offsets[rows + 1].astype(np.int64)
     varying = [name for name, (_, size) in columns.items() if not size]
@@ -177,14 +151,14 @@ def locate(
     bad = (begin < first) | (end > len(data)) | (begin + head > end)
     if bad.any():
         row = int(np.argmax(bad))
-        raise damaged(shard, f"a place from {first} to {len(data)}", f"{begin[row]} to {end[row]}", rows[row])
+        raise damaged(shard, f"offsets from {first} to {len(data)}", f"{begin[row]} to {end[row]}", rows[row])
     sizes = rows_at(data, begin, head).view("<u4").astype(np.int64) if head else np.empty((len(rows), 0), np.int64)
     places: dict[str, tuple[Int64, Int64]] = {}
     start = begin + head
     for name, (_, size) in columns.items():
         length = np.full(len(rows), size, np.int64) if size else sizes[:, varying.index(name)]
         places[name] = start, length
-        start = start + length  # at most 2^32 a column: no overflow
+        start = start + length  # at most 2^32 per column: no overflow
     if (start != end).any():
         row = int(np.argmax(start != end))
         raise damaged(
@@ -194,6 +168,6 @@ def locate(
 
 
 def damaged(shard: MdsShard, expected: object, found: object, row: object = None) -> CorruptError:
-    """What is wrong with a shard, or with a sample of it."""
+    """The error for a damaged shard or sample."""
     where = shard.path if row is None else f"{shard.path}, sample {row}"
     return CorruptError("a shard is damaged", expected=expected, found=found, where=where, remedy=REMEDY)

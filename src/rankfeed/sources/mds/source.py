@@ -1,8 +1,7 @@
-"""MDS data sets (MosaicML Streaming), read as they lie: shards are mapped, or decompressed as a whole."""
+"""MDS datasets (MosaicML Streaming), read in place: shards are mapped, or decompressed as a whole."""
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -15,41 +14,39 @@ from rankfeed._util.validate import check_bool
 from rankfeed.columns import ColumnBuffer, Columns, Field
 from rankfeed.errors import SourceError, UnsafeError
 from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
-from rankfeed.sources.format import Format
+from rankfeed.sources.mds.detect import INDEX_NAME, mds_folders
 from rankfeed.sources.mds.encodings import Encoding, encoding_of
-from rankfeed.sources.mds.index import INDEX_NAME, MdsIndex, MdsShard, read_index
+from rankfeed.sources.mds.index import MdsIndex, MdsShard, read_index
 from rankfeed.sources.mds.shard import check_hashes, locate, read_shard
-from rankfeed.sources.paths import Paths, head
-from rankfeed.sources.source import Int64, by_chunk, check_columns, check_ids
+from rankfeed.sources.paths import Paths
+from rankfeed.sources.source import BLOCK_BYTES, Int64, by_chunk, check_columns, check_ids
 from rankfeed.storage import DataFiles, check_not_truncated, digest_of
 
 Bytes = npt.NDArray[np.uint8]
 
-#: Shards that are held open; what a batch points into stays, however many others are opened.
+#: Shards that are held open.
 OPEN_SHARDS = 128
-#: Bytes of a block of a shard that is not compressed.
-_BLOCK_BYTES = 4 << 20
-#: Samples that are looked at to learn what arrays are in a column.
+#: Samples that are probed for the fields of arrays.
 _PROBES = 16
 
 
 class MdsSource(ChunkedSource):
-    """Folders that MosaicML Streaming's MDSWriter wrote.
+    """Directories that MosaicML Streaming's MDSWriter wrote.
 
     Args:
         where: a folder with an ``index.json`` (also one merged from folders below it), or a list of folders.
-        columns: names of those to offer, which are alone decoded; None for all.
-        decode: whether images, JSON and pickles are decoded, or left as the bytes that they are.
-        objects: columns of arrays that have neither type nor shape in common, to be kept as they are.
+        columns: names of the columns to offer; only these are decoded; None for all.
+        decode: whether images, JSON and pickles are decoded, or left as bytes.
+        objects: columns of arrays that differ in dtype or shape, to be delivered as objects.
         allow_pickle: whether pickled columns may be read. Reading them runs code that they contain.
-        check: whether shards that are not compressed are compared with the index's checksums, each when it is
-            first opened. Compressed ones always are.
-        cache_bytes: of decompressed shards that are kept, shared by the threads of a process.
+        check: whether uncompressed shards are compared with the checksums of the index, each when it is first
+            opened. Compressed ones always are.
+        cache_bytes: decompressed bytes to keep, shared by the threads of a process.
 
     Raises:
         SourceError: there is no index, it is of another format, or shards differ in their columns.
         CorruptError: the index is damaged, or a shard is missing or of another size.
-        UnsafeError: a column is pickled, or a name leads out of the folder.
+        UnsafeError: a column is pickled, or a name leaves the directory.
         ArgumentError: no such column.
     """
 
@@ -66,16 +63,15 @@ class MdsSource(ChunkedSource):
         check: bool = False,
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
-        decode, check = check_bool("decode", decode), check_bool("check", check)
-        self._folders = [os.path.abspath(each) for each in folders_of(where)]
-        index = _read(self._folders)
+        decode, self._check = check_bool("decode", decode), check_bool("check", check)
+        self._folders = [os.path.abspath(each) for each in mds_folders(where)]
+        index = _read_indexes(self._folders)
         self._shards, self._columns = index.shards, index.columns
         self._index_digest = digest_of(index.digest)
         self.files = DataFiles([shard.path for shard in self._shards])
         self._fingerprint = digest_of(self._index_digest.encode(), self.files.fingerprint.encode())
-        self._check = check
-        names = check_columns(columns, dict.fromkeys(self._columns, Field("object")))
-        check_columns(objects, dict.fromkeys(self._columns, Field("object")))
+        names = check_columns(columns, self._columns)
+        check_columns(objects, self._columns)
         place = os.path.join(self._folders[0], INDEX_NAME)
         self._options = (decode, frozenset(objects))
         self._encodings = self._find_encodings(names, place)
@@ -84,7 +80,7 @@ class MdsSource(ChunkedSource):
                 raise UnsafeError(
                     "a column is pickled: reading it runs code that it contains",
                     where=f"{place}, column {name!r}",
-                    remedy="leave it out with columns=, or pass allow_pickle=True if you trust whoever wrote it",
+                    remedy="leave it out with columns=, or pass allow_pickle=True if you trust its author",
                 )
         self._init_chunks([shard.samples for shard in self._shards], cache_bytes)
         self._open: HandleCache[Bytes] = HandleCache(OPEN_SHARDS)
@@ -93,22 +89,21 @@ class MdsSource(ChunkedSource):
     def _find_encodings(self, names: Sequence[str], place: str) -> dict[str, Encoding]:
         decode, objects = self._options
         return {
-            name: encoding_of(self._columns[name][0], name, place, decode=decode, whole=name in objects)
+            name: encoding_of(self._columns[name][0], name, place, decode=decode, as_objects=name in objects)
             for name in names
         }
 
     def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
-        state["_encodings"] = list(self._encodings)  # they are functions, which do not travel
-        return state
+        # Encodings have functions that cannot be pickled.
+        return {**super().__getstate__(), "_encodings": list(self._encodings)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._encodings = self._find_encodings(state["_encodings"], "")
-        found = digest_of(_read(self._folders).digest)
+        found = digest_of(_read_indexes(self._folders).digest)
         if found != self._index_digest:
             raise SourceError(
-                "the data set was replaced while it was in use",
+                "the dataset was replaced while it was in use",
                 expected=self._index_digest,
                 found=found,
                 where=self._folders[0],
@@ -121,12 +116,11 @@ class MdsSource(ChunkedSource):
 
     @property
     def default_shuffle(self) -> Literal["global", "window"]:  # type: ignore[override]
-        """Any order where shards are mapped; windows where they are decompressed as a whole."""
+        """Windows if shards are decompressed as a whole."""
         return "global" if all(shard.compression is None for shard in self._shards) else "window"
 
     @property
     def fields(self) -> Mapping[str, Field]:
-        """What each column holds."""
         return self._fields
 
     @property
@@ -136,46 +130,33 @@ class MdsSource(ChunkedSource):
 
     @property
     def fingerprint(self) -> str:
-        """Of the index (names, sizes, counts, columns and checksums), and of content samples."""
+        """Digest of the index (names, sizes, counts, columns, checksums) and of content samples."""
         return self._fingerprint
 
     def _find_fields(self) -> dict[str, Field]:
         probes = np.unique(np.linspace(0, self._shards[0].samples - 1, _PROBES).astype(np.int64))
+        none = np.empty(0, np.uint8)
         fields = {}
-        data: Bytes | None = None
         for name, encoding in self._encodings.items():
-            place = probes[:0], probes[:0]
+            data, place = none, (probes[:0], probes[:0])
             if self._columns[name][0].startswith("ndarray") and not self._columns[name][1]:
-                data = self._shard(0, 0) if data is None else data
+                data = self._shard(0, 0)
                 place = locate(data, probes, self._columns, self._shards[0])[name]
-            none = np.empty(0, np.uint8) if data is None else data
-            fields[name] = encoding.field(none, *place, lambda row: self._where(0, int(probes[row])))
+            fields[name] = encoding.field(data, *place, lambda row: self._where(0, int(probes[row])))
         return fields
 
     def _where(self, number: int, row: int) -> str:
         return f"{self._shards[number].path}, sample {row}"
 
     def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
-        """The rows of some samples: bytes and text as pointers into the shards, the rest read.
-
-        Args:
-            sample_ids: ints in [0, len(self)).
-            columns: names of those wanted; None for all.
-
-        Raises:
-            SourceError: no such sample, or a shard cannot be read.
-            CorruptError: a shard is damaged.
-        """
         ids = check_ids(sample_ids, len(self))
         names = check_columns(columns, self._fields)
         self.files.check_open(at_intervals=True)
         parts: dict[str, list[Any]] = {name: [] for name in names}
-        wanted = by_chunk(ids, self._chunk_starts)
-        for number, rows, slots in wanted:
-            shard = self._shards[number]
+        for number, rows, slots in by_chunk(ids, self._chunk_starts):
             data = self._shard(number, len(rows))
-            check_not_truncated(data, shard.path)
-            places = locate(data, rows, self._columns, shard)
+            check_not_truncated(data, self._shards[number].path)
+            places = locate(data, rows, self._columns, self._shards[number])
             for name in names:
 
                 def where(row: int, name: str = name, number: int = number, rows: Int64 = rows) -> str:
@@ -187,10 +168,9 @@ class MdsSource(ChunkedSource):
         return Columns(made, len(ids))
 
     def expect(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> None:
-        """Decompress what will be read next, in the background."""
         for number, _, _ in by_chunk(check_ids(sample_ids, len(self)), self._chunk_starts):
             if self._shards[number].compression is not None:
-                self._cache.ahead((number, ()), lambda number=number: self._load_chunk(number, ()))  # type: ignore[misc]
+                self._cache.prefetch((number, ()), self._loader(number, ()))
 
     def _load_chunk(self, number: int, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
         data = read_shard(self._shards[number])
@@ -200,8 +180,7 @@ class MdsSource(ChunkedSource):
 
     def _shard(self, number: int, used: int) -> Bytes:
         """The bytes of a shard."""
-        shard = self._shards[number]
-        if shard.compression is not None:
+        if self._shards[number].compression is not None:
             return self._chunk(number, (), used)[""].values
         return self._open.get(number, lambda: self._opened(number))
 
@@ -214,12 +193,8 @@ class MdsSource(ChunkedSource):
         return data
 
 
-def _read(folders: Sequence[str]) -> MdsIndex:
-    """The indexes of some folders as one.
-
-    Raises:
-        SourceError: they differ in their columns.
-    """
+def _read_indexes(folders: Sequence[str]) -> MdsIndex:
+    """The indexes of some directories as one."""
     indexes = [read_index(folder) for folder in folders]
     for folder, index in zip(folders, indexes, strict=True):
         if index.columns != indexes[0].columns:
@@ -231,25 +206,10 @@ def _read(folders: Sequence[str]) -> MdsIndex:
                 remedy="open them one by one",
             )
     shards = [shard for index in indexes for shard in index.shards]
-    return MdsIndex(shards, indexes[0].columns, b"\n".join(index.digest for index in indexes))
+    return MdsIndex(shards, indexes[0].columns, b"\n".join(index.digest for index in indexes), [])
 
 
 def _block_rows(shard: MdsShard) -> Int64:
-    blocks = 1 if shard.compression is not None else max(1, math.ceil(shard.raw_bytes / _BLOCK_BYTES))
+    blocks = 1 if shard.compression is not None else max(1, -(-shard.raw_bytes // BLOCK_BYTES))
     edges = np.linspace(0, shard.samples, min(blocks, shard.samples) + 1).astype(np.int64)
-    return np.diff(edges)
-
-
-def folders_of(where: Paths) -> list[str]:
-    """The folders meant, each given itself or by its index."""
-    paths = [os.fspath(where)] if isinstance(where, (str, os.PathLike)) else [os.fspath(each) for each in where]
-    return [os.path.dirname(path) or "." if os.path.basename(path) == INDEX_NAME else path for path in paths]
-
-
-def fits(where: Paths) -> bool:
-    """Whether these are folders with an index of shards."""
-    found = [head(os.path.join(folder, INDEX_NAME), 4096) for folder in folders_of(where)]
-    return bool(found) and all(each.lstrip()[:1] == b"{" and b'"shards"' in each for each in found)
-
-
-FORMAT = Format("mds", "an MDS folder of MosaicML Streaming (with index.json)", fits, MdsSource)
+    return edges[1:] - edges[:-1]

@@ -1,4 +1,4 @@
-"""A single `.npy` or `.npz` file: samples are rows along the first dimension."""
+"""A single `.npy` or `.npz` file whose rows along the first dimension are samples, and tables of such files."""
 
 from __future__ import annotations
 
@@ -19,33 +19,38 @@ from rankfeed.columns import Column, Columns, Dense, Field, Objects, RowTake
 from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.npy.header import Header, array_at, check_size, file_header, load_objects, reading
 from rankfeed.sources.npy.npz import Member, read_member, read_members
-from rankfeed.sources.source import Int64, Source, check_columns, check_ids
+from rankfeed.sources.source import (
+    BLOCK_BYTES,
+    Int64,
+    Source,
+    check_columns,
+    check_ids,
+    even_blocks,
+    reopen,
+)
 from rankfeed.storage import DataFiles, check_not_truncated, digest_of, map_file
 
 #: The column of a `.npy` file, which has no name of its own.
-_ARRAY = "array"
-#: About what is read in one go.
-_BLOCK_BYTES = 4 << 20
-#: Bytes that go into a checksum at once.
-_SUMMED = 16 << 20
+ARRAY = "array"
 
 
 class NumpyFileSource(Source):
     """Rows of one `.npy` file (column "array"), or of the arrays in one `.npz` file.
 
-    The file is memory-mapped; members of a `.npz` that are compressed are decompressed into memory. A member's
-    checksum is compared before its first row is given out: that reads the whole member, once in each process.
+    The file is memory-mapped; compressed members of a `.npz` are decompressed into memory. The checksum of a
+    member
+    is verified before its first row is read: that reads the whole member, once in each process.
 
     Args:
         path: of the file.
-        columns: names of those to offer; None for all.
+        columns: names of the columns to offer; None for all.
         allow_pickle: whether arrays of objects may be read, which runs code that they contain.
         files: what another process of the job saw first; None for the process that opens.
 
     Raises:
-        SourceError: it cannot be read, has no rows, or its arrays differ in their first dimension.
+        SourceError: the file cannot be read, has no rows, or its arrays differ in their first dimension.
         CorruptError: it is damaged.
-        UnsafeError: it holds objects, and these are not allowed.
+        UnsafeError: it has objects, and these are not allowed.
     """
 
     files: DataFiles
@@ -68,7 +73,7 @@ class NumpyFileSource(Source):
             self._members = read_members(path, path, allow_pickle=allow_pickle)
             headers = {name: member.header for name, member in self._members.items()}
         else:
-            headers = {_ARRAY: file_header(path, allow_pickle=allow_pickle)}
+            headers = {ARRAY: file_header(path, allow_pickle=allow_pickle)}
         if any(not header.shape for header in headers.values()):
             raise SourceError("an array without dimensions has no rows", where=path)
         lengths = {name: header.shape[0] for name, header in headers.items()}
@@ -80,15 +85,16 @@ class NumpyFileSource(Source):
                 where=path,
             )
         self._length = min(lengths.values())
-        self._headers = {name: headers[name] for name in check_columns(self._wanted, self._all_fields(headers))}
-        init_in_each_process(self.start_anew)
+        self._headers = {name: headers[name] for name in check_columns(self._wanted, headers)}
+        init_in_each_process(self._init_process)
 
-    def start_anew(self) -> None:
-        """In a forked child a thread of the parent may hold the lock, and never let go of it there."""
+    def _init_process(self) -> None:
+        """Create the lock: in a forked child, one of the parent could stay locked."""
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.path, self._wanted, self.allow_pickle, self.fingerprint, self.files)
+        options = {"columns": self._wanted, "allow_pickle": self.allow_pickle, "files": self.files}
+        return reopen, (NumpyFileSource, self.path, options, self.fingerprint)
 
     def _num_samples(self) -> int:
         return self._length
@@ -96,45 +102,27 @@ class NumpyFileSource(Source):
     def __repr__(self) -> str:
         return f"NumpyFileSource({self.path!r}, {len(self)} samples)"
 
-    @staticmethod
-    def _all_fields(headers: Mapping[str, Header]) -> dict[str, Field]:
+    @cached_property
+    def fields(self) -> Mapping[str, Field]:
         return {
             name: Field("object")
             if header.dtype.hasobject
             else Field("dense", header.dtype.name, header.shape[1:])
-            for name, header in headers.items()
+            for name, header in self._headers.items()
         }
 
     @cached_property
-    def fields(self) -> Mapping[str, Field]:
-        """What each column holds."""
-        return self._all_fields(self._headers)
-
-    @cached_property
     def blocks(self) -> Int64:
-        """Runs of rows of about 4 MiB: int64."""
+        """Rows of about 4 MiB: int64."""
         row_bytes = sum(field.row_bytes() for field in self.fields.values())
-        rows = max(1, min(self._length, _BLOCK_BYTES // row_bytes)) if row_bytes else self._length
-        full, rest = divmod(self._length, rows)
-        return np.array([rows] * full + [rest] * (rest > 0), np.int64)
+        return even_blocks(self._length, BLOCK_BYTES // row_bytes if row_bytes else self._length)
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of name, size, types, shapes, and content samples."""
-        schema = ",".join(f"{name}:{header}" for name, header in self._headers.items())
+        schema = ",".join(f"{name}:{header!r}" for name, header in self._headers.items())
         return digest_of(schema.encode(), self.files.fingerprint.encode())
 
     def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
-        """The rows of some samples: pointers into the mapped file; copied where they do not lie as in a batch.
-
-        Args:
-            sample_ids: ints in [0, len(self)).
-            columns: names of those wanted; None for all.
-
-        Raises:
-            SourceError: no such sample, or the file cannot be read.
-            CorruptError: an array is damaged.
-        """
         ids = check_ids(sample_ids, self._length)
         names = check_columns(columns, self.fields)
         self.files.check_open(at_intervals=True)
@@ -153,14 +141,14 @@ class NumpyFileSource(Source):
         return Columns(out, len(ids))
 
     def _load(self, names: Sequence[str]) -> None:
-        """Map those arrays that are not compressed, read the others, and compare their checksums."""
+        """Map the arrays that are not compressed, and read the others."""
         with self._lock:
-            names = [name for name in names if name not in self._arrays]  # another thread may have been quicker
+            names = [name for name in names if name not in self._arrays]  # loaded by another thread
             loaded: dict[str, npt.NDArray[Any]] = {}
             if names and self._members is None:
-                loaded[_ARRAY] = self._load_npy(self._headers[_ARRAY])
+                loaded[ARRAY] = self._load_npy(self._headers[ARRAY])
             elif self._members is not None:
-                loaded = self._load_members([(name, self._members[name]) for name in names])
+                loaded = self._load_members({name: self._members[name] for name in names})
             self.files.opened(0)
             self._arrays.update(loaded)
 
@@ -171,39 +159,37 @@ class NumpyFileSource(Source):
         check_size(header, len(data), self.path)
         return array_at(data, header)
 
-    def _load_members(self, members: Sequence[tuple[str, Member]]) -> dict[str, npt.NDArray[Any]]:
-        """The archive is opened and mapped once for all of them: it may have thousands."""
+    def _load_members(self, members: Mapping[str, Member]) -> dict[str, npt.NDArray[Any]]:
+        """Load members, of which an archive may have thousands: it is opened and mapped once."""
         loaded: dict[str, npt.NDArray[Any]] = {}
-        stored = [(name, member) for name, member in members if member.is_stored]
-        packed = [(name, member) for name, member in members if not member.is_stored]
-        if stored:
-            data = map_file(self.path)
-            for name, member in stored:
-                loaded[name] = _map_member(data, member)
-        if packed:
-            with reading(self.path), zipfile.ZipFile(self.path) as archive:
-                for name, member in packed:
-                    array = read_member(archive, member, allow_pickle=self.allow_pickle)
-                    array.flags.writeable = False  # it is kept, as a mapped one
-                    loaded[name] = array
+        data: npt.NDArray[np.uint8] | None = None
+        with reading(self.path), zipfile.ZipFile(self.path) as archive:
+            for name, member in members.items():
+                if member.is_mappable:
+                    data = map_file(self.path) if data is None else data
+                    loaded[name] = _map_member(data, member)
+                else:
+                    loaded[name] = read_member(archive, member, allow_pickle=self.allow_pickle)
+                    loaded[name].flags.writeable = False  # it is kept, like a mapped one
         return loaded
 
 
 def _map_member(data: npt.NDArray[np.uint8], member: Member) -> npt.NDArray[Any]:
     """An array as a view of the bytes of its archive."""
     info = member.info
-    # A member that is not compressed lies as it is behind its local header: 30 bytes, name, extra field.
+    # The local header: 30 bytes, the name, an extra field.
     local = data[info.header_offset : info.header_offset + 30].tobytes()
     start = (
         info.header_offset + 30 + int.from_bytes(local[26:28], "little") + int.from_bytes(local[28:30], "little")
     )
     if local[:4] != b"PK\x03\x04" or start + info.file_size > len(data):
         raise CorruptError("the file is damaged", found="a wrong local header", where=member.where)
-    if (found := _checksum(data[start : start + info.file_size])) != info.CRC:
+    checksum = _checksum(data[start : start + info.file_size])
+    if checksum != info.CRC:
         raise CorruptError(
             "the file is damaged",
             expected=f"checksum {info.CRC:08x}",
-            found=f"{found:08x}",
+            found=f"{checksum:08x}",
             where=member.where,
             remedy="fetch the file again, or write it again",
         )
@@ -211,16 +197,82 @@ def _map_member(data: npt.NDArray[np.uint8], member: Member) -> npt.NDArray[Any]
 
 
 def _checksum(content: npt.NDArray[np.uint8]) -> int:
-    """The checksum that an archive keeps of a member, which may be larger than what may stay mapped."""
-    found = 0
-    for start in range(0, len(content), _SUMMED):
-        piece = content[start : start + _SUMMED]
-        found = zlib.crc32(piece.data, found)
-    return found
+    return zlib.crc32(content.data)
 
 
-def _reopen(path: str, columns: Any, allow_pickle: bool, fingerprint: str, files: DataFiles) -> NumpyFileSource:
-    source = NumpyFileSource(path, columns=columns, allow_pickle=allow_pickle, files=files)
-    if source.fingerprint != fingerprint:
-        raise SourceError("the file changed while it was in use", where=path)
-    return source
+class NumpyColumnsSource(Source):
+    """Equally long `.npy` files as the columns of one table: row i of each file is sample i.
+
+    Args:
+        paths: of the files; a column has the name of its file, without the suffix.
+        columns: names of the columns to offer; None for all.
+        allow_pickle: whether arrays of objects may be read.
+
+    Raises:
+        SourceError: two files have the same name, or arrays differ in their first dimension; names both.
+        CorruptError, UnsafeError: see `NumpyFileSource`.
+    """
+
+    def __init__(
+        self, paths: Sequence[str], *, columns: Sequence[str] | None = None, allow_pickle: bool = False
+    ) -> None:
+        self._files: dict[str, NumpyFileSource] = {}
+        for path in paths:
+            name = column_name(path)
+            if name in self._files:
+                raise SourceError(
+                    "two columns have one name",
+                    expected="files of different names",
+                    found=f"{self._files[name].path} and {path}",
+                    remedy="rename one of them, or leave it out",
+                )
+            self._files[name] = NumpyFileSource(path, allow_pickle=allow_pickle)
+        first = next(iter(self._files.values()))
+        for each in self._files.values():
+            if len(each) != len(first):
+                raise SourceError(
+                    "columns differ in their number of rows",
+                    expected=f"{len(first)} rows, as in {first.path}",
+                    found=f"{len(each)} rows",
+                    where=each.path,
+                    remedy='leave the file out; or pass layout="samples" if each file is a sample',
+                )
+        self._names = check_columns(columns, self._files)
+
+    def _num_samples(self) -> int:
+        return len(next(iter(self._files.values())))
+
+    def __repr__(self) -> str:
+        return f"NumpyColumnsSource({', '.join(self._names)}: {len(self)} samples)"
+
+    @cached_property
+    def fields(self) -> Mapping[str, Field]:
+        return {name: self._files[name].fields[ARRAY] for name in self._names}
+
+    @cached_property
+    def blocks(self) -> Int64:
+        """The blocks of the file with the largest rows: int64."""
+        return max((self._files[name].blocks for name in self._names), key=len)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return digest_of(*(self._files[name].fingerprint.encode() for name in self._names))
+
+    def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
+        ids = check_ids(sample_ids, len(self))
+        names = check_columns(columns, self.fields)
+        return Columns({name: self._files[name].fetch(ids)[ARRAY] for name in names}, len(ids))
+
+    def check_unchanged(self) -> None:
+        for each in self._files.values():
+            each.check_unchanged()
+
+
+def column_name(path: str) -> str:
+    """The name of a file without its suffix.
+
+    Examples:
+        >>> column_name("data/x_train.npy")
+        'x_train'
+    """
+    return os.path.splitext(os.path.basename(path))[0]

@@ -1,31 +1,34 @@
-"""The `.npy` layout: a header that says type and shape, then the elements. Headers are untrusted input."""
+"""The header of a `.npy` file: type and shape of the elements after it. Headers are untrusted."""
 
 from __future__ import annotations
 
 import io
 import lzma
+import math
 import os
 import zipfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from rankfeed.columns import Field
 from rankfeed.errors import CorruptError, RankfeedError, SourceError, UnsafeError
 
-#: Read at once to get at a header.
+#: Bytes read at once for a header.
 HEAD = 4096
-#: Rows that a header may claim: those without elements take no space.
+#: Rows without elements take no space, so a header could claim any number of them.
 _MOST_ROWS = 1 << 48
-#: Dimensions of an array of numpy's.
 _MOST_DIMENSIONS = 64 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32
 
 
 @dataclass(frozen=True)
 class Header:
-    """What the head of a `.npy` file says.
+    """The header of a `.npy` file.
 
     Args:
         dtype: of the elements.
@@ -39,13 +42,19 @@ class Header:
     fortran: bool
     offset: int
 
+    def __str__(self) -> str:
+        return f"{self.dtype.name}{list(self.shape)}"
+
     @property
     def nbytes(self) -> int:
         """Bytes of the elements."""
-        count = self.dtype.itemsize
-        for extent in self.shape:
-            count *= extent
-        return count
+        return self.dtype.itemsize * math.prod(self.shape)
+
+    def fits(self, field: Field) -> bool:
+        """Whether the array is a row of a dense or ragged column."""
+        shape = self.shape[1:] if field.kind == "ragged" else self.shape
+        same_rank = field.kind != "ragged" or len(self.shape) == len(field.shape) + 1
+        return self.dtype.name == field.dtype and shape == field.shape and same_rank
 
 
 def read_header(
@@ -60,14 +69,10 @@ def read_header(
 
     Args:
         file: open for reading.
-        where: what it is called in errors.
-        start: its first :data:`HEAD` bytes, where these have been read.
+        where: its name in error messages.
+        start: its first :data:`HEAD` bytes, if they were read already.
         allow_pickle: whether arrays of objects are allowed.
-        only_tensors: whether types that torch has no tensors of (text, dates, records) are errors.
-
-    Raises:
-        CorruptError: it is no such header.
-        UnsafeError: the elements are objects, and pickles are not allowed.
+        only_tensors: whether dtypes that torch does not have (text, dates, records) are errors.
     """
     head = io.BytesIO(file.read(HEAD) if start is None else start)
     try:
@@ -77,11 +82,11 @@ def read_header(
         if int.from_bytes(head.getvalue()[8 : 10 if version[0] == 1 else 12], "little") > HEAD:
             head = io.BytesIO(head.getvalue() + file.read(1 << 20))
             head.seek(8)
-        # numpy parses the header as a literal, bounded in length, and nothing of it is run.
+        # numpy parses the header as a literal of bounded length; it runs no code.
         reader = np.lib.format.read_array_header_1_0 if version[0] == 1 else np.lib.format.read_array_header_2_0
         shape, fortran, dtype = reader(head)
         _check_shape(shape, dtype.itemsize)
-    except Exception as error:  # numpy's parser of untrusted text raises what its tokenizer does, too
+    except Exception as error:  # numpy's parser also raises errors of the tokenizer
         raise CorruptError(
             "a .npy file has no proper header", found=str(error)[:200], where=where, remedy="write the file again"
         ) from error
@@ -93,37 +98,32 @@ def read_header(
 
 
 def _check_shape(shape: tuple[Any, ...], item: int) -> None:
-    """Refuse a shape that numpy has no array of; sizes without elements are multiplied too, as numpy does."""
+    """Raise a ValueError for a shape that no array of numpy can have."""
     if len(shape) > _MOST_DIMENSIONS:
         raise ValueError(f"{len(shape)} dimensions, of at most {_MOST_DIMENSIONS}")
     size = max(1, item)
     for extent in shape:
         if type(extent) is not int or not 0 <= extent <= _MOST_ROWS:
             raise ValueError(f"shape {shape}")
-        size *= max(1, extent)
+        size *= max(1, extent)  # as numpy does, also for empty arrays
     if size >= 1 << 63:
         raise ValueError(f"shape {shape}, of more bytes than can be addressed")
 
 
 def load_objects(file: str | IO[bytes], header: Header, where: str, *, allow_pickle: bool) -> npt.NDArray[Any]:
-    """An array of objects; reading it runs code that it contains.
-
-    Raises:
-        UnsafeError: that is not allowed.
-        CorruptError: it cannot be unpickled, or is not what its header says.
-    """
+    """Load an array of objects, if the caller allows it: it runs code that the file contains."""
     if not allow_pickle:
         raise _is_pickle(header.dtype, where)
     try:
         array: npt.NDArray[Any] = np.load(file, allow_pickle=True)
         if array.shape != header.shape or not array.dtype.hasobject:
-            raise ValueError(f"{array.dtype}{list(array.shape)}, and not object{list(header.shape)}")
-    except Exception as error:  # a pickle raises what it likes
+            raise ValueError(f"{array.dtype}{list(array.shape)}, not object{list(header.shape)}")
+    except Exception as error:  # a pickle may raise anything
         raise CorruptError(
             "an array of objects cannot be read",
             found=f"{type(error).__name__}: {error}",
             where=where,
-            remedy="install what its objects are of, or write the file again",
+            remedy="install the packages of its objects, or write the file again",
         ) from error
     return array
 
@@ -138,13 +138,7 @@ def _is_pickle(dtype: object, where: str) -> UnsafeError:
 
 
 def file_header(path: str, *, allow_pickle: bool = False) -> Header:
-    """Read the header of a file.
-
-    Raises:
-        SourceError: it cannot be read.
-        CorruptError: it is not right, or the file is shorter than it says.
-        UnsafeError: the elements are objects, and pickles are not allowed.
-    """
+    """Read the header of a file, and compare the size of the file with it."""
     try:
         with open(path, "rb", buffering=0) as file:
             header = read_header(file, path, allow_pickle=allow_pickle)
@@ -155,11 +149,7 @@ def file_header(path: str, *, allow_pickle: bool = False) -> Header:
 
 
 def check_size(header: Header, size: int, where: str) -> None:
-    """Compare the size of a file with its header.
-
-    Raises:
-        CorruptError: it is shorter.
-    """
+    """Raise a CorruptError if a file is shorter than its header says."""
     if not header.dtype.hasobject and size < header.offset + header.nbytes:
         raise CorruptError(
             "a .npy file is truncated",
@@ -171,40 +161,36 @@ def check_size(header: Header, size: int, where: str) -> None:
 
 
 def array_at(data: npt.NDArray[np.uint8], header: Header, start: int = 0) -> npt.NDArray[Any]:
-    """The array that a header describes, as a view of the bytes of its file (which were checked to be enough)."""
-    if not header.dtype.itemsize:  # texts without a character
+    """The array of a header as a view of the bytes of its file, whose size was checked."""
+    if not header.dtype.itemsize:  # text of length 0
         return np.empty(header.shape, header.dtype)
     begin = start + header.offset
     flat = data[begin : begin + header.nbytes].view(header.dtype)
     return flat.reshape(header.shape, order="F" if header.fortran else "C")
 
 
-class reading:
-    """Turns what numpy and zipfile raise into errors that name the file."""
+#: RuntimeError: an encrypted member, or an unknown compression. MemoryError: a header that claims too many
+#: elements.
+_DAMAGE = (
+    zipfile.BadZipFile,
+    ValueError,
+    EOFError,
+    KeyError,
+    zlib.error,
+    lzma.LZMAError,
+    RuntimeError,
+    MemoryError,
+)
 
-    def __init__(self, path: str) -> None:
-        self.path = path
 
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: Any, error: BaseException | None, _traceback: Any) -> None:
-        if isinstance(error, RankfeedError) or not isinstance(error, Exception):
-            return
-        if isinstance(error, OSError) and not isinstance(error, zipfile.BadZipFile):
-            raise SourceError("the file cannot be read", found=error, where=self.path) from error
-        # RuntimeError: a member that is encrypted, or says so; or compressed in a way that is not implemented.
-        # MemoryError: a header that claims more elements than there could be.
-        damage = (
-            zipfile.BadZipFile,
-            ValueError,
-            EOFError,
-            KeyError,
-            zlib.error,
-            lzma.LZMAError,
-            RuntimeError,
-            MemoryError,
-        )
-        if isinstance(error, damage):
-            raise CorruptError(
-                "the file is damaged", found=error, where=self.path, remedy="write it again"
-            ) from error
+@contextmanager
+def reading(path: str) -> Iterator[None]:
+    """Convert errors of numpy and zipfile to errors that name the file."""
+    try:
+        yield
+    except RankfeedError:
+        raise
+    except OSError as error:
+        raise SourceError("the file cannot be read", found=error, where=path) from error
+    except _DAMAGE as error:
+        raise CorruptError("the file is damaged", found=error, where=path, remedy="write it again") from error

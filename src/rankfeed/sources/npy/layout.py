@@ -1,4 +1,4 @@
-"""What `.npy` and `.npz` files are to each other: rows of one array, a sample each, or columns of one table."""
+"""How `.npy` and `.npz` files relate: rows of one array, one sample per file, or columns of one table."""
 
 from __future__ import annotations
 
@@ -6,36 +6,23 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from rankfeed._util.validate import check_choice, check_name, check_names, check_optional, invalid
 from rankfeed.errors import ArgumentError, RankfeedError, SourceError, printable
 from rankfeed.sources.concat import concat
-from rankfeed.sources.format import Format
-from rankfeed.sources.npy.file import NumpyFileSource
-from rankfeed.sources.npy.files import SUFFIXES, Labels, NumpyFilesSource, listing, nested_directory
+from rankfeed.sources.npy.detect import list_files
+from rankfeed.sources.npy.file import NumpyColumnsSource, NumpyFileSource, column_name
+from rankfeed.sources.npy.files import Labels, NumpyFilesSource
 from rankfeed.sources.npy.header import Header, file_header
 from rankfeed.sources.npy.npz import read_members
-from rankfeed.sources.npy.table import NumpyColumnsSource, column_name
-from rankfeed.sources.paths import Paths, matched
+from rankfeed.sources.paths import Paths
 from rankfeed.sources.source import Source
 
 Layout = Literal["rows", "samples", "columns"]
 
-#: More files than these are samples, without a look at their headers: no table has as many columns.
+#: More files than these are samples: no table has as many columns.
 _MOST_COLUMNS = 100
-
-
-def is_numpy(where: Paths) -> bool:
-    """Whether these are `.npy` or `.npz` files, a directory with some, or one that has them in subdirectories."""
-    if isinstance(where, (str, os.PathLike)) and os.path.isdir(where):
-        with os.scandir(where) as entries:
-            names = [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_file()]
-        if names:
-            return any(name.endswith(SUFFIXES) for name in names)
-        return nested_directory(os.fspath(where)) is not None
-    paths = matched(where)
-    return bool(paths) and all(path.endswith(SUFFIXES) for path in paths)
 
 
 def open_numpy(
@@ -54,16 +41,16 @@ def open_numpy(
         columns: names of the columns to offer; None for all.
         allow_pickle: whether arrays of objects may be read, which runs code that they contain.
         layout: "rows": each row of each file is a sample, and the files follow each other. "samples": each file is
-            a sample. "columns": row i of all files is sample i, and each file is a column called after it. None:
-            "rows" for a single file; for several the layout that their shapes and dtypes allow, and an error where
-            these allow two.
-        labels: "folder" adds the column "label", int64: the number of the subdirectory that the file of a sample
-            is in, in sorted order. A list of the names of the subdirectories is their order.
-        name_column: name of a column to add, str: the path of the file of a sample, relative to their common
+            a sample. "columns": row i of all files is sample i, and each file is a column with its name. None:
+            "rows" for a single file; for several the layout that their shapes and dtypes allow, and an error if
+            they allow two.
+        labels: "folder" adds the column "label", int64: the number of the subdirectory that contains the file of a
+            sample, in sorted order. A list of the names of the subdirectories defines their order.
+        name_column: name of a column to add, str: the path of the file of a sample, relative to the common
             directory.
 
     Raises:
-        ArgumentError: files that can be read in two ways, without ``layout``; or labels of what are no samples.
+        ArgumentError: files that can be read in two ways, without ``layout``; or labels for another layout.
         SourceError, CorruptError, UnsafeError: see `rankfeed.open`.
     """
     check_optional(check_choice, "layout", layout, choices=get_args(Layout))
@@ -74,8 +61,8 @@ def open_numpy(
         labels = check_names("labels", labels)
         if len({*labels}) < len(labels):
             raise invalid("labels", "each name once", labels)
-    of_samples = labels is not None or name_column is not None
-    if of_samples and layout not in (None, "samples"):
+    needs_samples = labels is not None or name_column is not None
+    if needs_samples and layout not in (None, "samples"):
         raise ArgumentError(
             "only samples in files of their own have labels and names",
             expected='layout="samples"',
@@ -84,18 +71,18 @@ def open_numpy(
         )
     where = os.fspath(where) if isinstance(where, os.PathLike) else where
     is_file = isinstance(where, str) and os.path.isfile(where)
-    if layout is None and not of_samples:
-        layout = "rows" if is_file else _layout_of(where, *listing(where), allow_pickle)
+    if layout is None and not needs_samples:
+        layout = "rows" if is_file else _find_layout(where, *list_files(where), allow_pickle)
     if layout in (None, "samples"):
         return NumpyFilesSource(
             where, columns=columns, allow_pickle=allow_pickle, labels=labels, name_column=name_column
         )
-    _, paths = listing(where)
+    _, paths = list_files(where)
     if layout == "columns" and paths[0].endswith(".npy"):
         return NumpyColumnsSource(paths, columns=columns, allow_pickle=allow_pickle)
     if layout == "columns" and len(paths) > 1:
         raise SourceError(
-            ".npz files hold columns, and are none themselves",
+            ".npz files contain columns, and are none themselves",
             where=where,
             remedy='pass layout="rows" if their rows follow each other, or layout="samples" if each is a sample',
         )
@@ -103,18 +90,13 @@ def open_numpy(
     return sources[0] if len(sources) == 1 else concat(sources)
 
 
-def _layout_of(where: Paths, root: str, paths: Sequence[str], allow_pickle: bool) -> Layout:
-    """The only layout that is possible.
-
-    Raises:
-        ArgumentError: there are two.
-        SourceError: there is none.
-    """
+def _find_layout(where: Paths, root: str, paths: Sequence[str], allow_pickle: bool) -> Layout:
+    """The only possible layout: an ArgumentError if there are two, a SourceError if there is none."""
     if len(paths) == 1:
         return _layout_of_one(where, paths[0], allow_pickle)
     if paths[0].endswith(".npz") or len(paths) > _MOST_COLUMNS:
         return "samples"
-    # clip_0.npy, clip_1.npy: unusual names for columns, and their arrays are often of one shape.
+    # clip_0.npy, clip_1.npy: unusual names for columns, and their arrays often have the same shape.
     is_series = len({re.sub(r"[0-9]+", "0", os.path.relpath(path, root)) for path in paths}) == 1
     headers: dict[str, Header] = {}
     for path in paths:
@@ -122,7 +104,7 @@ def _layout_of(where: Paths, root: str, paths: Sequence[str], allow_pickle: bool
             headers[path] = file_header(path, allow_pickle=allow_pickle)
         except RankfeedError:
             if is_series:
-                return "samples"  # the error comes with the sample that cannot be read
+                return "samples"  # reading the sample reports the error
             raise
     no_samples, no_columns = _why_no_samples(headers), _why_no_columns(headers)
     if no_samples is None and (is_series or no_columns is not None):
@@ -133,7 +115,7 @@ def _layout_of(where: Paths, root: str, paths: Sequence[str], allow_pickle: bool
         raise ArgumentError(
             "the .npy files can be read in two ways",
             expected='layout="samples" or layout="columns"',
-            found=f"{len(paths)} arrays {_type(first)}: {len(paths)} samples, one in each file, "
+            found=f"{len(paths)} arrays {first}: {len(paths)} samples, one in each file, "
             f"or {first.shape[0]} samples with the columns {names[:200]}",
             where=where,
             remedy='pass one of them: rankfeed.open(..., layout="samples")',
@@ -141,7 +123,7 @@ def _layout_of(where: Paths, root: str, paths: Sequence[str], allow_pickle: bool
     if no_columns is None:
         return "columns"
     raise SourceError(
-        "the .npy files are neither samples nor columns of one data set",
+        "the .npy files are neither samples nor columns of one dataset",
         expected="arrays that agree in dtype and in all dimensions but the first (samples), "
         "or in the first (columns)",
         found=f"{no_samples}; {no_columns}",
@@ -157,7 +139,7 @@ def _layout_of_one(where: Paths, path: str, allow_pickle: bool) -> Layout:
     else:
         shapes = [file_header(path, allow_pickle=allow_pickle).shape]
     if not shapes or not all(shapes) or len({shape[0] for shape in shapes}) > 1:
-        return "samples"  # they have no rows in common
+        return "samples"  # the arrays have no rows in common
     raise ArgumentError(
         "a single file can be read in two ways",
         expected='layout="rows" or layout="samples"',
@@ -174,10 +156,7 @@ def _why_no_samples(headers: dict[str, Header]) -> str | None:
     for other, header in others:
         same = len(header.shape) == len(first.shape) and header.shape[1:] == first.shape[1:]
         if not same or header.dtype.newbyteorder("=") != first.dtype.newbyteorder("="):
-            return (
-                f"an array is unlike the others: {_type(header)} in {Path(other).name}, "
-                f"{_type(first)} in {Path(path).name}"
-            )
+            return f"an array is unlike the others: {header} in {Path(other).name}, {first} in {Path(path).name}"
     return None
 
 
@@ -189,14 +168,6 @@ def _why_no_columns(headers: dict[str, Header]) -> str | None:
             return f"there are no rows in {Path(other).name}"
     for other, header in others:
         if header.shape[0] != first.shape[0]:
-            rows: Any = header.shape[0]
-            return f"{rows} rows in {Path(other).name}, {first.shape[0]} in {Path(path).name}"
+            return f"{header.shape[0]} rows in {Path(other).name}, {first.shape[0]} in {Path(path).name}"
     names = [column_name(each) for each in headers]
-    return None if len({*names}) == len(names) else "two files have one name"
-
-
-def _type(header: Header) -> str:
-    return f"{header.dtype.name}{list(header.shape)}"
-
-
-FORMAT = Format("numpy", ".npy or .npz files", is_numpy, open_numpy)
+    return None if len({*names}) == len(names) else "two files have the same name"

@@ -1,4 +1,4 @@
-"""Members of `.npz` archives: read by their headers, which bound what is decompressed."""
+"""Members of `.npz` archives; their headers bound what is decompressed."""
 
 from __future__ import annotations
 
@@ -14,46 +14,27 @@ from rankfeed.errors import CorruptError
 from rankfeed.sources.npy.header import HEAD, Header, array_at, load_objects, read_header, reading
 from rankfeed.storage import check_data_name
 
-_SUFFIX = ".npy"
-#: Bytes that are decompressed at once.
 _PIECE = 1 << 20
-#: Deflate makes at most this many bytes of one.
+#: Most bytes that deflate makes of one.
 _DEFLATE_RATIO = 1032
 
 
 @dataclass(frozen=True)
 class Member:
-    """An array in an archive.
-
-    Args:
-        header: its type and shape.
-        info: its entry in the archive's directory.
-        where: file and member, for errors.
-    """
+    """An array in an archive: header, directory entry, and its name in error messages."""
 
     header: Header
     info: zipfile.ZipInfo
     where: str
 
     @property
-    def is_stored(self) -> bool:
-        """Whether it is not compressed, so that it can be mapped."""
+    def is_mappable(self) -> bool:
+        """Whether it is not compressed, and no pickle."""
         return self.info.compress_type == zipfile.ZIP_STORED and not self.header.dtype.hasobject
 
 
 def read_members(file: str | IO[bytes], where: str, *, allow_pickle: bool = False) -> dict[str, Member]:
-    """The arrays of an archive by name; only their headers are read.
-
-    Args:
-        file: path, or an open file.
-        where: the file, for errors.
-        allow_pickle: whether arrays of objects are allowed.
-
-    Raises:
-        SourceError: it cannot be read.
-        CorruptError: it is damaged, or a header contradicts the size of its member.
-        UnsafeError: it holds objects and these are not allowed, or the name of a member leads elsewhere.
-    """
+    """The arrays of an archive by name; only their headers are read."""
     with reading(where), zipfile.ZipFile(file) as archive:
         return members_of(archive, where, allow_pickle=allow_pickle)
 
@@ -61,18 +42,11 @@ def read_members(file: str | IO[bytes], where: str, *, allow_pickle: bool = Fals
 def members_of(
     archive: zipfile.ZipFile, where: str, *, allow_pickle: bool = False, only_arrays: bool = True
 ) -> dict[str, Member]:
-    """The same, of an open archive.
-
-    Args:
-        archive: it.
-        where: the file, for errors.
-        allow_pickle: whether arrays of objects are allowed.
-        only_arrays: whether a member that is no array of numbers is an error; else only arrays are returned.
-    """
+    """As `read_members`, of an open archive; ``only_arrays`` refuses members that are no arrays of numbers."""
     members: dict[str, Member] = {}
     for info in archive.infolist():
         check_data_name(info.filename, where)
-        name = info.filename.removesuffix(_SUFFIX)
+        name = info.filename.removesuffix(".npy")
         place = f"{where}, member {info.filename!r}"
         if name in members:
             raise CorruptError("two members of a .npz file have one name", where=place, remedy="write it again")
@@ -91,7 +65,7 @@ def _check_size(header: Header, info: zipfile.ZipInfo, where: str) -> None:
     if info.compress_type == zipfile.ZIP_DEFLATED:
         most = most * _DEFLATE_RATIO + 1024
     elif info.compress_type != zipfile.ZIP_STORED:
-        most = info.file_size  # numpy does not write these
+        most = info.file_size  # not written by numpy
     if (info.file_size != size and not header.dtype.hasobject) or info.file_size > most:
         raise CorruptError(
             "the size of a member contradicts its header",
@@ -103,14 +77,9 @@ def _check_size(header: Header, info: zipfile.ZipInfo, where: str) -> None:
 
 
 def read_member(archive: zipfile.ZipFile, member: Member, *, allow_pickle: bool = False) -> npt.NDArray[Any]:
-    """An array, decompressed into memory; its checksum is compared.
-
-    Raises:
-        CorruptError: it is damaged.
-        UnsafeError: it holds objects, and these are not allowed.
-    """
+    """An array, decompressed into memory, with its checksum verified."""
     with reading(member.where):
-        # No more than the size in the directory, which is that of the header: the checksum is compared at its end.
+        # At most the size in the directory, which was compared with the header.
         content = np.empty(member.info.file_size, np.uint8)
         done = 0
         with archive.open(member.info) as file:

@@ -1,40 +1,37 @@
-"""The footer of a Parquet file, which says what lies where: read by itself, and held to the file's own size.
+"""Reading the footers of Parquet files, checked against the files themselves.
 
-Nothing in a footer is believed before it was compared with something else: its length with the file's, the lists
-in it with its length (so that a short footer cannot ask for memory without bound), its counts with each other.
-What it says of a single column chunk is left to Arrow's reader: pyarrow's own accessor of it ends the process
-where a histogram has a wrong length, or a column is encrypted.
+Nothing in a footer is used before it was compared with something else: its length with the file's, the lists in it
+with its length (so that a short footer cannot ask for unbounded memory), its counts with each other. The metadata
+of column chunks are left to Arrow's reader: pyarrow's accessor ends the process if a histogram has a wrong length
+or a column is encrypted.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from rankfeed.errors import CorruptError, RankfeedError, SourceError
 from rankfeed.sources.arrow.errors import arrow_errors
+from rankfeed.sources.parallel import in_parallel
+from rankfeed.sources.parquet.detect import ENCRYPTED, MAGIC
 from rankfeed.storage import digest_of
 
-MAGIC, ENCRYPTED = b"PAR1", b"PARE"
-
-#: Bytes at a file's end that are read in one go: most footers are shorter.
+#: Bytes at the end of a file that are read at once: most footers are shorter.
 _TAIL = 1 << 16
-#: The longest footer that is read: that of a file of some million column chunks.
-_LONGEST = 1 << 29
-#: Elements of one list in a footer, as Arrow limits them too.
+#: The footer of a file with some million column chunks.
+_MOST_BYTES = 1 << 29
+#: Elements of one list, as in Arrow.
 _MOST_ELEMENTS = 1_000_000
-#: Rows of one row group: Arrow numbers them with 31 bits in a page, and writers stop far below.
+#: Arrow counts the rows of a page with 31 bits.
 _MOST_ROWS = 2**31 - 1
-#: Files from which on a bar shows how far reading their footers is.
+#: A progress bar is shown for this many files.
 _MANY = 2_000
-#: Footers read at once: their reading waits for the disk or the network.
-_AT_ONCE = 16
 
-REMEDY = "fetch the file anew, or write it again"
+REMEDY = "fetch the file again, or write it again"
 
 
 @dataclass(frozen=True)
@@ -42,11 +39,11 @@ class Footer:
     """What is kept of a footer.
 
     Args:
-        size: bytes of the whole file.
-        digest: checksum of the footer's bytes.
+        size: bytes of the file.
+        digest: checksum of the footer.
         rows: of each row group.
-        schema: the file's columns, a `pyarrow.Schema`.
-        nbytes: of each row group, decompressed.
+        schema: a `pyarrow.Schema`.
+        nbytes: decompressed bytes of each row group.
     """
 
     size: int
@@ -57,37 +54,20 @@ class Footer:
 
 
 def read_footers(paths: Sequence[str]) -> list[Footer]:
-    """The footers of many files, read side by side.
-
-    Raises:
-        SourceError: a file cannot be read, is no Parquet, or is encrypted; the first of them is named.
-        CorruptError: a file is damaged.
-    """
-    if len(paths) == 1:
-        return [read_footer(paths[0])]
-    with ThreadPoolExecutor(min(_AT_ONCE, len(paths))) as pool, _bar(len(paths)) as advance:
-        footers = []
-        for footer in pool.map(read_footer, paths):
-            footers.append(footer)
-            advance()
-        return footers
+    """The footers of files, read in parallel; errors name the first invalid file."""
+    return in_parallel(_read_footer, paths, "reading footers", progress=len(paths) >= _MANY)
 
 
-def read_footer(path: str) -> Footer:
-    """The footer of a file.
-
-    Raises:
-        SourceError, CorruptError: as with :func:`read_footers`.
-    """
+def _read_footer(path: str) -> Footer:
     import pyarrow as pa
 
     if os.path.basename(path) in ("_metadata", "_common_metadata"):
         raise SourceError(
-            "the file lists the rows of others, and has none", where=path, remedy="open the folder that it lies in"
+            "the file lists the rows of others, and has none", where=path, remedy="open its folder instead"
         )
-    with reading(path), pa.OSFile(os.fsencode(path)) as file:
+    with os_errors(path), pa.OSFile(os.fsencode(path)) as file:
         content, size = footer_bytes(file, path)
-    reader = parsed(content, path)
+    reader = parse_footer(content, path)
     metadata = reader.metadata
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     rows = tuple(group.num_rows for group in groups)
@@ -100,8 +80,8 @@ def read_footer(path: str) -> Footer:
 
 
 @contextmanager
-def reading(path: str) -> Iterator[None]:
-    """Turn what the operating system says of a file into an error that names it."""
+def os_errors(path: str) -> Iterator[None]:
+    """Convert an OSError to an error that names the file."""
     try:
         yield
     except OSError as error:
@@ -111,19 +91,17 @@ def reading(path: str) -> Iterator[None]:
 
 
 def footer_bytes(file: Any, path: str) -> tuple[bytes, int]:
-    """The footer as it lies in an open file (a `pyarrow.OSFile`), and the file's size.
-
-    Raises:
-        OSError: the file cannot be read.
-        SourceError: it is encrypted.
-        CorruptError: it is no Parquet, or cut.
-    """
+    """The footer of an open `pyarrow.OSFile`, and the size of the file."""
     size = file.size()
     first = file.read_at(min(size, 4), 0)
     tail = _read_at(file, max(0, size - _TAIL), min(size, _TAIL), path)
     last = tail[-4:]
     if ENCRYPTED in (first, last) and size >= 12:
-        raise encrypted(path)
+        raise SourceError(
+            "the file is encrypted",
+            where=path,
+            remedy="decrypt it with the library and the keys that wrote it, and write it again without encryption",
+        )
     if size < 12 or first != MAGIC or last != MAGIC:
         what = (
             "is cut or damaged: its end is missing"
@@ -138,24 +116,19 @@ def footer_bytes(file: Any, path: str) -> tuple[bytes, int]:
             remedy=REMEDY,
         )
     length = int.from_bytes(tail[-8:-4], "little")
-    if not 0 < length <= min(size - 12, _LONGEST):
-        raise _damaged(path, f"a footer of up to {min(size - 12, _LONGEST)} bytes", f"one of {length} bytes")
+    if not 0 < length <= min(size - 12, _MOST_BYTES):
+        raise _damaged(path, f"a footer of up to {min(size - 12, _MOST_BYTES)} bytes", f"one of {length} bytes")
     start = size - 8 - length
     content = tail[-8 - length : -8] if length + 8 <= len(tail) else _read_at(file, start, length, path)
     return content, size
 
 
-def parsed(content: bytes, path: str) -> Any:
-    """A reader (a `pyarrow.parquet.ParquetFile`) of a footer alone: it has the metadata, and no rows.
-
-    Raises:
-        SourceError: it is encrypted.
-        CorruptError: it is no footer.
-    """
+def parse_footer(content: bytes, path: str) -> Any:
+    """A `pyarrow.parquet.ParquetFile` of a footer alone: it has the metadata, and no rows."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    # No list has more elements, no text more bytes than the footer itself.
+    # No list has more elements, and no text more bytes, than the footer.
     most = len(content)
     alone = pa.py_buffer(b"".join((MAGIC, content, most.to_bytes(4, "little"), MAGIC)))
     with arrow_errors(path):
@@ -164,15 +137,6 @@ def parsed(content: bytes, path: str) -> Any:
             thrift_string_size_limit=most,
             thrift_container_size_limit=min(most, _MOST_ELEMENTS),
         )
-
-
-def encrypted(path: str) -> SourceError:
-    """The error for files that only a key opens."""
-    return SourceError(
-        "the file is encrypted",
-        where=path,
-        remedy="decrypt it with the library and the keys that wrote it, and write it again in plain",
-    )
 
 
 def _read_at(file: Any, start: int, size: int, path: str) -> bytes:
@@ -190,18 +154,3 @@ def _damaged(where: str, expected: object, found: object) -> CorruptError:
         where=where,
         remedy=REMEDY,
     )
-
-
-@contextmanager
-def _bar(total: int) -> Iterator[Callable[[], None]]:
-    """A bar on standard error, where there are many files and somebody looks."""
-    if total < _MANY:
-        yield lambda: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("reading footers", total=total)
-        yield lambda: bar.advance(task)

@@ -1,4 +1,4 @@
-"""Parquet files and folders of them, read in place: row groups are blocks."""
+"""Parquet files and directories of them, read in place: row groups are blocks."""
 
 from __future__ import annotations
 
@@ -16,47 +16,43 @@ from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.arrow.columns import read_columns
 from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.arrow.types import VALID, Nulls, fields_of, leaves_of
-from rankfeed.sources.chunked import ChunkedSource
-from rankfeed.sources.format import Format
-from rankfeed.sources.parquet.detect import fits, places
+from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
+from rankfeed.sources.parquet.detect import list_files
 from rankfeed.sources.parquet.footer import REMEDY, Footer, read_footers
 from rankfeed.sources.parquet.partitions import Partitions
-from rankfeed.sources.parquet.reader import LargeRows, Part, Reader
-from rankfeed.sources.paths import Paths, common_root
+from rankfeed.sources.parquet.reader import LargeRowsError, ParquetReader, Part
+from rankfeed.sources.paths import Paths, common_root, label
 from rankfeed.sources.source import Int64, check_columns, check_ids
 from rankfeed.storage import DataFiles, digest_of
 
-#: What is decoded in one go is about as large as this: larger row groups are read in parts, small ones that lie
-#: one behind the other together. Where not all data fit into the cache, it is not larger than this share of it, so
-#: that what the lanes of a window shuffle need at the same time does.
+#: Approximate bytes that are decoded at once: larger row groups are read in parts, small adjacent ones together.
+#: If not all data fit into the cache, a part is at most this share of it, so that the lanes of a window shuffle
+#: fit.
 _PART_BYTES, _PARTS_IN_CACHE = 8 << 20, 256
-#: Smaller parts are not made, however small the cache.
-_LEAST_BYTES = 64 << 10
-#: What a row takes at least of each column that is not dense, when it is decoded: its offsets, and a short text. A
-#: text that comes again and again takes a few bits in the file, which says nowhere how long it is.
-_LEAST_ROW = 32
-#: Row groups that are read by themselves, as one beside them is damaged, have this share of the cache besides.
-_APART = 16
-#: Parts that one row group may be cut into.
+_LEAST_PART_BYTES = 64 << 10
+#: Decoded bytes per row and column that is not dense, at least: repeated text takes a few bits in the file.
+_LEAST_ROW_BYTES = 32
+#: Share of the cache for row groups that are read one by one because one beside them is damaged.
+_BY_GROUP_SHARE = 16
 _MOST_PARTS = 1 << 20
 
 
 class ParquetSource(ChunkedSource):
-    """Parquet files: one, a list, a pattern, or a folder with all that is below it.
+    """Parquet files: one, a list, a pattern, or a folder with everything below it.
 
-    Folders called ``key=value`` become columns: int64 where all values are whole numbers, else text. Columns are
-    laid out as `rankfeed.sources.arrow.types.fields_of` says: lists of numbers are ragged, lists of one fixed
-    size dense, structs become columns "outer.inner".
+    Directories named ``key=value`` become columns: int64 if all values are integers, otherwise text. Columns are
+    as `rankfeed.sources.arrow.types.fields_of` says: lists of numbers are ragged, lists of a fixed size dense,
+    structs become columns "outer.inner".
 
     Args:
         where: a path, a glob or brace pattern, a folder, or a list of these.
-        columns: names of those to offer, which are alone decoded; None for all.
-        nulls: "error": a null that is met is an error which names file, row and column; "mask": it is read as zero
-            or empty, and a boolean column ``<name>_valid`` tells.
-        cache_bytes: of decoded rows that are kept, shared by the threads of a process.
+        columns: names of the columns to offer; only these are decoded; None for all.
+        nulls: "error": reading a null is an error that names file, row and column; "mask": it is zero or empty,
+            and a boolean column ``<name>_valid`` is added.
+        cache_bytes: decoded bytes to keep, shared by the threads of a process.
 
     Raises:
-        SourceError: nothing is there, files differ in their columns, or one is encrypted.
+        SourceError: there are no files, files differ in their columns, or one is encrypted.
         CorruptError: a file is damaged.
         ArgumentError: no such column.
 
@@ -69,7 +65,7 @@ class ParquetSource(ChunkedSource):
         (array([2, 1]), array([2, 3]))
     """
 
-    _transient: ClassVar[tuple[str, ...]] = ("_reader", "_apart", "_finer")
+    _transient: ClassVar[tuple[str, ...]] = ("_reader", "_by_group", "_finer")
     files: DataFiles
 
     def __init__(
@@ -78,16 +74,16 @@ class ParquetSource(ChunkedSource):
         *,
         columns: Sequence[str] | None = None,
         nulls: Nulls = "error",
-        cache_bytes: int = 1 << 30,
+        cache_bytes: int = CACHE_BYTES,
     ) -> None:
         cache_bytes = check_int("cache_bytes", cache_bytes, at_least=0)
-        found = places(where)
-        self._paths = [place.path for place in found]
+        found = list_files(where)
+        self._paths = [file.path for file in found]
         self.files = DataFiles(self._paths)
         footers = read_footers(self._paths)
         self._digests = [footer.digest for footer in footers]
         self._nulls: Nulls = nulls
-        schema = _one_schema(self._paths, footers)
+        schema = _common_schema(self._paths, footers)
         with arrow_errors(self._paths[0]):
             own = fields_of(schema, nulls=nulls, columns=columns)
         self._partitions = Partitions(found, own, nulls)
@@ -98,33 +94,38 @@ class ParquetSource(ChunkedSource):
         self._rows = np.array([rows for footer in footers for rows in footer.rows], np.int64)
         if not self._rows.sum():
             raise SourceError("there are no rows", where=self._paths[0])
-        facts = _fingerprint(self._paths, footers, known, self._partitions)
-        self._fingerprint = digest_of(facts.encode(), self.files.fingerprint.encode())
+        root = common_root(self._paths)
+        facts = [
+            *(
+                f"{os.path.relpath(path, root)}|{footer.size}|{footer.digest}"
+                for path, footer in zip(self._paths, footers, strict=True)
+            ),
+            *(f"{name}:{field}" for name, field in known.items()),
+            *self._partitions.describe(),
+        ]
+        own_digest = digest_of(b"parquet", *map(os.fsencode, facts))
+        self._fingerprint = digest_of(own_digest.encode(), self.files.fingerprint.encode())
         share = len([name for name in self._fields if name in own]) / len(own)
-        sizes = [_decoded(footer, self._fields, share) for footer in footers]
+        sizes = [_decoded_sizes(footer, self._fields, share) for footer in footers]
         most = _PART_BYTES
         if sum(map(sum, sizes)) > cache_bytes:
-            most = min(most, max(_LEAST_BYTES, cache_bytes // _PARTS_IN_CACHE))
+            most = min(most, max(_LEAST_PART_BYTES, cache_bytes // _PARTS_IN_CACHE))
         self._parts = [
             part
             for number, footer in enumerate(footers)
-            for part in _parts(number, footer, sizes[number], self._paths[number], most)
+            for part in _cut(number, footer, sizes[number], self._paths[number], most)
         ]
-        self._reader: Reader | None = None
-        self._apart: ParquetSource | None = None
+        self._reader: ParquetReader | None = None
+        self._by_group: ParquetSource | None = None
         self._finer: ParquetSource | None = None
-        size = sum(nbytes for footer in footers for nbytes in footer.nbytes)
-        self._init_chunks([part.rows for part in self._parts], cache_bytes, data_bytes=size)
+        data_bytes = sum(nbytes for footer in footers for nbytes in footer.nbytes)
+        self._init_chunks([part.rows for part in self._parts], cache_bytes, data_bytes=data_bytes)
 
     def __repr__(self) -> str:
-        name = (
-            self._paths[0] if len(self._paths) == 1 else f"{len(self._paths)} files in {common_root(self._paths)}"
-        )
-        return f"ParquetSource({name!r}, {len(self)} samples)"
+        return f"ParquetSource({label(self._paths)!r}, {len(self)} samples)"
 
     @property
     def fields(self) -> Mapping[str, Field]:
-        """What each column holds."""
         return self._fields
 
     @property
@@ -134,55 +135,41 @@ class ParquetSource(ChunkedSource):
 
     @property
     def fingerprint(self) -> str:
-        """Of relative names, sizes, columns, counts, the checksums of footers, and content samples."""
+        """Digest of relative names, sizes, columns, counts, footers and content samples."""
         return self._fingerprint
 
     def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
-        """The rows of some samples, as with any source; what is wrong with a row group is its own affair.
-
-        Args:
-            sample_ids: ints in [0, len(self)).
-            columns: names of those wanted; None for all.
-
-        Raises:
-            SourceError: no such sample, a null, or the file cannot be read.
-            CorruptError: it is damaged, or another one than it was.
-        """
         ids, names = check_ids(sample_ids, len(self)), check_columns(columns, self._fields)
         self.files.check_open(at_intervals=True)
         if self._finer is not None:
             return self._finer.fetch(ids, names)
         try:
             return super().fetch(ids, names)
-        except LargeRows as error:
-            self._finer = self._cut_into(error.factor)
+        except LargeRowsError as error:
+            self._finer = self._with_parts([each for part in self._parts for each in part.cut(error.factor)], 1)
             return self._finer.fetch(ids, names)
         except (SourceError, CorruptError):
             if all(part.groups == 1 for part in self._parts):
                 raise
-        # The rows may lie in another row group than what is wrong does: each is read by itself.
-        if self._apart is None:
-            apart = copy.copy(self)
-            apart._parts = [each for part in self._parts for each in part.apart()]
-            # What it keeps comes on top of what is kept here.
-            apart._init_chunks([part.rows for part in apart._parts], self._cache_bytes // _APART)
-            self._apart = apart
-        return self._apart.fetch(ids, names)
+        # The damage may be in another row group of the part.
+        if self._by_group is None:
+            parts = [each for part in self._parts for each in part.by_group()]
+            self._by_group = self._with_parts(parts, _BY_GROUP_SHARE)
+        return self._by_group.fetch(ids, names)
 
     def expect(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> None:
-        """Decode what will be read next, in the background."""
         if self._finer is not None:
             self._finer.expect(sample_ids, columns)
         else:
             super().expect(sample_ids, columns)
 
-    def _cut_into(self, factor: int) -> ParquetSource:
-        """The same source, decoding fewer rows at once by this factor."""
-        finer = copy.copy(self)
-        finer._apart = finer._finer = None
-        finer._parts = [each for part in self._parts for each in part.finer(factor)]
-        finer._init_chunks([part.rows for part in finer._parts], self._cache_bytes)
-        return finer
+    def _with_parts(self, parts: list[Part], cache_share: int) -> ParquetSource:
+        """The same source, decoding other parts at once, with a part of the cache."""
+        other = copy.copy(self)
+        other._by_group = other._finer = None
+        other._parts = parts
+        other._init_chunks([part.rows for part in parts], self._cache_bytes // cache_share)
+        return other
 
     def _load_chunk(self, number: int, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
         part = self._parts[number]
@@ -190,35 +177,30 @@ class ParquetSource(ChunkedSource):
         loaded: dict[str, ColumnBuffer] = {}
         if wanted:
             if self._reader is None or self._reader.pid != os.getpid():
-                self._reader = Reader(self._paths, self._digests, self.files, self._cache_bytes)
-            roots = tuple(dict.fromkeys(self._roots[name] for name in wanted))
-            rows = self._reader.read(part, roots)
+                self._reader = ParquetReader(self._paths, self._digests, self.files, self._cache_bytes)
+            rows = self._reader.read(part, tuple(dict.fromkeys(self._roots[name] for name in wanted)))
             where = f"{self._paths[part.file]}, {part}"
             first = part.before + part.first
             with arrow_errors(where):
                 loaded = read_columns(rows, wanted, where=where, first_row=first, nulls=self._nulls)
-            for name, stored in loaded.items():
-                self._partitions.check(name, part.file, stored)
+            for name, column in loaded.items():
+                self._partitions.check(name, part.file, column)
         for name in names:
             if name not in wanted:
-                loaded[name] = self._partitions.stored(name, part.file, part.rows)
+                loaded[name] = self._partitions.column(name, part.file, part.rows)
         return {name: loaded[name] for name in names}
 
 
-def _one_schema(paths: Sequence[str], footers: Sequence[Footer]) -> Any:
-    """The columns of all files.
-
-    Raises:
-        SourceError: they differ; names both files and a column.
-    """
-    with arrow_errors(paths[0]):  # a name may be no text
-        first = _columns(footers[0].schema)
+def _common_schema(paths: Sequence[str], footers: Sequence[Footer]) -> Any:
+    """The schema of all files; a SourceError names two files and a column if they differ."""
+    with arrow_errors(paths[0]):  # a name may not be UTF-8
+        first = _column_types(footers[0].schema)
     checked = [footers[0].schema]
     for path, footer in zip(paths, footers, strict=True):
         if any(footer.schema.equals(schema) for schema in checked):
             continue
         with arrow_errors(path):
-            columns = _columns(footer.schema)
+            columns = _column_types(footer.schema)
         if columns != first:
             name = next(each for each in [*first, *columns] if first.get(each) != columns.get(each))
             raise SourceError(
@@ -232,88 +214,56 @@ def _one_schema(paths: Sequence[str], footers: Sequence[Footer]) -> Any:
     return footers[0].schema
 
 
-def _columns(schema: Any) -> dict[str, str]:
-    """Each column's type, without what makes no difference to a reader; of columns of one name, all of theirs."""
-    kinds: dict[str, str] = {}
+def _column_types(schema: Any) -> dict[str, str]:
+    """The type of each column, without differences that do not matter to a reader."""
+    types: dict[str, str] = {}
     for field in schema:
-        kind = _type(field.type)
-        kinds[field.name] = f"{kinds[field.name]}, {kind}" if field.name in kinds else kind
-    return kinds
+        name = _type_name(field.type)
+        types[field.name] = f"{types[field.name]}, {name}" if field.name in types else name
+    return types
 
 
-def _type(kind: Any) -> str:
+def _type_name(kind: Any) -> str:
     import pyarrow as pa
 
     if pa.types.is_dictionary(kind):
-        return _type(kind.value_type)
+        return _type_name(kind.value_type)
     if pa.types.is_struct(kind):
-        return "struct<" + ", ".join(f"{each.name}: {_type(each.type)}" for each in kind) + ">"
+        return "struct<" + ", ".join(f"{each.name}: {_type_name(each.type)}" for each in kind) + ">"
     if pa.types.is_fixed_size_list(kind):
-        return f"list<{_type(kind.value_type)}>[{kind.list_size}]"
+        return f"list<{_type_name(kind.value_type)}>[{kind.list_size}]"
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return f"list<{_type(kind.value_type)}>"
+        return f"list<{_type_name(kind.value_type)}>"
     return str(kind).removeprefix("large_")
 
 
-def _fingerprint(
-    paths: Sequence[str], footers: Sequence[Footer], fields: Mapping[str, Field], partitions: Partitions
-) -> str:
-    root = common_root(paths)
-    files = (
-        f"{os.path.relpath(path, root)}|{footer.size}|{footer.digest}"
-        for path, footer in zip(paths, footers, strict=True)
-    )
-    columns = (f"{name}:{field}" for name, field in fields.items())
-    return digest_of(b"parquet", *(os.fsencode(text) for text in (*files, *columns, *partitions.describe())))
-
-
-def _decoded(footer: Footer, fields: Mapping[str, Field], share: float) -> list[int]:
-    """Bytes of what is wanted of each row group when it is decoded, about.
-
-    Args:
-        footer: of the file.
-        fields: what is wanted.
-        share: of the file's columns that are read for them.
-    """
-    row = sum(field.row_bytes() if field.kind == "dense" else _LEAST_ROW for field in fields.values())
+def _decoded_sizes(footer: Footer, fields: Mapping[str, Field], share: float) -> list[int]:
+    """Approximate decoded bytes of each row group; ``share`` is the share of the columns that is read."""
+    row = sum(field.row_bytes() if field.kind == "dense" else _LEAST_ROW_BYTES for field in fields.values())
     return [int(max(rows * row, size * share)) for rows, size in zip(footer.rows, footer.nbytes, strict=True)]
 
 
-def _parts(number: int, footer: Footer, sizes: Sequence[int], path: str, most: int) -> list[Part]:
-    """The row groups of a file, large ones cut into parts, small ones together.
-
-    Args:
-        number: of the file.
-        footer: its footer.
-        sizes: bytes of each row group when it is decoded.
-        path: of the file.
-        most: bytes of a part, about.
-
-    Raises:
-        CorruptError: a row group has more rows than could be meant.
-    """
+def _cut(number: int, footer: Footer, sizes: Sequence[int], path: str, most: int) -> list[Part]:
+    """The parts of a file of up to ``most`` bytes: large row groups are cut, small ones combined."""
     parts: list[Part] = []
-    before = together = 0  # rows, and bytes of the part that small row groups are added to
+    rows_before = combined = 0
     for group, (rows, nbytes) in enumerate(zip(footer.rows, sizes, strict=True)):
         step = max(1, rows // max(1, -(-nbytes // most)))
         if rows // step > _MOST_PARTS:
             raise CorruptError(
-                "a row group has more rows than could be meant",
+                "a row group has too many rows",
                 found=f"{rows} rows, {nbytes} bytes",
                 where=f"{path}, row group {group}",
                 remedy=REMEDY,
             )
-        if parts and together + nbytes <= most:
-            parts[-1] = parts[-1].and_then(rows)
-            together += nbytes
+        if parts and combined + nbytes <= most:
+            parts[-1] = parts[-1].with_next_group(rows)
+            combined += nbytes
         else:
             parts += [
-                Part(number, group, first, min(step, rows - first), step, (rows,), before)
+                Part(number, group, first, min(step, rows - first), step, (rows,), rows_before)
                 for first in range(0, max(rows, 1), step)
             ]
-            together = nbytes
-        before += rows
+            combined = nbytes
+        rows_before += rows
     return parts
-
-
-FORMAT = Format("parquet", "Parquet files (or a folder of them)", fits, ParquetSource)

@@ -1,7 +1,7 @@
-"""The file that an `InMemoryDataset` saves (``processed/data.pt``), memory-mapped and checked.
+"""The file of an `InMemoryDataset` (``processed/data.pt``), memory-mapped and checked.
 
-It is a zip archive of a pickle and the tensors' bytes. The pickle is read by torch's own restricted reader, which
-builds tensors, plain containers and the few classes that PyG registers, and refuses everything else.
+It is a zip archive of a pickle and the bytes of the tensors. The pickle is read by torch's restricted unpickler,
+which builds tensors, plain containers and the classes that PyG registers, and refuses everything else.
 """
 
 from __future__ import annotations
@@ -11,36 +11,71 @@ import os
 import pickle
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from rankfeed.errors import CorruptError, RankfeedError, SourceError, UnsafeError, safe_str
+from rankfeed.errors import ArgumentError, CorruptError, RankfeedError, SourceError, UnsafeError, safe_str
 from rankfeed.sources.extras import need
-from rankfeed.sources.paths import check_utf8
-from rankfeed.sources.pyg.source import PyGSource
+from rankfeed.sources.paths import Paths, check_utf8, is_one
+from rankfeed.sources.pyg.detect import saved_file
+from rankfeed.sources.pyg.source import PyGSource, no_columns
+from rankfeed.sources.source import Source, reopen
 from rankfeed.storage import DataFiles
 
-#: Before this version the restricted reader could be led to run code (CVE-2025-32434).
+#: In older versions the restricted unpickler could be made to run code (CVE-2025-32434).
 _SAFE_SINCE = (2, 6)
-_REMEDY = "process the data set again, or fetch the file anew"
+_REMEDY = "process the dataset again, or fetch the file again"
+
+
+def open_pyg(
+    where: Paths,
+    *,
+    columns: Sequence[str] | None = None,
+    allow_pickle: bool = False,
+    follow_batch: Sequence[str] | None = None,
+    exclude_keys: Sequence[str] | None = None,
+) -> Source:
+    """Open graphs that an ``InMemoryDataset`` saved.
+
+    Args:
+        where: its folder, its ``processed`` folder, or a file in it (``data.pt``).
+        columns: must be None.
+        allow_pickle: whether the file may have classes and functions that torch does not consider harmless.
+        follow_batch: attributes for which a batch gets ``<name>_batch`` and ``<name>_ptr``.
+        exclude_keys: attributes that batches leave out.
+
+    Raises:
+        SourceError: it has no graphs, or several files of them.
+        UnsafeError: reading it would run code.
+        CorruptError: it is damaged.
+    """
+    if not is_one(where):
+        raise ArgumentError(
+            "graphs are opened from one path", found=repr(where)[:80], remedy="rf.concat joins them"
+        )
+    if columns is not None:
+        raise no_columns(columns)
+    path = saved_file(Path(where))  # type: ignore[arg-type]
+    return PyGFileSource(path, allow_pickle=allow_pickle, follow_batch=follow_batch, exclude_keys=exclude_keys)
 
 
 class PyGFileSource(PyGSource):
-    """Graphs in a file that ``InMemoryDataset.save`` wrote; `open` makes it.
+    """Graphs in a file that ``InMemoryDataset.save`` wrote.
 
-    The tensors are mapped, so that all ranks and workers of a node share them in the page cache.
+    The tensors are memory-mapped, so all ranks and workers of a node share them in the page cache.
 
     Args:
         path: of the file.
-        allow_pickle: whether it may hold objects of any class. Reading them runs code that they bring.
+        allow_pickle: whether it may have objects of any class. Reading them runs code that they contain.
         follow_batch: attributes for which a batch gets ``<name>_batch`` and ``<name>_ptr``.
         exclude_keys: attributes that batches leave out.
         files: what another process of the job saw first; None for the process that opens.
 
     Raises:
-        SourceError: it cannot be read, or holds no graphs.
-        UnsafeError: it holds objects of other classes than PyG's own.
+        SourceError: it cannot be read, or has no graphs.
+        UnsafeError: it has objects of other classes than PyG's own.
         CorruptError: it is damaged.
     """
 
@@ -57,41 +92,32 @@ class PyGFileSource(PyGSource):
         self._allow_pickle = allow_pickle
         need("torch_geometric", extra="pyg")
         files = DataFiles([self.path]) if files is None else files.reopened([self.path])
-        dataset = _dataset(self.path, allow_pickle)
+        dataset = _saved_dataset(self.path, allow_pickle)
         files.opened(0)
         super().__init__(dataset, follow_batch=follow_batch, exclude_keys=exclude_keys)
         self.files = files
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.path, self._allow_pickle, self._follow, self._exclude, self.fingerprint, self.files)
+        options = {
+            "allow_pickle": self._allow_pickle,
+            "follow_batch": self._follow,
+            "exclude_keys": self._exclude,
+            "files": self.files,
+        }
+        return reopen, (PyGFileSource, self.path, options, self.fingerprint)
 
     def __repr__(self) -> str:
         return f"PyGFileSource({self.path!r}, {len(self)} graphs)"
 
 
-def _reopen(
-    path: str, allow_pickle: bool, follow: Sequence[str], exclude: Sequence[str], was: str, files: DataFiles
-) -> PyGFileSource:
-    source = PyGFileSource(path, allow_pickle=allow_pickle, follow_batch=follow, exclude_keys=exclude, files=files)
-    if source.fingerprint != was:
-        raise SourceError(
-            "the data changed while a job reads them",
-            expected=f"fingerprint {was}",
-            found=source.fingerprint,
-            where=path,
-            remedy="start the job again, on data that stay as they are",
-        )
-    return source
-
-
-def _dataset(path: str, allow_pickle: bool) -> Any:
-    """What was saved, as the data set that it was."""
+def _saved_dataset(path: str, allow_pickle: bool) -> Any:
+    """The dataset that was saved."""
     from torch_geometric.data import Data, InMemoryDataset
 
     saved = _load(path, allow_pickle)
     if not (isinstance(saved, tuple) and len(saved) in (2, 3) and isinstance(saved[1], (dict, type(None)))):
         raise SourceError(
-            "the file holds no graphs that PyTorch Geometric saved",
+            "the file has no graphs that PyTorch Geometric saved",
             expected="(attributes, slices, class), as InMemoryDataset.save writes them",
             found=type(saved).__name__,
             where=path,
@@ -101,7 +127,7 @@ def _dataset(path: str, allow_pickle: bool) -> Any:
     try:
         dataset._data = kind.from_dict(data) if isinstance(data, dict) else data
         dataset.slices = slices
-        _check(dataset._data, slices)
+        _check_slices(dataset._data, slices)
     except RankfeedError:
         raise
     except Exception as error:
@@ -130,36 +156,34 @@ def _load(path: str, allow_pickle: bool) -> Any:
             warnings.simplefilter("ignore")
             return torch.load(path, map_location="cpu", weights_only=not allow_pickle, mmap=True)
     except pickle.UnpicklingError as error:
-        said = " ".join(str(error).split())
-        if allow_pickle or ("Unsupported" not in said and "GLOBAL" not in said):
-            raise CorruptError("the file is damaged", found=said[:200], where=path, remedy=_REMEDY) from None
-        start = max(0, said.find("Unsupported"))
+        message = " ".join(str(error).split())
+        if allow_pickle or ("Unsupported" not in message and "GLOBAL" not in message):
+            raise CorruptError("the file is damaged", found=message[:200], where=path, remedy=_REMEDY) from None
+        start = max(0, message.find("Unsupported"))
         raise UnsafeError(
-            "the file holds objects whose reading could run code",
+            "the file has objects whose reading could run code",
             expected="tensors, plain containers, and PyG's own classes",
-            found=said[start : start + 160],
+            found=message[start : start + 160],
             where=path,
             remedy="if you trust it: open(..., allow_pickle=True), or rankfeed.from_dataset() of your own Dataset",
         ) from None
     except OSError as error:
-        if (
-            os.path.isfile(path) and error.errno == errno.EINVAL
-        ):  # torch looks for the archive's end before its start
+        if os.path.isfile(path) and error.errno == errno.EINVAL:  # torch seeks the end of the archive
             raise CorruptError("the file is damaged", found="it ends early", where=path, remedy=_REMEDY) from error
         raise SourceError("the file cannot be read", found=error.strerror or error, where=path) from error
     except Exception as error:
-        said = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
-        raise CorruptError("the file is damaged", found=said, where=path, remedy=_REMEDY) from error
+        message = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+        raise CorruptError("the file is damaged", found=message, where=path, remedy=_REMEDY) from error
 
 
-def _check(data: Any, slices: dict[Any, Any] | None) -> None:
-    """That each attribute's slices agree in number, rise, and end inside the attribute."""
+def _check_slices(data: Any, slices: dict[Any, Any] | None) -> None:
+    """Raise a ValueError unless slices agree in number, rise, and end inside their attribute."""
     if slices is None:
         return
     counts: dict[int, str] = {}
     for store in data.stores:
-        mine = slices if store._key is None else slices.get(store._key, {})
-        for name, cuts in mine.items():
+        own_slices = slices if store._key is None else slices.get(store._key, {})
+        for name, cuts in own_slices.items():
             if not isinstance(cuts, torch.Tensor) or name not in store:
                 continue
             value = store[name]

@@ -1,7 +1,7 @@
-"""What the bytes of a member mean, by the last part of its extension: as WebDataset's own decoders take them.
+"""Decoders of members by the last part of their extension, as in WebDataset.
 
-Members are untrusted input. Nothing here runs code that they contain unless that is allowed, and nothing takes
-more memory than :data:`LIMIT` for one of them.
+Members are untrusted: nothing here runs code that they contain unless the caller allows it, and nothing takes more
+memory than :data:`LIMIT` for one of them.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ LIMIT = 1 << 29
 _TEXT = ("txt", "text", "transcript")
 _CLASS = ("cls", "cls2", "index", "inx", "id")
 _IMAGES = ("jpg", "jpeg", "jpe", "jfif", "png", "ppm", "pgm", "pbm", "pnm", "bmp", "gif", "webp", "tif", "tiff")
-#: What Pillow may take an image for, whatever its name says: others run programs, or fetch fonts.
+#: Formats that Pillow may detect: others run programs, or fetch fonts.
 _PILLOW = ("JPEG", "PNG", "PPM", "BMP", "GIF", "WEBP", "TIFF")
-_SOUNDS = ("wav", "flac", "ogg", "opus", "mp3", "aiff")
+_AUDIO = ("wav", "flac", "ogg", "opus", "mp3", "aiff")
 _PICKLES = ("pyd", "pkl", "pickle", "pth", "pt", "ten", "tb")
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """How members of an extension are read.
+    """How members of an extension are decoded.
 
     Args:
-        kind: "bytes", "text", "npy" (what lies there is delivered without a copy), "audio" (an array and a rate),
-            "pickle", or "value".
-        decode: bytes to a value; None for bytes and text, which are delivered as they lie.
-        field: what the column holds, where that is known without looking.
+        kind: "bytes", "text", "npy" (delivered without a copy), "audio" (an array and a rate), "pickle" or
+            "value".
+        decode: bytes to a value; None for bytes and text, which are delivered unchanged.
+        field: of the column, if it is known without looking at members.
     """
 
     kind: str
@@ -55,11 +55,7 @@ class Decoder:
 
 
 def decoder_of(extension: str, *, allow_pickle: bool = False) -> Decoder:
-    """How members of an extension are read.
-
-    Args:
-        extension: in lower case; ``.gz`` at its end is taken off first.
-        allow_pickle: whether those may be read that can run code.
+    """The decoder of an extension, which is in lower case; ``.gz`` at its end is decompressed first.
 
     Examples:
         >>> decoder_of("seg.cls").decode(b"7")
@@ -69,9 +65,9 @@ def decoder_of(extension: str, *, allow_pickle: bool = False) -> Decoder:
     """
     if extension.endswith(".gz"):
         inner = decoder_of(extension[:-3], allow_pickle=allow_pickle)
-        then = inner.decode or (_text if inner.kind == "text" else bytes)
+        decode = inner.decode or (bytes.decode if inner.kind == "text" else bytes)
         kind = inner.kind if inner.kind in ("audio", "pickle") else "value"
-        return Decoder(kind, partial(_unpacked, then), inner.field)
+        return Decoder(kind, partial(_gunzip_and, decode), inner.field)
     last = extension.rpartition(".")[2]
     if last in _TEXT:
         return Decoder("text", None, Field("str"))
@@ -80,24 +76,18 @@ def decoder_of(extension: str, *, allow_pickle: bool = False) -> Decoder:
     if last in ("json", "jsn"):
         return Decoder("value", json.loads, Field("object"))
     if last in ("mp", "msg"):
-        return Decoder("value", _msgpack, Field("object"))
+        return Decoder("value", msgspec.msgpack.decode, Field("object"))
     if last == "npy":
         return Decoder("npy", partial(_npy, allow_pickle=allow_pickle))
     if last == "npz":
         return Decoder("value", partial(_npz, allow_pickle=allow_pickle), Field("object"))
     if last in _IMAGES:
         return Decoder("value", _image, Field("object"))
-    if last in _SOUNDS:
-        return Decoder("audio", _sound)
+    if last in _AUDIO:
+        return Decoder("audio", _audio)
     if last in _PICKLES:
-        return Decoder(
-            "pickle", partial(_pickle, last) if allow_pickle else partial(_refused, last), Field("object")
-        )
+        return Decoder("pickle", partial(_pickle if allow_pickle else _refused, last), Field("object"))
     return Decoder("bytes", None, Field("bytes"))
-
-
-def _text(data: bytes) -> str:
-    return data.decode()
 
 
 def _integer(data: bytes) -> int:
@@ -107,16 +97,12 @@ def _integer(data: bytes) -> int:
     return value
 
 
-def _unpacked(then: Callable[[bytes], Any], data: bytes) -> Any:
-    return then(gunzip(data))
+def _gunzip_and(decode: Callable[[bytes], Any], data: bytes) -> Any:
+    return decode(gunzip(data))
 
 
 def gunzip(data: bytes, limit: int = LIMIT) -> bytes:
-    """Decompress gzip.
-
-    Raises:
-        CorruptError: it is damaged.
-        UnsafeError: it expands to more than ``limit`` bytes.
+    """Decompress gzip; an UnsafeError if it expands to more than ``limit`` bytes.
 
     Examples:
         >>> import gzip
@@ -124,7 +110,7 @@ def gunzip(data: bytes, limit: int = LIMIT) -> bytes:
         b'ab'
     """
     try:
-        # By the file's reader: a member may be many streams, and zlib alone copies the rest of it at each.
+        # Not zlib alone: a member may be many streams, and zlib copies the rest of it at each.
         with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
             out = file.read(limit + 1)
     except EOFError as error:
@@ -133,16 +119,12 @@ def gunzip(data: bytes, limit: int = LIMIT) -> bytes:
         raise CorruptError("a compressed member is damaged", found=error) from error
     if len(out) > limit:
         raise UnsafeError(
-            "a compressed member expands beyond all measure",
+            "a compressed member expands too much",
             expected=f"up to {limit} bytes",
             found=f"more, from {len(data)} bytes",
-            remedy="if it is meant, read it as bytes (decode=False) and decompress it yourself",
+            remedy="if this is intended, read it as bytes (decode=False) and decompress it yourself",
         )
     return out
-
-
-def _msgpack(data: bytes) -> Any:
-    return msgspec.msgpack.decode(data)
 
 
 def _npy(data: bytes, *, allow_pickle: bool) -> Any:
@@ -158,9 +140,9 @@ def _npz(data: bytes, *, allow_pickle: bool) -> dict[str, Any]:
     with reading(""), zipfile.ZipFile(io.BytesIO(data)) as archive:
         nbytes = sum(info.file_size for info in archive.infolist())
         if nbytes > LIMIT:
-            raise UnsafeError("a compressed member expands beyond all measure", found=f"{nbytes} bytes")
+            raise UnsafeError("a compressed member expands too much", found=f"{nbytes} bytes")
         arrays = members_of(archive, "", allow_pickle=allow_pickle, only_arrays=False)
-        # What is no array is delivered as bytes, as numpy does.
+        # Members that are not arrays are delivered as bytes, as numpy does.
         return {
             name: read_member(archive, arrays[name], allow_pickle=allow_pickle)
             if name in arrays
@@ -175,7 +157,7 @@ def _image(data: bytes) -> Any:
     pillow = need("PIL.Image", extra="image")
     with pillow.open(io.BytesIO(data), formats=_PILLOW) as image:
         if image.width * image.height * 4 > LIMIT:
-            raise UnsafeError("an image of absurd size", found=f"{image.width} x {image.height} pixels")
+            raise UnsafeError("an image is too large", found=f"{image.width} x {image.height} pixels")
         if image.mode[:1] in "IF":
             raise SourceError(
                 "an image has more than 8 bits a channel",
@@ -186,12 +168,12 @@ def _image(data: bytes) -> Any:
         return np.array(image.convert("RGB"))
 
 
-def _sound(data: bytes) -> tuple[Any, int]:
-    """A sound as float32 [frames, channels], and frames a second."""
+def _audio(data: bytes) -> tuple[Any, int]:
+    """A sound as float32 [frames, channels], and its frames per second."""
     soundfile = need("soundfile", extra="audio")
     with soundfile.SoundFile(io.BytesIO(data)) as file:
         if not 0 <= file.frames * file.channels * 4 <= LIMIT:
-            raise UnsafeError("a sound of absurd length", found=f"{file.frames} frames x {file.channels} channels")
+            raise UnsafeError("a sound is too long", found=f"{file.frames} frames x {file.channels} channels")
         samples = file.read(dtype="float32", always_2d=True)
         if len(samples) != file.frames:
             raise CorruptError("a sound is truncated", expected=f"{file.frames} frames", found=len(samples))
@@ -199,15 +181,16 @@ def _sound(data: bytes) -> tuple[Any, int]:
 
 
 def _refused(extension: str, _data: bytes) -> Any:
-    raise refusal(extension)
+    raise pickle_refused(extension)
 
 
-def refusal(extension: str) -> UnsafeError:
-    """Why members of an extension are not read."""
+def pickle_refused(extension: str, **details: Any) -> UnsafeError:
+    """The error for members that may run code."""
     return UnsafeError(
         f"a .{extension} member is a pickle or may hold one: reading it runs code that it contains",
         remedy=f"leave the column out with columns=, take its bytes with decode={{{extension!r}: False}}, "
-        "or pass allow_pickle=True if you trust whoever wrote it",
+        "or pass allow_pickle=True if you trust its author",
+        **details,
     )
 
 

@@ -1,67 +1,50 @@
-"""Shards that are compressed as a whole: refused, or decompressed once into the cache folder when asked."""
+"""Decompressed copies of compressed shards, kept in the cache directory."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
 from rankfeed.errors import CorruptError, SourceError, UnsafeError
+from rankfeed.sources.parallel import in_parallel
 from rankfeed.sources.paths import head
-from rankfeed.sources.tar.descriptions import Described
-from rankfeed.sources.tar.headers import BLOCK, compression_of, is_header
-from rankfeed.sources.tar.index_cache import cache_folder, in_parallel, locked
-from rankfeed.sources.tar.shards import renamed
+from rankfeed.sources.tar.headers import compression_of
+from rankfeed.sources.tar.index_cache import cache_folder, locked
+from rankfeed.sources.tar.shard_list import ShardList
 from rankfeed.storage import atomic_file, digest_of
 from rankfeed.storage.commit import TEMPORARY
 
-#: Names of tar files, compressed or not.
-SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tzst", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
-#: A compressed shard may expand this much, and by so many bytes more.
-_FOLD, _MORE = 200, 1 << 28
+#: A compressed shard may expand to this multiple of its size, and this many bytes more.
+_RATIO, _MORE = 200, 1 << 28
 _CHUNK = 1 << 20
 
 
-def looks_like_tar(path: str) -> bool:
-    """Whether a file is a tar file, compressed or not, or is called one."""
-    if path.endswith(SUFFIXES):
-        return os.path.isfile(path)
-    return is_header(head(path, BLOCK))
-
-
-def decompressed(these: Described, cache_dir: str | os.PathLike[str] | None) -> Described:
-    """The same shards, those that are compressed replaced by decompressed copies in the cache folder.
+def decompressed(listed: ShardList, cache_dir: str | os.PathLike[str] | None) -> ShardList:
+    """The same shards, compressed ones replaced by decompressed copies.
 
     Copies are made once, under a lock that all processes share; another version of a shard gets another copy.
-
-    Raises:
-        CorruptError: a shard is damaged.
-        UnsafeError: it expands beyond all measure.
-        SourceError: it cannot be read, or the copy not be written.
     """
     folder = cache_folder(cache_dir) / "decompressed"
-    places: dict[str, Path] = {}
-    for shard in these.shards:
-        if compression_of(head(shard, 8)) is not None:
-            places[shard] = _place(folder, shard)
-    missing = [shard for shard, place in places.items() if not place.is_file()]
+    copies = {shard: _copy_path(folder, shard) for shard in listed.shards if compression_of(head(shard, 8))}
+    missing = [shard for shard, copy in copies.items() if not copy.is_file()]
     if missing:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise _unwritable(folder, error) from error
+            raise _not_writable(folder, error) from error
         with locked(folder / ".lock", f"decompressed shards in {folder}"):
-            for leftover in folder.glob(
-                f"{TEMPORARY}*"
-            ):  # of one that was killed: who makes copies holds the lock
+            # Left by a process that was killed: only the owner of the lock writes copies.
+            for leftover in folder.glob(f"{TEMPORARY}*"):
                 leftover.unlink(missing_ok=True)
-            again = [shard for shard in missing if not places[shard].is_file()]
-            in_parallel(lambda shard: _decompress(shard, places[shard]), again, "decompressing")
-    return renamed(these, [os.fspath(places.get(shard, shard)) for shard in these.shards])
+            missing = [shard for shard in missing if not copies[shard].is_file()]
+            in_parallel(lambda shard: _decompress(shard, copies[shard]), missing, "decompressing", progress=True)
+    return replace(listed, shards=[os.fspath(copies.get(shard, shard)) for shard in listed.shards])
 
 
-def _place(folder: Path, shard: str) -> Path:
+def _copy_path(folder: Path, shard: str) -> Path:
     try:
         found = os.stat(shard)
     except OSError as error:
@@ -70,27 +53,27 @@ def _place(folder: Path, shard: str) -> Path:
     return folder / f"{os.path.basename(shard)[:100]}-{version}.tar"
 
 
-def _decompress(shard: str, place: Path) -> None:
-    limit = _FOLD * os.path.getsize(shard) + _MORE
+def _decompress(shard: str, copy: Path) -> None:
+    limit = _RATIO * os.path.getsize(shard) + _MORE
     size = 0
     try:
-        with atomic_file(place) as out, _opened(shard) as file:
+        with atomic_file(copy) as out, _open(shard) as file:
             while chunk := _read(file, shard):
                 size += len(chunk)
                 if size > limit:
                     raise UnsafeError(
-                        "a compressed shard expands beyond all measure",
+                        "a compressed shard expands too much",
                         expected=f"up to {limit} bytes",
                         found="more",
                         where=shard,
-                        remedy="if it is meant, decompress it yourself",
+                        remedy="if this is intended, decompress it yourself",
                     )
                 out.write(chunk)
     except OSError as error:
-        raise _unwritable(place, error) from error
+        raise _not_writable(copy, error) from error
 
 
-def _opened(shard: str) -> IO[Any]:
+def _open(shard: str) -> IO[Any]:
     kind = compression_of(head(shard, 8))
     if kind == "zstd":
         import pyarrow as pa
@@ -109,13 +92,13 @@ def _opened(shard: str) -> IO[Any]:
 def _read(file: IO[Any], shard: str) -> bytes:
     try:
         return bytes(file.read(_CHUNK))
-    except Exception as error:  # each library has errors of its own, some of them OSErrors
+    except Exception as error:  # the libraries have errors of their own, some of them OSErrors
         raise CorruptError(
-            "a compressed shard is damaged", found=error, where=shard, remedy="fetch the shard anew"
+            "a compressed shard is damaged", found=error, where=shard, remedy="fetch the shard again"
         ) from error
 
 
-def _unwritable(place: Path, error: OSError) -> SourceError:
+def _not_writable(place: Path, error: OSError) -> SourceError:
     return SourceError(
         "a decompressed copy cannot be written",
         found=error.strerror or error,

@@ -1,8 +1,8 @@
-"""The headers of a tar file: which files it holds, and where their bytes lie.
+"""Reading the headers of a tar file: its members, and the offsets of their bytes.
 
-USTAR, GNU long names, PAX and old V7 archives, as POSIX.1-2008 (pax) and the GNU tar manual describe them. Headers
-are untrusted input. Each has a checksum, which is always verified; an archive ends with a block of zeros, so
-that one that was cut is found out wherever it was cut.
+USTAR, GNU long names, PAX and V7 archives, as described by POSIX.1-2008 (pax) and the GNU tar manual. Headers are
+untrusted. Their checksums are always verified, and the block of zeros at the end is required, so that a truncated
+archive is detected wherever it was cut.
 """
 
 from __future__ import annotations
@@ -14,33 +14,32 @@ from rankfeed.errors import CorruptError, SourceError, printable
 
 BLOCK = 512
 _ZEROS = bytes(BLOCK)
-#: Longest name or extended header that is believed.
-_LONGEST = 1 << 24
-#: Bytes read at once: at least a header with the PAX records and the header behind it.
+#: Longest name or extended header that is accepted.
+_MOST_EXTENDED = 1 << 24
+#: Bytes per read: at least a header, its PAX records and the next header.
 _SMALLEST_READ, _LARGEST_READ = 2048, 1 << 18
-#: To read on over so many bytes costs a disk less than to go and read behind them.
+#: Reading over a gap of this size costs a disk less than another seek.
 _NEAR = 1 << 14
 
-#: What compressed files begin with.
+#: Magic bytes of compressed files.
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz"}
 
 _REGULAR = (b"0", b"\0", b"7")
-#: Members whose content is that of another file.
 _LINKS = {b"1": "hard link", b"2": "symbolic link"}
-#: Devices, directories, FIFOs: no data follow their header.
+#: Devices, directories and FIFOs have a header only.
 _WITHOUT_DATA = (b"3", b"4", b"5", b"6")
 
-_REMEDY = "fetch the file anew, or write it again"
+_REMEDY = "fetch the file again, or write it again"
 
 
 class Member(NamedTuple):
     """A regular file in an archive.
 
     Args:
-        name: its full name, as bytes: tar has no charset.
-        start: offset of its first header, those that only bring a long name included.
+        name: full name; tar defines no encoding.
+        start: offset of its first header, which may be one with a long name.
         data: offset of its bytes.
-        size: how many they are.
+        size: number of bytes.
     """
 
     name: bytes
@@ -49,18 +48,14 @@ class Member(NamedTuple):
     size: int
 
 
-#: Where a header's numbers lie that no reader of samples needs.
+#: Fields of a header that are only validated.
 _NUMBERS = {"mode": slice(100, 108), "uid": slice(108, 116), "gid": slice(116, 124), "mtime": slice(136, 148)}
 
 
 class Window:
-    """Reads of a file at growing offsets, of more at once where the next one lies near.
+    """Reads a file at growing offsets, with larger reads while headers are close together.
 
-    Args:
-        path: of the file.
-
-    Raises:
-        SourceError: it cannot be opened.
+    Uses pread, not a mapping: a call lets other threads run while the disk is busy.
     """
 
     def __init__(self, path: str) -> None:
@@ -80,16 +75,10 @@ class Window:
         os.close(self._handle)
 
     def read(self, offset: int, length: int) -> bytes:
-        """Bytes at an offset; fewer at the file's end.
-
-        Raises:
-            SourceError: the file cannot be read.
-        """
+        """Bytes at an offset; fewer at the end of the file."""
         within = offset - self._base
         if within >= 0 and within + length <= len(self._bytes):
             return self._bytes[within : within + length]
-        # Calls and not a mapping: a call lets other threads run while the disk is busy. Where headers lie close
-        # together many are had by one call; where they lie far apart, nothing is read that is not needed.
         is_near = within - len(self._bytes) < _NEAR
         self._ahead = min(_LARGEST_READ, self._ahead * 4) if is_near else _SMALLEST_READ
         try:
@@ -102,14 +91,10 @@ class Window:
 
 
 class TarReader:
-    """Walks over the headers of an archive.
-
-    Args:
-        window: the file.
-        offset: of the header to begin with.
+    """Iterates over the headers of an archive.
 
     Attributes:
-        offset: of the next header; at the end, of the block of zeros that says so.
+        offset: of the next header; at the end, of the block of zeros.
     """
 
     def __init__(self, window: Window, offset: int = 0) -> None:
@@ -117,11 +102,11 @@ class TarReader:
         self.offset = offset
 
     def next(self) -> Member | None:
-        """The next regular file; None at the end of the archive. Directories and devices are skipped.
+        """The next regular file, None at the end of the archive; directories and devices are skipped.
 
         Raises:
             CorruptError: the archive is damaged or truncated; names file and offset.
-            SourceError: it is compressed, or holds a link or a sparse file.
+            SourceError: the archive is compressed, or has a link or a sparse file.
         """
         start, name = self.offset, None
         override: dict[bytes, bytes] = {}
@@ -155,7 +140,7 @@ class TarReader:
             elif kind in (b"L", b"K"):
                 text = self._long_name(data, size)
                 if kind == b"L":
-                    if name is not None or b"path" in override:  # some readers take the first, some the last
+                    if name is not None or b"path" in override:  # readers disagree on which counts
                         raise self._damaged("one name a file", "a second long one", here)
                     name = text
                 self._skip(size)
@@ -165,7 +150,7 @@ class TarReader:
                 if b"size" in override:
                     size = self._decimal(override[b"size"], here)
                 name = override[b"path"].rstrip(b"/") if b"path" in override else name or _name(block)
-                folder = kind == b"\0" and name.endswith(b"/")  # V7 has no other sign of one
+                folder = kind == b"\0" and name.endswith(b"/")  # the only sign of a directory in V7
                 if not folder:
                     self._skip(size)
                 if kind in _REGULAR and not folder:
@@ -175,11 +160,7 @@ class TarReader:
                 start, name, override = self.offset, None, {}
 
     def check_end(self) -> None:
-        """Check that nothing but zeros follows where the archive ends.
-
-        Raises:
-            CorruptError: something does: a second archive appended, or damage.
-        """
+        """Check that only zeros follow the end: otherwise an archive was appended, or the file is damaged."""
         offset = self.offset
         while rest := self._window.read(offset, _LARGEST_READ):
             if rest.strip(b"\0"):
@@ -194,7 +175,7 @@ class TarReader:
             offset += len(rest)
 
     def _skip(self, size: int) -> None:
-        """Go to the header behind ``size`` bytes of data."""
+        """Advance to the header after ``size`` bytes of data."""
         if self.offset + size > self._window.size:
             raise CorruptError(
                 "a tar file is truncated",
@@ -221,11 +202,11 @@ class TarReader:
             )
         stored = self._number(block[148:156], "checksum", here)
         rest = block[:148] + block[156:]
-        found = sum(rest) + 256  # the field itself counts as eight blanks
-        # Some old writers added signed characters up.
+        found = sum(rest) + 256  # the checksum field counts as eight blanks
+        # Some old writers summed signed characters.
         if stored != found and stored != found - 256 * sum(byte > 127 for byte in rest):
             raise self._damaged(f"a header with checksum {stored}", f"checksum {found}", here)
-        # Of damage one in a thousand has the right sum, so the numbers that are of no use here are looked at too.
+        # One in a thousand damaged headers has the right checksum, so all numbers are validated.
         if block[100:148].translate(None, b"01234567 \0"):
             for what, field in _NUMBERS.items():
                 if block[field.start] not in (0o200, 0o377):
@@ -240,7 +221,7 @@ class TarReader:
         )
 
     def _number(self, field: bytes, what: str, here: int) -> int:
-        """A number: octal digits, or a big-endian one behind a sign byte (GNU)."""
+        """A number: octal digits, or big-endian bytes after a sign byte (GNU)."""
         if field[0] in (0o200, 0o377):
             value = int.from_bytes(field[1:], "big")
             if field[0] == 0o200 and value < 1 << 62:
@@ -259,20 +240,20 @@ class TarReader:
         return int(digits)
 
     def _extension(self, data: int, size: int) -> bytes:
-        found = self._window.read(data, size) if size <= _LONGEST else b""
+        found = self._window.read(data, size) if size <= _MOST_EXTENDED else b""
         if len(found) < size:
             raise self._damaged(f"an extended header of {size} bytes", f"{len(found)} bytes", data)
         return found
 
     def _long_name(self, data: int, size: int) -> bytes:
-        """A GNU long name: up to a zero, which its size counts. Without it, readers disagree on the end."""
+        """A GNU long name, which must end with a zero: readers disagree on one without."""
         name, zero, _ = self._extension(data, size).partition(b"\0")
         if not zero and size % BLOCK and self._window.read(data + size, 1) != b"\0":
             raise self._damaged("a long name that ends with a zero", repr(name[-40:]), data)
         return name
 
     def _records(self, data: int, size: int) -> dict[bytes, bytes]:
-        """The records of a PAX header, each ``length keyword=value`` and a newline."""
+        """The records of a PAX header: ``length keyword=value`` and a newline each."""
         text, place = self._extension(data, size), 0
         records = {}
         while place < len(text):
@@ -309,19 +290,19 @@ class TarReader:
         return SourceError(
             f"a tar file holds {what}",
             where=f"{self._window.path}, offset {offset}",
-            remedy="write it again by `tar --format=ustar` or webdataset.TarWriter",
+            remedy="write it again with `tar --format=ustar` or webdataset.TarWriter",
         )
 
 
 def _name(block: bytes) -> bytes:
     name = block[:100].split(b"\0", 1)[0]
-    # Only POSIX archives have a prefix there; GNU keeps times in it.
+    # Only POSIX archives have a prefix; GNU stores times there.
     prefix = block[345:500].split(b"\0", 1)[0] if block[257:263] == b"ustar\0" else b""
     return prefix + b"/" + name if prefix else name
 
 
 def is_header(block: bytes) -> bool:
-    """Whether these 512 bytes are a tar header, by its checksum.
+    """Whether 512 bytes are a tar header, by its checksum.
 
     Examples:
         >>> is_header(bytes(512))
@@ -334,5 +315,5 @@ def is_header(block: bytes) -> bool:
 
 
 def compression_of(block: bytes) -> str | None:
-    """How a file is compressed, by what it begins with."""
+    """The compression of a file, by its first bytes; None for none."""
     return next((name for magic, name in _COMPRESSED.items() if block.startswith(magic)), None)

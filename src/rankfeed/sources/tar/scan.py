@@ -1,4 +1,4 @@
-"""Indexing a tar shard by reading its headers: which members form a sample, as WebDataset groups them."""
+"""Indexing a tar shard by reading all of its headers: which members form a sample, as WebDataset groups them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rankfeed.sources.tar.headers import Member, TarReader, Window
 from rankfeed.sources.tar.index import Extension, Summary, TarIndex, is_extension
 from rankfeed.storage import check_data_name, digest_of
 
-#: WebDataset's own: everything up to the first dot of the last component is the key, the rest the extension.
+#: As in WebDataset: the key is everything up to the first dot of the last component, the extension the rest.
 _KEY = re.compile(rb"^((?:.*/|)[^.]+)[.]([^/]*)$")
-#: WebDataset's own: members that are no data.
+#: As in WebDataset: members that are no data.
 _META = re.compile(rb"__[^/]*__($|/)")
 
 
 def split_name(name: bytes) -> tuple[bytes, str] | None:
-    """Key and extension of a member, as WebDataset takes them; None for a member that is no data.
+    """Key and extension of a member as WebDataset defines them; None for a member that is no data.
 
     Examples:
         >>> split_name(b"train/0001.Seg.PNG")
@@ -35,15 +35,7 @@ def split_name(name: bytes) -> tuple[bytes, str] | None:
 
 
 def samples_of(reader: TarReader, path: str) -> Iterator[tuple[bytes, int, dict[str, Member]]]:
-    """The samples of an archive: key, offset of the first header, members by extension.
-
-    Consecutive members of one key are a sample.
-
-    Raises:
-        CorruptError: the archive is damaged, or a sample has two members of one extension.
-        UnsafeError: a name leads out of the folder that it would be unpacked to.
-        SourceError: a name that no column can have.
-    """
+    """The samples of an archive: key, offset of the first header, members by extension."""
     key, first, members = b"", 0, dict[str, Member]()
     while (member := reader.next()) is not None:
         parts = split_name(member.name)
@@ -55,31 +47,27 @@ def samples_of(reader: TarReader, path: str) -> Iterator[tuple[bytes, int, dict[
                 yield key, first, members
             key, first, members = parts[0], member.start, {}
         if parts[1] in members:
-            raise two_alike(parts[1], members[parts[1]].start, member, path)
+            raise duplicate_extension(parts[1], members[parts[1]].start, member, path)
         members[parts[1]] = member
     if members:
         yield key, first, members
 
 
 def check_member(member: Member, extension: str, path: str) -> None:
-    """Refuse names that lead elsewhere, and extensions that can name no column.
-
-    Raises:
-        UnsafeError, SourceError: as said.
-    """
+    """Refuse names that leave the directory, and extensions that cannot name a column."""
     where = f"{path}, offset {member.start}"
     check_data_name(member.name, where)
     if not is_extension(extension):
         raise SourceError(
-            "the extension of a tar member can name no column",
+            "the extension of a tar member cannot name a column",
             found=_shown(member.name),
             where=where,
             remedy="rename the member",
         )
 
 
-def two_alike(extension: str, first: int, second: Member, path: str) -> CorruptError:
-    """Say that a sample has two members of one extension, as WebDataset does."""
+def duplicate_extension(extension: str, first: int, second: Member, path: str) -> CorruptError:
+    """The error for a sample with two members of one extension."""
     return CorruptError(
         "a sample has two members of one extension",
         expected=f"one member .{extension}",
@@ -89,24 +77,20 @@ def two_alike(extension: str, first: int, second: Member, path: str) -> CorruptE
     )
 
 
-def readable(key: bytes) -> bytes:
-    """A key in UTF-8; what is none is escaped, so that nothing is lost and no two become one."""
+def readable_key(key: bytes) -> bytes:
+    """A key in UTF-8; other bytes are escaped, so that different keys stay different."""
     return key if key.isascii() else key.decode("utf-8", "backslashreplace").encode()
 
 
 def scan(path: str) -> TarIndex:
-    """Index an archive by reading all its headers.
-
-    Raises:
-        CorruptError, UnsafeError, SourceError: it is damaged, or not to be read; names the offset.
-    """
+    """The index of an archive, from all of its headers."""
     offsets, keys = list[int](), list[bytes]()
     found: dict[str, tuple[list[int], list[int], list[int]]] = {}
     with Window(path) as window:
         reader = TarReader(window)
         for row, (key, first, members) in enumerate(samples_of(reader, path)):
             offsets.append(first)
-            keys.append(readable(key))
+            keys.append(readable_key(key))
             for extension, member in members.items():
                 rows, starts, sizes = found.setdefault(extension, ([], [], []))
                 rows.append(row)
@@ -115,10 +99,7 @@ def scan(path: str) -> TarIndex:
         reader.check_end()
         size, mtime_ns, end = window.size, window.mtime_ns, reader.offset
     lengths = np.fromiter(map(len, keys), np.int64, len(keys))
-    each = {
-        name: (np.array(rows, np.int64), np.array(starts, np.int64), np.array(sizes, np.int64))
-        for name, (rows, starts, sizes) in found.items()
-    }
+    columns = {name: [np.array(each, np.int64) for each in lists] for name, lists in found.items()}
     begins = np.array([*offsets, end], np.int64)
     summary = Summary(
         tar_bytes=size,
@@ -130,27 +111,26 @@ def scan(path: str) -> TarIndex:
         repeated=_repeated(keys),
         extensions=[
             Extension(name, len(rows), int(sizes.min()), int(sizes.max()), int(sizes.sum()))
-            for name, (rows, _, sizes) in each.items()
+            for name, (rows, _, sizes) in columns.items()
         ],
     )
-    nothing = [np.empty(0, np.int64)]
+    none = [np.empty(0, np.int64)]
     return TarIndex(
         summary,
         begins,
         np.append(0, np.cumsum(lengths)),
-        np.concatenate([starts for _, starts, _ in each.values()] or nothing),
-        np.concatenate([sizes for _, _, sizes in each.values()] or nothing),
-        np.concatenate([rows for rows, _, _ in each.values() if len(rows) < len(keys)] or nothing),
+        np.concatenate([starts for _, starts, _ in columns.values()] or none),
+        np.concatenate([sizes for _, _, sizes in columns.values()] or none),
+        np.concatenate([rows for rows, _, _ in columns.values() if len(rows) < len(keys)] or none),
         np.frombuffer(b"".join(keys), np.uint8),
     )
 
 
 def _repeated(keys: list[bytes]) -> tuple[int, int] | None:
-    """Two places with the same key."""
+    """Two samples with the same key."""
     hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, keys), np.uint64, len(keys))
     order = hashes.argsort(kind="stable")
-    alike = np.flatnonzero(hashes[order[1:]] == hashes[order[:-1]])
-    for place in alike.tolist():
+    for place in np.flatnonzero(hashes[order[1:]] == hashes[order[:-1]]).tolist():
         first, second = int(order[place]), int(order[place + 1])
         if keys[first] == keys[second]:
             return first, second

@@ -1,4 +1,4 @@
-"""What columns a data set of tar shards has: extensions that its samples share, and how each is decoded."""
+"""The columns of a dataset of tar shards: the extensions of its members, and how each is decoded."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ import numpy as np
 from rankfeed._util.validate import invalid
 from rankfeed.columns import Field
 from rankfeed.errors import ArgumentError, SourceError, safe_repr
-from rankfeed.sources.tar.columns import RATE, Part, field_of, read_values
-from rankfeed.sources.tar.decoders import Decoder, decoder_of, refusal
+from rankfeed.sources.tar.columns import Members, field_of, read_values
+from rankfeed.sources.tar.decoders import Decoder, decoder_of, pickle_refused
 from rankfeed.sources.tar.shards import ShardSet
 
 #: The column of the samples' keys.
 KEY = "__key__"
-#: Extensions above which a data set is taken for one whose keys have dots.
-MOST = 1000
-#: Samples that are looked at, where an index does not say what there is.
+#: Appended to the name of an audio column for the column of frames per second.
+RATE = ".rate"
+#: With more extensions, keys probably contain dots.
+_MOST_EXTENSIONS = 1000
 _PROBES = 8
 
 Decode = bool | Callable[[str, bytes], Any] | Mapping[str, Any]
@@ -28,14 +29,14 @@ Missing = Literal["error", "skip", "mask"]
 
 
 @dataclass(frozen=True)
-class Spec:
+class ColumnSpec:
     """A column.
 
     Args:
-        extension: of the members that it is made of; empty for the keys.
-        field: what it holds.
-        decoder: how they are read.
-        role: "member", "rate" (of a sound), "valid" (whether there is a member) or "key".
+        extension: of its members; empty for the keys.
+        field: of the column.
+        decoder: of its members.
+        role: "member", "rate" (of audio), "valid" (whether there is a member) or "key".
     """
 
     extension: str
@@ -45,10 +46,9 @@ class Spec:
 
 
 def extensions_of(shards: ShardSet) -> dict[str, int]:
-    """The extensions of all shards in the order they are met, and how many samples have each.
+    """The extensions of all shards in order of appearance, and the number of samples with each.
 
-    Of shards with another's index a few samples are looked at; that the rest is like them is checked as they are
-    read.
+    Of shards with a third-party index three samples are probed; the others are checked when they are read.
     """
     found: dict[str, int] = {}
     for number, summary in enumerate(shards.summaries):
@@ -56,22 +56,16 @@ def extensions_of(shards: ShardSet) -> dict[str, int]:
             for each in summary.extensions:
                 found[each.name] = found.get(each.name, 0) + each.count
         elif shards.counts[number]:
-            index, count = shards.lazy[number], int(shards.counts[number])
-            for extension in {
-                name: 0 for row in sorted({0, count // 2, count - 1}) for name in index.extensions_of(row)
-            }:
+            index, count = shards.third_party[number], int(shards.counts[number])
+            probes = sorted({0, count // 2, count - 1})
+            for extension in dict.fromkeys(name for row in probes for name in index.extensions_of(row)):
                 found[extension] = found.get(extension, 0) + count
-    for index in shards.lazy.values():
+    for index in shards.third_party.values():
         index.allowed = frozenset(found)
     return found
 
 
-def check_decode(decode: Decode, extensions: Sequence[str]) -> None:
-    """Refuse a ``decode`` that cannot be meant.
-
-    Raises:
-        ArgumentError: as said.
-    """
+def _check_decode(decode: Decode, extensions: Sequence[str]) -> None:
     if isinstance(decode, bool) or callable(decode):
         return
     if not isinstance(decode, Mapping):
@@ -83,22 +77,21 @@ def check_decode(decode: Decode, extensions: Sequence[str]) -> None:
                 expected="some of " + ", ".join(extensions),
                 found=safe_repr(name),
             )
-        named = isinstance(choice, str) and choice in ("object", "dense", "ragged")
-        if not (isinstance(choice, bool) or callable(choice) or named):
+        is_kind = isinstance(choice, str) and choice in ("object", "dense", "ragged")
+        if not (isinstance(choice, bool) or callable(choice) or is_kind):
             expected = 'True, False (bytes), a function of bytes, "object", "dense" or "ragged"'
             raise invalid(f"decode for {name!r}", expected, choice)
 
 
-def decoder_for(extension: str, decode: Decode, allow_pickle: bool) -> tuple[Decoder, str | None]:
-    """How an extension is decoded, and as what kind of column where that was said."""
-    plain = Decoder("bytes", None, Field("bytes"))
+def _decoder_for(extension: str, decode: Decode, allow_pickle: bool) -> tuple[Decoder, str | None]:
+    """The decoder of an extension, and the kind of column if ``decode`` names one."""
     if callable(decode):
         return Decoder("value", partial(decode, extension)), None
     choice: Any = decode
     if isinstance(decode, Mapping):
         choice = decode.get(extension, decode.get(extension.rpartition(".")[2], True))
     if choice is False:
-        return plain, None
+        return Decoder("bytes", None, Field("bytes")), None
     if callable(choice):
         return Decoder("value", choice), None
     standard = decoder_of(extension, allow_pickle=allow_pickle)
@@ -115,32 +108,26 @@ def schema_of(
     decode: Decode,
     missing: Missing,
     allow_pickle: bool,
-    probe: Callable[[str, int], list[Part]],
-) -> dict[str, Spec]:
-    """The columns of a data set.
+    probe: Callable[[str, int], list[Members]],
+) -> dict[str, ColumnSpec]:
+    """The columns of a dataset by name.
 
     Args:
-        shards: they.
-        extensions: how many samples have each.
+        shards: the shards.
+        extensions: number of samples with each extension.
         wanted: names of the columns to offer; None for all.
         decode: how members are decoded.
-        missing: what is done where a sample lacks a member.
-        allow_pickle: whether those may be read that can run code.
-        probe: some members of an extension, to look at.
-
-    Raises:
-        ArgumentError: no such column.
-        UnsafeError: a column may hold pickles.
-        SourceError: too many columns to be meant.
+        missing: what to do with samples that lack a member.
+        allow_pickle: whether members that can run code may be read.
+        probe: returns some members of an extension.
     """
-    total = int(shards.counts.sum())
-    specs = {KEY: Spec("", Field("str"), Decoder("text"), "key")}
+    specs = {KEY: ColumnSpec("", Field("str"), Decoder("text"), "key")}
     names = list(extensions)
-    check_decode(decode, names)
-    if wanted is None and len(names) > MOST:
+    _check_decode(decode, names)
+    if wanted is None and len(names) > _MOST_EXTENSIONS:
         raise SourceError(
             "too many different extensions to be columns",
-            expected=f"at most {MOST}",
+            expected=f"at most {_MOST_EXTENSIONS}",
             found=f"{len(names)}: " + ", ".join(map(repr, names[:4])),
             where=shards.paths[0],
             remedy="put no dots into keys (an extension begins at the first of a file's name), or give columns=",
@@ -149,17 +136,16 @@ def schema_of(
         names if wanted is None else [name for name in names if {name, name + RATE, name + "_valid"} & {*wanted}]
     )
     for name in chosen:
-        decoder, kind = decoder_for(name, decode, allow_pickle)
+        decoder, kind = _decoder_for(name, decode, allow_pickle)
         if decoder.kind == "pickle" and not allow_pickle:
-            error = refusal(name)
-            raise type(error)(error.summary, found=f".{name}", where=shards.paths[0], remedy=error.remedy)
-        field = decoder.field or _judged(shards, name, decoder, kind, probe(name, _PROBES))
-        specs[name] = Spec(name, field, decoder)
+            raise pickle_refused(name, found=f".{name}", where=shards.paths[0])
+        field = decoder.field or _probed_field(shards, name, decoder, kind, probe(name, _PROBES))
+        specs[name] = ColumnSpec(name, field, decoder)
         if decoder.kind == "audio":
-            specs[_free(name + RATE, chosen, shards)] = Spec(name, Field("dense", "int64"), decoder, "rate")
-        if missing == "mask" and extensions[name] < total:
+            specs[_free(name + RATE, chosen, shards)] = ColumnSpec(name, Field("dense", "int64"), decoder, "rate")
+        if missing == "mask" and extensions[name] < int(shards.counts.sum()):
             mask = _free(name + "_valid", chosen, shards)
-            specs[mask] = Spec(name, Field("dense", "bool"), decoder, "valid")
+            specs[mask] = ColumnSpec(name, Field("dense", "bool"), decoder, "valid")
     if wanted is None:
         return specs
     unknown = [name for name in wanted if name not in specs]
@@ -171,18 +157,20 @@ def schema_of(
 
 
 def _free(name: str, extensions: Sequence[str], shards: ShardSet) -> str:
-    """The name of a column that goes with another, if no members have it."""
+    """The name of an added column, unless members have it."""
     if name in extensions:
         raise SourceError(
-            f"members .{name} have the name of a column that goes with another",
+            f"members .{name} have the name of a column that is added",
             where=shards.paths[0],
             remedy="choose columns= without either of them, or rename the members",
         )
     return name
 
 
-def _judged(shards: ShardSet, extension: str, decoder: Decoder, kind: str | None, parts: list[Part]) -> Field:
-    """What a column holds, by a few of its members and the sizes of all."""
+def _probed_field(
+    shards: ShardSet, extension: str, decoder: Decoder, kind: str | None, parts: list[Members]
+) -> Field:
+    """The field of a column, from a few of its members and the sizes of all."""
     assert decoder.decode is not None
     values = [value for value in read_values(parts, extension, decoder.decode) if value is not None]
     if not values:

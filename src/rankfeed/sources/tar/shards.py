@@ -1,255 +1,283 @@
-"""The shards of a data set: which files, how many samples each, and opening them when they are read."""
+"""The indexed shards of a dataset, opened when they are read."""
 
 from __future__ import annotations
 
 import os
-import weakref
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import replace
-from errno import EMFILE, ENFILE
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.errors import ArgumentError, CorruptError, SourceError
-from rankfeed.sources.paths import Paths, common_root, expand, is_one
-from rankfeed.sources.tar.columns import Places, Shard, stamp_of
-from rankfeed.sources.tar.descriptions import (
-    META,
-    Described,
-    foreign_offsets,
-    is_energon,
-    is_wids,
-    read_energon,
-    read_wids,
-    tars_in,
-)
+from rankfeed._util.handle_cache import HandleCache
+from rankfeed.errors import CorruptError, SourceError
+from rankfeed.sources.source import by_chunk, starts_of
 from rankfeed.sources.tar.headers import TarReader, Window
-from rankfeed.sources.tar.index import Summary, TarIndex
-from rankfeed.sources.tar.index_cache import IndexStore
-from rankfeed.sources.tar.scan import readable, split_name
-from rankfeed.sources.tar.third_party_index import LazyIndex
-from rankfeed.storage import DataFiles, digest_of, map_file
-from rankfeed.storage.mapped import ReadHandle
+from rankfeed.sources.tar.index import SampleIndex, Summary, TarIndex
+from rankfeed.sources.tar.index_cache import IndexCache
+from rankfeed.sources.tar.scan import readable_key, split_name
+from rankfeed.sources.tar.shard_list import ShardList
+from rankfeed.sources.tar.third_party_index import ThirdPartyIndex, find_offsets
+from rankfeed.storage import DataFiles, check_not_truncated, digest_of, map_file
 
 Int64 = npt.NDArray[np.int64]
 
-#: Shards larger than this in all are announced to the kernel before they are read.
-PREFETCH_BYTES = 768 << 20
-#: Shards that a process holds open, over all its data sets: each takes three file descriptors, and 1,024 are the
-#: usual limit. What a batch points into stays, however many others are opened.
+#: Shards that are held open; each takes two file descriptors.
 OPEN_SHARDS = 128
 #: Headers that are compared with the index when a shard is opened.
-_LOOKS = 8
+_COMPARED_HEADERS = 8
 
 
-def described(where: Paths, split: str | None = None) -> Described:
-    """The shards that are meant.
+@dataclass(frozen=True)
+class Shard:
+    """An open shard.
 
     Args:
-        where: a shard, a folder of them, a glob or brace pattern, a list of these; a folder that Energon prepared;
-            a wids descriptor.
-        split: a part of a folder that Energon prepared.
-
-    Raises:
-        SourceError, CorruptError, UnsafeError, ArgumentError: there are none, or their description is not right.
+        path: of the archive.
+        data: uint8, the whole file, memory-mapped.
+        index: where its samples are.
     """
-    if is_one(where):
-        path = os.fspath(where)  # type: ignore[arg-type]
-        if os.path.isdir(path) and is_energon(path):
-            return read_energon(path, split)
-        if is_wids(path):
-            _no_split(split)
-            return read_wids(path)
-    _no_split(split)
-    shards: list[str] = []
-    for path in expand(where):
-        shards += tars_in(path) if os.path.isdir(path) else [path]
-    if not shards:
-        raise SourceError("no .tar files", where=where)
-    shards = [os.path.abspath(path) for path in shards]
-    root = common_root(shards)
-    return Described(shards, [os.path.relpath(path, root) for path in shards], [None] * len(shards))
 
+    path: str
+    data: npt.NDArray[np.uint8]
+    index: SampleIndex
 
-def _no_split(split: str | None) -> None:
-    if split is not None:
-        raise ArgumentError(
-            "only folders that Energon prepared have splits",
-            expected=f"a folder with {META}/split.yaml",
-            found=split,
-        )
+    def read(self, start: int, size: int) -> bytes:
+        """The bytes of a member."""
+        return self.data[start : start + size].tobytes()
 
 
 class ShardSet:
-    """Shards with their indexes: our own, made where there is none, or others'.
+    """Shards with their indexes: ours, created if missing, or third-party ones.
 
     Args:
-        these: which shards.
-        store: where our own indexes are.
-        foreign: whether others' offsets are taken for shards that we have not indexed.
+        listed: the shards.
+        cache: where our indexes are.
+        third_party: whether to use the offsets of other tools for shards without an index of ours.
         files: what another process of the job saw first; None for the process that opens.
 
     Attributes:
-        files: the shards, as this job first saw them.
-        summaries: what each holds; None for a shard with another's index, of which less is known.
-        lazy: the indexes of those.
+        files: the shards as this job first saw them.
+        summaries: of each shard; None with a third-party index, which has none.
+        third_party: third-party indexes by shard number.
         counts: int64, samples in each.
         sizes: bytes of each.
     """
 
     def __init__(
-        self, these: Described, store: IndexStore, *, foreign: bool, files: DataFiles | None = None
+        self, listed: ShardList, cache: IndexCache, *, third_party: bool, files: DataFiles | None = None
     ) -> None:
-        self.these = these
-        self.paths = these.shards
-        self.files = DataFiles(self.paths, these.names) if files is None else files.reopened(self.paths)
-        self.lazy: dict[int, LazyIndex] = {}
-        self._store = store
-        self._open: dict[int, Shard] = {}
-        _sets.add(self)
-        known = store.known(self.paths)
+        self.listed = listed
+        self.paths = listed.shards
+        self.files = DataFiles(self.paths, listed.names) if files is None else files.reopened(self.paths)
+        self.third_party: dict[int, ThirdPartyIndex] = {}
+        self._cache = cache
+        self._open: HandleCache[Shard] = HandleCache(OPEN_SHARDS)
+        known = cache.known(self.paths)
         for number, path in enumerate(self.paths):
-            # Whoever leaves samples out has to know all keys.
-            if foreign and not these.excluded and known[path] is None:
-                found = foreign_offsets(path, these.where or None, these.names[number])
+            # Excluding samples needs all keys.
+            if third_party and not listed.excluded and known[path] is None:
+                found = find_offsets(path, listed.where or None, listed.names[number])
                 if found is not None:
-                    self.lazy[number] = LazyIndex(path, *found, check=partial(self.files.check, number))
-        new = [path for number, path in enumerate(self.paths) if known[path] is None and number not in self.lazy]
-        known.update(zip(new, store.summaries(new), strict=True))
-        self.summaries: list[Summary | None] = [
-            None if number in self.lazy else known[path] for number, path in enumerate(self.paths)
+                    check = partial(self.files.check, number)
+                    self.third_party[number] = ThirdPartyIndex(path, *found, check=check)
+        new = [
+            path
+            for number, path in enumerate(self.paths)
+            if known[path] is None and number not in self.third_party
         ]
-        self.counts = np.array([self._count(number) for number in range(len(self.paths))], np.int64)
+        known.update(zip(new, cache.summaries(new), strict=True))
+        self.summaries: list[Summary | None] = [
+            None if number in self.third_party else known[path] for number, path in enumerate(self.paths)
+        ]
+        self.counts = np.array(
+            [
+                len(self.third_party[number].offsets) - 1 if summary is None else summary.samples
+                for number, summary in enumerate(self.summaries)
+            ],
+            np.int64,
+        )
         self.sizes: list[int] = self.files.sizes.tolist()
-        self.exceeds = sum(self.sizes) > PREFETCH_BYTES
-        self._check_counts()
-
-    def _count(self, number: int) -> int:
-        summary = self.summaries[number]
-        return len(self.lazy[number].offsets) - 1 if summary is None else summary.samples
-
-    def _check_counts(self) -> None:
-        for number, count in enumerate(self.these.counts):
+        for number, count in enumerate(listed.counts):
             if count is not None and count != self.counts[number]:
                 raise SourceError(
                     "a shard has another number of samples than its description says",
                     expected=f"{count} samples",
                     found=f"{self.counts[number]} samples",
-                    where=f"{self.paths[number]}, described in {self.these.where}",
-                    remedy="make the description anew, or open the .tar files themselves by a pattern",
+                    where=f"{self.paths[number]}, described in {listed.where}",
+                    remedy="create the description again, or open the .tar files themselves by a pattern",
                 )
 
     def fingerprint(self) -> str:
-        """Of names, sizes, counts, where each sample begins (by whichever index), and content samples."""
+        """Digest of names, sizes, sample offsets (of whichever index) and content samples."""
         pieces = []
-        for number, name in enumerate(self.these.names):
+        for number, name in enumerate(self.listed.names):
             summary = self.summaries[number]
-            digest = digest_of(self.lazy[number].offsets.tobytes()) if summary is None else summary.offsets_digest
+            digest = (
+                digest_of(self.third_party[number].offsets.tobytes())
+                if summary is None
+                else summary.offsets_digest
+            )
             pieces += [os.fsencode(name), str(self.sizes[number]).encode(), digest.encode()]
         return digest_of(*pieces, self.files.fingerprint.encode())
 
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def index(self, number: int) -> Places:
-        """Where the samples of a shard lie."""
-        return self.lazy[number] if number in self.lazy else self._store.load(self.paths[number])
+    def index(self, number: int) -> SampleIndex:
+        """The index of a shard."""
+        return self.third_party[number] if number in self.third_party else self._cache.load(self.paths[number])
 
     def open(self, number: int) -> Shard:
-        """A shard that can be read; opened where it is not open.
-
-        Raises:
-            SourceError, CorruptError: it is gone, or has changed since it was indexed.
-        """
-        found = self._open.get(number)
-        if found is not None and found.is_unchanged():
-            return found
-        # No lock, which a fork could leave held: two threads that open one shard do no harm.
-        try:
-            shard = self._opened(number)
-        except SourceError as error:
-            if not isinstance(error.__cause__, OSError) or error.__cause__.errno not in (EMFILE, ENFILE):
-                raise
-            _close_all_but(0)
-            shard = self._opened(number)
-        self._open[number] = shard
-        _close_all_but(OPEN_SHARDS)
+        """A shard, opened if it is not open; a CorruptError if it was changed since it was indexed."""
+        shard = self._open.get(number, lambda: self._opened(number))
+        check_not_truncated(shard.data, shard.path)
         return shard
 
     def _opened(self, number: int) -> Shard:
         path = self.paths[number]
-        self.files.check(number)  # before another shard is indexed
+        self.files.check(number)  # before a changed shard is indexed
         index = self.index(number)
         data = map_file(path)
-        file = ReadHandle(path)
-        shard = Shard(path, data, index, file, stamp_of(file))
+        shard = Shard(path, data, index)
         self.files.opened(number)
-        if not self._is_as_indexed(number, index):
+        summary = self.summaries[number]
+        if (
+            summary is not None
+            and isinstance(index, TarIndex)
+            and index.summary.offsets_digest != summary.offsets_digest
+        ):
             raise CorruptError(
                 "a shard was changed while it was in use",
-                expected=f"{self.sizes[number]} bytes and {self.counts[number]} samples, as they were",
-                found=f"{shard.stamp[0]} bytes, written since",
+                expected=f"{self.sizes[number]} bytes and {self.counts[number]} samples, as before",
+                found=f"{len(data)} bytes, written since",
                 where=path,
                 remedy="start the job again",
             )
-        if number not in self.lazy:
-            self._look_at(shard, int(self.counts[number]))
+        if number not in self.third_party:
+            _compare_headers(shard, int(self.counts[number]))
         return shard
 
-    def close_one(self) -> None:
-        """Let go of the shard that was opened first."""
-        with suppress(StopIteration, RuntimeError):  # another thread was there first
-            self._open.pop(next(iter(self._open)), None)
-
-    @property
-    def num_open(self) -> int:
-        """Shards that are held open."""
-        return len(self._open)
-
-    def _is_as_indexed(self, number: int, index: Places) -> bool:
-        """Whether an index is of the same samples as when the data set was opened."""
-        then = self.summaries[number]
-        return (
-            then is None or not isinstance(index, TarIndex) or index.summary.offsets_digest == then.offsets_digest
-        )
-
-    def _look_at(self, shard: Shard, count: int) -> None:
-        """Compare some headers with the index, which was believed because size and time of the file agree."""
-        with Window(shard.path) as window:
-            for row in np.unique(np.linspace(0, count - 1, min(_LOOKS, count)).astype(np.int64)).tolist():
-                offset = int(shard.index.offsets[row])
-                member = TarReader(window, offset).next()
-                parts = None if member is None else split_name(member.name)
-                if parts is None or readable(parts[0]).decode() != shard.index.key(row):
-                    raise CorruptError(
-                        "a shard is not the one that was indexed, although size and time agree",
-                        expected=f"sample {shard.index.key(row)!r}",
-                        found="another member" if member is None else repr(member.name[:200]),
-                        where=f"{shard.path}, offset {offset}",
-                        remedy=f"`touch` the shard, or remove its index ({shard.path}.rankfeed)",
-                    )
-
     def __getstate__(self) -> None:
-        raise TypeError("a set of open shards is not pickled: its source opens it anew")
+        raise TypeError("a ShardSet is not pickled: its source opens the shards again")
 
 
-#: All that there are in this process.
-_sets: weakref.WeakSet[ShardSet] = weakref.WeakSet()
+def _compare_headers(shard: Shard, count: int) -> None:
+    """Compare some headers with the index, which was chosen by size and time of the file."""
+    rows = np.unique(np.linspace(0, count - 1, min(_COMPARED_HEADERS, count)).astype(np.int64))
+    with Window(shard.path) as window:
+        for row in rows.tolist():
+            offset = int(shard.index.offsets[row])
+            member = TarReader(window, offset).next()
+            parts = None if member is None else split_name(member.name)
+            if parts is None or readable_key(parts[0]).decode() != shard.index.key(row):
+                raise CorruptError(
+                    "a shard is not the one that was indexed, although size and time agree",
+                    expected=f"sample {shard.index.key(row)!r}",
+                    found="another member" if member is None else repr(member.name[:200]),
+                    where=f"{shard.path}, offset {offset}",
+                    remedy=f"`touch` the shard, or remove its index ({shard.path}.rankfeed)",
+                )
 
 
-def _close_all_but(most: int) -> None:
-    """Have no more shards open than that, over all data sets: those with most of them give first."""
-    while True:
-        with suppress(RuntimeError):  # another thread opens a data set
-            sets = list(_sets)
-            if sum(each.num_open for each in sets) <= most:
-                return
-            max(sets, key=lambda each: each.num_open).close_one()
+class SampleNumbers:
+    """Sample ids of all shards, without the samples that are left out.
+
+    Attributes:
+        counts: int64, samples of each shard that are not left out.
+        starts: int64 [shards + 1], first sample id of each, and their number at the end.
+    """
+
+    def __init__(self, shards: ShardSet) -> None:
+        self._shards = shards
+        #: Rows that remain, for shards of which some are left out.
+        self._kept: dict[int, Int64] = {}
+        for number, rows in _excluded_rows(shards):
+            self._leave_out(number, rows)
+        self._count()
+
+    def places(self, ids: Int64) -> Iterator[tuple[int, Int64, Int64 | None]]:
+        """Samples by shard: number of the shard, rows in it, and positions in ``ids`` (None for all)."""
+        for number, rows, slots in by_chunk(ids, self.starts):
+            yield number, self._kept[number][rows] if number in self._kept else rows, slots
+
+    def digest_pieces(self) -> list[bytes]:
+        """What the fingerprint has to contain about samples that are left out."""
+        return [str(number).encode() + rows.tobytes() for number, rows in sorted(self._kept.items())]
+
+    def check_missing(self, extensions: Sequence[str], *, skip: bool) -> None:
+        """Leave out samples that lack a member (``skip``), or raise a SourceError for the first of them."""
+        for number, summary in enumerate(self._shards.summaries):
+            if summary is None:
+                continue
+            counts = {each.name: each.count for each in summary.extensions}
+            for extension in extensions:
+                if counts.get(extension, 0) == summary.samples:
+                    continue
+                _, sizes = self._shards.index(number).locate(extension, np.arange(summary.samples))
+                lacking = np.flatnonzero(sizes < 0)
+                if skip:
+                    self._leave_out(number, lacking)
+                    continue
+                lacking = lacking[np.isin(lacking, self._kept.get(number, lacking))]
+                if len(lacking):
+                    raise missing_member(self._shards, number, int(lacking[0]), extension)
+        self._count()
+        if not self.starts[-1]:
+            raise SourceError(
+                "no sample has all columns",
+                expected=", ".join(extensions),
+                where=self._shards.paths[0],
+                remedy='give columns= that samples share, or missing="mask"',
+            )
+
+    def _leave_out(self, number: int, rows: Int64) -> None:
+        kept = self._kept.get(number, np.arange(self._shards.counts[number]))
+        self._kept[number] = kept[~np.isin(kept, rows)]
+
+    def _count(self) -> None:
+        self.counts = self._shards.counts.copy()
+        for number, rows in self._kept.items():
+            self.counts[number] = len(rows)
+        self.starts = starts_of(self.counts)
 
 
-def renamed(these: Described, shards: Sequence[str]) -> Described:
-    """The same data set with its shards elsewhere (decompressed)."""
-    return replace(these, shards=list(shards))
+def _excluded_rows(shards: ShardSet) -> Iterator[tuple[int, Int64]]:
+    """Samples that the description excludes: number of the shard, and rows in it."""
+    numbers = {name: number for number, name in enumerate(shards.listed.names)}
+    by_shard: dict[int, set[str]] = {}
+    for name in shards.listed.excluded:
+        for cut, character in enumerate(name):  # shard names and keys may have slashes: try every cut
+            if character == "/" and name[:cut] in numbers:
+                by_shard.setdefault(numbers[name[:cut]], set()).add(name[cut + 1 :])
+    for number, keys in by_shard.items():
+        index = shards.index(number)
+        rows = [row for row in range(len(index.offsets) - 1) if index.key(row) in keys]
+        yield number, np.array(rows, np.int64)
+
+
+def refuse_repeated_keys(shards: ShardSet) -> None:
+    """Raise a SourceError if samples that are not adjacent have the same key; it names both offsets."""
+    for number, summary in enumerate(shards.summaries):
+        if summary is not None and summary.repeated is not None:
+            index = shards.index(number)
+            first, second = summary.repeated
+            raise SourceError(
+                "two samples that are not adjacent have the same key: probably one sample in two pieces",
+                expected="all members of a sample side by side",
+                found=f"{index.key(first)!r} at offset {index.offsets[first]} and at {index.offsets[second]}",
+                where=f"{shards.paths[number]}, offset {index.offsets[second]}",
+                remedy='write the archive again by `tar --sort=name`; or pass duplicate_keys="keep" to have each '
+                "as a sample, as WebDataset does",
+            )
+
+
+def missing_member(shards: ShardSet, number: int, row: int, extension: str) -> SourceError:
+    """The error for a sample that lacks a member that others have."""
+    index = shards.index(number)
+    return SourceError(
+        "a sample lacks a member that others have",
+        expected=f"a member .{extension}",
+        found=f"sample {index.key(row)!r} without",
+        where=f"{shards.paths[number]}, offset {index.offsets[row]}",
+        remedy='choose columns= that all have, or pass missing="skip" to leave such samples out, or '
+        'missing="mask" to have them with an empty value',
+    )

@@ -1,4 +1,4 @@
-"""Which files are CSV, and which are lines of JSON."""
+"""Detecting CSV files and files of JSON lines, and listing them."""
 
 from __future__ import annotations
 
@@ -8,35 +8,30 @@ import zlib
 from typing import Literal
 
 from rankfeed.errors import RankfeedError, SourceError
+from rankfeed.sources.format import Format
 from rankfeed.sources.paths import Paths, expand, files_in, head, matched
 
 Kind = Literal["csv", "jsonl"]
 
 _SUFFIXES: dict[Kind, tuple[str, ...]] = {"csv": (".csv", ".tsv"), "jsonl": (".jsonl", ".ndjson", ".json")}
-
-#: Bytes at a file's start that are looked at to see what it is.
-_LOOKED_AT = 1 << 16
+_PROBED_BYTES = 1 << 16
 
 
 def kind_of(where: Paths) -> Kind | None:
-    """Which of both these files are, by their names and how they begin; None for neither."""
+    """The kind of these files, by their names and first bytes; None for another format."""
     paths = matched(where)
     for kind in _SUFFIXES:
         try:
-            found = files_of(where, kind) if paths else []
-        except RankfeedError:  # a folder with files of another kind
+            found = list_files(where, kind) if paths else []
+        except RankfeedError:  # a directory with files of another kind
             continue
-        if found and all(_looks_like(path, kind) for path in (found[0], found[-1])):
+        if found and all(_is_kind(path, kind) for path in (found[0], found[-1])):
             return kind
     return None
 
 
-def files_of(where: Paths, kind: Kind) -> list[str]:
-    """The files that are meant; of a folder, all that are in it.
-
-    Raises:
-        SourceError: nothing is there, or a folder holds other files too.
-    """
+def list_files(where: Paths, kind: Kind) -> list[str]:
+    """The files; a directory may only contain files of this kind."""
     suffixes = tuple(suffix + end for suffix in _SUFFIXES[kind] for end in ("", ".gz"))
     found: list[str] = []
     for path in expand(where):
@@ -52,14 +47,14 @@ def files_of(where: Paths, kind: Kind) -> list[str]:
     return found
 
 
-def _looks_like(path: str, kind: Kind) -> bool:
+def _is_kind(path: str, kind: Kind) -> bool:
     name = path.removesuffix(".gz")
     if not name.endswith(_SUFFIXES[kind]):
         return False
-    start = head(path, _LOOKED_AT)
+    start = head(path, _PROBED_BYTES)
     if path.endswith(".gz"):
         try:
-            start = zlib.decompressobj(31).decompress(start, _LOOKED_AT)
+            start = zlib.decompressobj(31).decompress(start, _PROBED_BYTES)
         except zlib.error:
             return False
     if b"\0" in start or not start.strip():
@@ -70,11 +65,10 @@ def _looks_like(path: str, kind: Kind) -> bool:
     lines = [line for line in start.split(b"\n") if line.strip()]
     if not lines[0].lstrip().startswith(b"{"):
         return False
-    # A file called .json is mostly one document: lines of JSON have whole objects in at least two.
-    whole = lines if len(start) < _LOOKED_AT else lines[:-1]
-    if name.endswith(".json"):
-        return len(whole) >= 2 and all(_is_object(line) for line in whole[:2])
-    return not whole or b"wids-shard-index" not in whole[0]
+    complete = lines if len(start) < _PROBED_BYTES else lines[:-1]
+    if name.endswith(".json"):  # usually one document; JSON lines have an object in each line
+        return len(complete) >= 2 and all(_is_object(line) for line in complete[:2])
+    return not complete or b"wids-shard-index" not in complete[0]
 
 
 def _is_object(line: bytes) -> bool:
@@ -82,3 +76,14 @@ def _is_object(line: bytes) -> bool:
         return isinstance(json.loads(line), dict)
     except (ValueError, RecursionError):
         return False
+
+
+CSV_FORMAT = Format(
+    "csv", "CSV files", lambda where: kind_of(where) == "csv", "rankfeed.sources.text.source:CsvSource"
+)
+JSONL_FORMAT = Format(
+    "jsonl",
+    "files with a JSON object in each line",
+    lambda where: kind_of(where) == "jsonl",
+    "rankfeed.sources.text.source:JsonlSource",
+)

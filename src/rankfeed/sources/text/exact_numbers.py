@@ -1,4 +1,4 @@
-"""Whole numbers in text that float64 would round: Arrow takes those above int64, or beside a fraction, for it."""
+"""Detecting integers in text that float64 would round: Arrow infers float64 above int64, or beside a fraction."""
 
 from __future__ import annotations
 
@@ -11,49 +11,57 @@ import numpy as np
 
 from rankfeed.errors import CorruptError, SourceError
 
-#: Whole numbers up to this are float64 as well.
+#: Integers up to this are exact in float64.
 _EXACT = 2**53
-_WHOLE = re.compile(r"\s*[+-]?[0-9]+\s*")
-#: A whole number with as many digits as 2**53, in JSON.
-_LONG = re.compile(rb"(?<![0-9.])[0-9]{16,}(?![0-9.eE])")
+_INTEGER = re.compile(r"\s*[+-]?[0-9]+\s*")
+#: An integer in JSON with at least as many digits as 2**53.
+_LONG_INTEGER = re.compile(rb"(?<![0-9.])[0-9]{16,}(?![0-9.eE])")
 
-Path = tuple[str, ...]
-
-
-def has_large(column: Any) -> bool:
-    """Whether a float64 column (a `pyarrow` array) may have been a whole number that float64 cannot hold."""
-    values = np.asarray(column)
-    with np.errstate(invalid="ignore"):
-        return bool((np.isfinite(values) & (np.abs(values) >= _EXACT)).any())
-
-
-def first_inexact(texts: Any) -> int | None:
-    """The first row of a column of text whose whole number is another one as float64; None if there is none."""
-    import pyarrow.compute as pc
-
-    long = pc.greater_equal(pc.binary_length(texts), 16).fill_null(False)
-    for row in np.flatnonzero(np.asarray(long)).tolist():
-        text = texts[row].as_py()
-        if _WHOLE.fullmatch(text) and _is_inexact(int(text)):
-            return int(row)
-    return None
+#: Names of columns and struct fields, with _ITEM for the items of a list.
+_Path = tuple[str, ...]
+_ITEM = "[]"
 
 
 class InexactError(ValueError):
-    """A whole number that float64 cannot hold."""
+    """An integer that float64 cannot represent, and its row."""
 
     def __init__(self, value: int, row: int) -> None:
         super().__init__(f"{value}, which float64 cannot hold")
         self.row = row
 
 
-def whole_as_float(column: Any) -> Any:
-    """A column of whole numbers (a `pyarrow.ChunkedArray`) as float64; columns of other types are cast.
+def inexact_error(value: object, where: str, column: str, remedy: str) -> SourceError:
+    """The error for an integer that would be rounded."""
+    return SourceError(
+        "a whole number would lose digits: its column has fractions, or numbers of other ranges",
+        expected="int64, uint64, or what float64 holds exactly",
+        found=value,
+        where=f"{where}, column {column!r}",
+        remedy=f"{remedy}; if its digits do not count, types={{{column!r}: 'float64'}}",
+    )
 
-    Raises:
-        InexactError: it cannot hold one of them.
-        pyarrow.ArrowInvalid: a value cannot be cast.
-    """
+
+def has_large(column: Any) -> bool:
+    """Whether a float64 column has values that may be rounded integers."""
+    values = np.asarray(column)
+    with np.errstate(invalid="ignore"):
+        return bool((np.isfinite(values) & (np.abs(values) >= _EXACT)).any())
+
+
+def first_inexact(texts: Any) -> int | None:
+    """The first row of a text column with an integer that float64 would round; None if there is none."""
+    import pyarrow.compute as pc
+
+    is_long = pc.greater_equal(pc.binary_length(texts), 16).fill_null(False)
+    for row in np.flatnonzero(np.asarray(is_long)).tolist():
+        text = texts[row].as_py()
+        if _INTEGER.fullmatch(text) and _is_inexact(int(text)):
+            return int(row)
+    return None
+
+
+def to_float64(column: Any) -> Any:
+    """A `pyarrow.ChunkedArray` as float64; an InexactError if an integer would be rounded."""
     import pyarrow as pa
 
     if not pa.types.is_integer(column.type):
@@ -66,130 +74,116 @@ def whole_as_float(column: Any) -> Any:
     return column.cast(pa.float64(), safe=False)
 
 
-def inexact(value: object, where: str, column: str, remedy: str) -> SourceError:
-    """The error for a number that would lose digits."""
-    return SourceError(
-        "a whole number would lose digits: its column has fractions, or numbers of other ranges",
-        expected="int64, uint64, or what float64 holds exactly",
-        found=value,
-        where=f"{where}, column {column!r}",
-        remedy=f"{remedy}; if its digits do not count, types={{{column!r}: 'float64'}}",
-    )
-
-
-def exact_json(
+def with_exact_integers(
     table: Any,
     text: bytes,
     where: str,
     first_line: int,
     given: Mapping[str, Any],
-    again: Callable[[Any], Any] | None,
+    parse_again: Callable[[Any], Any] | None,
     columns: Sequence[str] | None = None,
 ) -> Any:
-    """A table of lines of JSON in which no whole number lost digits.
+    """A table of JSON lines, with columns of rounded integers parsed again as uint64.
 
     Args:
-        table: as Arrow read it.
+        table: as Arrow parsed it.
         text: the lines.
-        where: the file, for errors.
+        where: the file, for error messages.
         first_line: number of the first line.
         given: types that the user gave, by column.
-        again: reads the lines with another schema; None where the types are settled.
-        columns: names of those in which no number may lose digits; None for all.
+        parse_again: parses the lines with another schema; None if the types are fixed.
+        columns: names of those in which no integer may be rounded; None for all.
 
     Raises:
-        SourceError: a number is too large to stand beside the others of its column.
+        SourceError: a column has such integers beside numbers of other types.
     """
     floats = {
-        path for field in table.schema if field.name not in given for path in _floats((field.name,), field.type)
+        path
+        for field in table.schema
+        if field.name not in given
+        for path in _float_paths((field.name,), field.type)
     }
     if not floats:
         return table
-    found: dict[Path, tuple[int, int]] = {}
-    for path, each in _inexact_in(text, first_line):
+    found: dict[_Path, tuple[int, int]] = {}
+    for path, each in _inexact_integers(text, first_line):
         if path in floats:
             found.setdefault(path, each)
-    if not found:
-        return table
-    # Each by itself: one that cannot be read must not stand in another's way.
+    # One by one: a column that cannot be parsed must not affect others.
     for path, (line, value) in found.items():
         schema = table.schema
         place = schema.get_field_index(path[0])
-        schema = schema.set(place, schema.field(place).with_type(_with(schema.field(place).type, path[1:])))
+        schema = schema.set(place, schema.field(place).with_type(_as_uint64(schema.field(place).type, path[1:])))
         try:
-            if again is not None:
-                table = again(schema)
+            if parse_again is not None:
+                table = parse_again(schema)
                 continue
         except CorruptError:
             pass
         name = ".".join(each for each in path if each != _ITEM)
         if columns is None or name in columns:
-            raise inexact(value, f"{where}, line {line}", name, "write its numbers in quotes, as text")
+            raise inexact_error(value, f"{where}, line {line}", name, "write its numbers in quotes, as text")
     return table
 
 
-#: The step of a path from a list to what is in it.
-_ITEM = "[]"
-
-
-def _floats(path: Path, kind: Any) -> Iterator[Path]:
+def _float_paths(path: _Path, kind: Any) -> Iterator[_Path]:
     import pyarrow as pa
 
     if pa.types.is_list(kind):
-        yield from _floats((*path, _ITEM), kind.value_type)
+        yield from _float_paths((*path, _ITEM), kind.value_type)
     elif pa.types.is_struct(kind):
         for index in range(kind.num_fields):
-            yield from _floats((*path, kind.field(index).name), kind.field(index).type)
+            yield from _float_paths((*path, kind.field(index).name), kind.field(index).type)
     elif kind == pa.float64():
         yield path
 
 
-def _with(kind: Any, path: Path) -> Any:
+def _as_uint64(kind: Any, path: _Path) -> Any:
     """A type with uint64 at the end of a path."""
     import pyarrow as pa
 
     if not path:
         return pa.uint64()
     if path[0] == _ITEM:
-        return pa.list_(_with(kind.value_type, path[1:]))
+        return pa.list_(_as_uint64(kind.value_type, path[1:]))
     return pa.struct(
-        [each.with_type(_with(each.type, path[1:])) if each.name == path[0] else each for each in kind]
+        [each.with_type(_as_uint64(each.type, path[1:])) if each.name == path[0] else each for each in kind]
     )
 
 
-def _inexact_in(text: bytes, first_line: int) -> Iterator[tuple[Path, tuple[int, int]]]:
-    """Whole numbers that float64 cannot hold: where each lies, with its line."""
+def _inexact_integers(text: bytes, first_line: int) -> Iterator[tuple[_Path, tuple[int, int]]]:
+    """Path, line and value of integers that float64 cannot represent."""
     end, line = 0, first_line
-    while (found := _LONG.search(text, end)) is not None:
+    while (found := _LONG_INTEGER.search(text, end)) is not None:
         start = text.rfind(b"\n", 0, found.start()) + 1
         line += text.count(b"\n", end, start)
         end = text.find(b"\n", start)
         end = len(text) if end < 0 else end
-        for value in _values(text[start:end]):
-            for path, number in _numbers((), value):
+        for value in _objects_in(text[start:end]):
+            for path, number in _integers_in((), value):
                 if _is_inexact(number):
                     yield path, (line, number)
 
 
-def _values(line: bytes) -> Iterator[Any]:
-    """The objects in a line: Arrow takes several."""
+def _objects_in(line: bytes) -> Iterator[Any]:
+    """The objects in a line: Arrow accepts several."""
     rest = line.decode().strip()
     while rest:
         try:
             value, end = json.JSONDecoder().raw_decode(rest)
         except ValueError:
-            return  # which Arrow refused, or understands otherwise
+            return  # refused by Arrow, or parsed differently
         yield value
         rest = rest[end:].lstrip()
 
 
-def _numbers(path: Path, value: Any) -> Iterator[tuple[Path, int]]:
+def _integers_in(path: _Path, value: Any) -> Iterator[tuple[_Path, int]]:
     if isinstance(value, dict):
         for name, each in value.items():
-            yield from _numbers((*path, name), each)
+            yield from _integers_in((*path, name), each)
     elif isinstance(value, list):
         for each in value:
-            yield from _numbers((*path, _ITEM), each)
+            yield from _integers_in((*path, _ITEM), each)
     elif type(value) is int:
         yield path, value
 

@@ -1,0 +1,110 @@
+"""Running native libraries in a helper process, where a crash cannot end this process.
+
+Also for libraries whose threads do not survive a fork: a forked child uses them through a helper process.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from importlib import import_module
+from multiprocessing.connection import Connection, Pipe
+from typing import Any
+
+from rankfeed.errors import RankfeedError
+
+#: Seconds between two looks of the helper process whether its parent still exists.
+_PARENT_CHECK_SECONDS = 5.0
+
+
+class HelperCrash(Exception):
+    """The helper process ended during a call; ``returncode`` is its exit status."""
+
+    def __init__(self, returncode: int | None) -> None:
+        super().__init__(f"exit status {returncode}")
+        self.returncode = returncode
+
+
+class HelperProcess:
+    """An object in another process, whose methods are called one after the other. It ends with this process.
+
+    Args:
+        factory: "module:name" of what makes the object there.
+        arguments: of the factory.
+
+    Examples:
+        >>> helper = HelperProcess("collections:Counter", "banana")
+        >>> helper.call("most_common", 1)
+        [('a', 3)]
+        >>> helper.close()
+    """
+
+    def __init__(self, factory: str, *arguments: Any) -> None:
+        self._lock = threading.Lock()
+        ours, theirs = Pipe()
+        self._pipe: Connection[Any, Any] = ours
+        program = "import sys; from rankfeed.sources.helper_process import serve; serve(int(sys.argv[1]))"
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", program, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=environ,
+            )
+        self.call(factory, *arguments)
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Call a method of the object; raises its RankfeedErrors, and HelperCrash if the process ended."""
+        with self._lock:
+            try:
+                self._pipe.send((method, arguments))
+                answer = self._pipe.recv()
+            except (EOFError, OSError) as error:
+                self.close()
+                raise HelperCrash(self._process.returncode) from error
+            except BaseException:  # interrupted: the next call must not receive this answer
+                self.close()
+                raise
+        if isinstance(answer, RankfeedError):
+            raise answer
+        return answer
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, or its process ended during a call."""
+        return self._pipe.closed
+
+    def close(self) -> None:
+        """End the process."""
+        self._pipe.close()
+        self._process.kill()
+        self._process.wait()
+
+
+def serve(descriptor: int) -> None:
+    """The main function of the helper process: answer calls until the parent ends."""
+    parent = os.getppid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is for the parent
+    target: Any = None
+    with Connection(descriptor) as pipe:
+        while True:
+            while not pipe.poll(_PARENT_CHECK_SECONDS):
+                if os.getppid() != parent:
+                    return
+            try:
+                method, arguments = pipe.recv()
+            except (EOFError, OSError):
+                return
+            try:
+                if target is None:
+                    module, name = method.split(":")
+                    target = getattr(import_module(module), name)(*arguments)
+                    pipe.send(None)
+                else:
+                    pipe.send(getattr(target, method)(*arguments))
+            except RankfeedError as error:
+                pipe.send(error)
