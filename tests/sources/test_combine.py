@@ -359,7 +359,7 @@ def test_parts_in_an_order_of_their_own_are_joined_in_the_batchs() -> None:
             RowTake(np.array([3]), np.array([0]), np.array([1])),
         ]
     )
-    two = Dense([Rows(np.array([7]), np.array([0]))])
+    two = Dense([RowTake(np.array([7]), np.array([0]))])
     joined = concat_columns("x", Field("dense", "int64"), [(one, np.array([3, 1, 0])), (two, np.array([2]))])
     assert isinstance(joined, Dense)
     assert one.gather().tolist() == [1, 3, 2]
