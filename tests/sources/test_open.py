@@ -1,5 +1,8 @@
 """What lies at a path is found by looking; where there is nothing to read, it says why."""
 
+import subprocess
+import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +52,7 @@ def test_where_there_is_nothing_to_read_it_says_why(make: Any, said: str, tmp_pa
 
 
 def test_patterns_and_lists_without_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="no file fits"):
+    with pytest.raises(SourceError, match="no file matches"):
         rf.open(f"{tmp_path}/*.npy")
     with pytest.raises(SourceError):
         rf.open([])
@@ -102,3 +105,25 @@ def test_every_format_says_what_it_is_and_looks_without_raising(tmp_path: Path) 
         assert found.name == name
         assert found.what
         assert not any(found.fits(place) for place in places), name
+
+
+@pytest.mark.parametrize("package", ["npy", "parquet", "text", "tar"])
+def test_opening_imports_the_reader_of_one_format(package: str, tmp_path: Path) -> None:
+    """Detecting other formats looks at names and first bytes only."""
+    np.save(tmp_path / "npy", np.zeros(3))
+    pq.write_table(pa.table({"x": [1, 2]}), tmp_path / "a.parquet")
+    (tmp_path / "a.csv").write_text("x,y\n1,2\n")
+    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.USTAR_FORMAT) as tar:
+        tar.add(tmp_path / "a.csv", "0.txt")
+    names = {"npy": "npy.npy", "parquet": "a.parquet", "text": "a.csv", "tar": "a.tar"}
+    program = """if True:
+        import sys
+        import rankfeed as rf
+        rf.open(sys.argv[1])[0]
+        print(*[name for name in sys.modules if name.startswith("rankfeed.sources.")])"""
+    command = [sys.executable, "-c", program, str(tmp_path / names[package])]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    parts = [name.split(".")[2:] for name in done.stdout.split()]
+    readers = {each[0] for each in parts if len(each) == 2 and each[1] not in ("detect", "headers")}
+    assert package in readers
+    assert readers <= {package, "arrow"} | ({"npy"} if package == "tar" else set())  # of `.npy` members

@@ -103,7 +103,7 @@ def test_a_folder_of_energon_is_read_with_its_indexes(idx: bool, database: bool,
     folder = energon(tmp_path / "e", idx=idx, database=database, split=SPLIT)
     source = rf.open(folder, split="train")
     assert isinstance(source, WebDatasetSource)
-    assert len(source._shards.lazy) == (2 if idx or database else 0)
+    assert len(source._shards.third_party) == (2 if idx or database else 0)
     assert [sample["cls"] for sample in source] == [*range(5), *range(100, 107)]
     assert [sample["txt"] for sample in source][3] == "text 3" * 3
     made = list(folder.rglob("*.rankfeed"))
@@ -144,7 +144,7 @@ def test_excluded_shards_and_samples_are_left_out(tmp_path: Path) -> None:
         ("split_parts: [1, 2]", CorruptError, "no lists of shards"),
         ("split_parts: {train: [[a]]}", CorruptError, "no lists of shards"),
         ("split_parts: {train: [", CorruptError, "damaged"),
-        ("split_parts: {train: ['{0..9999}{0..9999}']}", CorruptError, "too many names"),
+        ("split_parts: {train: ['{0..9999}{0..9999}']}", CorruptError, "too many"),
         (
             "{split_parts: {train: [parts/s0.tar]}, exclude: ['{0..9999}{0..9999}']}",
             CorruptError,
