@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 from rankfeed import errors
 
 if TYPE_CHECKING:
-    from rankfeed.building import pack, prepare_once
+    from rankfeed.building import pack
     from rankfeed.loading import DistributedBatchSampler, DistributedSampler, Loader, from_iterable, split
     from rankfeed.plan import Plan, Schedule
+    from rankfeed.prepare import prepare_once
     from rankfeed.proof import AuditReport, Lockstep, audit, watch
     from rankfeed.sources import Source, concat, from_dataset, open, train_test_split
     from rankfeed.topology import Topology
@@ -69,7 +70,7 @@ _ROOMS = {
     "from_iterable": "rankfeed.loading",
     "open": "rankfeed.sources",
     "pack": "rankfeed.building",
-    "prepare_once": "rankfeed.building",
+    "prepare_once": "rankfeed.prepare",
     "split": "rankfeed.loading",
     "train_test_split": "rankfeed.sources",
     "watch": "rankfeed.proof",

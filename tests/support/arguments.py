@@ -621,7 +621,7 @@ def _of_frameworks() -> dict[str, Target]:
         found["pyg.prepare"] = Target(
             prepare,
             lambda: {"dataset": InMemoryDataset, "root": "graphs"},
-            parameters=("root", "key", "retries", "timeout", "comm", "dataset"),
+            parameters=("root", "key", "retries", "timeout", "dataset"),
         )
     with suppress(ImportError):
         from rankfeed.integrations.transformers import PadTokens

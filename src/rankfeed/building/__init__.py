@@ -1,6 +1,5 @@
-"""Data made ready: prepared once, packed."""
+"""Data sets written."""
 
 from rankfeed.building.pack import pack
-from rankfeed.building.prepare import Preparation, prepare_once
 
-__all__ = ["Preparation", "pack", "prepare_once"]
+__all__ = ["pack"]

@@ -11,8 +11,8 @@ import pytest
 from tests.support.prepared import build
 
 import rankfeed as rf
-from rankfeed.building.prepared import check
 from rankfeed.errors import PrepareError
+from rankfeed.prepare.marker import changed_files
 
 WAITS = (
     "import sys, rankfeed as rf\n"
@@ -35,8 +35,8 @@ def test_a_process_that_the_builder_starts_does_not_wait_for_it(path: Path) -> N
 
     before = dict(os.environ)
     rf.prepare_once(path, starts)
-    assert said == ["the process that started this one is preparing that folder: it would wait for itself\n"]
-    assert check(path) == []
+    assert said == ["deadlock: the process that started this one is already preparing this directory\n"]
+    assert changed_files(path) == []
     assert dict(os.environ) == before
 
 
@@ -63,7 +63,7 @@ def test_processes_that_are_started_while_another_thread_builds_wait(path: Path)
 def test_a_thread_that_waits_for_its_own_process_says_so(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("rankfeed.building.patience._PATIENCE", 0.05)
+    monkeypatch.setattr("rankfeed.prepare.wait._FIRST_REPORT", 0.05)
     told: list[str] = []
 
     def worker() -> None:
@@ -80,5 +80,5 @@ def test_a_thread_that_waits_for_its_own_process_says_so(
 
     with caplog.at_level(logging.WARNING, "rankfeed"):
         rf.prepare_once(path, starts)
-    assert "within 1 s" in told[0]
-    assert "this very process" in caplog.text
+    assert "after 1 s" in told[0]
+    assert "that is this process" in caplog.text

@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -14,36 +15,27 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.support.prepared import build, control
 
 import rankfeed as rf
-from rankfeed.building import prepared
-from rankfeed.building.holder import Holder, Watch
-from rankfeed.building.lease import Leases
-from rankfeed.building.prepared import check
-from rankfeed.building.turn import Turn
 from rankfeed.errors import PrepareError
+from rankfeed.prepare import marker
+from rankfeed.prepare.build import BuildAttempt
+from rankfeed.prepare.marker import changed_files
+from rankfeed.storage import lease as lease_module
+from rankfeed.storage.lease import Lease, LeaseOwner
 
 
-def test_a_holder_on_another_host_lives_as_long_as_it_renews(tmp_path: Path) -> None:
-    leases = Leases(tmp_path, stale=0.3)
-    far = Holder("x", "elsewhere", "boot", 1, 2, 3, True, "", "", 0.0)
-    alive, watch = tmp_path / "x.alive", Watch()
-    for sign in range(6):
-        alive.touch()
-        os.utime(alive, ns=(sign, sign))  # by a clock that stands in 1970
-        assert not leases.is_dead(far, watch)
-        time.sleep(0.1)
-    time.sleep(0.3)
-    assert leases.is_dead(far, watch)
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
 
 def test_whoever_was_taken_for_dead_gives_way(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A builder that was stopped for long finds another in its place, and takes what that one built."""
-    monkeypatch.setattr(Holder, "is_visible", False)
-    monkeypatch.setattr(Holder, "is_of_this_host", False)
-    monkeypatch.setattr("rankfeed.building.prepare.Leases", lambda folder: Leases(folder, stale=0.2))
+    monkeypatch.setattr(LeaseOwner, "is_local", False)
+    monkeypatch.setattr(lease_module, "DURATION", 0.2)
     go, built = threading.Event(), []
 
     def first(staging: Path) -> None:
@@ -67,39 +59,12 @@ def test_whoever_was_taken_for_dead_gives_way(path: Path, monkeypatch: pytest.Mo
     assert (path / "a.txt").read_text() == "second"
 
 
-def test_two_that_find_the_same_one_dead_do_not_both_succeed_it(tmp_path: Path) -> None:
-    leases = Leases(tmp_path / "leases")
-    with leases.claimed(None, "", "") as dead:
-        assert dead is not None
-        start = threading.Barrier(8)
-
-        def claim(_: int) -> bool:
-            start.wait(10)
-            with leases.claimed(dead.me, "", "") as lease:
-                start.wait(10)
-                return lease is not None
-
-        with ThreadPoolExecutor(8) as pool:
-            assert Counter(pool.map(claim, range(8))) == Counter({False: 7, True: 1})
-
-
-@pytest.mark.parametrize("code", [errno.EPERM, errno.EOPNOTSUPP])
-def test_file_systems_without_hard_links(path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    def link(*_: Any) -> None:
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(os, "link", link)
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda _: rf.prepare_once(path, build), range(4)))
-    assert check(path) == []
-
-
 def test_a_damaged_lease_is_waited_for_and_then_passed_by(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rankfeed.building.prepare.Leases", lambda folder: Leases(folder, stale=0.2))
+    monkeypatch.setattr(lease_module, "DURATION", 0.2)
     control(path).mkdir(parents=True)
     (control(path) / "lease").write_text("{")
     rf.prepare_once(path, build)
-    assert check(path) == []
+    assert changed_files(path) == []
 
 
 def test_a_stopped_process_on_this_host_is_not_taken_for_dead(path: Path) -> None:
@@ -112,7 +77,7 @@ def test_a_stopped_process_on_this_host_is_not_taken_for_dead(path: Path) -> Non
         assert other.stdout is not None
         other.stdout.readline()
         other.send_signal(signal.SIGSTOP)
-        with pytest.raises(PrepareError, match="within 1 s"):
+        with pytest.raises(PrepareError, match="after 1 s"):
             rf.prepare_once(path, build, timeout=1)
         other.send_signal(signal.SIGCONT)
         rf.prepare_once(path, build)
@@ -123,8 +88,8 @@ def test_a_stopped_process_on_this_host_is_not_taken_for_dead(path: Path) -> Non
 def test_a_builder_that_is_killed_when_it_has_just_committed_is_tidied_up_after(path: Path) -> None:
     code = (
         "import os, signal, sys\n"
-        "from rankfeed.building import prepare_once, turn\n"
-        "turn.forget_failures = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "from rankfeed.prepare import build, prepare_once\n"
+        "build.forget_failures = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         "prepare_once(sys.argv[1], lambda staging: (staging / 'a').write_text('a'))\n"
     )
     done = subprocess.run([sys.executable, "-c", code, str(path)], check=False, timeout=60)
@@ -138,7 +103,7 @@ def test_a_builder_that_is_killed_when_it_has_just_committed_is_tidied_up_after(
 def test_what_others_put_into_a_prepared_folder_is_not_removed_with_it(path: Path) -> None:
     rf.prepare_once(path, build, key="1")
     (path / "my-model.pt").write_text("weeks of work")
-    with pytest.raises(PrepareError, match=r"nobody prepared[\s\S]*my-model.pt"):
+    with pytest.raises(PrepareError, match=r"prepare_once did not create[\s\S]*my-model.pt"):
         rf.prepare_once(path, build, key="2")
     os.truncate(path / "a.txt", 0)
     with pytest.raises(PrepareError, match=r"my-model.pt"):
@@ -159,43 +124,25 @@ def test_the_failure_of_a_job_with_another_key_is_not_ours(path: Path) -> None:
         building.wait(10)
         assert pool.submit(rf.prepare_once, path, build, key="2").result(30) == path
         assert isinstance(theirs.exception(10), PrepareError)
-    assert check(path) == []
+    assert changed_files(path) == []
     shutil.rmtree(control(path), ignore_errors=True)  # the other job's failure is kept for its late comers
 
 
 def test_a_commit_in_the_middle_of_a_look_is_no_foreign_folder(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, times = prepared.read_marker, Counter[str]()
+    real, times = marker.read_marker, Counter[str]()
 
     def slow(folder: Path) -> Any:
         found = real(folder)
         times["looks"] += 1
         if times["looks"] == 1:
-            monkeypatch.setattr(prepared, "read_marker", real)
+            monkeypatch.setattr(marker, "read_marker", real)
             rf.prepare_once(path, build)  # by somebody else, in between
         return found
 
-    monkeypatch.setattr(prepared, "read_marker", slow)
+    monkeypatch.setattr(marker, "read_marker", slow)
     assert rf.prepare_once(path, build) == path
-
-
-def test_signs_of_life_are_seen_by_file_systems_that_count_seconds(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    signs: set[int] = set()
-    real = os.utime
-    monkeypatch.setattr("rankfeed.building.lease.RENEWED", 0.05)
-
-    def utime(file: Any, times: Any = None, *, ns: tuple[int, int] | None = None) -> None:
-        if ns is None:
-            return real(file, times)
-        signs.add(ns[1] // 2_000_000_000)
-        return real(file, ns=ns)
-
-    monkeypatch.setattr(os, "utime", utime)
-    rf.prepare_once(path, lambda staging: (build(staging), time.sleep(0.5)))
-    assert len(signs) > 3
 
 
 def test_an_interrupt_or_a_want_of_threads_leaves_no_lease(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +153,7 @@ def test_an_interrupt_or_a_want_of_threads_leaves_no_lease(path: Path, monkeypat
         raise KeyboardInterrupt
 
     for name, raising in {
-        "rankfeed.building.lease.make_durable": interrupted,
+        "rankfeed.storage.lease.make_durable": interrupted,
         "threading.Thread.start": no_thread,
     }.items():
         with monkeypatch.context() as patch:
@@ -215,17 +162,6 @@ def test_an_interrupt_or_a_want_of_threads_leaves_no_lease(path: Path, monkeypat
                 rf.prepare_once(path, build)
         assert not control(path).exists()
     rf.prepare_once(path, build, timeout=5)
-
-
-def test_a_link_whose_answer_was_lost_was_made_nevertheless(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = os.link
-
-    def lost(source: Any, target: Any) -> None:
-        real(source, target)
-        raise FileExistsError
-
-    monkeypatch.setattr(os, "link", lost)
-    assert rf.prepare_once(path, build, timeout=5) == path
 
 
 def test_a_child_that_the_builder_forks_ends_nothing_of_its_parent(path: Path) -> None:
@@ -242,7 +178,7 @@ def test_a_child_that_the_builder_forks_ends_nothing_of_its_parent(path: Path) -
     command = [sys.executable, "-c", code, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "building\n"
-    assert check(path) == []
+    assert changed_files(path) == []
 
 
 @pytest.mark.parametrize("end", ["return", "raise ValueError('in the child')"])
@@ -263,7 +199,7 @@ def test_a_child_that_comes_out_of_the_build_commits_and_tells_nothing(end: str,
     assert done.stdout == "built\n"
     assert ("in the child" if "raise" in end else "os._exit") in done.stderr
     assert sorted(each.name for each in path.iterdir() if each.suffix != ".json") == ["a", "b"]
-    assert check(path) == []
+    assert changed_files(path) == []
 
 
 def test_a_copy_of_a_prepared_folder_is_built_once(path: Path, tmp_path: Path) -> None:
@@ -277,17 +213,6 @@ def test_a_copy_of_a_prepared_folder_is_built_once(path: Path, tmp_path: Path) -
     for _ in range(2):
         rf.prepare_once(tmp_path / "copy", copy)
     assert built == Counter({"times": 1})
-
-
-@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL])
-def test_file_systems_without_locks(path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    def flock(*_: Any) -> None:
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr("fcntl.flock", flock)
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda _: rf.prepare_once(path, build), range(4)))
-    assert check(path) == []
 
 
 def test_one_preparation_entered_by_many_threads_and_by_itself(path: Path) -> None:
@@ -307,9 +232,9 @@ def test_one_preparation_entered_by_many_threads_and_by_itself(path: Path) -> No
     with again as staging:
         assert staging is not None
         build(staging)
-        with pytest.raises(PrepareError, match="this very thread"), again:
+        with pytest.raises(PrepareError, match="deadlock: this thread"), again:
             pass
-    assert check(path) == []
+    assert changed_files(path) == []
 
 
 def test_an_interrupted_body_leaves_nothing(path: Path) -> None:
@@ -382,7 +307,7 @@ def test_long_names(tmp_path: Path) -> None:
 
 
 def test_a_lost_builder_that_tries_again_leaves_its_successors_build_alone(path: Path) -> None:
-    leases, lost, tried = Leases(control(path)), threading.Event(), Counter[str]()
+    lease_dir, lost, tried = Lease(control(path)), threading.Event(), Counter[str]()
 
     def first(staging: Path) -> None:
         tried["first"] += 1
@@ -396,12 +321,12 @@ def test_a_lost_builder_that_tries_again_leaves_its_successors_build_alone(path:
         staging.mkdir(exist_ok=True)  # as builders do that make the folders of each file
         (staging / "second half").touch()
 
-    with ThreadPoolExecutor(1) as pool, leases.claimed(None, "", "") as lease:
+    with ThreadPoolExecutor(1) as pool, lease_dir.acquire(None) as lease:
         assert lease is not None
-        ours = pool.submit(Turn(path, leases.folder, "", lease).run, first, 1)
-        with leases.claimed(lease.me, "", "") as next_lease:
+        ours = pool.submit(BuildAttempt(path, lease_dir.directory, "", lease).run, first, 1)
+        with lease_dir.acquire(lease.owner) as next_lease:
             assert next_lease is not None
-            assert Turn(path, leases.folder, "", next_lease).run(second, 0)
+            assert BuildAttempt(path, lease_dir.directory, "", next_lease).run(second, 0)
     assert tried == Counter({"first": 1})
     assert {"first half", "second half"} <= set(os.listdir(path))
 
@@ -409,15 +334,135 @@ def test_a_lost_builder_that_tries_again_leaves_its_successors_build_alone(path:
 @pytest.mark.parametrize("seen", [False, True], ids=["lost before", "stopped after the look at the lease"])
 def test_only_builds_of_the_dead_are_swept(tmp_path: Path, seen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "data"
-    leases = Leases(control(path))
-    with leases.claimed(None, "", "") as lease, leases.claimed(lease and lease.me, "", "") as next_lease:
+    lease_dir = Lease(control(path))
+    with lease_dir.acquire(None) as lease, lease_dir.acquire(lease and lease.owner) as next_lease:
         assert lease is not None
         assert next_lease is not None
-        turn, successor = (Turn(path, leases.folder, "", each) for each in (lease, next_lease))
+        turn, successor = (BuildAttempt(path, lease_dir.directory, "", each) for each in (lease, next_lease))
         theirs = []
         if seen:
-            monkeypatch.setattr(lease, "held", lambda: not theirs.append(successor.fresh()))
+            monkeypatch.setattr(lease, "is_held", lambda: not theirs.append(successor.new_staging_dir()))
         else:
-            theirs.append(successor.fresh())
-        turn.fresh()
+            theirs.append(successor.new_staging_dir())
+        turn.new_staging_dir()
         assert [build.is_dir() for build in theirs] == [True]
+
+
+@pytest.mark.parametrize("kept", ["in the function", "by the program"])
+def test_a_builder_that_uses_up_the_file_handles_is_told_and_leaves_no_lease(path: Path, kept: str) -> None:
+    code = (
+        "import gc, os, resource, sys, rankfeed as rf\n"
+        "from rankfeed.errors import PrepareError\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))\n"
+        "def good(staging): (staging / 'a').write_text('a')\n"
+        "rf.prepare_once(sys.argv[1] + '-before', good)\n"
+        "whole = []\n"
+        "def bad(staging):\n"
+        "    files = [] if sys.argv[2] == 'in the function' else whole\n"
+        "    for number in range(1000): files.append(open(staging / str(number), 'w'))\n"
+        "try: rf.prepare_once(sys.argv[1], bad)\n"
+        "except PrepareError as error: print(str(error).splitlines()[0])\n"
+        "whole.clear(); gc.collect()\n"
+        "print(*(name.rpartition('.')[2] for name in os.listdir(sys.argv[3])), flush=True)\n"
+        "print(rf.prepare_once(sys.argv[1], good, timeout=5).name)\n"
+    )
+    command = [sys.executable, "-c", code, str(path), kept, str(control(path))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    said, left, name = done.stdout.splitlines() or [done.stderr, "", ""]
+    assert "Too many open files" in said
+    assert left == "failed"
+    assert name == path.name
+
+
+def test_a_failure_is_raised_though_the_lease_cannot_be_listed(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.listdir
+
+    def listdir(folder: Any) -> list[str]:
+        if Path(folder) == control(path):
+            raise OSError(errno.EIO, "Input/output error")
+        return real(folder)
+
+    def fails(staging: Path) -> None:
+        monkeypatch.setattr(os, "listdir", listdir)
+        raise ValueError("of the builder")
+
+    with pytest.raises(PrepareError, match="of the builder"):
+        rf.prepare_once(path, fails)
+    monkeypatch.setattr(os, "listdir", real)
+    left = names(control(path))
+    assert [name.rpartition(".")[2] for name in left] == ["failed"]
+    assert rf.prepare_once(path, build, timeout=5) == path
+
+
+def test_what_another_user_alone_can_remove_keeps_nobody_from_building(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half = control(path) / ".tmp-host1-7-01234567"  # of a failure, by one that was killed
+    half.parent.mkdir(parents=True)
+    half.touch()
+    unlink = Path.unlink
+
+    def refused(file: Path, missing_ok: bool = False) -> None:
+        if file == half:
+            raise PermissionError(errno.EPERM, "Operation not permitted", str(file))
+        unlink(file, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refused)
+    assert rf.prepare_once(path, build) == path
+    monkeypatch.undo()
+    half.unlink()  # it was left
+    half.parent.rmdir()
+
+
+def test_a_folder_that_is_removed_while_it_is_made_is_made_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, times = os.mkdir, iter(range(2))
+
+    def mkdir(folder: Any, *args: Any, **kwargs: Any) -> None:
+        if Path(folder) == control(path) and next(times, None) is not None:
+            raise FileExistsError(errno.EEXIST, "File exists", str(folder))
+        real(folder, *args, **kwargs)
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    assert rf.prepare_once(path, build) == path
+
+
+def test_a_body_that_gets_no_folder_is_a_failure_that_all_are_told(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fresh(_: BuildAttempt) -> Path:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(BuildAttempt, "new_staging_dir", fresh)
+    with pytest.raises(PrepareError, match="No space left"), rf.prepare_once(path):
+        pass
+    assert [name.rpartition(".")[2] for name in names(control(path))] == ["failed"]
+
+
+def test_a_lease_can_be_read_by_all_who_may_look_into_its_folder(path: Path) -> None:
+    path.parent.mkdir()
+    path.parent.chmod(0o750)
+    modes = []
+
+    def look(staging: Path) -> None:
+        modes.append(stat.S_IMODE((control(path) / "lease").stat().st_mode))
+        build(staging)
+
+    before = os.umask(0o077)
+    try:
+        rf.prepare_once(path, look)
+    finally:
+        os.umask(before)
+    assert [oct(mode) for mode in modes] == ["0o640"]
+
+
+def test_a_lease_that_this_process_left_is_nobodys(path: Path) -> None:
+    control(path).mkdir(parents=True)
+    left = LeaseOwner.current()
+    (control(path) / "lease").write_bytes(msgspec.json.encode(left))
+    assert rf.prepare_once(path, build, timeout=5) == path
+    assert not control(path).exists()

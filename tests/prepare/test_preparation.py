@@ -21,10 +21,13 @@ import pytest
 from tests.support.prepared import build, control
 
 import rankfeed as rf
-from rankfeed.building.failure import BuilderTraceback, Failure, find_failure, write_failure
-from rankfeed.building.prepared import MARKER_NAME, check, key_of
-from rankfeed.building.turn import Turn
 from rankfeed.errors import ArgumentError, PrepareError
+from rankfeed.prepare.build import BuildAttempt
+from rankfeed.prepare.failure import BuilderTraceback, Failure, find_failure, write_failure
+from rankfeed.prepare.marker import MARKER_NAME, changed_files, key_with_inputs
+from rankfeed.prepare.wait import WaitReporter
+from rankfeed.storage import lease
+from rankfeed.storage.lease import LeaseOwner
 
 
 def test_many_threads_at_once_build_once(path: Path) -> None:
@@ -40,7 +43,7 @@ def test_many_threads_at_once_build_once(path: Path) -> None:
     assert found == [path] * 12
     assert built == Counter({"times": 1})
     assert (path / "sub" / "b.txt").read_text() == "bb"
-    assert check(path) == []
+    assert changed_files(path) == []
 
 
 def test_another_key_replaces_what_is_there_and_open_files_stay_readable(path: Path) -> None:
@@ -78,9 +81,9 @@ def test_inputs_in_linked_folders_are_looked_at_and_links_that_lead_back_are_not
     (raw / "images").symlink_to(images)
     (images / "back").symlink_to(raw)
     raw.joinpath("all").symlink_to(tmp_path)
-    keys = [key_of("", [raw]), key_of("", [raw])]
+    keys = [key_with_inputs("", [raw]), key_with_inputs("", [raw])]
     (images / "y").write_text("22")
-    keys.append(key_of("", [raw]))
+    keys.append(key_with_inputs("", [raw]))
     assert Counter(keys) == Counter({keys[0]: 2, keys[2]: 1})
 
 
@@ -96,24 +99,24 @@ def test_what_was_changed_afterwards_is_built_again(path: Path, harm: str) -> No
         (path / MARKER_NAME).write_bytes(msgspec.json.encode({**marker, "key": "x"}))
     rf.prepare_once(path, build)
     assert (path / "sub" / "b.txt").read_text() == "bb"
-    assert check(path) == []
+    assert changed_files(path) == []
 
 
 def test_changed_bytes_of_the_same_size_are_found_by_a_check(path: Path) -> None:
     rf.prepare_once(path, build)
     (path / "a.txt").write_text("b")
-    assert check(path) == ["a.txt"]
+    assert changed_files(path) == ["a.txt"]
 
 
 def test_what_nobody_prepared_is_neither_believed_nor_removed(path: Path) -> None:
     path.mkdir(parents=True)
     (path / "mine").write_text("1")
-    with pytest.raises(PrepareError, match=r"nobody prepared[\s\S]*mine[\s\S]*another folder"):
+    with pytest.raises(PrepareError, match=r"prepare_once did not create[\s\S]*mine[\s\S]*another directory"):
         rf.prepare_once(path, build)
     assert (path / "mine").read_text() == "1"
     (path / "mine").unlink()
     rf.prepare_once(path, build)  # an empty folder is as good as none
-    assert check(path) == []
+    assert changed_files(path) == []
 
 
 def test_a_failing_build_is_tried_again_in_a_new_folder(path: Path) -> None:
@@ -191,7 +194,7 @@ def test_a_child_that_the_body_forks_may_exit(path: Path) -> None:
         if pid == 0:
             os._exit(error.code if isinstance(error, SystemExit) else 1)
         raise
-    assert check(path) == []
+    assert changed_files(path) == []
 
 
 LAUNCHED = """\
@@ -293,12 +296,16 @@ def test_clocks_do_not_say_to_whom_a_failure_belongs(path: Path, builder: int, o
     [("node1:5000", True), ("", True), ("on host1 parent 7 8 0", True), ("node1:5001", False)],
     ids=["same job", "untold", "of this host", "another job"],
 )
-def test_the_failure_that_was_waited_for_is_not_of_another_launch(job: str, found: bool, tmp_path: Path) -> None:
+def test_the_failure_that_was_waited_for_is_not_of_another_launch(
+    job: str, found: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Some ranks of that would raise it, and those that come later build."""
     holder = "0123456789abcdef"
-    failure = Failure.of(ValueError("full"), "process 1 on host1", tmp_path, "key", "parent 1 2 0 1", "node1:5000")
+    monkeypatch.setattr("rankfeed.prepare.failure.job_mark", lambda: "node1:5000")
+    failure = Failure.of(ValueError("full"), "process 1 on host1", tmp_path, "key", "parent 1 2 0 1")
     write_failure(tmp_path, holder, failure)
-    assert find_failure(tmp_path, {holder}, "parent 7 8 0 1", job, "key") == (failure if found else None)
+    monkeypatch.setattr("rankfeed.prepare.failure.job_mark", lambda: job)
+    assert find_failure(tmp_path, {holder}, "parent 7 8 0 1", "key") == (failure if found else None)
 
 
 def test_a_turn_that_was_lost_is_no_attempt_of_its_own(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,13 +317,13 @@ def test_a_turn_that_was_lost_is_no_attempt_of_its_own(path: Path, monkeypatch: 
     }.items():
         monkeypatch.setenv(name, value)
     attempts: Counter[str] = Counter()
-    real = Turn.run
+    real = BuildAttempt.run
 
-    def lost_at_first(turn: Turn, *arguments: Any) -> bool:
-        attempts[turn.lease.me.attempt] += 1
+    def lost_at_first(turn: BuildAttempt, *arguments: Any) -> bool:
+        attempts[turn.attempt] += 1
         return attempts.total() > 1 and real(turn, *arguments)
 
-    monkeypatch.setattr(Turn, "run", lost_at_first)
+    monkeypatch.setattr(BuildAttempt, "run", lost_at_first)
     rf.prepare_once(path, build)
     assert list(attempts.values()) == [2]
 
@@ -324,7 +331,7 @@ def test_a_turn_that_was_lost_is_no_attempt_of_its_own(path: Path, monkeypatch: 
 def test_half_a_failure_is_swept(path: Path) -> None:
     code = (
         "import os, signal, sys\n"
-        "from rankfeed.building import prepare_once\n"
+        "from rankfeed.prepare import prepare_once\n"
         "real = os.replace\n"
         "def replace(source, target):\n"
         "    if str(target).endswith('.failed'): os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -354,7 +361,7 @@ def test_a_killed_builder_is_replaced(path: Path) -> None:
             assert not waiting.done()
             other.kill()  # and not waited for: only its remains are there
             assert waiting.result(30) == path
-    assert check(path) == []
+    assert changed_files(path) == []
 
 
 def test_a_wait_that_is_too_long_names_the_builder(path: Path) -> None:
@@ -369,7 +376,7 @@ def test_a_wait_that_is_too_long_names_the_builder(path: Path) -> None:
         while not list(control(path).glob("build-*/half")):
             time.sleep(0.01)
         try:
-            with pytest.raises(PrepareError, match=rf"within 0.2 s[\s\S]*process {os.getpid()} on [\s\S]*1 files"):
+            with pytest.raises(PrepareError, match=rf"after 0.2 s[\s\S]*process {os.getpid()} on [\s\S]*1 files"):
                 rf.prepare_once(path, build, timeout=0.2)
         finally:
             go.set()
@@ -379,7 +386,7 @@ def test_a_wait_that_is_too_long_names_the_builder(path: Path) -> None:
 def test_who_waits_long_says_for_whom(
     path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rankfeed.building.patience._PATIENCE", 0.1)
+    monkeypatch.setattr("rankfeed.prepare.wait._FIRST_REPORT", 0.1)
 
     def slow(staging: Path) -> None:
         time.sleep(0.8)
@@ -391,6 +398,51 @@ def test_who_waits_long_says_for_whom(
     assert str(path) in caplog.text
 
 
+@pytest.mark.parametrize(("builder", "reporters"), [(0, [1]), (2, [0]), (-1, [0])])
+def test_one_rank_of_a_node_reports(
+    builder: int,
+    reporters: list[int],
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("rankfeed.prepare.wait._FIRST_REPORT", 0.0)
+    owner = LeaseOwner.current(local_rank=builder)
+    with caplog.at_level(logging.WARNING, "rankfeed"):
+        for rank in range(4):
+            topology = rf.Topology(rank=rank, world_size=4, local_rank=rank, local_world_size=4)
+            monkeypatch.setattr(rf.Topology, "detect", lambda topology=topology: topology)
+            if rank != builder:
+                WaitReporter(path, None).wait(owner, control(path))
+    assert [int(line.message.split()[1]) for line in caplog.records] == reporters
+
+
+def test_without_calls_of_linux_one_process_builds_and_a_dead_one_is_replaced(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on macOS: no /proc, no boot id, no PID namespace."""
+    for name, value in {"boot": "", "pid_space": 0, "started": -1}.items():
+        monkeypatch.setattr(lease, name, lambda *_, value=value: value)
+    monkeypatch.setattr(lease, "DURATION", 1.0)
+    code = (
+        "import os, sys, rankfeed as rf\n"
+        "from rankfeed.storage import lease\n"
+        "lease.boot, lease.pid_space, lease.started = lambda: '', lambda: 0, lambda pid: -1\n"
+        "rf.prepare_once(sys.argv[1], lambda staging: os._exit(9))\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(path)], check=False, timeout=60).returncode == 9
+    built: Counter[str] = Counter()
+
+    def counted(staging: Path) -> None:
+        built["times"] += 1
+        build(staging)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: rf.prepare_once(path, counted), range(4)))
+    assert built == Counter({"times": 1})
+    assert changed_files(path) == []
+
+
 def test_who_waits_at_a_terminal_sees_a_line_that_is_drawn_anew(path: Path) -> None:
     code = f"import rankfeed as rf; rf.prepare_once({str(path)!r}, print)"
     mine, terminal = pty.openpty()
@@ -400,7 +452,7 @@ def test_who_waits_at_a_terminal_sees_a_line_that_is_drawn_anew(path: Path) -> N
         nonlocal drawn
         build(staging)
         # The last says that it is part of the build, which would wait for it then: this one does not.
-        not_its = ("NO_COLOR", "CI", "RANKFEED_INSIDE")
+        not_its = ("NO_COLOR", "CI", "RANKFEED_BUILDING")
         environ = {name: value for name, value in os.environ.items() if name not in not_its}
         process = subprocess.Popen(
             [sys.executable, "-c", code],
@@ -440,7 +492,7 @@ def test_as_a_context_manager(path: Path) -> None:
         assert staging is None
     with pytest.raises(PrepareError, match="ZeroDivisionError"), rf.prepare_once(path, key="2") as staging:
         1 / 0  # noqa: B018
-    assert check(path) == []  # what was there before is there still
+    assert changed_files(path) == []  # what was there before is there still
 
 
 def test_as_a_decorator(path: Path) -> None:
@@ -466,9 +518,9 @@ def test_an_interrupted_build_leaves_nothing(path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda staging: None, "wrote nothing"),
-        (lambda staging: os.mkfifo(staging / "pipe"), "no file"),
-        (lambda staging: open(os.fsencode(staging) + b"/\xff", "w").close(), "no UTF-8"),
+        (lambda staging: None, "produced no files"),
+        (lambda staging: os.mkfifo(staging / "pipe"), "something other than files"),
+        (lambda staging: open(os.fsencode(staging) + b"/\xff", "w").close(), "not valid UTF-8"),
     ],
 )
 def test_builds_that_cannot_be_kept(path: Path, make: Any, said: str) -> None:
@@ -485,7 +537,7 @@ def test_links_stay_links(path: Path) -> None:
 
     rf.prepare_once(path, linked)
     assert (path / "folder" / "b.txt").read_text() == "bb"
-    assert check(path) == []
+    assert changed_files(path) == []
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ from tests.support.machine import need_root
 from tests.support.prepared import build, control
 
 import rankfeed as rf
-from rankfeed.building import prepared, replacing
-from rankfeed.building.prepared import MARKER_NAME, check
 from rankfeed.errors import PrepareError
+from rankfeed.prepare import marker, swap
+from rankfeed.prepare.marker import MARKER_NAME, changed_files
 
 
 def kept(path: Path) -> list[Path]:
@@ -47,7 +47,7 @@ def test_files_that_come_while_a_folder_is_replaced_are_kept(
     assert (folder / "sub" / "thesis.txt").read_text() == "years of work"
     assert str(folder) in caplog.text
     assert "sub/thesis.txt" in caplog.text
-    assert check(path) == []
+    assert changed_files(path) == []
     assert sorted(os.listdir(path)) == [MARKER_NAME, "a.txt", "sub"]
 
 
@@ -56,7 +56,7 @@ def test_what_a_builder_that_was_killed_had_moved_aside_is_looked_at_too(path: P
     rf.prepare_once(path, build, key="1")
     killed = (
         "import os, pathlib, signal, sys\n"
-        "from rankfeed.building import prepare_once\n"
+        "from rankfeed.prepare import prepare_once\n"
         "path, write, real = pathlib.Path(sys.argv[1]), sys.argv[2] == 'True', os.rename\n"
         "def rename(source, target):\n"
         "    if target == path: os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -115,7 +115,7 @@ def test_a_folder_that_cannot_be_listed_is_no_empty_one() -> None:
             (path / "mine").mkdir()
             (path / "mine" / "thesis.txt").write_text("years of work")
             (path / "mine").chmod(0)
-            with pytest.raises(PrepareError, match=r"looked into[\s\S]*Permission denied[\s\S]*mine"):
+            with pytest.raises(PrepareError, match=r"cannot read[\s\S]*Permission denied[\s\S]*mine"):
                 rf.prepare_once(path, build, key="2")
             (path / "mine").chmod(0o700)
         assert (path / "mine" / "thesis.txt").read_text() == "years of work"
@@ -134,10 +134,10 @@ def test_what_cannot_be_looked_into_is_not_built_again(path: Path, monkeypatch: 
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "lstat", broken)
-        with pytest.raises(PrepareError, match=r"cannot be looked into[\s\S]*Input/output error"):
+        with pytest.raises(PrepareError, match=r"cannot read[\s\S]*Input/output error"):
             rf.prepare_once(path, lambda staging: built.update(["times"]))
     assert not built
-    assert check(path) == []
+    assert changed_files(path) == []
 
 
 def test_anothers_folder_that_may_not_be_read_is_told_and_not_built() -> None:
@@ -151,7 +151,7 @@ def test_anothers_folder_that_may_not_be_read_is_told_and_not_built() -> None:
 
     with anybody() as top:
         rf.prepare_once(top / "data", private)
-        with nobody(), pytest.raises(PrepareError, match=r"looked into[\s\S]*Permission denied[\s\S]*sub"):
+        with nobody(), pytest.raises(PrepareError, match=r"cannot read[\s\S]*Permission denied[\s\S]*sub"):
             rf.prepare_once(top / "data", private)
         assert built == Counter({0: 1})
         assert os.listdir(top) == ["data"]
@@ -163,14 +163,14 @@ def test_inputs_are_asked_afresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     os.mkfifo(tmp_path / "pipe")  # is not opened
     seen = os.stat(raw)
     raw.write_text("22")
-    right = prepared.key_of("", [raw, tmp_path / "pipe"])
+    right = marker.key_with_inputs("", [raw, tmp_path / "pipe"])
     real = os.stat
 
     def cached(file: Any, **options: Any) -> os.stat_result:
         return seen if file == raw else real(file, **options)
 
     monkeypatch.setattr(os, "stat", cached)
-    assert prepared.key_of("", [raw, tmp_path / "pipe"]) == right
+    assert marker.key_with_inputs("", [raw, tmp_path / "pipe"]) == right
 
 
 @contextmanager
@@ -185,7 +185,7 @@ def mounted(kind: str, place: Path, options: str) -> Iterator[None]:
 
 def cannot_be_replaced(path: Path, said: str) -> None:
     built: Counter[str] = Counter()
-    with pytest.raises(PrepareError, match=rf"cannot be replaced[\s\S]*{said}[\s\S]*inside it"):
+    with pytest.raises(PrepareError, match=rf"cannot replace[\s\S]*{said}[\s\S]*inside it"):
         rf.prepare_once(path, lambda staging: built.update(["times"]), key="2")
     assert not built
     assert not control(path).exists()
@@ -256,7 +256,7 @@ def test_whoever_may_write_beside_it_may_take_over_from_others(mode: int) -> Non
                 rf.prepare_once(path, build)
         finally:
             os.setegid(0)
-        assert check(path) == []
+        assert changed_files(path) == []
         shutil.rmtree(control(path), ignore_errors=True)
 
 
@@ -265,16 +265,16 @@ def test_who_may_not_take_over_is_told_by_whose_leave_he_might() -> None:
     with anybody() as top:
         control(top / "data").mkdir(mode=0o755)
         (control(top / "data") / "0123456789abcdef.lock").touch()
-        with nobody(), pytest.raises(PrepareError, match=r"Permission denied[\s\S]*have root, whose it is"):
+        with nobody(), pytest.raises(PrepareError, match=r"Permission denied[\s\S]*ask root, who owns"):
             rf.prepare_once(top / "data", build)
 
 
 def test_a_folder_of_the_trial_move_is_not_left(path: Path) -> None:
     rf.prepare_once(path, build, key="1")
     control(path).mkdir()
-    assert replacing._why_fixed(path, control(path)) == ""
+    assert swap.why_immovable(path, control(path)) == ""
     assert os.listdir(control(path)) == []
-    assert check(path) == []
+    assert changed_files(path) == []
     control(path).rmdir()
 
 
@@ -282,5 +282,5 @@ def test_a_build_that_is_there_did_not_fail(path: Path, monkeypatch: pytest.Monk
     def refused(*_: Any) -> None:
         raise PermissionError("others' failures")
 
-    monkeypatch.setattr("rankfeed.building.turn.forget_failures", refused)
+    monkeypatch.setattr("rankfeed.prepare.build.forget_failures", refused)
     assert rf.prepare_once(path, build) == path
