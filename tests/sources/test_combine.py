@@ -28,7 +28,7 @@ ROWS = [
 def parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, rf.Source]:
     folder = tmp_path_factory.mktemp("combine")
     cuts = {"a": ROWS[:40], "b": ROWS[40:41], "c": ROWS[41:]}
-    return {name: rf.pack(rows, folder / name, shard_bytes=800, progress=False) for name, rows in cuts.items()}
+    return {name: rf.write(rows, folder / name, shard_bytes=800, progress=False) for name, rows in cuts.items()}
 
 
 class Watched(rf.Source):
@@ -152,8 +152,8 @@ def test_sources_read_by_calls_and_through_mappings_meet_in_a_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [{"x": np.full(2000, i, np.int32), "r": np.full((i % 3, 500), i, np.float64)} for i in range(20)]
-    large = rf.pack(rows[:12], tmp_path / "large", progress=False)
-    small = rf.pack(rows[12:], tmp_path / "small", progress=False)
+    large = rf.write(rows[:12], tmp_path / "large", progress=False)
+    small = rf.write(rows[12:], tmp_path / "small", progress=False)
     small.fetch([0])
     monkeypatch.setattr(mapped, "RESIDENT_BYTES", 1)  # from here on, shards are too large to stay mapped
     assert packed_module._LARGE_ROW < 4000

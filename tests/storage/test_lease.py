@@ -93,9 +93,7 @@ def test_an_owner_on_another_host_keeps_the_lease_as_long_as_it_renews_it(tmp_pa
     assert lease.is_expired(REMOTE, stalls)
 
 
-def test_the_heartbeat_moves_the_file_time_by_seconds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_heartbeat_moves_the_file_time_by_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As file systems that store whole seconds need."""
     monkeypatch.setattr(lease_module, "HEARTBEAT", 0.02)
     seen: set[int] = set()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from functools import wraps
@@ -33,14 +32,12 @@ from rankfeed.prepare.marker import DirState, inspect_dir, key_with_inputs, refu
 from rankfeed.prepare.reentrancy import building, refuse_reentry
 from rankfeed.prepare.swap import refuse_irreplaceable
 from rankfeed.prepare.wait import WaitReporter
-from rankfeed.storage import is_gone, look_again
-from rankfeed.storage.lease import HeldLease, Lease, LeaseOwner, StallDetector
+from rankfeed.storage import look_again
+from rankfeed.storage.lease import Lease, StallDetector
 
 Scope = Literal["shared", "node"]
 
-#: Seconds to wait after another process was faster to acquire the lease.
-_AFTER_RACE = 0.01
-#: Times that a build may be taken over, or the control directory removed, before this process gives up.
+#: Times that a build may be taken over before this process gives up.
 _MAX_LOSSES = 5
 
 
@@ -248,10 +245,9 @@ class Preparation:
                 with suppress(OSError):  # a network file system may have cached an earlier state of the parent
                     os.close(os.open(self.path.parent, os.O_RDONLY))
                 continue
-            held = self._acquire(stack, lease, owner, reporter)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            held = lease.enter(stack, owner, reporter.label, reporter.local_rank)
             if held is None:
-                stack.close()
-                time.sleep(_AFTER_RACE)  # this host may not have heard of the faster process yet
                 continue
             # What was seen before may have changed meanwhile: look again, now that no other process builds.
             self._raise_failure(awaited, attempt, key)
@@ -261,20 +257,6 @@ class Preparation:
             refuse_irreplaceable(self.path, inspect_dir(self.path, key), self._control)
             stack.enter_context(building(held.owner.token))
             return BuildAttempt(self.path, self._control, key, held, attempt)
-
-    def _acquire(
-        self, stack: ExitStack, lease: Lease, after: LeaseOwner | None, reporter: WaitReporter
-    ) -> HeldLease | None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        for remaining in reversed(range(_MAX_LOSSES)):
-            try:
-                return stack.enter_context(lease.acquire(after, reporter.label, reporter.local_rank))
-            except OSError as error:
-                # Another process cleaned up just then. mkdir reports "exists" if the directory is being removed.
-                if not remaining or not (is_gone(error) or isinstance(error, FileExistsError)):
-                    raise
-                time.sleep(_AFTER_RACE)
-        return None
 
     def _raise_failure(self, awaited: set[str], attempt: str, key: str) -> None:
         failure = find_failure(self._control, awaited, attempt, key)

@@ -20,7 +20,7 @@ _log = logging.getLogger("rankfeed")
 #: Prefixes of directories in the control directory: moved aside and to be looked at, and to be removed.
 _OLD, _GARBAGE = "old-", "garbage-"
 _TOKEN_BYTES = 8
-#: Errors of a directory that cannot be moved. EACCES need not be one: on SMB it may mean a target that is not empty.
+#: Errors of a directory that cannot be moved. EACCES need not be one: on SMB the target may be non-empty.
 _IMMOVABLE = (errno.EBUSY, errno.EXDEV, errno.EPERM)
 
 

@@ -245,7 +245,7 @@ def rows(where: Paths, *, delimiter: str | None = None, types: Mapping[str, str]
     """The samples of CSV or JSONL files of any size, one after the other, in memory for a few MiB of text.
 
     Types of columns are what the first 16 MiB say. This is what packs files that are too large to be opened:
-    ``rankfeed.pack(rows("big.csv"), "packed")``.
+    ``rankfeed.write(rows("big.csv"), "packed")``.
 
     Args:
         where: as with :class:`CsvSource`; the names say which of both it is.

@@ -16,7 +16,7 @@ from rankfeed.sources.source import Source
 from rankfeed.storage import MANIFEST_NAME
 
 #: Where a pack keeps what is not finished.
-STAGING_NAME = ".rankfeed-pack"
+STAGING_NAME = ".rankfeed-write"
 
 #: Format -> where its `Format` is, in the order they are tried. A new format is a row here.
 FORMATS: dict[str, tuple[str, str]] = {

@@ -44,7 +44,7 @@ _LARGE_ROW = 1024
 
 
 class PackedSource(Source):
-    """A folder that `pack` wrote.
+    """A folder that `write` wrote.
 
     Args:
         path: of the folder.
@@ -56,7 +56,7 @@ class PackedSource(Source):
 
     Examples:
         >>> import tempfile, rankfeed as rf
-        >>> source = rf.pack([{"x": 1}, {"x": 2}], tempfile.mkdtemp() + "/packed", progress=False)
+        >>> source = rf.write([{"x": 1}, {"x": 2}], tempfile.mkdtemp() + "/packed", progress=False)
         >>> len(source), int(source[1]["x"])
         (2, 2)
     """
@@ -260,7 +260,7 @@ def check_shard(folder: str | Path, manifest: Manifest, shard: Shard, step: Call
 
 
 def is_packed(where: Paths) -> bool:
-    """Whether this is a folder that `pack` finished."""
+    """Whether this is a folder that `write` finished."""
     return isinstance(where, (str, os.PathLike)) and Path(where, MANIFEST_NAME).is_file()
 
 

@@ -44,6 +44,8 @@ _FIRST, _SUCCESSOR = "lease", ".next"
 #: Suffix of the file by which an owner reports that it is alive although it lost the lease.
 _RETURNED = ".returned"
 _MAX_DOUBLINGS = 6
+#: Attempts to acquire a lease whose directory other processes remove, and seconds after an attempt.
+_ATTEMPTS, _AFTER_RACE = 5, 0.01
 #: File descriptors kept for the release, should the process run out of them.
 _RESERVED_FDS = 8
 #: How file systems report that they have no hard links.
@@ -160,7 +162,7 @@ class Lease:
     """A lease whose files lie in a directory.
 
     Args:
-        directory: created by `acquire`, removed with the last lease file.
+        directory: created by `acquire` in one that exists, removed with the last lease file.
         duration: seconds without a heartbeat after which the lease expires.
         by_progress: the owner calls `HeldLease.renew` as it makes progress; if it makes none, the lease expires.
             Otherwise a thread makes the heartbeats as long as the process is alive.
@@ -254,10 +256,30 @@ class Lease:
                     if held is not None:
                         end.callback(held.release)
 
+    def enter(
+        self, stack: ExitStack, after: LeaseOwner | None, label: str = "", local_rank: int = -1
+    ) -> HeldLease | None:
+        """`acquire` for an exit stack, repeated if other processes remove the directory meanwhile."""
+        for remaining in reversed(range(_ATTEMPTS)):
+            try:
+                with ExitStack() as inner:
+                    held = inner.enter_context(self.acquire(after, label, local_rank))
+                    if held is not None:
+                        stack.push(inner.pop_all())
+                        return held
+                break
+            except OSError as error:
+                # mkdir reports "exists" if the directory is being removed.
+                if not remaining or not (is_gone(error) or isinstance(error, FileExistsError)):
+                    raise
+                time.sleep(_AFTER_RACE)
+        time.sleep(_AFTER_RACE)  # this host may not have heard of the faster process yet
+        return None
+
     def _make_directory(self) -> None:
         """Writable for everyone who may write beside it, so that any of them can take over."""
         try:
-            self.directory.mkdir(parents=True)
+            self.directory.mkdir()
         except FileExistsError:
             if self.directory.is_symlink() or not self.directory.is_dir():
                 raise

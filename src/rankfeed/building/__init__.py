@@ -1,5 +1,0 @@
-"""Data sets written."""
-
-from rankfeed.building.pack import pack
-
-__all__ = ["pack"]
