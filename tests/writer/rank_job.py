@@ -1,4 +1,4 @@
-"""One rank of a job that packs: `rank_job.py SOURCE DEST TOLD FAULT PATIENCE`. What came of it goes into TOLD."""
+"""One rank of a job that packs: `rank_job.py SOURCE DEST TOLD FAULT STALL_TIMEOUT`. What came of it goes into TOLD."""
 
 import json
 import os
@@ -64,7 +64,7 @@ class Mapped:
         return [{"id": sample["id"], "noise": rng.random()}] * int(rng.integers(3))
 
 
-def pack(opened: rf.Source, dest: str, mapped: Mapped, patience: float) -> dict[str, object]:
+def pack(opened: rf.Source, dest: str, mapped: Mapped, stall_timeout: float) -> dict[str, object]:
     """What came of it."""
     try:
         packed = rf.write(
@@ -74,7 +74,7 @@ def pack(opened: rf.Source, dest: str, mapped: Mapped, patience: float) -> dict[
             map=mapped,
             seed=4,
             shard_bytes=1000,
-            stall_timeout=patience,
+            stall_timeout=stall_timeout,
             key=os.environ.get("PACK_KEY", ""),
             progress=False,
         )
@@ -83,7 +83,7 @@ def pack(opened: rf.Source, dest: str, mapped: Mapped, patience: float) -> dict[
     return {"fingerprint": packed.fingerprint, "calls": mapped.calls}
 
 
-def pack_more(opened: rf.Source, dest: str, told: Path, rank: int, patience: float) -> dict[str, object]:
+def pack_more(opened: rf.Source, dest: str, told: Path, rank: int, stall_timeout: float) -> dict[str, object]:
     """What came of a second pack into the folder, in which rank 0 waits for the rank that is late."""
     (told / f"first-{rank}").touch()
 
@@ -95,12 +95,12 @@ def pack_more(opened: rf.Source, dest: str, told: Path, rank: int, patience: flo
 
     more = opened.select(range(100))
     packed = rf.write(
-        more, dest, runner="ranks", append=True, map=awaiting, key="more", stall_timeout=patience, progress=False
+        more, dest, runner="ranks", append=True, map=awaiting, key="more", stall_timeout=stall_timeout, progress=False
     )
     return {"fingerprint": packed.fingerprint}
 
 
-def main(source: str, dest: str, told: str, fault: str, patience: str) -> None:
+def main(source: str, dest: str, told: str, fault: str, stall_timeout: str) -> None:
     here = rf.Topology.detect()
     kind, _, rank = fault.partition(":")
     mine = kind if kind == "same" or (kind and here.rank == int(rank)) else ""
@@ -126,9 +126,9 @@ def main(source: str, dest: str, told: str, fault: str, patience: str) -> None:
     mapped = Mapped(mine, awaited, happened, here.world_size - 1, dest)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        outcome = pack(opened, dest, mapped, float(patience))
+        outcome = pack(opened, dest, mapped, float(stall_timeout))
     if "PACK_AGAIN" in os.environ:
-        outcome = {**pack_more(opened, dest, Path(told), here.rank, float(patience)), "first": outcome}
+        outcome = {**pack_more(opened, dest, Path(told), here.rank, float(stall_timeout)), "first": outcome}
     outcome["warnings"] = [str(warning.message) for warning in caught]
     Path(told, f"{here.rank}.json").write_text(json.dumps(outcome))
 

@@ -67,19 +67,19 @@ def told(folder: Path) -> dict[int, dict[str, Any]]:
     return {int(path.stem): json.loads(path.read_text()) for path in folder.glob("[0-9]*.json")}
 
 
-def packed(
+def written(
     size: int,
     data: Path,
     dest: Path,
     fault: str = "",
-    patience: float = 20,
+    stall_timeout: float = 20,
     said: Path | None = None,
     **environ: str,
 ) -> Any:
     """What came of it on each rank, and how the processes ended."""
     said = said or dest.with_name(dest.name + "-told")
     said.mkdir()
-    with ranks(size, data / "source", dest, said, fault, patience, **environ) as started:
+    with ranks(size, data / "source", dest, said, fault, stall_timeout, **environ) as started:
         codes = [process.wait(90) for process in started]
     return told(said), codes
 
@@ -97,13 +97,13 @@ def test_all_ranks_of_a_torchrun_job_pack_the_bytes_of_a_local_pack(data: Path, 
 
 @pytest.mark.slow
 def test_a_rank_that_comes_late_finds_its_share_done_or_to_do(data: Path, tmp_path: Path) -> None:
-    outcomes, _ = packed(2, data, tmp_path / "p", "late:1")
+    outcomes, _ = written(2, data, tmp_path / "p", "late:1")
     assert contents(tmp_path / "p") == contents(data / "local")
     assert outcomes[0]["fingerprint"] == outcomes[1]["fingerprint"]
 
 
 def test_what_a_killed_rank_was_at_falls_to_the_others(data: Path, tmp_path: Path) -> None:
-    outcomes, codes = packed(3, data, tmp_path / "p", "kill:1", stall_timeout=4)
+    outcomes, codes = written(3, data, tmp_path / "p", "kill:1", stall_timeout=4)
     assert codes == [0, -signal.SIGKILL, 0]
     assert [list(outcomes[rank]) for rank in (0, 2)] == [["fingerprint", "calls", "warnings"]] * 2
     assert contents(tmp_path / "p") == contents(data / "local")
@@ -111,7 +111,7 @@ def test_what_a_killed_rank_was_at_falls_to_the_others(data: Path, tmp_path: Pat
 
 @pytest.mark.slow
 def test_ranks_whose_rank_0_was_killed_say_so_and_the_next_job_goes_on(data: Path, tmp_path: Path) -> None:
-    outcomes, codes = packed(3, data, tmp_path / "p", "kill:0", stall_timeout=4, PACK_KEY="1")
+    outcomes, codes = written(3, data, tmp_path / "p", "kill:0", stall_timeout=4, PACK_KEY="1")
     assert codes == [-signal.SIGKILL, 0, 0]
     for rank in (1, 2):
         assert "rank 0 died" in outcomes[rank]["error"]
@@ -119,18 +119,18 @@ def test_ranks_whose_rank_0_was_killed_say_so_and_the_next_job_goes_on(data: Pat
     with pytest.raises(rf.errors.SourceError, match="not finished"):
         rf.open(tmp_path / "p")
     (tmp_path / "p-told").rename(tmp_path / "first")
-    outcomes, codes = packed(2, data, tmp_path / "p", PACK_KEY="1")
+    outcomes, codes = written(2, data, tmp_path / "p", PACK_KEY="1")
     assert codes == [0, 0]
     assert contents(tmp_path / "p") == contents(data / "keyed")
     assert sum(outcome["calls"] for outcome in outcomes.values()) < 1200  # with the looks at 32 samples before it
     (tmp_path / "p-told").rename(tmp_path / "second")
-    outcomes, _ = packed(2, data, tmp_path / "p", PACK_KEY="1")  # and once more, now that it is finished
+    outcomes, _ = written(2, data, tmp_path / "p", PACK_KEY="1")  # and once more, now that it is finished
     assert [outcome["calls"] for outcome in outcomes.values()] == [0, 0]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_an_error_of_one_rank_reaches_all(rank: int, data: Path, tmp_path: Path) -> None:
-    outcomes, codes = packed(3, data, tmp_path / "p", f"raise:{rank}")
+    outcomes, codes = written(3, data, tmp_path / "p", f"raise:{rank}")
     assert codes == [0, 0, 0]
     for other in range(3):
         assert "map raised an error" in outcomes[other]["error"]
@@ -140,7 +140,7 @@ def test_an_error_of_one_rank_reaches_all(rank: int, data: Path, tmp_path: Path)
 
 @pytest.mark.slow
 def test_ranks_that_were_asked_for_different_packs_are_all_told(data: Path, tmp_path: Path) -> None:
-    outcomes, _ = packed(2, data, tmp_path / "p", "other:1")
+    outcomes, _ = written(2, data, tmp_path / "p", "other:1")
     for rank in range(2):
         assert "with different arguments" in outcomes[rank]["error"]
     assert not (tmp_path / "p" / "rankfeed.json").exists()
@@ -171,7 +171,7 @@ def test_nobody_waits_for_a_rank_that_lives_and_does_not_get_on(fault: str, data
 @pytest.mark.slow
 def test_a_rank_that_was_only_slow_has_what_the_others_packed(data: Path, tmp_path: Path) -> None:
     """It comes back when they have finished and their folder is gone."""
-    outcomes, codes = packed(2, data, tmp_path / "p", "slow:1", stall_timeout=3)
+    outcomes, codes = written(2, data, tmp_path / "p", "slow:1", stall_timeout=3)
     assert codes == [0, 0]
     assert outcomes[1].get("fingerprint") == outcomes[0]["fingerprint"], outcomes[1]
     assert "rank 1 of 2 is alive but made no progress" in outcomes[0]["warnings"][0]
@@ -227,7 +227,7 @@ def test_all_ranks_are_told_at_once_that_rank_0_may_not_pack(data: Path, tmp_pat
 
     def rows() -> Iterator[dict[str, Any]]:
         yield {"x": 1}
-        outcomes.update(packed(3, data, tmp_path / "p", stall_timeout=1000)[0])
+        outcomes.update(written(3, data, tmp_path / "p", stall_timeout=1000)[0])
         yield {"x": 2}
 
     assert len(rf.write(rows(), tmp_path / "p", progress=False)) == 2
@@ -282,7 +282,7 @@ def test_packs_into_one_folder_after_each_other_keep_apart(data: Path, tmp_path:
 
 def test_a_rank_that_cannot_write_there_says_so_at_once(tmp_path: Path, data: Path) -> None:
     (tmp_path / "file").touch()
-    outcomes, codes = packed(2, data, tmp_path / "file" / "p", stall_timeout=1000, said=tmp_path / "told")
+    outcomes, codes = written(2, data, tmp_path / "file" / "p", stall_timeout=1000, said=tmp_path / "told")
     assert codes == [0, 0]
     for rank in range(2):
         assert "cannot write" in outcomes[rank]["error"]
