@@ -95,7 +95,14 @@ def pack_more(opened: rf.Source, dest: str, told: Path, rank: int, stall_timeout
 
     more = opened.select(range(100))
     packed = rf.write(
-        more, dest, runner="ranks", append=True, map=awaiting, key="more", stall_timeout=stall_timeout, progress=False
+        more,
+        dest,
+        runner="ranks",
+        append=True,
+        map=awaiting,
+        key="more",
+        stall_timeout=stall_timeout,
+        progress=False,
     )
     return {"fingerprint": packed.fingerprint}
 

@@ -76,11 +76,7 @@ class BuildAttempt:
             remove(self.staging)
 
     def run(self, build: Build, retries: int) -> bool:
-        """Build and publish; False if another process took over meanwhile.
-
-        Raises:
-            PrepareError: the build failed, which is recorded for all processes of the job.
-        """
+        """Build and publish; False if another process took over meanwhile."""
         from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
         tries = Retrying(
@@ -108,11 +104,7 @@ class BuildAttempt:
         return self.publish()
 
     def publish(self) -> bool:
-        """Write the marker and rename the build to its place; False if another process took over meanwhile.
-
-        Raises:
-            PrepareError: that is not possible, which is recorded for all processes of the job.
-        """
+        """Write the marker and rename the build to its place; False if another process took over meanwhile."""
         if not self.lease.is_current_process:
             raise PrepareError(
                 "a child process forked by the build function returned from it",

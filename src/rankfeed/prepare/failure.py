@@ -160,11 +160,7 @@ def _is_newer_than_process(path: Path, pid: int) -> bool:
 
 
 def _age(path: Path) -> float:
-    """Seconds since a file was written, by the clock that gives files of its directory their times.
-
-    Raises:
-        OSError: it is gone, or nothing can be written beside it.
-    """
+    """Seconds since a file was written, by the clock that gives files of its directory their times."""
     probe = temporary_name(path)
     try:
         with open(probe, "xb") as file:

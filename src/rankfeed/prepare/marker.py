@@ -75,11 +75,7 @@ class DirState(Enum):
 
 
 def inspect_dir(path: Path, key: str) -> DirState:
-    """The state of a directory, by the sizes of its files; `changed_files` compares the bytes as well.
-
-    Raises:
-        PrepareError: it cannot be read, so its state is unknown.
-    """
+    """The state of a directory, by the sizes of its files; `changed_files` compares the bytes as well."""
     try:
         refreshed = False
         while True:
@@ -137,11 +133,7 @@ def _inspect(path: Path, key: str) -> DirState:
 
 
 def read_marker(path: Path) -> Marker | None:
-    """The marker of a directory; None if there is no valid one.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """The marker of a directory; None if there is no valid one."""
     try:
         marker = msgspec.json.decode((path / MARKER_NAME).read_bytes(), type=Marker)
     except OSError as error:
@@ -168,12 +160,7 @@ def _exists(path: Path, entry: FileEntry) -> bool:
 
 
 def changed_files(path: Path) -> list[str]:
-    """Names of the files of a prepared directory that are missing, or whose bytes differ from what was built.
-
-    Raises:
-        PrepareError: it has no marker.
-        OSError: it cannot be read.
-    """
+    """Names of the files of a prepared directory that are missing, or whose bytes differ from what was built."""
     marker = read_marker(path)
     if marker is None:
         raise PrepareError("not a prepared directory", expected=f"a file {MARKER_NAME}", where=path)
@@ -185,11 +172,7 @@ def changed_files(path: Path) -> list[str]:
 
 
 def foreign_files(path: Path) -> list[str]:
-    """Names of files in a prepared directory that are not in its marker.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Names of files in a prepared directory that are not in its marker."""
     marker = read_marker(path)
     known = {MARKER_NAME} if marker is None else {MARKER_NAME, *(entry.name for entry in marker.files)}
     names = (file.relative_to(path).as_posix() for file in _files(path))
@@ -215,11 +198,7 @@ def refuse_foreign_files(path: Path, state: DirState) -> None:
 
 
 def key_with_inputs(key: str, inputs: Sequence[str | os.PathLike[str]]) -> str:
-    """The key for the marker: the caller's, combined with the sizes and times of the input files.
-
-    Raises:
-        PrepareError: an input cannot be read.
-    """
+    """The key for the marker: the caller's, combined with the sizes and times of the input files."""
     pieces = [key.encode()]
     for each in inputs:
         root = Path(each)
@@ -257,12 +236,7 @@ def walk_links(
 
 
 def write_marker(staging: Path, key: str, host: str, seconds: float) -> None:
-    """Flush all files of a build to disk and write the marker that lists them.
-
-    Raises:
-        PrepareError: there are none, or one is not a file, directory or link.
-        OSError: the marker cannot be written.
-    """
+    """Flush all files of a build to disk and write the marker that lists them."""
     # A marker that was copied from another directory is not a file of this build.
     paths = sorted(path for path in _files(staging) if path != staging / MARKER_NAME)
     if not paths:

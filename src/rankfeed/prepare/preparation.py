@@ -11,9 +11,10 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Any, Literal, get_args, overload
+from typing import Any, Literal, TypedDict, Unpack, get_args, overload
 
 from rankfeed._util.validate import (
     check_callable,
@@ -41,28 +42,18 @@ Scope = Literal["shared", "node"]
 _MAX_LOSSES = 5
 
 
+class _Options(TypedDict, total=False):
+    key: str
+    scope: Scope
+    retries: int
+    timeout: float | None
+    inputs: Sequence[str | os.PathLike[str]]
+
+
 @overload
-def prepare_once(
-    path: str | os.PathLike[str],
-    build: Build,
-    *,
-    key: str = ...,
-    scope: Scope = ...,
-    retries: int = ...,
-    timeout: float | None = ...,
-    inputs: Sequence[str | os.PathLike[str]] = ...,
-) -> Path: ...
+def prepare_once(path: str | os.PathLike[str], build: Build, **options: Unpack[_Options]) -> Path: ...
 @overload
-def prepare_once(
-    path: str | os.PathLike[str],
-    build: None = ...,
-    *,
-    key: str = ...,
-    scope: Scope = ...,
-    retries: int = ...,
-    timeout: float | None = ...,
-    inputs: Sequence[str | os.PathLike[str]] = ...,
-) -> Preparation: ...
+def prepare_once(path: str | os.PathLike[str], build: None = None, **options: Unpack[_Options]) -> Preparation: ...
 def prepare_once(
     path: str | os.PathLike[str],
     build: Build | None = None,
@@ -113,14 +104,27 @@ def prepare_once(
         >>> prepare_once(folder, build, key="v1").name  # already built
         'data'
     """
-    preparation = Preparation(path, key=key, scope=scope, retries=retries, timeout=timeout, inputs=inputs)
+    target = check_target(path)
+    if not check_str("key", key).isprintable():
+        raise invalid("key", "one line of text", key)
+    given: Any = timeout
+    unlimited = given is None or (isinstance(given, float) and given == math.inf)
+    preparation = Preparation(
+        target,
+        check_str("key", key),
+        check_choice("scope", scope, get_args(Scope)),
+        check_int("retries", retries, at_least=0, at_most=2**31 - 1),
+        None if unlimited else check_seconds("timeout", timeout),
+        tuple(check_paths("inputs", inputs)),
+    )
     return preparation if build is None else preparation.run(check_callable("build", build))
 
 
+@dataclass
 class Preparation:
     """A directory to prepare: a decorator of the build function, or a context manager around the build.
 
-    The arguments are those of `prepare_once`. The body of a ``with`` statement runs once, so it has no retries.
+    `prepare_once` creates it. The body of a ``with`` statement runs once, so it has no retries.
 
     Examples:
         >>> import tempfile
@@ -137,26 +141,14 @@ class Preparation:
         True
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        key: str = "",
-        scope: Scope = "shared",
-        retries: int = 0,
-        timeout: float | None = None,
-        inputs: Sequence[str | os.PathLike[str]] = (),
-    ) -> None:
-        self.path = check_target(path)
-        self.key = check_str("key", key)
-        if not self.key.isprintable():
-            raise invalid("key", "one line of text", key)
-        self.scope: Scope = check_choice("scope", scope, get_args(Scope))
-        self.retries = check_int("retries", retries, at_least=0, at_most=2**31 - 1)
-        given: Any = timeout
-        unlimited = given is None or (isinstance(given, float) and given == math.inf)
-        self.timeout = None if unlimited else check_seconds("timeout", timeout)
-        self.inputs = tuple(check_paths("inputs", inputs))
+    path: Path
+    key: str
+    scope: Scope
+    retries: int
+    timeout: float | None
+    inputs: tuple[str, ...]
+
+    def __post_init__(self) -> None:
         self._control = control_dir(self.path)
         self._entered = _Entered()
 

@@ -39,10 +39,6 @@ def refuse_irreplaceable(path: Path, state: DirState, control: Path) -> None:
         path: of the directory to prepare.
         state: of it.
         control: directory that it would be moved to, on the same file system.
-
-    Raises:
-        PrepareError: it contains foreign files, cannot be read, or cannot be moved.
-        OSError: the control directory cannot be written.
     """
     refuse_foreign_files(path, state)
     found = ""
@@ -83,9 +79,6 @@ def swap_dir(staging: Path, path: Path, control: Path) -> None:
     """Publish a build whose marker is written.
 
     Files of the replaced directory that a reader holds open stay readable. Between the renames, nothing is there.
-
-    Raises:
-        OSError: it cannot be moved; what was there is there again.
     """
     old = _new(control, _OLD)
     moved = False

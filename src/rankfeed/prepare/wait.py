@@ -60,11 +60,7 @@ class WaitReporter:
             self._status.stop()
 
     def wait(self, owner: LeaseOwner, control: Path) -> None:
-        """Report if it is time to, then sleep until the next look, longer each time.
-
-        Raises:
-            PrepareError: the timeout is over.
-        """
+        """Report if it is time to, then sleep until the next look, longer each time."""
         waited = time.monotonic() - self._began
         if self._timeout is not None and waited >= self._timeout:
             raise PrepareError(

@@ -90,9 +90,6 @@ class Member(_Party, Generic[_Reply]):
         directory: of the rendezvous.
         message: about this process.
         reply_kind: type of the coordinator's messages.
-
-    Raises:
-        OSError: the directory cannot be written.
     """
 
     def __init__(self, directory: Path, message: msgspec.Struct, reply_kind: type[_Reply]) -> None:

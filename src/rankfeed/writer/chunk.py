@@ -68,9 +68,6 @@ def chunks_of_samples(samples: Iterable[tuple[int, Any]], shard_bytes: int, noun
         samples: dicts, each with the number that errors name.
         shard_bytes: of the shards they are for; a chunk is an eighth at most.
         noun: what errors call a sample.
-
-    Raises:
-        WriteError: a sample cannot be stored; names sample and field.
     """
     limit = batch_bytes(shard_bytes)
     waiting: list[tuple[int, dict[str, Any]]] = []
@@ -140,9 +137,6 @@ def chunk_of(columns: Columns, where: str) -> Chunk:
     Args:
         columns: of any kind but objects.
         where: the rows, for errors.
-
-    Raises:
-        WriteError: a column cannot be stored; names it.
     """
     if not columns.as_dicts:
         values = columns.samples()
@@ -220,11 +214,7 @@ def _native(array: Any) -> Any:
 
 
 def concat_chunks(chunks: list[Chunk]) -> Chunk:
-    """One chunk with the rows of several, in order. Their columns are released as they are joined.
-
-    Raises:
-        WriteError: their fields do not fit into common columns.
-    """
+    """One chunk with the rows of several, in order. Their columns are released as they are joined."""
     if len(chunks) == 1:
         return chunks[0]
     fields: Fields = chunks[0].fields
@@ -247,11 +237,7 @@ def concat_chunks(chunks: list[Chunk]) -> Chunk:
 
 
 def gather_shards(chunks: Iterable[Chunk], limit: int) -> Iterator[Chunk]:
-    """Join chunks into shards, each ending with the chunk that brings it to ``limit`` bytes.
-
-    Raises:
-        WriteError: rows do not fit into common columns; names the field.
-    """
+    """Join chunks into shards, each ending with the chunk that brings it to ``limit`` bytes."""
     gathered: list[Chunk] = []
     nbytes = row = 0
     fields = None
@@ -275,9 +261,6 @@ def gather_shards(chunks: Iterable[Chunk], limit: int) -> Iterator[Chunk]:
 
 def join_fields(one: Fields, other: Fields, where: str) -> dict[str, Field]:
     """The fields of columns that hold the rows of both.
-
-    Raises:
-        WriteError: there are none; names the field.
 
     Examples:
         >>> join_fields({"x": Field("dense", "int32", (3,))}, {"x": Field("dense", "int64", (5,))}, "row 7")

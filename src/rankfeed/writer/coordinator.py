@@ -86,11 +86,7 @@ class WriteRequest:
 
 
 def coordinate(request: WriteRequest, runner: Runner) -> PackedSource:
-    """Write the dataset, as the only process that does so in this directory.
-
-    Raises:
-        WriteError: see `write`.
-    """
+    """Write the dataset, as the only process that does so in this directory."""
     dest = request.dest
     try:
         check_destination(dest, append=request.append)
@@ -271,11 +267,7 @@ def _common_fields(parts: list[Part], base: Fields | None) -> Fields:
 def _compare(
     existing: PackedSource, request: WriteRequest, runner: Runner, advance: Callable[[int], None]
 ) -> None:
-    """Check that a finished dataset is what would be written.
-
-    Raises:
-        WriteError: it is not, or ``resume=False`` asked for a new one.
-    """
+    """Check that a finished dataset is what would be written."""
     problem = partial(
         WriteError,
         where=existing.path,

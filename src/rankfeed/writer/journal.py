@@ -70,10 +70,6 @@ def commit(
         origin: of these rows, for the manifest.
         base: manifest of the dataset that they are appended to; its shards stay as they are.
         step: called with each rename.
-
-    Raises:
-        OSError: a file cannot be renamed or written; `complete_commit` continues.
-        WriteError: other processes removed files.
     """
     shards = [] if base is None else list(base.shards)
     taken = {shard.path for shard in shards}
@@ -98,11 +94,7 @@ def commit(
 
 
 def complete_commit(staging: Path, step: Callable[[], object]) -> bool:
-    """Complete the commit in the journal; False if there is none that can be completed.
-
-    Raises:
-        OSError: a file cannot be renamed or written.
-    """
+    """Complete the commit in the journal; False if there is none that can be completed."""
     dest, journal = staging.parent, _read_journal(staging / JOURNAL_NAME)
     if journal is None:
         return False

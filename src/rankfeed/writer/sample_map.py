@@ -49,9 +49,6 @@ class SampleMap:
 
         Yields:
             The new samples, each with the id of the sample it was made of, or of the first one of the batch.
-
-        Raises:
-            WriteError: the function raised, or returned something other than samples; names the sample.
         """
         # The name is part of the keys: the same seed gives the same generators as ever.
         streams = Streams("pack", self.seed, 0) if wants_rng(self.function) else None

@@ -74,12 +74,7 @@ class TaskRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @contextmanager
 def lock_staging(dest: Path) -> Iterator[Path]:
-    """The staging directory, for one writer at a time; removed at the end if it is empty.
-
-    Raises:
-        WriteError: another process is writing to the destination.
-        OSError: it cannot be written.
-    """
+    """The staging directory, for one writer at a time; removed at the end if it is empty."""
     staging = dest / STAGING_NAME
     try:
         with ExitStack() as stack:
@@ -115,11 +110,7 @@ def _acquire(stack: ExitStack, staging: Path) -> HeldLease:
 
 
 def begin(staging: Path, origin: str, *, resume: bool) -> None:
-    """Prepare the staging directory for a job: keep the parts of its earlier runs, or start over.
-
-    Raises:
-        WriteError: there are parts of another input, or written with other arguments.
-    """
+    """Prepare the staging directory for a job: keep the parts of its earlier runs, or start over."""
     job = staging / JOB_NAME
     if job.exists():
         found = job.read_text()
@@ -153,9 +144,6 @@ def clear(staging: Path, *, ranks: bool = False) -> None:
     Args:
         staging: the directory.
         ranks: remove the directories by which ranks communicate, too.
-
-    Raises:
-        OSError: a file cannot be removed.
     """
     # The job first, so that no leftover is taken for an unfinished write; the journal last.
     for path in sorted(staging.iterdir(), key=lambda each: (each.name != JOB_NAME, each.name == JOURNAL_NAME)):
@@ -173,9 +161,6 @@ def write_part(staging: Path, task: int, number: int, chunk: Chunk) -> Part:
         task: number of the task.
         number: of the shard within it.
         chunk: the rows.
-
-    Raises:
-        OSError: they cannot be written; nothing is left behind.
     """
     return _write_part(staging, f"{task:05d}-{number:05d}", chunk, chunk.fields, chunk.digest)
 

@@ -87,11 +87,7 @@ class WriteJob:
 
 
 def run_task(job: WriteJob, task: WriteTask) -> list[Part]:
-    """Write the shards of a task, or find that this job has written them.
-
-    Raises:
-        WriteError: a sample cannot be stored, or a shard cannot be written.
-    """
+    """Write the shards of a task, or find that this job has written them."""
     found = read_task(job.staging, task.number, job.name)
     if found is not None and all(is_intact(job.staging, part) for part in found):
         return found

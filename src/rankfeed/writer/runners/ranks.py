@@ -90,11 +90,10 @@ class RankFailure(msgspec.Struct, frozen=True):
 
 @decodable
 class RunInfo(msgspec.Struct, frozen=True):
-    """Reply of rank 0: its call, the digest of its arguments, and why it cannot write, if so."""
+    """Reply of rank 0: its call, and the digest of its arguments."""
 
     call: int
     digest: str
-    refusal: RankFailure | None = None
 
 
 @decodable
@@ -114,12 +113,7 @@ class RunResult(msgspec.Struct, frozen=True):
 
 
 def write_on_ranks(request: WriteRequest, stall_timeout: float) -> PackedSource:
-    """Write together with the other ranks, all of which call this; the dataset, opened.
-
-    Raises:
-        WriteError: a rank failed, or rank 0 died or made no progress.
-        TopologyError: the rank of this process is unknown.
-    """
+    """Write together with the other ranks, all of which call this; the dataset, opened."""
     topology = Topology.detect()
     _calls[request.dest] += 1
     if topology.rank:
@@ -184,11 +178,7 @@ class TaskClaims:
         self._stalls = StallDetector()
 
     def run_next(self, job: WriteJob, tasks: dict[int, WriteTask]) -> tuple[WriteTask, list[Part]] | None:
-        """Claim one of the unfinished tasks and run it; None if all of them are claimed.
-
-        Raises:
-            WriteError: it cannot be run, or makes no progress on this rank either.
-        """
+        """Claim one of the unfinished tasks and run it; None if all of them are claimed."""
         claimed = {int(name) for name in os.listdir(self._directory)} & tasks.keys()
         # Unclaimed tasks first. There are at most as many claimed ones as ranks.
         free = claim_order(self._topology.rank, self._topology.world_size, tasks.keys() - claimed)
@@ -313,15 +303,9 @@ class RanksRunner:
         """Ranks register, hear of errors, and hear of the end."""
         self.has_begun = True
         began = time.monotonic()
-        self._coordinator = Coordinator(staging / _RANKS, RankInfo)
-        self._run = self._coordinator.directory / self._coordinator.token
-        progress = Lease(self._run / _PROGRESS, duration=self._stall_timeout, by_progress=True)
         with ExitStack() as stack:
-            stack.callback(self._remove)
-            (self._run / _TASKS).mkdir(parents=True)
-            self._progress = stack.enter_context(progress.acquire(None))
+            self._open(stack, staging)
             try:
-                self._look()
                 yield
                 result = RunResult(load_manifest(staging.parent).fingerprint)
                 write_atomic(self._run / _RESULT, msgspec.json.encode(result))
@@ -332,19 +316,22 @@ class RanksRunner:
                     self._wait_until_left(began + self._stall_timeout)
                 raise
 
-    def _remove(self) -> None:
-        shutil.rmtree(self._run, ignore_errors=True)
-        self._coordinator.leave()
-
     def refuse(self, staging: Path, error: BaseException) -> None:
         """Tell the other ranks why there is no session: another job may be writing to the directory."""
-        if not job_mark():
-            return  # ranks of this job cannot be told from those of others
-        self._info = RunInfo(self._info.call, self._info.digest, RankFailure.of(error, 0))
+        if job_mark():  # else ranks of this job cannot be told from those of others
+            with suppress(OSError), ExitStack() as stack:
+                self._open(stack, staging)
+                _record_failure(self._run, error, 0)
+                self._wait_until_left(time.monotonic() + self._stall_timeout)
+
+    def _open(self, stack: ExitStack, staging: Path) -> None:
         self._coordinator = Coordinator(staging / _RANKS, RankInfo)
-        with suppress(OSError):
-            self._wait_until_left(time.monotonic() + self._stall_timeout)
-        self._coordinator.leave()
+        self._run = self._coordinator.directory / self._coordinator.token
+        stack.callback(self._coordinator.leave)
+        stack.callback(shutil.rmtree, self._run, ignore_errors=True)
+        (self._run / _TASKS).mkdir(parents=True)
+        progress = Lease(self._run / _PROGRESS, duration=self._stall_timeout, by_progress=True)
+        self._progress = stack.enter_context(progress.acquire(None))
 
     def step(self) -> None:
         """Show progress; look at the other ranks now and then, and raise the error of one that failed."""
@@ -363,7 +350,7 @@ class RanksRunner:
         for token, (info, follows) in sorted(self._coordinator.members().items()):
             is_rank = 0 < info.rank < self._topology.world_size == info.world_size
             same_job = is_same_job(info.job, job_mark())
-            if not is_rank or same_job is False or (same_job is None and self._info.refusal):
+            if not is_rank or same_job is False or (same_job is None and not self.has_begun):
                 continue
             if info.call > self._info.call:
                 continue  # it has finished this call already
@@ -379,11 +366,7 @@ class RanksRunner:
         self._present = present
 
     def _wait_until_left(self, arrival: float) -> None:
-        """Wait until all ranks have heard of the end, which they show by leaving.
-
-        Args:
-            arrival: time until which ranks that have not come yet may come.
-        """
+        """Wait until all ranks have heard of the end, which they show by leaving."""
         deadline = time.monotonic() + self._stall_timeout
         while True:
             if self._progress is not None:
@@ -396,11 +379,7 @@ class RanksRunner:
             time.sleep(_interval(self._stall_timeout) / 2)
 
     def run(self, job: WriteJob, tasks: list[WriteTask]) -> Iterator[tuple[WriteTask, list[Part]]]:
-        """Run tasks, and collect those that other ranks ran.
-
-        Raises:
-            WriteError: a rank failed.
-        """
+        """Run tasks, and collect those that other ranks ran."""
         plan = RunPlan(job.name, job.batch, [(task.start, task.stop) for task in tasks])
         write_atomic(self._run / _PLAN, msgspec.json.encode(plan))
         claims = TaskClaims(self._run / _TASKS, self._topology, self._stall_timeout, self.step)
@@ -502,11 +481,7 @@ class RunMonitor:
 
 
 def _participate(request: WriteRequest, topology: Topology, stall_timeout: float) -> None:
-    """The part of all ranks but 0.
-
-    Raises:
-        WriteError: a rank failed, this one included, or rank 0 died or made no progress.
-    """
+    """The part of all ranks but 0."""
     try:
         check_destination(request.dest, append=request.append)
         call = _calls[request.dest]
@@ -550,8 +525,6 @@ def _join(
             )
         time.sleep(_interval(stall_timeout) / 2)
     token, info = next(iter(replies.items()))
-    if info.refusal is not None:
-        raise info.refusal.error()
     if info.call > call:
         raise WriteError(
             "this rank came too late: rank 0 is at its next write to this directory",

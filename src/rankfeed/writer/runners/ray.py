@@ -27,8 +27,8 @@ from rankfeed.writer.tasks import WriteJob, WriteTask, run_task
 
 #: How often Ray restarts a task whose process or node died.
 _RETRIES = 5
-#: Seconds until a file of the driver is visible on another node, and until a node answers.
-_VISIBLE, _REPLY = 10.0, 60.0
+#: Seconds until a file of the driver is visible on another node.
+_VISIBLE = 10.0
 _TOKEN_NAME = "ray-token"
 #: A cluster may have no cores for this many times the stall timeout: it may be starting nodes.
 _NO_CORES_FACTOR = 5
@@ -75,7 +75,6 @@ class RayRunner:
     def run(self, job: WriteJob, tasks: list[WriteTask]) -> Iterator[tuple[WriteTask, list[Part]]]:
         ray = need("ray", extra="ray")
         write_atomic(job.staging / _TOKEN_NAME, self._token.encode())
-        self._check_nodes(ray, job.staging)
         try:
             pickled = ray.put(ray.cloudpickle.dumps(job))
         except Exception as error:
@@ -100,7 +99,7 @@ class RayRunner:
                 if finished:
                     progress, warned = time.monotonic(), False
                 elif (seconds := time.monotonic() - progress) > self.stall_timeout:
-                    self._report_stall(ray, job.staging, list(running.values()), seconds, silent=warned)
+                    self._report_stall(ray, list(running.values()), seconds, silent=warned)
                     warned = True
                 for done in finished:
                     task = running.pop(done)
@@ -110,11 +109,9 @@ class RayRunner:
                 with suppress(Exception):  # of a lost cluster; the error under way says more
                     ray.cancel(left, force=True)
 
-    def _report_stall(
-        self, ray: Any, staging: Path, running: list[WriteTask], seconds: float, silent: bool
-    ) -> None:
+    def _report_stall(self, ray: Any, running: list[WriteTask], seconds: float, silent: bool) -> None:
         """Warn which tasks are awaited; raise WriteError if the cluster has no cores."""
-        cores = ray.cluster_resources().get("CPU", 0)
+        cores, free = ray.cluster_resources().get("CPU", 0), ray.available_resources().get("CPU", 0)
         if cores < 1 and seconds > _NO_CORES_FACTOR * self.stall_timeout:
             raise WriteError(
                 f"the Ray cluster has had no cores for {seconds:.0f} s",
@@ -122,38 +119,15 @@ class RayRunner:
                 found=f"{cores:g} cores on {len(ray.nodes())} nodes",
                 remedy="add a node, or start the cluster with cores (num_cpus=...)",
             )
-        if silent:
-            return
-        started = (staging / _started_name(self._token)).exists()
-        numbers = listed([str(task.number) for task in running])
-        problem = "did not finish" if started else f"did not start, since none of {cores:g} cores is free,"
-        warnings.warn(
-            f"write tasks {numbers} {problem} for {seconds:.0f} s on the Ray cluster; still waiting (do other "
-            "tasks, actors or placement groups hold the cores, or does map hang?)",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-
-    def _check_nodes(self, ray: Any, staging: Path) -> None:
-        """Raise WriteError if a node does not see the staging directory."""
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        check = ray.remote(num_cpus=0, max_retries=0)(_sees_token)
-        asked = {}
-        for node in ray.nodes():
-            if node["Alive"] and node["Resources"].get("CPU", 0) >= 1:
-                where = NodeAffinitySchedulingStrategy(node_id=node["NodeID"], soft=False)
-                reply = check.options(scheduling_strategy=where).remote(str(staging), self._token)
-                asked[reply] = node["NodeManagerAddress"]
-        for reply in ray.wait(list(asked), num_returns=len(asked), timeout=_REPLY)[0] if asked else []:
-            try:
-                sees = ray.get(reply)
-            except ray.exceptions.RayTaskError as error:
-                raise _no_rankfeed(error, asked[reply]) from error
-            except ray.exceptions.RayError:
-                continue  # it died meanwhile
-            if not sees:
-                raise _not_shared(staging, asked[reply])
+        if not silent:
+            numbers = listed([str(task.number) for task in running])
+            warnings.warn(
+                f"write tasks {numbers} made no progress for {seconds:.0f} s on the Ray cluster, of whose "
+                f"{cores:g} cores {free:g} are free; still waiting (do other tasks, actors or placement groups hold "
+                "the cores, or does map hang?)",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
 
 @contextmanager
@@ -218,11 +192,6 @@ def _sees_token(staging: str, token: str) -> bool:
         time.sleep(0.1)
 
 
-def _started_name(token: str) -> str:
-    """Name of the file that exists once a worker has started."""
-    return f"ray-started-{token}"
-
-
 @lru_cache(maxsize=1)
 def _unpickled(job: bytes) -> WriteJob:
     """The job, with the open files of its source, for all tasks of this process."""
@@ -236,7 +205,6 @@ def _run_on_worker(job: bytes, staging: str, token: str, task: WriteTask) -> tup
     try:
         if not _sees_token(staging, token):
             return False, _not_shared(staging, socket.gethostname())
-        Path(staging, _started_name(token)).touch()
         return True, run_task(replace(_unpickled(job), staging=Path(staging)), task)
     except Exception as error:
         return False, picklable_error(error)
