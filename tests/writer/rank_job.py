@@ -1,4 +1,4 @@
-"""One rank of a job that packs: `rank_job.py SOURCE DEST TOLD FAULT STALL_TIMEOUT`. What came of it goes into TOLD."""
+"""One rank of a job that writes: rank_job.py SOURCE DEST TOLD FAULT STALL_TIMEOUT. The outcome goes into TOLD."""
 
 import json
 import os

@@ -123,8 +123,8 @@ class RayRunner:
             numbers = listed([str(task.number) for task in running])
             warnings.warn(
                 f"write tasks {numbers} made no progress for {seconds:.0f} s on the Ray cluster, of whose "
-                f"{cores:g} cores {free:g} are free; still waiting (do other tasks, actors or placement groups hold "
-                "the cores, or does map hang?)",
+                f"{cores:g} cores {free:g} are free; still waiting (do other tasks, actors or placement groups "
+                "hold the cores, or does map hang?)",
                 RuntimeWarning,
                 stacklevel=2,
             )
