@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from tests.support.environ import of_no_launcher
 
-# Three workers, each with processes of its own, on two cores: more threads only fight. Set before torch is
+# Four workers, each with processes of its own, on two cores: more threads only fight. Set before torch is
 # imported, and inherited by whatever the tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
