@@ -107,7 +107,7 @@ def drain(loader: rf.Loader) -> int:
 def measure(name: str, scale: float, runs: int, folder: Path) -> dict[str, Any]:
     make, count, batch = WORKLOADS[name]
     count = max(batch, int(count * scale))
-    source = rf.pack(make(count, np.random.default_rng(0)), folder / "packed", progress=False)
+    source = rf.write(make(count, np.random.default_rng(0)), folder / "packed", progress=False)
     reference = Reference(source, folder, batch, name)
     plan = rf.Plan(len(source), shuffle="global", seed=1)
     order = plan.sample_ids(0, np.arange(len(source)))

@@ -35,7 +35,7 @@ class Recordings(L.LightningDataModule):
 
     def setup(self, stage: str) -> None:
         # In all processes: one of them packs, the others wait. They share mapped files, which may exceed memory.
-        data = rf.prepare_once(self.folder / "packed", lambda staging: rf.pack(recordings(203), staging / "data"))
+        data = rf.prepare_once(self.folder / "packed", lambda staging: rf.write(recordings(203), staging / "data"))
         self.train, self.val = rf.train_test_split(rf.open(data / "data"), 0.2)
 
     def train_dataloader(self):

@@ -27,7 +27,7 @@ def build(folder: Path) -> None:
     """Called once, on one rank, wherever the others are. Put your own data here."""
     rng = np.random.default_rng(0)
     points = rng.standard_normal((6000, 8)).astype(np.float32)
-    rf.pack(({"x": x, "y": float(x.sum() > 0)} for x in points), folder / "points", progress=False)
+    rf.write(({"x": x, "y": float(x.sum() > 0)} for x in points), folder / "points", progress=False)
 
 
 def train(run: Path, epochs: int, every: int, workers: int) -> None:

@@ -65,7 +65,7 @@ if __name__ == "__main__":
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
     if options.pack:
-        rf.pack(rf.open(options.paths[0]), options.paths[1])
+        rf.write(rf.open(options.paths[0]), options.paths[1])
     else:
         dist.init_process_group("gloo")
         train(*options.paths, options.epochs, options.workers)

@@ -36,7 +36,7 @@ def rows(documents: int, seed: int):
 
 def prepared(folder: Path, documents: int, seed: int) -> rf.Source:
     """One process packs, all others wait for it."""
-    return rf.open(rf.prepare_once(folder, lambda new: rf.pack(rows(documents, seed), new / "rows")) / "rows")
+    return rf.open(rf.prepare_once(folder, lambda new: rf.write(rows(documents, seed), new / "rows")) / "rows")
 
 
 def main(run: Path, epochs: int) -> None:

@@ -24,9 +24,8 @@ collect_ignore_glob = ["*/jobs/*"]
 
 #: Tests that start ranks, in groups of about one length: of each group one runs at a time.
 START_PROCESSES = {
-    "tests/building/test_prepare_hint": "builders",
-    "tests/building/test_rank_runner": "builders",
-    "tests/building/test_ray_": "builders",
+    "tests/writer/test_rank_runner": "builders",
+    "tests/writer/test_ray_": "builders",
     "tests/cli/test_doctor": "builders",
     "tests/faults/": "builders",
     "tests/integrations/": "libraries",

@@ -97,10 +97,10 @@ def test_prepare_once_and_pack_refuse_invalid_arguments_when_they_are_called(tmp
     for options in calls:
         with pytest.raises(ArgumentError, match=next(iter(options))):
             rf.prepare_once(tmp_path / "once", **{"build": lambda staging: None, **options})
-    calls = [{"resume": "x"}, {"append": 1}, {"progress": "no"}, {"workers": 2**70}, {"patience": "1"}]
+    calls = [{"resume": "x"}, {"append": 1}, {"progress": "no"}, {"workers": 2**70}, {"stall_timeout": "1"}]
     for options in calls:
         with pytest.raises(ArgumentError, match=next(iter(options))):
-            rf.pack(rows(), tmp_path / "packed", **options)
+            rf.write(rows(), tmp_path / "packed", **options)
     assert not list(tmp_path.iterdir())
 
 

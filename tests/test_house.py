@@ -74,8 +74,8 @@ def test_making_data_ready_imports_no_torch(tmp_path: Path) -> None:
         import rankfeed as rf
         def build(staging): (staging / "rows").touch()
         rf.prepare_once({str(tmp_path / "once")!r}, build)
-        packed = rf.pack(({{"x": i}} for i in range(9)), {str(tmp_path / "p")!r}, workers=0, progress=False)
-        packed = rf.pack(packed, {str(tmp_path / "q")!r}, map=lambda row, rng: row, workers=0, progress=False)
+        packed = rf.write(({{"x": i}} for i in range(9)), {str(tmp_path / "p")!r}, workers=0, progress=False)
+        packed = rf.write(packed, {str(tmp_path / "q")!r}, map=lambda row, rng: row, workers=0, progress=False)
         print(len(packed), "torch" in sys.modules)"""
     assert python(code) == "9 False"
 

@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 from rankfeed import errors
 
 if TYPE_CHECKING:
-    from rankfeed.building import pack, prepare_once
     from rankfeed.loading import DistributedBatchSampler, DistributedSampler, Loader, from_iterable, split
     from rankfeed.plan import Plan, Schedule
+    from rankfeed.prepare import prepare_once
     from rankfeed.proof import AuditReport, Lockstep, audit, watch
     from rankfeed.sources import Source, concat, from_dataset, open, train_test_split
     from rankfeed.topology import Topology
+    from rankfeed.writer import write
 
 __version__ = "0.1.0"
 
@@ -45,11 +46,11 @@ __all__ = [
     "from_dataset",
     "from_iterable",
     "open",
-    "pack",
     "prepare_once",
     "split",
     "train_test_split",
     "watch",
+    "write",
 ]
 
 # Public name -> the room that holds it; the same as the imports above, which only type checkers follow.
@@ -68,11 +69,11 @@ _ROOMS = {
     "from_dataset": "rankfeed.sources",
     "from_iterable": "rankfeed.loading",
     "open": "rankfeed.sources",
-    "pack": "rankfeed.building",
-    "prepare_once": "rankfeed.building",
+    "prepare_once": "rankfeed.prepare",
     "split": "rankfeed.loading",
     "train_test_split": "rankfeed.sources",
     "watch": "rankfeed.proof",
+    "write": "rankfeed.writer",
 }
 
 

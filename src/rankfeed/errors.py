@@ -179,8 +179,8 @@ class UnsafeError(SourceError):
     """Data whose reading could run code or leave its folder, refused unless the caller allows it."""
 
 
-class PackError(RankfeedError):
-    """A sample that cannot be packed, or a destination that cannot be written."""
+class WriteError(RankfeedError):
+    """A sample cannot be stored in a dataset, or the destination cannot be written."""
 
 
 class PrepareError(RankfeedError):

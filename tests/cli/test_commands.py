@@ -17,7 +17,7 @@ import pytest
 import rankfeed as rf
 from rankfeed.cli import main
 
-COMMANDS = ("inspect", "index", "plan", "prepare", "pack", "report", "topology", "verify", "demo")
+COMMANDS = ("inspect", "index", "plan", "prepare", "write", "report", "topology", "verify", "demo")
 
 
 def rankfeed(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -44,7 +44,7 @@ def figures(*arguments: object) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("cli") / "data"
-    rf.pack(({"x": np.full(i % 5, i), "y": i} for i in range(100)), path, shard_bytes=500, progress=False)
+    rf.write(({"x": np.full(i % 5, i), "y": i} for i in range(100)), path, shard_bytes=500, progress=False)
     return path
 
 
@@ -136,20 +136,20 @@ def test_pack_writes_what_inspect_reads(tmp_path: Path) -> None:
     folder.mkdir()
     for index in range(12):
         np.save(folder / f"{index}.npy", np.full((index % 3, 2), index, np.float32))
-    told = figures("pack", folder, tmp_path / "packed")
+    told = figures("write", folder, tmp_path / "packed")
     assert told["samples"] == 12
     assert figures("inspect", tmp_path / "packed")["fingerprint"] == told["fingerprint"]
 
 
 def test_pack_shuffles_appends_and_packs_on_ranks(packed: Path, tmp_path: Path) -> None:
-    figures("pack", packed, tmp_path / "p", "--order", "shuffled", "--seed", 3, "--runner", "ranks")
+    figures("write", packed, tmp_path / "p", "--order", "shuffled", "--seed", 3, "--runner", "ranks")
     order = rf.Plan(100, seed=3).sample_ids(0, range(100)).tolist()
     assert [int(sample["y"]) for sample in rf.open(tmp_path / "p")] == order
     # These rows are there, though in another order.
-    assert figures("pack", packed, tmp_path / "p", "--append")["samples"] == 100
-    rf.pack(rf.open(packed).select(range(40)), tmp_path / "more", progress=False)
+    assert figures("write", packed, tmp_path / "p", "--append")["samples"] == 100
+    rf.write(rf.open(packed).select(range(40)), tmp_path / "more", progress=False)
     for _ in range(2):
-        assert figures("pack", tmp_path / "more", tmp_path / "p", "--append")["samples"] == 140
+        assert figures("write", tmp_path / "more", tmp_path / "p", "--append")["samples"] == 140
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_pack_shuffles_appends_and_packs_on_ranks(packed: Path, tmp_path: Path) 
         (("plan", "--samples", "5", "--tail", "odd"), "tail"),
         (("plan", "--samples", "5", "--shuffle", "some"), "shuffle"),
         (("verify", "/nowhere"), "/nowhere"),
-        (("pack", "/nowhere", "/also/nowhere"), "/nowhere"),
+        (("write", "/nowhere", "/also/nowhere"), "/nowhere"),
     ],
 )
 def test_bad_input_gets_a_sentence_and_an_exit_code(arguments: tuple[str, ...], words: str) -> None:

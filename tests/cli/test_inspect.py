@@ -50,7 +50,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         }
         for number, length in enumerate(LENGTHS)
     )
-    rf.pack(rows, path, shard_bytes=40_000, progress=False)
+    rf.write(rows, path, shard_bytes=40_000, progress=False)
     return path
 
 

@@ -16,7 +16,7 @@ from rankfeed.errors import ArgumentError
 @pytest.fixture(scope="module")
 def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("report") / "clips"
-    rf.pack(({"x": np.zeros(1 + i % 4), "y": i} for i in range(100)), path, shard_bytes=500, progress=False)
+    rf.write(({"x": np.zeros(1 + i % 4), "y": i} for i in range(100)), path, shard_bytes=500, progress=False)
     return path
 
 

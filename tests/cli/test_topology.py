@@ -58,7 +58,7 @@ def ranks(folder: Path, places: list[tuple[int, int]], *arguments: object) -> li
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("topology") / "data"
-    rf.pack(({"x": i} for i in range(50)), path, progress=False)
+    rf.write(({"x": i} for i in range(50)), path, progress=False)
     return path
 
 
@@ -145,7 +145,7 @@ def test_a_rank_that_cannot_tell_itself_ends_the_others(tmp_path: Path) -> None:
 
 def test_other_data_on_one_rank_end_every_rank(tmp_path: Path, data: Path) -> None:
     other = tmp_path / "other"
-    rf.pack(({"x": np.int64(i)} for i in range(49)), other, progress=False)
+    rf.write(({"x": np.int64(i)} for i in range(49)), other, progress=False)
     jobs = [
         start(tmp_path, "--check", "--job", "j", "--data", path, "--timeout", 60, RANK=rank, WORLD_SIZE=2)
         for rank, path in enumerate((data, other))

@@ -22,11 +22,12 @@ from typing import Literal
 
 from tests.faults.prepare_job import FILES, build, content, read_held
 
-from rankfeed.building import lease, patience, prepare_once
 from rankfeed.errors import PrepareError
+from rankfeed.prepare import prepare_once, wait
+from rankfeed.storage import lease
 
 #: Lost hosts are noticed soon, and waiting processes look how far the build is all the time, for the tests' sake.
-RENEWED, STALE, PATIENCE = 0.2, 4.0, 0.1
+HEARTBEAT, STALE, PATIENCE = 0.2, 4.0, 0.1
 
 
 def me() -> str:
@@ -34,8 +35,7 @@ def me() -> str:
 
 
 def prepare(path: Path, key: str, out: Path, seconds: float, scope: Literal["shared", "node"] = "shared") -> None:
-    lease.RENEWED, patience._PATIENCE = RENEWED, PATIENCE
-    lease.Leases.__init__.__kwdefaults__["stale"] = STALE
+    lease.HEARTBEAT, lease.DURATION, wait._FIRST_REPORT = HEARTBEAT, STALE, PATIENCE
 
     def make(staging: Path) -> None:
         first = not list(out.glob("*.building"))

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from rankfeed.building import prepare_once
+from rankfeed.prepare import prepare_once
 
 FILES, LINES = 6, 400
 

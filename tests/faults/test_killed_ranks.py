@@ -21,7 +21,7 @@ SAMPLES = 1201
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("killed") / "data"
     rows = ({"x": np.full(i % 7, i, np.int32)} for i in range(SAMPLES))
-    rf.pack(rows, path, shard_bytes=4000, progress=False)
+    rf.write(rows, path, shard_bytes=4000, progress=False)
     return path
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from tests.support.machine import need_root
 
 import rankfeed as rf
-from rankfeed.building.prepared import check
+from rankfeed.prepare.marker import changed_files
 
 RANKS = 4
 
@@ -81,7 +81,7 @@ def test_a_read_only_disk_is_told_by_all_unless_the_data_are_there(tmp_path: Pat
         rf.prepare_once(disk / "there", build)
         subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
         told = on_all_ranks(disk / "data", build)
-        assert all("Read-only file system" in each and "choose a folder" in each for each in told), told
+        assert all("Read-only file system" in each and "choose a directory" in each for each in told), told
         assert told.total() == RANKS
         assert on_all_ranks(disk / "there", build) == Counter({"done": RANKS})
 
@@ -139,4 +139,4 @@ def test_clocks_that_differ_by_days_change_nothing(tmp_path: Path) -> None:
 
     assert on_all_ranks(tmp_path / "data", slow, moved) == Counter({"done": RANKS})
     assert made.read_text() == "once"
-    assert check(tmp_path / "data") == []
+    assert changed_files(tmp_path / "data") == []

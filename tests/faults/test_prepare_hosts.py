@@ -15,10 +15,10 @@ from tests.support.hosts import need_hosts, started_on
 JOB = """\
 import socket, sys, time
 from pathlib import Path
-from rankfeed.building import lease, prepare_once
+from rankfeed.prepare import prepare_once
+from rankfeed.storage import lease
 from tests.faults.prepare_job import build
-lease.RENEWED = 0.2
-lease.Leases.__init__.__kwdefaults__["stale"] = 2.0
+lease.HEARTBEAT, lease.DURATION = 0.2, 2.0
 path, key, out, slow = Path(sys.argv[1]), "key", Path(sys.argv[2]), float(sys.argv[3])
 def make(staging):
     (out / f"{socket.gethostname()}.building").touch()

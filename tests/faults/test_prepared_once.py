@@ -21,7 +21,7 @@ from tests.support.jobs import free_port
 from tests.support.launchers import MPICH, OPENMPI, TORCHRUN, need
 from tests.support.seeds import fresh_seed
 
-from rankfeed.building import prepare_once
+from rankfeed.prepare import prepare_once
 
 SCRIPT = Path(__file__).parent / "prepare_job.py"
 #: Seconds within which a round has to end: far more than it takes.

@@ -39,7 +39,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"x": rng.standard_normal((int(rng.integers(0, 9)), 3)).astype(np.float32), "y": i, "text": f"row {i}"}
         for i in range(SAMPLES)
     )
-    rf.pack(rows, path, shard_bytes=2000, progress=False)
+    rf.write(rows, path, shard_bytes=2000, progress=False)
     return path
 
 

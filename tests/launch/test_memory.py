@@ -38,7 +38,7 @@ def own_memory(data: Path, folder: Path, steps: int) -> int:
 
 def write(kind: str, nbytes: int, path: Path) -> None:
     if kind != "tars":
-        rf.pack(rows(kind, nbytes), path, progress=False)
+        rf.write(rows(kind, nbytes), path, progress=False)
         return
     path.mkdir()
     content = np.random.default_rng(0).bytes(60_000)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(600)
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("check") / "data"
-    rf.pack(({"x": i} for i in range(64)), path, progress=False)
+    rf.write(({"x": i} for i in range(64)), path, progress=False)
     return path
 
 

@@ -27,7 +27,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def packed(folder: Path) -> Path:
     rows = ({"x": np.full(i % 5, i), "y": i} for i in range(100))
-    rf.pack(rows, folder, shard_bytes=500, progress=False)
+    rf.write(rows, folder, shard_bytes=500, progress=False)
     return folder
 
 

@@ -367,7 +367,7 @@ def _joined(files: list[pa.Table]) -> Samples:
 
 
 def write_packed(folder: Path, rows: Samples) -> None:
-    rf.pack([dict(row) for row in rows], folder / "packed", shard_bytes=4000, progress=False)
+    rf.write([dict(row) for row in rows], folder / "packed", shard_bytes=4000, progress=False)
 
 
 def read_packed(folder: Path) -> Samples:

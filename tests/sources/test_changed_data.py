@@ -48,7 +48,7 @@ def tables(base: int) -> list[pa.Table]:
 
 def write_packed(folder: Path, base: int) -> None:
     rows = [{"y": value} for piece in pieces(base) for value in piece]
-    rf.pack(rows, folder / "data", shard_bytes=8 * EACH, progress=False)
+    rf.write(rows, folder / "data", shard_bytes=8 * EACH, progress=False)
 
 
 def write_npy_files(folder: Path, base: int) -> None:
@@ -577,7 +577,7 @@ def test_of_many_files_64_are_sampled_and_the_others_have_to_keep_their_times(tm
 
 
 def test_packed_shards_that_are_not_sampled_are_compared_by_their_checksums(tmp_path: Path) -> None:
-    packed = rf.pack([{"y": number} for number in range(200)], tmp_path / "p", shard_bytes=8, progress=False)
+    packed = rf.write([{"y": number} for number in range(200)], tmp_path / "p", shard_bytes=8, progress=False)
     shards = sorted((tmp_path / "p").glob("*.arrow"))
     assert len(shards) > 64
     source = rf.open(tmp_path / "p")
@@ -605,7 +605,7 @@ def test_the_same_data_on_another_host_may_have_other_times(
     touch_all(tmp_path / "many")
     with pytest.raises(CorruptError, match="changed or replaced"):
         pickle.loads(travelling)
-    monkeypatch.setattr("rankfeed.storage.data_files.boot", lambda: "another host")
+    monkeypatch.setattr("rankfeed.storage.data_files.boot_id", lambda: "another host")
     there = pickle.loads(travelling)
     assert [int(sample["array"][0]) for sample in there] == [*range(100)]
     for path in data_files(tmp_path / "many"):

@@ -26,7 +26,7 @@ ROWS = [
 def parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, rf.Source]:
     folder = tmp_path_factory.mktemp("combine")
     cuts = {"a": ROWS[:40], "b": ROWS[40:41], "c": ROWS[41:]}
-    return {name: rf.pack(rows, folder / name, shard_bytes=800, progress=False) for name, rows in cuts.items()}
+    return {name: rf.write(rows, folder / name, shard_bytes=800, progress=False) for name, rows in cuts.items()}
 
 
 class Watched(rf.Source):

@@ -20,7 +20,7 @@ from rankfeed.sources.open import FORMATS, formats
 
 
 def test_the_format_is_found_by_looking(tmp_path: Path) -> None:
-    rf.pack([{"x": 1}], tmp_path / "packed", progress=False)
+    rf.write([{"x": 1}], tmp_path / "packed", progress=False)
     (tmp_path / "files").mkdir()
     for number in range(2):
         np.save(tmp_path / "files" / f"a{number}.npy", np.zeros(3))
@@ -40,7 +40,7 @@ def test_the_format_is_found_by_looking(tmp_path: Path) -> None:
         (lambda path: path.mkdir(), "the folder is empty"),
         (lambda path: (path.mkdir(), (path / "a.txt").touch()), r"no data that rankfeed reads[\s\S]*a\.txt"),
         (lambda path: path.touch(), "unknown format"),
-        (lambda path: (path / ".rankfeed-pack").mkdir(parents=True), "was not finished"),
+        (lambda path: (path / ".rankfeed-write").mkdir(parents=True), "was not finished"),
     ],
 )
 def test_where_there_is_nothing_to_read_it_says_why(make: Any, said: str, tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_an_option_that_the_format_lacks_is_named_with_those_it_has(tmp_path: Pa
     pq.write_table(pa.table({"x": [1, 2]}), tmp_path / "a.parquet")
     with pytest.raises(ArgumentError, match=r"nulls[\s\S]*filter"):
         rf.open(tmp_path / "a.parquet", filter="x > 1")
-    rf.pack([{"x": 1}], tmp_path / "packed", progress=False)
+    rf.write([{"x": 1}], tmp_path / "packed", progress=False)
     with pytest.raises(ArgumentError, match=r"no options[\s\S]*nulls"):
         rf.open(tmp_path / "packed", nulls="mask")
 

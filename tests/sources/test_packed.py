@@ -26,7 +26,7 @@ ROWS = [
 @pytest.fixture(scope="module")
 def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("packed") / "p"
-    rf.pack(ROWS, folder, shard_bytes=2000, progress=False)
+    rf.write(ROWS, folder, shard_bytes=2000, progress=False)
     return folder
 
 
@@ -79,7 +79,7 @@ def test_columns_restrict_what_is_offered(pristine: Path) -> None:
 
 def test_blocks_are_what_is_read_in_one_go(tmp_path: Path) -> None:
     rows = ({"x": np.zeros(1 << 20, np.uint8)} for _ in range(10))
-    source = rf.pack(rows, tmp_path / "p", progress=False)
+    source = rf.write(rows, tmp_path / "p", progress=False)
     assert source.blocks.tolist() == [4, 4, 2]
     assert source.blocks.dtype == np.int64
 
@@ -88,7 +88,7 @@ def test_the_fingerprint_is_of_the_data_and_not_of_their_place(
     pristine: Path, folder: Path, tmp_path: Path
 ) -> None:
     assert rf.open(pristine).fingerprint == rf.open(folder).fingerprint
-    other = rf.pack([*ROWS, ROWS[0]], tmp_path / "more", shard_bytes=2000, progress=False)
+    other = rf.write([*ROWS, ROWS[0]], tmp_path / "more", shard_bytes=2000, progress=False)
     assert other.fingerprint != rf.open(pristine).fingerprint
 
 
@@ -117,7 +117,7 @@ def test_threads_read_at_once_with_few_shards_open(pristine: Path, monkeypatch: 
 def test_data_that_were_replaced_are_not_read_on_with(folder: Path) -> None:
     pickled = pickle.dumps(rf.open(folder))
     shutil.rmtree(folder)
-    rf.pack(ROWS[:-1], folder, progress=False)
+    rf.write(ROWS[:-1], folder, progress=False)
     with pytest.raises(CorruptError, match="replaced"):
         pickle.loads(pickled)
 
@@ -141,7 +141,7 @@ def test_a_shard_of_another_size_is_named(change: int, folder: Path) -> None:
 
 
 def test_a_shard_with_other_columns_is_refused(folder: Path, tmp_path: Path) -> None:
-    rf.pack([{"z": 1.0}], tmp_path / "q", progress=False)
+    rf.write([{"z": 1.0}], tmp_path / "q", progress=False)
     path = folder / "shard-00000.arrow"
     other = (tmp_path / "q" / "shard-00000.arrow").read_bytes()
     manifest = (folder / "rankfeed.json").read_text()

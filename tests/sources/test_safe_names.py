@@ -16,7 +16,7 @@ import pyarrow.parquet
 import pytest
 
 import rankfeed as rf
-from rankfeed.errors import PackError, PrepareError, SourceError, UnsafeError
+from rankfeed.errors import PrepareError, SourceError, UnsafeError, WriteError
 
 ROWS = 6
 
@@ -47,7 +47,7 @@ def energon(folder: Path, name: str, *, split: bool = False) -> Path:
 
 
 def packed(folder: Path, name: str) -> Path:
-    rf.pack([{"x": 1}] * ROWS, folder / "p", progress=False)
+    rf.write([{"x": 1}] * ROWS, folder / "p", progress=False)
     manifest = json.loads((folder / "p" / "rankfeed.json").read_text())
     manifest["shards"][0]["path"] = name
     (folder / "p" / "rankfeed.json").write_text(json.dumps(manifest))
@@ -165,10 +165,10 @@ def test_an_index_is_not_written_through_a_link(tmp_path: Path, monkeypatch: pyt
 def test_nothing_is_packed_or_prepared_through_a_link(tmp_path: Path) -> None:
     other, data = tmp_path / "other", tmp_path / "data"
     other.mkdir()
-    rf.pack([{"x": 1}], data, progress=False)
-    (data / ".rankfeed-pack").symlink_to(other)
-    with pytest.raises(PackError, match=r"symbolic link[\s\S]*\.rankfeed-pack"):
-        rf.pack([{"x": 2}], data, append=True, progress=False)
+    rf.write([{"x": 1}], data, progress=False)
+    (data / ".rankfeed-write").symlink_to(other)
+    with pytest.raises(WriteError, match=r"symbolic link[\s\S]*\.rankfeed-write"):
+        rf.write([{"x": 2}], data, append=True, progress=False)
     (tmp_path / ".made.prepare").symlink_to(other)
     with pytest.raises(PrepareError, match=r"\.made\.prepare"):
         rf.prepare_once(tmp_path / "made", lambda staging: (staging / "a").write_text("a"))
@@ -177,8 +177,8 @@ def test_nothing_is_packed_or_prepared_through_a_link(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("end", ["staged", "shard"])
 def test_an_interrupted_pack_moves_no_file_from_or_to_elsewhere(end: str, tmp_path: Path) -> None:
-    rf.pack([{"x": 1}], tmp_path / "data", progress=False)
-    staging = tmp_path / "data" / ".rankfeed-pack"
+    rf.write([{"x": 1}], tmp_path / "data", progress=False)
+    staging = tmp_path / "data" / ".rankfeed-write"
     staging.mkdir()
     (staging / "job").write_text("x")
     manifest = json.loads((tmp_path / "data" / "rankfeed.json").read_text())
@@ -190,7 +190,7 @@ def test_an_interrupted_pack_moves_no_file_from_or_to_elsewhere(end: str, tmp_pa
     (staging / "x.arrow").write_bytes(bytes(new["bytes"]))
     (staging / "ready.json").write_text(json.dumps({"manifest": manifest, "staged": [staged]}))
     with pytest.raises(UnsafeError, match=r"leads outside[\s\S]*ready\.json"):
-        rf.pack([{"x": 2}], tmp_path / "data", append=True, progress=False)
+        rf.write([{"x": 2}], tmp_path / "data", append=True, progress=False)
     assert (tmp_path / "secret").exists()
     assert not (tmp_path / "stolen").exists()
 

@@ -297,7 +297,7 @@ def test_the_fingerprint_is_of_the_source_and_of_the_ids_however_they_are_said()
 @pytest.mark.parametrize("kind", ["thread", "process"])
 @pytest.mark.parametrize("chosen", [slice(5, 85, 3), np.random.default_rng(5).permutation(100)[:37]])
 def test_a_loader_delivers_what_was_selected_once_from_workers(kind: Any, chosen: Any, tmp_path: Path) -> None:
-    packed = rf.pack(({"x": i} for i in range(100)), tmp_path / "p", shard_bytes=100, progress=False)
+    packed = rf.write(({"x": i} for i in range(100)), tmp_path / "p", shard_bytes=100, progress=False)
     selected = packed.select(chosen)
     assert isinstance(selected, SelectSource)
     topology = rf.Topology()

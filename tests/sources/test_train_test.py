@@ -139,7 +139,7 @@ KEYS: dict[str, Any] = {
 @pytest.mark.parametrize("kind", KEYS)
 def test_equal_keys_go_to_one_side_wherever_their_samples_lie(kind: str, tmp_path: Path) -> None:
     rows = [{"speaker": KEYS[kind](i % 300), "x": np.zeros(i % 3), "i": i} for i in range(1200)]
-    source = rf.pack(rows, tmp_path / "p", shard_bytes=4000, progress=False)
+    source = rf.write(rows, tmp_path / "p", shard_bytes=4000, progress=False)
     sides = rf.train_test_split(source, 0.5, seed=7, key="speaker")
     found = [Counter(str(sample["speaker"]) for sample in side) for side in sides]
     assert sum(found, Counter()) == Counter(str(row["speaker"]) for row in rows)
@@ -184,7 +184,7 @@ print({name: side.fingerprint for name, side in sides.items()})
 
 
 def test_every_process_finds_the_same_split(tmp_path: Path) -> None:
-    rf.pack(({"name": f"n{i}", "i": i} for i in range(500)), tmp_path / "p", progress=False)
+    rf.write(({"name": f"n{i}", "i": i} for i in range(500)), tmp_path / "p", progress=False)
     said = set()
     for hash_seed, place in (("1", {"RANK": "0", "WORLD_SIZE": "2"}), ("2", {"RANK": "1", "WORLD_SIZE": "2"})):
         done = subprocess.run(

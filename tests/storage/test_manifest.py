@@ -16,7 +16,7 @@ from rankfeed.storage import load_manifest
 
 @pytest.fixture
 def packed(tmp_path: Path) -> Path:
-    rf.pack([{"x": i, "t": "a" * i} for i in range(40)], tmp_path / "p", shard_bytes=200, progress=False)
+    rf.write([{"x": i, "t": "a" * i} for i in range(40)], tmp_path / "p", shard_bytes=200, progress=False)
     return tmp_path / "p"
 
 

@@ -383,7 +383,7 @@ def _files(name: str) -> Callable[[], dict[str, Any]]:
                     member.size = 1
                     tar.addfile(member, io.BytesIO(b"%d" % number))
         elif name == "packed":
-            rf.pack(({"x": number} for number in range(10)), "rows.packed", progress=False)
+            rf.write(({"x": number} for number in range(10)), "rows.packed", progress=False)
         return {"uri": f"rows.{name}"}
 
     return make
@@ -510,14 +510,14 @@ def targets() -> dict[str, Target]:
             allowed=(UserError, TypeError, NotImplementedError),  # of the user's own iterable, when it is iterated
         ),
         "prepare_once": Target(rf.prepare_once, lambda: {"path": "once", "build": build}, _prepared),
-        "pack": Target(
-            rf.pack,
+        "write": Target(
+            rf.write,
             lambda: {"source_or_iterable": rows(), "dest": "rows.packed", "progress": False, "workers": 0},
             fetch,
             skipped=frozenset({"workers"}),  # processes: by themselves below
         ),
-        "pack, map": Target(
-            rf.pack,
+        "write, map": Target(
+            rf.write,
             lambda: {"source_or_iterable": rows(), "dest": "p", "progress": False, "workers": 0, "map": dict},
             fetch,
             ("map", "map_batch", "seed", "order", "shard_bytes"),
@@ -591,7 +591,7 @@ def _commands() -> dict[str, Target]:
         "rankfeed inspect": _command("inspect", f"--samples --column {opening}", "rows.parquet"),
         "rankfeed plan": _command("plan", f"{plans} --blocks", "--samples=10"),
         "rankfeed prepare": _command("prepare", "--key --retries --timeout --input", "os:makedirs", "once"),
-        "rankfeed pack": _command("pack", "--shard-mib --order --seed --runner", "rows.parquet", "packed"),
+        "rankfeed write": _command("write", "--shard-mib --order --seed --runner", "rows.parquet", "packed"),
         "rankfeed index": _command("index", opening, "rows.parquet"),
         "rankfeed verify": _command("verify", f"{opening} --data", "rows.parquet"),
         "rankfeed verify --samples": _command("verify", f"{plans} --blocks", "--samples=10"),
@@ -621,7 +621,7 @@ def _of_frameworks() -> dict[str, Target]:
         found["pyg.prepare"] = Target(
             prepare,
             lambda: {"dataset": InMemoryDataset, "root": "graphs"},
-            parameters=("root", "key", "retries", "timeout", "comm", "dataset"),
+            parameters=("root", "key", "retries", "timeout", "dataset"),
         )
     with suppress(ImportError):
         from rankfeed.integrations.transformers import PadTokens

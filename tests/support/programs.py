@@ -14,9 +14,10 @@ def main() -> None:
     programs = json.load(sys.stdin)
     import torch  # noqa: F401
 
-    import rankfeed.building
     import rankfeed.loading
-    import rankfeed.sources  # noqa: F401
+    import rankfeed.prepare
+    import rankfeed.sources
+    import rankfeed.writer  # noqa: F401
 
     statuses = []
     for program in programs:

@@ -112,6 +112,6 @@ def packed() -> Path:
     """Shards of our own."""
 
     def write(path: Path) -> None:
-        rf.pack(map(sample, range(ROWS)), path / "rows", workers=0, progress=False)
+        rf.write(map(sample, range(ROWS)), path / "rows", workers=0, progress=False)
 
     return folder("packed", write) / "rows"

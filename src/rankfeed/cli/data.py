@@ -27,7 +27,7 @@ def pack(
 ) -> None:
     """Write a data set as Arrow IPC shards with a manifest.
 
-    Example: rankfeed pack folder-of-npy/ packed/ --order shuffled --seed 1
+    Example: rankfeed write folder-of-npy/ packed/ --order shuffled --seed 1
     """
     from rankfeed.building import pack as pack_source
     from rankfeed.sources import open as open_source

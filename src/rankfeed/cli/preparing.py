@@ -28,9 +28,8 @@ def prepare(
 
     Example: rankfeed prepare my_package.data:build data/words --key v1
     """
-    from rankfeed.building import prepare_once
-    from rankfeed.building.prepared import check as changed_files
-    from rankfeed.building.prepared import read_marker
+    from rankfeed.prepare import prepare_once
+    from rankfeed.prepare.marker import changed_files, read_marker
 
     build, built = _function(function), False
 

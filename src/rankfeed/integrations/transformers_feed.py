@@ -26,7 +26,7 @@ def is_fed(dataset: Any) -> bool:
             "a Trainer is not fed by a stream, which has no length",
             expected="a source, or a rankfeed.Loader of one",
             found=repr(getattr(dataset, "source", dataset)),
-            remedy="write the samples down once, rankfeed.pack(samples, folder), and give rankfeed.open(folder)",
+            remedy="write the samples down once, rankfeed.write(samples, folder), and give rankfeed.open(folder)",
         )
     return isinstance(dataset, (Source, Loader))
 

@@ -16,7 +16,7 @@ from rankfeed.sources.source import Source
 from rankfeed.storage import MANIFEST_NAME
 
 #: Where a pack keeps what is not finished.
-STAGING_NAME = ".rankfeed-pack"
+STAGING_NAME = ".rankfeed-write"
 
 #: Name of each format -> the module and name of its `Format`, in the order of detection. The module detects the
 #: format; it does not import its reader.

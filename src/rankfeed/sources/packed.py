@@ -55,7 +55,7 @@ class PackedSource(Source):
 
     Examples:
         >>> import tempfile, rankfeed as rf
-        >>> source = rf.pack([{"x": 1}, {"x": 2}], tempfile.mkdtemp() + "/packed", progress=False)
+        >>> source = rf.write([{"x": 1}, {"x": 2}], tempfile.mkdtemp() + "/packed", progress=False)
         >>> len(source), int(source[1]["x"])
         (2, 2)
     """

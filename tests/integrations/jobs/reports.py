@@ -122,7 +122,7 @@ def trainer_fed() -> Any:
         for number, rows in enumerate(ROWS):
             yield {"x": np.full((rows, 4), number, np.float32)}
 
-    data = rf.prepare_once(OUT / "packed", lambda folder: rf.pack(recordings(), folder / "data", progress=False))
+    data = rf.prepare_once(OUT / "packed", lambda folder: rf.write(recordings(), folder / "data", progress=False))
     source = rf.open(data / "data")
     return _fitted(rf.Loader(source, 2, shuffle=True), rf.Loader(source, 2, tail="pad"), LoaderCheck())
 

@@ -340,7 +340,7 @@ def test_files_that_were_added_in_between_are_noticed(ragged: Path) -> None:
 
 def test_ragged_files_pack_to_the_same_samples(ragged: Path, tmp_path: Path) -> None:
     source = rf.open(ragged)
-    packed = rf.pack(source, tmp_path / "p", shard_bytes=100, workers=2, progress=False)
+    packed = rf.write(source, tmp_path / "p", shard_bytes=100, workers=2, progress=False)
     assert [sample["array"].tolist() for sample in packed] == [sample["array"].tolist() for sample in source]
 
 

@@ -846,7 +846,7 @@ def test_a_tensor_with_a_permutation_has_its_logical_shape(container: str, tmp_p
         (path / "dataset_info.json").write_text("{}")
     source = rf.open(path)
     if container == "packed":
-        source = rf.pack(source, tmp_path / "packed-rows", progress=False)
+        source = rf.write(source, tmp_path / "packed-rows", progress=False)
     for row in (0, 1):
         sample = source[row]
         for name, tensors in expected.items():

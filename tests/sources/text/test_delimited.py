@@ -287,7 +287,7 @@ def test_large_text_is_refused_with_the_way_to_pack_it(csv: Path, monkeypatch: p
     for module in (delimited, dialect):
         monkeypatch.setattr(module, "LIMIT", 1000)
     assert is_large(csv)
-    with pytest.raises(SourceError, match=r"too large[\s\S]*rankfeed pack .*t\.csv"):
+    with pytest.raises(SourceError, match=r"too large[\s\S]*rankfeed write .*t\.csv"):
         opened(csv)
 
 
@@ -351,7 +351,7 @@ def test_a_stream_gives_the_same_samples(
 def test_large_text_is_packed_in_a_stream(jsonl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (csv_text, json_lines):
         monkeypatch.setattr(module, "PIECE", 500)
-    packed = rf.pack(rows(jsonl), tmp_path / "packed", progress=False)
+    packed = rf.write(rows(jsonl), tmp_path / "packed", progress=False)
     assert [plain(sample) for sample in packed] == ROWS
 
 
@@ -476,7 +476,7 @@ def test_integers_keep_all_digits(kind: str, tmp_path: Path) -> None:
         assert pd.read_csv(path)["x"].tolist() == [BIG, 1]
     (tmp_path / f"b.{kind}").write_text(text_of(kind, [2, 3]))
     assert [row["x"] for row in rf.open([path, tmp_path / f"b.{kind}"])] == [BIG, 1, 2, 3]
-    packed = rf.pack(rows(str(path)), tmp_path / "packed", progress=False)
+    packed = rf.write(rows(str(path)), tmp_path / "packed", progress=False)
     assert [row["x"] for row in packed] == [BIG, 1]
 
 

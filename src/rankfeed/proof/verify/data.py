@@ -96,7 +96,7 @@ def verify_data(
     Examples:
         >>> import tempfile, rankfeed as rf
         >>> folder = tempfile.mkdtemp() + "/packed"
-        >>> _ = rf.pack([{"x": 1}, {"x": 2}], folder, progress=False)
+        >>> _ = rf.write([{"x": 1}, {"x": 2}], folder, progress=False)
         >>> verify_data(folder).ok
         True
     """

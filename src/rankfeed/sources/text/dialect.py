@@ -97,7 +97,7 @@ def too_large(where: str) -> SourceError:
         "the text is too large to be read in place",
         expected=f"up to {LIMIT >> 20} MiB, decompressed",
         where=where,
-        remedy=f"`rankfeed pack {where} packed/` reads it once, in a stream; then open packed/",
+        remedy=f"`rankfeed write {where} packed/` reads it once, in a stream; then open packed/",
     )
 
 

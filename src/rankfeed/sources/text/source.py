@@ -223,7 +223,7 @@ def rows(where: Paths, *, delimiter: str | None = None, types: Mapping[str, str]
     """The samples of CSV files or JSON lines of any size, read in a stream.
 
     The first 16 MiB define the types of columns. For files that are too large to be opened:
-    ``rankfeed.pack(rows("big.csv"), "packed")``.
+    ``rankfeed.write(rows("big.csv"), "packed")``.
 
     Args:
         where: as with :class:`CsvSource`.

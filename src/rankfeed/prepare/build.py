@@ -1,0 +1,136 @@
+"""A build by the process that holds the lease: in a directory of its own, then published or recorded as failed."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from rankfeed.errors import PrepareError
+from rankfeed.prepare.failure import Failure, forget_failures, remove_unfinished, write_failure
+from rankfeed.prepare.layout import BUILD_PREFIX
+from rankfeed.prepare.marker import inspect_dir, refuse_foreign_files, write_marker
+from rankfeed.prepare.swap import discard, remove, remove_leftovers, swap_dir
+from rankfeed.storage.lease import HeldLease
+
+Build = Callable[[Path], object]
+
+_BUILD = re.compile(rf"{BUILD_PREFIX}.+-\d+-[0-9a-f]{{16}}-\d+")
+
+
+class BuildAttempt:
+    """A build by this process.
+
+    Args:
+        path: of the directory to prepare.
+        control: the directory beside it.
+        key: of the build.
+        lease: held by this process.
+        attempt: see `failure.next_attempt`.
+    """
+
+    def __init__(self, path: Path, control: Path, key: str, lease: HeldLease, attempt: str = "") -> None:
+        self.path, self.control, self.key, self.lease, self.attempt = path, control, key, lease, attempt
+        self._began = time.monotonic()
+        self._tries = 0
+        owner = lease.owner
+        self._name = f"{BUILD_PREFIX}{owner.host}-{owner.pid}-{owner.token}"
+        self.staging = control / self._name
+
+    def new_staging_dir(self) -> Path:
+        """An empty directory to build into; leftovers of processes that were killed are removed first."""
+        self._remove_leftovers()
+        self._tries += 1
+        self.staging = self.control / f"{self._name}-{self._tries}"
+        self.staging.mkdir()
+        return self.staging
+
+    def begin(self) -> Path:
+        """The same for a ``with`` block: an error is recorded for all processes of the job and raised."""
+        try:
+            return self.new_staging_dir()
+        except OSError as error:
+            raise self.failed(error) from error
+
+    def _remove_leftovers(self) -> None:
+        builds = [path for path in self.control.iterdir() if _BUILD.fullmatch(path.name)]
+        # Checked after listing: as long as the lease was held, no build of a successor was among them.
+        if not self.lease.is_held():
+            return
+        for path in builds:
+            discard(path)
+        remove_leftovers(self.control, self.path)
+        remove_unfinished(self.control)
+
+    def clean_up(self) -> None:
+        """Remove what other processes left; the directory is prepared."""
+        self._remove_leftovers()
+        forget_failures(self.control, self.key)
+
+    def discard(self) -> None:
+        """Remove what this process has built; a forked child does nothing."""
+        if self.lease.is_current_process:
+            remove(self.staging)
+
+    def run(self, build: Build, retries: int) -> bool:
+        """Build and publish; False if another process took over meanwhile."""
+        from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+
+        tries = Retrying(
+            stop=stop_after_attempt(retries + 1),
+            wait=wait_random_exponential(multiplier=0.5, max=30),
+            retry=retry_if_exception_type((Exception, SystemExit)),
+            reraise=True,
+        )
+        try:
+            for one in tries:
+                with one:
+                    # The lease may have been lost during the last try, or the pause after it.
+                    if self._tries and not self.lease.is_held():
+                        return False
+                    build(self.new_staging_dir())
+        except (Exception, SystemExit) as error:
+            if not self.lease.is_current_process:
+                raise  # in a child that the build function forked
+            if self.lease.is_lost():
+                return False  # its staging directory was removed
+            raise self.failed(error) from error
+        except BaseException:  # an interrupt says nothing about the data: another process builds
+            self.discard()
+            raise
+        return self.publish()
+
+    def publish(self) -> bool:
+        """Write the marker and rename the build to its place; False if another process took over meanwhile."""
+        if not self.lease.is_current_process:
+            raise PrepareError(
+                "a child process forked by the build function returned from it",
+                where=f"process {os.getpid()}, forked by {self.lease.owner}",
+                remedy="end the child inside the function by os._exit, or start it by multiprocessing",
+            )
+        try:
+            write_marker(self.staging, self.key, self.lease.owner.host, time.monotonic() - self._began)
+            refuse_foreign_files(self.path, inspect_dir(self.path, self.key))
+            if not self.lease.is_held():
+                return False
+            swap_dir(self.staging, self.path, self.control)
+        except Exception as error:
+            if self.lease.is_lost():
+                return False
+            raise self.failed(error) from error
+        finally:
+            self.discard()
+        with suppress(OSError):  # the directory is prepared, for all other processes too
+            forget_failures(self.control, self.key)
+        return True
+
+    def failed(self, error: Exception | SystemExit) -> PrepareError:
+        """Record a failure; the error that every process raises."""
+        self.discard()  # first: it may have filled the disk
+        failure = Failure.of(error, str(self.lease.owner), self.path, self.key, self.attempt)
+        with suppress(OSError):  # the other processes will meet the same error
+            write_failure(self.control, self.lease.owner.token, failure)
+        return failure.error(error)

@@ -1,0 +1,289 @@
+"""The marker file of a prepared directory, which lists its files: is a build complete, which files are foreign."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from enum import Enum
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+
+from rankfeed.errors import PrepareError, listed
+from rankfeed.storage import (
+    check_data_name,
+    digest_of,
+    file_digest,
+    fsync_dir,
+    is_gone,
+    refresh_path,
+    stat_uncached,
+    write_atomic,
+)
+from rankfeed.storage.decodable import decodable
+
+MARKER_NAME = ".rankfeed-prepared.json"
+_VERSION = 1
+
+
+@decodable
+class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """A file of a prepared directory.
+
+    Args:
+        name: relative to the directory, with slashes.
+        nbytes: its size; -1 for a symbolic link.
+        digest: XXH3 of its bytes, or of the target of the link.
+    """
+
+    name: str
+    nbytes: int
+    digest: str
+
+
+@decodable
+class Marker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Record of a finished build.
+
+    Args:
+        version: of this layout.
+        key: of the build.
+        host: where it was built.
+        seconds: how long it took.
+        files: sorted by name.
+    """
+
+    version: int
+    key: str
+    host: str
+    seconds: float
+    files: list[FileEntry]
+
+
+class DirState(Enum):
+    """State of the directory to prepare."""
+
+    ABSENT = "absent or empty"
+    VALID = "prepared with this key, complete"
+    OTHER_KEY = "prepared with another key"
+    DAMAGED = "prepared, and changed since"
+    FOREIGN = "not created by prepare_once"
+
+
+def inspect_dir(path: Path, key: str) -> DirState:
+    """The state of a directory, by the sizes of its files; `changed_files` compares the bytes as well."""
+    try:
+        refreshed = False
+        while True:
+            before = _identity(path)
+            error: OSError | None = None
+            state = DirState.FOREIGN
+            try:
+                state = _inspect(path, key)
+            except OSError as found:
+                if not is_gone(found):
+                    raise
+                error = found
+            if error is None and state is not DirState.FOREIGN:
+                return state
+            if _identity(path) != before:
+                continue  # another process committed meanwhile
+            if not refreshed:  # on another host, perhaps, of which this host has not heard yet
+                refresh_path(path)
+                refreshed = True
+            elif error is not None:
+                raise error
+            else:
+                return state
+    except OSError as error:
+        raise _unreadable(error, path) from error
+
+
+def _unreadable(error: OSError, path: Path) -> PrepareError:
+    return PrepareError(
+        "cannot read the prepared directory",
+        found=error.strerror or error,
+        where=error.filename or path,
+        remedy="fix its permissions, or choose another path; nothing unreadable is rebuilt or removed",
+    )
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = os.lstat(path)
+    except OSError as error:
+        if is_gone(error):
+            return None
+        raise
+    return found.st_dev, found.st_ino
+
+
+def _inspect(path: Path, key: str) -> DirState:
+    marker = read_marker(path)
+    if marker is None:
+        empty = not os.path.lexists(path) or (path.is_dir() and not any(path.iterdir()))
+        return DirState.ABSENT if empty else DirState.FOREIGN
+    if marker.key != key:
+        return DirState.OTHER_KEY
+    return DirState.VALID if all(_exists(path, entry) for entry in marker.files) else DirState.DAMAGED
+
+
+def read_marker(path: Path) -> Marker | None:
+    """The marker of a directory; None if there is no valid one."""
+    try:
+        marker = msgspec.json.decode((path / MARKER_NAME).read_bytes(), type=Marker)
+    except OSError as error:
+        if is_gone(error):
+            return None
+        raise
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
+        return None
+    for entry in marker.files:
+        check_data_name(entry.name, path / MARKER_NAME)
+    return marker if marker.version == _VERSION else None
+
+
+def _exists(path: Path, entry: FileEntry) -> bool:
+    try:
+        found = os.lstat(path / entry.name)
+        if entry.nbytes >= 0 and found.st_size != entry.nbytes and stat.S_ISREG(found.st_mode):
+            found = stat_uncached(path / entry.name)  # this host may have cached an earlier size
+    except OSError as error:
+        if is_gone(error):
+            return False
+        raise
+    return stat.S_ISLNK(found.st_mode) if entry.nbytes < 0 else found.st_size == entry.nbytes
+
+
+def changed_files(path: Path) -> list[str]:
+    """Names of the files of a prepared directory that are missing, or whose bytes differ from what was built."""
+    marker = read_marker(path)
+    if marker is None:
+        raise PrepareError("not a prepared directory", expected=f"a file {MARKER_NAME}", where=path)
+    return [
+        entry.name
+        for entry in marker.files
+        if not _exists(path, entry) or _digest(path / entry.name, entry.nbytes) != entry.digest
+    ]
+
+
+def foreign_files(path: Path) -> list[str]:
+    """Names of files in a prepared directory that are not in its marker."""
+    marker = read_marker(path)
+    known = {MARKER_NAME} if marker is None else {MARKER_NAME, *(entry.name for entry in marker.files)}
+    names = (file.relative_to(path).as_posix() for file in _files(path))
+    return sorted(name for name in names if name not in known)
+
+
+def refuse_foreign_files(path: Path, state: DirState) -> None:
+    """Raise PrepareError if replacing the directory would remove files that prepare_once did not create."""
+    if state in (DirState.ABSENT, DirState.VALID):
+        return
+    try:
+        names = foreign_files(path) if path.is_dir() else ["a file"]
+    except OSError as error:
+        raise _unreadable(error, path) from error
+    if names or state is DirState.FOREIGN:
+        raise PrepareError(
+            "the directory contains files that prepare_once did not create",
+            expected="no directory, an empty one, or one that prepare_once created",
+            found=listed(names),
+            where=path,
+            remedy="move them away, or choose another directory; prepare_once never removes files of others",
+        )
+
+
+def key_with_inputs(key: str, inputs: Sequence[str | os.PathLike[str]]) -> str:
+    """The key for the marker: the caller's, combined with the sizes and times of the input files."""
+    pieces = [key.encode()]
+    for each in inputs:
+        root = Path(each)
+        try:
+            walked = walk_links(root, onerror=_raise) if root.is_dir() else [(str(root.parent), [], [root.name])]
+            for file in (Path(place, name) for place, _, names in walked for name in names):
+                found = os.stat(file)
+                if stat.S_ISREG(found.st_mode):  # opening a pipe would block
+                    with suppress(PermissionError):
+                        found = stat_uncached(file)  # this host may have cached an earlier state
+                facts = f"{root.name}/{file.relative_to(root)} {found.st_size} {found.st_mtime_ns}"
+                pieces.append(facts.encode("utf-8", "surrogateescape"))
+        except OSError as error:
+            where = error.filename or root
+            raise PrepareError("cannot read an input", found=error.strerror or error, where=where) from error
+    return digest_of(*pieces) if inputs else key
+
+
+def walk_links(
+    top: Path, onerror: Callable[[OSError], object] | None = None
+) -> Iterator[tuple[str, list[str], list[str]]]:
+    """`os.walk` in the order of names that follows links to directories, except links back to a parent.
+
+    Args:
+        top: where to begin.
+        onerror: called with the error if a directory cannot be listed; None: the directory is left out.
+    """
+    for place, folders, files in os.walk(top, followlinks=True, onerror=onerror):
+        is_link = os.path.islink(place) and place != os.fspath(top)
+        if is_link and os.path.realpath(place) in map(os.path.realpath, Path(place).parents):
+            folders.clear()
+            continue
+        folders.sort()
+        yield place, folders, sorted(files)
+
+
+def write_marker(staging: Path, key: str, host: str, seconds: float) -> None:
+    """Flush all files of a build to disk and write the marker that lists them."""
+    # A marker that was copied from another directory is not a file of this build.
+    paths = sorted(path for path in _files(staging) if path != staging / MARKER_NAME)
+    if not paths:
+        raise PrepareError(
+            "the build produced no files", where=staging, remedy="write into the directory passed to the function"
+        )
+    with ThreadPoolExecutor() as pool:
+        files = list(pool.map(lambda path: _flushed(staging, path), paths))
+    for folder, _, _ in os.walk(staging, topdown=False):
+        fsync_dir(folder)
+    marker = Marker(_VERSION, key, host, round(seconds, 3), files)
+    write_atomic(staging / MARKER_NAME, msgspec.json.encode(marker))
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for place, folders, files in os.walk(folder, onerror=_raise):
+        yield from (Path(place, name) for name in files)
+        yield from (Path(place, name) for name in folders if os.path.islink(os.path.join(place, name)))
+
+
+def _raise(error: OSError) -> NoReturn:
+    raise error
+
+
+def _flushed(staging: Path, path: Path) -> FileEntry:
+    name = path.relative_to(staging).as_posix()
+    found = os.lstat(path)
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise PrepareError("a file name is not valid UTF-8", found=os.fsencode(name), where=staging) from error
+    check_data_name(name, staging)  # as a reader of the marker does
+    if stat.S_ISLNK(found.st_mode):
+        return FileEntry(name, -1, _digest(path, -1))
+    if not stat.S_ISREG(found.st_mode):
+        raise PrepareError(
+            "the build produced something other than files, directories and links",
+            found=stat.filemode(found.st_mode),
+            where=name,
+        )
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return FileEntry(name, found.st_size, _digest(path, found.st_size))
+
+
+def _digest(path: Path, nbytes: int) -> str:
+    return file_digest(path) if nbytes >= 0 else digest_of(os.fsencode(os.readlink(path)))

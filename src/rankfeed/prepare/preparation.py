@@ -1,0 +1,279 @@
+"""Build a directory in exactly one process; all others wait until it is complete.
+
+The file system is the only means of agreement, and there is no collective: processes of one job or of several, on
+one host or on many, may call at any time. One holds the lease and builds; a rename publishes the result.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import Any, Literal, TypedDict, Unpack, get_args, overload
+
+from rankfeed._util.validate import (
+    check_callable,
+    check_choice,
+    check_int,
+    check_paths,
+    check_seconds,
+    check_str,
+    invalid,
+)
+from rankfeed.errors import PrepareError, RankfeedError
+from rankfeed.prepare.build import Build, BuildAttempt
+from rankfeed.prepare.failure import cannot_prepare, find_failure, next_attempt
+from rankfeed.prepare.layout import check_target, control_dir
+from rankfeed.prepare.marker import DirState, inspect_dir, key_with_inputs, refuse_foreign_files
+from rankfeed.prepare.reentrancy import building, refuse_reentry
+from rankfeed.prepare.swap import refuse_irreplaceable
+from rankfeed.prepare.wait import WaitReporter
+from rankfeed.storage import refresh_path
+from rankfeed.storage.lease import Lease, StallDetector
+
+Scope = Literal["shared", "node"]
+
+#: Times that a build may be taken over before this process gives up.
+_MAX_LOSSES = 5
+
+
+class _Options(TypedDict, total=False):
+    key: str
+    scope: Scope
+    retries: int
+    timeout: float | None
+    inputs: Sequence[str | os.PathLike[str]]
+
+
+@overload
+def prepare_once(path: str | os.PathLike[str], build: Build, **options: Unpack[_Options]) -> Path: ...
+@overload
+def prepare_once(path: str | os.PathLike[str], build: None = None, **options: Unpack[_Options]) -> Preparation: ...
+def prepare_once(
+    path: str | os.PathLike[str],
+    build: Build | None = None,
+    *,
+    key: str = "",
+    scope: Scope = "shared",
+    retries: int = 0,
+    timeout: float | None = None,
+    inputs: Sequence[str | os.PathLike[str]] = (),
+) -> Path | Preparation:
+    """Build a directory in exactly one process; all others wait.
+
+    Call it with the same arguments in every process that needs the directory; no process group is needed.
+    ``build(staging)`` writes into a private directory. Its files are flushed and listed with sizes and checksums,
+    and one rename publishes all of them at ``path``. If the building process dies, a waiting one takes over.
+
+    Without ``build`` it returns a :class:`Preparation`, which is a decorator and a context manager.
+
+    Args:
+        path: of the directory. It must not contain files that prepare_once did not create.
+        build: called with an empty directory to write into.
+        key: identifies what is built. A directory that was built with another key is replaced; files of it that
+            are held open stay readable.
+        scope: "shared": built once per file system. "node": ``path`` is on a disk of each node, and is built once
+            on each.
+        retries: how often a failing build is tried again, each time in a new directory and after a longer pause.
+        timeout: seconds to wait for another process; None: as long as it is alive.
+        inputs: files and directories that the build reads; changes of their sizes or times change the key.
+
+    Returns:
+        ``path``, absolute.
+
+    Raises:
+        PrepareError: the build failed (raised in every process of the job, with the builder's traceback as the
+            cause; `sys.exit` in the build is a failure, `KeyboardInterrupt` is not), the directory cannot be
+            written or contains other files, or the timeout is over.
+        ArgumentError: an argument has an invalid type or value.
+
+    Examples:
+        >>> import tempfile
+        >>> def build(staging):
+        ...     print("building")
+        ...     (staging / "data.txt").write_text("hello")
+        >>> folder = tempfile.mkdtemp() + "/data"
+        >>> (prepare_once(folder, build, key="v1") / "data.txt").read_text()
+        building
+        'hello'
+        >>> prepare_once(folder, build, key="v1").name  # already built
+        'data'
+    """
+    target = check_target(path)
+    if not check_str("key", key).isprintable():
+        raise invalid("key", "one line of text", key)
+    given: Any = timeout
+    unlimited = given is None or (isinstance(given, float) and given == math.inf)
+    preparation = Preparation(
+        target,
+        check_str("key", key),
+        check_choice("scope", scope, get_args(Scope)),
+        check_int("retries", retries, at_least=0, at_most=2**31 - 1),
+        None if unlimited else check_seconds("timeout", timeout),
+        tuple(check_paths("inputs", inputs)),
+    )
+    return preparation if build is None else preparation.run(check_callable("build", build))
+
+
+@dataclass
+class Preparation:
+    """A directory to prepare: a decorator of the build function, or a context manager around the build.
+
+    `prepare_once` creates it. The body of a ``with`` statement runs once, so it has no retries.
+
+    Examples:
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp() + "/data"
+        >>> @prepare_once(folder)
+        ... def data(staging):
+        ...     (staging / "data.txt").write_text("hello")
+        >>> data().name
+        'data'
+        >>> with prepare_once(folder) as staging:
+        ...     if staging is not None:  # None if it is already built, by this or another process
+        ...         (staging / "data.txt").write_text("hello")
+        >>> staging is None
+        True
+    """
+
+    path: Path
+    key: str
+    scope: Scope
+    retries: int
+    timeout: float | None
+    inputs: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        self._control = control_dir(self.path)
+        self._entered = _Entered()
+
+    def __call__(self, build: Build) -> Callable[[], Path]:
+        """The function without arguments, which prepares the directory and returns its path."""
+        check_callable("build", build)
+
+        @wraps(build)
+        def prepared() -> Path:
+            return self.run(build)
+
+        del prepared.__wrapped__  # its arguments are not those of `build`
+        return prepared
+
+    def __enter__(self) -> Path | None:
+        with ExitStack() as stack:
+            attempt = self._wait(stack, next_attempt(self.path))
+            staging = None if attempt is None else attempt.begin()
+            self._entered.attempts.append((stack.pop_all(), attempt))
+        return staging
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        stack, attempt = self._entered.attempts.pop()
+        with stack:
+            if attempt is None:
+                return
+            if error is not None and not isinstance(error, (Exception, SystemExit)):
+                attempt.discard()  # an interrupt says nothing about the data
+                return
+            if error is not None:
+                if not attempt.lease.is_current_process:
+                    return  # raised in a child that the body forked
+                raise (self._lost() if attempt.lease.is_lost() else attempt.failed(error)) from error
+            published = attempt.publish()
+        if not published:
+            with ExitStack() as stack:
+                if self._wait(stack, attempt.attempt) is not None:
+                    raise self._lost()
+
+    def run(self, build: Build) -> Path:
+        """Prepare the directory; see :func:`prepare_once`."""
+        name = next_attempt(self.path)
+        for _ in range(_MAX_LOSSES):
+            with ExitStack() as stack:
+                attempt = self._wait(stack, name)
+                if attempt is None or attempt.run(build, self.retries):
+                    return self.path
+        raise self._lost()
+
+    def _lost(self) -> PrepareError:
+        return PrepareError(
+            "lost the build lease (no heartbeat); another process took over",
+            where=self.path,
+            remedy="restart the job; a builder must not be stopped for long, and its lease files must stay",
+        )
+
+    def _wait(self, stack: ExitStack, attempt: str) -> BuildAttempt | None:
+        """Wait until the directory is prepared (None) or this process holds the lease.
+
+        Args:
+            stack: closed at the end of the build.
+            attempt: name of this call.
+        """
+        try:
+            with WaitReporter(self.path, self.timeout) as reporter:
+                return self._wait_or_acquire(stack, attempt, reporter)
+        except OSError as error:
+            if isinstance(error, RankfeedError):
+                raise
+            raise cannot_prepare(error, self.path) from error
+
+    def _wait_or_acquire(self, stack: ExitStack, attempt: str, reporter: WaitReporter) -> BuildAttempt | None:
+        key = key_with_inputs(self.key, self.inputs)
+        lease = Lease(self._control)
+        stalls, awaited = StallDetector(), set[str]()
+        while True:
+            if self._is_prepared(key):
+                self._clean_up(lease, key)
+                return None
+            self._raise_failure(awaited, attempt, key)
+            owner = lease.owner()
+            if owner is not None and not lease.is_expired(owner, stalls):
+                awaited.add(owner.token)
+                refuse_reentry(owner, self.path)
+                reporter.wait(owner, self._control)
+                with suppress(OSError):  # a network file system may have cached an earlier state of the parent
+                    os.close(os.open(self.path.parent, os.O_RDONLY))
+                continue
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            held = lease.enter(stack, owner, reporter.label, reporter.local_rank)
+            if held is None:
+                continue
+            # What was seen before may have changed meanwhile: look again, now that no other process builds.
+            self._raise_failure(awaited, attempt, key)
+            refresh_path(self.path)
+            if self._is_prepared(key):
+                return None
+            refuse_irreplaceable(self.path, inspect_dir(self.path, key), self._control)
+            stack.enter_context(building(held.owner.token))
+            return BuildAttempt(self.path, self._control, key, held, attempt)
+
+    def _raise_failure(self, awaited: set[str], attempt: str, key: str) -> None:
+        failure = find_failure(self._control, awaited, attempt, key)
+        if failure is not None:
+            raise failure.error()
+
+    def _clean_up(self, lease: Lease, key: str) -> None:
+        """Remove what processes left that died, after their commit perhaps."""
+        with suppress(OSError):  # the prepared directory may be all that this process can see or write
+            if self._control.exists():
+                owner = lease.owner()
+                if owner is None or lease.is_expired(owner, StallDetector()):
+                    with lease.acquire(owner) as held:
+                        if held is not None:
+                            BuildAttempt(self.path, self._control, key, held).clean_up()
+
+    def _is_prepared(self, key: str) -> bool:
+        state = inspect_dir(self.path, key)
+        if state is DirState.FOREIGN:
+            refuse_foreign_files(self.path, state)
+        return state is DirState.VALID
+
+
+class _Entered(threading.local):
+    """The builds that a thread has entered by ``with``, the innermost last."""
+
+    def __init__(self) -> None:
+        self.attempts: list[tuple[ExitStack, BuildAttempt | None]] = []

@@ -1,0 +1,141 @@
+"""Publish a build by one rename; what was prepared there before is moved aside first and removed afterwards."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+import secrets
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+from rankfeed.errors import PrepareError, listed
+from rankfeed.prepare.layout import may_write, new_kept_dir
+from rankfeed.prepare.marker import DirState, foreign_files, read_marker, refuse_foreign_files
+from rankfeed.storage import fsync_dir
+
+_log = logging.getLogger("rankfeed")
+#: Prefixes of directories in the control directory: moved aside and to be looked at, and to be removed.
+_OLD, _GARBAGE = "old-", "garbage-"
+_TOKEN_BYTES = 8
+#: Errors of a directory that cannot be moved. EACCES need not be one: on SMB the target may be non-empty.
+_IMMOVABLE = (errno.EBUSY, errno.EXDEV, errno.EPERM)
+
+
+def _new(control: Path, prefix: str) -> Path:
+    return control / f"{prefix}{secrets.token_hex(_TOKEN_BYTES)}"
+
+
+def _has_prefix(name: str, prefix: str) -> bool:
+    return re.fullmatch(f"{prefix}[0-9a-f]{{{2 * _TOKEN_BYTES}}}", name) is not None
+
+
+def refuse_irreplaceable(path: Path, state: DirState, control: Path) -> None:
+    """Check, before a long build, that its result can be published.
+
+    Args:
+        path: of the directory to prepare.
+        state: of it.
+        control: directory that it would be moved to, on the same file system.
+    """
+    refuse_foreign_files(path, state)
+    found = ""
+    if os.path.ismount(path):
+        found = "a file system is mounted there"
+    elif state is not DirState.ABSENT:
+        found = why_immovable(path, control)
+    if found:
+        raise PrepareError(
+            "cannot replace the directory",
+            found=found,
+            where=path,
+            remedy="prepare a directory inside it, or another one; a directory cannot be moved if it is mounted, "
+            "belongs to another user, is read-only or comes with a container image",
+        )
+
+
+def why_immovable(path: Path, control: Path) -> str:
+    """Why a directory cannot be moved, by trying a move that always fails: onto a directory that is not empty."""
+    full = _new(control, _GARBAGE)
+    full.mkdir()
+    file = full / ".rankfeed-trial"
+    try:
+        file.touch()
+        os.rename(path, full)
+    except OSError as error:
+        immovable = error.errno in _IMMOVABLE or (error.errno == errno.EACCES and not may_write(path))
+        return error.strerror or str(error) if immovable else ""
+    else:  # a file system that does not follow the rules
+        file.unlink(missing_ok=True)
+        os.rename(full, path)
+        return ""
+    finally:
+        remove(full)
+
+
+def swap_dir(staging: Path, path: Path, control: Path) -> None:
+    """Publish a build whose marker is written.
+
+    Files of the replaced directory that a reader holds open stay readable. Between the renames, nothing is there.
+    """
+    old = _new(control, _OLD)
+    moved = False
+    if os.path.lexists(path) and read_marker(path) is not None:
+        os.rename(path, old)
+        moved = True
+    try:
+        os.rename(staging, path)  # an empty directory is replaced
+    except BaseException:
+        if moved:
+            with suppress(OSError):
+                os.rename(old, path)
+        raise
+    fsync_dir(path.parent)
+    if moved:
+        _remove_old(old, path)
+
+
+def remove_leftovers(control: Path, path: Path) -> None:
+    """Remove what processes that were killed had moved aside."""
+    for each in control.iterdir():
+        if _has_prefix(each.name, _OLD):
+            _remove_old(each, path)
+        elif _has_prefix(each.name, _GARBAGE):
+            remove(each)
+
+
+def _remove_old(old: Path, path: Path) -> None:
+    """Remove a replaced directory; if others wrote into it meanwhile, keep it, since the new one is in use."""
+    try:
+        names = foreign_files(old)
+    except OSError as error:
+        names = [str(error)]
+    if not names:
+        discard(old)
+        return
+    kept = new_kept_dir(path)
+    with suppress(OSError):  # another process did the same
+        os.rename(old, kept)
+        _log.warning("files were written into %s while it was replaced: kept %s in %s", path, listed(names), kept)
+
+
+def discard(directory: Path) -> None:
+    """Remove a directory, renamed first, so that no process can commit half of it."""
+    garbage = _new(directory.parent, _GARBAGE)
+    with suppress(OSError):
+        os.rename(directory, garbage)
+        remove(garbage)
+
+
+def remove(directory: Path) -> None:
+    """Remove a directory tree as far as possible, including directories that were made read-only."""
+    with suppress(OSError):
+        os.chmod(directory, 0o700)
+    for place, folders, _ in os.walk(directory):
+        for inner in folders:
+            if not os.path.islink(path := os.path.join(place, inner)):
+                with suppress(OSError):
+                    os.chmod(path, 0o700)  # before it is walked into
+    shutil.rmtree(directory, ignore_errors=True)

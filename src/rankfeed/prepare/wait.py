@@ -1,0 +1,121 @@
+"""Reports of a process that waits for another one's build, and its timeout."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+
+from rankfeed.errors import PrepareError, RankfeedError
+from rankfeed.prepare.layout import BUILD_PREFIX
+from rankfeed.storage.lease import LeaseOwner
+from rankfeed.topology import Topology
+
+_log = logging.getLogger("rankfeed")
+#: Seconds until the first report in the log, doubled after each; and between reports at a terminal.
+_FIRST_REPORT, _REDRAW = 5.0, 1.0
+#: Largest part of the time that may be spent on measuring the progress of the build.
+_MEASURING = 0.05
+#: Seconds between two looks at the file system: at first and at most. In large jobs it is longer, since all ranks
+#: look at one file system: that many looks a second over all of them.
+_FIRST_PAUSE, _MAX_PAUSE, _LOOKS_PER_SECOND = 0.01, 0.5, 500
+
+
+class WaitReporter:
+    """Reports for which process this one waits: a status line at a terminal of its own, else lines in the log.
+
+    Of the ranks of a node only one reports.
+
+    Args:
+        path: of the directory that is awaited.
+        timeout: seconds; None: no limit.
+    """
+
+    def __init__(self, path: Path, timeout: float | None) -> None:
+        self._path, self._timeout = path, timeout
+        self._began = time.monotonic()
+        self.label, self.local_rank, world_size = "", -1, 1
+        with suppress(RankfeedError):
+            topology = Topology.detect()
+            if topology.world_size > 1:
+                world_size, self.local_rank = topology.world_size, topology.local_rank
+                self.label = f"rank {topology.rank} of {world_size}"
+        alone = not self.label and threading.current_thread() is threading.main_thread()
+        self._draws = alone and sys.stderr is not None and sys.stderr.isatty()
+        self._next = _REDRAW if self._draws else _FIRST_REPORT
+        self._pause, self._max_pause = _FIRST_PAUSE, max(_MAX_PAUSE, world_size / _LOOKS_PER_SECOND)
+        self._status: Any = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def wait(self, owner: LeaseOwner, control: Path) -> None:
+        """Report if it is time to, then sleep until the next look, longer each time."""
+        waited = time.monotonic() - self._began
+        if self._timeout is not None and waited >= self._timeout:
+            raise PrepareError(
+                f"timed out after {self._timeout:g} s waiting for the build",
+                found=f"{owner} is building, {_progress(control)}",
+                where=self._path,
+                remedy="raise timeout=, or end that process: another one takes over",
+            )
+        if waited >= self._next:
+            self._next = waited + _REDRAW if self._draws else self._next * 2
+            if self._reports(owner):
+                self._report(owner, control, waited)
+        time.sleep(self._pause)
+        self._pause = min(self._max_pause, self._pause * 1.5)
+
+    def _reports(self, owner: LeaseOwner) -> bool:
+        """Whether this process has the lowest local rank of those that wait on its node."""
+        first = 1 if owner.host == socket.gethostname() and owner.local_rank == 0 else 0
+        return self.local_rank in (-1, first)
+
+    def _report(self, owner: LeaseOwner, control: Path, waited: float) -> None:
+        who = f"{self.label}: waiting" if self.label else "waiting"
+        text = (
+            f"{who} for {owner} to build {self._path}{_since(owner)}: {_progress(control)}, waited {waited:.0f} s"
+        )
+        if owner.is_local and owner.is_current_process:
+            text += "; that is this process: a build function must not wait for threads that wait for the build"
+        if not self._draws:
+            _log.warning("%s", text)
+            return
+        from rich.console import Console
+        from rich.text import Text
+
+        if self._status is None:
+            self._status = Console(stderr=True).status("")
+            self._status.start()
+        self._status.update(Text(text))
+        took = time.monotonic() - self._began - waited
+        self._next = max(self._next, waited + took / _MEASURING)
+
+
+def _since(owner: LeaseOwner) -> str:
+    with suppress(ValueError, OverflowError, OSError):  # a clock may have any value
+        if owner.since:
+            return f" since {time.strftime('%H:%M:%S', time.localtime(owner.since))}"
+    return ""
+
+
+def _progress(control: Path) -> str:
+    """Number and size of the files of unfinished builds."""
+    count = nbytes = 0
+    for build in control.glob(f"{BUILD_PREFIX}*"):
+        for place, _, names in os.walk(build):
+            for name in names:
+                with suppress(OSError):
+                    nbytes += os.lstat(os.path.join(place, name)).st_size
+                    count += 1
+    return f"{count} files and {nbytes / 1e6:,.1f} MB so far"

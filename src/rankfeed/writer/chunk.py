@@ -1,0 +1,336 @@
+"""Rows in memory on their way into a shard.
+
+Whether a column is dense or ragged, and of which type, is known only after the last row. So the rows of a chunk
+are laid out as they need, and chunks that differ are joined: dense columns become ragged, narrow types wide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rankfeed.columns import Column, ColumnBuffer, Columns, Dense, Field, Objects, as_array
+from rankfeed.errors import ArgumentError, WriteError
+from rankfeed.storage import digest_of
+
+Fields = Mapping[str, Field]
+
+#: Rows and bytes of a chunk.
+BATCH_ROWS, BATCH_BYTES = 256, 1 << 20
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some rows in memory.
+
+    Args:
+        rows: how many.
+        fields: of the columns.
+        columns: laid out as the fields say.
+    """
+
+    rows: int
+    fields: dict[str, Field]
+    columns: dict[str, ColumnBuffer]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all columns."""
+        return sum(stored.nbytes for stored in self.columns.values())
+
+    @property
+    def digest(self) -> str:
+        """Checksum of the rows."""
+        pieces: list[bytes | memoryview] = []
+        for name, field in self.fields.items():
+            stored = self.columns[name]
+            pieces += [name.encode(), str(field).encode(), stored.values.reshape(-1).view(np.uint8).data]
+            if stored.offsets is not None:
+                pieces.append(stored.offsets.view(np.uint8).data)
+        return digest_of(str(self.rows).encode(), *pieces)
+
+    def converted(self, fields: Fields) -> Chunk:
+        """The same rows under wider fields, as `join_fields` returns them."""
+        columns = {
+            name: _converted(self.columns[name], self.fields[name], field, self.rows, f"field {name!r}")
+            for name, field in fields.items()
+        }
+        return Chunk(self.rows, dict(fields), columns)
+
+
+def chunks_of_samples(samples: Iterable[tuple[int, Any]], shard_bytes: int, noun: str) -> Iterator[Chunk]:
+    """Gather samples into chunks.
+
+    Args:
+        samples: dicts, each with the number that errors name.
+        shard_bytes: of the shards they are for; a chunk is an eighth at most.
+        noun: what errors call a sample.
+    """
+    limit = batch_bytes(shard_bytes)
+    waiting: list[tuple[int, dict[str, Any]]] = []
+    nbytes = 0
+    for number, sample in samples:
+        if not isinstance(sample, dict):
+            raise _not_dicts([sample], f"{noun} {number}")
+        row = {name: _value(name, value, f"{noun} {number}") for name, value in sample.items()}
+        waiting.append((number, row))
+        nbytes += sum(len(value) if isinstance(value, (bytes, str)) else value.nbytes for value in row.values())
+        if len(waiting) == BATCH_ROWS or nbytes >= limit:
+            yield _chunk_of_dicts(waiting, noun)
+            waiting, nbytes = [], 0
+    if waiting:
+        yield _chunk_of_dicts(waiting, noun)
+
+
+def batch_bytes(shard_bytes: int) -> int:
+    """Bytes of a chunk for shards of some size."""
+    return max(1, min(BATCH_BYTES, shard_bytes // 8))
+
+
+def _value(name: str, value: Any, where: str) -> Any:
+    if isinstance(value, str) and not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise WriteError("cannot encode text", found=error, where=f"{where}, field {name!r}") from error
+    if isinstance(value, (bytes, str)):
+        return value
+    if isinstance(value, (bytearray, memoryview)):
+        return bytes(value)
+    try:
+        array = np.array(as_array(name, value))  # a copy: an iterable may fill one array again and again
+        # An empty list fits any type, and bool is promoted to any other.
+        return array.astype(np.bool_) if isinstance(value, list) and not array.size else array
+    except ArgumentError as error:
+        raise _unstorable(error, f"{where}, field {name!r}") from error
+
+
+def _unstorable(error: ArgumentError, where: str) -> WriteError:
+    return WriteError(
+        f"cannot write a sample: {error.summary}",
+        expected=error.expected,
+        found=error.found,
+        where=where,
+        remedy=error.remedy,
+    )
+
+
+def _chunk_of_dicts(numbered: list[tuple[int, dict[str, Any]]], noun: str) -> Chunk:
+    where = f"{noun}s {numbered[0][0]} to {numbered[-1][0]}"
+    try:
+        return chunk_of(_columns([sample for _, sample in numbered], where), where)
+    except WriteError:
+        # Name the first sample that does not fit the ones before it.
+        fields = None
+        for number, sample in numbered:
+            one = chunk_of(_columns([sample], f"{noun} {number}"), f"{noun} {number}")
+            fields = one.fields if fields is None else join_fields(fields, one.fields, f"{noun} {number}")
+        raise
+
+
+def chunk_of(columns: Columns, where: str) -> Chunk:
+    """Copy the columns of a batch into memory.
+
+    Args:
+        columns: of any kind but objects.
+        where: the rows, for errors.
+    """
+    if not columns.as_dicts:
+        values = columns.samples()
+        if not all(isinstance(value, dict) for value in values):
+            raise _not_dicts(values, where)
+        columns = _columns(values, where)
+    if not columns:
+        raise WriteError("a sample has no fields", where=where)
+    fields, stored = {}, {}
+    for name, column in columns.items():
+        fields[name], stored[name] = _stored(name, column, where)
+    return Chunk(columns.num_rows, fields, stored)
+
+
+def _columns(samples: list[dict[str, Any]], where: str) -> Columns:
+    try:
+        return Columns.from_samples(samples)
+    except ArgumentError as error:
+        raise _unstorable(error, f"{where}, {error.where}" if error.where else where) from error
+
+
+def _not_dicts(values: Iterable[Any], where: str) -> WriteError:
+    kinds = sorted({type(value).__name__ for value in values if not isinstance(value, dict)})
+    return WriteError(
+        "samples must be dicts, since columns need names",
+        expected="a dict of numbers, arrays, strings and bytes",
+        found=", ".join(kinds),
+        where=where,
+        remedy='yield {"image": image, "label": label} instead of (image, label)',
+    )
+
+
+def _stored(name: Any, column: Column, where: str) -> tuple[Field, ColumnBuffer]:
+    place = f"{where}, field {name!r}"
+    if type(name) is not str or not name or not _is_encodable(name):
+        raise WriteError("a field name must be a non-empty str", found=repr(name), where=where)
+    if isinstance(column, Objects):
+        raise WriteError(
+            "Python objects cannot be written: reading them would run code",
+            found=", ".join(sorted({type(value).__name__ for value in column.rows()})),
+            where=place,
+            remedy="convert them to numbers, arrays, strings or bytes",
+        )
+    if isinstance(column, Dense):
+        stored = ColumnBuffer(_native(column.gather()))
+    else:
+        values, offsets = column.compact()  # type: ignore[attr-defined]
+        stored = ColumnBuffer(_native(values), offsets)
+    field = column.field
+    if field.kind in ("bytes", "str"):
+        return field, stored
+    dtype = stored.values.dtype
+    if dtype.itemsize > (16 if dtype.kind == "c" else 8):
+        raise WriteError("Arrow has no type for this dtype", found=dtype, where=place)
+    field = Field(field.kind, dtype.name, field.shape)
+    if field.kind == "dense" and field.shape[:1] == (0,):
+        # Arrow's fixed-size lists have at least one element.
+        wide = Field("ragged", field.dtype, field.shape[1:])
+        stored, field = _converted(stored, field, wide, len(column)), wide
+    if 0 in field.shape:
+        raise WriteError("arrays with an inner dimension of 0 cannot be written", found=field, where=place)
+    return field, stored
+
+
+def _is_encodable(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _native(array: Any) -> Any:
+    return np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
+
+
+def concat_chunks(chunks: list[Chunk]) -> Chunk:
+    """One chunk with the rows of several, in order. Their columns are released as they are joined."""
+    if len(chunks) == 1:
+        return chunks[0]
+    fields: Fields = chunks[0].fields
+    for chunk in chunks[1:]:
+        fields = join_fields(fields, chunk.fields, "")
+    rows = sum(chunk.rows for chunk in chunks)
+    columns = {}
+    for name, field in fields.items():
+        parts = [
+            _converted(chunk.columns.pop(name), chunk.fields[name], field, chunk.rows, f"field {name!r}")
+            for chunk in chunks
+        ]
+        offsets = None
+        if field.kind != "dense":
+            lengths = [np.diff(part.offsets) for part in parts if part.offsets is not None]
+            offsets = np.zeros(rows + 1, np.int64)
+            np.cumsum(np.concatenate(lengths), out=offsets[1:])
+        columns[name] = ColumnBuffer(np.concatenate([part.values for part in parts]), offsets)
+    return Chunk(rows, dict(fields), columns)
+
+
+def gather_shards(chunks: Iterable[Chunk], limit: int) -> Iterator[Chunk]:
+    """Join chunks into shards, each ending with the chunk that brings it to ``limit`` bytes."""
+    gathered: list[Chunk] = []
+    nbytes = row = 0
+    fields = None
+    for chunk in chunks:
+        where = f"row {row} or one of the {chunk.rows - 1} after it"
+        fields = chunk.fields if fields is None else join_fields(fields, chunk.fields, where)
+        row += chunk.rows
+        gathered.append(chunk)
+        nbytes += chunk.nbytes
+        del chunk
+        if nbytes >= limit:
+            joined = concat_chunks(gathered)
+            gathered, nbytes = [], 0  # released before a shard is written, which takes a while
+            yield joined
+            del joined
+    if gathered:
+        joined = concat_chunks(gathered)
+        gathered.clear()
+        yield joined
+
+
+def join_fields(one: Fields, other: Fields, where: str) -> dict[str, Field]:
+    """The fields of columns that hold the rows of both.
+
+    Examples:
+        >>> join_fields({"x": Field("dense", "int32", (3,))}, {"x": Field("dense", "int64", (5,))}, "row 7")
+        {'x': Field(kind='ragged', dtype='int64', shape=())}
+    """
+    if one.keys() != other.keys():
+        raise WriteError(
+            "samples have different fields",
+            expected=", ".join(map(repr, one)),
+            found=", ".join(map(repr, other)),
+            where=where or None,
+            remedy="give every sample the same keys",
+        )
+    return {
+        name: field if field == other[name] else _join(name, field, other[name], where)
+        for name, field in one.items()
+    }
+
+
+def _join(name: str, one: Field, other: Field, where: str) -> Field:
+    problem = WriteError(
+        f"values of field {name!r} do not fit into one column",
+        expected=one,
+        found=other,
+        where=where or None,
+        remedy="make types and all dimensions but the first agree",
+    )
+    if not {one.kind, other.kind} <= {"dense", "ragged"}:
+        raise problem
+    dtype = np.promote_types(one.dtype, other.dtype)
+    if dtype.kind == "f" and np.dtype(one.dtype).kind in "iu" and np.dtype(other.dtype).kind in "iu":
+        raise problem  # int64 and uint64 would become float64 and lose digits
+    if one.kind == other.kind and one.shape == other.shape:
+        return Field(one.kind, dtype.name, one.shape)
+    inner = []
+    for field in (one, other):
+        if field.kind == "dense" and not field.shape:
+            raise problem  # a number is not a sequence
+        inner.append(field.shape if field.kind == "ragged" else field.shape[1:])
+    if inner[0] != inner[1]:
+        raise problem
+    return Field("ragged", dtype.name, inner[0])
+
+
+def is_lossless(values: Any, dtype: np.dtype[Any]) -> bool:
+    """Whether integers keep their values under another type.
+
+    Examples:
+        >>> is_lossless(np.array([2**53]), np.dtype("float64")), is_lossless(np.array([2**53 + 1]), np.dtype("f8"))
+        (True, False)
+    """
+    if values.dtype.kind not in "iu" or values.dtype.itemsize < 8 or dtype.kind not in "fc":
+        return True
+    wide = values.astype(np.float64)
+    # Beyond the type's own range, what comes back depends on the machine.
+    return bool((wide < float(np.iinfo(values.dtype).max)).all() and (wide.astype(values.dtype) == values).all())
+
+
+def _converted(stored: ColumnBuffer, old: Field, new: Field, rows: int, where: str = "") -> ColumnBuffer:
+    if old == new:
+        return stored
+    if not is_lossless(stored.values, np.dtype(new.dtype)):
+        raise WriteError(
+            "integers and floats do not fit into one column: float64 cannot hold all digits of the integers",
+            where=where or None,
+            remedy="convert them with map=..., or use separate fields",
+        )
+    values, offsets = stored.values.astype(new.dtype, copy=False), stored.offsets
+    if new.kind == "ragged" and offsets is None:
+        length = old.shape[0]
+        values = values.reshape(rows * length, *new.shape)
+        offsets = np.arange(rows + 1, dtype=np.int64) * length
+    return ColumnBuffer(values, offsets)

@@ -1,0 +1,302 @@
+"""Write a dataset from the request to the manifest, whichever runner executes the tasks."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from rankfeed._util.progress import progress_bar
+from rankfeed.errors import RankfeedError, WriteError, listed
+from rankfeed.plan import Plan
+from rankfeed.sources import PackedSource, Source
+from rankfeed.sources.open import STAGING_NAME
+from rankfeed.storage import MANIFEST_NAME, Manifest, digest_of
+from rankfeed.writer.chunk import Chunk, Fields, gather_shards, join_fields
+from rankfeed.writer.journal import ORIGIN_SEPARATOR, commit, complete_commit
+from rankfeed.writer.runners import Runner
+from rankfeed.writer.sample_map import SampleMap
+from rankfeed.writer.staging import (
+    Part,
+    begin,
+    clear,
+    forget_task,
+    is_intact,
+    is_resumable,
+    lock_staging,
+    widened,
+    write_part,
+)
+from rankfeed.writer.tasks import WriteJob, chunks_of_iterable, chunks_of_task, partition
+
+#: Changes if the same input would be written as different bytes.
+_LAYOUT = "3"
+#: Between the digits of an origin for the rows and those for their order and shards.
+_LAYOUT_SEPARATOR = "."
+
+
+@dataclass(frozen=True)
+class WriteRequest:
+    """The checked arguments of `write`."""
+
+    given: Source | Iterable[dict[str, Any]]
+    dest: Path
+    shard_bytes: int
+    progress: bool
+    resume: bool
+    sample_map: SampleMap | None
+    plan: Plan | None
+    append: bool
+    key: str
+
+    @cached_property
+    def origin(self) -> str:
+        """Digits that identify the rows and their layout; empty if only the rows themselves do."""
+        identified = isinstance(self.given, Source) and self.given.identified and self.sample_map is None
+        return self.digest if self.key or identified else ""
+
+    @cached_property
+    def digest(self) -> str:
+        """Digits of all that can be told of the request without reading rows."""
+        plan = self.plan.fingerprint if self.plan else ""
+        facts = [_LAYOUT, self.given.fingerprint if isinstance(self.given, Source) else "", self.key]
+        if self.sample_map is not None:
+            batch = self.sample_map.batch
+            facts += ["map", str(batch), str(self.sample_map.seed), plan if batch else ""]
+        layout = digest_of(str(self.shard_bytes).encode(), plan.encode())
+        return digest_of(*(fact.encode() for fact in facts)) + _LAYOUT_SEPARATOR + layout[:16]
+
+    def is_in(self, manifest: Manifest) -> bool:
+        """Whether a dataset contains the rows, in whatever layout."""
+        rows = self.origin.split(_LAYOUT_SEPARATOR)[0]
+        origins = manifest.origin.split(ORIGIN_SEPARATOR)
+        return bool(rows) and any(each.split(_LAYOUT_SEPARATOR)[0] == rows for each in origins)
+
+    def job(self, name: str, staging: Path, step: Callable[[], object], batch: int = 1) -> WriteJob:
+        """The job for a source."""
+        assert isinstance(self.given, Source)
+        return WriteJob(name, self.given, staging, self.shard_bytes, batch, self.sample_map, self.plan, step)
+
+
+def coordinate(request: WriteRequest, runner: Runner) -> PackedSource:
+    """Write the dataset, as the only process that does so in this directory."""
+    dest = request.dest
+    try:
+        check_destination(dest, append=request.append)
+        is_new = not dest.exists() or not any(path.name != STAGING_NAME for path in dest.iterdir())
+        try:
+            with lock_staging(dest) as staging:
+                try:
+                    with runner.session(staging), _progress_bar(request) as advance:
+                        _write(request, runner, staging, advance)
+                    return PackedSource(dest)
+                finally:
+                    # What a second call continues stays.
+                    if not is_resumable(staging) and (is_new or (dest / MANIFEST_NAME).exists()):
+                        with suppress(OSError):
+                            clear(staging, ranks=True)
+        except BaseException:
+            if is_new:
+                with suppress(OSError):  # not empty
+                    dest.rmdir()
+            raise
+    except OSError as error:
+        if isinstance(error, RankfeedError):
+            raise
+        raise WriteError(
+            "cannot write the dataset",
+            found=error,
+            where=dest,
+            remedy="free disk space or choose another directory; called again, write continues where it stopped",
+        ) from error
+
+
+def check_destination(dest: Path, *, append: bool) -> None:
+    """Raise WriteError if the destination contains other files, or no dataset to append to."""
+    finished = (dest / MANIFEST_NAME).exists()
+    if append and not finished:
+        raise _nothing_to_append_to(dest)
+    if not dest.exists() or finished or (dest / STAGING_NAME).is_dir():
+        return
+    if not dest.is_dir():
+        raise WriteError("the destination is not a directory", where=dest)
+    names = sorted(os.listdir(dest))
+    if names:
+        raise WriteError(
+            "the destination contains other files",
+            expected="no directory, an empty one, or one with an unfinished write",
+            found=listed(names),
+            where=dest,
+            remedy="choose another directory",
+        )
+
+
+def _nothing_to_append_to(dest: Path) -> WriteError:
+    return WriteError(
+        "there is no finished dataset to append to",
+        expected=f"a directory with a {MANIFEST_NAME}",
+        where=dest,
+        remedy="write the first data without append=True, and let an unfinished write finish first",
+    )
+
+
+def _progress_bar(request: WriteRequest) -> Any:
+    total = len(request.given) if isinstance(request.given, Source) else None
+    return progress_bar("writing", total, enabled=request.progress)
+
+
+def _write(request: WriteRequest, runner: Runner, staging: Path, advance: Callable[[int], None]) -> None:
+    origin = request.origin
+    complete_commit(staging, runner.step)
+    base: Manifest | None = None
+    if (request.dest / MANIFEST_NAME).exists():
+        existing = PackedSource(request.dest)
+        if not request.append:
+            _compare(existing, request, runner, advance)
+            return
+        base = existing.manifest
+        if request.is_in(base):
+            clear(staging)
+            return
+    elif request.append:
+        raise _nothing_to_append_to(request.dest)
+    stamp = origin if base is None else digest_of(b"append", base.fingerprint.encode(), origin.encode())
+    begin(staging, stamp, resume=request.resume)
+    # Records of an earlier run are used if they are certain to be of the same rows.
+    parts = _write_parts(request, runner, stamp if origin else secrets.token_hex(16), staging, advance)
+    if not parts:
+        which = "map returned no samples" if request.sample_map else "there are no samples"
+        raise WriteError(f"{which} to write", where=request.dest)
+    try:
+        fields = _common_fields(parts, None if base is None else base.fields)
+        wide = []
+        for part in parts:
+            runner.step()
+            wide.append(widened(staging, part, fields))
+    except WriteError:
+        if base is not None:
+            clear(staging)  # the rows will never fit
+        raise
+    commit(staging, wide, fields, origin, base, runner.step)
+
+
+def _write_parts(
+    request: WriteRequest, runner: Runner, name: str, staging: Path, advance: Callable[[int], None]
+) -> list[Part]:
+    """Write all rows; the staged shards in order."""
+    given, parts = request.given, []
+    if not isinstance(given, Source):
+        chunks = chunks_of_iterable(given, request.sample_map, request.shard_bytes)
+        for number, chunk in enumerate(gather_shards(chunks, request.shard_bytes)):
+            parts.append(write_part(staging, 0, number, chunk))
+            advance(chunk.rows)
+        return parts
+    found = partition(request.job(name, staging, runner.step))
+    # Records name a task by its number: those of another partition must not be used.
+    name = digest_of(name.encode(), repr(found).encode())
+    done: dict[int, list[Part]] = {}
+    for task, written in runner.run(request.job(name, staging, runner.step, found.batch), found.tasks):
+        if task.number not in done:
+            advance(task.stop - task.start)
+        done[task.number] = written
+    if runner.is_remote:
+        _check_parts(staging, name, done)
+    parts = [part for task in found.tasks for part in done[task.number]]
+    rows = sum(part.shard.rows for part in parts)
+    if request.sample_map is None and rows != len(given):
+        raise WriteError(
+            "the source returned a different number of rows than its length",
+            expected=len(given),
+            found=rows,
+            where=request.dest,
+            remedy="if it changed while it was read, call write again",
+        )
+    return parts
+
+
+def _check_parts(staging: Path, name: str, done: dict[int, list[Part]]) -> None:
+    """Read all shards that other machines wrote; a damaged one is forgotten, so that the next call writes it."""
+
+    def damaged(task: int) -> str | None:
+        for part in done[task]:
+            if not is_intact(staging, part):
+                forget_task(staging, task, name)
+                return part.shard.path
+        return None
+
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # reading and hashing release the GIL
+        bad = [path for path in pool.map(damaged, done) if path is not None]
+    if bad:
+        raise WriteError(
+            "shards differ from what was written",
+            expected="the checksums recorded by the processes that wrote them",
+            found=listed(bad),
+            where=staging.parent,
+            remedy="call write again, which replaces them; if it happens again, check the file system",
+        )
+
+
+def _common_fields(parts: list[Part], base: Fields | None) -> Fields:
+    """The fields that hold all rows; those of the base, if there is one, stay as they are."""
+    fields: Fields = parts[0].needed
+    row = 0
+    for part in parts:
+        fields = join_fields(fields, part.needed, f"rows {row} to {row + part.shard.rows - 1}")
+        row += part.shard.rows
+    if base is None:
+        return fields
+    joined = join_fields(base, fields, "the rows to append")
+    if joined != base:
+        name = next(name for name in base if joined[name] != base[name])
+        raise WriteError(
+            "cannot append: the rows do not fit into the columns of the dataset",
+            expected=f"{base[name]} in field {name!r}",
+            found=fields[name],
+            remedy="convert them (map=...), or write old and new data together into another directory",
+        )
+    return base
+
+
+def _compare(
+    existing: PackedSource, request: WriteRequest, runner: Runner, advance: Callable[[int], None]
+) -> None:
+    """Check that a finished dataset is what would be written."""
+    problem = partial(
+        WriteError,
+        where=existing.path,
+        remedy="remove the directory or choose another one: a finished dataset is never overwritten "
+        "(append=True adds to it)",
+    )
+    if not request.resume:
+        raise problem("the destination contains a finished dataset")
+    if request.origin or existing.manifest.origin:
+        if request.origin != existing.manifest.origin:
+            raise problem("the destination contains a dataset of another input, or written with other arguments")
+        return
+    # Only the rows themselves identify this input.
+    shards = existing.manifest.shards
+    for number, (chunk, shard) in enumerate(zip_longest(_shards_to_write(request, runner), shards)):
+        if chunk is None or shard is None or chunk.digest != shard.content:
+            raise problem(
+                "the destination contains a dataset of other rows, or written with other arguments",
+                found=f"the first difference is in shard {number}",
+            )
+        advance(chunk.rows)
+
+
+def _shards_to_write(request: WriteRequest, runner: Runner) -> Iterator[Chunk]:
+    given, limit = request.given, request.shard_bytes
+    if not isinstance(given, Source):
+        yield from gather_shards(chunks_of_iterable(given, request.sample_map, limit), limit)
+        return
+    found = partition(request.job("", Path(), runner.step))
+    job = request.job("", Path(), runner.step, found.batch)
+    for task in found.tasks:
+        yield from gather_shards(chunks_of_task(job, task), 2 * limit)

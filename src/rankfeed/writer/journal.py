@@ -1,0 +1,147 @@
+"""Commit of a written dataset: the staged shards get their final names, then the manifest is replaced.
+
+The renames are written to a journal first. The next call that finds the journal of a process that was killed
+completes the commit, whatever it was called for, so a commit happens once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from rankfeed.errors import WriteError
+from rankfeed.storage import (
+    MANIFEST_NAME,
+    Manifest,
+    ShardInfo,
+    check_data_name,
+    fsync_dir,
+    load_manifest,
+    write_atomic,
+)
+from rankfeed.storage.decodable import decodable
+from rankfeed.writer.chunk import Fields
+from rankfeed.writer.staging import JOURNAL_NAME, Part, clear
+
+#: Between the origins of what a dataset was written from and what was appended to it.
+ORIGIN_SEPARATOR = "+"
+
+
+@decodable
+class CommitJournal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The renames of a commit.
+
+    Args:
+        manifest: of the committed dataset.
+        staged: names of the staged shards, in the order of the last shards of the manifest.
+    """
+
+    manifest: Manifest
+    staged: list[str]
+
+    @property
+    def old(self) -> list[ShardInfo]:
+        """Shards that were there before."""
+        return self.manifest.shards[: len(self.manifest.shards) - len(self.staged)]
+
+    @property
+    def new(self) -> list[ShardInfo]:
+        """Shards that are renamed."""
+        return self.manifest.shards[len(self.manifest.shards) - len(self.staged) :]
+
+
+def commit(
+    staging: Path,
+    parts: list[Part],
+    fields: Fields,
+    origin: str,
+    base: Manifest | None,
+    step: Callable[[], object],
+) -> None:
+    """Publish staged shards.
+
+    Args:
+        staging: the directory.
+        parts: all with these fields, in the order of their rows.
+        fields: of the dataset.
+        origin: of these rows, for the manifest.
+        base: manifest of the dataset that they are appended to; its shards stay as they are.
+        step: called with each rename.
+    """
+    shards = [] if base is None else list(base.shards)
+    taken = {shard.path for shard in shards}
+    number = len(shards)
+    for part in parts:
+        while (name := f"shard-{number:05d}.arrow") in taken:
+            number += 1
+        taken.add(name)
+        shards.append(msgspec.structs.replace(part.shard, path=name))
+    total = sum(shard.rows for shard in shards)
+    origins = origin if base is None else base.origin + ORIGIN_SEPARATOR + origin
+    manifest = Manifest(num_rows=total, fields=dict(fields), shards=shards, origin=origins)
+    journal = CommitJournal(manifest, [part.shard.path for part in parts])
+    write_atomic(staging / JOURNAL_NAME, msgspec.json.encode(journal))
+    if not complete_commit(staging, step):
+        raise WriteError(
+            "cannot commit: files of this call, or of the dataset it appends to, are gone",
+            expected=f"the files of this call in {staging}",
+            where=staging.parent,
+            remedy="make sure that no other program removes them, and call write again",
+        )
+
+
+def complete_commit(staging: Path, step: Callable[[], object]) -> bool:
+    """Complete the commit in the journal; False if there is none that can be completed."""
+    dest, journal = staging.parent, _read_journal(staging / JOURNAL_NAME)
+    if journal is None:
+        return False
+    if _committed_shards(dest) != journal.manifest.shards:
+        if not _can_complete(staging, journal, step):
+            (staging / JOURNAL_NAME).unlink()
+            return False
+        for staged, shard in zip(journal.staged, journal.new, strict=True):
+            if (staging / staged).exists():  # else it was renamed before the interruption
+                os.replace(staging / staged, dest / shard.path)
+            step()
+        fsync_dir(dest)
+        write_atomic(dest / MANIFEST_NAME, journal.manifest.encode())
+    clear(staging)
+    return True
+
+
+def _can_complete(staging: Path, journal: CommitJournal, step: Callable[[], object]) -> bool:
+    """Whether the dataset is the one that the commit began with, and each shard is at one of its two places."""
+    dest = staging.parent
+    if _committed_shards(dest) != journal.old:
+        return False
+    places = [(dest / shard.path, shard) for shard in journal.old]
+    places += [(staging / staged, shard) for staged, shard in zip(journal.staged, journal.new, strict=True)]
+    for path, shard in places:
+        step()
+        if not any(_size(each) == shard.bytes for each in (path, dest / shard.path)):
+            return False
+    return True
+
+
+def _committed_shards(dest: Path) -> list[ShardInfo]:
+    return load_manifest(dest).shards if (dest / MANIFEST_NAME).exists() else []
+
+
+def _read_journal(path: Path) -> CommitJournal | None:
+    try:
+        journal = msgspec.json.decode(path.read_bytes(), type=CommitJournal)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+    for name in (*journal.staged, *(shard.path for shard in journal.manifest.shards)):
+        check_data_name(name, path)
+    return journal
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return -1

@@ -1,0 +1,113 @@
+"""The user's ``map`` function, applied to samples before they are written.
+
+Its result may depend on the sample and on the generator passed to it, and on nothing else: then the shards are the
+same in whatever process and order it is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rankfeed._util.validate import check_callable
+from rankfeed.errors import WriteError, safe_str
+from rankfeed.plan import RngStreams, wants_rng
+
+
+@dataclass(frozen=True)
+class SampleMap:
+    """A function of a sample, or of a list of samples, that returns no sample, one or several.
+
+    Args:
+        function: called with a generator as well if it takes a second argument.
+        batch: number of samples in a list; 0: called with a sample.
+        seed: of the generators.
+
+    Examples:
+        >>> twice = SampleMap(lambda sample: [sample, sample])
+        >>> list(twice.apply([(7, {"x": 1})]))
+        [(7, {'x': 1}), (7, {'x': 1})]
+        >>> list(SampleMap(lambda samples: samples[1:], batch=2).apply(enumerate([{"x": 1}, {"x": 2}, {"x": 3}])))
+        [(0, {'x': 2})]
+    """
+
+    function: Callable[..., Any]
+    batch: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_callable("map", self.function)
+
+    def apply(self, samples: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
+        """Call the function.
+
+        Args:
+            samples: each with its id.
+
+        Yields:
+            The new samples, each with the id of the sample it was made of, or of the first one of the batch.
+        """
+        # The name is part of the keys: the same seed gives the same generators as ever.
+        streams = RngStreams("pack", self.seed, 0) if wants_rng(self.function) else None
+        for first, given, where in self._calls(samples):
+            arguments = (given,) if streams is None else (given, streams.generator(first))
+            for sample in self._results(arguments, where):
+                yield first, sample
+
+    def _results(self, arguments: tuple[Any, ...], where: str) -> Iterator[Any]:
+        """The samples of one call, one by one: they need not fit into memory."""
+        try:
+            result = self.function(*arguments)
+            if isinstance(result, dict):
+                yield result
+            elif result is not None:
+                yield from _iterate(result)
+        except _InvalidResult as invalid:
+            raise WriteError(
+                "map returned something other than samples",
+                expected="a dict, None, or several dicts (a list, a generator)",
+                found=str(invalid),
+                where=where,
+            ) from None
+        except (Exception, SystemExit) as error:
+            raise WriteError(
+                "map raised an error",
+                found=f"{type(error).__name__}: {safe_str(error)}",
+                where=where,
+                remedy="fix the function, and change its key if it has one; or return None to leave samples out",
+            ) from error
+
+    def _calls(self, samples: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, Any, str]]:
+        """First id, argument and description of each call."""
+        if not self.batch:
+            yield from ((number, sample, f"sample {number}") for number, sample in samples)
+            return
+        waiting: list[tuple[int, Any]] = []
+        for each in samples:
+            waiting.append(each)
+            if len(waiting) == self.batch:
+                yield _batch(waiting)
+                waiting = []
+        if waiting:
+            yield _batch(waiting)
+
+
+class _InvalidResult(Exception):
+    """What the function returned is not a sample."""
+
+
+def _batch(waiting: list[tuple[int, Any]]) -> tuple[int, list[Any], str]:
+    first = waiting[0][0]
+    return first, [sample for _, sample in waiting], f"the batch of {len(waiting)} samples from sample {first} on"
+
+
+def _iterate(result: Any) -> Iterator[Any]:
+    if not isinstance(result, Iterable) or isinstance(result, (str, bytes, np.ndarray)):
+        raise _InvalidResult(type(result).__name__)
+    for sample in result:
+        if not isinstance(sample, dict):
+            raise _InvalidResult(f"a {type(result).__name__} that contains a {type(sample).__name__}")
+        yield sample

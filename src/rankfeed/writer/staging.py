@@ -1,0 +1,247 @@
+"""The staging directory of an unfinished dataset: shards under temporary names, and records of what is finished.
+
+Several processes may write the same shard at once: one that was taken for dead, and the one that took its place.
+So a staged shard is named by the checksum of its rows: files of one name have the same bytes whoever wrote them.
+The record of a task has the job in its name.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+
+from rankfeed.columns import Field
+from rankfeed.errors import WriteError
+from rankfeed.sources.open import STAGING_NAME
+from rankfeed.storage import (
+    ShardInfo,
+    atomic_file,
+    check_data_name,
+    digest_of,
+    file_digest,
+    make_directory,
+    map_file,
+    write_atomic,
+)
+from rankfeed.storage.arrow_shard import read_shard, write_shard
+from rankfeed.storage.decodable import decodable
+from rankfeed.storage.lease import HeldLease, Lease, StallDetector
+from rankfeed.writer.chunk import Chunk, Fields
+
+_log = logging.getLogger("rankfeed")
+#: Files: the job whose parts are staged, and the journal of the commit. Directory of the lease.
+JOB_NAME, JOURNAL_NAME, _LEASE = "job.json", "commit.json", "lease"
+#: About the bytes that a reader reads at once.
+_BLOCK_BYTES = 4 << 20
+#: Seconds between looks at a lease whose owner may be dead.
+_LOOK = 0.2
+
+
+@decodable
+class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A staged shard.
+
+    Args:
+        needed: fields as its rows need them.
+        fields: as they are stored; they differ if other parts needed wider ones.
+        shard: its entry in the manifest, with its name in the staging directory.
+    """
+
+    needed: dict[str, Field]
+    fields: dict[str, Field]
+    shard: ShardInfo
+
+
+@decodable
+class TaskRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A finished task.
+
+    Args:
+        job: name of the job.
+        parts: in order; none if the map function left no rows.
+    """
+
+    job: str
+    parts: list[Part]
+
+
+@contextmanager
+def lock_staging(dest: Path) -> Iterator[Path]:
+    """The staging directory, for one writer at a time; removed at the end if it is empty."""
+    staging = dest / STAGING_NAME
+    try:
+        with ExitStack() as stack:
+            _acquire(stack, staging)
+            yield staging
+    finally:
+        with suppress(OSError):
+            staging.rmdir()
+
+
+def _acquire(stack: ExitStack, staging: Path) -> HeldLease:
+    lease, stalls, began, reported = Lease(staging / _LEASE), StallDetector(), time.monotonic(), False
+    while True:
+        make_directory(staging)
+        owner = lease.owner()
+        if owner is None or lease.is_expired(owner, stalls):
+            held = lease.enter(stack, owner)
+            if held is not None:
+                return held
+            continue
+        if owner.has_ended is False or stalls.has_changed(owner.token):
+            raise WriteError(
+                "another process is writing to this directory",
+                found=owner,
+                where=staging.parent,
+                remedy="wait for it, or choose another directory",
+            )
+        if not reported and time.monotonic() - began > 2:
+            reported = True
+            text = "%s was writing to %s; waiting up to %.0f s to see whether it is alive"
+            _log.warning(text, owner, staging.parent, lease.duration)
+        time.sleep(_LOOK)
+
+
+def begin(staging: Path, origin: str, *, resume: bool) -> None:
+    """Prepare the staging directory for a job: keep the parts of its earlier runs, or start over."""
+    job = staging / JOB_NAME
+    if job.exists():
+        found = job.read_text()
+        if resume and found != origin and has_parts(staging):
+            raise WriteError(
+                "the destination contains an unfinished write of another input, or with other arguments",
+                where=staging.parent,
+                remedy="repeat the call that was interrupted, or start over with resume=False",
+            )
+        if resume and found == origin:
+            for leftover in staging.glob(".tmp-*"):
+                leftover.unlink(missing_ok=True)
+            return
+    clear(staging)
+    write_atomic(job, origin.encode())
+
+
+def has_parts(staging: Path) -> bool:
+    """Whether there are finished shards."""
+    return any(staging.glob("*.arrow"))
+
+
+def is_resumable(staging: Path) -> bool:
+    """Whether a second call could continue what is staged."""
+    return (staging / JOB_NAME).exists() and (has_parts(staging) or (staging / JOURNAL_NAME).exists())
+
+
+def clear(staging: Path, *, ranks: bool = False) -> None:
+    """Remove all staged files.
+
+    Args:
+        staging: the directory.
+        ranks: remove the directories by which ranks communicate, too.
+    """
+    # The job first, so that no leftover is taken for an unfinished write; the journal last.
+    for path in sorted(staging.iterdir(), key=lambda each: (each.name != JOB_NAME, each.name == JOURNAL_NAME)):
+        if not path.is_dir():
+            path.unlink(missing_ok=True)
+        elif ranks and path.name != _LEASE:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def write_part(staging: Path, task: int, number: int, chunk: Chunk) -> Part:
+    """Write a shard and its record, unless the same rows are staged already.
+
+    Args:
+        staging: the directory.
+        task: number of the task.
+        number: of the shard within it.
+        chunk: the rows.
+    """
+    return _write_part(staging, f"{task:05d}-{number:05d}", chunk, chunk.fields, chunk.digest)
+
+
+def _write_part(staging: Path, prefix: str, chunk: Chunk, needed: Fields, content: str) -> Part:
+    # The order of the fields counts: it is that of the columns in the file.
+    name = digest_of(content.encode(), msgspec.json.encode(list(chunk.fields.items())))
+    path = staging / f"{prefix}-{name}.arrow"
+    record = path.with_suffix(".json")
+    with suppress(OSError, msgspec.DecodeError):
+        part = msgspec.json.decode(record.read_bytes(), type=Part)
+        if part.shard.path == path.name and is_intact(staging, part):
+            return part
+    with atomic_file(path) as file:
+        write_shard(file, chunk.columns, chunk.fields, chunk.rows)
+    shard = ShardInfo(
+        path=path.name,
+        rows=chunk.rows,
+        bytes=path.stat().st_size,
+        xxh3=file_digest(path),
+        block_rows=max(1, min(chunk.rows, chunk.rows * _BLOCK_BYTES // max(1, chunk.nbytes))),
+        content=content,
+    )
+    part = Part(dict(needed), dict(chunk.fields), shard)
+    write_atomic(record, msgspec.json.encode(part))
+    return part
+
+
+def is_intact(staging: Path, part: Part) -> bool:
+    """Whether a staged shard has the bytes that were written: all of them are read."""
+    path = staging / part.shard.path
+    try:
+        return path.stat().st_size == part.shard.bytes and file_digest(path) == part.shard.xxh3
+    except OSError:
+        return False
+
+
+def widened(staging: Path, part: Part, fields: Fields) -> Part:
+    """The part with its rows stored under wider fields, which other parts needed; raises OSError."""
+    if list(part.fields.items()) == list(fields.items()):  # in the same order, too
+        return part
+    path = staging / part.shard.path
+    columns = read_shard(map_file(path), part.fields, part.shard.rows, str(path))
+    chunk = Chunk(part.shard.rows, part.fields, columns).converted(fields)
+    return _write_part(staging, path.name.rsplit("-", 1)[0], chunk, part.needed, part.shard.content)
+
+
+def write_task(staging: Path, task: int, job: str, parts: list[Part]) -> None:
+    """Record that a task is finished; raises OSError."""
+    write_atomic(_task_path(staging, task, job), msgspec.json.encode(TaskRecord(job, parts)))
+
+
+def read_task(staging: Path, task: int, job: str) -> list[Part] | None:
+    """The parts of a finished task of this job, whose bytes are not checked; None if it is not finished."""
+    try:
+        record = msgspec.json.decode(_task_path(staging, task, job).read_bytes(), type=TaskRecord)
+    except (OSError, msgspec.DecodeError):
+        return None
+    for part in record.parts:
+        check_data_name(part.shard.path, staging)
+    return record.parts if record.job == job else None
+
+
+def forget_task(staging: Path, task: int, job: str) -> None:
+    """Remove the record of a task, so that it is written again."""
+    _task_path(staging, task, job).unlink(missing_ok=True)
+
+
+def finished_tasks(staging: Path, job: str) -> set[int]:
+    """Numbers of the tasks of this job that have a record; raises OSError."""
+    suffix = f"-{_short(job)}.json"
+    return {
+        int(name.removeprefix("task-").removesuffix(suffix))
+        for name in os.listdir(staging)
+        if name.startswith("task-") and name.endswith(suffix)
+    }
+
+
+def _task_path(staging: Path, task: int, job: str) -> Path:
+    return staging / f"task-{task:05d}-{_short(job)}.json"
+
+
+def _short(job: str) -> str:
+    return digest_of(job.encode())[:16]

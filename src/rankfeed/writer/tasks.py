@@ -1,0 +1,231 @@
+"""Tasks: a source is partitioned into ranges of about one shard, and any process can write the shards of a range.
+
+Partitioning and writing are pure functions of the data, so a task that is written twice gives the same files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from rankfeed.columns import Columns
+from rankfeed.errors import RankfeedError, WriteError
+from rankfeed.plan import Plan
+from rankfeed.sources import Source
+from rankfeed.writer.chunk import (
+    BATCH_BYTES,
+    BATCH_ROWS,
+    Chunk,
+    batch_bytes,
+    chunk_of,
+    chunks_of_samples,
+    concat_chunks,
+    gather_shards,
+)
+from rankfeed.writer.sample_map import SampleMap
+from rankfeed.writer.staging import Part, is_intact, read_task, write_part, write_task
+
+Int64 = npt.NDArray[np.int64]
+
+#: Rows that are read to estimate the size of a row, and bytes after which no more are.
+_PROBES, _PROBE_BYTES = 256, 64 << 20
+#: The same if a function is called for each.
+_MAP_PROBES = 32
+
+
+def ignore_progress() -> None:
+    """The default callback for progress."""
+
+
+class WriteTask(NamedTuple):
+    """A range of positions to write: its number, first position, and the position after the last."""
+
+    number: int
+    start: int
+    stop: int
+
+    def __str__(self) -> str:
+        return f"task {self.number} (positions {self.start} to {self.stop - 1})"
+
+
+class Partition(NamedTuple):
+    """How a source is partitioned: its tasks, and the number of rows to read at once."""
+
+    tasks: list[WriteTask]
+    batch: int
+
+
+@dataclass(frozen=True)
+class WriteJob:
+    """What a process needs to run a task.
+
+    Args:
+        name: of the job; records of other jobs are not used.
+        source: the input.
+        staging: directory that is written to.
+        shard_bytes: size of a shard.
+        batch: rows to read at once.
+        sample_map: applied to the samples.
+        plan: order of the rows; None: as stored.
+        step: called after each sample or batch of rows.
+    """
+
+    name: str
+    source: Source
+    staging: Path
+    shard_bytes: int
+    batch: int = 1
+    sample_map: SampleMap | None = None
+    plan: Plan | None = None
+    step: Callable[[], object] = ignore_progress
+
+
+def run_task(job: WriteJob, task: WriteTask) -> list[Part]:
+    """Write the shards of a task, or find that this job has written them."""
+    found = read_task(job.staging, task.number, job.name)
+    if found is not None and all(is_intact(job.staging, part) for part in found):
+        return found
+    try:
+        shards = gather_shards(chunks_of_task(job, task), 2 * job.shard_bytes)
+        parts = [write_part(job.staging, task.number, number, shard) for number, shard in enumerate(shards)]
+        write_task(job.staging, task.number, job.name, parts)
+    except OSError as error:
+        if isinstance(error, RankfeedError):
+            raise
+        raise WriteError("cannot write a shard", found=error, where=job.staging.parent) from error
+    return parts
+
+
+def partition(job: WriteJob) -> Partition:
+    """Tasks of about a shard each, and the rows to read at once, whatever the job's own ``batch`` is.
+
+    The size of a row is estimated from evenly spaced rows (and what the map function returns for them), so that
+    the same data are always partitioned alike. If rows are read in stored order, a task ends with a block of the
+    source if one ends nearby, so that no block is read twice. A batch of the map function is never divided.
+    """
+    size = len(job.source)
+    if not size:
+        return Partition([], 1)
+    unit = 1 if job.sample_map is None else max(1, job.sample_map.batch)
+    read_bytes, written_bytes = _row_bytes(job, unit)
+    # If the function leaves out most samples, the work is in reading: several tasks are better than one.
+    row_bytes = max(1, written_bytes, read_bytes // 16)
+    count = max(1, min(-(-size // unit), -(-size * row_bytes // job.shard_bytes)))
+    bounds = np.array([size * number // count for number in range(count + 1)], np.int64)
+    if job.plan is None:
+        bounds = align_to_blocks(bounds, np.asarray(job.source.blocks, np.int64))
+        batch = min(BATCH_ROWS, batch_bytes(job.shard_bytes) // read_bytes)
+    else:
+        # In random order, the more rows are read at once, the fewer blocks are read twice.
+        batch = job.shard_bytes // read_bytes
+    bounds[1:-1] = bounds[1:-1] // unit * unit
+    ranges = [(start, stop) for start, stop in pairwise(bounds.tolist()) if start < stop]
+    tasks = [WriteTask(number, start, stop) for number, (start, stop) in enumerate(ranges)]
+    return Partition(tasks, max(1, -(-batch // unit)) * unit)
+
+
+def _row_bytes(job: WriteJob, unit: int) -> tuple[int, int]:
+    """Bytes of a row as it is read (at least 1) and as it is written, on average."""
+    source, size, sample_map = job.source, len(job.source), job.sample_map
+    probes = _PROBES if sample_map is None else max(1, _MAP_PROBES // unit)
+    read = written = rows = 0
+    for first in sorted({size * number // probes // unit * unit for number in range(probes)}):
+        ids = np.arange(first, min(first + unit, size), dtype=np.int64)
+        rows += len(ids)
+        if sample_map is None:
+            read += _read_chunk(source, ids, f"row {first}").nbytes
+            job.step()
+            written = read
+        else:
+            columns = source.fetch(ids) if source.declared is None else Columns.of_objects(source.samples(ids))
+            job.step()
+            read += sum(int(getattr(column, "nbytes", 0)) for column in columns.values())
+            samples = _with_steps(zip(ids.tolist(), columns.samples(), strict=True), job.step)
+            for chunk in chunks_of_samples(sample_map.apply(samples), job.shard_bytes, "mapped sample"):
+                written += chunk.nbytes
+                if written > _PROBE_BYTES:
+                    break  # one sample may become a whole dataset
+        if max(read, written) > _PROBE_BYTES:
+            break
+    return max(1, read // rows), written // rows
+
+
+def align_to_blocks(bounds: Int64, blocks: Int64) -> Int64:
+    """Move each of some equally spaced bounds to the end of a block within a quarter of their distance.
+
+    Examples:
+        >>> align_to_blocks(np.array([0, 10, 20, 30]), np.array([11, 5, 14])).tolist()
+        [0, 11, 20, 30]
+    """
+    ends = np.concatenate([[0], np.cumsum(blocks)])
+    after = np.searchsorted(ends, bounds).clip(1, len(ends) - 1)
+    nearest = np.where(bounds - ends[after - 1] <= ends[after] - bounds, ends[after - 1], ends[after])
+    near = 4 * np.abs(nearest - bounds) < bounds[-1] // max(1, len(bounds) - 1)
+    return np.where(near, nearest, bounds)
+
+
+def chunks_of_task(job: WriteJob, task: WriteTask) -> Iterator[Chunk]:
+    """The rows of a task as they are written."""
+    if job.sample_map is not None:
+        samples = (
+            pair for ids in _ids(job, task) for pair in zip(ids.tolist(), job.source.samples(ids), strict=True)
+        )
+        mapped = job.sample_map.apply(_with_steps(samples, job.step))
+        for chunk in chunks_of_samples(mapped, job.shard_bytes, "mapped sample"):
+            job.step()
+            yield chunk
+        return
+    for ids in _ids(job, task):
+        if job.plan is not None:
+            where = f"{len(ids)} rows in shuffled order"
+        else:
+            where = f"row {ids[0]}" if len(ids) == 1 else f"rows {ids[0]} to {ids[-1]}"
+        yield _read_chunk(job.source, ids, where)
+        job.step()
+
+
+def _read_chunk(source: Source, ids: Int64, where: str) -> Chunk:
+    if source.declared is None:
+        return chunk_of(source.fetch(ids), where)
+    # Samples of a wrapped Dataset are laid out as they need, not as the few that were probed.
+    samples = zip(ids.tolist(), source.samples(ids), strict=True)
+    return concat_chunks(list(chunks_of_samples(samples, BATCH_BYTES * BATCH_ROWS, "row")))
+
+
+def _with_steps(samples: Iterable[tuple[int, Any]], step: Callable[[], object]) -> Iterator[tuple[int, Any]]:
+    for sample in samples:
+        step()
+        yield sample
+
+
+def _ids(job: WriteJob, task: WriteTask) -> Iterator[Int64]:
+    for first in range(task.start, task.stop, job.batch):
+        positions = np.arange(first, min(first + job.batch, task.stop), dtype=np.int64)
+        yield positions if job.plan is None else job.plan.sample_ids(0, positions)
+
+
+def chunks_of_iterable(samples: Iterable[Any], sample_map: SampleMap | None, shard_bytes: int) -> Iterator[Chunk]:
+    """The rows of an iterable of dicts as they are written."""
+    numbered = enumerate(_read(samples))
+    if sample_map is not None:
+        return chunks_of_samples(sample_map.apply(numbered), shard_bytes, "mapped sample")
+    return chunks_of_samples(numbered, shard_bytes, "row")
+
+
+def _read(samples: Iterable[Any]) -> Iterator[Any]:
+    """The samples; an OSError of the input is not one of the output."""
+    number = 0
+    try:
+        for sample in samples:
+            yield sample
+            number += 1
+    except OSError as error:
+        if isinstance(error, RankfeedError):
+            raise
+        raise WriteError("cannot read the input", found=error, where=f"row {number}") from error

@@ -1,0 +1,570 @@
+"""One process builds, all others get what it built: whole, or its error."""
+
+import logging
+import os
+import pty
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.support.prepared import build, control
+
+import rankfeed as rf
+from rankfeed.errors import ArgumentError, PrepareError
+from rankfeed.prepare.build import BuildAttempt
+from rankfeed.prepare.failure import BuilderTraceback, Failure, find_failure, write_failure
+from rankfeed.prepare.marker import MARKER_NAME, changed_files, key_with_inputs
+from rankfeed.prepare.wait import WaitReporter
+from rankfeed.storage import lease
+from rankfeed.storage.lease import LeaseOwner
+
+
+def test_many_threads_at_once_build_once(path: Path) -> None:
+    built: Counter[str] = Counter()
+
+    def slow(staging: Path) -> None:
+        built["times"] += 1
+        time.sleep(0.2)
+        build(staging)
+
+    with ThreadPoolExecutor(12) as pool:
+        found = list(pool.map(lambda _: rf.prepare_once(path, slow), range(12)))
+    assert found == [path] * 12
+    assert built == Counter({"times": 1})
+    assert (path / "sub" / "b.txt").read_text() == "bb"
+    assert changed_files(path) == []
+
+
+def test_another_key_replaces_what_is_there_and_open_files_stay_readable(path: Path) -> None:
+    rf.prepare_once(path, build, key="1")
+    with open(path / "a.txt") as held:
+        rf.prepare_once(path, lambda staging: (staging / "a.txt").write_text("other"), key="2")
+        assert held.read() == "a"
+    assert (path / "a.txt").read_text() == "other"
+    assert sorted(os.listdir(path)) == [MARKER_NAME, "a.txt"]
+
+
+def test_changed_inputs_are_another_key(path: Path, tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    (raw / "x").write_text("1")
+    built: list[str] = []
+
+    def copy(staging: Path) -> None:
+        built.append((raw / "x").read_text())
+        shutil.copy(raw / "x", staging)
+
+    for text in ("1", "1", "22", "22"):
+        if (raw / "x").read_text() != text:
+            (raw / "x").write_text(text)
+        rf.prepare_once(path, copy, inputs=[raw])
+    assert built == ["1", "22"]
+
+
+def test_inputs_in_linked_folders_are_looked_at_and_links_that_lead_back_are_not(tmp_path: Path) -> None:
+    raw, images = tmp_path / "raw", tmp_path / "images"
+    raw.mkdir()
+    images.mkdir()
+    (raw / "x").write_text("1")
+    (images / "y").write_text("1")
+    (raw / "images").symlink_to(images)
+    (images / "back").symlink_to(raw)
+    raw.joinpath("all").symlink_to(tmp_path)
+    keys = [key_with_inputs("", [raw]), key_with_inputs("", [raw])]
+    (images / "y").write_text("22")
+    keys.append(key_with_inputs("", [raw]))
+    assert Counter(keys) == Counter({keys[0]: 2, keys[2]: 1})
+
+
+@pytest.mark.parametrize("harm", ["cut", "gone", "marker"])
+def test_what_was_changed_afterwards_is_built_again(path: Path, harm: str) -> None:
+    rf.prepare_once(path, build)
+    if harm == "cut":
+        os.truncate(path / "sub" / "b.txt", 1)
+    elif harm == "gone":
+        (path / "a.txt").unlink()
+    else:
+        marker = msgspec.json.decode((path / MARKER_NAME).read_bytes())
+        (path / MARKER_NAME).write_bytes(msgspec.json.encode({**marker, "key": "x"}))
+    rf.prepare_once(path, build)
+    assert (path / "sub" / "b.txt").read_text() == "bb"
+    assert changed_files(path) == []
+
+
+def test_changed_bytes_of_the_same_size_are_found_by_a_check(path: Path) -> None:
+    rf.prepare_once(path, build)
+    (path / "a.txt").write_text("b")
+    assert changed_files(path) == ["a.txt"]
+
+
+def test_what_nobody_prepared_is_neither_believed_nor_removed(path: Path) -> None:
+    path.mkdir(parents=True)
+    (path / "mine").write_text("1")
+    with pytest.raises(PrepareError, match=r"prepare_once did not create[\s\S]*mine[\s\S]*another directory"):
+        rf.prepare_once(path, build)
+    assert (path / "mine").read_text() == "1"
+    (path / "mine").unlink()
+    rf.prepare_once(path, build)  # an empty folder is as good as none
+    assert changed_files(path) == []
+
+
+def test_a_failing_build_is_tried_again_in_a_new_folder(path: Path) -> None:
+    seen: list[list[str]] = []
+
+    def flaky(staging: Path) -> None:
+        seen.append(os.listdir(staging))
+        (staging / "half").write_text("")
+        if len(seen) < 3:
+            raise ConnectionError("lost")
+        build(staging)
+
+    rf.prepare_once(path, flaky, retries=2)
+    assert seen == [[], [], []]
+
+
+def test_a_build_that_fails_for_good_fails_everybody_with_its_error(path: Path) -> None:
+    built: Counter[str] = Counter()
+
+    def fails(staging: Path) -> None:
+        built["times"] += 1
+        time.sleep(0.5)
+        raise KeyError("no such column")
+
+    def caught(_: int) -> PrepareError:
+        with pytest.raises(PrepareError, match="KeyError: 'no such column'") as error:
+            rf.prepare_once(path, fails)
+        return error.value
+
+    with ThreadPoolExecutor(6) as pool:
+        errors = list(pool.map(caught, range(6)))
+    assert built == Counter({"times": 1})
+    assert len({str(error) for error in errors}) == 1
+    causes = Counter(type(error.__cause__) for error in errors)
+    assert causes == Counter({KeyError: 1, BuilderTraceback: 5})
+    assert all("in fails" in str(e.__cause__) for e in errors if isinstance(e.__cause__, BuilderTraceback))
+    assert not path.exists()
+    assert not list(control(path).glob("build-*"))
+    rf.prepare_once(path, build)  # another launch builds anew, and nothing is left
+    assert not control(path).exists()
+
+
+@pytest.mark.parametrize("status", [7, 0])
+def test_a_builder_that_calls_sys_exit_fails_everybody(path: Path, status: int) -> None:
+    built: Counter[str] = Counter()
+
+    def exits(staging: Path) -> None:
+        built["times"] += 1
+        time.sleep(0.2)
+        sys.exit(status)
+
+    def caught(_: int) -> str:
+        with pytest.raises(PrepareError, match=f"SystemExit: {status}") as error:
+            rf.prepare_once(path, exits)
+        return str(error.value)
+
+    with ThreadPoolExecutor(3) as pool:
+        assert len(Counter(pool.map(caught, range(3)))) == 1
+    assert built == Counter({"times": 1})
+    assert not path.exists()
+    with pytest.raises(PrepareError, match="SystemExit: 3"), rf.prepare_once(path):
+        sys.exit(3)
+
+
+def test_a_child_that_the_body_forks_may_exit(path: Path) -> None:
+    try:
+        with rf.prepare_once(path) as staging:
+            assert staging is not None
+            build(staging)
+            pid = os.fork()
+            if pid == 0:
+                sys.exit(4)
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 4
+    except BaseException as error:
+        if pid == 0:
+            os._exit(error.code if isinstance(error, SystemExit) else 1)
+        raise
+    assert changed_files(path) == []
+
+
+LAUNCHED = """\
+import sys, time, rankfeed as rf
+def build(staging): print('building', flush=True); raise ValueError('broken')
+sys.stdin.readline()
+for _ in range(2):
+    try: rf.prepare_once(sys.argv[1], build)
+    except rf.errors.PrepareError as error: print(error.summary, flush=True)
+"""
+
+
+def test_late_comers_of_a_launch_get_its_error_without_building_and_the_next_launch_builds(path: Path) -> None:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+
+    def start(step: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-c", LAUNCHED, str(path)],
+            env={**environ, "SLURM_JOB_ID": "5", "SLURM_STEP_ID": step, "SLURM_NTASKS": "1", "SLURM_PROCID": "0"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def said(process: subprocess.Popen[str]) -> list[str]:
+        return process.communicate("\n", timeout=60)[0].splitlines()
+
+    failed = "preparing the data failed: ValueError: broken"
+    first, late, other = start("0"), start("0"), start("1")
+    # Each call is an attempt of its own; the second process comes late to both of them.
+    assert said(first) == ["building", failed] * 2
+    assert said(late) == [failed] * 2
+    assert said(other) == ["building", failed] * 2
+    # A launch of the same name that began when all was over is not to suffer for it.
+    assert said(start("0")) == ["building", failed] * 2
+
+
+def test_processes_that_are_told_a_rank_and_an_address_alone_are_one_launch(path: Path) -> None:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+
+    def start(rank: str, port: str) -> subprocess.Popen[str]:
+        job = {"RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "job-master-0", "MASTER_PORT": port}
+        return subprocess.Popen(
+            [sys.executable, "-c", LAUNCHED, str(path)],
+            env={**environ, **job},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    first, late, other = start("0", "5000"), start("1", "5000"), start("1", "5001")
+    failed = "preparing the data failed: ValueError: broken"
+    told = [each.communicate("\n", timeout=60)[0].splitlines() for each in (first, late, other)]
+    assert told == [["building", failed] * 2, [failed] * 2, ["building", failed] * 2]
+
+
+RANK = """\
+import os, sys, time, rankfeed as rf
+ahead, true = float(sys.argv[2]), time.time
+time.time = lambda: true() + ahead
+def build(staging): print('building', flush=True); raise ValueError('broken')
+print('on', flush=True)
+sys.stdin.readline()
+try: rf.prepare_once(sys.argv[1], build)
+except rf.errors.PrepareError as error: print(error.summary, flush=True)
+"""
+
+
+@pytest.mark.parametrize(("builder", "others"), [(3600, 0), (0, 3600), (-3600, 3600)])
+def test_clocks_do_not_say_to_whom_a_failure_belongs(path: Path, builder: int, others: int) -> None:
+    """Launches of one name, as of `torchrun --rdzv-id=nightly`, on hosts whose clocks differ by an hour."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+    ranks = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+
+    def start(ahead: int) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", RANK, str(path), str(ahead)],
+            env={**environ, **ranks, "TORCHELASTIC_RUN_ID": "nightly", "TORCHELASTIC_RESTART_COUNT": "0"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == "on\n"
+        return process
+
+    def said(process: subprocess.Popen[str]) -> list[str]:
+        return process.communicate("\n", timeout=60)[0].splitlines()
+
+    failed = "preparing the data failed: ValueError: broken"
+    first, late = start(builder), start(others)
+    assert said(first) == ["building", failed]
+    assert said(late) == [failed]
+    assert said(start(others)) == ["building", failed]
+
+
+@pytest.mark.parametrize(
+    ("job", "found"),
+    [("node1:5000", True), ("", True), ("on host1 parent 7 8 0", True), ("node1:5001", False)],
+    ids=["same job", "untold", "of this host", "another job"],
+)
+def test_the_failure_that_was_waited_for_is_not_of_another_launch(
+    job: str, found: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some ranks of that would raise it, and those that come later build."""
+    holder = "0123456789abcdef"
+    monkeypatch.setattr("rankfeed.prepare.failure.job_mark", lambda: "node1:5000")
+    failure = Failure.of(ValueError("full"), "process 1 on host1", tmp_path, "key", "parent 1 2 0 1")
+    write_failure(tmp_path, holder, failure)
+    monkeypatch.setattr("rankfeed.prepare.failure.job_mark", lambda: job)
+    assert find_failure(tmp_path, {holder}, "parent 7 8 0 1", "key") == (failure if found else None)
+
+
+def test_a_turn_that_was_lost_is_no_attempt_of_its_own(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "SLURM_JOB_ID": "5",
+        "SLURM_STEP_ID": "0",
+        "SLURM_NTASKS": "1",
+        "SLURM_PROCID": "0",
+    }.items():
+        monkeypatch.setenv(name, value)
+    attempts: Counter[str] = Counter()
+    real = BuildAttempt.run
+
+    def lost_at_first(turn: BuildAttempt, *arguments: Any) -> bool:
+        attempts[turn.attempt] += 1
+        return attempts.total() > 1 and real(turn, *arguments)
+
+    monkeypatch.setattr(BuildAttempt, "run", lost_at_first)
+    rf.prepare_once(path, build)
+    assert list(attempts.values()) == [2]
+
+
+def test_half_a_failure_is_swept(path: Path) -> None:
+    code = (
+        "import os, signal, sys\n"
+        "from rankfeed.prepare import prepare_once\n"
+        "real = os.replace\n"
+        "def replace(source, target):\n"
+        "    if str(target).endswith('.failed'): os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    real(source, target)\n"
+        "os.replace = replace\n"
+        "prepare_once(sys.argv[1], lambda staging: 1 / 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(path)], check=False, timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    assert list(control(path).glob(".tmp-*"))
+    rf.prepare_once(path, build)
+    assert not control(path).exists()
+
+
+def test_a_killed_builder_is_replaced(path: Path) -> None:
+    code = (
+        "import sys, time, rankfeed as rf\n"
+        "def build(staging): (staging / 'half').write_text(''); print('on', flush=True); time.sleep(60)\n"
+        "rf.prepare_once(sys.argv[1], build)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(rf.prepare_once, path, build)
+            time.sleep(0.3)
+            assert not waiting.done()
+            other.kill()  # and not waited for: only its remains are there
+            assert waiting.result(30) == path
+    assert changed_files(path) == []
+
+
+def test_a_wait_that_is_too_long_names_the_builder(path: Path) -> None:
+    go = threading.Event()
+
+    def waits(staging: Path) -> None:
+        (staging / "half").write_text("12345")
+        go.wait(30)
+
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(rf.prepare_once, path, waits)
+        while not list(control(path).glob("build-*/half")):
+            time.sleep(0.01)
+        try:
+            with pytest.raises(PrepareError, match=rf"after 0.2 s[\s\S]*process {os.getpid()} on [\s\S]*1 files"):
+                rf.prepare_once(path, build, timeout=0.2)
+        finally:
+            go.set()
+        first.result(30)
+
+
+def test_who_waits_long_says_for_whom(
+    path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rankfeed.prepare.wait._FIRST_REPORT", 0.1)
+
+    def slow(staging: Path) -> None:
+        time.sleep(0.8)
+        build(staging)
+
+    with caplog.at_level(logging.WARNING, "rankfeed"), ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda _: rf.prepare_once(path, slow), range(2)))
+    assert f"process {os.getpid()} on" in caplog.text
+    assert str(path) in caplog.text
+
+
+@pytest.mark.parametrize(("builder", "reporters"), [(0, [1]), (2, [0]), (-1, [0])])
+def test_one_rank_of_a_node_reports(
+    builder: int,
+    reporters: list[int],
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("rankfeed.prepare.wait._FIRST_REPORT", 0.0)
+    owner = LeaseOwner.current(local_rank=builder)
+    with caplog.at_level(logging.WARNING, "rankfeed"):
+        for rank in range(4):
+            topology = rf.Topology(rank=rank, world_size=4, local_rank=rank, local_world_size=4)
+            monkeypatch.setattr(rf.Topology, "detect", lambda topology=topology: topology)
+            if rank != builder:
+                WaitReporter(path, None).wait(owner, control(path))
+    assert [int(line.message.split()[1]) for line in caplog.records] == reporters
+
+
+def test_without_calls_of_linux_one_process_builds_and_a_dead_one_is_replaced(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on macOS: no /proc, no boot id, no PID namespace."""
+    for name, value in {"boot_id": "", "pid_namespace": 0, "process_start_time": -1}.items():
+        monkeypatch.setattr(lease, name, lambda *_, value=value: value)
+    monkeypatch.setattr(lease, "DURATION", 1.0)
+    code = (
+        "import os, sys, rankfeed as rf\n"
+        "from rankfeed.storage import lease\n"
+        "lease.boot, lease.pid_space, lease.started = lambda: '', lambda: 0, lambda pid: -1\n"
+        "rf.prepare_once(sys.argv[1], lambda staging: os._exit(9))\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(path)], check=False, timeout=60).returncode == 9
+    built: Counter[str] = Counter()
+
+    def counted(staging: Path) -> None:
+        built["times"] += 1
+        build(staging)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: rf.prepare_once(path, counted), range(4)))
+    assert built == Counter({"times": 1})
+    assert changed_files(path) == []
+
+
+def test_who_waits_at_a_terminal_sees_a_line_that_is_drawn_anew(path: Path) -> None:
+    code = f"import rankfeed as rf; rf.prepare_once({str(path)!r}, print)"
+    mine, terminal = pty.openpty()
+    drawn = b""
+
+    def while_it_waits(staging: Path) -> None:
+        nonlocal drawn
+        build(staging)
+        # The last says that it is part of the build, which would wait for it then: this one does not.
+        not_its = ("NO_COLOR", "CI", "RANKFEED_BUILDING")
+        environ = {name: value for name, value in os.environ.items() if name not in not_its}
+        process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdout=subprocess.DEVNULL,
+            stderr=terminal,
+            env={**environ, "TERM": "xterm", "COLUMNS": "500"},
+        )
+        os.close(terminal)
+        waiting.append(process)
+        while b"2 files" not in drawn:
+            assert select.select([mine], [], [], 60)[0], drawn
+            drawn += os.read(mine, 4096)
+
+    waiting: list[subprocess.Popen[bytes]] = []
+    try:
+        rf.prepare_once(path, while_it_waits)
+        with suppress(OSError):  # the end of a terminal
+            while select.select([mine], [], [], 60)[0] and (more := os.read(mine, 4096)):
+                drawn += more
+        assert waiting[0].wait(60) == 0
+    finally:
+        for process in waiting:
+            process.kill()
+            process.wait(10)
+        os.close(mine)
+    said = drawn.decode()
+    assert f"process {os.getpid()} on" in said
+    assert str(path) in said
+    assert said.rindex("\x1b[?25h") > said.rindex("2 files"), "the cursor is not shown again"
+
+
+def test_as_a_context_manager(path: Path) -> None:
+    with rf.prepare_once(path) as staging:
+        assert staging is not None
+        build(staging)
+    with rf.prepare_once(path) as staging:
+        assert staging is None
+    with pytest.raises(PrepareError, match="ZeroDivisionError"), rf.prepare_once(path, key="2") as staging:
+        1 / 0  # noqa: B018
+    assert changed_files(path) == []  # what was there before is there still
+
+
+def test_as_a_decorator(path: Path) -> None:
+    @rf.prepare_once(path, key="7")
+    def corpus(staging: Path) -> None:
+        """A corpus."""
+        build(staging)
+
+    assert (corpus(), corpus.__name__, corpus.__doc__) == (path, "corpus", "A corpus.")
+
+
+def test_an_interrupted_build_leaves_nothing(path: Path) -> None:
+    def interrupted(staging: Path) -> None:
+        build(staging)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        rf.prepare_once(path, interrupted)
+    assert not path.exists()
+    assert not control(path).exists()
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda staging: None, "produced no files"),
+        (lambda staging: os.mkfifo(staging / "pipe"), "something other than files"),
+        (lambda staging: open(os.fsencode(staging) + b"/\xff", "w").close(), "not valid UTF-8"),
+    ],
+)
+def test_builds_that_cannot_be_kept(path: Path, make: Any, said: str) -> None:
+    with pytest.raises(PrepareError, match=said):
+        rf.prepare_once(path, make)
+    assert not path.exists()
+
+
+def test_links_stay_links(path: Path) -> None:
+    def linked(staging: Path) -> None:
+        build(staging)
+        (staging / "link").symlink_to("a.txt")
+        (staging / "folder").symlink_to("sub")
+
+    rf.prepare_once(path, linked)
+    assert (path / "folder" / "b.txt").read_text() == "bb"
+    assert changed_files(path) == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"path": ""},
+        {"path": "/"},
+        {"path": "s3://bucket/data"},
+        {"path": 5},
+        {"scope": "world"},
+        {"retries": -1},
+        {"retries": 1.5},
+        {"timeout": -1},
+        {"timeout": float("nan")},
+        {"key": 5},
+        {"key": "\udcff"},
+        {"key": "two\nlines"},
+        {"timeout": "5"},
+        {"inputs": "raw"},
+    ],
+)
+def test_arguments_that_cannot_be_meant(options: dict[str, Any], tmp_path: Path) -> None:
+    arguments = {"path": tmp_path / "data", **options}
+    with pytest.raises((ArgumentError, rf.errors.PlanError)):
+        rf.prepare_once(build=build, **arguments)
+
+
+def test_a_missing_input_is_named(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(PrepareError, match="absent"):
+        rf.prepare_once(path, build, inputs=[tmp_path / "absent"])

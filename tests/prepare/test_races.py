@@ -1,0 +1,468 @@
+"""Who builds, when all goes wrong that can: lost answers, stopped processes, odd file systems, others' files."""
+
+import errno
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.support.prepared import build, control
+
+import rankfeed as rf
+from rankfeed.errors import PrepareError
+from rankfeed.prepare import marker
+from rankfeed.prepare.build import BuildAttempt
+from rankfeed.prepare.marker import changed_files
+from rankfeed.storage import lease as lease_module
+from rankfeed.storage.lease import Lease, LeaseOwner
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+
+def test_whoever_was_taken_for_dead_gives_way(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A builder that was stopped for long finds another in its place, and takes what that one built."""
+    monkeypatch.setattr(LeaseOwner, "is_local", False)
+    monkeypatch.setattr(lease_module, "DURATION", 0.2)
+    go, built = threading.Event(), []
+
+    def first(staging: Path) -> None:
+        go.wait(30)
+        built.append("first")
+        staging.mkdir(exist_ok=True)
+        (staging / "a.txt").write_text("first")
+
+    def second(staging: Path) -> None:
+        built.append("second")
+        (staging / "a.txt").write_text("second")
+
+    with ThreadPoolExecutor(2) as pool:
+        paused = pool.submit(rf.prepare_once, path, first)
+        while not list(control(path).glob("build-*")):
+            time.sleep(0.01)
+        pool.submit(rf.prepare_once, path, second).result(30)
+        go.set()
+        assert paused.result(30) == path
+    assert built == ["second", "first"]
+    assert (path / "a.txt").read_text() == "second"
+
+
+def test_a_damaged_lease_is_waited_for_and_then_passed_by(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease_module, "DURATION", 0.2)
+    control(path).mkdir(parents=True)
+    (control(path) / "lease").write_text("{")
+    rf.prepare_once(path, build)
+    assert changed_files(path) == []
+
+
+def test_a_stopped_process_on_this_host_is_not_taken_for_dead(path: Path) -> None:
+    code = (
+        "import sys, time, rankfeed as rf\n"
+        "def build(staging): print('on', flush=True); time.sleep(1); (staging / 'a').write_text('theirs')\n"
+        "rf.prepare_once(sys.argv[1], build)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        other.send_signal(signal.SIGSTOP)
+        with pytest.raises(PrepareError, match="after 1 s"):
+            rf.prepare_once(path, build, timeout=1)
+        other.send_signal(signal.SIGCONT)
+        rf.prepare_once(path, build)
+        other.wait(30)
+    assert (path / "a").read_text() == "theirs"
+
+
+def test_a_builder_that_is_killed_when_it_has_just_committed_is_tidied_up_after(path: Path) -> None:
+    code = (
+        "import os, signal, sys\n"
+        "from rankfeed.prepare import build, prepare_once\n"
+        "build.forget_failures = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "prepare_once(sys.argv[1], lambda staging: (staging / 'a').write_text('a'))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(path)], check=False, timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    assert list(control(path).iterdir())
+    rf.prepare_once(path, build)
+    assert not control(path).exists()
+    assert (path / "a").read_text() == "a"
+
+
+def test_what_others_put_into_a_prepared_folder_is_not_removed_with_it(path: Path) -> None:
+    rf.prepare_once(path, build, key="1")
+    (path / "my-model.pt").write_text("weeks of work")
+    with pytest.raises(PrepareError, match=r"prepare_once did not create[\s\S]*my-model.pt"):
+        rf.prepare_once(path, build, key="2")
+    os.truncate(path / "a.txt", 0)
+    with pytest.raises(PrepareError, match=r"my-model.pt"):
+        rf.prepare_once(path, build, key="1")
+    assert (path / "my-model.pt").read_text() == "weeks of work"
+
+
+def test_the_failure_of_a_job_with_another_key_is_not_ours(path: Path) -> None:
+    building = threading.Event()
+
+    def fails(staging: Path) -> None:
+        building.set()
+        time.sleep(0.4)
+        raise ValueError("of another job")
+
+    with ThreadPoolExecutor(2) as pool:
+        theirs = pool.submit(rf.prepare_once, path, fails, key="1")
+        building.wait(10)
+        assert pool.submit(rf.prepare_once, path, build, key="2").result(30) == path
+        assert isinstance(theirs.exception(10), PrepareError)
+    assert changed_files(path) == []
+    shutil.rmtree(control(path), ignore_errors=True)  # the other job's failure is kept for its late comers
+
+
+def test_a_commit_in_the_middle_of_a_look_is_no_foreign_folder(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, times = marker.read_marker, Counter[str]()
+
+    def slow(folder: Path) -> Any:
+        found = real(folder)
+        times["looks"] += 1
+        if times["looks"] == 1:
+            monkeypatch.setattr(marker, "read_marker", real)
+            rf.prepare_once(path, build)  # by somebody else, in between
+        return found
+
+    monkeypatch.setattr(marker, "read_marker", slow)
+    assert rf.prepare_once(path, build) == path
+
+
+def test_an_interrupt_or_a_want_of_threads_leaves_no_lease(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(*_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    for name, raising in {
+        "rankfeed.storage.lease.fsync_dir": interrupted,
+        "threading.Thread.start": no_thread,
+    }.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(name, raising)
+            with pytest.raises((KeyboardInterrupt, RuntimeError)):
+                rf.prepare_once(path, build)
+        assert not control(path).exists()
+    rf.prepare_once(path, build, timeout=5)
+
+
+def test_a_child_that_the_builder_forks_ends_nothing_of_its_parent(path: Path) -> None:
+    code = (
+        "import os, sys, rankfeed as rf\n"
+        "def build(staging):\n"
+        "    print('building', flush=True)\n"
+        "    pid = os.fork()\n"
+        "    if pid == 0: sys.exit(0)\n"
+        "    os.waitpid(pid, 0)\n"
+        "    (staging / 'a').write_text('a')\n"
+        "rf.prepare_once(sys.argv[1], build)\n"
+    )
+    command = [sys.executable, "-c", code, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "building\n"
+    assert changed_files(path) == []
+
+
+@pytest.mark.parametrize("end", ["return", "raise ValueError('in the child')"])
+def test_a_child_that_comes_out_of_the_build_commits_and_tells_nothing(end: str, path: Path) -> None:
+    code = (
+        "import os, sys, rankfeed as rf\n"
+        "def build(staging):\n"
+        "    (staging / 'a').write_text('a')\n"
+        "    pid = os.fork()\n"
+        f"    if pid == 0: {end}\n"
+        "    os.waitpid(pid, 0)\n"
+        "    (staging / 'b').write_text('b')\n"
+        "rf.prepare_once(sys.argv[1], build)\n"
+        "print('built', flush=True)\n"
+    )
+    command = [sys.executable, "-c", code, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "built\n"
+    assert ("in the child" if "raise" in end else "os._exit") in done.stderr
+    assert sorted(each.name for each in path.iterdir() if each.suffix != ".json") == ["a", "b"]
+    assert changed_files(path) == []
+
+
+def test_a_copy_of_a_prepared_folder_is_built_once(path: Path, tmp_path: Path) -> None:
+    rf.prepare_once(path, build)
+    built: Counter[str] = Counter()
+
+    def copy(staging: Path) -> None:
+        built["times"] += 1
+        shutil.copytree(path, staging, dirs_exist_ok=True)
+
+    for _ in range(2):
+        rf.prepare_once(tmp_path / "copy", copy)
+    assert built == Counter({"times": 1})
+
+
+def test_one_preparation_entered_by_many_threads_and_by_itself(path: Path) -> None:
+    once, built = rf.prepare_once(path), Counter[str]()
+
+    def enter(_: int) -> None:
+        with once as staging:
+            if staging is not None:
+                built["times"] += 1
+                time.sleep(0.2)
+                build(staging)
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(enter, range(6)))
+    assert built == Counter({"times": 1})
+    again = rf.prepare_once(path, key="2")
+    with again as staging:
+        assert staging is not None
+        build(staging)
+        with pytest.raises(PrepareError, match="deadlock: this thread"), again:
+            pass
+    assert changed_files(path) == []
+
+
+def test_an_interrupted_body_leaves_nothing(path: Path) -> None:
+    once = rf.prepare_once(path)
+    staging = once.__enter__()
+    assert staging is not None
+    build(staging)
+    once.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+    assert not path.exists()
+
+
+def test_read_only_folders_are_removed_too(tmp_path: Path) -> None:
+    code = (
+        "import os, sys, rankfeed as rf\n"
+        "tries = []\n"
+        "def build(staging):\n"
+        "    tries.append(1)\n"
+        "    (staging / 'sub').mkdir()\n"
+        "    (staging / 'sub' / 'a').write_text('a')\n"
+        "    (staging / 'sub').chmod(0o555)\n"
+        "    if len(tries) < 3: raise ValueError('flaky')\n"
+        # Once as whoever runs the tests, so that all is imported that others may not read.
+        "rf.prepare_once(sys.argv[2], build, retries=2)\n"
+        "if os.geteuid() == 0: os.setgid(65534); os.setuid(65534)\n"
+        "tries.clear()\n"
+        "for key in '12': rf.prepare_once(sys.argv[1] + '/data', build, key=key, retries=2)\n"
+        "print(sorted(os.listdir(sys.argv[1])))\n"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o777)
+        command = [sys.executable, "-c", code, folder, str(tmp_path / "before")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.stdout == "['data']\n", done.stderr
+
+
+def test_an_exception_without_a_message_of_its_own_is_told(path: Path) -> None:
+    class MuteError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no")
+
+    def fails(staging: Path) -> None:
+        raise MuteError
+
+    with pytest.raises(PrepareError, match="MuteError"):
+        rf.prepare_once(path, fails)
+
+
+def test_inputs_of_any_kind(path: Path, tmp_path: Path) -> None:
+    built: list[str] = []
+
+    def note(staging: Path) -> None:
+        built.append("once")
+        build(staging)
+
+    for name in "fg":
+        (tmp_path / name).write_text("same")
+        os.utime(tmp_path / name, ns=(5, 5))
+    prepared_twice = rf.prepare_once(path, inputs=(each for each in [tmp_path / "f"]))(note)  # type: ignore[arg-type]
+    prepared_twice()
+    prepared_twice()
+    assert built == ["once"]
+    rf.prepare_once(path, note, inputs=[tmp_path / "g"])
+    assert built == ["once"] * 2
+
+
+def test_long_names(tmp_path: Path) -> None:
+    long = tmp_path / ("n" * 255)
+    assert rf.prepare_once(long, build) == long
+    assert [each.name for each in tmp_path.iterdir()] == [long.name]
+
+
+def test_a_lost_builder_that_tries_again_leaves_its_successors_build_alone(path: Path) -> None:
+    lease_dir, lost, tried = Lease(control(path)), threading.Event(), Counter[str]()
+
+    def first(staging: Path) -> None:
+        tried["first"] += 1
+        lost.wait(30)
+        raise ValueError("flaky")
+
+    def second(staging: Path) -> None:
+        (staging / "first half").touch()
+        lost.set()
+        assert ours.result(30) is False
+        staging.mkdir(exist_ok=True)  # as builders do that make the folders of each file
+        (staging / "second half").touch()
+
+    with ThreadPoolExecutor(1) as pool, lease_dir.acquire(None) as lease:
+        assert lease is not None
+        ours = pool.submit(BuildAttempt(path, lease_dir.directory, "", lease).run, first, 1)
+        with lease_dir.acquire(lease.owner) as next_lease:
+            assert next_lease is not None
+            assert BuildAttempt(path, lease_dir.directory, "", next_lease).run(second, 0)
+    assert tried == Counter({"first": 1})
+    assert {"first half", "second half"} <= set(os.listdir(path))
+
+
+@pytest.mark.parametrize("seen", [False, True], ids=["lost before", "stopped after the look at the lease"])
+def test_only_builds_of_the_dead_are_swept(tmp_path: Path, seen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "data"
+    lease_dir = Lease(control(path))
+    with lease_dir.acquire(None) as lease, lease_dir.acquire(lease and lease.owner) as next_lease:
+        assert lease is not None
+        assert next_lease is not None
+        turn, successor = (BuildAttempt(path, lease_dir.directory, "", each) for each in (lease, next_lease))
+        theirs = []
+        if seen:
+            monkeypatch.setattr(lease, "is_held", lambda: not theirs.append(successor.new_staging_dir()))
+        else:
+            theirs.append(successor.new_staging_dir())
+        turn.new_staging_dir()
+        assert [build.is_dir() for build in theirs] == [True]
+
+
+@pytest.mark.parametrize("kept", ["in the function", "by the program"])
+def test_a_builder_that_uses_up_the_file_handles_is_told_and_leaves_no_lease(path: Path, kept: str) -> None:
+    code = (
+        "import gc, os, resource, sys, rankfeed as rf\n"
+        "from rankfeed.errors import PrepareError\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))\n"
+        "def good(staging): (staging / 'a').write_text('a')\n"
+        "rf.prepare_once(sys.argv[1] + '-before', good)\n"
+        "whole = []\n"
+        "def bad(staging):\n"
+        "    files = [] if sys.argv[2] == 'in the function' else whole\n"
+        "    for number in range(1000): files.append(open(staging / str(number), 'w'))\n"
+        "try: rf.prepare_once(sys.argv[1], bad)\n"
+        "except PrepareError as error: print(str(error).splitlines()[0])\n"
+        "whole.clear(); gc.collect()\n"
+        "print(*(name.rpartition('.')[2] for name in os.listdir(sys.argv[3])), flush=True)\n"
+        "print(rf.prepare_once(sys.argv[1], good, timeout=5).name)\n"
+    )
+    command = [sys.executable, "-c", code, str(path), kept, str(control(path))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    said, left, name = done.stdout.splitlines() or [done.stderr, "", ""]
+    assert "Too many open files" in said
+    assert left == "failed"
+    assert name == path.name
+
+
+def test_a_failure_is_raised_though_the_lease_cannot_be_listed(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.listdir
+
+    def listdir(folder: Any) -> list[str]:
+        if Path(folder) == control(path):
+            raise OSError(errno.EIO, "Input/output error")
+        return real(folder)
+
+    def fails(staging: Path) -> None:
+        monkeypatch.setattr(os, "listdir", listdir)
+        raise ValueError("of the builder")
+
+    with pytest.raises(PrepareError, match="of the builder"):
+        rf.prepare_once(path, fails)
+    monkeypatch.setattr(os, "listdir", real)
+    left = names(control(path))
+    assert [name.rpartition(".")[2] for name in left] == ["failed"]
+    assert rf.prepare_once(path, build, timeout=5) == path
+
+
+def test_what_another_user_alone_can_remove_keeps_nobody_from_building(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half = control(path) / ".tmp-host1-7-01234567"  # of a failure, by one that was killed
+    half.parent.mkdir(parents=True)
+    half.touch()
+    unlink = Path.unlink
+
+    def refused(file: Path, missing_ok: bool = False) -> None:
+        if file == half:
+            raise PermissionError(errno.EPERM, "Operation not permitted", str(file))
+        unlink(file, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refused)
+    assert rf.prepare_once(path, build) == path
+    monkeypatch.undo()
+    half.unlink()  # it was left
+    half.parent.rmdir()
+
+
+def test_a_folder_that_is_removed_while_it_is_made_is_made_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, times = os.mkdir, iter(range(2))
+
+    def mkdir(folder: Any, *args: Any, **kwargs: Any) -> None:
+        if Path(folder) == control(path) and next(times, None) is not None:
+            raise FileExistsError(errno.EEXIST, "File exists", str(folder))
+        real(folder, *args, **kwargs)
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    assert rf.prepare_once(path, build) == path
+
+
+def test_a_body_that_gets_no_folder_is_a_failure_that_all_are_told(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fresh(_: BuildAttempt) -> Path:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(BuildAttempt, "new_staging_dir", fresh)
+    with pytest.raises(PrepareError, match="No space left"), rf.prepare_once(path):
+        pass
+    assert [name.rpartition(".")[2] for name in names(control(path))] == ["failed"]
+
+
+def test_a_lease_can_be_read_by_all_who_may_look_into_its_folder(path: Path) -> None:
+    path.parent.mkdir()
+    path.parent.chmod(0o750)
+    modes = []
+
+    def look(staging: Path) -> None:
+        modes.append(stat.S_IMODE((control(path) / "lease").stat().st_mode))
+        build(staging)
+
+    before = os.umask(0o077)
+    try:
+        rf.prepare_once(path, look)
+    finally:
+        os.umask(before)
+    assert [oct(mode) for mode in modes] == ["0o640"]
+
+
+def test_a_lease_that_this_process_left_is_nobodys(path: Path) -> None:
+    control(path).mkdir(parents=True)
+    left = LeaseOwner.current()
+    (control(path) / "lease").write_bytes(msgspec.json.encode(left))
+    assert rf.prepare_once(path, build, timeout=5) == path
+    assert not control(path).exists()

@@ -1,0 +1,286 @@
+"""What lies where data belong: others' files are not removed, and nothing is built that cannot get there."""
+
+import logging
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.machine import need_root
+from tests.support.prepared import build, control
+
+import rankfeed as rf
+from rankfeed.errors import PrepareError
+from rankfeed.prepare import marker, swap
+from rankfeed.prepare.marker import MARKER_NAME, changed_files
+
+
+def kept(path: Path) -> list[Path]:
+    """Where files were kept that others put into a folder while it was replaced."""
+    return list(path.parent.glob(f".{path.name}.kept-*"))
+
+
+def test_files_that_come_while_a_folder_is_replaced_are_kept(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rf.prepare_once(path, build, key="1")
+    real = os.rename
+
+    def just_before(source: Any, target: Any) -> None:
+        if source == path and "old-" in str(target):
+            (path / "sub" / "thesis.txt").write_text("years of work")
+        real(source, target)
+
+    monkeypatch.setattr(os, "rename", just_before)
+    with caplog.at_level(logging.WARNING, "rankfeed"):
+        rf.prepare_once(path, build, key="2")
+    (folder,) = kept(path)
+    assert (folder / "sub" / "thesis.txt").read_text() == "years of work"
+    assert str(folder) in caplog.text
+    assert "sub/thesis.txt" in caplog.text
+    assert changed_files(path) == []
+    assert sorted(os.listdir(path)) == [MARKER_NAME, "a.txt", "sub"]
+
+
+@pytest.mark.parametrize("strange", [True, False])
+def test_what_a_builder_that_was_killed_had_moved_aside_is_looked_at_too(path: Path, strange: bool) -> None:
+    rf.prepare_once(path, build, key="1")
+    killed = (
+        "import os, pathlib, signal, sys\n"
+        "from rankfeed.prepare import prepare_once\n"
+        "path, write, real = pathlib.Path(sys.argv[1]), sys.argv[2] == 'True', os.rename\n"
+        "def rename(source, target):\n"
+        "    if target == path: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    if write and source == path and 'old-' in str(target):\n"
+        "        (path / 'thesis.txt').write_text('years of work')\n"
+        "    real(source, target)\n"
+        "os.rename = rename\n"
+        "prepare_once(path, lambda staging: (staging / 'a').write_text('a'), key='2')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", killed, str(path), str(strange)], check=False, timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    rf.prepare_once(path, build, key="2")
+    assert [(each / "thesis.txt").read_text() for each in kept(path)] == ["years of work"] * strange
+    assert sorted(os.listdir(path)) == [MARKER_NAME, "a.txt", "sub"]
+
+
+def test_only_names_that_are_given_here_are_swept(path: Path) -> None:
+    theirs = [control(path) / name for name in ("old-photos", "old-20240101", "build-tools", "garbage-in")]
+    for folder in theirs:
+        folder.mkdir(parents=True)
+        (folder / "x").write_text("x")
+    (control(path) / "mine.failed").write_text("not a failure of ours")
+    rf.prepare_once(path, build, key="1")
+    rf.prepare_once(path, build, key="2")
+    assert [(folder / "x").read_text() for folder in theirs] == ["x"] * 4
+    assert (control(path) / "mine.failed").read_text() == "not a failure of ours"
+    shutil.rmtree(control(path))
+
+
+@contextmanager
+def anybody() -> Iterator[Path]:
+    """A folder where other users may look and write: not below pytest's own."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o777)
+        yield Path(folder)
+
+
+@contextmanager
+def nobody() -> Iterator[None]:
+    """Without root's rights, should this process have them."""
+    if os.geteuid():
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def test_a_folder_that_cannot_be_listed_is_no_empty_one() -> None:
+    with anybody() as top:
+        path = top / "data"
+        with nobody():
+            rf.prepare_once(path, build, key="1")
+            (path / "mine").mkdir()
+            (path / "mine" / "thesis.txt").write_text("years of work")
+            (path / "mine").chmod(0)
+            with pytest.raises(PrepareError, match=r"cannot read[\s\S]*Permission denied[\s\S]*mine"):
+                rf.prepare_once(path, build, key="2")
+            (path / "mine").chmod(0o700)
+        assert (path / "mine" / "thesis.txt").read_text() == "years of work"
+        shutil.rmtree(top / ".data.prepare", ignore_errors=True)
+
+
+def test_what_cannot_be_looked_into_is_not_built_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rf.prepare_once(path, build)
+    built: Counter[str] = Counter()
+    real = os.lstat
+
+    def broken(file: Any, **options: Any) -> os.stat_result:
+        if str(file).endswith("b.txt"):
+            raise OSError(5, "Input/output error")
+        return real(file, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "lstat", broken)
+        with pytest.raises(PrepareError, match=r"cannot read[\s\S]*Input/output error"):
+            rf.prepare_once(path, lambda staging: built.update(["times"]))
+    assert not built
+    assert changed_files(path) == []
+
+
+def test_anothers_folder_that_may_not_be_read_is_told_and_not_built() -> None:
+    need_root("being two users")
+    built: Counter[int] = Counter()
+
+    def private(staging: Path) -> None:
+        built[os.geteuid()] += 1
+        build(staging)
+        (staging / "sub").chmod(0o700)
+
+    with anybody() as top:
+        rf.prepare_once(top / "data", private)
+        with nobody(), pytest.raises(PrepareError, match=r"cannot read[\s\S]*Permission denied[\s\S]*sub"):
+            rf.prepare_once(top / "data", private)
+        assert built == Counter({0: 1})
+        assert os.listdir(top) == ["data"]
+
+
+def test_inputs_are_asked_afresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = tmp_path / "raw"
+    raw.write_text("1")
+    os.mkfifo(tmp_path / "pipe")  # is not opened
+    seen = os.stat(raw)
+    raw.write_text("22")
+    right = marker.key_with_inputs("", [raw, tmp_path / "pipe"])
+    real = os.stat
+
+    def cached(file: Any, **options: Any) -> os.stat_result:
+        return seen if file == raw else real(file, **options)
+
+    monkeypatch.setattr(os, "stat", cached)
+    assert marker.key_with_inputs("", [raw, tmp_path / "pipe"]) == right
+
+
+@contextmanager
+def mounted(kind: str, place: Path, options: str) -> Iterator[None]:
+    need_root("mounting")
+    subprocess.run(["mount", "-t", kind, "-o", options, kind, place], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", place], check=True)
+
+
+def cannot_be_replaced(path: Path, said: str) -> None:
+    built: Counter[str] = Counter()
+    with pytest.raises(PrepareError, match=rf"cannot replace[\s\S]*{said}[\s\S]*inside it"):
+        rf.prepare_once(path, lambda staging: built.update(["times"]), key="2")
+    assert not built
+    assert not control(path).exists()
+
+
+@pytest.mark.parametrize("filled", [True, False])
+def test_a_mounted_folder_is_told_before_the_build(path: Path, filled: bool) -> None:
+    path.mkdir(parents=True)
+    with mounted("tmpfs", path, "size=1m"):
+        if filled:
+            rf.prepare_once(path.parent / "other", build)
+            shutil.copytree(path.parent / "other", path, dirs_exist_ok=True)
+        cannot_be_replaced(path, "a file system is mounted there")
+        if filled:
+            rf.prepare_once(path, build)  # it is there already
+        rf.prepare_once(path / "inside", build)
+        shutil.rmtree(path / "inside")
+
+
+def test_a_folder_that_comes_with_an_image_is_told_before_the_build(tmp_path: Path) -> None:
+    image, upper, work, top = (tmp_path / name for name in ("image", "upper", "work", "top"))
+    for folder in (image, upper, work, top):
+        folder.mkdir()
+    with mounted(
+        "tmpfs", upper, "size=8m"
+    ):  # the tests' own disk may be an overlay, on which there can be no other
+        for name in ("changes", "work"):
+            (upper / name).mkdir()
+        rf.prepare_once(image / "data", build, key="1")
+        options = f"lowerdir={image},upperdir={upper / 'changes'},workdir={upper / 'work'},redirect_dir=off"
+        with mounted("overlay", top, options):
+            cannot_be_replaced(top / "data", "Invalid cross-device link")
+            rf.prepare_once(top / "data", build, key="1")
+
+
+@pytest.mark.parametrize("anothers", [True, False])
+def test_a_folder_that_may_not_be_changed_is_told_before_the_build(anothers: bool) -> None:
+    with anybody() as top:
+        path = top / "data"
+        if anothers:
+            need_root("being two users")
+            rf.prepare_once(path, build, key="1")
+        with nobody():
+            if not anothers:
+                rf.prepare_once(path, build, key="1")
+                path.chmod(0o555)
+            cannot_be_replaced(path, "Permission denied")
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o2775])
+def test_whoever_may_write_beside_it_may_take_over_from_others(mode: int) -> None:
+    """One user's failure is kept for a while, and a dead builder's lease is left."""
+    need_root("being two users")
+
+    def fails(staging: Path) -> None:
+        raise ValueError("full")
+
+    with anybody() as top:
+        path = top / "data"
+        os.chown(top, 0, 65534)
+        os.chmod(top, mode)
+        with pytest.raises(PrepareError, match="full"):
+            rf.prepare_once(path, fails)
+        assert stat.S_IMODE(control(path).stat().st_mode) == mode
+        os.setegid(65534)
+        try:
+            with nobody():
+                rf.prepare_once(path, build)
+        finally:
+            os.setegid(0)
+        assert changed_files(path) == []
+        shutil.rmtree(control(path), ignore_errors=True)
+
+
+def test_who_may_not_take_over_is_told_by_whose_leave_he_might() -> None:
+    need_root("being two users")
+    with anybody() as top:
+        control(top / "data").mkdir(mode=0o755)
+        (control(top / "data") / "0123456789abcdef.lock").touch()
+        with nobody(), pytest.raises(PrepareError, match=r"Permission denied[\s\S]*ask root, who owns"):
+            rf.prepare_once(top / "data", build)
+
+
+def test_a_folder_of_the_trial_move_is_not_left(path: Path) -> None:
+    rf.prepare_once(path, build, key="1")
+    control(path).mkdir()
+    assert swap.why_immovable(path, control(path)) == ""
+    assert os.listdir(control(path)) == []
+    assert changed_files(path) == []
+    control(path).rmdir()
+
+
+def test_a_build_that_is_there_did_not_fail(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any) -> None:
+        raise PermissionError("others' failures")
+
+    monkeypatch.setattr("rankfeed.prepare.build.forget_failures", refused)
+    assert rf.prepare_once(path, build) == path

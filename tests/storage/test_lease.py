@@ -1,0 +1,300 @@
+"""A lease has one owner at a time: how it is acquired, renewed, lost, taken over and released."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from rankfeed.storage import lease as lease_module
+from rankfeed.storage.lease import HeldLease, Lease, LeaseOwner, StallDetector
+
+REMOTE = LeaseOwner("x", "lease", "elsewhere", "boot", 1, 2, 3)
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[tuple[Lease, HeldLease]]:
+    lease = Lease(tmp_path / "lease", duration=10)
+    with lease.acquire(None) as mine:
+        assert mine is not None
+        yield lease, mine
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 30
+    while not path.exists():
+        assert time.monotonic() < deadline, path
+        time.sleep(0.01)
+
+
+def expires_after(lease: Lease, owner: LeaseOwner, seconds: float) -> bool:
+    """Whether the lease of an owner is expired when it has made no heartbeat for that long."""
+    now = [0.0]
+    stalls = StallDetector(clock=lambda: now[0])
+    lease.is_expired(owner, stalls)
+    now[0] = seconds
+    return lease.is_expired(owner, stalls)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+
+def test_one_process_acquires_and_release_leaves_nothing(tmp_path: Path) -> None:
+    lease = Lease(tmp_path / "lease")
+    assert lease.owner() is None
+    with lease.acquire(None, "rank 0 of 2", 0) as held:
+        assert held is not None
+        assert lease.owner() == held.owner
+        assert str(held.owner) == f"process {os.getpid()} on {held.owner.host} (rank 0 of 2)"
+        with lease.acquire(None) as second:
+            assert second is None
+        assert held.is_held()
+    assert not lease.directory.exists()
+
+
+def test_of_eight_contenders_one_takes_over(tmp_path: Path) -> None:
+    lease = Lease(tmp_path / "lease")
+    with lease.acquire(None) as dead:
+        assert dead is not None
+        start = threading.Barrier(8)
+
+        def contend(_: int) -> bool:
+            start.wait(10)
+            with lease.acquire(dead.owner) as held:
+                start.wait(10)
+                return held is not None
+
+        with ThreadPoolExecutor(8) as pool:
+            assert Counter(pool.map(contend, range(8))) == Counter({False: 7, True: 1})
+
+
+def test_an_owner_on_another_host_keeps_the_lease_as_long_as_it_renews_it(tmp_path: Path) -> None:
+    lease, stalls = Lease(tmp_path, duration=0.3), StallDetector()
+    file = tmp_path / "lease"
+    for tick in range(6):
+        file.touch()
+        os.utime(file, ns=(tick, tick))  # by a clock that is at 1970
+        assert not lease.is_expired(REMOTE, stalls)
+        time.sleep(0.1)
+    time.sleep(0.3)
+    assert lease.is_expired(REMOTE, stalls)
+
+
+def test_the_heartbeat_moves_the_file_time_by_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As file systems that store whole seconds need."""
+    monkeypatch.setattr(lease_module, "HEARTBEAT", 0.02)
+    seen: set[int] = set()
+    with Lease(tmp_path / "lease").acquire(None):
+        deadline = time.monotonic() + 20
+        while len(seen) < 4 and time.monotonic() < deadline:
+            seen.add(int((tmp_path / "lease" / "lease").stat().st_mtime) // 2)
+    assert len(seen) >= 4
+
+
+def test_a_lease_that_is_renewed_by_progress_expires_without_progress(tmp_path: Path) -> None:
+    lease = Lease(tmp_path / "lease", duration=0.3, by_progress=True)
+    with lease.acquire(None) as held:
+        assert held is not None
+        stalls = StallDetector()
+        for _ in range(12):
+            held.renew()
+            assert not lease.is_expired(held.owner, stalls)
+            time.sleep(0.05)
+        time.sleep(0.4)
+        assert lease.is_expired(held.owner, stalls)
+
+
+def killed_after_removing(directory: Path, removed: int) -> bool:
+    """Have a process acquire the lease that is killed after it has removed so many files; whether it was."""
+    pid = os.fork()
+    if not pid:
+        real, left = os.unlink, removed
+
+        def unlink(*arguments: Any, **options: Any) -> None:
+            nonlocal left
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            left -= 1
+            real(*arguments, **options)
+
+        try:
+            os.unlink = unlink
+            with Lease(directory).acquire(None):
+                pass
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_files_of_a_killed_process_are_removed_by_the_next_owner(alone: bool, tmp_path: Path) -> None:
+    lease = Lease(tmp_path / "lease")
+    for removed in count():
+        with ExitStack() as stack:
+            if alone:
+                killed = killed_after_removing(lease.directory, removed)
+            dead = lease.owner()
+            assert stack.enter_context(lease.acquire(dead)) is not None
+            if not alone:  # it comes too late for the lease
+                killed = killed_after_removing(lease.directory, removed)
+        assert names(lease.directory) == [], removed
+        if not killed:
+            break
+    assert removed >= (2 if alone else 1)
+
+
+def test_the_release_takes_each_step_whatever_the_others_raise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("no")
+
+    def fails(lease: Lease) -> None:
+        with monkeypatch.context() as patch, lease.acquire(None):
+            patch.setattr(HeldLease, "release", fail)
+
+    lease = Lease(tmp_path / "lease")
+    with pytest.raises(RuntimeError):
+        fails(lease)
+    assert not lease.directory.exists()
+
+
+def test_a_lease_of_this_process_that_it_does_not_hold_is_expired(tmp_path: Path) -> None:
+    left = LeaseOwner.current()
+    (tmp_path / "lease").write_bytes(msgspec.json.encode(left))
+    lease = Lease(tmp_path)
+    assert lease.is_expired(left, StallDetector())
+
+
+def test_an_owner_that_lost_the_lease_does_not_release_that_of_its_successor(tmp_path: Path) -> None:
+    lease = Lease(tmp_path / "lease")
+    with ExitStack() as stopped, ExitStack() as building:
+        first = stopped.enter_context(lease.acquire(None))
+        assert first is not None
+        second = building.enter_context(lease.acquire(first.owner))
+        assert second is not None
+        assert not first.is_held()
+        stopped.close()
+        assert second.is_held()
+        building.close()
+        assert not lease.directory.exists()
+
+
+def test_each_owner_that_returns_doubles_the_duration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease_module, "HEARTBEAT", 0.05)
+    lease = Lease(tmp_path / "lease", duration=10)
+    with ExitStack() as stack:
+        last = stack.enter_context(lease.acquire(None))
+        for seconds in (10, 20, 40):
+            assert not expires_after(lease, REMOTE, seconds - 1)
+            assert expires_after(lease, REMOTE, seconds + 1)
+            assert last is not None
+            lost, last = last, stack.enter_context(lease.acquire(last.owner))
+            wait_for(lease.directory / f"{lost.owner.token}.returned")
+    assert not lease.directory.exists()
+
+
+def test_a_process_that_this_user_may_not_see_keeps_the_lease_as_long_as_it_renews_it(
+    held: tuple[Lease, HeldLease], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease, mine = held
+    other = msgspec.structs.replace(mine.owner, pid=os.getppid(), start_time=7)
+    assert lease.is_expired(other, StallDetector())
+    monkeypatch.setattr(lease_module, "process_start_time", lambda pid: -1)
+    assert not expires_after(lease, other, 9)
+    assert expires_after(lease, other, 11)
+
+
+def test_an_owner_in_another_pid_namespace_keeps_the_lease_as_long_as_it_renews_it(
+    held: tuple[Lease, HeldLease],
+) -> None:
+    lease, mine = held
+    other = msgspec.structs.replace(mine.owner, pid_namespace=1, pid=1 << 22)  # no such process here
+    assert not expires_after(lease, other, 9)
+    assert expires_after(lease, other, 11)
+
+
+def test_hosts_without_a_boot_id_are_not_taken_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert LeaseOwner.current().is_local
+    monkeypatch.setattr(lease_module, "boot_id", lambda: "")
+    assert not LeaseOwner.current().is_local
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.EOPNOTSUPP])
+def test_file_systems_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    def link(*_: Any) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "link", link)
+    test_one_process_acquires_and_release_leaves_nothing(tmp_path)
+
+
+def test_a_link_whose_reply_was_lost_has_acquired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.link
+
+    def lost(source: Any, target: Any) -> None:
+        real(source, target)
+        raise FileExistsError
+
+    monkeypatch.setattr(os, "link", lost)
+    with Lease(tmp_path / "lease").acquire(None) as held:
+        assert held is not None
+
+
+@pytest.mark.parametrize("what", ["directory", "lease"])
+def test_nothing_is_written_through_a_symbolic_link(what: str, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    if what == "directory":
+        elsewhere.mkdir()
+        (tmp_path / "lease").symlink_to(elsewhere)
+    else:
+        (tmp_path / "lease").mkdir()
+        (tmp_path / "lease" / "lease").symlink_to(elsewhere)
+    lease = Lease(tmp_path / "lease")
+
+    def acquire() -> None:
+        with lease.acquire(lease.owner()):
+            pass
+
+    with pytest.raises(OSError, match=r"exists|symbolic links"):
+        acquire()
+    assert what == "directory" or not elsewhere.exists()
+    assert names(elsewhere) == []
+
+
+def test_without_proc_leases_work_by_heartbeats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on macOS."""
+    for name, value in {"boot_id": "", "pid_namespace": 0, "process_start_time": -1}.items():
+        monkeypatch.setattr(lease_module, name, lambda *_, value=value: value)
+    monkeypatch.setattr(lease_module, "HEARTBEAT", 0.05)
+    lease = Lease(tmp_path / "lease", duration=2)
+    with lease.acquire(None) as held:
+        assert held is not None
+        stalls = StallDetector()
+        for _ in range(30):
+            assert not lease.is_expired(held.owner, stalls)
+            time.sleep(0.1)
+    code = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from rankfeed.storage.lease import Lease\n"
+        "with Lease(Path(sys.argv[1])).acquire(None): os._exit(0)\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "lease")], check=True, timeout=60)
+    dead = lease.owner()
+    assert dead is not None
+    assert not expires_after(lease, dead, 1)
+    assert expires_after(lease, dead, 3)

@@ -1,0 +1,144 @@
+"""One rank of a job that writes: rank_job.py SOURCE DEST TOLD FAULT STALL_TIMEOUT. The outcome goes into TOLD."""
+
+import json
+import os
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+import rankfeed as rf
+
+
+def until(condition: Callable[[], bool], seconds: float = 30) -> None:
+    """Wait, but for no longer than that."""
+    for _ in range(int(seconds * 20)):
+        if condition():
+            return
+        time.sleep(0.05)
+
+
+class Mapped:
+    """Makes none, one or two samples of one, until the fault that it was given."""
+
+    def __init__(
+        self, fault: str, awaited: Callable[[], bool] | None, happened: Path, others: int, dest: str
+    ) -> None:
+        self.fault = fault
+        self.dest = Path(dest)
+        self.others = others
+        self.awaited = awaited
+        self.happened = happened
+        self.calls = 0
+
+    def __call__(self, sample: dict[str, object], rng: np.random.Generator) -> list[dict[str, object]]:
+        self.calls += 1
+        time.sleep(0.001)
+        if self.calls == 60 and self.awaited is not None:
+            # Else this rank might do all of the work before the other has come to its fault.
+            self.happened.with_name(f"at-work-{os.getpid()}").touch()
+            until(self.awaited)
+        if self.fault == "same" and sample["id"] == 1100:
+            time.sleep(1000)
+        at_fault = self.fault in ("kill", "raise", "hang", "stop", "slow")
+        if self.calls == 100 and at_fault:
+            # Else the others might not have come yet, and have nothing to go on with. Some steps before the fault,
+            # so that a rank that is stopped has just got on.
+            until(lambda: len(list(self.happened.parent.glob("at-work-*"))) == self.others)
+        if self.calls == 150 and at_fault:
+            self.happened.touch()
+            if self.fault == "hang":
+                time.sleep(1000)
+            if self.fault == "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            if self.fault == "slow":
+                until(lambda: os.listdir(self.dest).count(".rankfeed-write") == 0, 60)
+            if self.fault == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.fault == "raise":
+                raise ValueError("the user's own")
+        return [{"id": sample["id"], "noise": rng.random()}] * int(rng.integers(3))
+
+
+def pack(opened: rf.Source, dest: str, mapped: Mapped, stall_timeout: float) -> dict[str, object]:
+    """What came of it."""
+    try:
+        packed = rf.write(
+            opened,
+            dest,
+            runner="ranks",
+            map=mapped,
+            seed=4,
+            shard_bytes=1000,
+            stall_timeout=stall_timeout,
+            key=os.environ.get("PACK_KEY", ""),
+            progress=False,
+        )
+    except rf.errors.RankfeedError as error:
+        return {"error": str(error), "calls": mapped.calls}
+    return {"fingerprint": packed.fingerprint, "calls": mapped.calls}
+
+
+def pack_more(opened: rf.Source, dest: str, told: Path, rank: int, stall_timeout: float) -> dict[str, object]:
+    """What came of a second pack into the folder, in which rank 0 waits for the rank that is late."""
+    (told / f"first-{rank}").touch()
+
+    def awaiting(sample: dict[str, object]) -> dict[str, object]:
+        if rank == 0:
+            (told / "second-begun").touch()
+            until((told / "first-2").exists)
+        return {"id": sample["id"], "noise": 0.5}
+
+    more = opened.select(range(100))
+    packed = rf.write(
+        more,
+        dest,
+        runner="ranks",
+        append=True,
+        map=awaiting,
+        key="more",
+        stall_timeout=stall_timeout,
+        progress=False,
+    )
+    return {"fingerprint": packed.fingerprint}
+
+
+def main(source: str, dest: str, told: str, fault: str, stall_timeout: str) -> None:
+    here = rf.Topology.detect()
+    kind, _, rank = fault.partition(":")
+    mine = kind if kind == "same" or (kind and here.rank == int(rank)) else ""
+    if mine == "late":
+        held = Path(os.environ.get("HELD_UNTIL", "/"))
+        time.sleep(3)
+        for _ in range(1600):
+            if held.exists():
+                break
+            time.sleep(0.05)
+    opened = rf.open(source)
+    if mine == "other":
+        opened = opened.select(range(100))
+    happened = Path(told, "happened")
+    awaited = None
+    if kind in ("kill", "raise", "hang", "stop", "slow") and not mine:
+        awaited = happened.exists
+    if kind == "other" and not mine:
+
+        def awaited() -> bool:  # the other rank has told what is wrong
+            return any("different arguments" in path.read_text() for path in Path(dest).rglob("failure.json"))
+
+    mapped = Mapped(mine, awaited, happened, here.world_size - 1, dest)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        outcome = pack(opened, dest, mapped, float(stall_timeout))
+    if "PACK_AGAIN" in os.environ:
+        outcome = {**pack_more(opened, dest, Path(told), here.rank, float(stall_timeout)), "first": outcome}
+    outcome["warnings"] = [str(warning.message) for warning in caught]
+    Path(told, f"{here.rank}.json").write_text(json.dumps(outcome))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

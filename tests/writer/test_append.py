@@ -1,0 +1,190 @@
+"""Adding to a packed data set: what is there stays as it is, and what is added is added once."""
+
+import os
+from collections import Counter
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rankfeed as rf
+from rankfeed.errors import WriteError
+from rankfeed.writer import journal
+from rankfeed.writer import staging as staging_module
+from rankfeed.writer.chunk import chunks_of_samples, gather_shards
+
+coordinator_module = import_module("rankfeed.writer.coordinator")
+
+
+def rows(first: int, last: int) -> list[dict[str, Any]]:
+    return [{"id": i, "x": np.full(3, i, np.int32)} for i in range(first, last)]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
+
+
+def ids(source: rf.Source) -> list[int]:
+    return [int(sample["id"]) for sample in source]
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    rf.write(rows(0, 100), tmp_path / "p", shard_bytes=500, progress=False)
+    return tmp_path / "p"
+
+
+def test_rows_are_added_and_the_old_shards_are_not_touched(base: Path, tmp_path: Path) -> None:
+    before = contents(base)
+    stamps = {path.name: path.stat().st_mtime_ns for path in base.glob("*.arrow")}
+    opened = rf.open(base)
+    packed = rf.write(rows(100, 150), base, shard_bytes=500, append=True, key="new", progress=False)
+    assert ids(packed) == list(range(150))
+    assert {name: data for name, data in contents(base).items() if name in stamps} == {
+        name: data for name, data in before.items() if name in stamps
+    }
+    assert {name: (base / name).stat().st_mtime_ns for name in stamps} == stamps
+    assert ids(opened) == list(range(100))  # whoever had it open goes on reading what it opened
+    more = rf.write(rf.open(base).select(range(20, 40)), base, append=True, workers=0, progress=False)
+    assert Counter(ids(more)) == Counter([*range(150), *range(20, 40)])
+    assert not (base / ".rankfeed-write").exists()
+
+
+def test_an_input_that_can_be_told_is_not_added_twice(base: Path, tmp_path: Path) -> None:
+    first = rf.write(rows(100, 130), tmp_path / "first", progress=False)
+    second = rf.write(rows(130, 160), tmp_path / "second", progress=False)
+    for source in (first, second, first, second):
+        packed = rf.write(source, base, append=True, progress=False)
+    assert ids(packed) == list(range(160))
+    for how in ({"shard_bytes": 200}, {"order": "shuffled"}):  # the same rows, in other shards or another order
+        packed = rf.write(first, base, append=True, progress=False, **how)  # type: ignore[arg-type]
+    assert ids(packed) == list(range(160))
+    for _ in range(2):
+        packed = rf.write(iter(rows(160, 170)), base, append=True, key="friday", progress=False)
+    assert ids(packed) == list(range(170))
+
+
+@pytest.mark.parametrize("kind", ["rows", "source"])
+def test_an_append_goes_on_from_any_rename_and_adds_once(
+    kind: str, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    replace, count, limit, killed = os.replace, 0, 0, True
+
+    def stopping(source: Path, target: Path) -> None:
+        nonlocal count, killed
+        if count == limit:
+            killed = True
+            raise Killed
+        count += 1
+        replace(source, target)
+
+    new = rows(100, 160)
+    given = rf.write(new, tmp_path / "new", progress=False)
+    before = contents(base)
+    while killed:
+        for name in contents(base):
+            (base / name).unlink()
+        for name, data in before.items():
+            (base / name).write_bytes(data)
+        limit, count, killed = limit + 1, 0, False
+        with monkeypatch.context() as patch, suppress(Killed):
+            patch.setattr("os.replace", stopping)
+            arguments: dict[str, Any] = {"shard_bytes": 300, "append": True, "workers": 0, "progress": False}
+            arguments["key"] = "new" if kind == "rows" else ""
+            rf.write(iter(new) if kind == "rows" else given, base, **arguments)
+        if killed:
+            assert ids(rf.open(base)) == list(range(100))
+            rf.write(iter(new) if kind == "rows" else given, base, **arguments)
+        assert ids(rf.open(base)) == list(range(160))
+    assert limit > 9
+    assert not (base / ".rankfeed-write").exists()
+
+
+def test_an_append_that_is_interrupted_again_while_it_is_known_again_adds_once(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def killed(*_: Any) -> None:
+        raise Killed
+
+    for module, name in (
+        (journal, "complete_commit"),
+        (coordinator_module, "_write_parts"),
+        (coordinator_module, "_write_parts"),
+    ):
+        with monkeypatch.context() as patch, suppress(Killed):
+            patch.setattr(module, name, killed)
+            rf.write(iter(rows(100, 160)), base, append=True, key="new", progress=False)
+    assert ids(rf.write(iter(rows(100, 160)), base, append=True, key="new", progress=False)) == list(range(160))
+    assert not (base / ".rankfeed-write").exists()
+
+
+def test_rows_that_do_not_fit_are_refused_and_nothing_changes(base: Path) -> None:
+    before = contents(base)
+    for other, said in (
+        ([{"id": 1, "x": np.zeros(4, np.int32)}], "'x'"),
+        ([{"id": 1, "x": np.zeros(3)}], "'x'"),
+        ([{"id": 1}], "'x'"),
+        ([{"id": "one", "x": np.zeros(3, np.int32)}], "'id'"),
+    ):
+        with pytest.raises(WriteError, match=said):
+            rf.write(other, base, append=True, key="new", progress=False)
+        assert ids(rf.open(base)) == list(range(100))
+    assert contents(base).items() >= before.items()
+    rf.write(rows(100, 101), base, append=True, key="new", progress=False, resume=False)
+    assert ids(rf.open(base)) == list(range(101))
+
+
+def test_narrow_rows_are_stored_as_the_data_set_has_them(tmp_path: Path) -> None:
+    rf.write([{"x": np.arange(n, dtype=np.int64)} for n in (1, 2)], tmp_path / "p", progress=False)
+    packed = rf.write(
+        [{"x": np.arange(3, dtype=np.int8)}] * 2, tmp_path / "p", append=True, key="new", progress=False
+    )
+    assert [sample["x"].tolist() for sample in packed] == [[0], [0, 1], [0, 1, 2], [0, 1, 2]]
+
+
+def test_whole_numbers_that_lose_digits_are_not_appended_to_floats(tmp_path: Path) -> None:
+    rf.write([{"x": 0.5}], tmp_path / "p", progress=False)
+    before = contents(tmp_path / "p")
+    with pytest.raises(WriteError, match="digits"):
+        rf.write([{"x": 2**53 + 1}], tmp_path / "p", append=True, key="new", progress=False)
+    assert contents(tmp_path / "p") == before
+
+
+def test_there_must_be_something_to_append_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "empty").mkdir()
+    for name in ("new", "empty"):
+        with pytest.raises(WriteError, match="no finished dataset"):
+            rf.write(rows(0, 1), tmp_path / name, append=True, key="new", progress=False)
+    assert not (tmp_path / "new").exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(coordinator_module, "commit", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            rf.write(rows(0, 9), tmp_path / "half", progress=False)
+    with pytest.raises(WriteError, match="no finished dataset"):
+        rf.write(rows(0, 1), tmp_path / "half", append=True, key="new", progress=False)
+
+
+def test_a_data_set_that_was_added_to_is_not_taken_for_its_beginning(base: Path) -> None:
+    rf.write(rows(100, 110), base, append=True, key="new", progress=False)
+    with pytest.raises(WriteError, match="another input"):
+        rf.write(rows(0, 100), base, shard_bytes=500, progress=False)
+    assert len(rf.open(base)) == 110
+
+
+def test_two_writers_of_one_part_leave_the_same_bytes(tmp_path: Path) -> None:
+    (chunk,) = gather_shards(chunks_of_samples(enumerate(rows(0, 10)), 1 << 20, "row"), 1 << 20)
+    one = staging_module.write_part(tmp_path, 0, 0, chunk)
+    (tmp_path / one.shard.path).with_suffix(".json").unlink()  # the other has not seen the record yet
+    assert staging_module.write_part(tmp_path, 0, 0, chunk) == one
+    (other,) = gather_shards(chunks_of_samples(enumerate(rows(1, 11)), 1 << 20, "row"), 1 << 20)
+    assert staging_module.write_part(tmp_path, 0, 0, other).shard.path != one.shard.path
+    assert staging_module.is_intact(tmp_path, one)

@@ -1,0 +1,279 @@
+"""A pack that is killed leaves nothing that opens, and goes on to the very same bytes."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rankfeed as rf
+from rankfeed.errors import ArgumentError, SourceError, WriteError
+from rankfeed.storage.lease import LeaseOwner
+from rankfeed.writer import staging as staging_module
+
+#: The module; its name in the package is the function's.
+coordinator_module = import_module("rankfeed.writer.coordinator")
+ROWS = 3000
+SCRIPT = f"""
+import sys, numpy as np, rankfeed as rf
+def rows():
+    for i in range({ROWS}):
+        yield {{"x": np.full(3 if i < 2000 else i % 5, i, np.int32), "name": f"row {{i}}"}}
+given = rf.open(sys.argv[1]) if sys.argv[1] != "rows" else rows()
+print("go", flush=True)
+rf.write(given, sys.argv[2], shard_bytes=1500, workers=int(sys.argv[3]), progress=False)
+"""
+
+
+def rows() -> list[dict[str, object]]:
+    return [{"x": np.full(3 if i < 2000 else i % 5, i, np.int32), "name": f"row {i}"} for i in range(ROWS)]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    source = rf.write(rows(), folder / "rows", shard_bytes=1500, progress=False)
+    rf.write(source, folder / "source", shard_bytes=1500, workers=0, progress=False)
+    return folder
+
+
+def killed(given: str, dest: Path, workers: int, after: float) -> bool:
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, given, str(dest), str(workers)], stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    time.sleep(after)
+    process.send_signal(signal.SIGKILL)
+    process.stdout.close()
+    return process.wait() == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("kind", "workers"),
+    [
+        pytest.param("rows", 0, marks=pytest.mark.slow),
+        pytest.param("source", 0, marks=pytest.mark.slow),
+        ("source", 2),
+    ],
+)
+def test_a_killed_pack_goes_on_to_the_same_bytes(
+    kind: str, workers: int, whole: Path, thorough: bool, tmp_path: Path
+) -> None:
+    given = "rows" if kind == "rows" else str(whole / "rows")
+    chance = random.Random(kind + str(workers))
+    for attempt in range(3 if thorough else 1):
+        dest = tmp_path / str(attempt)
+        interrupted = killed(given, dest, workers, chance.uniform(0, 0.6))
+        if interrupted and not (dest / "rankfeed.json").exists():
+            with pytest.raises(SourceError, match=r"not finished|no such file"):
+                rf.open(dest)
+        rf.write(rows() if kind == "rows" else rf.open(given), dest, shard_bytes=1500, workers=0, progress=False)
+        assert contents(dest) == contents(whole / kind)
+
+
+class Killed(BaseException):
+    pass
+
+
+def renames(monkeypatch: pytest.MonkeyPatch, stop_at: int, work: Callable[[], object]) -> int:
+    """How many renames some work makes; from the given one on it is dead."""
+    count = 0
+    replace = os.replace
+
+    def stopping(source: Path, target: Path) -> None:
+        nonlocal count
+        if count == stop_at:
+            raise Killed
+        count += 1
+        replace(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", stopping)
+        with suppress(Killed):
+            work()
+    return count
+
+
+def test_stopped_at_any_rename_nothing_opens_and_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some = rows()[1800:2300]  # changes from dense to ragged on the way
+
+    def pack(dest: Path) -> rf.Source:
+        return rf.write(some, dest, shard_bytes=3000, progress=False)
+
+    reference = tmp_path / "reference"
+    most = renames(monkeypatch, -1, lambda: pack(reference))
+    moved = Counter[int]()
+    for stop_at in range(most):
+        dest = tmp_path / str(stop_at)
+        assert renames(monkeypatch, stop_at, partial(pack, dest)) == stop_at
+        shards = sorted(dest.glob("shard-*.arrow"))
+        moved[len(shards)] += 1
+        for where in (dest, f"{dest}/*.arrow", f"{dest}/shard-0000[0-3]*", shards):
+            for form in (None, "arrow") if shards or where == dest else ():
+                with pytest.raises(SourceError, match="not finished" if dest.exists() else "no such"):
+                    rf.open(where, format=form)
+        pack(dest)
+        assert contents(dest) == contents(reference)
+    assert set(moved) == set(range(len(list(reference.glob("shard-*.arrow"))) + 1))  # it was stopped at each
+
+
+def test_stopped_at_any_rename_an_append_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def append(dest: Path) -> rf.Source:
+        return rf.write(rows()[60:120], dest, shard_bytes=500, append=True, key="new", progress=False)
+
+    def base(name: str) -> Path:
+        rf.write(rows()[:60], tmp_path / name, shard_bytes=500, progress=False)
+        return tmp_path / name
+
+    reference = base("reference")
+    before = rf.open(reference).fingerprint
+    most = renames(monkeypatch, -1, lambda: append(reference))
+    for stop_at in range(most):
+        dest = base(str(stop_at))
+        assert renames(monkeypatch, stop_at, partial(append, dest)) == stop_at
+        assert rf.open(dest).fingerprint == before
+        append(dest)
+        assert contents(dest) == contents(reference)
+
+
+def test_finished_shards_are_kept(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stop(Exception):
+        pass
+
+    def stopping(*_: object) -> None:
+        raise Stop
+
+    source = rf.open(whole / "rows")
+    with monkeypatch.context() as patch:
+        patch.setattr(coordinator_module, "commit", stopping)
+        with pytest.raises(Stop):
+            rf.write(source, tmp_path / "p", shard_bytes=1500, progress=False)
+    monkeypatch.setattr(staging_module, "write_shard", stopping)  # nothing is left to be written
+    rf.write(source, tmp_path / "p", shard_bytes=1500, progress=False)
+    assert contents(tmp_path / "p") == contents(whole / "source")
+
+
+def test_a_staged_shard_that_was_damaged_is_written_again(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopping(*_: object) -> None:
+        raise InterruptedError
+
+    source = rf.open(whole / "rows")
+    with monkeypatch.context() as patch:
+        patch.setattr(coordinator_module, "commit", stopping)
+        with pytest.raises(WriteError):
+            rf.write(source, tmp_path / "p", shard_bytes=1500, progress=False)
+    staged = sorted((tmp_path / "p").rglob("*.arrow"))
+    staged[0].write_bytes(b"\0" * staged[0].stat().st_size)
+    staged[1].unlink()
+    staged[2].with_suffix(".json").write_text("{")
+    rf.write(source, tmp_path / "p", shard_bytes=1500, progress=False)
+    assert contents(tmp_path / "p") == contents(whole / "source")
+
+
+def test_the_beginnings_of_another_pack_are_refused_or_started_over(whole: Path, tmp_path: Path) -> None:
+    def broken() -> object:
+        yield from rows()[:2500]
+        raise KeyError("the user's own")
+
+    with pytest.raises(KeyError, match="the user's own"):
+        rf.write(broken(), tmp_path / "p", shard_bytes=1500, progress=False)  # type: ignore[arg-type]
+    with pytest.raises(WriteError, match="another input"):
+        rf.write(rf.open(whole / "rows"), tmp_path / "p", shard_bytes=1500, progress=False)
+    rf.write(rf.open(whole / "rows"), tmp_path / "p", shard_bytes=1500, progress=False, resume=False)
+    assert contents(tmp_path / "p") == contents(whole / "source")
+
+
+def test_an_iterable_that_changed_in_between_is_packed_as_it_is_now(tmp_path: Path) -> None:
+    def broken() -> object:
+        yield from ({"x": np.arange(i % 3)} for i in range(500))
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        rf.write(broken(), tmp_path / "p", shard_bytes=500, progress=False)  # type: ignore[arg-type]
+    now = [{"x": np.arange(2) + i} for i in range(100)]
+    rf.write(now, tmp_path / "p", shard_bytes=500, progress=False)
+    rf.write(now, tmp_path / "fresh", shard_bytes=500, progress=False)
+    assert contents(tmp_path / "p") == contents(tmp_path / "fresh")
+
+
+def test_of_two_packs_at_once_one_succeeds_and_the_other_says_why(tmp_path: Path) -> None:
+    code = (
+        "import sys, rankfeed as rf\n"
+        "try: print(len(rf.write([{'x': i} for i in range(100)], sys.argv[1], progress=False)))\n"
+        "except rf.errors.WriteError as error: print(error.summary)"
+    )
+    for attempt in range(3):
+        command = [sys.executable, "-c", code, str(tmp_path / f"{attempt}")]
+        both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+        said = sorted(process.communicate(timeout=60)[0].strip() for process in both)
+        assert said[0] == "100"
+        assert said[1] in ("100", "another process is writing to this directory")
+        assert len(rf.open(tmp_path / f"{attempt}")) == 100
+
+
+def test_a_writer_that_was_killed_on_another_host_is_taken_over_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = (
+        "import os, socket, sys, rankfeed as rf\n"
+        "socket.gethostname = lambda: 'node-a'\n"
+        "def rows():\n"
+        "    for i in range(200):\n"
+        "        yield {'x': i}\n"
+        "    os._exit(9)\n"
+        "rf.write(rows(), sys.argv[1], shard_bytes=100, progress=False)"
+    )
+    dest = tmp_path / "p"
+    killed = subprocess.run([sys.executable, "-c", code, str(dest)], check=False)
+    assert killed.returncode == 9
+    monkeypatch.setattr("rankfeed.storage.lease.DURATION", 1.0)
+    all_rows = [{"x": i} for i in range(300)]
+    assert len(rf.write(all_rows, dest, shard_bytes=100, progress=False)) == 300
+
+
+def test_a_writer_that_is_alive_on_another_host_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rankfeed.storage.lease.HEARTBEAT", 0.05)
+    monkeypatch.setattr(LeaseOwner, "is_local", False)
+
+    def samples() -> Iterator[dict[str, int]]:
+        yield {"x": 1}
+        with pytest.raises(WriteError, match=rf"another process is writing[\s\S]*process {os.getpid()} on"):
+            rf.write([{"x": 1}], tmp_path / "p", progress=False)
+
+    assert len(rf.write(samples(), tmp_path / "p", progress=False)) == 1
+
+
+def test_an_input_that_cannot_be_read_is_not_blamed_on_the_output(tmp_path: Path) -> None:
+    def broken() -> Iterator[dict[str, int]]:
+        yield {"x": 1}
+        raise FileNotFoundError(2, "No such file", "/data/img7.jpg")
+
+    with pytest.raises(WriteError, match=r"(?s)cannot read the input.*img7.*row 1"):
+        rf.write(broken(), tmp_path / "p", progress=False)
+
+
+@pytest.mark.parametrize("dest", ["s3://bucket/data", "", "a\0b", None, 3])
+def test_what_is_no_folder_is_refused(dest: object) -> None:
+    with pytest.raises(ArgumentError, match=r"(?s)invalid dest.*a path|a directory"):
+        rf.write([{"x": 1}], dest, progress=False)  # type: ignore[arg-type]

@@ -1,0 +1,358 @@
+"""A commit that is killed at any of its renames is completed by whichever call comes next, once, or not at all."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rankfeed as rf
+from rankfeed.errors import ArgumentError, CorruptError, WriteError
+from rankfeed.writer import coordinator, journal
+from rankfeed.writer.runners.local import LocalRunner
+
+STAGING = ".rankfeed-write"
+
+
+class Killed(BaseException):
+    pass
+
+
+def rows(first: int, last: int) -> list[dict[str, int]]:
+    return [{"id": i} for i in range(first, last)]
+
+
+def write(given: Any, dest: Path, **options: Any) -> rf.Source:
+    if options.get("append"):
+        options = {"key": "new", **options}
+    return rf.write(given, dest, shard_bytes=200, workers=0, progress=False, **options)
+
+
+def append(base: Path, **options: Any) -> rf.Source:
+    """Append the rows 100 to 159."""
+    return write(iter(rows(100, 160)), base, append=True, **options)
+
+
+def ids(source: rf.Source) -> list[int]:
+    return [int(sample["id"]) for sample in source]
+
+
+def visible(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if path.name != STAGING]
+
+
+def killed_after(renames: int, monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> None:
+    """Do some work, which is dead once it has renamed so many shards (-1: just before the manifest)."""
+    replace, made = import_module("os").replace, 0
+
+    def stopping(source: Path, target: Path) -> None:
+        nonlocal made
+        if Path(target).name.startswith("shard-"):
+            if made == renames:
+                raise Killed
+            made += 1
+        elif Path(target).name == "rankfeed.json":
+            raise Killed
+        replace(source, target)
+
+    with monkeypatch.context() as patch, suppress(Killed):
+        patch.setattr("os.replace", stopping)
+        work()
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    write(rows(0, 100), tmp_path / "p")
+    return tmp_path / "p"
+
+
+def another_append(base: Path) -> list[int]:
+    write(rows(300, 330), base, append=True, key="other")
+    return [*range(300, 330)]
+
+
+def two_appends(base: Path) -> list[int]:
+    return [*another_append(base), *(write(rows(400, 401), base, append=True, key="third") and [400])]
+
+
+def an_append_that_is_interrupted_as_well(base: Path) -> list[int]:
+    with pytest.raises(KeyError, match="the user's own"):
+        write(breaking(rows(500, 560)), base, append=True, key="other")
+    with pytest.raises(WriteError, match="an unfinished write of another input"):
+        write(rf.open(base).select(slice(0, 5)), base, append=True, key="")
+    write(rows(500, 560), base, append=True, key="other")
+    return [*range(500, 560)]
+
+
+def an_append_of_a_source(base: Path) -> list[int]:
+    given = write(rows(600, 640), base.with_name("other"))
+    write(given, base, append=True, key="")
+    write(given, base, append=True, key="")  # is in it: nothing is added
+    return [*range(600, 640)]
+
+
+def a_call_that_is_refused(base: Path) -> list[int]:
+    with pytest.raises(WriteError, match="another input"):
+        write(rows(0, 100), base)
+    return []
+
+
+def breaking(samples: list[dict[str, int]]) -> Any:
+    yield from samples
+    raise KeyError("the user's own")
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        another_append,
+        two_appends,
+        an_append_that_is_interrupted_as_well,
+        an_append_of_a_source,
+        a_call_that_is_refused,
+    ],
+)
+@pytest.mark.parametrize("renames", [0, 1, -1])
+def test_an_append_that_another_call_committed_is_added_once(
+    between: Callable[[Path], list[int]], renames: int, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed_after(renames, monkeypatch, lambda: append(base))
+    assert ids(rf.open(base)) == [*range(100)]
+    added = between(base)
+    assert ids(rf.open(base)) == [*range(160), *added]
+    assert ids(append(base)) == [*range(160), *added]
+    assert not (base / STAGING).exists()
+
+
+@pytest.mark.parametrize("given", ["iterable", "dataset", "map"])
+def test_an_append_of_what_cannot_be_identified_needs_a_key(given: str, base: Path) -> None:
+    source: Any = rows(100, 160)
+    options: dict[str, Any] = {}
+    if given == "dataset":
+        source = rf.from_dataset(source)
+    elif given == "map":
+        source, options = rf.open(base), {"map": dict}
+    with pytest.raises(ArgumentError, match=r"append=True needs a key[\s\S]*key="):
+        write(source, base, append=True, key="", **options)
+    assert len(rf.open(base)) == 100
+
+
+@pytest.mark.parametrize("renames", [0, 1, -1])
+def test_no_manifest_is_written_for_shards_that_are_gone(
+    renames: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dest = tmp_path / "p"
+    killed_after(renames, monkeypatch, lambda: write(rows(0, 100), dest))
+    for path in visible(dest):  # as `rm -r dest/*` does, which spares the hidden directory
+        path.unlink()
+    assert ids(write(rows(0, 100), dest)) == [*range(100)]
+    assert not (dest / STAGING).exists()
+
+
+def test_an_append_is_not_committed_where_its_dataset_is_gone(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed_after(1, monkeypatch, lambda: append(base))
+    for path in visible(base):
+        path.unlink()
+    with pytest.raises(WriteError, match="no finished dataset to append to"):
+        append(base)
+    with pytest.raises(WriteError, match="an unfinished write of another input"):
+        write(rows(0, 30), base)
+    assert ids(write(rows(0, 30), base, resume=False)) == [*range(30)]
+
+
+def test_a_truncated_shard_is_not_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dest = tmp_path / "p"
+    killed_after(2, monkeypatch, lambda: write(rows(0, 100), dest))
+    shard = dest / "shard-00000.arrow"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    assert Counter(ids(write(rows(0, 100), dest))) == Counter(range(100))
+
+
+def test_an_append_is_added_again_where_an_older_state_of_the_dataset_was_restored(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older = {path: path.read_bytes() for path in visible(base)}
+    killed_after(1, monkeypatch, lambda: append(base))
+    another_append(base)
+    for path in visible(base):
+        path.unlink()
+    for path, content in older.items():
+        path.write_bytes(content)
+    assert ids(append(base)) == [*range(160)]
+
+
+@pytest.mark.parametrize("error", [OSError("cannot tell the ranks"), Killed()], ids=["fails", "is killed"])
+def test_an_append_whose_session_ends_badly_after_the_commit_is_added_once(
+    error: BaseException, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def session(*_: object) -> Iterator[None]:
+        yield
+        raise error
+
+    for _ in range(2):
+        with monkeypatch.context() as patch, suppress(WriteError, Killed):
+            patch.setattr(LocalRunner, "session", session)
+            append(base)
+    assert ids(append(base)) == [*range(160)]
+    assert not (base / STAGING).exists()
+
+
+def test_rows_whose_files_are_removed_before_the_commit_are_an_error(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_atomic = journal.write_atomic
+
+    def removing(path: Path, content: bytes) -> None:
+        write_atomic(path, content)
+        for staged in (base / STAGING).glob("*.arrow"):
+            staged.unlink()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(journal, "write_atomic", removing)
+        with pytest.raises(WriteError, match="are gone"):
+            append(base)
+    assert ids(rf.open(base)) == [*range(100)]
+
+
+def test_the_lease_is_held_until_nothing_else_is_staged(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unlink, seen = Path.unlink, []
+
+    def looking(self: Path, *arguments: Any, **more: Any) -> None:
+        if self.name == "lease":
+            seen.append([path.name for path in self.parent.parent.iterdir()])
+        unlink(self, *arguments, **more)
+
+    monkeypatch.setattr(Path, "unlink", looking)
+    append(base)
+    assert seen == [["lease"]]
+
+
+def test_a_call_that_fails_to_complete_a_commit_leaves_it_to_the_next(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed_after(1, monkeypatch, lambda: append(base))
+    for module, name in ((journal, "write_atomic"), (journal, "clear"), (journal.os, "replace")):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, failing)
+            with pytest.raises(WriteError):
+                write(rows(0, 100), base)
+    assert ids(append(base)) == [*range(160)]
+
+
+def failing(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_nothing_is_committed_among_other_data(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed_after(0, monkeypatch, lambda: append(base))
+    other = tmp_path / "other"
+    write(rows(1000, 1100), other)  # of the same sizes
+    for path in visible(other):
+        path.replace(base / path.name)
+    with suppress(WriteError):
+        write(rows(0, 100), base)
+    assert ids(rf.open(base)) == [*range(1000, 1100)]
+
+
+def test_an_append_whose_dataset_cannot_be_opened_at_the_end_is_added_once(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, count = coordinator.PackedSource, 0
+
+    def opening(folder: Path) -> Any:
+        nonlocal count
+        count += 1
+        if count == 2:  # the first is the dataset to append to
+            raise OSError(24, "Too many open files")
+        return opened(folder)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(coordinator, "PackedSource", opening)
+        with pytest.raises(WriteError, match="Too many open files"):
+            append(base)
+    assert ids(append(base)) == [*range(160)]
+
+
+def test_a_commit_is_complete_though_a_shard_is_missing_for_a_while(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch, suppress(Killed):
+        patch.setattr(journal, "clear", killed)
+        append(base)
+    away = (base / "shard-00001.arrow").rename(tmp_path / "away")
+    with pytest.raises((WriteError, CorruptError)):
+        append(base)
+    away.rename(base / "shard-00001.arrow")
+    assert ids(append(base)) == [*range(160)]
+    assert not (base / STAGING).exists()
+
+
+def test_an_append_to_a_dataset_that_is_replaced_meanwhile_is_an_error(base: Path) -> None:
+    older = (base / "rankfeed.json").read_bytes()
+    another_append(base)
+
+    def restoring() -> Iterator[dict[str, int]]:
+        yield from rows(100, 160)
+        (base / "rankfeed.json").write_bytes(older)
+
+    with pytest.raises(WriteError, match="are gone"):
+        write(restoring(), base, append=True)
+    assert (base / "rankfeed.json").read_bytes() == older
+
+
+def test_a_call_that_failed_before_its_first_shard_leaves_nothing(base: Path, tmp_path: Path) -> None:
+    with pytest.raises(WriteError, match="no samples"):
+        write(iter([]), base, append=True, key="nothing")
+    assert ids(append(base)) == [*range(160)]
+    with pytest.raises(KeyError):
+        write(breaking([]), tmp_path / "new", key="one")
+    assert ids(write(rows(0, 3), tmp_path / "new", key="two")) == [0, 1, 2]
+
+
+def test_files_that_come_too_late_leave_no_directory(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def session(_: object, staging: Path) -> Iterator[None]:
+        yield
+        (staging / "00000-00000-late.arrow").touch()  # of a rank whose task was reassigned
+
+    monkeypatch.setattr(LocalRunner, "session", session)
+    append(base)
+    assert not (base / STAGING).exists()
+
+
+def test_another_call_leaves_the_finished_shards_of_an_interrupted_append(base: Path) -> None:
+    with pytest.raises(KeyError):
+        write(breaking(rows(100, 160)), base, append=True)
+    staged = sorted(path.name for path in (base / STAGING).glob("*.arrow"))
+    write(rows(0, 100), base)
+    with pytest.raises(WriteError, match="other rows"):
+        write(rows(0, 90), base)
+    assert staged == sorted(path.name for path in (base / STAGING).glob("*.arrow"))
+    assert len(staged) > 1
+    assert ids(append(base)) == [*range(160)]
+    assert not (base / STAGING).exists()
+
+
+def test_each_rename_of_a_commit_is_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other ranks give rank 0 up if it makes none."""
+    dest, taken = tmp_path / "p", 0
+
+    def step(_: object) -> None:
+        nonlocal taken
+        taken += 1
+
+    killed_after(-1, monkeypatch, lambda: write(rows(0, 1000), dest))
+    count = len(list(dest.glob("shard-*.arrow")))
+    monkeypatch.setattr(LocalRunner, "step", step)
+    write(rows(0, 1000), dest)
+    assert count > 30
+    assert taken >= count

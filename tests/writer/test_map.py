@@ -1,0 +1,275 @@
+"""A function between input and pack: what it makes is packed, whoever calls it, and its faults are named."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rankfeed as rf
+from rankfeed.errors import ArgumentError, WriteError
+from rankfeed.writer import tasks as tasks_module
+from rankfeed.writer.sample_map import SampleMap
+from rankfeed.writer.tasks import WriteJob, align_to_blocks, partition
+
+ROWS = [{"id": i, "x": np.arange(i % 5, dtype=np.int32)} for i in range(400)]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
+
+
+def ids(source: rf.Source) -> list[int]:
+    return [int(sample["id"]) for sample in source]
+
+
+# Of a module, so that worker processes find them.
+def none_one_or_two(sample: dict[str, Any]) -> Any:
+    made = {"id": sample["id"], "length": len(sample["x"])}
+    return (None, made, [made, made])[int(sample["id"]) % 3]
+
+
+def noisy(sample: dict[str, Any], rng: np.random.Generator) -> Iterator[dict[str, Any]]:
+    for _ in range(int(rng.integers(3))):
+        yield {"id": sample["id"], "noise": rng.normal(size=3)}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> rf.Source:
+    return rf.write(ROWS, tmp_path / "source", shard_bytes=900, progress=False)
+
+
+def test_none_one_or_many_rows_come_of_a_sample(source: rf.Source, tmp_path: Path) -> None:
+    expected = [i for i in range(400) for _ in range(i % 3)]
+    packed = rf.write(source, tmp_path / "p", shard_bytes=500, map=none_one_or_two, workers=0, progress=False)
+    assert ids(packed) == expected
+    assert len(packed.manifest.shards) > 3
+    by_iterable = rf.write(iter(ROWS), tmp_path / "q", map=none_one_or_two, progress=False)
+    assert ids(by_iterable) == expected
+
+
+def test_the_bytes_of_a_mapped_pack_do_not_depend_on_workers_or_order_of_work(
+    source: rf.Source, tmp_path: Path
+) -> None:
+    arguments: dict[str, Any] = {"shard_bytes": 700, "map": noisy, "seed": 5, "progress": False}
+    rf.write(source, tmp_path / "alone", workers=0, **arguments)
+    rf.write(source, tmp_path / "three", workers=3, **arguments)
+    assert contents(tmp_path / "alone") == contents(tmp_path / "three")
+    other = rf.write(source, tmp_path / "seed", workers=0, **{**arguments, "seed": 6})
+    assert other.fingerprint != rf.open(tmp_path / "alone").fingerprint
+
+
+def test_a_sample_draws_the_same_numbers_wherever_it_lies_in_the_pack(source: rf.Source, tmp_path: Path) -> None:
+    def drawn(order: Any) -> Counter[tuple[int, bytes]]:
+        packed = rf.write(source, tmp_path / order, map=noisy, seed=5, order=order, progress=False)
+        return Counter((int(sample["id"]), sample["noise"].tobytes()) for sample in packed)
+
+    assert drawn("stored") == drawn("shuffled")
+    assert [key for key, count in drawn("stored").items() if count > 1] == []
+
+
+def test_batches_are_the_same_whatever_the_workers(source: rf.Source, tmp_path: Path) -> None:
+    for workers, name in ((0, "alone"), (2, "two")):
+        rf.write(
+            source, tmp_path / name, map=paired, map_batch=6, shard_bytes=500, workers=workers, progress=False
+        )
+    assert contents(tmp_path / "alone") == contents(tmp_path / "two")
+    packed = rf.open(tmp_path / "alone")
+    assert Counter(size for sample in packed for size in [int(sample["size"])]) == {6: 66, 4: 1}
+    assert [int(sample["first"]) for sample in packed] == list(range(0, 400, 6))
+
+
+def paired(samples: list[dict[str, Any]], rng: np.random.Generator) -> dict[str, Any]:
+    return {"first": samples[0]["id"], "size": len(samples), "noise": rng.random()}
+
+
+def test_the_shuffled_order_is_that_of_the_plan(source: rf.Source, tmp_path: Path) -> None:
+    packed = rf.write(source, tmp_path / "p", order="shuffled", seed=3, shard_bytes=900, workers=0, progress=False)
+    expected = rf.Plan(400, shuffle="global", seed=3).sample_ids(0, np.arange(400))
+    assert ids(packed) == expected.tolist()
+    assert Counter(ids(packed)) == Counter(range(400))
+    rf.write(source, tmp_path / "q", order="shuffled", seed=3, shard_bytes=900, workers=2, progress=False)
+    assert contents(tmp_path / "p") == contents(tmp_path / "q")
+
+
+def test_a_named_function_is_believed_and_one_without_a_name_is_called_again(
+    source: rf.Source, tmp_path: Path
+) -> None:
+    calls: Counter[int] = Counter()
+
+    def counted(sample: dict[str, Any]) -> dict[str, Any]:
+        calls[int(sample["id"])] += 1
+        return {"id": sample["id"]}
+
+    rf.write(source, tmp_path / "named", map=counted, key="v1", progress=False)
+    before = calls.copy()
+    rf.write(source, tmp_path / "named", map=counted, key="v1", progress=False)
+    assert calls == before
+    with pytest.raises(WriteError, match="another input"):
+        rf.write(source, tmp_path / "named", map=counted, key="v2", progress=False)
+    rf.write(source, tmp_path / "nameless", map=counted, progress=False)
+    with pytest.raises(WriteError, match="other rows"):
+        rf.write(source, tmp_path / "nameless", map=none_one_or_two, progress=False)
+    rf.write(source, tmp_path / "nameless", map=counted, progress=False)
+    assert all(count >= 3 for count in calls.values())
+
+
+def test_an_interrupted_mapped_pack_never_keeps_rows_of_another_function(
+    source: rf.Source, tmp_path: Path
+) -> None:
+    class Stop(Exception):
+        pass
+
+    def failing(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["id"] == 299:
+            raise Stop
+        return {"id": sample["id"], "by": 1}
+
+    with pytest.raises(WriteError, match="map raised"):
+        rf.write(source, tmp_path / "p", map=failing, shard_bytes=300, workers=0, progress=False)
+    assert any((tmp_path / "p" / ".rankfeed-write").glob("*.arrow"))
+    packed = rf.write(
+        source, tmp_path / "p", map=lambda s: {"id": s["id"], "by": 2}, shard_bytes=300, workers=0, progress=False
+    )
+    assert Counter(int(sample["by"]) for sample in packed) == {2: 400}
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (lambda sample: 3, "int"),
+        (lambda sample: "text", "str"),
+        (lambda sample: [sample, 3], "list that contains a int"),
+        (lambda sample: [sample][int(sample["id"] == 7)], "IndexError"),
+        (lambda sample: {"x": object()}, "object"),
+        (lambda sample: {"id": 1} if sample["id"] < 7 else {"id": "one"}, "str"),
+    ],
+)
+def test_faults_of_a_function_are_named_with_the_sample(
+    function: Any, said: str, source: rf.Source, tmp_path: Path
+) -> None:
+    for given in (source, ROWS):
+        with pytest.raises(WriteError, match=rf"(?s){said}.*sample") as caught:
+            rf.write(given, tmp_path / "p", map=function, progress=False)
+        assert caught.value.where is not None
+    assert not (tmp_path / "p").exists()
+
+
+def test_a_function_that_leaves_nothing_is_an_error(source: rf.Source, tmp_path: Path) -> None:
+    with pytest.raises(WriteError, match="map returned no samples"):
+        rf.write(source, tmp_path / "p", map=lambda sample: None, progress=False)
+    assert not (tmp_path / "p").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"map": 3},
+        {"map": none_one_or_two, "map_batch": -1},
+        {"map": none_one_or_two, "map_batch": 2.0},
+        {"map_batch": 2},
+        {"order": "random"},
+        {"key": 3},
+        {"key": "\ud800"},
+        {"stall_timeout": 0},
+        {"stall_timeout": "60"},
+        {"workers": "2"},
+        {"workers": True},
+        {"workers": 1.5},
+        {"shard_bytes": "1MB"},
+        {"shard_bytes": 1e6},
+        {"seed": 1.5},
+        {"runner": "spark"},
+    ],
+)
+def test_arguments_that_cannot_be_meant_are_refused(
+    arguments: dict[str, Any], source: rf.Source, tmp_path: Path
+) -> None:
+    with pytest.raises(ArgumentError):
+        rf.write(source, tmp_path / "p", progress=False, **arguments)
+    for other in ({"order": "shuffled"}, {"runner": "ray"}, {"runner": "ranks"}):
+        with pytest.raises(ArgumentError, match="iterable"):
+            rf.write(ROWS, tmp_path / "p", progress=False, **other)
+    assert not (tmp_path / "p").exists()
+
+
+def test_tasks_end_with_blocks_and_cover_all_rows(
+    source: rf.Source, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tasks_module, "_PROBES", 8)
+    ends = set(np.cumsum(source.blocks).tolist())
+    for sample_map in (None, SampleMap(none_one_or_two), SampleMap(paired, batch=7)):
+        found = partition(WriteJob("", source, tmp_path, 600, sample_map=sample_map))
+        assert [task.stop for task in found.tasks[:-1]] == [task.start for task in found.tasks[1:]]
+        assert (found.tasks[0].start, found.tasks[-1].stop) == (0, 400)
+        if sample_map is None:
+            assert any(task.stop in ends for task in found.tasks[:-1])
+        elif sample_map.batch:
+            assert all(task.start % sample_map.batch == 0 for task in found.tasks)
+            assert found.batch % sample_map.batch == 0
+    assert align_to_blocks(np.array([0, 50, 100]), np.ones(100, np.int64)).tolist() == [0, 50, 100]
+    assert align_to_blocks(np.array([0, 50, 100]), np.array([100])).tolist() == [0, 50, 100]
+
+
+def test_a_task_of_one_partition_is_never_taken_for_that_of_another(source: rf.Source, tmp_path: Path) -> None:
+    """A key that was kept though the function changed, or makes more or less each time: no row may get lost."""
+
+    def wide(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["id"] == 399:
+            raise ValueError
+        return {"id": sample["id"], "x": np.zeros(9)}
+
+    arguments: dict[str, Any] = {"shard_bytes": 300, "key": "kept", "workers": 0, "progress": False}
+    with pytest.raises(WriteError, match=r"(?s)map raised.*change its key"):
+        rf.write(source, tmp_path / "p", map=wide, **arguments)
+    packed = rf.write(source, tmp_path / "p", map=lambda s: {"id": s["id"], "x": np.zeros(1)}, **arguments)
+    assert Counter(ids(packed)) == Counter(range(400))
+
+
+def test_what_comes_of_a_sample_need_not_fit_into_memory(tmp_path: Path) -> None:
+    source = rf.write([{"id": 1}], tmp_path / "source", progress=False)
+    alive = most = 0
+
+    class Row(np.ndarray):  # type: ignore[type-arg]
+        def __del__(self) -> None:
+            nonlocal alive
+            alive -= 1
+
+    def many(sample: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        nonlocal alive, most
+        for _ in range(5000):
+            alive, row = alive + 1, np.zeros(100).view(Row)
+            most = max(most, alive)
+            yield {"x": row}
+
+    packed = rf.write(source, tmp_path / "p", map=many, shard_bytes=40_000, workers=0, progress=False)
+    assert (len(packed), alive) == (5000, 0)
+    assert most < 1000
+
+
+def test_errors_that_cannot_even_be_printed_are_told(source: rf.Source, tmp_path: Path) -> None:
+    for workers in (0, 2):
+        with pytest.raises(WriteError, match=r"(?s)Mute.*__str__ raised.*sample 300"):
+            rf.write(source, tmp_path / "p", map=mute, shard_bytes=500, workers=workers, progress=False)
+
+
+class Mute(Exception):
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(one)
+
+    def __str__(self) -> str:
+        raise ValueError
+
+
+def mute(sample: dict[str, Any]) -> dict[str, Any]:
+    if sample["id"] == 300:
+        raise Mute(1, 2)
+    return sample
+
+
+@pytest.mark.parametrize("name", ["\ud800", "", 3])
+def test_fields_need_a_name_that_can_be_written_down(name: Any, source: rf.Source, tmp_path: Path) -> None:
+    with pytest.raises(WriteError, match="field name must be a non-empty str"):
+        rf.write(source, tmp_path / "p", map=lambda sample: {name: 1}, progress=False)

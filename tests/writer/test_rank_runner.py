@@ -1,0 +1,310 @@
+"""Packing on the ranks of a job: the bytes of a local pack, whichever rank dies, and no rank is left waiting."""
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.support.jobs import ENVIRON, run, torchrun
+
+import rankfeed as rf
+from rankfeed.writer.runners.ranks import claim_order
+
+SCRIPT = Path(__file__).parent / "rank_job.py"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def mapped(sample: dict[str, Any], rng: np.random.Generator) -> list[dict[str, Any]]:
+    return [{"id": sample["id"], "noise": rng.random()}] * int(rng.integers(3))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ranks")
+    rows = ({"id": i, "x": np.zeros(i % 4)} for i in range(1200))
+    source = rf.write(rows, folder / "source", shard_bytes=3000, progress=False)
+    rf.write(source, folder / "local", map=mapped, seed=4, shard_bytes=1000, workers=0, progress=False)
+    rf.write(source, folder / "keyed", map=mapped, seed=4, shard_bytes=1000, key="1", workers=0, progress=False)
+    return folder
+
+
+@contextmanager
+def ranks(size: int, *arguments: object, **environ: str) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Processes that know their place as mpirun's do, and are not ended with each other."""
+    job = secrets.token_hex(4)
+    with ExitStack() as stack:
+        started = []
+        for rank in range(size):
+            place = {
+                "OMPI_COMM_WORLD_RANK": str(rank),
+                "OMPI_COMM_WORLD_SIZE": str(size),
+                "OMPI_COMM_WORLD_LOCAL_RANK": str(rank),
+                "OMPI_COMM_WORLD_LOCAL_SIZE": str(size),
+                "OMPI_MCA_ess_base_jobid": job,
+            }
+            command = [sys.executable, str(SCRIPT), *map(str, arguments)]
+            process = subprocess.Popen(command, env={**ENVIRON, **place, **environ})
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            started.append(process)
+        yield started
+
+
+def told(folder: Path) -> dict[int, dict[str, Any]]:
+    return {int(path.stem): json.loads(path.read_text()) for path in folder.glob("[0-9]*.json")}
+
+
+def written(
+    size: int,
+    data: Path,
+    dest: Path,
+    fault: str = "",
+    stall_timeout: float = 20,
+    said: Path | None = None,
+    **environ: str,
+) -> Any:
+    """What came of it on each rank, and how the processes ended."""
+    said = said or dest.with_name(dest.name + "-told")
+    said.mkdir()
+    with ranks(size, data / "source", dest, said, fault, stall_timeout, **environ) as started:
+        codes = [process.wait(90) for process in started]
+    return told(said), codes
+
+
+def test_all_ranks_of_a_torchrun_job_pack_the_bytes_of_a_local_pack(data: Path, tmp_path: Path) -> None:
+    command = torchrun(3, SCRIPT, data / "source", tmp_path / "p", tmp_path, "", 20)
+    run(command, tmp_path / "log", timeout=90)
+    assert contents(tmp_path / "p") == contents(data / "local")
+    outcomes = told(tmp_path)
+    assert Counter(outcome["fingerprint"] for outcome in outcomes.values()) == {
+        rf.open(data / "local").fingerprint: 3
+    }
+    assert sum(outcome["calls"] for outcome in outcomes.values()) >= 1200
+
+
+@pytest.mark.slow
+def test_a_rank_that_comes_late_finds_its_share_done_or_to_do(data: Path, tmp_path: Path) -> None:
+    outcomes, _ = written(2, data, tmp_path / "p", "late:1")
+    assert contents(tmp_path / "p") == contents(data / "local")
+    assert outcomes[0]["fingerprint"] == outcomes[1]["fingerprint"]
+
+
+def test_what_a_killed_rank_was_at_falls_to_the_others(data: Path, tmp_path: Path) -> None:
+    outcomes, codes = written(3, data, tmp_path / "p", "kill:1", stall_timeout=4)
+    assert codes == [0, -signal.SIGKILL, 0]
+    assert [list(outcomes[rank]) for rank in (0, 2)] == [["fingerprint", "calls", "warnings"]] * 2
+    assert contents(tmp_path / "p") == contents(data / "local")
+
+
+@pytest.mark.slow
+def test_ranks_whose_rank_0_was_killed_say_so_and_the_next_job_goes_on(data: Path, tmp_path: Path) -> None:
+    outcomes, codes = written(3, data, tmp_path / "p", "kill:0", stall_timeout=4, PACK_KEY="1")
+    assert codes == [-signal.SIGKILL, 0, 0]
+    for rank in (1, 2):
+        assert "rank 0 died" in outcomes[rank]["error"]
+        assert "continues where it stopped" in outcomes[rank]["error"]
+    with pytest.raises(rf.errors.SourceError, match="not finished"):
+        rf.open(tmp_path / "p")
+    (tmp_path / "p-told").rename(tmp_path / "first")
+    outcomes, codes = written(2, data, tmp_path / "p", PACK_KEY="1")
+    assert codes == [0, 0]
+    assert contents(tmp_path / "p") == contents(data / "keyed")
+    assert sum(outcome["calls"] for outcome in outcomes.values()) < 1200  # with the looks at 32 samples before it
+    (tmp_path / "p-told").rename(tmp_path / "second")
+    outcomes, _ = written(2, data, tmp_path / "p", PACK_KEY="1")  # and once more, now that it is finished
+    assert [outcome["calls"] for outcome in outcomes.values()] == [0, 0]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_error_of_one_rank_reaches_all(rank: int, data: Path, tmp_path: Path) -> None:
+    outcomes, codes = written(3, data, tmp_path / "p", f"raise:{rank}")
+    assert codes == [0, 0, 0]
+    for other in range(3):
+        assert "map raised an error" in outcomes[other]["error"]
+        assert "the user's own" in outcomes[other]["error"]
+        assert (f"rank {rank} failed" in outcomes[other]["error"]) == (other != rank)
+
+
+@pytest.mark.slow
+def test_ranks_that_were_asked_for_different_packs_are_all_told(data: Path, tmp_path: Path) -> None:
+    outcomes, _ = written(2, data, tmp_path / "p", "other:1")
+    for rank in range(2):
+        assert "with different arguments" in outcomes[rank]["error"]
+    assert not (tmp_path / "p" / "rankfeed.json").exists()
+
+
+def ended(process: subprocess.Popen[bytes], seconds: float) -> int | None:
+    """How it ended; None if it did not."""
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["hang", "stop"])
+def test_nobody_waits_for_a_rank_that_lives_and_does_not_get_on(fault: str, data: Path, tmp_path: Path) -> None:
+    with ranks(3, data / "source", tmp_path / "p", tmp_path, f"{fault}:1", 3) as started:
+        codes = [ended(started[rank], 80) for rank in (0, 2)]
+        assert codes == [0, 0]
+        assert started[1].poll() is None
+    outcomes = told(tmp_path)
+    assert outcomes[0]["fingerprint"] == outcomes[2]["fingerprint"]
+    warned = [warning for rank in (0, 2) for warning in outcomes[rank]["warnings"]]
+    assert any("rank 1 of 3 is alive but made no progress for 3 s (task " in warning for warning in warned)
+    assert contents(tmp_path / "p") == contents(data / "local")
+
+
+@pytest.mark.slow
+def test_a_rank_that_was_only_slow_has_what_the_others_packed(data: Path, tmp_path: Path) -> None:
+    """It comes back when they have finished and their folder is gone."""
+    outcomes, codes = written(2, data, tmp_path / "p", "slow:1", stall_timeout=3)
+    assert codes == [0, 0]
+    assert outcomes[1].get("fingerprint") == outcomes[0]["fingerprint"], outcomes[1]
+    assert "rank 1 of 2 is alive but made no progress" in outcomes[0]["warnings"][0]
+    assert contents(tmp_path / "p") == contents(data / "local")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", ["", "1"])
+def test_a_rank_that_was_stopped_meanwhile_has_it_or_says_why(key: str, data: Path, tmp_path: Path) -> None:
+    with ranks(2, data / "source", tmp_path / "p", tmp_path, "stop:1", 3, PACK_KEY=key) as started:
+        assert ended(started[0], 80) == 0
+        started[1].send_signal(signal.SIGCONT)
+        assert ended(started[1], 80) == 0
+    outcome = told(tmp_path)[1]
+    if key:
+        assert outcome.get("fingerprint") == told(tmp_path)[0]["fingerprint"], outcome
+    else:
+        assert "the other ranks ended the write while this one made no progress" in outcome["error"]
+        assert "key=" in outcome["error"]
+    assert contents(tmp_path / "p") == contents(data / ("keyed" if key else "local"))
+
+
+@pytest.mark.slow
+def test_ranks_whose_rank_0_hangs_give_it_up(data: Path, tmp_path: Path) -> None:
+    with ranks(3, data / "source", tmp_path / "p", tmp_path, "hang:0", 3) as started:
+        assert [ended(started[rank], 80) for rank in (1, 2)] == [0, 0]
+        assert started[0].poll() is None
+    for rank in (1, 2):
+        outcome = told(tmp_path)[rank]
+        assert "rank 0 made no progress for 15 s" in outcome["error"]
+        assert "stall_timeout=" in outcome["error"]
+        assert any("rank 0 made no progress for 3 s" in warning for warning in outcome["warnings"])
+
+
+@pytest.mark.slow
+def test_a_sample_that_hangs_on_every_rank_is_an_error_that_names_its_stretch(data: Path, tmp_path: Path) -> None:
+    with ranks(3, data / "source", tmp_path / "p", tmp_path, "same:", 3) as started:
+        deadline = time.monotonic() + 90
+        while Counter(process.poll() for process in started)[0] < 2:  # one has the user's function to wait for
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    assert len(told(tmp_path)) == 2
+    for outcome in told(tmp_path).values():
+        assert "a write task made no progress" in outcome["error"]
+        assert "on two ranks" in outcome["error"]
+        assert "positions" in outcome["error"]
+    assert not (tmp_path / "p" / "rankfeed.json").exists()
+
+
+@pytest.mark.slow
+def test_all_ranks_are_told_at_once_that_rank_0_may_not_pack(data: Path, tmp_path: Path) -> None:
+    outcomes = {}
+
+    def rows() -> Iterator[dict[str, Any]]:
+        yield {"x": 1}
+        outcomes.update(written(3, data, tmp_path / "p", stall_timeout=1000)[0])
+        yield {"x": 2}
+
+    assert len(rf.write(rows(), tmp_path / "p", progress=False)) == 2
+    assert "another process is writing to this directory" in outcomes[0]["error"]
+    for rank in (1, 2):
+        assert "rank 0 failed: another process is writing to this directory" in outcomes[rank]["error"]
+    assert sorted(contents(tmp_path / "p")) == ["rankfeed.json", "shard-00000.arrow"]
+
+
+@pytest.mark.slow
+def test_two_jobs_in_one_folder_do_not_take_each_other_for_their_own(data: Path, tmp_path: Path) -> None:
+    said = tmp_path / "first", tmp_path / "second"
+    for folder in said:
+        folder.mkdir()
+    dest = tmp_path / "p"
+    go = tmp_path / "go"
+    with ranks(2, data / "source", dest, said[0], "late:1", 30, HELD_UNTIL=str(go)) as first:
+        while not (dest / ".rankfeed-write" / "ranks" / "coordinators").exists():
+            assert first[0].poll() is None
+        with ranks(2, data / "source", dest, said[1], "other:0", 30, PACK_KEY="other") as second:
+            assert [ended(process, 80) for process in second] == [0, 0]
+        go.touch()
+        assert [ended(process, 80) for process in first] == [0, 0]
+    assert ["fingerprint" in outcome for outcome in told(said[0]).values()] == [True, True]
+    for outcome in told(said[1]).values():
+        assert "another process is writing to this directory" in outcome["error"]
+    assert contents(dest) == contents(data / "local")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(150)
+def test_packs_into_one_folder_after_each_other_keep_apart(data: Path, tmp_path: Path) -> None:
+    """A rank that is done with the first is at the second while rank 0 is at the first; and one comes too late."""
+    said = tmp_path / "told"
+    said.mkdir()
+    dest = tmp_path / "p"
+    with ranks(
+        3, data / "source", dest, said, "late:2", 3, PACK_AGAIN="1", HELD_UNTIL=str(tmp_path / "go")
+    ) as started:
+        while not said.joinpath("second-begun").exists():  # rank 0 has waited long enough for rank 2
+            assert started[0].poll() is None
+            time.sleep(0.05)
+        (tmp_path / "go").touch()
+        assert [ended(process, 60) for process in started] == [0, 0, 0]
+    outcomes = told(said)
+    first, second = rf.open(data / "local").fingerprint, rf.open(dest).fingerprint
+    assert [outcomes[rank]["first"]["fingerprint"] for rank in (0, 1)] == [first] * 2
+    assert "this rank came too late: rank 0 is at its next write" in outcomes[2]["first"]["error"]
+    assert [outcomes[rank]["fingerprint"] for rank in range(3)] == [second] * 3
+    assert len(rf.open(dest)) == len(rf.open(data / "local")) + 100
+
+
+def test_a_rank_that_cannot_write_there_says_so_at_once(tmp_path: Path, data: Path) -> None:
+    (tmp_path / "file").touch()
+    outcomes, codes = written(2, data, tmp_path / "file" / "p", stall_timeout=1000, said=tmp_path / "told")
+    assert codes == [0, 0]
+    for rank in range(2):
+        assert "cannot write" in outcomes[rank]["error"]
+
+
+def test_one_rank_alone_packs_as_well(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith(("SLURM_", "OMPI_", "PMI")):
+            monkeypatch.delenv(name)
+    arguments: dict[str, Any] = {"map": mapped, "seed": 4, "shard_bytes": 1000, "progress": False}
+    rf.write(rf.open(data / "source"), tmp_path / "p", runner="ranks", **arguments)
+    assert contents(tmp_path / "p") == contents(data / "local")
+    with pytest.raises(rf.errors.ArgumentError, match="ranks as its workers"):
+        rf.write(rf.open(data / "source"), tmp_path / "q", runner="ranks", workers=2)
+
+
+def test_each_task_is_claimed_by_its_own_rank_and_then_by_any_free_one() -> None:
+    missing, claimed = set(range(20)), Counter[int]()
+    while missing:
+        for rank in range(3):
+            if missing:
+                task = claim_order(rank, 3, missing)[0]
+                missing.discard(task)
+                claimed[task] += 1
+    assert claimed == Counter(range(20))

@@ -1,0 +1,141 @@
+"""Processes that pack: whatever the user's code does in them, no pack waits for ever and none of them is left."""
+
+import multiprocessing
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tests.support.jobs import ENVIRON
+
+import rankfeed as rf
+from rankfeed.errors import WriteError
+
+pytestmark = pytest.mark.timeout(120)
+_pool: Any = None
+
+
+def in_worker() -> bool:
+    return "serve(" in " ".join(psutil.Process().cmdline())
+
+
+def starts_what_reads(sample: dict[str, Any]) -> dict[str, Any]:
+    if in_worker() and sample["id"] == 300:
+        assert sys.stdin.read() == ""
+        assert subprocess.run(["cat"], capture_output=True, check=True).stdout == b""
+        os.write(1, b"printed")
+    return sample
+
+
+def leaves_a_child_and_dies(sample: dict[str, Any]) -> dict[str, Any]:
+    if in_worker() and sample["id"] == 300:
+        if os.fork() == 0:  # it has the worker's pipes
+            time.sleep(30)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return sample
+
+
+def exits(sample: dict[str, Any]) -> dict[str, Any]:
+    if in_worker() and sample["id"] == 300:
+        os._exit(4)
+    return sample
+
+
+def square(number: int) -> int:
+    return number * number
+
+
+def asks_a_pool(sample: dict[str, Any]) -> dict[str, Any]:
+    global _pool
+    if in_worker():
+        if _pool is None:
+            _pool = multiprocessing.get_context("fork").Pool(1)
+            Path(os.environ["SEEN_PIDS"], str(_pool._pool[0].pid)).touch()
+        assert _pool.apply(square, (4,)) == 16
+    return sample
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> rf.Source:
+    return rf.write(({"id": i} for i in range(500)), tmp_path / "source", shard_bytes=500, progress=False)
+
+
+def pack(source: rf.Source, dest: Path, function: Any) -> rf.Source:
+    return rf.write(source, dest, map=function, shard_bytes=500, workers=2, progress=False)
+
+
+def test_what_a_function_reads_is_not_what_the_worker_is_told(source: rf.Source, tmp_path: Path) -> None:
+    assert [sample["id"] for sample in pack(source, tmp_path / "p", starts_what_reads)] == list(range(500))
+
+
+def test_a_worker_that_died_is_missed_though_its_pipe_is_held_open(source: rf.Source, tmp_path: Path) -> None:
+    with pytest.raises(WriteError, match=r"(?s)worker process died.*exit status -9.*task"):
+        pack(source, tmp_path / "p", leaves_a_child_and_dies)
+    with pytest.raises(WriteError, match=r"(?s)worker process died.*exit status 4.*task"):
+        pack(source, tmp_path / "p", exits)
+
+
+def test_a_process_with_thousands_of_open_files_writes_with_workers(source: rf.Source, tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limits[1] != resource.RLIM_INFINITY and limits[1] < 1200:
+        pytest.skip("this machine allows no process so many")
+    with ExitStack() as stack:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(1200, limits[0]), limits[1]))
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        for _ in range(1030):
+            stack.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        assert len(pack(source, tmp_path / "p", dict)) == 500
+
+
+def test_processes_that_a_function_started_end_with_the_pack(
+    source: rf.Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = tmp_path / "pids"
+    seen.mkdir()
+    monkeypatch.setenv("SEEN_PIDS", str(seen))
+    assert len(pack(source, tmp_path / "p", asks_a_pool)) == 500
+    left = [psutil.Process(int(each.name)) for each in seen.iterdir() if psutil.pid_exists(int(each.name))]
+    assert len(list(seen.iterdir())) == 2
+    assert psutil.wait_procs(left, timeout=10)[1] == []
+
+
+HANGING = """
+import sys, time, rankfeed as rf
+sys.path.insert(0, sys.argv[3])
+import hanging
+rf.write(rf.open(sys.argv[1]), sys.argv[2], map=hanging.hangs, shard_bytes=500, workers=2, progress=False)
+"""
+
+
+def test_workers_end_with_a_killed_driver_though_they_hang(source: rf.Source, tmp_path: Path) -> None:
+    (tmp_path / "hanging.py").write_text(
+        "import os, pathlib, time\n"
+        "def hangs(sample):\n"
+        "    if sample['id'] == 301:\n"
+        "        pathlib.Path(os.environ['HANGING_PID']).write_text(str(os.getpid()))\n"
+        "        time.sleep(1000)\n"
+        "    return sample\n"
+    )
+    told = tmp_path / "pid"
+    command = [sys.executable, "-c", HANGING, str(tmp_path / "source"), str(tmp_path / "p"), str(tmp_path)]
+    driver = subprocess.Popen(command, env={**ENVIRON, "HANGING_PID": str(told)})
+    try:
+        deadline = time.monotonic() + 60
+        while not (told.exists() and told.read_text()):
+            assert driver.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        worker = psutil.Process(int(told.read_text()))
+        assert worker.pid != driver.pid
+    finally:
+        driver.kill()
+        driver.wait()
+    assert psutil.wait_procs([worker], timeout=20)[1] == []

@@ -1,0 +1,328 @@
+"""What goes into a pack comes out of it, and what cannot be stored is refused by name."""
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+import rankfeed as rf
+from rankfeed.columns import Field
+from rankfeed.errors import ArgumentError, WriteError
+
+DTYPES = [
+    "bool",
+    "int8",
+    "uint16",
+    "int64",
+    "uint64",
+    "float16",
+    "float32",
+    ">f4",
+    ">i8",
+    "complex64",
+    "complex128",
+]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
+    }
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, (bytes, str)):
+        return bool(one == other)
+    one, other = np.asarray(one), np.asarray(other)
+    if one.dtype.newbyteorder("=") != other.dtype or one.shape != other.shape:
+        return False
+    return one.astype(other.dtype).tobytes() == other.tobytes()  # NaN is NaN
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """Rows of a few columns of any kind that can be packed."""
+    columns: dict[str, st.SearchStrategy[Any]] = {}
+    for name in draw(st.lists(st.text(min_size=1, max_size=4), min_size=1, max_size=3, unique=True)):
+        kind = draw(st.sampled_from(["str", "bytes", "dense", "ragged"]))
+        inner = draw(npst.array_shapes(min_dims=0, max_dims=2, max_side=3))
+        dtype = np.dtype(draw(st.sampled_from(DTYPES)))
+        if kind == "str":
+            columns[name] = st.text(max_size=5)
+        elif kind == "bytes":
+            columns[name] = st.binary(max_size=5)
+        elif kind == "dense":
+            columns[name] = npst.arrays(dtype, inner)
+        else:
+            columns[name] = st.integers(0, 3).flatmap(lambda n, d=dtype, s=inner: npst.arrays(d, (n, *s)))
+    return draw(st.lists(st.fixed_dictionaries(columns), min_size=1, max_size=12))
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@given(rows=tables(), shard_bytes=st.sampled_from([1, 64, 1 << 20]))
+def test_every_row_comes_back_as_it_went_in(
+    rows: list[dict[str, Any]], shard_bytes: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("pack") / "packed"
+    packed = rf.write(iter(rows), folder, shard_bytes=shard_bytes, progress=False)
+    assert len(packed) == len(rows) == packed.blocks.sum()
+    order = np.random.default_rng(0).permutation(len(rows))
+    for place, sample in zip(order, packed.fetch(order).samples(), strict=True):
+        assert sample.keys() == rows[place].keys()
+        assert all(same(rows[place][name], sample[name]) for name in sample)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_the_bytes_do_not_depend_on_the_workers(workers: int, tmp_path: Path) -> None:
+    rows = [{"x": np.arange(i % 7, dtype=np.int16), "y": i / 3, "t": "ä" * (i % 4)} for i in range(300)]
+    source = rf.write(rows, tmp_path / "first", shard_bytes=4000, progress=False)
+    rf.write(source, tmp_path / "alone", shard_bytes=1000, workers=0, progress=False)
+    packed = rf.write(source, tmp_path / "again", shard_bytes=1000, workers=workers, progress=False)
+    assert len(packed.manifest.shards) > 5
+    assert contents(tmp_path / "again") == contents(tmp_path / "alone")
+    assert [sample["y"] for sample in packed] == [row["y"] for row in rows]
+
+
+def test_a_script_without_a_main_guard_packs_with_workers(tmp_path: Path) -> None:
+    folder = tmp_path / "files"
+    folder.mkdir()
+    for number in range(40):
+        np.save(folder / f"{number}.npy", np.full((number % 3 + 1, 2), number))
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, rankfeed as rf\n"
+        "packed = rf.write(rf.open(sys.argv[1]), sys.argv[2], shard_bytes=200, workers=2, progress=False)\n"
+        "print(len(packed))\n"
+    )
+    for command, dest in ([sys.executable, str(script)], "a"), ([sys.executable, "-"], "b"):
+        done = subprocess.run(
+            [*command, str(folder), str(tmp_path / dest)],
+            input=script.read_text() if command[-1] == "-" else None,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stdout) == (0, "40\n"), done.stderr
+
+
+def test_a_dataset_of_the_running_script_is_packed_by_the_process_itself(tmp_path: Path) -> None:
+    code = (
+        "import sys, rankfeed as rf\n"
+        "class Squares:\n"
+        "    def __len__(self): return 100\n"
+        "    def __getitem__(self, i): return {'square': i * i}\n"
+        "print(rf.write(rf.from_dataset(Squares()), sys.argv[1], shard_bytes=80, workers=2, progress=False)[9])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "p")], capture_output=True, text=True, check=False
+    )
+    assert "81" in done.stdout, done.stderr
+
+
+def test_rows_that_differ_only_late_make_the_column_ragged(tmp_path: Path) -> None:
+    rows = [{"x": np.full(4, i, np.int32)} for i in range(200)] + [{"x": np.arange(6, dtype=np.int64)}]
+    packed = rf.write(iter(rows), tmp_path / "p", shard_bytes=256, progress=False)
+    assert len(packed.manifest.shards) > 3
+    assert packed.fields == {"x": Field("ragged", "int64", ())}
+    assert [sample["x"].tolist() for sample in packed] == [row["x"].tolist() for row in rows]
+    assert all(
+        field.shape == (4,) for field in rf.write(rows[:200], tmp_path / "q", progress=False).fields.values()
+    )
+
+
+def test_probes_that_missed_the_ragged_rows_do_no_harm(tmp_path: Path) -> None:
+    dataset = [{"x": np.zeros(2 if i in (0, 25, 50, 75) else 1 + i % 5)} for i in range(100)]
+    packed = rf.write(rf.from_dataset(dataset), tmp_path / "p", shard_bytes=500, progress=False)
+    assert [len(sample["x"]) for sample in packed] == [len(row["x"]) for row in dataset]
+
+
+def test_tensors_numbers_lists_and_views_are_stored(tmp_path: Path) -> None:
+    base = np.arange(24).reshape(4, 6)
+    row = {
+        "tensor": torch.ones(2, 3),
+        "number": 3,
+        "float": 2.5,
+        "truth": True,
+        "list": [1, 2],
+        "view": base[::2, ::-3],
+        "fortran": np.asfortranarray(base),
+        "bytearray": bytearray(b"ab"),
+        "données": "é",
+        "empty": np.zeros((0, 2)),
+    }
+    sample = rf.write([row], tmp_path / "p", progress=False)[0]
+    assert sample["bytearray"] == b"ab"
+    for name, value in row.items():
+        if name != "bytearray":
+            assert same(value, sample[name]), name
+    assert sample["truth"].dtype == bool
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        ({"x": None}, "NoneType"),
+        ({"x": np.array([{}], object)}, "object"),
+        ({"x": {"nested": 1}}, "dict"),
+        ({"x": "text"}, "str"),
+        ({"x": np.zeros((2, 2))}, "2, 2"),
+        ({"y": 1}, "'y'"),
+        ({"x": np.zeros(2, "datetime64[s]")}, "datetime"),
+    ],
+)
+def test_what_cannot_be_stored_is_refused_by_row_and_field(bad: dict[str, Any], said: str, tmp_path: Path) -> None:
+    rows = [{"x": 1.0}] * 5 + [bad]
+    with pytest.raises(WriteError) as caught:
+        rf.write(rows, tmp_path / "p", progress=False)
+    assert "x" in str(caught.value)
+    assert "row 5" in str(caught.value)
+    assert said in str(caught.value)
+    assert not (tmp_path / "p").exists()
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{"x": np.float128(1)}],
+        [{"x": np.zeros((2, 0))}],
+        [{"": 1}],
+        [{}],
+        [(1, 2)],
+        [{"x": np.int64(-1)}, {"x": np.uint64(1 << 63)}],
+        [],
+    ],
+)
+def test_what_has_no_column_is_refused(rows: list[Any], tmp_path: Path) -> None:
+    with pytest.raises(WriteError):
+        rf.write(rows, tmp_path / "p", progress=False)
+    assert not (tmp_path / "p").exists()
+
+
+@pytest.mark.parametrize("value", [2**53 + 1, np.iinfo(np.int64).max, np.uint64(2**64 - 1)])
+@pytest.mark.parametrize(
+    ("count", "shard_bytes"), [(2, 1 << 20), (300, 1 << 20), (300, 500)], ids=["batch", "shard", "shards"]
+)
+def test_whole_numbers_do_not_lose_digits_to_a_float(
+    value: Any, count: int, shard_bytes: int, tmp_path: Path
+) -> None:
+    for number in (value, 7):
+        rows = ({"id": number if row < count else 0.5} for row in range(count + 1))
+        if number == 7:
+            packed = rf.write(rows, tmp_path / "q", shard_bytes=shard_bytes, progress=False)
+            assert [sample["id"] for sample in packed] == [7.0] * count + [0.5]
+            continue
+        message = r"(?s)float64 (has not all their digits|cannot hold exactly).*field 'id'"
+        with pytest.raises(WriteError, match=message):
+            rf.write(rows, tmp_path / "p", shard_bytes=shard_bytes, progress=False)
+
+
+def test_an_object_that_is_no_input_is_refused(tmp_path: Path) -> None:
+    for bad in ({"x": 1}, "path", 3):
+        with pytest.raises(ArgumentError, match="a source, or an iterable of samples"):
+            rf.write(bad, tmp_path / "p")  # type: ignore[arg-type]
+    for arguments in ({"runner": "ray"}, {"workers": -1}, {"shard_bytes": 0}):
+        with pytest.raises(ArgumentError):
+            rf.write([{"x": 1}], tmp_path / "p", **arguments)
+    assert not (tmp_path / "p").exists()
+
+
+def test_tuples_of_a_dataset_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(WriteError, match="must be dicts"):
+        rf.write(rf.from_dataset([(1, 2)] * 3), tmp_path / "p", progress=False)
+
+
+def test_a_finished_data_set_is_returned_for_the_same_input_and_never_overwritten(tmp_path: Path) -> None:
+    rows = [{"x": i} for i in range(100)]
+    packed = rf.write(rows, tmp_path / "p", shard_bytes=100, progress=False)
+    before = contents(tmp_path / "p")
+    assert rf.write(iter(rows), tmp_path / "p", shard_bytes=100, progress=False).fingerprint == packed.fingerprint
+    for other in (rows[:-1], [*rows, {"x": 0}], [{"x": -1}, *rows[1:]]):
+        with pytest.raises(WriteError, match="other rows"):
+            rf.write(other, tmp_path / "p", shard_bytes=100, progress=False)
+    with pytest.raises(WriteError, match="finished dataset"):
+        rf.write(rows, tmp_path / "p", shard_bytes=100, progress=False, resume=False)
+    source = rf.write(packed, tmp_path / "q", progress=False)
+    assert rf.write(packed, tmp_path / "q", progress=False).fingerprint == source.fingerprint
+    with pytest.raises(WriteError, match="another input"):
+        rf.write(packed, tmp_path / "q", shard_bytes=50, progress=False)
+    assert contents(tmp_path / "p") == before
+
+
+def test_another_dataset_of_the_same_type_and_length_is_told_apart(tmp_path: Path) -> None:
+    rf.write(rf.from_dataset([{"x": 1}, {"x": 2}]), tmp_path / "p", progress=False)
+    assert len(rf.write(rf.from_dataset([{"x": 1}, {"x": 2}]), tmp_path / "p", progress=False)) == 2
+    with pytest.raises(WriteError, match="other rows"):
+        rf.write(rf.from_dataset([{"x": 1}, {"x": 3}]), tmp_path / "p", progress=False)
+
+
+def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "letter.txt").write_text("dear")
+    with pytest.raises(WriteError, match="other files"):
+        rf.write([{"x": 1}], tmp_path, progress=False)
+    with pytest.raises(WriteError, match="not a directory"):
+        rf.write([{"x": 1}], tmp_path / "letter.txt", progress=False)
+    assert contents(tmp_path) == {"letter.txt": b"dear"}
+
+
+def test_a_second_pack_into_the_same_folder_is_told_of_the_first(tmp_path: Path) -> None:
+    def rows() -> Any:
+        yield {"x": 1}
+        with pytest.raises(WriteError, match="another process"):
+            rf.write([{"x": 1}], tmp_path / "p", progress=False)
+        yield {"x": 2}
+
+    assert len(rf.write(rows(), tmp_path / "p", progress=False)) == 2
+
+
+def test_a_disk_that_is_full_is_an_error_that_leaves_no_half_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    rows = [{"x": i} for i in range(100)]
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(WriteError, match="No space left"):
+            rf.write(rows, tmp_path / "p", progress=False)
+    assert not [path for path in (tmp_path / "p").rglob("*") if ".tmp-" in path.name or path.suffix == ".arrow"]
+    assert len(rf.write(rows, tmp_path / "p", progress=False)) == 100
+
+
+def test_nothing_is_shown_where_nobody_looks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    rf.write([{"x": 1}], tmp_path / "p")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_errors_of_workers_arrive_whole(tmp_path: Path) -> None:
+    folder = tmp_path / "files"
+    folder.mkdir()
+    for number in range(20):
+        np.save(folder / f"{number}.npy", np.arange(4))
+    (folder / "13.npy").write_bytes((folder / "13.npy").read_bytes()[:-8] + b"")
+    source = rf.open(folder)
+    with pytest.raises(rf.errors.CorruptError, match=r"13\.npy"):
+        rf.write(source, tmp_path / "p", shard_bytes=64, workers=2, progress=False)
+    pickle.loads(pickle.dumps(source))
+
+
+@pytest.mark.parametrize("make", [np.zeros, torch.zeros], ids=["array", "tensor"])
+def test_an_array_that_an_iterable_fills_again_and_again_is_packed_as_it_was(make: Any, tmp_path: Path) -> None:
+    def rows() -> Iterator[dict[str, Any]]:
+        values = make(3)
+        for number in range(20):
+            values[:] = number
+            yield {"x": values}
+
+    packed = rf.write(rows(), tmp_path / "packed", progress=False)
+    assert [row["x"].tolist() for row in packed] == [[number] * 3 for number in range(20)]
