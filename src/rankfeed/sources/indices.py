@@ -164,8 +164,8 @@ def _strided_block_sizes(indices: StridedIndices, starts: Int64) -> Int64:
     start, step = indices.start, indices.step
     if step < 0:  # the same from the other end
         start, step = start + step * (indices.length - 1), -step
-    ids_before: Int64 = np.clip(-((start - starts) // step), 0, indices.length)
-    sizes = ids_before[1:] - ids_before[:-1]
+    ids_before = np.clip(-((start - starts) // step), 0, indices.length)
+    sizes: Int64 = ids_before[1:] - ids_before[:-1]
     sizes = sizes[sizes > 0]
     return sizes if indices.step > 0 else sizes[::-1].copy()
 

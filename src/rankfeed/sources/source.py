@@ -13,7 +13,7 @@ import numpy.typing as npt
 from rankfeed._util.trainer import refuse_trainer_without_mixin
 from rankfeed._util.validate import check_int, check_int_array, check_names
 from rankfeed.columns import Columns, Field, Layout
-from rankfeed.errors import ArgumentError, SourceError
+from rankfeed.errors import ArgumentError, RankfeedError, SourceError
 from rankfeed.storage import DataFiles
 
 if TYPE_CHECKING:
@@ -228,15 +228,25 @@ def check_columns(columns: Sequence[str] | None, fields: Mapping[str, Any]) -> l
 def reopen(kind: Callable[..., Source], where: Any, options: Mapping[str, Any], fingerprint: str) -> Source:
     """Unpickle a source by opening its data again; an error if they are not the same data."""
     source = kind(where, **options)
-    if source.fingerprint != fingerprint:
+    check_same_data(source.fingerprint, fingerprint, where)
+    return source
+
+
+def check_same_data(found: str, expected: str, where: object) -> None:
+    """Compare two digests; a SourceError if data are not those that the job opened first."""
+    if found != expected:
         raise SourceError(
-            "the dataset was changed while it was in use",
-            expected=f"fingerprint {fingerprint}",
-            found=source.fingerprint,
+            "the data were changed or replaced while they were in use",
+            expected=f"fingerprint {expected}",
+            found=found,
             where=where,
             remedy="start the job again; write new data to another directory while a job reads these",
         )
-    return source
+
+
+def with_where(error: RankfeedError, where: str) -> RankfeedError:
+    """The same error about another place."""
+    return type(error)(error.summary, expected=error.expected, found=error.found, where=where, remedy=error.remedy)
 
 
 def starts_of(counts: npt.ArrayLike) -> Int64:
