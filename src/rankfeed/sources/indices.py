@@ -146,7 +146,8 @@ def block_sizes(indices: Indices, starts: Int64) -> Int64:
         ends = firsts + 1
     else:
         firsts = indices.starts.astype(np.int64)
-        ends = firsts + np.diff(indices.edges.astype(np.int64))
+        edges = indices.edges.astype(np.int64)
+        ends = firsts + (edges[1:] - edges[:-1])
     # Each range is cut at the edges of the blocks.
     low = starts.searchsorted(firsts, side="right") - 1
     pieces = starts.searchsorted(ends, side="left") - low
