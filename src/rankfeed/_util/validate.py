@@ -161,10 +161,13 @@ def check_names(name: str, value: object) -> list[str]:
     """Several strings, in order: a list, a tuple, an array or any other iterable but a string."""
     if isinstance(value, str):
         raise invalid(name, "a list of names", value, remedy=f"pass [{safe_repr(value)}]")
-    names = _as_list(name, value, "a list of names", (bytes, Mapping, set, frozenset))
-    if not all(isinstance(each, str) for each in names):
-        raise invalid(name, "a list of names", value)
-    return [str(each) for each in names]
+
+    def check(each: object) -> str:
+        if not isinstance(each, str):
+            raise TypeError
+        return str(each)
+
+    return _check_each(name, value, "a list of names", (bytes, Mapping, set, frozenset), check)
 
 
 def check_environ(value: Mapping[str, str]) -> Mapping[str, str]:
@@ -189,15 +192,20 @@ def check_path(name: str, value: object) -> str:
 
 def check_paths(name: str, value: object) -> list[str]:
     """Several paths, in order: a list or another iterable, but not one path."""
-    paths = _as_list(name, value, "a list of paths", (str, bytes, os.PathLike, Mapping))
-    return [check_path(f"path in {name}", path) for path in paths]
+    refused = (str, bytes, os.PathLike, Mapping)
+    return _check_each(name, value, "a list of paths", refused, lambda each: check_path(f"path in {name}", each))
 
 
-def _as_list(name: str, value: object, expected: str, refused: tuple[type, ...]) -> list[Any]:
+def _check_each(
+    name: str, value: object, expected: str, refused: tuple[type, ...], check: Callable[[object], str]
+) -> list[str]:
+    """Check the elements of an iterable one by one: it may be infinite."""
     if isinstance(value, refused) or not isinstance(value, Iterable):
         raise invalid(name, expected, value)
     try:
-        return list(value)
+        return [check(each) for each in value]
+    except ArgumentError:
+        raise
     except Exception:
         raise invalid(name, expected, value) from None
 

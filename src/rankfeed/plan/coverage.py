@@ -47,10 +47,10 @@ class IntervalRun:
         if other.count == 1:
             follows = self.length == other.length and other.start == self.start + self.count * self.stride
             return replace(self, count=self.count + 1) if follows else None
-        if (self.count, self.stride) == (other.count, other.stride) and other.start == self.start + self.length:
-            if self.length + other.length <= self.stride:
-                return IntervalRun.of(self.start, self.length + other.length, self.stride, self.count)
-        return None
+        length = self.length + other.length
+        same = (self.count, self.stride) == (other.count, other.stride) and length <= self.stride
+        adjacent = other.start == self.start + self.length
+        return IntervalRun.of(self.start, length, self.stride, self.count) if same and adjacent else None
 
 
 class Coverage:

@@ -21,13 +21,13 @@ STAGING_NAME = ".rankfeed-pack"
 #: Name of each format -> the module and name of its `Format`, in the order of detection. The module detects the
 #: format; it does not import its reader.
 FORMATS: dict[str, tuple[str, str]] = {
-    "packed": ("rankfeed.sources.packed", "FORMAT"),
+    "packed": ("rankfeed.sources.arrow.detect", "PACKED_FORMAT"),
     "numpy": ("rankfeed.sources.npy.detect", "FORMAT"),
     "lance": ("rankfeed.sources.lance.detect", "FORMAT"),
     "webdataset": ("rankfeed.sources.tar.detect", "FORMAT"),
     "parquet": ("rankfeed.sources.parquet.detect", "FORMAT"),
     "huggingface": ("rankfeed.sources.hf.detect", "FORMAT"),
-    "arrow": ("rankfeed.sources.arrow_files", "FORMAT"),
+    "arrow": ("rankfeed.sources.arrow.detect", "FORMAT"),
     "mds": ("rankfeed.sources.mds.detect", "FORMAT"),
     "pyg": ("rankfeed.sources.pyg.detect", "FORMAT"),
     "csv": ("rankfeed.sources.text.detect", "CSV_FORMAT"),

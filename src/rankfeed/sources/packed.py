@@ -15,8 +15,6 @@ import numpy.typing as npt
 from rankfeed._util.handle_cache import HandleCache
 from rankfeed.columns import ColumnBuffer, Columns, Field, column_from_parts
 from rankfeed.errors import CorruptError
-from rankfeed.sources.format import Format
-from rankfeed.sources.paths import Paths
 from rankfeed.sources.source import Source, by_chunk, check_columns, check_ids
 from rankfeed.storage import (
     MANIFEST_NAME,
@@ -222,14 +220,6 @@ def check_shard(folder: str | Path, manifest: Manifest, shard: ShardInfo, step: 
     read_shard(map_file(path), manifest.fields, shard.rows, str(path))
 
 
-def is_packed(where: Paths) -> bool:
-    """Whether this is the folder of a completely written dataset."""
-    return isinstance(where, (str, os.PathLike)) and Path(where, MANIFEST_NAME).is_file()
-
-
 def open_packed(where: Any, *, columns: Sequence[str] | None = None) -> PackedSource:
     """Open the folder of a written dataset."""
     return PackedSource(os.fspath(where), columns=columns)
-
-
-FORMAT = Format("packed", "a folder that rankfeed packed", is_packed, "rankfeed.sources.packed:open_packed")

@@ -14,12 +14,11 @@ import numpy.typing as npt
 from rankfeed._util.validate import check_name, check_names, check_optional
 from rankfeed.columns import Columns, Dense, Field
 from rankfeed.errors import ArgumentError, CorruptError, SourceError
-from rankfeed.sources.arrow_errors import arrow_errors
-from rankfeed.sources.arrow_files import ArrowSource
-from rankfeed.sources.arrow_open import open_arrow
-from rankfeed.sources.arrow_places import Shape
-from rankfeed.sources.arrow_table import ArrowTableSource, known_fields
-from rankfeed.sources.arrow_types import Nulls
+from rankfeed.sources.arrow.errors import arrow_errors
+from rankfeed.sources.arrow.file import read_schema
+from rankfeed.sources.arrow.source import ArrowSource
+from rankfeed.sources.arrow.table import ArrowTableSource
+from rankfeed.sources.arrow.types import ArrayShape, Nulls, fields_of
 from rankfeed.sources.chunked import CACHE_BYTES
 from rankfeed.sources.hf.detect import DICT_NAME, INFO_NAME, STATE_NAME
 from rankfeed.sources.json_index import read_json
@@ -69,13 +68,13 @@ class Features:
         files: columns of encoded files, of which the bytes are delivered.
     """
 
-    shapes: Mapping[str, Shape] = field(default_factory=dict)
+    shapes: Mapping[str, ArrayShape] = field(default_factory=dict)
     files: frozenset[str] = frozenset()
 
     @classmethod
     def read(cls, features: Mapping[str, Any] | None, where: str) -> Features:
         """The features of columns, each a dict with ``_type``; any other content is ignored."""
-        shapes: dict[str, Shape] = {}
+        shapes: dict[str, ArrayShape] = {}
         files: set[str] = set()
         for name, feature in (features or {}).items():
             kind = feature.get("_type") if isinstance(feature, Mapping) else None
@@ -277,9 +276,9 @@ def _stored_fields(
     """The fields of files (from the first) or of a table in memory."""
     if isinstance(table, list) and not table:
         raise SourceError("the dataset is empty", where=place)
-    schema = open_arrow(table[0], features.shapes).schema if isinstance(table, list) else table.schema
-    with arrow_errors(place):
-        return known_fields(schema, nulls, features.shapes, columns)
+    schema = read_schema(table[0]) if isinstance(table, list) else table.schema
+    with arrow_errors(table[0] if isinstance(table, list) else place):
+        return fields_of(schema, nulls=nulls, columns=columns, shapes=features.shapes)
 
 
 def _table_source(

@@ -14,8 +14,8 @@ import numpy.typing as npt
 from rankfeed._util.validate import check_int, check_name, check_optional, invalid
 from rankfeed.columns import ColumnBuffer, Columns, Field, column_from_parts
 from rankfeed.errors import SourceError
-from rankfeed.sources.arrow_columns import stored_of
-from rankfeed.sources.arrow_types import fields_of, two_of
+from rankfeed.sources.arrow.columns import read_columns
+from rankfeed.sources.arrow.types import duplicate_name_error, fields_of
 from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
 from rankfeed.sources.lance.process import TableHandle, inspect_table
 from rankfeed.sources.paths import check_utf8
@@ -192,7 +192,7 @@ class LanceSource(ChunkedSource):
         self, table: Any, names: tuple[str, ...], first: int | Int64, place: str
     ) -> dict[str, ColumnBuffer]:
         fields = {name: self._fields[name] for name in names}
-        return stored_of(table, fields, where=f"{self._where()}, {place}", first_row=first, nulls=self._nulls)
+        return read_columns(table, fields, where=f"{self._where()}, {place}", first_row=first, nulls=self._nulls)
 
     def _parents_of(self, names: Sequence[str]) -> list[str]:
         """The columns of the table that contain these (fields of a struct are columns here)."""
@@ -262,7 +262,7 @@ def _columns_of(
             fields = {field.name: Field("bytes"), **masks}
         for name in fields:
             if name in found and (columns is None or name in columns):
-                raise two_of(name)
+                raise duplicate_name_error(name)
         found |= fields
         parents |= dict.fromkeys(fields, field.name)
     names = check_columns(columns, found)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rankfeed.errors import CorruptError, RankfeedError, SourceError
-from rankfeed.sources.arrow_errors import arrow_errors
+from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.parallel import in_parallel
 from rankfeed.sources.parquet.detect import ENCRYPTED, MAGIC
 from rankfeed.storage import digest_of

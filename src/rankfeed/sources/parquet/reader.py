@@ -17,7 +17,7 @@ from typing import Any
 
 from rankfeed._util.handle_cache import HandleCache
 from rankfeed.errors import CorruptError, RankfeedError
-from rankfeed.sources.arrow_errors import arrow_errors
+from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.parquet.footer import REMEDY, footer_bytes, os_errors, parse_footer
 from rankfeed.sources.source import with_where
 from rankfeed.storage import DataFiles, digest_of

@@ -13,9 +13,9 @@ import numpy.typing as npt
 from rankfeed._util.validate import check_int
 from rankfeed.columns import ColumnBuffer, Columns, Field
 from rankfeed.errors import CorruptError, SourceError
-from rankfeed.sources.arrow_columns import VALID, Nulls, fields_of, stored_of
-from rankfeed.sources.arrow_errors import arrow_errors
-from rankfeed.sources.arrow_types import leaves_of
+from rankfeed.sources.arrow.columns import read_columns
+from rankfeed.sources.arrow.errors import arrow_errors
+from rankfeed.sources.arrow.types import VALID, Nulls, fields_of, leaves_of
 from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
 from rankfeed.sources.parquet.detect import list_files
 from rankfeed.sources.parquet.footer import REMEDY, Footer, read_footers
@@ -41,7 +41,7 @@ class ParquetSource(ChunkedSource):
     """Parquet files: one, a list, a pattern, or a folder with everything below it.
 
     Directories named ``key=value`` become columns: int64 if all values are integers, otherwise text. Columns are
-    as `rankfeed.sources.arrow_columns.fields_of` says: lists of numbers are ragged, lists of a fixed size dense,
+    as `rankfeed.sources.arrow.types.fields_of` says: lists of numbers are ragged, lists of a fixed size dense,
     structs become columns "outer.inner".
 
     Args:
@@ -182,7 +182,7 @@ class ParquetSource(ChunkedSource):
             where = f"{self._paths[part.file]}, {part}"
             first = part.before + part.first
             with arrow_errors(where):
-                loaded = stored_of(rows, wanted, where=where, first_row=first, nulls=self._nulls)
+                loaded = read_columns(rows, wanted, where=where, first_row=first, nulls=self._nulls)
             for name, column in loaded.items():
                 self._partitions.check(name, part.file, column)
         for name in names:

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any, BinaryIO
 
 from rankfeed.errors import CorruptError
-from rankfeed.sources.arrow_errors import arrow_errors
+from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.text.dialect import BOM, PIECE, REMEDY, Dialect
 from rankfeed.sources.text.exact_numbers import first_inexact, has_large, inexact_error
 

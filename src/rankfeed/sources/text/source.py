@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from rankfeed.columns import ColumnBuffer, Columns, Field, column_from_parts
 from rankfeed.errors import SourceError, listed
-from rankfeed.sources.arrow_columns import Nulls, fields_of, roots_of, stored_of
+from rankfeed.sources.arrow.columns import read_columns
+from rankfeed.sources.arrow.types import Nulls, fields_of, roots_of
 from rankfeed.sources.paths import Paths, common_root, label
 from rankfeed.sources.source import (
     BLOCK_BYTES,
@@ -74,7 +75,7 @@ class _TextSource(Source):
         buffers = []
         for path, table in zip(self._paths, tables, strict=True):
             cast = _cast(table, wanted, path, dialect)
-            buffers.append(stored_of(cast, self._fields, where=path, nulls=self._nulls))
+            buffers.append(read_columns(cast, self._fields, where=path, nulls=self._nulls))
             for each in buffers[-1].values():
                 if each.unreadable is not None:
                     each.unreadable.refuse(np.arange(each.rows))  # report nulls now, not when they are read
@@ -238,7 +239,7 @@ def rows(where: Paths, *, delimiter: str | None = None, types: Mapping[str, str]
         first = 0
         for table in _stream(path, dialect):
             fields = fields_of(table.schema)
-            buffers = stored_of(table, fields, where=path, first_row=first)
+            buffers = read_columns(table, fields, where=path, first_row=first)
             every = np.arange(len(table))
             columns = {name: column_from_parts(fields[name], [each.part(every)]) for name, each in buffers.items()}
             yield from Columns(columns, len(table)).samples()

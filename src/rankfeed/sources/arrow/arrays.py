@@ -1,4 +1,4 @@
-"""Arrow's arrays as numpy sees them: views of Arrow's own buffers, copied only where they must be."""
+"""Arrow arrays as numpy arrays: views of Arrow's buffers, copied only if necessary."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import numpy.typing as npt
 
 from rankfeed.columns import ColumnBuffer
 from rankfeed.errors import CorruptError
-from rankfeed.sources.arrow_errors import InexactDecimalError, arrow_errors
-from rankfeed.sources.arrow_types import element_of, is_list, tensor_axes
+from rankfeed.sources.arrow.errors import InexactDecimalError, arrow_errors
+from rankfeed.sources.arrow.types import element_of, is_list, tensor_axes
 
 Array = npt.NDArray[Any]
-#: Which rows (or elements) are not null; None where all are, which is the rule and costs nothing.
+#: Mask of rows (or elements) that are not null; None if none is null.
 Valid = npt.NDArray[np.bool_] | None
 #: Rows of a union that are decoded at once to find its nulls.
-_DECODED = 4096
-#: Digits that float64 gives back whatever they are.
+_UNION_ROWS = 4096
+#: float64 holds all decimals of this many digits.
 _EXACT_DIGITS = 15
 
 
-def all_of(valid: Valid) -> Valid:
-    """Which rows have no null in them."""
+def rows_without_nulls(valid: Valid) -> Valid:
+    """Mask of the rows without a null in them."""
     if valid is None or valid.ndim == 1:
         return valid
     whole: npt.NDArray[np.bool_] = np.logical_and.reduce(valid, axis=tuple(range(1, valid.ndim)))
@@ -32,7 +32,7 @@ def all_of(valid: Valid) -> Valid:
 
 
 def plain_of(array: Any) -> Any:
-    """Without dictionary and extension type."""
+    """An array without dictionary and extension types."""
     import pyarrow as pa
 
     while True:
@@ -45,12 +45,12 @@ def plain_of(array: Any) -> Any:
 
 
 def valid_of(array: Any) -> Valid:
-    """Which rows are not null."""
+    """Mask of the rows that are not null."""
     return array.is_valid().to_numpy(zero_copy_only=False) if array.null_count else None
 
 
 def numbers_of(array: Any) -> tuple[Array, Valid]:
-    """Numbers as [rows, *shape], zero where null, and which elements are valid: [rows], or [rows, elements]."""
+    """Numbers as [rows, *shape], zero if null, and the mask of valid ones: [rows] or [rows, elements]."""
     import pyarrow as pa
 
     if isinstance(array.type, pa.FixedShapeTensorType):
@@ -87,16 +87,12 @@ def numbers_of(array: Any) -> tuple[Array, Valid]:
 
 
 def _floats(array: Any) -> Any:
-    """Decimals as float64.
-
-    Raises:
-        InexactDecimalError: float64 does not give the digits of a value back.
-    """
+    """Decimals as float64; an InexactDecimalError if a value would lose digits."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     texts = array.cast(pa.string())
-    floats = texts.cast(pa.float64())  # a direct cast is off by a bit now and then
+    floats = texts.cast(pa.float64())  # a direct cast is not always exact
     if array.type.precision <= _EXACT_DIGITS:
         return floats
     digits = pc.utf8_trim(pc.replace_substring_regex(texts, r"E.*|[^0-9]", ""), "0")
@@ -111,7 +107,7 @@ def _floats(array: Any) -> Any:
 
 
 def text_of(array: Any) -> ColumnBuffer:
-    """Text or bytes; empty where null."""
+    """Text or bytes; empty if null."""
     import pyarrow as pa
 
     kind = array.type
@@ -125,12 +121,12 @@ def text_of(array: Any) -> ColumnBuffer:
         array = array.cast(pa.large_string() if text else pa.large_binary())
     stored = _segments(array)
     if text:
-        array.validate(full=True)  # here, where the file is known: whether it is UTF-8
+        array.validate(full=True)  # UTF-8, here where the file is known
     return stored
 
 
 def _segments(array: Any) -> ColumnBuffer:
-    """Text or bytes as they lie, from the first byte of the first row to the last of the last."""
+    """Text or bytes as views of the buffers."""
     import pyarrow as pa
 
     wide = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
@@ -146,17 +142,17 @@ def _segments(array: Any) -> ColumnBuffer:
 
 
 def list_elements(array: Any) -> tuple[Any, npt.NDArray[np.int64]]:
-    """The elements of a list column one after the other, and where each row starts; null rows are empty."""
+    """The elements of a list column, and int64 [rows + 1] where each row starts; null rows are empty."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     kind = array.type
     if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
-        # Not by a cast, which pyarrow 26 writes wrong offsets in.
+        # A cast in pyarrow 26 writes wrong offsets.
         array.validate(full=True)
         lengths = pc.list_value_length(array).fill_null(0).to_numpy().astype(np.int64)
         return array.flatten(), np.concatenate([[0], np.cumsum(lengths)])
-    if not len(array):  # its one offset may lie anywhere, as nothing is read by it
+    if not len(array):  # its only offset may have any value
         return array.values[:0], np.zeros(1, np.int64)
     offsets = array.offsets.to_numpy(zero_copy_only=False).astype(np.int64)
     child = array.values
@@ -164,7 +160,7 @@ def list_elements(array: Any) -> tuple[Any, npt.NDArray[np.int64]]:
     lengths = np.diff(offsets)
     valid = valid_of(array)
     if valid is not None and (hidden := ~valid & (lengths > 0)).any():
-        # Arrow lets a null row have elements, which nobody sees: they are left out.
+        # Null rows may have elements, which are left out.
         keep = np.repeat(~hidden, lengths)
         child = child.slice(int(offsets[0]), int(offsets[-1] - offsets[0])).filter(pa.array(keep))
         lengths[hidden] = 0
@@ -173,23 +169,18 @@ def list_elements(array: Any) -> tuple[Any, npt.NDArray[np.int64]]:
 
 
 def _check_offsets(offsets: npt.NDArray[np.int64], size: int) -> None:
-    """Refuse offsets that lead out of the values: a file may say anything."""
+    """Refuse offsets outside of the values, which a damaged file may have."""
     if len(offsets) and (offsets[0] < 0 or offsets[-1] > size or (offsets[1:] < offsets[:-1]).any()):
         raise CorruptError(
             "the offsets of a column are damaged",
-            expected=f"rising numbers from 0 to {size}",
+            expected=f"ascending numbers from 0 to {size}",
             found=f"{offsets.min()} to {offsets.max()}",
         )
 
 
 def objects_of(array: Any, where: str) -> tuple[ColumnBuffer, Valid]:
-    """Rows that become Python objects when they are asked for, and which are not None.
-
-    Args:
-        array: of any type but a dictionary's.
-        where: the file, for errors.
-    """
-    # A view of one None: there is a value for each row, and it takes no room.
+    """Rows that are decoded to Python objects when they are read, and the mask of those that are not None."""
+    # A view of one None: a value per row that takes no memory.
     values = np.broadcast_to(np.array(None, object), len(array))
 
     def decode(rows: npt.NDArray[np.int64]) -> Array:
@@ -208,12 +199,12 @@ def _objects_at(array: Any, rows: npt.NDArray[np.int64]) -> list[Any]:
         return _objects(array.slice(int(rows[0]), len(rows)))
     try:
         return _objects(array.take(pa.array(rows)))
-    except pa.ArrowNotImplementedError:  # of what is run-end encoded, say
+    except pa.ArrowNotImplementedError:  # run-end encoded
         return [_objects(array.slice(row, 1))[0] for row in rows.tolist()]
 
 
 def _not_none(array: Any) -> Valid:
-    """Which rows are not None. Arrow says of unions and of what is run-end encoded that they have no nulls."""
+    """Mask of the rows that are not None; Arrow counts no nulls in unions and run-end encoded arrays."""
     import pyarrow as pa
 
     if pa.types.is_run_end_encoded(array.type):
@@ -223,15 +214,15 @@ def _not_none(array: Any) -> Valid:
             None if runs is None else runs[ends.searchsorted(array.offset + np.arange(len(array)), side="right")]
         )
     if pa.types.is_union(array.type):
-        pieces = (array.slice(first, _DECODED) for first in range(0, len(array), _DECODED))
+        pieces = (array.slice(first, _UNION_ROWS) for first in range(0, len(array), _UNION_ROWS))
         return np.array([each is not None for piece in pieces for each in piece.to_pylist()], np.bool_)
     return valid_of(array)
 
 
 def _objects(array: Any) -> list[Any]:
-    """Rows as Python objects: lists of numbers are arrays, however deep they lie.
+    """Rows as Python objects; lists of numbers at any depth are arrays, or lists if they contain a null.
 
-    One with a null in it is a list. What a row is never follows from the rows beside it, which the cache decides.
+    The type of a row does not depend on the rows decoded with it.
     """
     array = plain_of(array)
     if not is_list(array.type):
@@ -240,9 +231,9 @@ def _objects(array: Any) -> list[Any]:
     child, offsets = list_elements(array)
     if element_of(child.type) is not None:
         values, inner = numbers_of(child)
-        # Of a copy: arrays over the buffer of a file hold it open for as long as they live.
+        # A copy: views of the buffer would keep the file open.
         rows = list[Any](np.split(values.copy(), offsets[1:-1])) if len(array) else []
-        whole = all_of(inner)
+        whole = rows_without_nulls(inner)
         if whole is not None and not whole.all():
             bad = np.unique(offsets.searchsorted(np.flatnonzero(~whole), side="right") - 1)
             for row in bad.tolist():

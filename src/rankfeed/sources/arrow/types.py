@@ -1,9 +1,9 @@
-"""Arrow's types as fields: what each column of a schema becomes."""
+"""Arrow types as fields."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -13,58 +13,67 @@ from rankfeed.columns import Field
 from rankfeed.errors import SourceError
 
 Nulls = Literal["error", "mask"]
+#: Path to a column: the name of the top-level column, then field numbers in structs.
+Path = tuple[str, *tuple[int, ...]]
+#: Lengths of the nested lists that store an array; None for a dimension that varies.
+ArrayShape = tuple[int | None, ...]
 
-#: What is added to a column's name for the mask of its nulls.
+#: Suffix of the column that masks nulls.
 VALID = "_valid"
-#: What a column is called that has no name: pandas writes its index to CSV as one. (A column "" would be what
-#: samples are that are no dicts.)
+#: Name of a column without a name, such as the index that pandas writes to CSV; "" marks samples that are no
+#: dicts.
 UNNAMED = "unnamed"
 
 
-def fields_of(schema: Any, *, nulls: Nulls = "error", columns: Sequence[str] | None = None) -> dict[str, Field]:
-    """The fields that the columns of a `pyarrow.Schema` become.
+def fields_of(
+    schema: Any,
+    *,
+    nulls: Nulls = "error",
+    columns: Sequence[str] | None = None,
+    shapes: Mapping[str, ArrayShape] | None = None,
+) -> dict[str, Field]:
+    """The fields of the columns of a `pyarrow.Schema`.
 
-    Numbers and booleans are dense, fixed-size lists dense with a shape, lists of these ragged, text and bytes what
-    they are; structs become columns "outer.inner". Timestamps, dates, times and durations are int64 in their own
-    unit, decimals float64. Anything else (lists of lists, of text; maps) is kept as Python objects.
+    Numbers and booleans are dense, fixed-size lists dense with a shape, lists of these ragged, text and bytes str
+    and bytes; structs become columns "outer.inner". Timestamps, dates, times and durations are int64 in their own
+    unit, decimals float64. Everything else (lists of lists or text, maps) becomes Python objects.
 
     Args:
         schema: of the data.
-        nulls: "mask" adds a boolean column ``<name>_valid`` for each column that may hold nulls.
-        columns: names of those wanted; None for all. Names that several columns share are left out, if they are
-            not wanted.
+        nulls: "mask" adds a boolean column ``<name>_valid`` for each column.
+        columns: names of the wanted columns; None for all. Unwanted columns may share a name.
+        shapes: columns of nested lists that are arrays, and their shapes.
 
     Raises:
-        ArgumentError: ``nulls`` is something else.
+        ArgumentError: ``nulls`` has another value.
         SourceError: two columns have one name.
 
     Examples:
         >>> import pyarrow as pa
         >>> kinds = {"x": pa.list_(pa.float32()), "when": pa.timestamp("us"), "at": pa.list_(pa.int8(), 2)}
-        >>> schema = pa.schema(kinds)
-        >>> {name: str(field) for name, field in fields_of(schema).items()}
+        >>> {name: str(field) for name, field in fields_of(pa.schema(kinds)).items()}
         {'x': 'float32[*]', 'when': 'int64', 'at': 'int8[2]'}
     """
     check_choice("nulls", nulls, ("error", "mask"))
-    roots = Counter(schema.names)
+    top_level = Counter(schema.names)
     fields: dict[str, Field] = {}
-    twice: list[str] = []
+    duplicates: list[str] = []
     for name, path, kind in _leaves(schema):
-        added = {name: field_of(kind)}
+        added = {name: shaped_field(kind, shapes[name]) if shapes and name in shapes else field_of(kind)}
         if nulls == "mask":
             added[name + VALID] = Field("dense", "bool")
         for each, field in added.items():
-            if each in fields or roots[path[0]] > 1:
-                twice.append(each)
+            if each in fields or top_level[path[0]] > 1:
+                duplicates.append(each)
             fields[each] = field
-    for name in twice:
+    for name in duplicates:
         if columns is None or name in columns:
-            raise two_of(name)
+            raise duplicate_name_error(name)
         fields.pop(name, None)
     return fields
 
 
-def two_of(name: str) -> SourceError:
+def duplicate_name_error(name: str) -> SourceError:
     """The error for columns that share a name."""
     return SourceError(
         "two columns have one name",
@@ -74,7 +83,7 @@ def two_of(name: str) -> SourceError:
 
 
 def roots_of(schema: Any, names: Sequence[str], *, nulls: Nulls = "error") -> list[str]:
-    """The columns of a schema that have to be read for some fields, each once, in the schema's order."""
+    """The top-level columns that contain some fields, in the order of the schema."""
     chosen = set(names)
     wanted = {
         path[0]
@@ -84,12 +93,8 @@ def roots_of(schema: Any, names: Sequence[str], *, nulls: Nulls = "error") -> li
     return [name for name in schema.names if name in wanted]
 
 
-#: The way to a column: the name of the schema's own column, and in structs the number of each field.
-Path = tuple[str, *tuple[int, ...]]
-
-
 def leaves_of(schema: Any) -> list[tuple[str, Path]]:
-    """Names of the columns, structs taken apart, and the way to each."""
+    """Names and paths of the columns, with structs taken apart."""
     return [(name, path) for name, path, _ in _leaves(schema)]
 
 
@@ -109,15 +114,43 @@ def _leaves(schema: Any) -> Iterator[tuple[str, Path, Any]]:
 
 
 def field_at(schema: Any, path: Path) -> Any:
-    """The Arrow field at the end of a way."""
+    """The Arrow field at a path."""
     field = schema.field(path[0])
     for index in path[1:]:
         field = field.type.field(index)
     return field
 
 
+def field_of(kind: Any) -> Field:
+    """The field of a column of an Arrow type."""
+    import pyarrow as pa
+
+    types = pa.types
+    if isinstance(kind, pa.BaseExtensionType) and not isinstance(kind, pa.FixedShapeTensorType):
+        return field_of(kind.storage_type)
+    if types.is_dictionary(kind):
+        return field_of(kind.value_type)
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+        return Field("str")
+    if (
+        types.is_binary(kind)
+        or types.is_large_binary(kind)
+        or types.is_binary_view(kind)
+        or types.is_fixed_size_binary(kind)
+    ):
+        return Field("bytes")
+    element = element_of(kind)
+    if element is not None:
+        return Field("dense", element[0].name, element[1])
+    if is_list(kind):
+        element = element_of(kind.value_type)
+        if element is not None:
+            return Field("ragged", element[0].name, element[1])
+    return Field("object")
+
+
 def element_of(kind: Any) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
-    """Type and shape of numbers, or of fixed-size lists of them; None for anything else."""
+    """Dtype and shape of numbers, or of fixed-size lists of them; None for other types."""
     import pyarrow as pa
 
     types = pa.types
@@ -154,9 +187,8 @@ def tensor_shape(kind: Any) -> tuple[int, ...]:
 
 
 def tensor_axes(kind: Any) -> list[int]:
-    """Which stored axis each logical axis of a `pyarrow.FixedShapeTensorType` is."""
-    axes: list[int] = list(range(len(kind.shape))) if kind.permutation is None else list(kind.permutation)
-    return axes
+    """The stored axis of each logical axis of a `pyarrow.FixedShapeTensorType`."""
+    return list(range(len(kind.shape))) if kind.permutation is None else list(kind.permutation)
 
 
 def is_list(kind: Any) -> bool:
@@ -172,29 +204,28 @@ def is_list(kind: Any) -> bool:
     )
 
 
-def field_of(kind: Any) -> Field:
-    """What a column of an Arrow type becomes."""
+def storage_type(kind: Any) -> Any:
+    """An Arrow type without extension types around it."""
     import pyarrow as pa
 
-    types = pa.types
-    if isinstance(kind, pa.BaseExtensionType) and not isinstance(kind, pa.FixedShapeTensorType):
-        return field_of(kind.storage_type)
-    if types.is_dictionary(kind):
-        return field_of(kind.value_type)
-    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
-        return Field("str")
-    if (
-        types.is_binary(kind)
-        or types.is_large_binary(kind)
-        or types.is_binary_view(kind)
-        or types.is_fixed_size_binary(kind)
-    ):
-        return Field("bytes")
-    element = element_of(kind)
-    if element is not None:
-        return Field("dense", element[0].name, element[1])
-    if is_list(kind):
-        element = element_of(kind.value_type)
-        if element is not None:
-            return Field("ragged", element[0].name, element[1])
-    return Field("object")
+    while isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
+    return kind
+
+
+def shaped_field(kind: Any, shape: ArrayShape) -> Field:
+    """The field of a column of nested lists that are arrays of a shape, of which the first dimension may vary.
+
+    Raises:
+        ValueError: the lists have fewer dimensions.
+    """
+    kind = whole = storage_type(kind)
+    for _ in shape:
+        if not hasattr(kind, "value_type"):
+            raise ValueError(f"arrays of {len(shape)} dimensions are stored as {whole}")
+        kind = kind.value_type
+    element = field_of(kind)
+    if element.kind != "dense" or None in shape[1:]:
+        return Field("object")
+    inner = tuple(length for length in shape if length is not None)
+    return Field("ragged" if shape[0] is None else "dense", element.dtype, (*inner, *element.shape))

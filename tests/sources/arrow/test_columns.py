@@ -18,8 +18,10 @@ from hypothesis import strategies as st
 import rankfeed as rf
 from rankfeed.columns import ColumnBuffer, Field, column_from_parts
 from rankfeed.errors import ArgumentError, CorruptError, SourceError
-from rankfeed.sources import arrow_columns
-from rankfeed.sources.arrow_columns import arrow_errors, fields_of, roots_of, stored_of
+from rankfeed.sources.arrow import columns as arrow_columns
+from rankfeed.sources.arrow.columns import read_columns
+from rankfeed.sources.arrow.errors import arrow_errors
+from rankfeed.sources.arrow.types import fields_of, roots_of
 
 
 def plain(value: Any) -> Any:
@@ -39,7 +41,7 @@ def read(array: Any, **options: Any) -> tuple[Field, list[Any]]:
     """The field and the rows of one column."""
     table = pa.table({"x": array})
     fields = fields_of(table.schema, **options)
-    return fields["x"], rows_of(fields["x"], stored_of(table, fields, where="here", **options)["x"])
+    return fields["x"], rows_of(fields["x"], read_columns(table, fields, where="here", **options)["x"])
 
 
 LISTS = [[1, 2], [], [3]]
@@ -102,7 +104,7 @@ def test_every_type_becomes_rows_of_its_field(
     layout: str, array: Any, rows: list[Any], field: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if layout == "widened":  # as is done with 2 GiB
-        monkeypatch.setattr(arrow_columns, "_COUNTED", 0)
+        monkeypatch.setattr(arrow_columns, "_INT32_MAX", 0)
         layout = "chunked"
     given_array, expected = {
         "whole": (array, rows),
@@ -121,17 +123,17 @@ def test_a_null_is_an_error_or_a_zero_with_a_mask(array: Any, rows: list[Any], f
     kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
     array = pa.array([*array.to_pylist()[:2], None, *array.to_pylist()[2:]], kind)
     table = pa.table({"before": range(4), "x": array})
-    stored = stored_of(table, fields_of(table.schema), where="here", first_row=10)
+    stored = read_columns(table, fields_of(table.schema), where="here", first_row=10)
     for asked in ([2], [0, 2, 1], range(4)):
         with pytest.raises(SourceError, match=r"null[\s\S]*here, row 12, column 'x'[\s\S]*columns="):
             stored["x"].part(np.array(asked))
     assert rows_of(fields_of(table.schema)["x"], stored["x"], [3, 0]) == [rows[2], rows[0]]
-    scattered = stored_of(table, fields_of(table.schema), where="here", first_row=np.array([7, 9, 40, 41]))
+    scattered = read_columns(table, fields_of(table.schema), where="here", first_row=np.array([7, 9, 40, 41]))
     with pytest.raises(SourceError, match="row 40, column 'x'"):
         scattered["x"].part(np.array([2]))
-    assert list(stored_of(table, {"before": Field("dense", "int64")}, where="here")) == ["before"]
+    assert list(read_columns(table, {"before": Field("dense", "int64")}, where="here")) == ["before"]
     fields = fields_of(table.schema, nulls="mask")
-    stored = stored_of(table, fields, where="here", nulls="mask")
+    stored = read_columns(table, fields, where="here", nulls="mask")
     assert stored["x_valid"].values.tolist() == [True, True, False, True]
     got = rows_of(fields["x"], stored["x"])
     assert got[:2] + got[3:] == rows
@@ -144,11 +146,11 @@ def test_a_null_is_an_error_or_a_zero_with_a_mask(array: Any, rows: list[Any], f
 def test_a_null_inside_a_row_makes_the_row_invalid() -> None:
     for array in (pa.array([[1], [2, None], []]), pa.array([[1, 2], [3, None], [5, 6]], pa.list_(pa.int64(), 2))):
         table = pa.table({"x": array})
-        stored = stored_of(table, fields_of(table.schema), where="here")
+        stored = read_columns(table, fields_of(table.schema), where="here")
         stored["x"].part(np.array([0, 2]))
         with pytest.raises(SourceError, match="row 1, column 'x'"):
             stored["x"].part(np.array([0, 1, 2]))
-        stored = stored_of(table, fields_of(table.schema, nulls="mask"), where="here", nulls="mask")
+        stored = read_columns(table, fields_of(table.schema, nulls="mask"), where="here", nulls="mask")
         assert stored["x_valid"].values.tolist() == [True, False, True]
 
 
@@ -156,7 +158,7 @@ def test_dictionaries_of_chunks_may_hold_nulls() -> None:
     chunks = [pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int8()), each) for each in ([1, None], [3, 4])]
     table = pa.table({"x": pa.chunked_array(chunks)})
     fields = fields_of(table.schema, nulls="mask")
-    stored = stored_of(table, fields, where="here", nulls="mask")
+    stored = read_columns(table, fields, where="here", nulls="mask")
     assert stored["x"].values.tolist() == [1, 0, 3, 4]
     assert stored["x_valid"].values.tolist() == [True, False, True, True]
 
@@ -166,7 +168,7 @@ def test_nulls_of_a_dictionary_column_are_read_as_zero_or_empty(entries: list[An
     array = pa.DictionaryArray.from_arrays(pa.array([0, None, 1, None], pa.int8()), pa.array(entries))
     table = pa.table({"x": array})
     fields = fields_of(table.schema, nulls="mask")
-    stored = stored_of(table, fields, where="here", nulls="mask")
+    stored = read_columns(table, fields, where="here", nulls="mask")
     empty = type(entries[0])()
     assert rows_of(fields["x"], stored["x"], [0, 1, 2, 3]) == [entries[0], empty, entries[1], empty]
     assert stored["x_valid"].values.tolist() == [True, False, True, False]
@@ -183,11 +185,11 @@ ENCODED = pa.RunEndEncodedArray.from_arrays(pa.array([1, 2, 3, 4], pa.int32()), 
 @pytest.mark.parametrize("array", [SPARSE, DENSE, ENCODED], ids=["sparse union", "dense union", "run-end encoded"])
 def test_nulls_that_arrow_does_not_count_are_nulls(array: Any) -> None:
     table = pa.table({"x": array})
-    stored = stored_of(table, fields_of(table.schema), where="here")["x"]
+    stored = read_columns(table, fields_of(table.schema), where="here")["x"]
     assert [int(each) for each in rows_of(Field("object"), stored, [3, 0])] == [4, 1]
     with pytest.raises(SourceError, match=r"null[\s\S]*here, row 2, column 'x'"):
         stored.part(np.array([2]))
-    masked = stored_of(table, fields_of(table.schema, nulls="mask"), where="here", nulls="mask")
+    masked = read_columns(table, fields_of(table.schema, nulls="mask"), where="here", nulls="mask")
     assert masked["x_valid"].values.tolist() == [True, True, False, True]
 
 
@@ -196,8 +198,8 @@ def test_a_null_around_what_cannot_be_told_of_it_is_refused(array: Any) -> None:
     nulls = pa.array([False, False, False, True])
     table = pa.table({"s": pa.StructArray.from_arrays([array], ["x"], mask=nulls)})
     with pytest.raises(SourceError, match=r"'x'[\s\S]*here[\s\S]*columns="):
-        stored_of(table, fields_of(table.schema), where="here")
-    stored = stored_of(table.slice(1, 2), fields_of(table.schema), where="here")["s.x"]
+        read_columns(table, fields_of(table.schema), where="here")
+    stored = read_columns(table.slice(1, 2), fields_of(table.schema), where="here")["s.x"]
     assert [str(each) for each in rows_of(Field("object"), stored, [0])] == [str(array[1])]
 
 
@@ -255,9 +257,9 @@ def test_what_an_object_is_does_not_follow_from_the_rows_beside_it(kind: Any, ma
     rows = [[[value], []], None, [[value, None]], [None, [value]], [[value, value]], []]
     table = pa.table({"x": pa.array(rows, make(make(kind)))})
     fields = fields_of(table.schema, nulls="mask")
-    together = stored_of(table, fields, where="here", nulls="mask")["x"].part(np.arange(len(rows))).values
+    together = read_columns(table, fields, where="here", nulls="mask")["x"].part(np.arange(len(rows))).values
     for row in range(len(rows)):
-        single = stored_of(table.slice(row, 1), fields, where="here", nulls="mask")["x"]
+        single = read_columns(table.slice(row, 1), fields, where="here", nulls="mask")["x"]
         (alone,) = single.part(np.array([0])).values
         assert repr(together[row]) == repr(alone)
     assert together[1] is None
@@ -271,7 +273,7 @@ def test_what_a_null_row_hides_is_not_seen() -> None:
     hidden = pa.ListArray.from_arrays(pa.array([0, 1, 3, 4]), pa.array([1, 98, 99, 4]), mask=mask)
     table = pa.table({"x": hidden})
     fields = fields_of(table.schema, nulls="mask")
-    assert rows_of(fields["x"], stored_of(table, fields, where="here", nulls="mask")["x"]) == [[1], [], [4]]
+    assert rows_of(fields["x"], read_columns(table, fields, where="here", nulls="mask")["x"]) == [[1], [], [4]]
 
 
 WORDS = pa.DictionaryArray.from_arrays(pa.array(np.arange(3000) % 5, pa.int8()), ["w" * 500] * 5)
@@ -293,7 +295,7 @@ ENDS = pa.array(np.arange(0, 3001, 3), pa.int32())
 )
 def test_objects_take_no_more_than_arrow_does_until_they_are_asked_for(array: Any) -> None:
     table = pa.table({"x": array})
-    (stored,) = stored_of(table, fields_of(table.schema), where="here").values()
+    (stored,) = read_columns(table, fields_of(table.schema), where="here").values()
     assert stored.nbytes == array.nbytes
     assert stored.rows == len(array)
     for rows in ([5, 3, 3, 900], range(40, 60)):
@@ -309,12 +311,12 @@ def test_structs_are_taken_apart_and_their_nulls_with_them() -> None:
         "s.b.c": "str",
     }
     assert roots_of(table.schema, ["s.b.c"]) == ["s"]
-    whole = stored_of(table, fields_of(table.schema), where="here")
+    whole = read_columns(table, fields_of(table.schema), where="here")
     for name in ("s.a", "s.b.c"):
         with pytest.raises(SourceError, match=rf"row 1, column '{name}'"):
             whole[name].part(np.array([0, 1]))
     fields = fields_of(table.schema, nulls="mask")
-    stored = stored_of(table.slice(1), fields, where="here", nulls="mask")
+    stored = read_columns(table.slice(1), fields, where="here", nulls="mask")
     assert stored["s.a"].values.tolist() == [0, 3]
     assert stored["s.b.c_valid"].values.tolist() == [False, True]
 
@@ -327,14 +329,14 @@ def test_more_text_than_32_bits_can_count_is_joined(kind: Any) -> None:
         rows = [{"a": row} for row in rows] if pa.types.is_struct(kind) else [[row] for row in rows]
     table = pa.table({"x": pa.chunked_array([pa.array(rows, kind)] * 21)})
     ((name, field),) = fields_of(table.schema).items()
-    stored = stored_of(table, {name: field}, where="here")[name]
+    stored = read_columns(table, {name: field}, where="here")[name]
     (found,) = column_from_parts(field, [stored.part(np.array([2077]))]).rows()
     assert found == (rows[77]["a"] if pa.types.is_struct(kind) else rows[77])
 
 
 def test_a_mask_can_be_had_without_its_column() -> None:
     table = pa.table({"x": pa.array([1, None])})
-    stored = stored_of(table, {"x_valid": Field("dense", "bool")}, where="here", nulls="mask")
+    stored = read_columns(table, {"x_valid": Field("dense", "bool")}, where="here", nulls="mask")
     assert list(stored) == ["x_valid"]
     assert roots_of(table.schema, ["x_valid"], nulls="mask") == ["x"]
 
@@ -353,7 +355,7 @@ def test_names_that_collide_and_words_that_mean_nothing_are_refused() -> None:
 def test_a_table_of_other_columns_is_an_error_that_names_the_place() -> None:
     for table in (pa.table({"y": [1]}), pa.table({"x": ["a"]}), pa.table({"x": pa.array([1], pa.int32())})):
         with pytest.raises(CorruptError, match=r"another type[\s\S]*'x': int64[\s\S]*here"):
-            stored_of(table, {"x": Field("dense", "int64")}, where="here")
+            read_columns(table, {"x": Field("dense", "int64")}, where="here")
 
 
 @pytest.mark.parametrize("bad", [-1, 100, 2**31 - 1])
@@ -384,7 +386,7 @@ def test_any_slice_of_any_lists_is_read_right(rows: list[Any], data: st.DataObje
     kind = data.draw(st.sampled_from([pa.list_, pa.large_list, pa.list_view]))
     table = pa.table({"x": pa.array(rows, kind(pa.int64())).slice(start, length)})
     fields = fields_of(table.schema, nulls="mask")
-    stored = stored_of(table, fields, where="here", nulls="mask")
+    stored = read_columns(table, fields, where="here", nulls="mask")
     expected = [[each or 0 for each in row or []] for row in rows[start : start + length]]
     assert rows_of(fields["x"], stored["x"]) == expected
     valid = [row is not None and None not in row for row in rows[start : start + length]]
@@ -395,4 +397,4 @@ def test_text_that_is_no_utf8_is_told_with_its_file() -> None:
     for kind in (pa.string(), pa.large_string()):
         table = pa.table({"x": pa.array([b"ok", b"\xc3"], pa.binary()).cast(kind, safe=False)})
         with pytest.raises(CorruptError, match=r"UTF8[\s\S]*file\.parquet"):
-            stored_of(table, fields_of(table.schema), where="file.parquet")
+            read_columns(table, fields_of(table.schema), where="file.parquet")

@@ -1,4 +1,4 @@
-"""What goes wrong with Arrow's data, as errors that name file and row."""
+"""Errors of pyarrow, and of values that cannot be read, as errors that name file and row."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ import numpy.typing as npt
 from rankfeed.columns import Field
 from rankfeed.errors import CorruptError, RankfeedError, SourceError
 
+REMEDY = "fetch or write the file again"
+
 
 class InexactDecimalError(ValueError):
     """A decimal that would lose digits as float64."""
 
 
 @contextmanager
-def arrow_errors(where: str, remedy: str = "fetch the file anew, or write it again") -> Iterator[None]:
-    """Turns what pyarrow raises into errors that name the file.
+def arrow_errors(where: str, remedy: str = REMEDY) -> Iterator[None]:
+    """Convert exceptions of pyarrow to errors that name the file.
 
     Raises:
         SourceError: the file cannot be opened, or a decimal would lose digits as float64.
-        CorruptError: anything else.
+        CorruptError: any other exception.
     """
     import pyarrow as pa
 
@@ -35,7 +37,7 @@ def arrow_errors(where: str, remedy: str = "fetch the file anew, or write it aga
     except InexactDecimalError as error:
         raise SourceError(
             "a decimal would lose digits as float64",
-            expected="a value that float64 gives back, as all of up to 15 digits are",
+            expected="a value that float64 holds, as all of up to 15 digits are",
             found=error,
             where=where,
             remedy="cast the column when you write it (to int64 or text), or leave it out with columns=",
@@ -51,13 +53,13 @@ def _first_line(error: BaseException) -> str:
 def null_error(
     field: Field, where: str, first_row: int | npt.NDArray[np.int64], column: str
 ) -> Callable[[int], SourceError]:
-    """What is raised for a row in which a value is null.
+    """A function that creates the error for a null in a row.
 
     Args:
-        field: of the column.
-        where: the file, and part of it.
-        first_row: number of the first row there, or int64 [rows], that of each.
-        column: its name.
+        field: type of the column.
+        where: file and part of it.
+        first_row: number of the first row there, or int64 [rows], the number of each.
+        column: name of the column.
     """
 
     def error(row: int) -> SourceError:

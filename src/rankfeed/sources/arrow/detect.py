@@ -1,0 +1,61 @@
+"""Detection of written datasets, and of Arrow IPC files and streams, without importing pyarrow."""
+
+from __future__ import annotations
+
+import os
+
+from rankfeed.errors import SourceError
+from rankfeed.sources.format import Format
+from rankfeed.sources.paths import Paths, expand, files_in, head, matched
+from rankfeed.storage import MANIFEST_NAME
+
+SUFFIXES = (".arrow", ".arrows", ".feather", ".ipc")
+
+
+def is_arrow(path: str) -> bool:
+    """Whether a file begins like an Arrow IPC file or stream."""
+    start = head(path, 16)
+    if start.startswith(b"ARROW1"):
+        return True
+    # A stream: continuation marker, then the small length of the metadata.
+    return len(start) == 16 and start[:4] == b"\xff" * 4 and 0 < int.from_bytes(start[4:8], "little") < 1 << 28
+
+
+def fits(where: Paths) -> bool:
+    """Whether these are Arrow IPC files, or folders of them."""
+    found = []
+    for path in matched(where):
+        try:
+            found += files_in(path, SUFFIXES) if os.path.isdir(path) else [path]
+        except SourceError:
+            return False
+        # A folder of Hugging Face datasets lists its files itself.
+        if os.path.isfile(os.path.join(path, "state.json")):
+            return False
+    return bool(found) and all(is_arrow(path) for path in {found[0], found[-1]})
+
+
+def arrow_files(where: Paths) -> list[str]:
+    """The files of paths, patterns and folders.
+
+    Raises:
+        SourceError: a folder has none.
+    """
+    found: list[str] = []
+    for path in expand(where):
+        inside = files_in(path, SUFFIXES) if os.path.isdir(path) else [path]
+        if not inside:
+            raise SourceError("no Arrow files in the folder", expected=" or ".join(SUFFIXES), where=path)
+        found += inside
+    return found
+
+
+def is_packed(where: Paths) -> bool:
+    """Whether this is the folder of a completely written dataset."""
+    return isinstance(where, (str, os.PathLike)) and os.path.isfile(os.path.join(where, MANIFEST_NAME))
+
+
+FORMAT = Format(
+    "arrow", "Arrow IPC files or streams (.arrow, .feather)", fits, "rankfeed.sources.arrow.source:ArrowSource"
+)
+PACKED_FORMAT = Format("packed", "a folder that rankfeed packed", is_packed, "rankfeed.sources.packed:open_packed")

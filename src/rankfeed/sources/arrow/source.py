@@ -1,0 +1,229 @@
+"""Arrow IPC files and streams (and Feather files) as a source."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from rankfeed._util.handle_cache import HandleCache
+from rankfeed._util.validate import check_bool, invalid
+from rankfeed.columns import ColumnBuffer, Columns, Field, column_from_parts
+from rankfeed.errors import CorruptError, SourceError
+from rankfeed.sources.arrow.columns import read_columns
+from rankfeed.sources.arrow.detect import arrow_files
+from rankfeed.sources.arrow.errors import arrow_errors
+from rankfeed.sources.arrow.file import ArrowFile, check_same_schema, open_arrow
+from rankfeed.sources.arrow.plain import column_from_plain_parts
+from rankfeed.sources.arrow.types import VALID, ArrayShape, Nulls, fields_of
+from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
+from rankfeed.sources.paths import Paths, common_root
+from rankfeed.sources.source import Int64, by_chunk, check_columns, check_ids
+from rankfeed.storage import DataFiles, check_not_truncated, digest_of
+
+#: Files kept open; a batch keeps those that it points into, even if they are closed here.
+OPEN_FILES = 256
+
+
+class ArrowSource(ChunkedSource):
+    """Arrow IPC files or streams: one, a list, a pattern, or a folder of them.
+
+    Columns of numbers, fixed-size lists, lists of these, text and bytes are read in place from the mapped files,
+    whatever the record batches. Other columns (booleans, dictionaries, lists of text, columns with nulls) are
+    decoded in pieces of record batches, compressed ones in whole record batches, and kept in a bounded cache.
+
+    Args:
+        where: a path, a glob or brace pattern, a folder, or a list of these.
+        columns: names of the columns to offer; None for all.
+        nulls: "error": reading a null is an error that names file, row and column; "mask": nulls are read as zero
+            or empty, and a boolean column ``<name>_valid`` is added.
+        unended: whether a stream without its end marker is read as far as it goes.
+        shapes: columns of nested lists that are arrays, and their shapes; None for a dimension that varies.
+        cache_bytes: of decoded data that are kept, shared by the threads of a process.
+
+    Raises:
+        SourceError: there are no files or rows, or files differ in their columns.
+        CorruptError: a file is damaged.
+        ArgumentError: no such column.
+
+    Examples:
+        >>> import tempfile, pyarrow as pa, pyarrow.feather
+        >>> path = tempfile.mkdtemp() + "/t.feather"
+        >>> pa.feather.write_feather(pa.table({"x": [1, 2, 3], "tokens": [[1], [], [2, 3]]}), path)
+        >>> ArrowSource(path)[2]["tokens"]
+        array([2, 3])
+    """
+
+    files: DataFiles
+
+    def __init__(
+        self,
+        where: Paths,
+        *,
+        columns: Sequence[str] | None = None,
+        nulls: Nulls = "error",
+        unended: bool = False,
+        shapes: Mapping[str, ArrayShape] | None = None,
+        cache_bytes: int = CACHE_BYTES,
+    ) -> None:
+        self._paths = [os.path.abspath(path) for path in arrow_files(where)]
+        self._nulls: Nulls = nulls
+        self._unended = check_bool("unended", unended)
+        if shapes is not None and not isinstance(shapes, Mapping):
+            raise invalid("shapes", "a dict of shapes by column", shapes)
+        self._shapes = dict(shapes or {})
+        self._open: HandleCache[ArrowFile] = HandleCache(OPEN_FILES)
+        self.files = DataFiles(self._paths)
+        self._digests: list[str] = []
+        schema: Any = None
+        plain: set[str] | None = None
+        rows: list[int] = []
+        blocks: list[int] = []
+        chunks: list[tuple[int, int, int, int]] = []
+        for number, path in enumerate(self._paths):
+            file = self._file(number)
+            schema = file.schema if schema is None else schema
+            check_same_schema(schema, file.schema, self._paths[0], path)
+            rows.append(int(file.starts[-1]))
+            if rows[-1]:  # else it has no record batch that tells how its columns are stored
+                plain = set(file.plain) if plain is None else plain & set(file.plain)
+            chunks += [(number, *chunk) for chunk in file.chunks()]
+            blocks += file.blocks()
+            self._digests.append(file.digest)
+        if plain is None:
+            raise SourceError("there are no rows", where=self._paths[0])
+        with arrow_errors(self._paths[0]):
+            known = fields_of(schema, nulls=nulls, columns=columns, shapes=self._shapes)
+        self._fields = {name: known[name] for name in check_columns(columns, known)}
+        self._plain = frozenset(plain & set(self._fields))
+        # Columns that are read in place have no nulls in any file: their masks need no data.
+        masks = {name + VALID for name in plain} if nulls == "mask" else set()
+        self._all_valid = frozenset(masks & set(self._fields))
+        self._decoded = frozenset(self._fields) - self._plain - self._all_valid
+        self._file_starts = np.concatenate([[0], np.cumsum(rows)]).astype(np.int64)
+        #: int64 [chunks, 4]: file, record batch, first row, rows.
+        self._chunks = np.array(chunks, np.int64)
+        self._blocks = np.array(blocks, np.int64)
+        root = common_root(self._paths)
+        names = [os.fsencode(os.path.relpath(path, root)) for path in self._paths]
+        self._fingerprint = digest_of(*names, *map(str.encode, (*self._digests, self.files.fingerprint)))
+        self._init_chunks(self._chunks[:, 3], cache_bytes)
+        if not self._decoded:
+            self.prefetch_distance = 0
+
+    def __repr__(self) -> str:
+        one = len(self._paths) == 1
+        what = self._paths[0] if one else f"{len(self._paths)} files in {common_root(self._paths)}"
+        return f"ArrowSource({what!r}, {len(self)} samples)"
+
+    @property
+    def default_shuffle(self) -> Literal["global", "window"]:  # type: ignore[override]
+        """Global if all columns are read in place, windows if a column is decoded."""
+        return "window" if self._decoded else "global"
+
+    @property
+    def fields(self) -> Mapping[str, Field]:
+        return self._fields
+
+    @property
+    def blocks(self) -> Int64:
+        """Rows in about 4 MiB, or in a compressed record batch: int64."""
+        return self._blocks
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with relative names, sizes, columns, record batches and content samples."""
+        return self._fingerprint
+
+    def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
+        """The rows of some samples: pointers into the mapped files if possible.
+
+        Args:
+            sample_ids: ints in [0, len(self)).
+            columns: names of the columns; None for all.
+
+        Raises:
+            SourceError: no such sample, or a null; names file and row.
+            CorruptError: a file is damaged.
+        """
+        ids = check_ids(sample_ids, len(self))
+        names = check_columns(columns, self._fields)
+        self.files.check_open(at_intervals=True)
+        plain = [name for name in names if name in self._plain]
+        parts: dict[str, list[Any]] = {name: [] for name in plain}
+        for number, rows, slots in by_chunk(ids, self._file_starts) if plain else ():
+            file = self._file(number)
+            check_not_truncated(file.data, self._paths[number])
+            batch = file.starts.searchsorted(rows, side="right") - 1
+            within = rows - file.starts[batch]
+
+            def where(row: int, number: int = number, batch: Int64 = batch, rows: Int64 = rows) -> str:
+                return f"{self._paths[number]}, record batch {batch[row]}, row {rows[row]}"
+
+            for name in plain:
+                parts[name].append(file.plain[name].part(batch, within, slots, where))
+        found = {name: column_from_plain_parts(self._fields[name], parts[name]) for name in plain}
+        if self._all_valid:
+            mask = ColumnBuffer(np.ones(len(ids), np.bool_)).part(np.arange(len(ids)))
+            valid = [name for name in names if name in self._all_valid]
+            found |= {name: column_from_parts(self._fields[name], [mask]) for name in valid}
+        if decoded := [name for name in names if name in self._decoded]:
+            found |= super().fetch(ids, decoded)
+        return Columns({name: found[name] for name in names}, len(ids))
+
+    def expect(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> None:
+        decoded = [name for name in check_columns(columns, self._fields) if name in self._decoded]
+        if decoded:
+            super().expect(sample_ids, decoded)
+
+    def _load_chunk(self, number: int, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
+        file_number, batch, first, rows = self._chunks[number].tolist()
+        file = self._file(file_number)
+        check_not_truncated(file.data, file.path)
+        where = f"{file.path}, record batch {batch}"
+        fields = {name: self._fields[name] for name in names}
+        with arrow_errors(where):
+            found = file.read(batch, names, self._nulls, first, rows)
+            if any(field.kind == "object" for field in fields.values()):
+                found = _copy_batch(found)  # objects are decoded from it later
+            columns = read_columns(
+                found,
+                fields,
+                where=where,
+                first_row=int(file.starts[batch]) + first,
+                nulls=self._nulls,
+                shapes=self._shapes,
+            )
+        # A view would keep its file open as long as the chunk is cached.
+        return {
+            name: replace(column, values=column.values.copy())
+            if np.may_share_memory(column.values, file.data)
+            else column
+            for name, column in columns.items()
+        }
+
+    def _file(self, number: int) -> ArrowFile:
+        return self._open.get(number, partial(self._open_file, number))
+
+    def _open_file(self, number: int) -> ArrowFile:
+        path = self._paths[number]
+        file = open_arrow(path, self._shapes, unended=self._unended)
+        self.files.opened(number)
+        if number < len(self._digests) and file.digest != self._digests[number]:
+            raise CorruptError("a file was replaced while it was in use", where=path, remedy="start the job again")
+        return file
+
+
+def _copy_batch(batch: Any) -> Any:
+    """A record batch in memory of its own."""
+    import pyarrow as pa
+
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return pa.ipc.open_stream(sink.getvalue()).read_next_batch()

@@ -1,0 +1,113 @@
+"""An Arrow table in memory, or mapped by its owner, as a source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from rankfeed.columns import ColumnBuffer, Field
+from rankfeed.errors import SourceError
+from rankfeed.sources.arrow.columns import read_columns
+from rankfeed.sources.arrow.errors import arrow_errors
+from rankfeed.sources.arrow.types import ArrayShape, Nulls, fields_of, roots_of
+from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
+from rankfeed.sources.source import Int64, check_columns
+from rankfeed.storage import digest_of
+
+#: Maximum rows per chunk.
+_CHUNK_ROWS = 1 << 16
+
+
+class ArrowTableSource(ChunkedSource):
+    """The rows of a `pyarrow.Table`; its record batches are blocks.
+
+    Args:
+        table: the table; it is pickled as a whole to worker processes.
+        columns: names of the columns to offer; None for all.
+        nulls: as for `ArrowSource`.
+        shapes: as for `ArrowSource`.
+        name: of the table, for errors.
+        cache_bytes: of decoded columns that are kept; columns that are views of the table take none.
+
+    Raises:
+        SourceError: the table is empty, or two columns have one name.
+        ArgumentError: no such column.
+
+    Examples:
+        >>> import pyarrow as pa
+        >>> ArrowTableSource(pa.table({"x": [[1], [2, 3]]}))[1]["x"]
+        array([2, 3])
+    """
+
+    default_shuffle: ClassVar[Literal["global", "window"]] = "global"
+
+    def __init__(
+        self,
+        table: Any,
+        *,
+        columns: Sequence[str] | None = None,
+        nulls: Nulls = "error",
+        shapes: Mapping[str, ArrayShape] | None = None,
+        name: str = "a table",
+        cache_bytes: int = CACHE_BYTES,
+    ) -> None:
+        known = fields_of(table.schema, nulls=nulls, columns=columns, shapes=shapes)
+        self._fields = {each: known[each] for each in check_columns(columns, known)}
+        self._shapes = dict(shapes or {})
+        self._nulls: Nulls = nulls
+        self._name = name
+        roots = roots_of(table.schema, list(self._fields), nulls=nulls)
+        self._batches = [each for each in table.select(roots).to_batches(max_chunksize=_CHUNK_ROWS) if len(each)]
+        if not self._batches:
+            raise SourceError("there are no rows", where=name)
+        self._init_chunks(np.array([len(each) for each in self._batches], np.int64), cache_bytes)
+
+    def __repr__(self) -> str:
+        return f"ArrowTableSource({len(self)} samples)"
+
+    @property
+    def identified(self) -> bool:
+        """False: the fingerprint does not include the content."""
+        return False
+
+    @property
+    def fields(self) -> Mapping[str, Field]:
+        return self._fields
+
+    @property
+    def blocks(self) -> Int64:
+        """Rows of each record batch: int64."""
+        return np.diff(self._chunk_starts)
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with columns and number of rows."""
+        return digest_of(repr((self._fields, len(self))).encode())
+
+    def _load_chunk(self, number: int, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
+        batch = self._batches[number]
+        with arrow_errors(self._name):
+            batch.validate(full=True)
+            found = read_columns(
+                batch,
+                {name: self._fields[name] for name in names},
+                where=self._name,
+                first_row=int(self._chunk_starts[number]),
+                nulls=self._nulls,
+                shapes=self._shapes,
+            )
+        buffers = [
+            np.frombuffer(buffer, np.uint8)
+            for column in batch.columns
+            for buffer in column.buffers()
+            if buffer is not None and buffer.size
+        ]
+        return {
+            name: replace(
+                column, borrowed=any(np.may_share_memory(column.values, each) for each in buffers), extra_bytes=0
+            )
+            for name, column in found.items()
+        }
