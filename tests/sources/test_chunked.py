@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 import rankfeed as rf
 from rankfeed.columns import ColumnBuffer, Field
 from rankfeed.errors import CorruptError, SourceError
-from rankfeed.sources.chunk_cache import ChunkCache
-from rankfeed.sources.chunked import ChunkedSource
+from rankfeed.sources.chunked import ChunkCache, ChunkedSource
 
 
 def rows_of(ids: Any, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:

@@ -31,7 +31,7 @@ from rankfeed.loading.misfits import misfit
 from rankfeed.loading.randomness import kept_globals, seed_globals
 from rankfeed.plan import RngStreams, Schedule, wants_rng
 from rankfeed.sources import Source
-from rankfeed.sources.chunk_cache import LOOKUPS
+from rankfeed.sources.chunked import LOOKUPS
 from rankfeed.sources.scan import MORE_PROBES, PROBES, probe_ids
 
 Int64 = npt.NDArray[np.int64]

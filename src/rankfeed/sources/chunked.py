@@ -1,18 +1,42 @@
-"""Base of sources that decode a chunk of rows at a time: row groups, ranges of a fragment, compressed shards."""
+"""Sources that decode chunks of rows (row groups, ranges of a fragment, shards), and the cache of these chunks.
+
+An epoch reads each row once, so a chunk whose rows were all read is evicted first. A chunk that was not requested
+for much longer than its usual interval is stale: other workers read the rest of it. All other chunks are live, and
+evicting one for another would only decode both again and again.
+"""
 
 from __future__ import annotations
 
+import threading
+import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from rankfeed._util.fork_safety import init_in_each_process
 from rankfeed._util.validate import check_int
 from rankfeed.columns import ColumnBuffer, Columns, column_from_parts
-from rankfeed.sources.chunk_cache import Chunk, ChunkCache
+from rankfeed.errors import RankfeedError
 from rankfeed.sources.source import Int64, Source, by_chunk, check_columns, check_ids, starts_of
+
+Chunk = Mapping[str, ColumnBuffer]
+_Key = TypeVar("_Key", bound=Hashable)
+
+#: A chunk is stale after this many of its average intervals between requests.
+_STALE_INTERVALS = 8
+#: Requests after which the interval of a chunk is known.
+_KNOWN_REQUESTS = 4
+#: Live chunks evicted before a warning.
+_WARN_EVICTIONS = 64
+_MOST_PREFETCHED = 16
+_PREFETCH_THREADS = 2
 
 #: Decoded bytes that a process keeps of one source.
 CACHE_BYTES = 1 << 30
@@ -116,3 +140,210 @@ class ChunkedSource(Source):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _cache=ChunkCache(state["_cache_bytes"]))
         self.__dict__.update(dict.fromkeys(self._transient))
+
+
+class CacheLookups(threading.local):
+    """Rows that this thread read from decoded chunks, and how many of them were cached.
+
+    A batch is built in one thread, so the difference of two readings belongs to one batch.
+
+    Examples:
+        >>> lookups = CacheLookups()
+        >>> lookups.add(3, found=True)
+        >>> lookups.add(1, found=False)
+        >>> lookups.so_far
+        (3, 4)
+    """
+
+    so_far: tuple[int, int] = (0, 0)
+
+    def add(self, rows: int, *, found: bool) -> None:
+        """Count rows of one chunk."""
+        hits, total = self.so_far
+        self.so_far = hits + rows * found, total + rows
+
+
+LOOKUPS = CacheLookups()
+
+
+@dataclass
+class _Entry:
+    """A cached chunk; times are counted in rows requested of all chunks."""
+
+    chunk: Chunk
+    nbytes: int
+    rows: int
+    used: int
+    first: int
+    last: int
+    requests: int = 1
+
+    def is_expired(self, now: int) -> bool:
+        """Whether all rows were read, or the chunk is stale."""
+        if self.used >= self.rows:
+            return True
+        interval = self.last - self.first
+        return (
+            self.requests >= _KNOWN_REQUESTS
+            and (now - self.last) * (self.requests - 1) > _STALE_INTERVALS * interval
+        )
+
+
+@dataclass
+class _Pending:
+    """A chunk that a thread is decoding."""
+
+    done: threading.Event = field(default_factory=threading.Event)
+    chunk: Chunk | None = None
+
+
+class ChunkCache:
+    """A bounded cache of decoded chunks. Safe to use from several threads, and after fork.
+
+    Args:
+        max_bytes: decoded bytes to keep; the chunk used last stays, whatever its size.
+
+    Examples:
+        >>> import numpy as np
+        >>> cache = ChunkCache(100)
+        >>> chunk = cache.get("a", lambda: {"x": ColumnBuffer(np.arange(10))})
+        >>> cache.find(["a", "b"], used=[1, 1]) == [chunk, None]
+        True
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        #: In the order of eviction: chunks that were read completely, then by last request.
+        self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
+        self._bytes = self._largest = self._now = self._live_evictions = 0
+        #: Rows that were read of chunks that are not cached.
+        self._uncached_rows: dict[Hashable, int] = {}
+        init_in_each_process(self._init_process)
+
+    def _init_process(self) -> None:
+        """Create locks and threads; a forked child inherits the chunks only."""
+        self._lock = threading.Lock()
+        self._pending: dict[Hashable, _Pending] = {}
+        self._prefetched: set[Hashable] = set()
+        self._pool: ThreadPoolExecutor | None = None
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another chunk can be cached without evicting a live one."""
+        with self._lock:
+            return self._has_room()
+
+    def _has_room(self, extra_chunks: int = 0) -> bool:
+        # Chunks that are being decoded need room too.
+        needed = self._bytes + self._largest * (1 + extra_chunks + len(self._pending)) - self.max_bytes
+        for entry in self._entries.values():
+            if needed <= 0 or not entry.is_expired(self._now):
+                break
+            needed -= entry.nbytes
+        return needed <= 0 or not self._entries
+
+    def find(self, keys: Sequence[Hashable], used: Sequence[int]) -> list[Chunk | None]:
+        """Cached chunks, None for others; counts the rows that the caller reads of each."""
+        with self._lock:
+            return [self._use(key, count) for key, count in zip(keys, used, strict=True)]
+
+    def _use(self, key: Hashable, count: int) -> Chunk | None:
+        self._now += count
+        entry = self._entries.get(key)
+        LOOKUPS.add(count, found=entry is not None)
+        if entry is None:
+            self._uncached_rows[key] = self._uncached_rows.get(key, 0) + count
+            return None
+        if entry.used >= entry.rows:
+            entry.used = 0  # another epoch
+        entry.used += count
+        entry.last = self._now
+        entry.requests += 1
+        self._entries.move_to_end(key, last=entry.used < entry.rows)
+        return entry.chunk
+
+    def missing(self, keys: Iterable[_Key]) -> list[_Key]:
+        """The keys that are neither cached nor being decoded; none if there is no room for another chunk."""
+        with self._lock:
+            if not self._has_room():
+                return []
+            return [key for key in keys if key not in self._entries and key not in self._pending]
+
+    def get(self, key: Hashable, load: Callable[[], Chunk]) -> Chunk:
+        """A chunk, decoded by ``load`` unless another thread did; errors of ``load`` go to its caller."""
+        while True:
+            with self._lock:
+                entry = self._entries.get(key)
+                if entry is not None:
+                    return entry.chunk
+                self._prefetched.discard(key)
+                pending = self._pending.get(key)
+                if pending is None:
+                    mine = self._pending[key] = _Pending()
+                    break
+            pending.done.wait()
+            if pending.chunk is not None:
+                return pending.chunk
+            # The other thread failed: try again, so that this caller gets the error too.
+        return self._load(key, mine, load)
+
+    def _load(self, key: Hashable, mine: _Pending, load: Callable[[], Chunk]) -> Chunk:
+        try:
+            mine.chunk = load()
+            self._insert(key, mine.chunk)
+            return mine.chunk
+        finally:
+            with self._lock:
+                self._pending.pop(key, None)
+            mine.done.set()
+
+    def prefetch(self, key: Hashable, load: Callable[[], Chunk]) -> None:
+        """Decode a chunk in the background, unless many are waiting already."""
+        with self._lock:
+            if len(self._prefetched) >= _MOST_PREFETCHED or key in self._prefetched:
+                return
+            self._prefetched.add(key)
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(_PREFETCH_THREADS, thread_name_prefix="rankfeed-prefetch")
+            pool = self._pool
+        pool.submit(self._prefetch, key, load)
+
+    def _prefetch(self, key: Hashable, load: Callable[[], Chunk]) -> None:
+        with self._lock:
+            # A reader that needed the chunk meanwhile removed the key.
+            is_wanted = key in self._prefetched and key not in self._entries and key not in self._pending
+            mine = _Pending() if is_wanted and self._has_room(extra_chunks=1) else None
+            if mine is not None:
+                self._pending[key] = mine
+        try:
+            if mine is not None:
+                with suppress(RankfeedError):  # the reader that needs the chunk meets the error
+                    self._load(key, mine, load)
+        finally:
+            with self._lock:
+                self._prefetched.discard(key)
+
+    def _insert(self, key: Hashable, chunk: Chunk) -> None:
+        nbytes = sum(stored.nbytes for stored in chunk.values())
+        rows = max(1, max((stored.rows for stored in chunk.values()), default=0))
+        with self._lock:
+            # Earlier epochs do not count, but a chunk that was just read completely is expired.
+            read = self._uncached_rows.pop(key, 0)
+            used = read % rows or min(read, rows)
+            self._entries[key] = _Entry(chunk, nbytes, rows, used, self._now, self._now)
+            self._entries.move_to_end(key, last=used < rows)
+            self._bytes += nbytes
+            self._largest = max(self._largest, nbytes)
+            while self._bytes > self.max_bytes and len(self._entries) > 1:
+                _, evicted = self._entries.popitem(last=False)
+                self._bytes -= evicted.nbytes
+                self._live_evictions += not evicted.is_expired(self._now)
+            is_thrashing = self._live_evictions == _WARN_EVICTIONS
+            self._live_evictions += is_thrashing  # warn once
+        if is_thrashing:
+            warnings.warn(
+                "the same data are decoded repeatedly: this order keeps more chunks in use than "
+                f"cache_bytes={self.max_bytes} holds. Shuffle with a smaller window= or fewer lanes=, or open "
+                "the data with a larger cache_bytes=.",
+                stacklevel=2,
+            )

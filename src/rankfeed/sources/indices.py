@@ -146,7 +146,8 @@ def block_sizes(indices: Indices, starts: Int64) -> Int64:
         ends = firsts + 1
     else:
         firsts = indices.starts.astype(np.int64)
-        ends = firsts + np.diff(indices.edges.astype(np.int64))
+        edges = indices.edges.astype(np.int64)
+        ends = firsts + (edges[1:] - edges[:-1])
     # Each range is cut at the edges of the blocks.
     low = starts.searchsorted(firsts, side="right") - 1
     pieces = starts.searchsorted(ends, side="left") - low
@@ -164,8 +165,8 @@ def _strided_block_sizes(indices: StridedIndices, starts: Int64) -> Int64:
     start, step = indices.start, indices.step
     if step < 0:  # the same from the other end
         start, step = start + step * (indices.length - 1), -step
-    ids_before: Int64 = np.clip(-((start - starts) // step), 0, indices.length)
-    sizes = ids_before[1:] - ids_before[:-1]
+    ids_before = np.clip(-((start - starts) // step), 0, indices.length)
+    sizes: Int64 = ids_before[1:] - ids_before[:-1]
     sizes = sizes[sizes > 0]
     return sizes if indices.step > 0 else sizes[::-1].copy()
 

@@ -6,32 +6,37 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TypeVar
 
 from rankfeed._util.progress import progress_bar
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 #: Most of the time is spent waiting for the disk.
 _THREADS = min(16, 4 * (os.cpu_count() or 1))
 
 
-def in_parallel(work: Callable[[str], Any], paths: Sequence[str], label: str, *, progress: bool) -> list[Any]:
-    """Results of ``work`` for each path, in order; the first error stops the rest."""
+def in_parallel(
+    work: Callable[[_Item], _Result], items: Sequence[_Item], label: str = "", *, progress: bool = False
+) -> list[_Result]:
+    """Results of ``work`` for each item, in order; the first error stops the rest."""
     stop = threading.Event()
 
-    def one(path: str) -> Any:
+    def one(item: _Item) -> _Result:
         if stop.is_set():
-            return None
+            return None  # type: ignore[return-value]  # another item's error is raised
         try:
-            return work(path)
+            return work(item)
         except BaseException:
             stop.set()
             raise
 
-    if len(paths) < 2:
-        return [work(path) for path in paths]
-    with ThreadPoolExecutor(_THREADS) as pool, progress_bar(label, len(paths), enabled=progress) as advance:
+    if len(items) < 2:
+        return [work(item) for item in items]
+    with ThreadPoolExecutor(_THREADS) as pool, progress_bar(label, len(items), enabled=progress) as advance:
         done = []
-        for found in pool.map(one, paths):
+        for found in pool.map(one, items):
             advance()
             done.append(found)
         return done

@@ -14,8 +14,7 @@ from rankfeed.columns import Columns, Field
 from rankfeed.errors import ArgumentError, SourceError, describe_error, safe_repr, safe_str
 from rankfeed.sources.indices import Indices, block_sizes, compose, indices_of, indices_of_range
 from rankfeed.sources.scan import scan
-from rankfeed.sources.source import Int64, Source, check_columns, check_ids, starts_of
-from rankfeed.sources.view import SourceView
+from rankfeed.sources.source import Int64, Source, SourceView, check_columns, check_ids, starts_of
 from rankfeed.storage import digest_of
 
 #: Sample ids, a mask, a slice, a range or a predicate.

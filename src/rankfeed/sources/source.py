@@ -1,4 +1,4 @@
-"""The Source contract: a length, blocks, fields, and rows by sample id."""
+"""The Source contract, its base classes, and functions that all sources share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from rankfeed._util.trainer import refuse_trainer_without_mixin
 from rankfeed._util.validate import check_int, check_int_array, check_names
 from rankfeed.columns import Columns, Field, Layout
-from rankfeed.errors import ArgumentError, SourceError
+from rankfeed.errors import ArgumentError, RankfeedError, SourceError
 from rankfeed.storage import DataFiles
 
 if TYPE_CHECKING:
@@ -202,6 +202,86 @@ class Source(ABC):
         return (self[index] for index in range(len(self)))
 
 
+class SourceView(Source):
+    """Samples of other sources, whose properties are combined here.
+
+    Attributes:
+        sources: at least one.
+        splits: how often the samples were split at random; the next split uses another hash.
+    """
+
+    def __init__(self, *sources: Source, splits: int | None = None) -> None:
+        self.sources = sources
+        inherited = max((source.splits for source in sources if isinstance(source, SourceView)), default=0)
+        self.splits: int = inherited if splits is None else splits
+
+    @property
+    def default_shuffle(self) -> Literal["global", "window"]:  # type: ignore[override]
+        """Windows if one source needs them: the others lose little by it."""
+        return "window" if any(source.default_shuffle == "window" for source in self.sources) else "global"
+
+    @property
+    def best_window(self) -> int | None:  # type: ignore[override]
+        """The smallest of all."""
+        return min((each.best_window for each in self.sources if each.best_window is not None), default=None)
+
+    @property
+    def runs_user_code(self) -> bool:  # type: ignore[override]
+        """Whether a source runs user code."""
+        return any(source.runs_user_code for source in self.sources)
+
+    @property
+    def supports_batched_getitem(self) -> bool:  # type: ignore[override]
+        """Whether all user code reads batches; otherwise each sample is seeded."""
+        user = [source.supports_batched_getitem for source in self.sources if source.runs_user_code]
+        return bool(user) and all(user)
+
+    @property
+    def collate(self) -> Collate | None:  # type: ignore[override]
+        """That of all sources if it is the same."""
+        first, *others = (source.collate for source in self.sources)
+        return first if all(other == first for other in others) else None
+
+    @property
+    def annotate(self) -> Annotate | None:  # type: ignore[override]
+        """That of all sources if it is the same."""
+        first, *others = (source.annotate for source in self.sources)
+        return first if all(other == first for other in others) else None
+
+    @property
+    def prefetch_distance(self) -> int:  # type: ignore[override]
+        """The largest of all."""
+        return max(source.prefetch_distance for source in self.sources)
+
+    @property
+    def identified(self) -> bool:
+        """Whether all fingerprints depend on content."""
+        return all(source.identified for source in self.sources)
+
+    @property
+    def as_dicts(self) -> bool:  # type: ignore[override]
+        """Whether all samples are dicts of columns."""
+        return all(source.as_dicts for source in self.sources)
+
+    @property
+    def declared(self) -> Declared | None:  # type: ignore[override]
+        """What was declared, if the fields of a source are learned by reading samples."""
+        declared = [source.declared for source in self.sources]
+        some = [each for each in declared if each is not None]
+        if not some:
+            return None
+        ragged = {name for each in some for name in each.ragged}
+        for source in self.sources:
+            if source.declared is None and source.as_dicts:
+                ragged |= {name for name, field in source.fields.items() if field.kind == "ragged"}
+        layout = some[0].layout if all(each == declared[0] for each in declared) else None
+        return Declared(some[0].what, some[0].call, layout, tuple(sorted(ragged)))
+
+    def check_unchanged(self) -> None:
+        for source in self.sources:
+            source.check_unchanged()
+
+
 def check_ids(sample_ids: npt.ArrayLike, size: int) -> Int64:
     """Sample ids as int64; a SourceError if one is outside [0, size)."""
     ids = check_int_array("sample_ids", sample_ids).reshape(-1)
@@ -228,15 +308,25 @@ def check_columns(columns: Sequence[str] | None, fields: Mapping[str, Any]) -> l
 def reopen(kind: Callable[..., Source], where: Any, options: Mapping[str, Any], fingerprint: str) -> Source:
     """Unpickle a source by opening its data again; an error if they are not the same data."""
     source = kind(where, **options)
-    if source.fingerprint != fingerprint:
+    check_same_data(source.fingerprint, fingerprint, where)
+    return source
+
+
+def check_same_data(found: str, expected: str, where: object) -> None:
+    """Compare two digests; a SourceError if data are not those that the job opened first."""
+    if found != expected:
         raise SourceError(
-            "the dataset was changed while it was in use",
-            expected=f"fingerprint {fingerprint}",
-            found=source.fingerprint,
+            "the data were changed or replaced while they were in use",
+            expected=f"fingerprint {expected}",
+            found=found,
             where=where,
             remedy="start the job again; write new data to another directory while a job reads these",
         )
-    return source
+
+
+def with_where(error: RankfeedError, where: str) -> RankfeedError:
+    """The same error about another place."""
+    return type(error)(error.summary, expected=error.expected, found=error.found, where=where, remedy=error.remedy)
 
 
 def starts_of(counts: npt.ArrayLike) -> Int64:

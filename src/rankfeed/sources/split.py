@@ -20,8 +20,7 @@ from rankfeed.columns import Bytes, Column, Dense
 from rankfeed.errors import ArgumentError, SourceError, safe_repr
 from rankfeed.sources.scan import scan
 from rankfeed.sources.select import SelectSource, select
-from rankfeed.sources.source import Int64, Source, check_columns
-from rankfeed.sources.view import SourceView
+from rankfeed.sources.source import Int64, Source, SourceView, check_columns
 
 UInt64 = npt.NDArray[np.uint64]
 

@@ -22,7 +22,7 @@ from rankfeed.sources.arrow.types import ArrayShape, Nulls, fields_of
 from rankfeed.sources.chunked import CACHE_BYTES
 from rankfeed.sources.hf.detect import DICT_NAME, INFO_NAME, STATE_NAME
 from rankfeed.sources.json_index import read_json
-from rankfeed.sources.source import Int64, Source, check_columns, check_ids, even_blocks
+from rankfeed.sources.source import Int64, Source, check_columns, check_ids, check_same_data, even_blocks
 from rankfeed.storage import digest_of, resolve_data_name
 from rankfeed.storage.decodable import decodable
 
@@ -189,14 +189,7 @@ class HuggingFaceSource(Source):
         if self._dataset is None:
             return
         self._read()
-        if self._fingerprint != state["_fingerprint"]:
-            raise SourceError(
-                "the dataset was replaced while it was in use",
-                expected=state["_fingerprint"],
-                found=self._fingerprint,
-                where=self._folder,
-                remedy="start the job again",
-            )
+        check_same_data(self._fingerprint, state["_fingerprint"], self._folder or "the Dataset")
 
     def __repr__(self) -> str:
         return f"HuggingFaceSource({self._folder or 'a Dataset'!r}, {len(self)} samples)"

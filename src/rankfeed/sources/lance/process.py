@@ -13,9 +13,10 @@ import threading
 from contextlib import closing, suppress
 from typing import Any
 
-from rankfeed.errors import CorruptError, SourceError
+from rankfeed.errors import CorruptError, RankfeedError
 from rankfeed.sources.helper_process import HelperCrash, HelperProcess
 from rankfeed.sources.lance.table import LanceTable, TableInfo
+from rankfeed.sources.source import check_same_data, with_where
 
 #: Names of the library's threads, cut to 15 characters as on Linux.
 _THREADS = ("lance_backgroun", "lance-cpu", "lance-io")
@@ -125,15 +126,14 @@ def inspect_table(uri: str, version: int | str | None, condition: str | None) ->
         return info
 
 
-def _with_fragment(error: LanceCrashError, table: IsolatedTable, fragments: list[int]) -> LanceCrashError:
+def _with_fragment(error: LanceCrashError, table: IsolatedTable, fragments: list[int]) -> RankfeedError:
     """The error with the fragment that causes it, found by reading one after the other."""
     with closing(IsolatedTable(table.uri, table.version)) as again:
         for fragment in fragments:
             try:
                 again.call("read_deletions", [fragment])
             except LanceCrashError:
-                where = f"{error.where}, fragment {fragment}: its list of deleted rows"
-                return LanceCrashError(error.summary, found=error.found, where=where, remedy=error.remedy)
+                return with_where(error, f"{error.where}, fragment {fragment}: its list of deleted rows")
     return error
 
 
@@ -176,13 +176,6 @@ class TableHandle:
             if self._open is None or (isinstance(self._open, IsolatedTable) and self._open.closed):
                 table = (IsolatedTable if forked_from_lance() else LanceTable)(self._uri, self._version)
                 info = table.call("info") if isinstance(table, IsolatedTable) else table.info()
-                if info.digest != self._digest:
-                    raise SourceError(
-                        "the table was replaced while it was in use",
-                        expected=self._digest,
-                        found=info.digest,
-                        where=f"{self._uri}, version {self._version}",
-                        remedy="start the job again",
-                    )
+                check_same_data(info.digest, self._digest, f"{self._uri}, version {self._version}")
                 self._open = table
             return self._open

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +16,10 @@ import numpy.typing as npt
 from rankfeed.errors import ArgumentError, CorruptError, UnsafeError
 from rankfeed.sources.extras import need
 from rankfeed.sources.lance.errors import DAMAGED, check_file, lance_errors, no_such_version, short_message
+from rankfeed.sources.parallel import in_parallel
 from rankfeed.storage import check_data_name, digest_of
 
 Int64 = npt.NDArray[np.int64]
-
-_THREADS = 8
 
 
 @dataclass(frozen=True)
@@ -151,9 +149,7 @@ class LanceTable:
             with lance_errors(self._fragment_name(number)):
                 work(number)
 
-        with ThreadPoolExecutor(_THREADS) as pool:
-            for _ in pool.map(one, fragments):
-                pass
+        in_parallel(one, list(fragments))
 
     def span(self, fragment: int, first: int, count: int, columns: Sequence[str]) -> Any:
         """A range of the rows of a fragment that are not deleted, as a `pyarrow.Table`."""

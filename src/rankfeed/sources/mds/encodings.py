@@ -20,6 +20,7 @@ from rankfeed.errors import CorruptError, RankfeedError, SourceError, safe_str
 from rankfeed.sources.mds.arrays import DTYPES, ArrayHeaders, read_headers
 from rankfeed.sources.mds.images import IMAGES
 from rankfeed.sources.scattered import RowOffsets, ScatteredRows, packed_runs
+from rankfeed.sources.source import with_where
 
 Data = npt.NDArray[np.uint8]
 Int64 = npt.NDArray[np.int64]
@@ -165,13 +166,7 @@ class ValueEncoding(Encoding):
             try:
                 values[row] = self._decode(data[start : start + length].tobytes())
             except RankfeedError as error:
-                raise type(error)(
-                    error.summary,
-                    expected=error.expected,
-                    found=error.found,
-                    where=where(row),
-                    remedy=error.remedy,
-                ) from error
+                raise with_where(error, where(row)) from error
             except Exception as error:
                 if not (self.unsafe or isinstance(error, _VALUE_ERRORS)):
                     raise

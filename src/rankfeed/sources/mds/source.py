@@ -19,7 +19,7 @@ from rankfeed.sources.mds.encodings import Encoding, encoding_of
 from rankfeed.sources.mds.index import MdsIndex, MdsShard, read_index
 from rankfeed.sources.mds.shard import check_hashes, locate, read_shard
 from rankfeed.sources.paths import Paths
-from rankfeed.sources.source import BLOCK_BYTES, Int64, by_chunk, check_columns, check_ids
+from rankfeed.sources.source import BLOCK_BYTES, Int64, by_chunk, check_columns, check_ids, check_same_data
 from rankfeed.storage import DataFiles, check_not_truncated, digest_of
 
 Bytes = npt.NDArray[np.uint8]
@@ -101,14 +101,7 @@ class MdsSource(ChunkedSource):
         super().__setstate__(state)
         self._encodings = self._find_encodings(state["_encodings"], "")
         found = digest_of(_read_indexes(self._folders).digest)
-        if found != self._index_digest:
-            raise SourceError(
-                "the dataset was replaced while it was in use",
-                expected=self._index_digest,
-                found=found,
-                where=self._folders[0],
-                remedy="start the job again",
-            )
+        check_same_data(found, self._index_digest, self._folders[0])
 
     def __repr__(self) -> str:
         name = self._folders[0] if len(self._folders) == 1 else self._folders

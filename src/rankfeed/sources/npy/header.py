@@ -23,6 +23,7 @@ from rankfeed.errors import CorruptError, RankfeedError, SourceError, UnsafeErro
 HEAD = 4096
 #: Rows without elements take no space, so a header could claim any number of them.
 _MOST_ROWS = 1 << 48
+_PARSE_ATTEMPTS = 20
 _MOST_DIMENSIONS = 64 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32
 
 
@@ -82,9 +83,7 @@ def read_header(
         if int.from_bytes(head.getvalue()[8 : 10 if version[0] == 1 else 12], "little") > HEAD:
             head = io.BytesIO(head.getvalue() + file.read(1 << 20))
             head.seek(8)
-        # numpy parses the header as a literal of bounded length; it runs no code.
-        reader = np.lib.format.read_array_header_1_0 if version[0] == 1 else np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = reader(head)
+        shape, fortran, dtype = _parse_header(head, version)
         _check_shape(shape, dtype.itemsize)
     except Exception as error:  # numpy's parser also raises errors of the tokenizer
         raise CorruptError(
@@ -95,6 +94,18 @@ def read_header(
     if only_tensors and (dtype.kind not in "biufcO" or dtype.char in "gG"):  # long doubles
         raise SourceError("an array of a type that has no tensor", found=f"dtype {dtype}", where=where)
     return Header(dtype, tuple(shape), bool(fortran), head.tell())
+
+
+def _parse_header(head: IO[bytes], version: tuple[int, int]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, order and dtype: numpy parses the header as a literal of bounded length, and runs no code."""
+    reader = np.lib.format.read_array_header_1_0 if version[0] == 1 else np.lib.format.read_array_header_2_0
+    start = head.tell()
+    for _ in range(_PARSE_ATTEMPTS):
+        try:
+            return reader(head)
+        except SystemError:  # raised by CPython 3.11 if two threads parse at the same time (gh-106905)
+            head.seek(start)
+    return reader(head)
 
 
 def _check_shape(shape: tuple[Any, ...], item: int) -> None:

@@ -19,6 +19,7 @@ from rankfeed._util.handle_cache import HandleCache
 from rankfeed.errors import CorruptError, RankfeedError
 from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.parquet.footer import REMEDY, footer_bytes, os_errors, parse_footer
+from rankfeed.sources.source import with_where
 from rankfeed.storage import DataFiles, digest_of
 
 #: Files that are held open, and row groups with locks.
@@ -191,16 +192,15 @@ class ParquetReader:
         except CorruptError as error:
             raise self._with_column(error, part, names) from error
 
-    def _with_column(self, error: CorruptError, part: Part, names: tuple[str, ...]) -> CorruptError:
+    def _with_column(self, error: CorruptError, part: Part, names: tuple[str, ...]) -> RankfeedError:
         """The error with the column that cannot be read by itself."""
         for name in names:
             try:
                 self._read(part, (name,))
             except CorruptError as alone:
-                where = f"{alone.where}, column {name!r}" if "column" not in str(alone.where) else alone.where
-                return CorruptError(
-                    alone.summary, expected=alone.expected, found=alone.found, where=where, remedy=alone.remedy
-                )
+                if "column" in str(alone.where):
+                    return alone
+                return with_where(alone, f"{alone.where}, column {name!r}")
         return error
 
     def _read(self, part: Part, names: tuple[str, ...]) -> Any:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from rankfeed.columns import Bytes, Column, Dense, Field, Objects, Ragged, RowSlices, as_array
 from rankfeed.errors import ArgumentError, CorruptError, MissingExtraError, RankfeedError, SourceError
+from rankfeed.sources.source import with_where
 from rankfeed.sources.tar.shards import Shard
 
 Int64 = npt.NDArray[np.int64]
@@ -79,9 +80,7 @@ def read_values(parts: Sequence[Members], extension: str, decode: Callable[[byte
 def with_member(error: Exception, where: str) -> RankfeedError:
     """An error of a decoder with the member that it is about."""
     if isinstance(error, SourceError):
-        return type(error)(
-            error.summary, expected=error.expected, found=error.found, where=where, remedy=error.remedy
-        )
+        return with_where(error, where)
     return CorruptError(
         "a member cannot be decoded",
         found=f"{type(error).__name__}: {str(error)[:200]}",

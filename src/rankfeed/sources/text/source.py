@@ -23,6 +23,7 @@ from rankfeed.sources.source import (
     by_chunk,
     check_columns,
     check_ids,
+    check_same_data,
     even_blocks,
     starts_of,
 )
@@ -127,14 +128,7 @@ class _TextSource(Source):
         # Into another source, since other threads may use this one.
         again = copy(self)
         buffers = again._load()
-        if again._fingerprint != self._fingerprint:
-            raise SourceError(
-                "the files changed while they were in use",
-                expected=self._fingerprint,
-                found=again._fingerprint,
-                where=self._paths[0],
-                remedy="start the job again",
-            )
+        check_same_data(again._fingerprint, self._fingerprint, self._paths[0])
         self._buffers = buffers
         return buffers
 

@@ -55,7 +55,7 @@ def opened(path: Path, **options: Any) -> rf.Source:
     """As `rankfeed.open` does: by looking, nothing else."""
     for form in (CSV_FORMAT, JSONL_FORMAT):
         if form.fits(path):
-            return form.opened(path, **options)
+            return form.open(path, options.pop("columns", None), {}, options)
     raise AssertionError(f"nothing fits {path}")
 
 
@@ -168,7 +168,7 @@ def test_it_travels_as_paths_and_notices_another_text(tmp_path: Path, csv: Path)
     assert len(pickled) < 2000
     assert samples_of(pickle.loads(pickled), [7])[0]["id"] == 7
     path.write_text(csv.read_text().replace("n7,", "n8,"))
-    with pytest.raises(SourceError, match=r"changed while they were in use[\s\S]*t\.csv"):
+    with pytest.raises(SourceError, match=r"changed or replaced while they were in use[\s\S]*t\.csv"):
         pickle.loads(pickled).fetch([0])
     assert opened(path).fingerprint != source.fingerprint
 
@@ -181,7 +181,7 @@ def test_another_text_is_refused_each_time(text: str, tmp_path: Path) -> None:
     travelled = pickle.loads(pickle.dumps(source))
     path.write_text(text)
     for _ in range(3):
-        with pytest.raises(SourceError, match="changed while they were in use"):
+        with pytest.raises(SourceError, match="changed or replaced while they were in use"):
             travelled.fetch([0])
         assert (len(travelled), travelled.blocks.tolist()) == (2, [2])
         assert (travelled.fingerprint, travelled.fields) == (source.fingerprint, source.fields)

@@ -434,7 +434,7 @@ def test_a_source_travels_without_what_belongs_to_its_process(tmp_path: Path) ->
     [
         ([], "empty"),
         (iter([1]), "no length"),
-        (Subset([Data(), Data()], [5]), "names samples that its Dataset has not"),  # type: ignore[arg-type]
+        (Subset([Data(), Data()], [5]), "has indices that the dataset does not have"),  # type: ignore[arg-type]
     ],
 )
 def test_what_cannot_be_read_is_refused_at_once(dataset: Any, said: str) -> None:

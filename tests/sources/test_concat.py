@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import rankfeed as rf
 from rankfeed.columns import Column, Columns, Dense, Field, Objects, Ragged, RowSlices, RowTake
 from rankfeed.errors import ArgumentError, SourceError
-from rankfeed.sources.concat_columns import agreed_fields, concat_columns
+from rankfeed.sources.concat import agreed_fields, concat_columns
 
 ROWS = [
     {"x": np.full((i % 4, 2), i, np.float32), "y": i, "text": "é" * (i % 3), "raw": bytes([i]) * (i % 5)}
