@@ -168,7 +168,7 @@ def test_nothing_is_packed_or_prepared_through_a_link(tmp_path: Path) -> None:
     rf.write([{"x": 1}], data, progress=False)
     (data / ".rankfeed-write").symlink_to(other)
     with pytest.raises(WriteError, match=r"symbolic link[\s\S]*\.rankfeed-write"):
-        rf.write([{"x": 2}], data, append=True, progress=False)
+        rf.write([{"x": 2}], data, append=True, key="new", progress=False)
     (tmp_path / ".made.prepare").symlink_to(other)
     with pytest.raises(PrepareError, match=r"\.made\.prepare"):
         rf.prepare_once(tmp_path / "made", lambda staging: (staging / "a").write_text("a"))
@@ -180,7 +180,7 @@ def test_an_interrupted_pack_moves_no_file_from_or_to_elsewhere(end: str, tmp_pa
     rf.write([{"x": 1}], tmp_path / "data", progress=False)
     staging = tmp_path / "data" / ".rankfeed-write"
     staging.mkdir()
-    (staging / "job").write_text("x")
+    (staging / "job.json").write_text("x")
     manifest = json.loads((tmp_path / "data" / "rankfeed.json").read_text())
     (tmp_path / "secret").write_bytes(bytes(manifest["shards"][0]["bytes"]))
     new = {**manifest["shards"][0], "path": "../stolen" if end == "shard" else "new.arrow"}
@@ -188,9 +188,9 @@ def test_an_interrupted_pack_moves_no_file_from_or_to_elsewhere(end: str, tmp_pa
     manifest["num_rows"] += 1
     staged = "x.arrow" if end == "shard" else "../../secret"
     (staging / "x.arrow").write_bytes(bytes(new["bytes"]))
-    (staging / "ready.json").write_text(json.dumps({"manifest": manifest, "staged": [staged]}))
-    with pytest.raises(UnsafeError, match=r"leads outside[\s\S]*ready\.json"):
-        rf.write([{"x": 2}], tmp_path / "data", append=True, progress=False)
+    (staging / "commit.json").write_text(json.dumps({"manifest": manifest, "staged": [staged]}))
+    with pytest.raises(UnsafeError, match=r"leads outside[\s\S]*commit\.json"):
+        rf.write([{"x": 2}], tmp_path / "data", append=True, key="new", progress=False)
     assert (tmp_path / "secret").exists()
     assert not (tmp_path / "stolen").exists()
 

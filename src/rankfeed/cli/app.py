@@ -21,7 +21,7 @@ app = typer.Typer(
 app.command()(inspecting.inspect)
 app.command()(plans.plan)
 app.command()(preparing.prepare)
-app.command()(data.pack)
+app.command()(data.write)
 app.command()(indexing.index)
 app.command()(verifying.verify)
 app.command()(reporting.report)

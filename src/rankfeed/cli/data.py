@@ -1,4 +1,4 @@
-"""The command pack."""
+"""The command write."""
 
 from __future__ import annotations
 
@@ -13,29 +13,30 @@ Runner = Literal["local", "ray", "ranks"]
 Order = Literal["stored", "shuffled"]
 
 
-def pack(
+def write(
     source: Annotated[str, typer.Argument(help="Path of a data set.")],
-    dest: Annotated[str, typer.Argument(help="Folder to write, new or of a pack that was interrupted.")],
+    dest: Annotated[str, typer.Argument(help="Directory to write, new or of an interrupted call.")],
     workers: Annotated[int | None, typer.Option(help="Processes; as many as there are cores if left out.")] = None,
     shard_mib: Annotated[int, typer.Option(min=1, help="Size of a shard in MiB, about.")] = 256,
-    resume: Annotated[bool, typer.Option(help="Go on with what an interrupted pack left.")] = True,
-    runner: Annotated[Runner, typer.Option(help="Who packs: this machine, Ray, or ranks.")] = "local",
+    resume: Annotated[bool, typer.Option(help="Keep what an interrupted call left.")] = True,
+    runner: Annotated[Runner, typer.Option(help="What runs the tasks.")] = "local",
     order: Annotated[Order, typer.Option(help="Order of the rows.")] = "stored",
     seed: Annotated[int, typer.Option(help="Of the shuffled order.")] = 0,
-    append: Annotated[bool, typer.Option("--append", help="Add shards to a finished data set.")] = False,
+    key: Annotated[str, typer.Option(help="Name of rows that cannot be identified.")] = "",
+    append: Annotated[bool, typer.Option("--append", help="Add shards to a finished dataset.")] = False,
     json: Json = False,
 ) -> None:
     """Write a data set as Arrow IPC shards with a manifest.
 
-    Example: rankfeed write folder-of-npy/ packed/ --order shuffled --seed 1
+    Example: rankfeed write folder-of-npy/ written/ --order shuffled --seed 1
     """
-    from rankfeed.building import pack as pack_source
     from rankfeed.sources import open as open_source
     from rankfeed.sources.text.source import is_large, rows
+    from rankfeed.writer import write as write_dataset
 
     # What is too large to be read as it lies goes through row by row.
     given = rows(source) if is_large(source) else open_source(source)
-    packed = pack_source(
+    written = write_dataset(
         given,
         dest,
         runner=runner,
@@ -46,5 +47,6 @@ def pack(
         order=order,
         seed=seed,
         append=append,
+        key=key,
     )
-    show(figures(packed), as_json=json, title=dest)
+    show(figures(written), as_json=json, title=dest)

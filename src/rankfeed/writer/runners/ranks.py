@@ -186,7 +186,11 @@ class TaskClaims:
             with ExitStack() as stack:
                 held, stalled = self._claim(stack, tasks[number], is_claimed=number in claimed)
                 if held is not None:
-                    return tasks[number], self._run(job, tasks[number], held, in_thread=stalled)
+                    try:
+                        return tasks[number], self._run(job, tasks[number], held, in_thread=stalled)
+                    except BaseException:
+                        stack.pop_all()  # no other rank claims it before it hears of the error
+                        raise
         return None
 
     def _claim(self, stack: ExitStack, task: WriteTask, is_claimed: bool) -> tuple[HeldLease | None, bool]:
@@ -296,7 +300,8 @@ class RanksRunner:
         self._came: set[int] = set()
         self._present: list[RankInfo] = []
         self._heard: list[str] | None = None
-        self._looked = 0.0
+        self._failure: RankFailure | None = None
+        self._looking, self._closed = threading.Lock(), threading.Event()
 
     @contextmanager
     def session(self, staging: Path) -> Iterator[None]:
@@ -332,20 +337,31 @@ class RanksRunner:
         (self._run / _TASKS).mkdir(parents=True)
         progress = Lease(self._run / _PROGRESS, duration=self._stall_timeout, by_progress=True)
         self._progress = stack.enter_context(progress.acquire(None))
+        # Ranks are answered even while this one is at a long sample; its progress is shown by `step` alone.
+        thread = threading.Thread(target=self._answer, name="rankfeed-ranks", daemon=True)
+        thread.start()
+        stack.callback(thread.join)
+        stack.callback(self._closed.set)
+
+    def _answer(self) -> None:
+        while not self._closed.wait(_interval(self._stall_timeout) / 2):
+            with suppress(OSError):
+                self._look()
 
     def step(self) -> None:
-        """Show progress; look at the other ranks now and then, and raise the error of one that failed."""
+        """Show progress; raise the error of a rank that failed."""
         if self._progress is not None:
             self._progress.renew()
-        if time.monotonic() - self._looked > _interval(self._stall_timeout):
-            self._look()
-            failure = _read(self._run / _FAILURE, RankFailure)
-            if failure is not None:
-                raise failure.error()
+        if self._failure is not None:
+            raise self._failure.error()
 
     def _look(self) -> None:
-        """Read the registrations; reply if there are new ones."""
-        self._looked = time.monotonic()
+        """Read the registrations and the first error of the other ranks; reply if there are new ones."""
+        with self._looking:
+            self._failure = self._failure or _read(self._run / _FAILURE, RankFailure)
+            self._read_members()
+
+    def _read_members(self) -> None:
         heard, present = [], []
         for token, (info, follows) in sorted(self._coordinator.members().items()):
             is_rank = 0 < info.rank < self._topology.world_size == info.world_size
@@ -533,6 +549,9 @@ def _join(
             remedy="start the job again: what the others wrote is there; stall_timeout=... waits longer",
         )
     run = member.directory / token
+    failure = _read(run / _FAILURE, RankFailure)
+    if failure is not None:
+        raise failure.error()
     if info.digest != _digest(request):
         error = WriteError(
             "the ranks called write with different arguments",
