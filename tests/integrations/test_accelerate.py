@@ -137,7 +137,7 @@ def test_a_share_that_would_be_shared_out_again_is_an_error_on_every_rank(tmp_pa
         assert len(results) == 12
         for cell in results:
             assert cell["alone"] in (26, 27), "left out of prepare it is this rank's half"
-            assert "share it out again" in cell["error"], cell
+            assert "shard data again" in cell["error"], cell
             assert "rankfeed.integrations.accelerate.accelerated" in cell["error"]
 
 
@@ -153,7 +153,7 @@ def test_a_share_that_rank_0_is_to_deal_out_ends_the_job_with_an_error(way: str,
     log = tmp_path / "log"
     with jobs.started(jobs.torchrun(2, SCRIPT, tmp_path, "dispatched", way), log) as job:
         assert job.wait(HANG) == 1
-    assert "share it out again" in log.read_text()
+    assert "shard data again" in log.read_text()
 
 
 def test_an_accelerator_gets_no_loader_of_other_ranks_nor_one_of_another_library() -> None:

@@ -207,7 +207,7 @@ def test_webdatasets_own_splitters_behind_a_share_are_refused(between: Any, monk
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     stage = ShardedSamples(source(8))
-    with pytest.raises(ArgumentError, match="share it out again") as told:
+    with pytest.raises(ArgumentError, match="shard data again") as told:
         list(wds.DataPipeline(stage, *between, wds.split_by_node))
     assert "split_by_node" in str(told.value)
     assert len(list(wds.DataPipeline(stage, *between, wds.split_by_worker))) == 4, "there are no workers"
@@ -216,7 +216,7 @@ def test_webdatasets_own_splitters_behind_a_share_are_refused(between: Any, monk
     alone = ShardedSamples(source(8))
     assert len(list(wds.DataPipeline(alone, *between, wds.split_by_node))) == 8, "there are no ranks"
     workers = DataLoader(wds.DataPipeline(alone, *between, wds.split_by_worker), batch_size=None, num_workers=2)
-    with pytest.raises(Exception, match="share it out again"):
+    with pytest.raises(Exception, match="shard data again"):
         list(workers)
 
 

@@ -15,9 +15,8 @@ import torch
 
 from rankfeed._util.validate import check_bool, check_int, invalid
 from rankfeed.errors import ArgumentError, StateError, listed
-from rankfeed.loading import Loader, StreamLoader
+from rankfeed.loading import Loader
 from rankfeed.loading.device import to_device
-from rankfeed.loading.frameworks import at_home
 from rankfeed.plan import Schedule
 from rankfeed.sources import Source
 from rankfeed.sources.extras import need
@@ -60,8 +59,7 @@ def accelerated(loader: Loader, accelerator: Any, *, checkpoint: bool = True) ->
         ([2.0, 3.0], False)
         ([4.0], True)
     """
-    if not isinstance(loader, Loader):
-        raise _no_loader(loader)
+    _check_loader(loader)
     if isinstance(accelerator, type) or not hasattr(accelerator, "gather_for_metrics"):
         raise invalid("accelerator", "an accelerate.Accelerator", accelerator)
     checkpoint = check_bool("checkpoint", checkpoint)
@@ -80,7 +78,7 @@ class AcceleratedLoader:
 
     def __init__(self, loader: Loader, accelerator: Any) -> None:
         self.loader = loader
-        at_home(loader)
+        loader.is_integrated = True
         self._accelerator = accelerator
         #: States of one place that was loaded: the end of an epoch, and the start of the next.
         self._between: tuple[dict[str, Any], dict[str, Any]] | None = None
@@ -88,7 +86,8 @@ class AcceleratedLoader:
     @property
     def dataset(self) -> Source:
         """The source: its length is that of an epoch over all ranks."""
-        return self.loader.source
+        source: Source = self.loader.source
+        return source
 
     @property
     def sampler(self) -> Any:
@@ -209,21 +208,22 @@ def _schedule(loader: Loader, state: Mapping[str, Any]) -> Schedule:
     )
 
 
-def _no_loader(found: Any) -> ArgumentError:
-    if isinstance(found, StreamLoader):
-        return ArgumentError(
+def _check_loader(loader: Any) -> None:
+    if not isinstance(loader, Loader):
+        raise ArgumentError(
+            "only a rankfeed.Loader can be used with an Accelerator this way",
+            expected="rankfeed.Loader",
+            found=type(loader).__name__,
+            remedy="create one: rankfeed.Loader(rankfeed.from_dataset(dataset), batch_size=...)",
+        )
+    if loader.is_stream:
+        raise ArgumentError(
             "a loader of a stream does not know its last batch before it has ended, as an Accelerator asks",
             expected="a rankfeed.Loader with a length",
-            found=repr(found.source),
+            found=repr(loader.source),
             remedy="iterate it as it is, made with device=accelerator.device; for checkpoints call "
             "accelerator.register_for_checkpointing(loader)",
         )
-    return ArgumentError(
-        "only a rankfeed.Loader can be taken to an Accelerator this way",
-        expected="rankfeed.Loader",
-        found=type(found).__name__,
-        remedy="make one: rankfeed.Loader(rankfeed.from_dataset(dataset), batch_size=...)",
-    )
 
 
 def _check_ranks(loader: Loader, accelerator: Any) -> None:

@@ -12,9 +12,8 @@ import numpy as np
 
 from rankfeed._util.validate import check_bool, check_choice, check_int, check_optional, invalid
 from rankfeed.integrations.lance_epochs import Epochs
-from rankfeed.loading.options import check_topology
-from rankfeed.loading.placed import Placed
-from rankfeed.loading.sharded_twice import refuse_second_sharding
+from rankfeed.loading._compat import refuse_double_sharding
+from rankfeed.loading.lazy_topology import LazyTopology
 from rankfeed.plan import Plan, Schedule, Tail
 from rankfeed.sources.extras import need
 from rankfeed.sources.lance_process import Beside, forked_from_lance
@@ -28,7 +27,7 @@ _AHEAD = 4
 _MOST_RUNS = 1 << 20
 
 
-class ShardedSampler(Placed):
+class ShardedSampler:
     """The rows of this rank and worker, for ``lance.torch.data.LanceDataset(..., sampler=...)``.
 
     Every row is delivered once an epoch; all ranks take the same number of steps, and as many rows but for one.
@@ -79,8 +78,13 @@ class ShardedSampler(Placed):
         self.run = check_optional(check_int, "run", run, at_least=1, at_most=2**62)
         self.seed = check_int("seed", seed)
         self.tail: Literal["even", "drop"] = tail
-        self._topology = check_topology(topology)
+        self._topology = LazyTopology(topology)
         self._epochs = Epochs()
+
+    @property
+    def topology(self) -> Topology:
+        """Rank and world size, detected when they are first needed."""
+        return self._topology.resolve()
 
     @property
     def epoch(self) -> int:
@@ -108,7 +112,7 @@ class ShardedSampler(Placed):
             PlanError: there are fewer rows than ranks.
             RankfeedError: the table cannot be read.
         """
-        refuse_second_sharding(self.topology)
+        refuse_double_sharding(self.topology)
         worker, num_workers = Topology.worker()
         epoch = self._epochs.begin(self.topology.rank)
         with ExitStack() as stack:

@@ -20,8 +20,7 @@ from torch import distributed
 
 from rankfeed._util.validate import check_instance, check_str
 from rankfeed.errors import ArgumentError, MissingExtraError, PlanError, listed
-from rankfeed.loading import Loader, StreamLoader
-from rankfeed.loading.epochs import counted_anew
+from rankfeed.loading import Loader
 from rankfeed.plan import Cursor
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
@@ -66,7 +65,7 @@ class LoaderCheck(_callback()):  # type: ignore[misc]
     """
 
     #: How many batches have been trained on, and where our loaders stood after the last of them.
-    _trained: tuple[int, dict[Loader | StreamLoader, Cursor]] = (-1, {})
+    _trained: tuple[int, dict[Loader, Cursor]] = (-1, {})
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +95,7 @@ class LoaderCheck(_callback()):  # type: ignore[misc]
             if loop._combined_loader._mode == "max_size":
                 # A shorter loader that is through has moved on to its next epoch, and would be read in this one.
                 if place.epoch > before[feed].epoch:
-                    whole = feed.plan.num_samples if isinstance(feed, Loader) else before[feed].position
+                    whole = feed.plan.num_samples if not feed.is_stream else before[feed].position
                     places[feed] = replace(before[feed], position=whole)
             elif place.epoch > epoch and loop.epoch_loop.batch_progress.is_last_batch:
                 # A shorter loader that was begun anew would go on there, where the next epoch begins it.
@@ -244,16 +243,14 @@ def _find_epoch(loop: Any) -> None:
     loop.update_restart_stage()
 
 
-def _places(loop: Any) -> dict[Loader | StreamLoader, Cursor]:
+def _places(loop: Any) -> dict[Loader, Cursor]:
     """Where our loaders stand after the batch that Lightning has taken last."""
     # Of loaders without a length it holds one more, to see their end before it comes.
     ahead = bool(getattr(loop._data_fetcher, "batches", None))
-    return {feed: feed._before if ahead else feed._cursor for feed in _ours(loop)}
+    return {feed: feed.progress.previous if ahead else feed.progress.cursor for feed in _ours(loop)}
 
 
-def _without_batch_in_hand(
-    loop: Any, state: dict[str, Any], places: Mapping[Loader | StreamLoader, Cursor]
-) -> None:
+def _without_batch_in_hand(loop: Any, state: dict[str, Any], places: Mapping[Loader, Cursor]) -> None:
     """Let the state of a fit loop be that after the last batch that was trained on."""
     if not (states := state["state_dict"].get("combined_loader")):
         return
@@ -264,7 +261,7 @@ def _without_batch_in_hand(
     ]
     for feed, each in zip(stateful, states, strict=True):
         if feed in places:
-            each.update(feed._state_at(places[feed]))
+            each.update(feed.state_at(places[feed]))
     batches = state["epoch_loop.batch_progress"]
     if loop._data_fetcher and loop._data_fetcher.fetched > batches["current"]["processed"]:
         batches["is_last_batch"] = False
@@ -285,11 +282,11 @@ def _recount(trainer: Any) -> None:
     if not ours:
         return
     for feed in ours:
-        counted_anew(feed)
+        feed.is_recounted = True
     if loop.max_batches == float("inf"):  # beside a loader without a length
         return
     pairs = zip(combined.flattened, combined.limits, strict=True)
-    limits = [_limited(len(feed), limit) if isinstance(feed, Loader) else old for feed, old in pairs]
+    limits = [_limited(len(feed), limit) if feed in ours and not feed.is_stream else old for feed, old in pairs]
     if limits == combined.limits and len(combined) == loop.max_batches:
         return
     combined.limits = limits
@@ -305,7 +302,7 @@ def _limited(batches: int, limit: int | float) -> int:
 
 
 def _refuse_shuffle(loader: Loader) -> None:
-    if getattr(loader.plan, "shuffle", "none") != "none":
+    if not loader.is_stream and loader.plan.shuffle != "none":
         raise ArgumentError(
             "overfit_batches asks for the same batches in every epoch",
             expected="a Loader with shuffle=False",
@@ -323,11 +320,11 @@ def _refuse_twice(loop: Any) -> None:
         )
 
 
-def _ours(loop: Any) -> list[Loader | StreamLoader]:
+def _ours(loop: Any) -> list[Loader]:
     """The rankfeed loaders that a loop reads."""
     combined = loop._combined_loader
     feeds = [] if combined is None else combined.flattened
-    return [feed for feed in feeds if isinstance(feed, (Loader, StreamLoader))]
+    return [feed for feed in feeds if isinstance(feed, Loader)]
 
 
 def _loaders(found: Any) -> Iterator[Loader]:

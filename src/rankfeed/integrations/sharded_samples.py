@@ -21,10 +21,10 @@ from rankfeed.columns import Field
 from rankfeed.errors import PlanError, StateError
 from rankfeed.integrations.draws import Draws
 from rankfeed.integrations.passes import Passes
-from rankfeed.loading import state as states
-from rankfeed.loading.options import check_batch_size, check_topology, plan_of
-from rankfeed.loading.placed import Placed
-from rankfeed.loading.sharded_twice import refuse_second_sharding
+from rankfeed.loading._compat import refuse_double_sharding
+from rankfeed.loading.lazy_topology import LazyTopology, check_topology
+from rankfeed.loading.options import check_batch_size, make_plan
+from rankfeed.loading.state import decode_state, encode_state, resume_cursor
 from rankfeed.plan import Cursor, Plan, Schedule, Tail
 from rankfeed.plan.plan import Int64
 from rankfeed.sources import Source, open
@@ -38,7 +38,7 @@ Urls = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 Bools = npt.NDArray[np.bool_]
 
 
-class ShardedSamples(Placed, IterableDataset[dict[str, Any]]):
+class ShardedSamples(IterableDataset[dict[str, Any]]):
     """First stage of a ``wds.DataPipeline``: this worker's samples, as WebDataset's own reader would give them.
 
     Each sample is a dict of ``__key__``, ``__url__`` and the bytes under each extension, ready for ``wds.decode``
@@ -87,7 +87,7 @@ class ShardedSamples(Placed, IterableDataset[dict[str, Any]]):
         topology: Topology | None = None,
     ) -> None:
         source = _opened(urls_or_source)
-        plan = plan_of(source, shuffle, seed, window, lanes)
+        plan = make_plan(source, shuffle, seed, window, lanes)
         self._init_stage(source, plan, batch_size, tail, columns, topology)
 
     def _init_stage(
@@ -104,8 +104,13 @@ class ShardedSamples(Placed, IterableDataset[dict[str, Any]]):
         self.batch_size = None if batch_size is None else check_batch_size(batch_size)
         self._masks = _masks(source)
         self._columns = None if columns is None else self._with_what_belongs(columns)
-        self._topology = check_topology(topology)
+        self._topology = LazyTopology(topology)
         self._passes = Passes(plan.shuffle != "none")
+
+    @property
+    def topology(self) -> Topology:
+        """Rank and world size, detected when they are first needed."""
+        return self._topology.resolve()
 
     @property
     def epoch(self) -> int:
@@ -141,7 +146,7 @@ class ShardedSamples(Placed, IterableDataset[dict[str, Any]]):
         return self._read(steps.dealt(worker, num_workers))
 
     def _read(self, steps: Iterator[tuple[Int64, Bools]]) -> Iterator[dict[str, Any]]:
-        refuse_second_sharding(self.topology)  # now: whoever takes the samples stands above only when one is taken
+        refuse_double_sharding(self.topology)  # now: whoever takes the samples stands above only when one is taken
         together = max(1, _TOGETHER // (self.batch_size or 1))
         group = list(islice(steps, together))
         while group:
@@ -192,7 +197,7 @@ class ShardedSamples(Placed, IterableDataset[dict[str, Any]]):
         cursor, steps = self._passes.next, check_int("delivered_steps", delivered_steps, at_least=0)
         position = _Steps(self, cursor, self.topology).position_after(steps)
         place = Cursor(cursor.epoch, position, cursor.steps + steps)
-        return states.save(place, self.plan.describe(), self.source.fingerprint)
+        return encode_state(place, self.plan.describe(), self.source.fingerprint)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was taken, on whatever number of ranks and workers, with whatever batch size.
@@ -202,7 +207,7 @@ class ShardedSamples(Placed, IterableDataset[dict[str, Any]]):
         Raises:
             StateError: it belongs to other data or another plan; says what differs.
         """
-        self._passes.go_to(states.check(states.parse(state), self.plan.describe(), self.source.fingerprint))
+        self._passes.go_to(resume_cursor(decode_state(state), self.plan.describe(), self.source.fingerprint))
 
 
 class Resampled(ShardedSamples):

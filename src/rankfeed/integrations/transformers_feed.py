@@ -9,8 +9,7 @@ import torch
 
 from rankfeed.errors import ArgumentError
 from rankfeed.integrations.transformers_batches import IGNORED, real_rows
-from rankfeed.loading import Loader, Stream, StreamLoader
-from rankfeed.loading.frameworks import at_home
+from rankfeed.loading import Loader, Stream
 from rankfeed.plan import Schedule
 from rankfeed.sources import Source
 
@@ -21,7 +20,7 @@ def is_fed(dataset: Any) -> bool:
     Raises:
         ArgumentError: it is a stream, which has no length to count a Trainer's epochs and updates by.
     """
-    if isinstance(dataset, (Stream, StreamLoader)):
+    if isinstance(dataset, Stream) or (isinstance(dataset, Loader) and dataset.is_stream):
         raise ArgumentError(
             "a Trainer is not fed by a stream, which has no length",
             expected="a source, or a rankfeed.Loader of one",
@@ -56,7 +55,7 @@ class Feed:
         masks_loss: bool = True,
     ) -> None:
         self.loader = loader
-        at_home(loader)
+        loader.is_integrated = True
         self.dataset = loader.source
         self.batch_size = loader.batch_size
         self.end_of_dataloader = False

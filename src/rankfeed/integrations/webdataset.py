@@ -14,9 +14,8 @@ from typing import Literal, TypeVar, get_args
 from rankfeed._util.validate import check_choice, check_iterable
 from rankfeed.errors import ArgumentError, PlanError
 from rankfeed.integrations.sharded_samples import Resampled, ShardedSamples
-from rankfeed.loading.options import check_topology
-from rankfeed.loading.placed import Placed
-from rankfeed.loading.sharded_twice import refuse_second_sharding
+from rankfeed.loading._compat import refuse_double_sharding
+from rankfeed.loading.lazy_topology import LazyTopology
 from rankfeed.topology import Topology
 
 __all__ = ["NodeSplitter", "Resampled", "ShardedSamples", "WorkerSplitter", "nodesplitter", "workersplitter"]
@@ -111,7 +110,7 @@ def _listed(shards: Iterable[_Shard]) -> list[_Shard]:
     return listed
 
 
-class NodeSplitter(Placed):
+class NodeSplitter:
     """This rank's shards: for ``wds.WebDataset(urls, nodesplitter=NodeSplitter("drop"))``.
 
     Ranks get equally many shards, which are equally many samples only where the shards are equal;
@@ -134,16 +133,16 @@ class NodeSplitter(Placed):
 
     def __init__(self, strategy: ByRank = "even", *, topology: Topology | None = None) -> None:
         self.strategy: ByRank = check_choice("strategy", strategy, get_args(ByRank))
-        self._topology = check_topology(topology)
+        self._topology = LazyTopology(topology)
 
     @property
     def topology(self) -> Topology:
         """Rank and world size, asked anew each time: one splitter may serve a whole process."""
-        return self._place()
+        return self._topology.peek()
 
     def __call__(self, shards: Iterable[_Shard]) -> Iterator[_Shard]:
         here, listed = self.topology, _listed(shards)
-        refuse_second_sharding(here)
+        refuse_double_sharding(here)
         yield from (listed[each] for each in deal(len(listed), here.world_size, here.rank, self.strategy))
 
     def __repr__(self) -> str:

@@ -1,14 +1,14 @@
-"""The proof that an epoch was delivered: what each rank counted, compared with what the plan promised."""
+"""Compares what the ranks delivered in an epoch with the plan."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from rankfeed.errors import AuditError
+from rankfeed.loading.rank_group import TorchRankGroup, is_distributed, process_count
 from rankfeed.plan import Difference, Schedule, Tally
 
 _CHUNK = 1 << 16
@@ -16,17 +16,17 @@ _CHUNK = 1 << 16
 
 @dataclass(frozen=True)
 class EpochAudit:
-    """What one rank, or several together, delivered of a stretch of an epoch. About 36 KiB; pickles.
+    """What one or several ranks delivered of an epoch, or of what was left of it. About 36 KiB; pickles.
 
     Attributes:
-        ranks: which ranks it tells of.
-        world_size: of how many.
-        epoch: of which epoch.
-        start: the stretch's first position.
-        end: and the one after its last.
-        steps: of each rank.
-        delivered: the samples delivered.
-        promised: the same ranks' shares of counting what the plan promised.
+        ranks: the ranks included.
+        world_size: number of ranks of the job.
+        epoch: the epoch.
+        start: the first position.
+        end: the position after the last one.
+        steps: of each rank included.
+        delivered: counts of the samples delivered.
+        planned: counts of the samples of the plan; each rank counts an equal part.
     """
 
     ranks: tuple[int, ...]
@@ -36,23 +36,23 @@ class EpochAudit:
     end: int
     steps: tuple[int, ...]
     delivered: Tally
-    promised: Tally
+    planned: Tally
 
     @classmethod
     def of_rank(cls, schedule: Schedule, delivered: Tally) -> EpochAudit:
         """The report of a rank at the end of its schedule.
 
-        Counting the promised samples costs what planning them did: each rank counts an equal stretch of
-        positions, cut in another way than the batches were.
+        Counting the planned samples costs as much as planning them, so each rank counts an equal range of
+        positions (contiguous, unlike its batches).
         """
         end = schedule.end
         span = end - schedule.start
         low = schedule.start + schedule.rank * span // schedule.world_size
         high = schedule.start + (schedule.rank + 1) * span // schedule.world_size
-        promised = Tally()
+        planned = Tally()
         for first in range(low, high, _CHUNK):
             positions = np.arange(first, min(first + _CHUNK, high))
-            promised.add(schedule.plan.sample_ids(schedule.epoch, positions))
+            planned.add(schedule.plan.sample_ids(schedule.epoch, positions))
         return cls(
             (schedule.rank,),
             schedule.world_size,
@@ -61,7 +61,7 @@ class EpochAudit:
             end,
             (len(schedule),),
             delivered,
-            promised,
+            planned,
         )
 
     @classmethod
@@ -72,20 +72,20 @@ class EpochAudit:
         reports agree.
 
         Raises:
-            AuditError: there are none, they tell of different epochs, stretches or world sizes, or peers of one
+            AuditError: there are none, they are of different epochs, positions or world sizes, or peers of one
                 rank disagree.
         """
         if not reports:
-            raise AuditError("there are no reports to merge", expected="one of each rank")
+            raise AuditError("there are no reports to merge", expected="one report of each rank")
         first = reports[0]
         by_rank: dict[int, EpochAudit] = {}
-        delivered, promised = Tally(), Tally()
+        delivered, planned = Tally(), Tally()
         for report in sorted(reports, key=lambda report: report.ranks):
-            if report._stretch() != first._stretch():
+            if report._range() != first._range():
                 raise AuditError(
-                    "ranks report different stretches of data",
-                    expected=f"rank {first.ranks[0]}: {first._stretch()}",
-                    found=f"rank {report.ranks[0]}: {report._stretch()}",
+                    "ranks report different parts of the data",
+                    expected=f"rank {first.ranks[0]}: {first._range()}",
+                    found=f"rank {report.ranks[0]}: {report._range()}",
                 )
             known = [by_rank[rank] for rank in report.ranks if rank in by_rank]
             if known:
@@ -96,7 +96,7 @@ class EpochAudit:
                 continue
             by_rank |= dict.fromkeys(report.ranks, report)
             delivered.merge(report.delivered)
-            promised.merge(report.promised)
+            planned.merge(report.planned)
         steps = {rank: report.steps[report.ranks.index(rank)] for rank, report in by_rank.items()}
         ranks = tuple(sorted(steps))
         return cls(
@@ -107,17 +107,17 @@ class EpochAudit:
             first.end,
             tuple(steps[rank] for rank in ranks),
             delivered,
-            promised,
+            planned,
         )
 
     @property
     def complete(self) -> bool:
-        """Whether all ranks are in it."""
+        """Whether all ranks are included."""
         return self.ranks == tuple(range(self.world_size))
 
     def difference(self) -> Difference:
-        """Samples missing and repeated. Holds once all ranks are in the report."""
-        return self.delivered.difference(self.promised)
+        """Samples missing and repeated; final once all ranks are included."""
+        return self.delivered.difference(self.planned)
 
     def check(self) -> None:
         """Raise AuditError unless every sample was delivered once, in the same number of steps on every rank."""
@@ -126,19 +126,19 @@ class EpochAudit:
             absent = sorted({*range(self.world_size)} - {*self.ranks})
             missing = self.end - self.start - self.delivered.count
             raise AuditError(
-                f"{missing} samples missing: some ranks delivered nothing, or under another rank's number",
+                f"{missing} samples missing: some ranks delivered nothing, or with the number of another rank",
                 expected=f"{self.end - self.start} samples from {self.world_size} ranks",
                 found=f"{self.delivered.count} samples from ranks {list(self.ranks)}, none from {absent[:8]}",
                 where=where,
-                remedy="give every process its own rank, or leave topology out so that it is found",
+                remedy="give every process its own rank, or leave topology out so that it is detected",
             )
         difference = self.difference()
         if difference:
             least = "" if difference.exact else "at least "
             raise AuditError(
                 f"{least}{difference.missing} samples missing, {least}{difference.repeated} repeated",
-                expected=f"{self.promised.count} samples, each once",
-                found=f"{self.delivered.count} delivered" + _named(difference),
+                expected=f"{self.planned.count} samples, each once",
+                found=f"{self.delivered.count} delivered" + _describe_ids(difference),
                 where=where,
             )
         if len({*self.steps}) > 1:
@@ -151,44 +151,39 @@ class EpochAudit:
             f"steps {list(self.steps)}, {difference.missing} missing, {difference.repeated} repeated"
         )
 
-    def _stretch(self) -> str:
+    def _range(self) -> str:
         return f"epoch {self.epoch}, positions {self.start} to {self.end}, {self.world_size} ranks"
 
 
-def gather(report: EpochAudit, *, launcher: str) -> EpochAudit | None:
-    """The reports of all processes as one, if torch.distributed can bring them together; else None.
-
-    A collective: every process must call it.
+def gather_audits(report: EpochAudit, *, launcher: str) -> EpochAudit | None:
+    """The reports of all processes as one; None without torch.distributed. A collective.
 
     Args:
         report: of this rank.
-        launcher: who says that it is this rank. Alone in a data-parallel dimension of a mesh is no contradiction.
+        launcher: what determined the rank. One rank in a data-parallel dimension of a mesh is no contradiction.
 
     Raises:
-        AuditError: this process takes itself for the only rank, and is one of several.
+        AuditError: this process is the only rank by its topology, and one of several by torch.distributed.
     """
-    import torch.distributed as dist
-
-    together = dist.is_available() and dist.is_initialized()
+    processes = process_count()
     if report.world_size == 1:
-        if together and dist.get_world_size() > 1 and launcher != "mesh":
+        if processes > 1 and launcher != "mesh":
             raise AuditError(
-                "each process takes itself for the only rank: all of them were given every sample",
-                expected=f"{dist.get_world_size()} ranks, as torch.distributed says",
+                "each process is the only rank by its topology: all of them were given every sample",
+                expected=f"{processes} ranks, as in torch.distributed",
                 found="1 rank",
-                remedy="leave topology out so that it is found, or take Topology.from_mesh for parallel peers",
+                remedy="leave topology out so that it is detected, or use Topology.from_mesh for parallel peers",
             )
         return report
-    if not together:
+    if not is_distributed():
         return None
-    reports: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(reports, report)
-    # Gloo's thread needs Python's lock once more, to let go of the tensors; a process that ended right here would
-    # take the interpreter from under it and abort. Waiting for the others leaves the lock free meanwhile.
-    dist.barrier()
+    group = TorchRankGroup(f"rank {report.ranks[0]} of {report.world_size}")
+    reports = group.gather(report)
+    # Gloo's thread needs the GIL once more to release the tensors: a process that ends right here aborts.
+    group.barrier()
     return EpochAudit.merge(reports)
 
 
-def _named(difference: Difference) -> str:
+def _describe_ids(difference: Difference) -> str:
     some = list(difference.ids.items())[:8]
     return "; ".join(["", *(f"sample {each} {count:+d}" for each, count in some)])

@@ -122,7 +122,7 @@ def processes(cell: str) -> None:
 
     class Watch(L.Callback):
         def on_train_epoch_end(self, *_: Any) -> None:
-            workers.append(sorted(worker.process.pid for worker in feed._engine._idle))
+            workers.append(sorted(worker.process.pid for worker in feed._feed._engine._idle))
 
     run = trainer(3)
     run.callbacks.append(Watch())
