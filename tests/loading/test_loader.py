@@ -26,6 +26,7 @@ from tests.loading.feeds import (
     same,
     steps_of,
     take,
+    workers,
 )
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
@@ -240,16 +241,16 @@ def test_a_framework_that_begins_at_0_goes_on_after_the_rest_of_a_loaded_epoch()
 
 def test_who_takes_no_more_than_len_batches_has_the_audit_and_the_workers_back() -> None:
     loader = feed(num_workers=2, worker_kind="process", audit=True)
-    workers = []
+    pids = []
     for epoch in range(2):
         loader.set_epoch(epoch)
         iterator = iter(loader)
         take(iterator, len(loader))
         assert loader.audit_report is not None
         assert loader.audit_report.epoch == epoch
-        workers.append(sorted(worker.process.pid for worker in loader._feed._engine._idle))  # type: ignore[union-attr]
-    assert workers[0] == workers[1]
-    assert len(workers[0]) == 2
+        pids.append(sorted(worker.pid for worker in workers()))
+    assert pids[0] == pids[1]
+    assert len(pids[0]) == 2
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=NAMES)

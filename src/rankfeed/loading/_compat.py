@@ -112,9 +112,6 @@ class SamplerShim:
         """Go to an epoch, but not back from a loaded position that has not been read on from.
 
         The shorter of several loaders, which begins again within an epoch of the framework, is ahead of its count.
-
-        Raises:
-            StateError: the framework resumes from a checkpoint in a way that would lose or repeat samples.
         """
         loader, progress = self.loader, self.loader.progress
         if not loader.is_stream and not loader.is_recounted and len(loader) != self._steps_of_whole_epoch():
@@ -198,11 +195,7 @@ def _lost_batches(loader: Any, epoch: int, done: int, found: str) -> StateError:
 
 
 def refuse_ignored_checkpoint(loader: Any) -> None:
-    """Refuse to begin a shuffled epoch again in a Ray Train run that continues from a checkpoint.
-
-    Raises:
-        StateError: no state was loaded into the loader, and no epoch was set.
-    """
+    """Refuse to begin a shuffled epoch again in a Ray Train run that continues from a checkpoint."""
     if "ray.train" not in sys.modules or loader.is_integrated or loader.plan.shuffle == "none":
         return
     import ray.train
@@ -225,11 +218,7 @@ def refuse_ignored_checkpoint(loader: Any) -> None:
 
 
 def refuse_unprepared(loader: Any) -> None:
-    """Refuse to be iterated on the ranks of an Accelerator that does not know the loader.
-
-    Raises:
-        ArgumentError: the job has an Accelerator of several ranks, and no integration iterates the loader.
-    """
+    """Refuse to be iterated on the ranks of an Accelerator that does not know the loader."""
     accelerate = sys.modules.get("accelerate.state")
     state = getattr(getattr(accelerate, "AcceleratorState", None), "_shared_state", None) or {}
     if state.get("num_processes", 1) > 1 and not loader.is_integrated and loader.topology.world_size > 1:
@@ -256,9 +245,6 @@ _WEBDATASET = "webdataset.shardlists"
 
 def refuse_double_sharding(topology: Topology) -> None:
     """Called where iteration of a rank's share begins.
-
-    Raises:
-        ArgumentError: the caller shards over ranks or workers once more, so that samples would never be seen.
 
     Examples:
         >>> refuse_double_sharding(Topology(rank=1, world_size=2))
@@ -330,11 +316,7 @@ class SamplerIterator(Iterator[_T]):
         return {"samples_in_step": self._samples_in_step}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Called by a StatefulDataLoader, after the sampler's own.
-
-        Raises:
-            StateError: the DataLoader is about to skip steps of another size.
-        """
+        """Called by a StatefulDataLoader, after the sampler's own."""
         saved, skipped = state.get("samples_in_step"), _steps_to_skip()
         if skipped and saved != self._samples_in_step:
             raise StateError(

@@ -53,16 +53,9 @@ class EpochAudit:
         for first in range(low, high, _CHUNK):
             positions = np.arange(first, min(first + _CHUNK, high))
             planned.add(schedule.plan.sample_ids(schedule.epoch, positions))
-        return cls(
-            (schedule.rank,),
-            schedule.world_size,
-            schedule.epoch,
-            schedule.start,
-            end,
-            (len(schedule),),
-            delivered,
-            planned,
-        )
+        ranks, steps = (schedule.rank,), (len(schedule),)
+        bounds = schedule.epoch, schedule.start, end
+        return cls(ranks, schedule.world_size, *bounds, steps, delivered, planned)
 
     @classmethod
     def merge(cls, reports: Sequence[EpochAudit]) -> EpochAudit:
@@ -97,18 +90,10 @@ class EpochAudit:
             by_rank |= dict.fromkeys(report.ranks, report)
             delivered.merge(report.delivered)
             planned.merge(report.planned)
-        steps = {rank: report.steps[report.ranks.index(rank)] for rank, report in by_rank.items()}
-        ranks = tuple(sorted(steps))
-        return cls(
-            ranks,
-            first.world_size,
-            first.epoch,
-            first.start,
-            first.end,
-            tuple(steps[rank] for rank in ranks),
-            delivered,
-            planned,
-        )
+        ranks = tuple(sorted(by_rank))
+        steps = tuple(by_rank[rank].steps[by_rank[rank].ranks.index(rank)] for rank in ranks)
+        bounds = first.epoch, first.start, first.end
+        return cls(ranks, first.world_size, *bounds, steps, delivered, planned)
 
     @property
     def complete(self) -> bool:
@@ -156,15 +141,7 @@ class EpochAudit:
 
 
 def gather_audits(report: EpochAudit, *, launcher: str) -> EpochAudit | None:
-    """The reports of all processes as one; None without torch.distributed. A collective.
-
-    Args:
-        report: of this rank.
-        launcher: what determined the rank. One rank in a data-parallel dimension of a mesh is no contradiction.
-
-    Raises:
-        AuditError: this process is the only rank by its topology, and one of several by torch.distributed.
-    """
+    """The reports of all processes as one; None without torch.distributed. A collective."""
     processes = process_count()
     if report.world_size == 1:
         if processes > 1 and launcher != "mesh":

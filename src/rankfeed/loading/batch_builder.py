@@ -138,12 +138,7 @@ class BatchBuilder:
         self.__dict__.update(state, allocate=BufferPool().allocate)
 
     def build_step(self, schedule: Schedule, step: int) -> BatchResult:
-        """The batch of a step of a schedule.
-
-        Raises:
-            TransformError: a transform or collate function raised; names sample, step and rank.
-            RankfeedError: the data cannot be read.
-        """
+        """The batch of a step of a schedule."""
         if self.prefetch_steps and self.source.looks_ahead:
             self._announce(schedule, step)
         result = self.build(BatchSpec.of_step(schedule, step))
@@ -183,9 +178,6 @@ class BatchBuilder:
 
         A pure function of the data and the seed, so that every rank and every resumed job infers the same. Samples
         that cannot be read are left to the steps that deliver them.
-
-        Raises:
-            RankfeedError: the samples do not have the same fields, or none can be read.
         """
         if self.has_layout or not self._is_collated_by_sample:
             self.has_layout = True

@@ -37,9 +37,6 @@ def to_device(batch: Any, device: torch.device) -> Any:
 def check_device(device: str | int | torch.device | None) -> torch.device | None:
     """The device that an argument names.
 
-    Raises:
-        ArgumentError: torch has no such device here.
-
     Examples:
         >>> check_device("cpu")
         device(type='cpu')

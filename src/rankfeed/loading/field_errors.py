@@ -20,16 +20,7 @@ def field_error(
     ragged: str,
     layout: Layout | None,
 ) -> RankfeedError:
-    """The error to raise for a mismatch.
-
-    Args:
-        error: what does not fit.
-        where: sample, rank and step.
-        declared: what the source declares of its fields.
-        transformed: whether a transform returned the sample.
-        ragged: the loader's option.
-        layout: of all batches; None while it is inferred from the samples.
-    """
+    """The error to raise for a mismatch."""
     kind: type[RankfeedError] = TransformError if transformed else SourceError
     if kind is SourceError and declared is not None and declared.what == "the stream":
         kind = StreamError

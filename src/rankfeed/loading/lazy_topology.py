@@ -24,9 +24,6 @@ class LazyTopology:
     Args:
         given: the topology; None to detect it.
 
-    Raises:
-        ArgumentError: ``given`` is no Topology.
-
     Examples:
         >>> LazyTopology(Topology(rank=1, world_size=2)).resolve().rank
         1

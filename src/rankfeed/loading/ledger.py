@@ -6,6 +6,7 @@ SIGKILL loses no delivered step, and at most one step is recorded whose batch th
 
 from __future__ import annotations
 
+import itertools
 import os
 import secrets
 import socket
@@ -32,11 +33,7 @@ _LAUNCH_KEY = "rankfeed/ledger-launch"
 
 
 def ledger_folder(audit: Any) -> Path | None:
-    """The folder that a loader's ``audit=`` names, as an absolute path; None if it is a bool.
-
-    Raises:
-        ArgumentError: it is neither a bool nor a path.
-    """
+    """The folder that a loader's ``audit=`` names, as an absolute path; None if it is a bool."""
     if isinstance(audit, bool):
         return None
     try:
@@ -46,85 +43,22 @@ def ledger_folder(audit: Any) -> Path | None:
 
 
 class EpochLedger:
-    """Records one iteration over an epoch.
-
-    Args:
-        folder: of the ledgers.
-        schedule: the steps.
-        plan: their order.
-        source: their data.
-        topology: rank and world size.
-        owner: identifies the loader within this process.
-
-    Raises:
-        AuditError: the ledger cannot be written.
-    """
+    """Records one iteration over an epoch; ``owner`` identifies the loader within this process."""
 
     def __init__(
         self, folder: Path, schedule: Schedule, plan: Plan, source: Source, topology: Topology, *, owner: object
     ) -> None:
-        self._ledger = _LEDGERS.of(folder, topology)
-        self._number, self._seed = self._ledger.begin(schedule, plan, source, topology, owner)
-
-    def record(self, step: int, position: int) -> None:
-        """Record that the batch of a step is delivered now; ``position`` is the one after it.
-
-        Raises:
-            AuditError: the ledger cannot be written.
-        """
-        self._ledger.write(format.step(self._number, self._seed, step, position, time.time_ns()))
-
-
-class LedgerFile:
-    """The ledger of one process in one folder.
-
-    Args:
-        folder: created if it does not exist.
-        topology: of the first loader that writes, for the name.
-
-    Raises:
-        AuditError: the file cannot be created.
-    """
-
-    def __init__(self, folder: Path, topology: Topology) -> None:
-        self._process = secrets.token_hex(8)
-        self._launch = _launch_id()
-        self._num_passes = 0
-        self._loader_numbers: WeakKeyDictionary[object, int] = WeakKeyDictionary()
-        self._next_loader = 0
-        self._lock = threading.Lock()
-        ranks = f"rank-{topology.rank:05}-of-{topology.world_size:05}"
-        name = f"{ranks}-{self._launch[:8] or 'alone'}-{self._process[:8]}"
-        self.path = folder / (name + format.SUFFIX)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
-            self._file = os.open(self.path, flags, 0o666)
-        except OSError as error:
-            raise self._error(error.strerror or error) from error
-
-    def begin(
-        self, schedule: Schedule, plan: Plan, source: Source, topology: Topology, owner: object
-    ) -> tuple[int, int]:
-        """Write the header of an iteration. Returns its number, and the seed of the checksums of its steps.
-
-        Raises:
-            AuditError: it cannot be written.
-        """
-        with self._lock:
-            if owner not in self._loader_numbers:
-                self._loader_numbers[owner] = self._next_loader
-                self._next_loader += 1
-            number, self._num_passes = self._num_passes, self._num_passes + 1
+        self._file = _LEDGERS.of(folder, topology)
+        self._number, loader = self._file.number(owner)
         content = format.Pass(
-            launch=self._launch,
-            process=self._process,
+            launch=self._file.launch,
+            process=self._file.process,
             host=socket.gethostname(),
             pid=os.getpid(),
             rank=topology.rank,
             world_size=topology.world_size,
             launcher=topology.launcher,
-            loader=self._loader_numbers[owner],
+            loader=loader,
             plan=plan.describe(),
             plan_fingerprint=plan.fingerprint,
             source=source.fingerprint,
@@ -135,16 +69,41 @@ class LedgerFile:
             tail=schedule.tail,
             time_ns=time.time_ns(),
         )
-        header, seed = format.header(number, content)
-        self.write(header)
-        return number, seed
+        header, self._seed = format.header(self._number, content)
+        self._file.write(header)
+
+    def record(self, step: int, position: int) -> None:
+        """Record that the batch of a step is delivered now; ``position`` is the one after it."""
+        self._file.write(format.step(self._number, self._seed, step, position, time.time_ns()))
+
+
+class LedgerFile:
+    """The ledger of one process in one folder, which is created; the name has the ranks of the first topology."""
+
+    def __init__(self, folder: Path, topology: Topology) -> None:
+        self.process, self.launch = secrets.token_hex(8), _launch_id()
+        self._iterations = itertools.count()
+        self._loaders: WeakKeyDictionary[object, int] = WeakKeyDictionary()
+        self._loader_numbers = itertools.count()
+        self._lock = threading.Lock()
+        ranks = f"rank-{topology.rank:05}-of-{topology.world_size:05}"
+        self._path = folder / f"{ranks}-{self.launch[:8] or 'alone'}-{self.process[:8]}{format.SUFFIX}"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+            self._file = os.open(self._path, flags, 0o666)
+        except OSError as error:
+            raise self._error(error.strerror or error) from error
+
+    def number(self, owner: object) -> tuple[int, int]:
+        """Numbers of a new iteration, and of its loader."""
+        with self._lock:
+            if owner not in self._loaders:
+                self._loaders[owner] = next(self._loader_numbers)
+            return next(self._iterations), self._loaders[owner]
 
     def write(self, content: bytes) -> None:
-        """Append a few bytes in one write.
-
-        Raises:
-            AuditError: not all of them were written.
-        """
+        """Append a few bytes in one write."""
         try:
             written = os.write(self._file, content)
         except OSError as error:
@@ -156,7 +115,7 @@ class LedgerFile:
         return AuditError(
             "the ledger of delivered batches cannot be written",
             found=found,
-            where=self.path,
+            where=self._path,
             remedy="free disk space, or name another folder with audit=; to have no ledger, leave audit out",
         )
 

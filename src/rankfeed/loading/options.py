@@ -52,12 +52,7 @@ _DATALOADER_ARGUMENTS = {
 
 
 def refuse_unknown_options(options: Mapping[str, object]) -> None:
-    """Refuse keyword arguments that a Loader does not have.
-
-    Raises:
-        ArgumentError: torch's DataLoader has it; names the equivalent.
-        TypeError: it is an argument of neither.
-    """
+    """Refuse keyword arguments that a Loader does not have."""
     for name, value in options.items():
         if (equivalent := _DATALOADER_ARGUMENTS.get(name)) is not None:
             raise ArgumentError(
@@ -69,11 +64,7 @@ def refuse_unknown_options(options: Mapping[str, object]) -> None:
 
 
 def as_source(given: object) -> Source:
-    """A source as it is; a map-style torch Dataset wrapped by ``rankfeed.from_dataset``.
-
-    Raises:
-        ArgumentError: it is neither; names the function that converts it.
-    """
+    """A source as it is; a map-style torch Dataset wrapped by ``rankfeed.from_dataset``."""
     if isinstance(given, Source):
         return given
     remedy = "pass what rankfeed.open(), from_dataset() or from_iterable() returned"
@@ -111,11 +102,7 @@ def check_batch_size(batch_size: object) -> int:
 
 @dataclass(frozen=True)
 class FeedOptions:
-    """The validated options of a Loader that its feed needs (see :class:`rankfeed.Loader`).
-
-    Raises:
-        ArgumentError: an option has an invalid type or value.
-    """
+    """The validated options of a Loader that its feed needs (see :class:`rankfeed.Loader`)."""
 
     batch_size: int
     tail: Tail
@@ -209,11 +196,7 @@ def check_id_column(id_column: object) -> None:
 
 
 def concat_layout(source: Source, columns: Sequence[str] | None) -> Layout | None:
-    """The common layout of concatenated sources whose samples are dicts; None for any other source.
-
-    Raises:
-        SourceError: their columns have different types.
-    """
+    """The common layout of concatenated sources whose samples are dicts; None for any other source."""
     inner = source
     while isinstance(inner, SelectSource):
         inner = inner.source

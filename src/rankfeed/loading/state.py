@@ -57,20 +57,12 @@ def encode_state(cursor: Cursor, plan: Mapping[str, int | str], source: str) -> 
 
 
 def decode_state(state: object) -> LoaderState:
-    """Decode a ``state_dict``.
-
-    Raises:
-        StateError: it is no such state, or of another version.
-    """
+    """Decode a ``state_dict``."""
     return decode_as(LoaderState, state)
 
 
 def decode_as(kind: type[_State], state: object) -> _State:
-    """Decode a state of a given kind.
-
-    Raises:
-        StateError: it is no such state, or of another version.
-    """
+    """Decode a state of a given kind."""
     # Another version may have other fields: check it before them.
     version = state.get("rankfeed", VERSION) if isinstance(state, Mapping) else VERSION
     if isinstance(version, int) and version != VERSION:
@@ -92,11 +84,7 @@ def decode_as(kind: type[_State], state: object) -> _State:
 
 
 def resume_cursor(state: LoaderState, plan: Mapping[str, int | str], source: str) -> Cursor:
-    """The position of a state, checked against the plan and the data.
-
-    Raises:
-        StateError: it belongs to another plan or other data; says what differs.
-    """
+    """The position of a state, checked against the plan and the data."""
     differing = [
         f"{name} was {state.plan.get(name, 'not set')}, is {plan.get(name, 'not set')}"
         for name in {**state.plan, **plan}

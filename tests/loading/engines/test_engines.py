@@ -211,9 +211,9 @@ def _dense(batch: dict[str, Any]) -> dict[str, Any]:
 
 def test_a_batch_that_cannot_be_sent_says_so_at_once() -> None:
     loader = feed(collate_fn=not_picklable, num_workers=2, worker_kind="process")
-    with pytest.raises(errors.WorkerError, match=r"(?s)cannot be sent.*lambda.*rank 0, step 0"):
+    with pytest.raises(errors.WorkerError, match=r"(?s)cannot be sent.*lock.*rank 0, step 0"):
         list(loader)
-    assert callable(next(iter(feed(collate_fn=not_picklable, num_workers=1)))["function"])
+    assert next(iter(feed(collate_fn=not_picklable, num_workers=1)))["lock"].acquire()
 
 
 def test_a_thread_engine_works_in_a_process_forked_after_it_ran() -> None:

@@ -6,19 +6,28 @@ import gc
 import json
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
+import threading
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from tests.loading.feeds import FatalOnce, assert_once, delivered, fatal_at_13, feed, same, slowly, take, wide
-from tests.support.environ import of_no_launcher
+from tests.loading.feeds import (
+    FatalOnce,
+    assert_once,
+    delivered,
+    fatal_at_13,
+    feed,
+    same,
+    slowly,
+    take,
+    wide,
+    workers,
+)
 
 from rankfeed import errors
 
@@ -26,32 +35,14 @@ ROOT = Path(__file__).parents[3]
 WORKERS: dict[str, Any] = {"num_workers": 2, "worker_kind": "process"}
 
 
-def workers() -> list[psutil.Process]:
-    """Child processes of ours that are still running.
-
-    Others' are left out: where Lightning has looked for MPI in this process, Open MPI's `orted` stays beside it.
-    """
-    found = []
-    this = psutil.Process()
-    for child in this.children():
-        with suppress(psutil.NoSuchProcess):
-            if child.exe() != this.exe():
-                continue
-            helper = {"resource_tracker", "forkserver"} & set(re.split(r"\W+", " ".join(child.cmdline())))
-            if child.status() != psutil.STATUS_ZOMBIE and not helper:
-                found.append(child)
-    return found
-
-
 def gone(processes: list[psutil.Process], seconds: float = 30) -> bool:
     return not psutil.wait_procs(processes, timeout=seconds)[1]
 
 
 def left_over() -> set[str]:
-    """Names in shared memory, and our own in the folder for temporary files."""
-    temporary = {str(path) for path in Path("/tmp").glob("*rankfeed*")}
-    # Semaphores are those of tests beside this one, which spawn a stock DataLoader; the engine has pipes alone.
-    return {str(path) for path in Path("/dev/shm").iterdir() if not path.name.startswith("sem.")} | temporary
+    """Names in shared memory such as torch and multiprocessing use, and ours."""
+    names = {path.name for path in Path("/dev/shm").iterdir()}
+    return {name for name in names if name.startswith(("torch_", "psm_", "rankfeed"))}
 
 
 def run(code: str, *arguments: str, timeout: float = 100) -> Any:
@@ -185,66 +176,170 @@ def _loop_that_raises() -> None:
         raise RuntimeError("of the loop")
 
 
-def test_lambdas_work_under_fork() -> None:
-    loader = feed(transform=lambda sample: {"y": sample["y"] + 1}, **WORKERS)
+def test_lambdas_and_closures_work() -> None:
+    offset = 1
+    loader = feed(transform=lambda sample: {"y": sample["y"] + offset}, **WORKERS)
     assert next(iter(loader))["y"].tolist() == [each * 10 + 1 for each in delivered([next(iter(feed()))])]
 
 
+def test_what_cannot_be_pickled_is_refused_before_the_first_batch() -> None:
+    lock = threading.Lock()
+    with pytest.raises(errors.ArgumentError, match=r"(?s)cannot be sent to a worker process.*cannot pickle.*lock"):
+        next(iter(feed(transform=lambda sample: sample if lock else None, **WORKERS)))
+
+
 SCRIPT = """
-import json, multiprocessing, sys
-from tests.loading.feeds import *
-if __name__ == "__main__":
-    method = sys.argv[1]
-    multiprocessing.set_start_method(method)
-    options = dict(ragged="list", transform=keyed_all, num_workers=2, worker_kind="process")
-    expected = list(feed(1, 2, ragged="list", transform=keyed_all))
-    loader = feed(1, 2, **options)
-    assert same(list(loader), expected)
-    take(iter(loader), 2)
-    loader.set_epoch(0)
-    assert same(list(loader), expected)
-    try:
-        list(feed(transform=lambda sample: sample, num_workers=1, worker_kind="process"))
-        refused = ""
-    except Exception as error:
-        refused = f"{type(error).__name__}: {error}"
-    print(json.dumps(refused))
+import json, os, sys
+import numpy as np
+import rankfeed as rf
+from rankfeed.loading.engines import process
+process.INLINE_AFTER = float(sys.argv[1])
+
+array = np.arange(1_000_000)
+
+class Pair:
+    def __init__(self, x, pid):
+        self.x, self.pid = x, pid
+
+def double(sample):
+    return {"x": 2 * sample["x"], "y": array[sample["x"]], "pid": os.getpid()}
+
+def pairs(samples):
+    return [Pair(each["x"], each["pid"]) for each in samples]
+
+source = [{"x": number} for number in range(300)]
+loader = rf.Loader(source, 2, transform=double, num_workers=2, worker_kind="process")
+batches = list(loader)
+assert [x for batch in batches for x in batch["x"].tolist()] == [2 * x for x in range(300)]
+assert [y for batch in batches for y in batch["y"].tolist()] == list(range(300))
+loader = rf.Loader(source, 2, transform=double, collate_fn=pairs, num_workers=2, worker_kind="process")
+batches = list(loader)
+assert all(type(pair) is Pair for batch in batches for pair in batch)
+print(json.dumps([len({pair.pid for batch in batches for pair in batch}), os.getpid()]))
 """
 
 
-@pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
-def test_every_start_method_gives_the_same_batches_and_refuses_lambdas(method: str) -> None:
+@pytest.mark.parametrize(
+    ("how", "inline"),
+    [
+        ("script", "60"),
+        ("stdin", "0"),
+        pytest.param("-c", "60", marks=pytest.mark.slow),
+        pytest.param("script", "0", marks=pytest.mark.slow),
+    ],
+)
+def test_functions_and_classes_of_a_script_without_a_main_guard_work(
+    how: str, inline: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    command = {"script": [str(script), inline], "stdin": ["-", inline], "-c": ["-c", SCRIPT, inline]}[how]
+    done = subprocess.run(
+        [sys.executable, *command],
+        input=SCRIPT if how == "stdin" else "",
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert inline == "0" or json.loads(done.stdout)[0] == 2
+
+
+SPAWNED = """
+import multiprocessing, sys
+from rankfeed.loading.engines import process
+from tests.loading.feeds import *
+
+class Twice:
+    def __call__(self, sample):
+        return {"y": 2 * sample["y"]}
+
+def rank():
+    batches = list(feed(transform=Twice(), id_column=None, num_workers=2, worker_kind="process"))
+    assert sorted(y for batch in batches for y in batch["y"].tolist()) == [20 * each for each in range(50)]
+
+if __name__ == "__main__":
+    multiprocessing.set_start_method(sys.argv[1])
+    child = multiprocessing.Process(target=rank)
+    child.start()
+    child.join()
+    print(child.exitcode)
+"""
+
+
+@pytest.mark.parametrize(
+    "method", ["spawn", *(pytest.param(each, marks=pytest.mark.slow) for each in ("fork", "forkserver"))]
+)
+def test_a_process_that_multiprocessing_started_has_workers(method: str, tmp_path: Path) -> None:
     before = left_over()
-    refused = run(SCRIPT, method)
-    assert refused.startswith("ArgumentError: the loader cannot be sent to a worker process")
-    assert "no lambdas" in refused
+    script = tmp_path / "script.py"
+    script.write_text(SPAWNED)
+    assert run("import runpy, sys; runpy.run_path(sys.argv.pop(1), run_name='__main__')", str(script), method) == 0
     assert left_over() <= before
 
 
 ORPHANS = """
-import json, multiprocessing, os, sys
+import json, os, sys
 import psutil
 from tests.loading.feeds import *
-if __name__ == "__main__":
-    multiprocessing.set_start_method(sys.argv[1])
-    loader = feed(size=10_000, transform=slowly, num_workers=3, worker_kind="process", prefetch_factor=8)
-    for step, _ in enumerate(loader):
-        if step == 10:
-            print(json.dumps([child.pid for child in psutil.Process().children(recursive=True)]), flush=True)
+
+def keeps_files_open(sample):
+    if sample["y"] == 200 and os.fork() == 0:  # inherits all files of the worker
+        time.sleep(100)
+        os._exit(0)
+    return slowly(sample)
+
+transform = keeps_files_open if sys.argv[1] == "child" else slowly
+options = dict(shuffle=False, num_workers=3, worker_kind="process", prefetch_factor=8)
+loader = feed(size=10_000, transform=transform, **options)
+for step, _ in enumerate(loader):
+    if step == 10:
+        (server,) = psutil.Process().children()
+        workers = server.children()
+        children = [child for worker in workers for child in worker.children()]
+        print(json.dumps([[each.pid for each in some] for some in ([server, *workers], children)]), flush=True)
 """
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("forkserver", marks=pytest.mark.soak)])
-def test_workers_go_when_their_parent_is_killed(method: str) -> None:
+@pytest.mark.parametrize("child", ["", "child"])
+def test_workers_end_at_once_when_their_parent_is_killed(child: str) -> None:
     before = left_over()
-    command = [sys.executable, "-c", ORPHANS, method]
+    command = [sys.executable, "-c", ORPHANS, child]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
-        running = [psutil.Process(pid) for pid in json.loads(parent.stdout.readline())]
+        pids, children = json.loads(parent.stdout.readline())
+        running = [psutil.Process(pid) for pid in pids]
         parent.kill()
-    assert len(running) >= 3
-    assert gone(running)
+    assert len(running) == 4
+    assert len(children) == bool(child)
+    assert gone(running, seconds=5)
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)
     assert left_over() <= before
+
+
+def dies_and_leaves_a_child(sample: dict[str, Any]) -> dict[str, Any]:
+    marker = Path(os.environ["MARKER"])
+    if sample["y"] == 200 and not marker.exists():
+        pid = os.fork()
+        if pid == 0:
+            time.sleep(100)
+            os._exit(0)
+        marker.write_text(str(pid))
+        os.kill(os.getpid(), signal.SIGKILL)
+    return sample
+
+
+def test_a_child_of_a_dead_worker_that_keeps_its_files_open_delays_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MARKER", str(tmp_path / "marker"))
+    began = time.monotonic()
+    assert same(list(feed(transform=dies_and_leaves_a_child, **WORKERS)), list(feed()))
+    assert time.monotonic() - began < 30
+    os.kill(int((tmp_path / "marker").read_text()), signal.SIGKILL)
 
 
 def test_nothing_is_left_in_shared_memory_while_iterating_or_after() -> None:
@@ -282,42 +377,3 @@ def test_workers_killed_at_random_lose_and_repeat_nothing_in_many_rounds() -> No
     began = time.monotonic()
     kills = killed_at_random(100)
     print(f"100 epochs, {kills} workers killed: {time.monotonic() - began:.0f} s, all batches the same")
-
-
-HANGS_AT_FORK = """
-import os, sys, time
-from rankfeed.loading.engines import process as processes
-from tests.loading.feeds import Memory
-import rankfeed as rf
-
-processes._FIRST_WORD = float(sys.argv[2])
-left = [int(sys.argv[1])]
-
-def before() -> None:
-    left[0] -= 1
-
-def in_child() -> None:
-    if left[0] >= 0:
-        time.sleep(1000)  # as one whose lock no thread will ever give back
-
-os.register_at_fork(before=before, after_in_child=in_child)
-loader = rf.Loader(Memory(9), 2, num_workers=2, worker_kind="process", id_column="id")
-try:
-    print(sorted(int(each) for batch in loader for each in batch["id"]))
-except rf.errors.WorkerError as error:
-    print(error)
-"""
-
-
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize(
-    ("hanging", "seconds", "said"),
-    [
-        pytest.param(1, 6, str([*range(9)]), marks=pytest.mark.slow),  # six: a loaded machine is slow
-        (9, 1, "did not come to life within 1 seconds"),
-    ],
-)
-def test_a_worker_that_hangs_at_its_fork_is_forked_again(hanging: int, seconds: int, said: str) -> None:
-    command = [sys.executable, "-c", HANGS_AT_FORK, str(hanging), str(seconds)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=of_no_launcher())
-    assert said in done.stdout, (done.stdout, done.stderr)

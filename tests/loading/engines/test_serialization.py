@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
-from multiprocessing import Pipe
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -14,22 +17,30 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from tests.loading.feeds import Pair, same
 
+from rankfeed._util.workers import Channel, PeerGoneError
 from rankfeed.columns import BufferPool
-from rankfeed.loading.engines import serialization
+from rankfeed.loading.engines.serialization import SerializedBatch, receive, serialize
+
+
+@contextmanager
+def channels() -> Iterator[tuple[Channel, Channel]]:
+    """Both ends of a connection within this process."""
+    ours, theirs = socket.socketpair()
+    pidfd = os.pidfd_open(os.getpid())
+    with ours, theirs:
+        yield Channel(ours, pidfd), Channel(theirs, pidfd)
+    os.close(pidfd)
 
 
 def sent(value: Any, allocate: Any = np.empty) -> Any:
-    """A value that went through a pipe."""
-    ours, theirs = Pipe()
-    packed = serialization.serialize(value)
-    sender = threading.Thread(target=serialization.send, args=(theirs, packed))
-    sender.start()
-    try:
-        return serialization.receive(ours, allocate)
-    finally:
-        sender.join()
-        ours.close()
-        theirs.close()
+    """A value that went through a connection."""
+    with channels() as (ours, theirs):
+        sender = threading.Thread(target=serialize(value).send, args=(theirs,))
+        sender.start()
+        try:
+            return receive(ours.receive(), ours, allocate)
+        finally:
+            sender.join()
 
 
 @given(
@@ -105,13 +116,18 @@ def test_memory_is_used_again_once_what_arrived_is_gone_and_not_before() -> None
 
 def test_what_does_not_pickle_fails_before_a_byte_is_sent() -> None:
     with pytest.raises(Exception, match="pickle"):
-        serialization.serialize((torch.ones(10), lambda: None))
+        serialize((torch.ones(10), threading.Lock()))
 
 
-def test_a_sender_that_is_gone_is_an_end_of_file() -> None:
-    ours, theirs = Pipe()
-    packed = serialization.serialize(torch.ones(10))
-    theirs.send((packed.content, [40]))
-    theirs.close()
-    with pytest.raises(EOFError):
-        serialization.receive(ours, np.empty)
+def test_a_lambda_arrives() -> None:
+    assert sent(lambda number: number + 1)(2) == 3
+
+
+def test_a_peer_that_closes_its_end_in_the_middle_of_a_message_is_an_error() -> None:
+    with channels() as (ours, theirs):
+        batch = serialize(torch.ones(10))
+        SerializedBatch(batch.content, [*batch.buffers, memoryview(b"")]).send(theirs)
+        theirs.socket.close()
+        message = ours.receive()
+        with pytest.raises(PeerGoneError):
+            receive(message + b"", ours, lambda shape, dtype: np.empty(shape[0] + 1, dtype))

@@ -1,69 +1,50 @@
-"""Batches on their way between processes: the tensors' bytes apart from everything else.
+"""Batches on their way between processes: the bytes of tensors and arrays separate from everything else.
 
-Pickle's protocol 5 hands large buffers out beside the pickle itself; the receiver reads them straight into
-recycled memory, and the tensors stand on that. Nothing is named, so nothing is left over by a crash.
+The receiver reads them into recycled memory, on which the tensors are built.
 """
 
 from __future__ import annotations
 
-import io
 import pickle
+import struct
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
-import torch
 
+from rankfeed._util.pickling import dumps
+from rankfeed._util.workers import Channel
 from rankfeed.columns import Allocate
 
 
 @dataclass(frozen=True)
 class SerializedBatch:
-    """A value made ready to be sent: its pickle, and the buffers that go beside it."""
+    """A pickle, and the buffers that are sent separately."""
 
     content: bytes
     buffers: list[memoryview]
 
-
-class _Pickler(pickle.Pickler):
-    def reducer_override(self, value: Any) -> Any:
-        # torch would put each tensor's bytes into the pickle itself; as numpy arrays they go beside it.
-        if type(value) is not torch.Tensor or value.requires_grad or value.layout is not torch.strided:
-            return NotImplemented
-        try:
-            return torch.from_numpy, (value.contiguous().numpy(),)
-        except (TypeError, RuntimeError):  # bfloat16, nested, conjugated, on a device: what numpy cannot hold
-            return NotImplemented
+    def send(self, channel: Channel) -> None:
+        """Send it."""
+        count = len(self.buffers)
+        header = struct.pack(f"<Q{count}Q", count, *(buffer.nbytes for buffer in self.buffers))
+        channel.send(header + self.content)
+        for buffer in self.buffers:
+            channel.write(buffer)
 
 
 def serialize(value: Any) -> SerializedBatch:
-    """Make any picklable value ready; nothing is sent, so what fails here can still be reported."""
-    buffers: list[pickle.PickleBuffer] = []
-    stream = io.BytesIO()
-    _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(value)
-    return SerializedBatch(stream.getvalue(), [buffer.raw() for buffer in buffers])
+    """Pickle a value without sending it, so that a failure can still be reported."""
+    return SerializedBatch(*dumps(value))
 
 
-def send(connection: Connection, batch: SerializedBatch) -> None:
-    """Send what :func:`serialize` made ready."""
-    connection.send((batch.content, [view.nbytes for view in batch.buffers]))
-    for view in batch.buffers:
-        if view.nbytes:
-            connection.send_bytes(view)
-
-
-def receive(connection: Connection, allocate: Allocate) -> Any:
-    """Receive what :func:`send` sent.
-
-    Raises:
-        EOFError, OSError: the other side is gone.
-    """
-    content, sizes = connection.recv()
+def receive(message: bytes, channel: Channel, allocate: Allocate) -> Any:
+    """The value of a message that `SerializedBatch.send` sent."""
+    (count,) = struct.unpack_from("<Q", message)
+    start = 8 * (1 + count)
     buffers = []
-    for size in sizes:
+    for size in struct.unpack_from(f"<{count}Q", message, 8):
         buffer = allocate((size,), np.dtype(np.uint8)).data
-        if size:
-            connection.recv_bytes_into(buffer)
+        channel.read_into(buffer)
         buffers.append(buffer)
-    return pickle.loads(content, buffers=buffers)  # noqa: S301  (from a worker of our own)
+    return pickle.loads(memoryview(message)[start:], buffers=buffers)  # noqa: S301  (from a worker of our own)

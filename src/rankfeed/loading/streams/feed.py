@@ -52,9 +52,6 @@ class StreamFeed:
         stream: the samples.
         builder: builds batches.
         options: of the loader.
-
-    Raises:
-        ArgumentError: the epoch cannot end as ``options.tail`` says.
     """
 
     plan: None = None
@@ -227,9 +224,6 @@ class StreamBatches:
         """The layout of the samples of the first step after the transform; their error; None without samples.
 
         A stream or transform that raises is left to the first batch, where all ranks learn of it.
-
-        Args:
-            all_ranks: include the samples of other ranks, where all read one stream and do not communicate.
         """
         try:
             reader = self._open()
@@ -317,13 +311,6 @@ def build_ahead(
     """Batches in the order of their specs, up to ``depth`` of them built before they are asked for.
 
     The stream is read once per rank, in its own order, whatever the number of workers.
-
-    Args:
-        specs: read in order.
-        read_pool: the one thread that reads them.
-        build: called by several threads.
-        threads: their number.
-        depth: batches ahead.
     """
     build_pool = DaemonPool(threads, "rankfeed")
 
@@ -347,16 +334,7 @@ def build_ahead(
 def common_layout(
     layouts: Sequence[Layout | RankfeedError | None], own: object, builder: BatchBuilder
 ) -> Layout | None:
-    """What the first batches of all ranks have in common, the same on every rank; None without samples.
-
-    Args:
-        layouts: of each process (see `StreamBatches.infer_layout`).
-        own: of this process.
-        builder: of this process.
-
-    Raises:
-        RankfeedError: on every rank, if the samples of the ranks, or of one rank, differ in their fields.
-    """
+    """What the first batches of all ranks have in common, the same on every rank; None without samples."""
     if isinstance(own, RankfeedError):
         raise own
     common: Layout | None = None

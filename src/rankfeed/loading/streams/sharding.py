@@ -65,25 +65,12 @@ class StreamSharding:
         return 0 if self.sharded else self.rank
 
     def specs(self, reader: StreamReader) -> Iterator[tuple[BatchSpec, StreamPosition]]:
-        """This rank's part of each step, and the position after it.
-
-        Raises:
-            PlanError: the epoch has fewer samples than ranks (except with tail="pad").
-            StreamError: the stream is empty, or raised.
-        """
+        """This rank's part of each step, and the position after it."""
         for step, (count, mine, position) in enumerate(self._steps(reader)):
             yield self.spec(step, position.num_read - count, count, mine, reader.last), position
 
     def spec(self, step: int, first: int, count: int, mine: list[Any], filler: list[Any]) -> BatchSpec:
-        """The BatchSpec of a step.
-
-        Args:
-            step: counted from the start of the iteration.
-            first: position in the stream of the first sample of the step.
-            count: samples of the stream in the step.
-            mine: the samples of this rank.
-            filler: a sample for padding rows.
-        """
+        """The BatchSpec of a step."""
         is_padded = self.tail == "pad"
         rows = self.batch_size if is_padded else max(1, len(mine))
         # The last step under "even" may begin at a position that is not rank 0's.

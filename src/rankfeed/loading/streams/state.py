@@ -75,11 +75,7 @@ def encode_stream_state(cursor: Cursor, seed: int, shards: int) -> dict[str, Any
 
 
 def decode_stream_state(state: Mapping[str, Any], seed: int, shards: int) -> StreamCursor:
-    """The position of a state.
-
-    Raises:
-        StateError: it is no state of a stream, or of another seed or number of streams.
-    """
+    """The position of a state."""
     parsed = decode_as(StreamState, state)
     if parsed.seed != seed:
         raise StateError("the checkpoint has another seed", expected=f"seed {seed}", found=f"seed {parsed.seed}")

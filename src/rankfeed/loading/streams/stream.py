@@ -74,18 +74,7 @@ class Stream:
         start: int = 0,
         snapshot: StreamSnapshot | None = None,
     ) -> StreamReader:
-        """Begin an epoch, or continue it.
-
-        Args:
-            epoch: passed to a factory that has this parameter.
-            shard: (index, count) of the share; passed to a factory that has this parameter.
-            start: samples of this stream that were read before.
-            snapshot: the stream's own state at ``start`` or before it.
-
-        Raises:
-            StreamError: the factory raised, or returned an iterator that it returned before.
-            StateError: the stream ends before ``start``.
-        """
+        """Begin an epoch, or continue it."""
         arguments = {"epoch": epoch, "shard": shard, "start": start}
         where = f"epoch {epoch}, rank {shard[0]}"
         if self.sharded:  # its state is that of one rank, and a checkpoint is the same on all ranks

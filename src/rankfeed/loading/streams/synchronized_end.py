@@ -57,10 +57,6 @@ class StepDecision:
 def decide(reports: Sequence[RankReport], *, pads: bool) -> StepDecision:
     """The decision that follows from the reports of all ranks, the same on every rank.
 
-    Args:
-        reports: one for each rank, for the same maximal number of steps.
-        pads: whether ranks whose stream has ended continue with padding until all have ended.
-
     Examples:
         >>> decide([RankReport(0, steps=2, ended=False), RankReport(1, steps=1, ended=True)], pads=False)
         StepDecision(steps=1, over=True, failed=None)
@@ -105,11 +101,7 @@ def check_same_stream(reports: Sequence[RankReport]) -> None:
 
 
 def stream_group(topology: Topology, *, sharded: bool) -> RankGroup | None:
-    """The group in which the ranks agree; None for one rank, or where every rank reads the whole stream.
-
-    Raises:
-        TopologyError: each rank has its own stream, and torch.distributed is not initialised.
-    """
+    """The group in which the ranks agree; None for one rank, or where every rank reads the whole stream."""
     if topology.world_size == 1:
         return None
     processes = process_count()
@@ -127,21 +119,7 @@ def stream_group(topology: Topology, *, sharded: bool) -> RankGroup | None:
 
 
 def check_same_start(group: RankGroup, rank: int, start: Mapping[str, Any], world_size: int, window: int) -> int:
-    """Check that all ranks begin an iteration at the same position.
-
-    Args:
-        group: of all ranks.
-        rank: of this process.
-        start: what must be equal on all of them, by names for the error.
-        world_size: number of ranks.
-        window: steps that this rank would agree on at once.
-
-    Returns:
-        the smallest window.
-
-    Raises:
-        StreamError: they differ, or the ranks are not equally many processes each.
-    """
+    """Check that all ranks begin an iteration at the same position."""
     reports: list[tuple[int, dict[str, Any], int]] = group.gather((rank, dict(start), window))
     first, expected, _ = reports[0]
     for other, its_start, _ in reports[1:]:

@@ -1,4 +1,4 @@
-"""PyTorch Geometric: data sets prepared once; seed nodes for loaders that sample around them."""
+"""Seed nodes for loaders of PyTorch Geometric that sample around them."""
 
 from __future__ import annotations
 
@@ -8,35 +8,32 @@ import numpy as np
 
 from rankfeed._util.validate import invalid
 from rankfeed.errors import ArgumentError, safe_repr
-from rankfeed.integrations.pyg_prepare import prepare
 from rankfeed.loading import DistributedBatchSampler
 from rankfeed.plan import Tail
 from rankfeed.sources.extras import need
 from rankfeed.storage import digest_of
 from rankfeed.topology import Topology
 
-__all__ = ["NodeSeeds", "prepare"]
-
 
 class NodeSeeds(DistributedBatchSampler):
     """This rank's equal share of the seed nodes, for ``NeighborLoader(..., batch_sampler=NodeSeeds(...))``.
 
-    Every seed is drawn once an epoch over all ranks, in the same number of steps on every rank. An epoch that has
-    been iterated to its end is followed by the next, in another order. ``set_epoch``, ``state_dict`` and
+    Every seed is drawn once per epoch over all ranks, in the same number of steps on every rank. After the last
+    step of an epoch the next one begins, in another order. ``set_epoch``, ``state_dict`` and
     ``load_state_dict`` are those of :class:`rankfeed.DistributedBatchSampler`.
 
-    It serves every loader that takes ``input_nodes`` (``NeighborLoader``, ``HGTLoader``, ``NodeLoader``), and runs
-    in the process that iterates it, whatever its workers.
+    It works with every loader that has ``input_nodes`` (``NeighborLoader``, ``HGTLoader``, ``NodeLoader``), and
+    runs in the process that iterates it, for any number of workers.
 
     Args:
-        input_nodes: what the loader is given: a tensor or list of indices, a boolean mask, in a heterogeneous
+        input_nodes: those of the loader: a tensor or list of indices, a boolean mask, in a heterogeneous
             graph ``(node type, indices or mask or None)`` or a node type; None for all nodes.
         batch_size: seeds of this rank's batches.
         data: the graph; needed only where ``input_nodes`` means all nodes (of a type).
         shuffle: whether to shuffle, by a keyed bijection that takes no memory.
         seed: of the order.
         tail: how an epoch ends (see :class:`rankfeed.Schedule`).
-        topology: rank and world size; found at the first ``len`` or ``iter`` if left out.
+        topology: rank and world size; detected at the first ``len`` or ``iter`` if left out.
 
     Raises:
         ArgumentError: ``input_nodes`` is none of these.
@@ -46,7 +43,7 @@ class NodeSeeds(DistributedBatchSampler):
         >>> import torch, rankfeed as rf
         >>> train_mask = torch.tensor([True, False, True, True, True])
         >>> seeds = NodeSeeds(train_mask, 2, shuffle=False, topology=rf.Topology(rank=1, world_size=2))
-        >>> list(seeds)  # places among the seeds, as the loader wants them
+        >>> list(seeds)  # indices into the seeds, as the loader expects
         [[2, 3]]
         >>> seeds.nodes[[2, 3]]
         array([3, 4])
@@ -67,12 +64,12 @@ class NodeSeeds(DistributedBatchSampler):
         super().__init__(len(nodes), batch_size, shuffle=shuffle, seed=seed, tail=tail, topology=topology)
         #: The seeds, int64, in the loader's order.
         self.nodes = nodes
-        # A checkpoint holds for these seeds alone: an epoch of others has another meaning at the same place.
+        # A checkpoint is valid for these seeds only.
         self._fingerprint = digest_of(str(kind or "").encode(), np.ascontiguousarray(nodes).data)
 
 
 def _seeds(input_nodes: Any, data: Any) -> tuple[str | None, np.ndarray[Any, np.dtype[np.int64]]]:
-    """The node type, if any, and the nodes: as PyG's own loaders read them."""
+    """The node type, if any, and the nodes, as PyG's loaders read them."""
     import torch
 
     kind = None
@@ -102,14 +99,14 @@ def _seeds(input_nodes: Any, data: Any) -> tuple[str | None, np.ndarray[Any, np.
 def _count(kind: str | None, data: Any) -> int:
     if data is None:
         raise ArgumentError(
-            "without the graph, all of its nodes cannot be counted",
+            "the nodes of the graph cannot be counted without the graph",
             found=f"input_nodes={kind!r}",
-            remedy="give data=, or the nodes themselves",
+            remedy="pass data=, or the nodes",
         )
     get_input_nodes = need("torch_geometric.loader.utils", extra="pyg").get_input_nodes
     try:
         _, nodes, _ = get_input_nodes(data, kind)
-    except Exception as error:  # of PyG anything: AssertionError, KeyError, TypeError, AttributeError
+    except Exception as error:  # AssertionError, KeyError, TypeError or AttributeError
         raise ArgumentError(
             "the graph has no such nodes", expected="a node type of the graph", found=safe_repr(kind)
         ) from error

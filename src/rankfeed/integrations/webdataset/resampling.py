@@ -1,4 +1,4 @@
-"""Drawing samples anew each epoch: a formula for who is drawn, as the shuffle is one for who comes next."""
+"""Resampling: which sample is drawn at a position of an epoch, as a pure function."""
 
 from __future__ import annotations
 
@@ -11,21 +11,18 @@ from rankfeed.plan.permutation import mix, permutation
 from rankfeed.plan.plan import Int64
 
 
-class Draws:
-    """An epoch's draws from a population: stands where a :class:`rankfeed.Plan` stands.
+class ResamplingPlan:
+    """Draws samples from a population, with the interface of :class:`rankfeed.Plan`.
 
     Args:
-        population: number of samples drawn from.
-        epoch_size: draws in an epoch; None for as many as the population has.
-        replacement: whether each draw is independent of all others. If not, draws ``k * population`` to
-            ``(k + 1) * population - 1`` of an epoch are a permutation of it.
-        seed: any integer; draws of different (seed, epoch) have nothing in common.
-
-    Raises:
-        PlanError: no samples, or no draws.
+        population: number of samples to draw from.
+        epoch_size: draws per epoch; None for the size of the population.
+        replacement: whether draws are independent. If not, draws ``k * population`` to
+            ``(k + 1) * population - 1`` of an epoch are a permutation of the population.
+        seed: any integer; draws of different (seed, epoch) are independent.
 
     Examples:
-        >>> Draws(4, 6, replacement=False).sample_ids(0, range(6)).tolist()
+        >>> ResamplingPlan(4, 6, replacement=False).sample_ids(0, range(6)).tolist()
         [3, 2, 0, 1, 1, 2]
     """
 
@@ -42,7 +39,7 @@ class Draws:
 
     @property
     def shuffle(self) -> str:
-        """The kind of order, as a plan has one."""
+        """The kind of order."""
         return "resampled" if self.replacement else "redealt"
 
     def describe(self) -> dict[str, int | str]:
@@ -56,12 +53,12 @@ class Draws:
 
     def sample_ids(self, epoch: int, positions: npt.ArrayLike) -> Int64:
         """The samples drawn at some positions of an epoch: int64, in [0, population)."""
-        places = np.asarray(positions, np.int64)
+        draws = np.asarray(positions, np.int64)
         if not self.replacement:
-            deals, cards = np.divmod(places, self.population)
+            rounds, places = np.divmod(draws, self.population)
             key = Key.of("redealt", self.seed, epoch)
-            return permutation(cards, self.population, key, tweaks=mix(deals.view(np.uint64)))
+            return permutation(places, self.population, key, tweaks=mix(rounds.view(np.uint64)))
         first, second = (np.uint64(word) for word in Key.of("resampled", self.seed, epoch).rounds[:2])
-        bits = mix(mix(places.view(np.uint64) + first) ^ second)
-        # The remainder favours no sample by more than one in 2**64 / population.
+        bits = mix(mix(draws.view(np.uint64) + first) ^ second)
+        # The modulo bias is at most one in 2**64 / population.
         return (bits % np.uint64(self.population)).astype(np.int64)
