@@ -161,7 +161,7 @@ def test_an_accelerator_gets_no_loader_of_other_ranks_nor_one_of_another_library
     source = rf.from_dataset([{"id": i} for i in range(8)])
     with pytest.raises(ArgumentError, match="not those of the accelerator"):
         accelerated(rf.Loader(source, 2, topology=rf.Topology(rank=0, world_size=2)), accelerator)
-    with pytest.raises(ArgumentError, match="can be taken to an Accelerator this way"):
+    with pytest.raises(ArgumentError, match="can be used with an Accelerator this way"):
         accelerated(DataLoader([1, 2]), accelerator)  # type: ignore[arg-type]
 
 
@@ -200,7 +200,7 @@ def test_a_checkpoint_of_other_objects_is_refused(tmp_path: Path) -> None:
     accelerated(rf.Loader(rf.from_dataset([{"id": i} for i in range(5)]), 2), first)
     second.register_for_checkpointing(torch.optim.SGD(torch.nn.Linear(1, 1).parameters()))
     second.save_state(str(tmp_path))
-    with pytest.raises(StateError, match="something else in this loader's place"):
+    with pytest.raises(StateError, match="no state of this loader at its index"):
         first.load_state(str(tmp_path))
 
 

@@ -120,7 +120,7 @@ def test_a_loss_that_cannot_leave_a_rank_out_is_an_error_on_every_rank(
         batches = iter(TrainerFeed(loader, masks_loss=masks))
         if tail == "pad":
             assert len(next(batches)["x"]) == 2
-        with pytest.raises(ArgumentError, match="cannot leave a rank out"):
+        with pytest.raises(ArgumentError, match="cannot exclude a rank"):
             next(batches)
 
 
@@ -364,7 +364,7 @@ def test_checkpoints_that_say_nothing_of_these_data_are_refused(tmp_path: Path, 
     anew.train(resume_from_checkpoint=str(checkpoint))
     assert [update for _, update, _ in anew.trained] == list(range(6, 21))
     (checkpoint / "trainer_state.json").write_text("{")
-    with pytest.raises(StateError, match="remove it, and resume from the one before"):
+    with pytest.raises(StateError, match="remove it, and use the one before"):
         Once(tmp_path, source).train(resume_from_checkpoint=str(checkpoint))
 
 
@@ -456,7 +456,7 @@ def test_what_a_trainer_cannot_be_fed_by_is_refused(
 ) -> None:
     with pytest.raises(ArgumentError, match="per_device"):
         Once(tmp_path, rf.Loader(source, 3)).train()
-    with pytest.raises(ArgumentError, match="batches by length"):
+    with pytest.raises(ArgumentError, match="batches of similar length"):
         Once(tmp_path, source, train_sampling_strategy="group_by_length").train()
     with pytest.raises(ArgumentError, match="1 ranks"):
         Once(tmp_path, rf.Loader(source, 4, topology=rf.Topology(rank=1, world_size=2))).train()

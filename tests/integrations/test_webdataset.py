@@ -92,7 +92,7 @@ def test_shards_are_dealt_as_the_strategy_says_or_not_at_all(shards: int, parts:
             "rank",
             ["5 shards cannot be divided evenly among 2 ranks", "rank 1 of 2", '"drop") leaves 1', '"uneven"'],
         ),
-        (5, 2, "rank", ["ShardedSamples deals samples", '"repeat") reads 1 of them twice']),
+        (5, 2, "rank", ["ShardedSamples divides samples", '"repeat") reads 1 of them twice']),
         (2, 3, "rank", ["2 shards cannot be divided among 3 ranks: 1 would be empty", "fewer ranks", '"repeat")']),
         (
             1,
@@ -145,7 +145,7 @@ def test_several_processes_of_whom_nobody_knows_the_rank_are_an_error(monkeypatc
 
 
 def test_a_list_of_shards_that_does_not_end_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="does not end") as caught:
+    with pytest.raises(ArgumentError, match="is endless") as caught:
         list(nodesplitter(count()))
     assert "Resampled" in str(caught.value)
 

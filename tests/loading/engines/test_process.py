@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 from tests.loading.feeds import (
@@ -282,6 +284,7 @@ def test_a_process_that_multiprocessing_started_has_workers(method: str, tmp_pat
 
 ORPHANS = """
 import json, os, sys
+import numpy as np
 import psutil
 from tests.loading.feeds import *
 
@@ -377,3 +380,48 @@ def test_workers_killed_at_random_lose_and_repeat_nothing_in_many_rounds() -> No
     began = time.monotonic()
     kills = killed_at_random(100)
     print(f"100 epochs, {kills} workers killed: {time.monotonic() - began:.0f} s, all batches the same")
+
+
+def resident(_: Any) -> dict[str, int]:
+    """Memory of this process that is no file's, in bytes."""
+    status = Path("/proc/self/status").read_text()
+    return {"bytes": sum(1024 * int(size) for size in re.findall(r"Rss(?:Anon|Shmem):\s*(\d+)", status))}
+
+
+def test_an_array_of_a_closure_is_mapped_and_not_copied_by_each_worker() -> None:
+    array = np.ones(16_000_000)  # 128 MB
+
+    def reads(sample: dict[str, Any]) -> dict[str, Any]:
+        assert array[int(sample["y"])] == 1
+        return resident(sample)
+
+    used = [max(max(batch["bytes"]) for batch in feed(transform=each, **WORKERS)) for each in (resident, reads)]
+    assert used[1] - used[0] < 16_000_000
+
+
+THREADS = """
+import faulthandler, sys, threading
+from tests.loading.feeds import *
+
+faulthandler.dump_traceback_later(200, exit=True)
+expected = list(feed(transform=keyed_all))
+
+def read(results):
+    for _ in range(2):
+        results.append(same(list(feed(transform=keyed_all, num_workers=2, worker_kind="process")), expected))
+
+for round in range(int(sys.argv[1])):
+    results = []
+    threads = [threading.Thread(target=read, args=(results,)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [True] * 6, results
+print(1)
+"""
+
+
+@pytest.mark.parametrize("rounds", [2, pytest.param(50, marks=pytest.mark.soak)])
+def test_loaders_in_several_threads_do_not_hang(rounds: int) -> None:
+    assert run(THREADS, str(rounds), timeout=280 * rounds) == 1
