@@ -6,7 +6,7 @@
 
 PYTHON ?= python3
 ARGS ?=
-JOBS ?= 3
+JOBS ?= 4
 
 BIN := .venv/bin
 STAMP := .venv/.set-up
@@ -37,7 +37,7 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup  ## train, kill, resume on other ranks, and prove that nothing was lost
 	$(BIN)/rankfeed demo
 
-# Three at a time, since tests that start ranks wait for half of their time; these are in three groups, each of
+# Four at a time, since tests that start ranks wait for half of their time; these are in three groups, each of
 # which runs one after the other (tests/conftest.py).
 test: setup  ## run the tests, of the expensive ones a representative case each: within 8 minutes on 2 cores
 	$(BIN)/python -m pytest -n $(JOBS) --max-worker-restart 3 $(ARGS)

@@ -25,7 +25,7 @@ SCRIPT = Path(__file__).parent / "hint_job.py"
 #: Seconds in which a job has to end: far more than it takes, and far less than an hour.
 HANG = 100
 FAILED = "preparing the data failed: KeyError: 'no such column'"
-KINDS = [pytest.param("torchrun", marks=pytest.mark.slow), "openmpi", "mpich"]
+KINDS = [pytest.param("torchrun", marks=pytest.mark.soak), "openmpi", "mpich"]
 #: MPICH 5.0 now and then kills a rank that forked and had a message it did not receive, also without rankfeed.
 THAT_FORK = KINDS[:2]
 
@@ -126,7 +126,7 @@ def by_hand(tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("harm", ["gone", "stopped"])
+@pytest.mark.parametrize("harm", ["gone", pytest.param("stopped", marks=pytest.mark.soak)])
 def test_a_store_whose_host_is_gone_or_stopped_does_no_harm(
     harm: str, by_hand: list[subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:

@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
+import tracemalloc
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -275,3 +276,8 @@ def test_verify_lists_all_damage_as_json(packed: Path, tmp_path: Path) -> None:
     told = json.loads(done.stdout)
     assert (told["ok"], told["files"]["damaged"]) == (False, 2)
     assert [Path(each["where"]).name for each in told["files"]["damage"]] == [first.name, second.name]
+
+
+def test_a_plan_that_is_refused_leaves_nothing_traced() -> None:
+    assert rankfeed("plan", "--samples", 10, "--ranks", 99, "--batch-size", 1).returncode != 0
+    assert not tracemalloc.is_tracing()

@@ -52,15 +52,17 @@ def plan(
     """
     sizes = sizes_of(data, samples, blocks)
     tracemalloc.start()
-    began = time.perf_counter()
-    made = plan_from(sizes, shuffle, seed, window, lanes)
-    # The last rank: all arithmetic is at its largest there.
-    schedule = _schedule(made, ranks - 1, ranks, batch_size, epoch, start, tail)
-    steps = len(schedule)
-    ids = schedule.batch(0) if steps else np.empty(0, np.int64)
-    first_batch = time.perf_counter() - began
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
+    try:
+        began = time.perf_counter()
+        made = plan_from(sizes, shuffle, seed, window, lanes)
+        # The last rank: all arithmetic is at its largest there.
+        schedule = _schedule(made, ranks - 1, ranks, batch_size, epoch, start, tail)
+        steps = len(schedule)
+        ids = schedule.batch(0) if steps else np.empty(0, np.int64)
+        first_batch = time.perf_counter() - began
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
     least, most = (0, 0) if not steps else _share(schedule)
     figures: dict[str, Any] = {
         "samples": made.num_samples,

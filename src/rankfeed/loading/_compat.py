@@ -209,8 +209,7 @@ def refuse_ignored_checkpoint(loader: Any) -> None:
             "the training continues from a checkpoint, but this loader starts over and would repeat samples",
             expected="loader.load_state_dict() or loader.set_epoch() before the first iteration",
             found=f"the checkpoint {checkpoint.path}",
-            remedy="keep loader.state_dict() in the checkpoint and load it; loader.set_epoch(0) starts over on "
-            "purpose",
+            remedy="save and load loader.state_dict() with the checkpoint; loader.set_epoch(0) starts over",
         )
 
 
