@@ -137,7 +137,7 @@ def test_a_share_that_would_be_shared_out_again_is_an_error_on_every_rank(tmp_pa
         assert len(results) == 12
         for cell in results:
             assert cell["alone"] in (26, 27), "left out of prepare it is this rank's half"
-            assert "share it out again" in cell["error"], cell
+            assert "shard data again" in cell["error"], cell
             assert "rankfeed.integrations.accelerate.accelerated" in cell["error"]
 
 
@@ -153,7 +153,7 @@ def test_a_share_that_rank_0_is_to_deal_out_ends_the_job_with_an_error(way: str,
     log = tmp_path / "log"
     with jobs.started(jobs.torchrun(2, SCRIPT, tmp_path, "dispatched", way), log) as job:
         assert job.wait(HANG) == 1
-    assert "share it out again" in log.read_text()
+    assert "shard data again" in log.read_text()
 
 
 def test_an_accelerator_gets_no_loader_of_other_ranks_nor_one_of_another_library() -> None:
@@ -161,7 +161,7 @@ def test_an_accelerator_gets_no_loader_of_other_ranks_nor_one_of_another_library
     source = rf.from_dataset([{"id": i} for i in range(8)])
     with pytest.raises(ArgumentError, match="not those of the accelerator"):
         accelerated(rf.Loader(source, 2, topology=rf.Topology(rank=0, world_size=2)), accelerator)
-    with pytest.raises(ArgumentError, match="can be taken to an Accelerator this way"):
+    with pytest.raises(ArgumentError, match="can be used with an Accelerator this way"):
         accelerated(DataLoader([1, 2]), accelerator)  # type: ignore[arg-type]
 
 
@@ -200,7 +200,7 @@ def test_a_checkpoint_of_other_objects_is_refused(tmp_path: Path) -> None:
     accelerated(rf.Loader(rf.from_dataset([{"id": i} for i in range(5)]), 2), first)
     second.register_for_checkpointing(torch.optim.SGD(torch.nn.Linear(1, 1).parameters()))
     second.save_state(str(tmp_path))
-    with pytest.raises(StateError, match="something else in this loader's place"):
+    with pytest.raises(StateError, match="no state of this loader at its index"):
         first.load_state(str(tmp_path))
 
 

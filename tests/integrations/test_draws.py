@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankfeed.errors import ArgumentError
-from rankfeed.integrations.draws import Draws
+from rankfeed.integrations.webdataset.resampling import ResamplingPlan
 from rankfeed.plan import Schedule
 from rankfeed.topology import Topology
 
@@ -17,7 +17,7 @@ from rankfeed.topology import Topology
 def test_a_draw_does_not_depend_on_which_others_are_asked_for(
     population: int, size: int, replacement: bool, epoch: int, data: st.DataObject
 ) -> None:
-    draws = Draws(population, size, replacement=replacement, seed=data.draw(st.integers(-(2**70), 2**70)))
+    draws = ResamplingPlan(population, size, replacement=replacement, seed=data.draw(st.integers(-(2**70), 2**70)))
     places = data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=20))
     together = draws.sample_ids(epoch, places)
     assert together.tolist() == [int(draws.sample_ids(epoch, [place])[0]) for place in places]
@@ -29,7 +29,7 @@ def test_a_draw_does_not_depend_on_which_others_are_asked_for(
 def test_without_replacement_a_sample_comes_again_only_when_all_have_come(
     population: int, size: int, seed: int, epoch: int
 ) -> None:
-    ids = Draws(population, size, replacement=False, seed=seed).sample_ids(epoch, np.arange(size))
+    ids = ResamplingPlan(population, size, replacement=False, seed=seed).sample_ids(epoch, np.arange(size))
     for first in range(0, size, population):
         deal = Counter(ids[first : first + population].tolist())
         assert max(deal.values()) == 1
@@ -41,7 +41,7 @@ def test_without_replacement_a_sample_comes_again_only_when_all_have_come(
 def test_the_ranks_together_read_each_draw_of_the_stream_once(
     population: int, size: int, world: int, batch_size: int, replacement: bool
 ) -> None:
-    draws = Draws(population, max(size, world), replacement=replacement, seed=4)
+    draws = ResamplingPlan(population, max(size, world), replacement=replacement, seed=4)
     read: Counter[int] = Counter()
     for rank in range(world):
         schedule = Schedule(draws, batch_size=batch_size, topology=Topology(rank=rank, world_size=world))
@@ -53,14 +53,14 @@ def test_the_ranks_together_read_each_draw_of_the_stream_once(
 def test_with_replacement_every_sample_is_as_likely_as_any_other() -> None:
     population, size = 100, 100_000
     for seed in range(3):
-        ids = Draws(population, size, seed=seed).sample_ids(seed, np.arange(size))
+        ids = ResamplingPlan(population, size, seed=seed).sample_ids(seed, np.arange(size))
         expected = size / population
         chi_square = float(((np.bincount(ids, minlength=population) - expected) ** 2 / expected).sum())
         assert 50 < chi_square < 170  # 99 degrees of freedom: outside in less than one of 10,000 draws
 
 
 def test_draws_that_follow_each_other_have_nothing_to_do_with_each_other() -> None:
-    ids = Draws(10, 100_000).sample_ids(0, np.arange(100_000))
+    ids = ResamplingPlan(10, 100_000).sample_ids(0, np.arange(100_000))
     pairs = np.bincount(ids[:-1] * 10 + ids[1:], minlength=100)
     assert 50 < float(((pairs - 1000) ** 2 / 1000).sum()) < 170
 
@@ -69,7 +69,7 @@ def test_draws_that_follow_each_other_have_nothing_to_do_with_each_other() -> No
 def test_other_seeds_and_epochs_draw_something_else(replacement: bool) -> None:
     def drawn(seed: int, epoch: int) -> list[int]:
         found: list[int] = (
-            Draws(1000, replacement=replacement, seed=seed).sample_ids(epoch, np.arange(1000)).tolist()
+            ResamplingPlan(1000, replacement=replacement, seed=seed).sample_ids(epoch, np.arange(1000)).tolist()
         )
         return found
 
@@ -84,4 +84,4 @@ def test_other_seeds_and_epochs_draw_something_else(replacement: bool) -> None:
 )
 def test_no_samples_or_no_draws_are_refused(arguments: tuple[int, ...], named: str) -> None:
     with pytest.raises(ArgumentError, match=named):
-        Draws(*arguments)
+        ResamplingPlan(*arguments)

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 
 import rankfeed as rf
 from rankfeed.errors import ArgumentError, PlanError
-from rankfeed.integrations.lance import ShardedSampler, Steps, runs_of
+from rankfeed.integrations.lance import LanceSteps, ShardedSampler, runs_of
 
 JOB = Path(__file__).parent / "jobs" / "lance_cells.py"
 SIZES = [100, 1, 37, 250, 64, 3, 129, 16, 17, 90]
@@ -121,12 +121,12 @@ def test_steps_are_equal_and_survive_a_loader_that_joins_small_batches(
     plan = rf.Plan(rows, seed=rows)
     if rows < world_size:
         with pytest.raises(PlanError):
-            Steps(plan, batch, rf.Topology(world_size=world_size), 0, tail)
+            LanceSteps(plan, batch, rf.Topology(world_size=world_size), 0, tail)
         return
     seen: Counter[int] = Counter()
     counts = set()
     for rank in range(world_size):
-        steps = Steps(plan, batch, rf.Topology(rank=rank, world_size=world_size), 0, tail)
+        steps = LanceSteps(plan, batch, rf.Topology(rank=rank, world_size=world_size), 0, tail)
         sizes = [len(steps.batch(step)) for step in range(len(steps))]
         for step in range(len(steps)):
             seen.update(steps.batch(step).tolist())

@@ -164,7 +164,7 @@ def test_overfitting_has_the_same_batches_each_epoch_and_refuses_to_shuffle(out:
         assert first == second
         assert len(first) == 2
         assert facts(told)[0]["error"] == "ArgumentError"
-        assert "overfit_batches asks for the same batches" in facts(told)[0]["says"]
+        assert "overfit_batches needs the same batches" in facts(told)[0]["says"]
 
 
 @pytest.mark.parametrize(("cell", "epochs"), [("epoch_end", 3), ("last_batch", 2)])

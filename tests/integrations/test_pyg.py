@@ -114,7 +114,7 @@ def test_a_checkpoint_of_other_seeds_is_refused() -> None:
 
 
 def test_what_are_no_seeds_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="give data="):
+    with pytest.raises(ArgumentError, match="pass data="):
         NodeSeeds(None)
     with pytest.raises(ArgumentError, match="no such nodes"):
         NodeSeeds("item", data=HeteroData())

@@ -71,7 +71,7 @@ def test_a_raw_file_is_asked_afresh(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     file = tmp_path / "raw.txt"
     keys: list[str] = []
     monkeypatch.setattr(
-        "rankfeed.integrations.pyg_prepare.prepare_once", lambda path, build, *, key, **_: keys.append(key)
+        "rankfeed.integrations.pyg.datasets.prepare_once", lambda path, build, *, key, **_: keys.append(key)
     )
     file.write_text("1")
     before, real = os.stat(file), os.stat
@@ -172,7 +172,7 @@ def test_a_function_that_makes_a_data_set_is_refused(made_by: Any, tmp_path: Pat
     ids=["lambda", "closure", "composed", "partial", "object"],
 )
 def test_functions_that_cannot_be_told_apart_need_a_key(nameless: Any, tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"(?s)cannot be told from others.*key="):
+    with pytest.raises(ArgumentError, match=r"(?s)no description that identifies it.*key="):
         prepare(Scaled, tmp_path, pre_transform=nameless)
     assert not list(tmp_path.iterdir())
     if callable(nameless):

@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-import warnings
 from collections import Counter
 from itertools import chain, zip_longest
 from typing import Any
@@ -207,7 +206,7 @@ def test_webdatasets_own_splitters_behind_a_share_are_refused(between: Any, monk
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     stage = ShardedSamples(source(8))
-    with pytest.raises(ArgumentError, match="share it out again") as told:
+    with pytest.raises(ArgumentError, match="shard data again") as told:
         list(wds.DataPipeline(stage, *between, wds.split_by_node))
     assert "split_by_node" in str(told.value)
     assert len(list(wds.DataPipeline(stage, *between, wds.split_by_worker))) == 4, "there are no workers"
@@ -216,7 +215,7 @@ def test_webdatasets_own_splitters_behind_a_share_are_refused(between: Any, monk
     alone = ShardedSamples(source(8))
     assert len(list(wds.DataPipeline(alone, *between, wds.split_by_node))) == 8, "there are no ranks"
     workers = DataLoader(wds.DataPipeline(alone, *between, wds.split_by_worker), batch_size=None, num_workers=2)
-    with pytest.raises(Exception, match="share it out again"):
+    with pytest.raises(Exception, match="shard data again"):
         list(workers)
 
 
@@ -305,17 +304,16 @@ def test_persistent_workers_go_on_to_the_next_epoch_by_themselves() -> None:
         assert list(chain.from_iterable(epoch_of(loader))) == wanted
 
 
-def test_new_workers_that_repeat_an_epoch_say_so() -> None:
+@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_new_workers_begin_the_next_epoch_unless_one_is_set(start: str) -> None:
     stage = ShardedSamples(source(50), 4, shuffle=True, topology=rf.Topology())
-    loader = loaded(stage, multiprocessing_context="fork")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # workers inherit it, and their errors come back
-        first = epoch_of(loader)
-        with pytest.raises(UserWarning, match=r"call set_epoch\(\)"):
-            epoch_of(loader)
-        for epoch in (1, 0):
-            stage.set_epoch(epoch)
-            assert (epoch_of(loader) == first) == (epoch == 0)
+    loader = loaded(stage, multiprocessing_context=start)
+    epochs = [epoch_of(loader) for _ in range(3)]
+    assert stage.epoch == 3
+    assert len({tuple(map(tuple, epoch)) for epoch in epochs}) == 3
+    for epoch in (1, 0):
+        stage.set_epoch(epoch)
+        assert epoch_of(loader) == epochs[epoch] == epoch_of(loader)
 
 
 def test_a_copy_of_a_stage_has_epochs_of_its_own() -> None:

@@ -149,7 +149,7 @@ def test_a_trainer_of_transformers_says_that_it_takes_no_stream(fed: Any, tmp_pa
         pass
 
     given = {"model": torch.nn.Linear(1, 1), "args": transformers.TrainingArguments(str(tmp_path), use_cpu=True)}
-    with pytest.raises(ArgumentError, match="not fed by a stream"):
+    with pytest.raises(ArgumentError, match="cannot train on a stream"):
         Trainer(**given, train_dataset=fed)
-    with pytest.raises(ArgumentError, match="not fed by a stream"):
+    with pytest.raises(ArgumentError, match="cannot train on a stream"):
         Trainer(**given, eval_dataset={"held": fed}).evaluate()

@@ -20,7 +20,7 @@ import rankfeed as rf
 from rankfeed.errors import ArgumentError, StateError
 from rankfeed.integrations.accelerate import accelerated
 from rankfeed.integrations.transformers import FeedMixin, PadTokens
-from rankfeed.integrations.transformers_feed import Feed
+from rankfeed.integrations.transformers.feed import TrainerFeed
 
 SCRIPT = Path(__file__).parent / "jobs" / "transformers_feed.py"
 SAMPLES, BATCH = 83, 4
@@ -117,10 +117,10 @@ def test_a_loss_that_cannot_leave_a_rank_out_is_an_error_on_every_rank(
         loader = rf.Loader(data, 2, tail=tail, topology=rf.Topology(rank=rank, world_size=3))
         if tail == "even":
             loader.load_state_dict({**loader.state_dict(), "position": 6, "steps": 1})
-        batches = iter(Feed(loader, masks_loss=masks))
+        batches = iter(TrainerFeed(loader, masks_loss=masks))
         if tail == "pad":
             assert len(next(batches)["x"]) == 2
-        with pytest.raises(ArgumentError, match="cannot leave a rank out"):
+        with pytest.raises(ArgumentError, match="cannot exclude a rank"):
             next(batches)
 
 
@@ -358,13 +358,13 @@ def test_checkpoints_that_say_nothing_of_these_data_are_refused(tmp_path: Path, 
     state = json.loads((checkpoint / "trainer_state.json").read_text())
     del state["stateful_callbacks"]["rankfeed"]
     (checkpoint / "trainer_state.json").write_text(json.dumps(state))
-    with pytest.raises(StateError, match="ignore_data_skip=True begins its epoch anew"):
+    with pytest.raises(StateError, match="ignore_data_skip=True begins its epoch again"):
         Once(tmp_path, source).train(resume_from_checkpoint=str(checkpoint))
     anew = Once(tmp_path, source, ignore_data_skip=True, num_train_epochs=1)
     anew.train(resume_from_checkpoint=str(checkpoint))
     assert [update for _, update, _ in anew.trained] == list(range(6, 21))
     (checkpoint / "trainer_state.json").write_text("{")
-    with pytest.raises(StateError, match="remove it, and resume from the one before"):
+    with pytest.raises(StateError, match="remove it, and use the one before"):
         Once(tmp_path, source).train(resume_from_checkpoint=str(checkpoint))
 
 
@@ -456,11 +456,11 @@ def test_what_a_trainer_cannot_be_fed_by_is_refused(
 ) -> None:
     with pytest.raises(ArgumentError, match="per_device"):
         Once(tmp_path, rf.Loader(source, 3)).train()
-    with pytest.raises(ArgumentError, match="batches by length"):
+    with pytest.raises(ArgumentError, match="batches of similar length"):
         Once(tmp_path, source, train_sampling_strategy="group_by_length").train()
     with pytest.raises(ArgumentError, match="1 ranks"):
         Once(tmp_path, rf.Loader(source, 4, topology=rf.Topology(rank=1, world_size=2))).train()
-    with pytest.raises(ArgumentError, match="takes none of the source's columns"):
+    with pytest.raises(ArgumentError, match="uses none of the source's columns"):
         Once(tmp_path, rf.from_dataset([{"x": 1}])).train()
     with pytest.raises(ArgumentError, match="pad"):
         Once(tmp_path, source).evaluate(rf.Loader(source, 8))

@@ -21,10 +21,10 @@ from rankfeed.integrations.webdataset import (
     NodeSplitter,
     ShardedSamples,
     WorkerSplitter,
-    deal,
     nodesplitter,
     workersplitter,
 )
+from rankfeed.integrations.webdataset.splitters import split_shards
 
 SCRIPT = Path(__file__).parent / "jobs" / "pipelines.py"
 SHARD = 10
@@ -66,10 +66,10 @@ def test_shards_are_dealt_as_the_strategy_says_or_not_at_all(shards: int, parts:
     possible = {"even": shards % parts == 0, "drop": shards >= parts, "uneven": shards >= parts}
     if not possible.get(strategy, True):
         for part in range(parts):  # on every rank, so that none goes on alone
-            with pytest.raises(PlanError, match="cannot be dealt"):
-                deal(shards, parts, part, strategy)
+            with pytest.raises(PlanError, match="cannot be divided"):
+                split_shards(shards, parts, part, strategy)
         return
-    dealt = [deal(shards, parts, part, strategy) for part in range(parts)]
+    dealt = [split_shards(shards, parts, part, strategy) for part in range(parts)]
     read = Counter(each for part in dealt for each in part)
     if strategy in ("even", "uneven", "idle"):
         assert read == Counter(range(shards))
@@ -90,15 +90,15 @@ def test_shards_are_dealt_as_the_strategy_says_or_not_at_all(shards: int, parts:
             5,
             2,
             "rank",
-            ["5 shards cannot be dealt evenly to 2 ranks", "rank 1 of 2", '"drop") leaves 1', '"uneven"'],
+            ["5 shards cannot be divided evenly among 2 ranks", "rank 1 of 2", '"drop") leaves 1', '"uneven"'],
         ),
-        (5, 2, "rank", ["ShardedSamples deals samples", '"repeat") reads 1 of them twice']),
-        (2, 3, "rank", ["2 shards cannot be dealt to 3 ranks: 1 would be empty", "fewer ranks", '"repeat")']),
+        (5, 2, "rank", ["ShardedSamples divides samples", '"repeat") reads 1 of them twice']),
+        (2, 3, "rank", ["2 shards cannot be divided among 3 ranks: 1 would be empty", "fewer ranks", '"repeat")']),
         (
             1,
             2,
             "worker",
-            ["1 shard cannot be dealt to 2 workers", "num_workers=1", '"idle") with empty_check=False'],
+            ["1 shard cannot be divided among 2 workers", "num_workers=1", '"idle") with empty_check=False'],
         ),
         (5, 2, "worker", ["a num_workers that divides", 'WorkerSplitter("uneven")']),
         (0, 2, "rank", ["there are no shards", "pattern"]),
@@ -108,7 +108,7 @@ def test_shards_that_cannot_be_dealt_are_an_error_that_says_what_to_do(
     shards: int, parts: int, what: str, said: list[str]
 ) -> None:
     with pytest.raises(PlanError) as caught:
-        deal(shards, parts, 1, "even", what)
+        split_shards(shards, parts, 1, "even", what)
     assert [text for text in said if text not in str(caught.value)] == []
 
 
@@ -145,7 +145,7 @@ def test_several_processes_of_whom_nobody_knows_the_rank_are_an_error(monkeypatc
 
 
 def test_a_list_of_shards_that_does_not_end_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="does not end") as caught:
+    with pytest.raises(ArgumentError, match="is endless") as caught:
         list(nodesplitter(count()))
     assert "Resampled" in str(caught.value)
 
@@ -166,7 +166,7 @@ def test_an_idle_worker_is_had_only_where_asked_for(data: Path) -> None:
         return [key for (key,) in loader]
 
     assert Counter(read("idle")) == Counter(f"k{each:04d}" for each in range(3 * SHARD))
-    with pytest.raises(PlanError, match="3 shards cannot be dealt to 4 workers"):
+    with pytest.raises(PlanError, match="3 shards cannot be divided among 4 workers"):
         read("uneven")
 
 
@@ -271,11 +271,11 @@ def check_splitter(each: Cell, results: list[dict[str, Any]], whole: Counter[str
     of_rank = [max(least, len(range(rank, shards, ranks)) if strategy != "drop" else 0) for rank in range(ranks)]
     if strategy == "even" and shards % ranks:
         for result in results:
-            assert f"{shards} shards cannot be dealt evenly to {ranks} ranks" in result["error"], each
+            assert f"{shards} shards cannot be divided evenly among {ranks} ranks" in result["error"], each
         return
     if min(of_rank) < each["workers"] and each["by_worker"] != "idle":
         for result, mine in zip(results, of_rank, strict=True):
-            said = "cannot be dealt to 2 workers" if mine < each["workers"] else ""
+            said = "cannot be divided among 2 workers" if mine < each["workers"] else ""
             assert said in result["error"], each
         return
     assert [result["error"] for result in results] == [""] * ranks, each

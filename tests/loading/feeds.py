@@ -5,19 +5,26 @@ from __future__ import annotations
 import os
 import random
 import signal
+import threading
 import time
 from collections import Counter, namedtuple
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 
 from rankfeed.columns import Columns, Field, Objects
 from rankfeed.loading import Loader
+from rankfeed.loading.engines import process
 from rankfeed.sources.source import Source, check_columns, check_ids
 from rankfeed.topology import Topology
+
+#: No batch is built in the process of the test while its workers start.
+process.INLINE_AFTER = 60.0
 
 ENGINES: list[dict[str, Any]] = [
     {"num_workers": 0},
@@ -27,6 +34,23 @@ ENGINES: list[dict[str, Any]] = [
 ]
 #: How they are called in the names of tests.
 NAMES = ["inline", "thread-1", "thread-3", "process-2"]
+
+
+def workers() -> list[psutil.Process]:
+    """Worker processes of this process that are still running."""
+    return [
+        worker for server in servers() for worker in server.children() if worker.status() != psutil.STATUS_ZOMBIE
+    ]
+
+
+def servers() -> list[psutil.Process]:
+    """The server that the workers of this process are forked from."""
+    found = []
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):
+            if any("rankfeed._util.workers.server" in argument for argument in child.cmdline()):
+                found.append(child)
+    return found
 
 
 class Memory(Source):
@@ -159,7 +183,7 @@ def to_none(sample: dict[str, Any]) -> None:
 
 
 def not_picklable(samples: list[Any]) -> Any:
-    return {"function": lambda: samples}
+    return {"lock": threading.Lock()}
 
 
 def conjugated(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:

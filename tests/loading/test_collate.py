@@ -14,7 +14,7 @@ from rankfeed.columns import Columns
 from rankfeed.columns.layout import infer_layout
 from rankfeed.loading import Loader
 from rankfeed.loading.collate import collate, collate_samples
-from rankfeed.loading.state import save
+from rankfeed.loading.state import encode_state
 from rankfeed.plan import Cursor
 from rankfeed.sources import from_dataset
 from rankfeed.topology import Topology
@@ -140,7 +140,7 @@ def _longest(samples: list[dict[str, Any]]) -> dict[str, Any]:
 def test_what_has_no_room_in_a_batch_is_refused_not_left_out(
     engine: dict[str, Any], options: dict[str, Any]
 ) -> None:
-    with pytest.raises(errors.TransformError, match=r"(?s)no dict has no room for.*rank 0, epoch 0, step 0"):
+    with pytest.raises(errors.TransformError, match=r"(?s)cannot be added to a batch.*rank 0, epoch 0, step 0"):
         next(iter(feed(collate_fn=_number, **options, **engine)))
 
 
@@ -149,16 +149,16 @@ def _number(samples: list[Any]) -> int:
 
 
 def test_a_step_with_stand_in_rows_that_cannot_be_masked_is_refused_on_every_rank() -> None:
-    state = save(Cursor(0, 9, 3), {"samples": 10, "shuffle": "none", "seed": 0, "lanes": 1}, "")
+    state = encode_state(Cursor(0, 9, 3), {"samples": 10, "shuffle": "none", "seed": 0, "lanes": 1}, "")
     for rank in range(3):  # rank 2 has a sample, the others stand-ins: all must stop
         loader = Loader(Wrapped(Tuples(10)), 1, topology=Topology(rank=rank, world_size=3))
         loader.load_state_dict(state)
-        with pytest.raises(errors.TransformError, match=r"no room for 'valid'"):
+        with pytest.raises(errors.TransformError, match=r"'valid' cannot be added"):
             list(loader)
 
 
 def test_every_rank_has_the_mask_at_a_step_with_stand_in_rows() -> None:
-    state = save(Cursor(0, 9, 3), {"samples": 10, "shuffle": "none", "seed": 0, "lanes": 1}, "")
+    state = encode_state(Cursor(0, 9, 3), {"samples": 10, "shuffle": "none", "seed": 0, "lanes": 1}, "")
     masks = []
     for rank in range(3):
         source = from_dataset([{"x": index} for index in range(10)])

@@ -155,7 +155,7 @@ def test_a_full_disk_is_an_error_and_the_steps_before_it_are_there(tmp_path: Pat
     done = subprocess.run(
         [sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, check=True, timeout=120
     )
-    assert "the ledger of what is delivered cannot be written" in done.stdout, done.stderr
+    assert "the ledger of delivered batches cannot be written" in done.stdout, done.stderr
     steps = int(done.stdout.split()[0])
     verdict = verify_run(tmp_path)
     assert verdict.ok
@@ -172,9 +172,9 @@ def test_nothing_is_written_before_the_first_step(tmp_path: Path) -> None:
 def test_a_name_of_the_launch_comes_from_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_STEP_ID", "0")
-    name = ledger._launch()
+    name = ledger._launch_id()
     monkeypatch.setenv("SLURM_STEP_ID", "1")
-    assert "" != ledger._launch() != name
+    assert "" != ledger._launch_id() != name
 
 
 class Talkative(list[dict[str, int]]):

@@ -26,6 +26,7 @@ from tests.loading.feeds import (
     same,
     steps_of,
     take,
+    workers,
 )
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
@@ -33,7 +34,6 @@ import rankfeed as rf
 from rankfeed import errors
 from rankfeed.columns import Columns
 from rankfeed.loading import Loader
-from rankfeed.loading.epochs import counted_anew
 from rankfeed.plan import Plan
 from rankfeed.topology import Topology
 
@@ -211,7 +211,7 @@ def test_a_framework_that_would_count_wrongly_is_refused(ranks: int) -> None:
     loader.load_state_dict(donor.state_dict())
     with pytest.raises(errors.StateError, match=r"(?s)would lose samples.*callbacks=\[.*LoaderCheck\(\)\]"):
         loader.batch_sampler.sampler.set_epoch(0)
-    counted_anew(loader)
+    loader.is_recounted = True
     loader.batch_sampler.sampler.set_epoch(0)
     assert loader.state_dict() == donor.state_dict()
 
@@ -241,16 +241,16 @@ def test_a_framework_that_begins_at_0_goes_on_after_the_rest_of_a_loaded_epoch()
 
 def test_who_takes_no_more_than_len_batches_has_the_audit_and_the_workers_back() -> None:
     loader = feed(num_workers=2, worker_kind="process", audit=True)
-    workers = []
+    pids = []
     for epoch in range(2):
         loader.set_epoch(epoch)
         iterator = iter(loader)
         take(iterator, len(loader))
         assert loader.audit_report is not None
         assert loader.audit_report.epoch == epoch
-        workers.append(sorted(worker.process.pid for worker in loader._engine._idle))  # type: ignore[union-attr]
-    assert workers[0] == workers[1]
-    assert len(workers[0]) == 2
+        pids.append(sorted(worker.pid for worker in workers()))
+    assert pids[0] == pids[1]
+    assert len(pids[0]) == 2
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
@@ -327,8 +327,8 @@ def test_a_topology_left_out_is_found_at_the_first_len_or_iter(monkeypatch: pyte
         ({"tail": "pad", "id_column": "valid"}, "reserved"),
         ({"seed": 1.5}, "seed"),
         ({"lanes": 0}, "lanes"),
-        ({"plan": Plan(49), "shuffle": False}, "not of this source"),
-        ({"plan": Plan(50)}, "its own order"),
+        ({"plan": Plan(49), "shuffle": False}, "belongs to another source"),
+        ({"plan": Plan(50)}, "defines the order"),
     ],
     ids=str,
 )

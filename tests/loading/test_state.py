@@ -15,7 +15,7 @@ from tests.loading.feeds import ENGINES, NAMES, Memory, assert_once, delivered, 
 
 from rankfeed.errors import StateError
 from rankfeed.loading import Loader
-from rankfeed.loading.state import save
+from rankfeed.loading.state import encode_state
 from rankfeed.plan import Cursor, Plan
 from rankfeed.topology import Topology
 
@@ -118,7 +118,7 @@ def test_every_stopping_point_resumes_on_other_ranks_and_batch_sizes(old: int, n
 
 
 def test_fewer_samples_left_than_ranks_is_one_step_with_stand_ins_masked() -> None:
-    state = save(Cursor(0, 48, 12), feed().plan.describe(), Memory(50).fingerprint)
+    state = encode_state(Cursor(0, 48, 12), feed().plan.describe(), Memory(50).fingerprint)
     loaders = [loaded(state, rank, 4) for rank in range(4)]
     (step,) = steps_of(loaders)
     assert len(delivered(step)) == 2
@@ -311,5 +311,5 @@ def test_a_state_is_not_changed_by_what_happens_later() -> None:
 
 def test_a_state_of_a_huge_epoch_stays_small() -> None:
     plan = Plan(10**12, shuffle="window", seed=2**62, lanes=64)
-    state = save(Cursor(10**9, 10**12, 10**12), plan.describe(), "f" * 64)
+    state = encode_state(Cursor(10**9, 10**12, 10**12), plan.describe(), "f" * 64)
     assert len(json.dumps(state)) < 1024

@@ -1,1 +1,1 @@
-"""One file for each framework that rankfeed plugs in to."""
+"""One module or subpackage for each framework; what depends on their private details is `_compat`."""

@@ -1,4 +1,4 @@
-"""A sampler for Lance's own loader: each row once, in equal steps, whatever ranks, workers and start method."""
+"""A sampler for Lance's own loader: each row once, in equal steps, for any ranks, workers and start method."""
 
 from __future__ import annotations
 
@@ -11,43 +11,43 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from rankfeed._util.validate import check_bool, check_choice, check_int, check_optional, invalid
-from rankfeed.integrations.lance_epochs import Epochs
-from rankfeed.loading.options import check_topology
-from rankfeed.loading.placed import Placed
-from rankfeed.loading.sharded_twice import refuse_second_sharding
-from rankfeed.plan import Plan, Schedule, Tail
+from rankfeed.integrations.shared_epoch import SharedEpoch
+from rankfeed.loading._compat import refuse_double_sharding
+from rankfeed.loading.lazy_topology import LazyTopology
+from rankfeed.plan import Cursor, Plan, Schedule, Tail
 from rankfeed.sources.extras import need
-from rankfeed.sources.lance.process import IsolatedTable, forked_from_lance
-from rankfeed.sources.lance.table import LanceTable, TableInfo
+from rankfeed.sources.lance_process import Beside, forked_from_lance
+from rankfeed.sources.lance_table import Facts, LanceTable
 from rankfeed.sources.source import Int64
 from rankfeed.topology import Topology
 
-#: Batches read ahead of need, at most: each is in memory.
-_AHEAD = 4
-#: Runs of rows that are shuffled, at most: memory is linear in them.
-_MOST_RUNS = 1 << 20
+#: Batches read ahead at most.
+_MAX_READ_AHEAD = 4
+#: Runs of rows at most: memory is linear in them.
+_MAX_RUNS = 1 << 20
 
 
-class ShardedSampler(Placed):
+class ShardedSampler:
     """The rows of this rank and worker, for ``lance.torch.data.LanceDataset(..., sampler=...)``.
 
-    Every row is delivered once an epoch; all ranks take the same number of steps, and as many rows but for one.
-    At each step a rank gets the same rows whatever the number and kind of workers: the DataLoader takes batches
-    from its workers in turn, and so they are dealt. Rank and worker are asked for when iteration starts; the rank
-    travels to workers that are spawned.
+    Every row is delivered once per epoch; all ranks take the same number of steps, and their rows differ by at
+    most one. At each step a rank gets the same rows for any number and kind of workers, since the DataLoader takes
+    batches from its workers in turn. Rank and worker are resolved when iteration starts; the rank is pickled for
+    workers that are spawned.
 
-    An epoch is an iteration that was begun: the next one has another order, with or without :meth:`set_epoch`, of
-    which workers that live on hear too. Only where torch's seed is set to the same number before each epoch,
-    workers that are new in each cannot tell it from the last one: there :meth:`set_epoch` is needed.
+    Each iteration is an epoch with its own order, also without :meth:`set_epoch`, which persistent workers follow
+    too. Only where torch's seed is set to the same number before each epoch, new workers cannot distinguish it
+    from
+    the last one: there :meth:`set_epoch` is needed.
 
     Args:
-        shuffle: whether rows come in a keyed order; without, as they lie.
-        run: rows that lie together and stay together under shuffle: fewer mix better and read slower. A batch's
-            if left out; 1 mixes all rows. (A table is cut into a million runs at most, by taking longer ones.)
+        shuffle: whether to shuffle rows by a keyed order.
+        run: neighbouring rows that stay together under shuffle: fewer mix better and read slower. The batch size
+            if left out; 1 mixes all rows. (A table has at most a million runs; they are longer if necessary.)
         seed: of the order.
-        tail: "even": the last step is smaller, by ranks equal to one; where fewer rows than ranks are left, they
-            make the step before larger by one row on some ranks. "drop": leaves out what makes no full step.
-        topology: rank and world size; found when iteration starts if left out.
+        tail: "even": the last step is smaller, and the ranks differ by at most one row; where fewer rows than
+            ranks are left, they join the step before on some ranks. "drop": leaves out what makes no full step.
+        topology: rank and world size; detected when iteration starts if left out.
 
     Raises:
         ArgumentError, PlanError: an argument cannot be used; fewer rows than ranks (when iteration starts).
@@ -79,17 +79,22 @@ class ShardedSampler(Placed):
         self.run = check_optional(check_int, "run", run, at_least=1, at_most=2**62)
         self.seed = check_int("seed", seed)
         self.tail: Literal["even", "drop"] = tail
-        self._topology = check_topology(topology)
-        self._epochs = Epochs()
+        self._topology = LazyTopology(topology)
+        self._epochs = SharedEpoch()
+
+    @property
+    def topology(self) -> Topology:
+        """Rank and world size, detected when they are first needed."""
+        return self._topology.resolve()
 
     @property
     def epoch(self) -> int:
         """The epoch that the next iteration delivers."""
-        return self._epochs.next(self.topology.rank)
+        return self._epochs.next(self.topology.rank).epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Have the next iteration deliver this epoch, and those after it the following ones."""
-        self._epochs.set(check_int("epoch", epoch, at_least=0))
+        """Let the next iteration be this epoch, and those after it the following ones."""
+        self._epochs.set(Cursor(check_int("epoch", epoch, at_least=0)))
 
     def __call__(
         self,
@@ -102,19 +107,19 @@ class ShardedSampler(Placed):
         with_row_id: bool | None = False,
         **__: Any,
     ) -> Iterator[Any]:
-        """The `pyarrow.RecordBatch`es of this rank and worker; what Lance's loader calls.
+        """The `pyarrow.RecordBatch`es of this rank and worker; called by Lance's loader.
 
         Raises:
             PlanError: there are fewer rows than ranks.
             RankfeedError: the table cannot be read.
         """
-        refuse_second_sharding(self.topology)
+        refuse_double_sharding(self.topology)
         worker, num_workers = Topology.worker()
-        epoch = self._epochs.begin(self.topology.rank)
+        epoch = self._epochs.begin(self.topology.rank).epoch
         with ExitStack() as stack:
             call = _reader(dataset, stack)
-            found: TableInfo = call("info", filter)
-            steps = Steps(self._plan(found, batch_size), batch_size, self.topology, epoch, self.tail)
+            found: Facts = call("facts", filter)
+            steps = LanceSteps(self._plan(found, batch_size), batch_size, self.topology, epoch, self.tail)
             names = dataset.schema.names if columns is None else columns
 
             def read(step: int) -> Any:
@@ -122,7 +127,7 @@ class ShardedSampler(Placed):
                 rows = ids if found.chosen is None else found.chosen[ids]
                 return call("batch", rows, names, bool(with_row_id))
 
-            ahead = max(1, min(_AHEAD, batch_readahead))
+            ahead = max(1, min(_MAX_READ_AHEAD, batch_readahead))
             pool = ThreadPoolExecutor(ahead, thread_name_prefix="rankfeed-lance")
             stack.callback(pool.shutdown, cancel_futures=True)
             waiting: deque[Future[Any]] = deque()
@@ -133,26 +138,26 @@ class ShardedSampler(Placed):
             while waiting:
                 yield waiting.popleft().result()
 
-    def _plan(self, found: TableInfo, batch_size: int) -> Plan:
+    def _plan(self, found: Facts, batch_size: int) -> Plan:
         counts = rows_of(found)
         total = int(counts.sum())
-        run = max(self.run or batch_size, -(-total // _MOST_RUNS) if self.run != 1 else 1)
+        run = max(self.run or batch_size, -(-total // _MAX_RUNS) if self.run != 1 else 1)
         if not self.shuffle or run == 1:
             return Plan(total, shuffle="global" if self.shuffle else "none", seed=self.seed)
-        # Windows of one sample: runs change places, and rows stay where they are in them.
+        # Windows of one sample: runs are permuted, and the rows in them are not.
         return Plan(runs_of(counts, run), shuffle="window", window=1, seed=self.seed)
 
 
-class Steps:
-    """The steps of a rank, such that no two of them could be taken for one.
+class LanceSteps:
+    """The steps of a rank, of which no two fit into one batch, since Lance's loader would join them.
 
-    Lance's loader joins batches as long as they fit in one. So the rest of an epoch is one step behind the full
-    ones; where it has too few rows for all ranks, it is part of the last full one.
+    The rest of an epoch is one step after the full ones; where it has too few rows for all ranks, it joins the
+    last full one.
 
     Args: as of :class:`rankfeed.Schedule`.
 
     Examples:
-        >>> steps = Steps(Plan(9, shuffle="none"), 2, Topology(rank=1, world_size=2), 0, "even")
+        >>> steps = LanceSteps(Plan(9, shuffle="none"), 2, Topology(rank=1, world_size=2), 0, "even")
         >>> [steps.batch(step).tolist() for step in range(len(steps))]
         [[2, 3], [6, 7, 8]]
     """
@@ -181,7 +186,7 @@ class Steps:
         return np.concatenate([self._full.batch(step), rest]) if self._joined else rest
 
 
-def rows_of(found: TableInfo) -> Int64:
+def rows_of(found: Facts) -> Int64:
     """Rows of each fragment that are delivered: int64."""
     if found.chosen is None:
         return found.rows
@@ -190,7 +195,7 @@ def rows_of(found: TableInfo) -> Int64:
 
 
 def runs_of(counts: Int64, run: int) -> Int64:
-    """Rows of each run, if fragments of so many rows are cut into runs: int64.
+    """Rows of each run, if fragments of these sizes are divided into runs: int64.
 
     Examples:
         >>> runs_of(np.array([5, 0, 4]), 2).tolist()
@@ -204,12 +209,12 @@ def runs_of(counts: Int64, run: int) -> Int64:
 
 
 def _reader(dataset: Any, stack: ExitStack) -> Callable[..., Any]:
-    """How to call methods of :class:`LanceTable` on a data set that Lance's loader brings along.
+    """Calls methods of :class:`LanceTable` for the dataset that Lance's loader passes.
 
-    A worker that was forked got one that was open in its parent: nothing can be read with it but its name.
+    A forked worker got one that was open in its parent, of which only the name can be read.
     """
     if forked_from_lance():
-        beside = IsolatedTable(dataset.uri, dataset.version)
+        beside = Beside(dataset.uri, dataset.version)
         stack.callback(beside.close)
         return beside.call
     table = LanceTable(dataset.uri, dataset.version, dataset)

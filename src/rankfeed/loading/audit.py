@@ -1,14 +1,14 @@
-"""The proof that an epoch was delivered: what each rank counted, compared with what the plan promised."""
+"""Compares what the ranks delivered in an epoch with the plan."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from rankfeed.errors import AuditError
+from rankfeed.loading.rank_group import TorchRankGroup, is_distributed, process_count
 from rankfeed.plan import InvertibleBloomTable, MultisetDifference, Schedule
 
 _CHUNK = 1 << 16
@@ -16,17 +16,17 @@ _CHUNK = 1 << 16
 
 @dataclass(frozen=True)
 class EpochAudit:
-    """What one rank, or several together, delivered of a stretch of an epoch. About 36 KiB; pickles.
+    """What one or several ranks delivered of an epoch, or of what was left of it. About 36 KiB; pickles.
 
     Attributes:
-        ranks: which ranks it tells of.
-        world_size: of how many.
-        epoch: of which epoch.
-        start: the stretch's first position.
-        end: and the one after its last.
-        steps: of each rank.
-        delivered: the samples delivered.
-        promised: the same ranks' shares of counting what the plan promised.
+        ranks: the ranks included.
+        world_size: number of ranks of the job.
+        epoch: the epoch.
+        start: the first position.
+        end: the position after the last one.
+        steps: of each rank included.
+        delivered: counts of the samples delivered.
+        planned: counts of the samples of the plan; each rank counts an equal part.
     """
 
     ranks: tuple[int, ...]
@@ -36,33 +36,26 @@ class EpochAudit:
     end: int
     steps: tuple[int, ...]
     delivered: InvertibleBloomTable
-    promised: InvertibleBloomTable
+    planned: InvertibleBloomTable
 
     @classmethod
     def of_rank(cls, schedule: Schedule, delivered: InvertibleBloomTable) -> EpochAudit:
         """The report of a rank at the end of its schedule.
 
-        Counting the promised samples costs what planning them did: each rank counts an equal stretch of
-        positions, cut in another way than the batches were.
+        Counting the planned samples costs as much as planning them, so each rank counts an equal range of
+        positions (contiguous, unlike its batches).
         """
         end = schedule.end
         span = end - schedule.start
         low = schedule.start + schedule.rank * span // schedule.world_size
         high = schedule.start + (schedule.rank + 1) * span // schedule.world_size
-        promised = InvertibleBloomTable()
+        planned = InvertibleBloomTable()
         for first in range(low, high, _CHUNK):
             positions = np.arange(first, min(first + _CHUNK, high))
-            promised.add(schedule.plan.sample_ids(schedule.epoch, positions))
-        return cls(
-            (schedule.rank,),
-            schedule.world_size,
-            schedule.epoch,
-            schedule.start,
-            end,
-            (len(schedule),),
-            delivered,
-            promised,
-        )
+            planned.add(schedule.plan.sample_ids(schedule.epoch, positions))
+        ranks, steps = (schedule.rank,), (len(schedule),)
+        bounds = schedule.epoch, schedule.start, end
+        return cls(ranks, schedule.world_size, *bounds, steps, delivered, planned)
 
     @classmethod
     def merge(cls, reports: Sequence[EpochAudit]) -> EpochAudit:
@@ -72,20 +65,20 @@ class EpochAudit:
         reports agree.
 
         Raises:
-            AuditError: there are none, they tell of different epochs, stretches or world sizes, or peers of one
+            AuditError: there are none, they are of different epochs, positions or world sizes, or peers of one
                 rank disagree.
         """
         if not reports:
-            raise AuditError("there are no reports to merge", expected="one of each rank")
+            raise AuditError("there are no reports to merge", expected="one report of each rank")
         first = reports[0]
         by_rank: dict[int, EpochAudit] = {}
-        delivered, promised = InvertibleBloomTable(), InvertibleBloomTable()
+        delivered, planned = InvertibleBloomTable(), InvertibleBloomTable()
         for report in sorted(reports, key=lambda report: report.ranks):
-            if report._stretch() != first._stretch():
+            if report._range() != first._range():
                 raise AuditError(
-                    "ranks report different stretches of data",
-                    expected=f"rank {first.ranks[0]}: {first._stretch()}",
-                    found=f"rank {report.ranks[0]}: {report._stretch()}",
+                    "ranks report different parts of the data",
+                    expected=f"rank {first.ranks[0]}: {first._range()}",
+                    found=f"rank {report.ranks[0]}: {report._range()}",
                 )
             known = [by_rank[rank] for rank in report.ranks if rank in by_rank]
             if known:
@@ -96,28 +89,20 @@ class EpochAudit:
                 continue
             by_rank |= dict.fromkeys(report.ranks, report)
             delivered.merge(report.delivered)
-            promised.merge(report.promised)
-        steps = {rank: report.steps[report.ranks.index(rank)] for rank, report in by_rank.items()}
-        ranks = tuple(sorted(steps))
-        return cls(
-            ranks,
-            first.world_size,
-            first.epoch,
-            first.start,
-            first.end,
-            tuple(steps[rank] for rank in ranks),
-            delivered,
-            promised,
-        )
+            planned.merge(report.planned)
+        ranks = tuple(sorted(by_rank))
+        steps = tuple(by_rank[rank].steps[by_rank[rank].ranks.index(rank)] for rank in ranks)
+        bounds = first.epoch, first.start, first.end
+        return cls(ranks, first.world_size, *bounds, steps, delivered, planned)
 
     @property
     def complete(self) -> bool:
-        """Whether all ranks are in it."""
+        """Whether all ranks are included."""
         return self.ranks == tuple(range(self.world_size))
 
     def difference(self) -> MultisetDifference:
-        """Samples missing and repeated. Holds once all ranks are in the report."""
-        return self.delivered.difference(self.promised)
+        """Samples missing and repeated; final once all ranks are included."""
+        return self.delivered.difference(self.planned)
 
     def check(self) -> None:
         """Raise AuditError unless every sample was delivered once, in the same number of steps on every rank."""
@@ -126,19 +111,19 @@ class EpochAudit:
             absent = sorted({*range(self.world_size)} - {*self.ranks})
             missing = self.end - self.start - self.delivered.count
             raise AuditError(
-                f"{missing} samples missing: some ranks delivered nothing, or under another rank's number",
+                f"{missing} samples missing: some ranks delivered nothing, or with the number of another rank",
                 expected=f"{self.end - self.start} samples from {self.world_size} ranks",
                 found=f"{self.delivered.count} samples from ranks {list(self.ranks)}, none from {absent[:8]}",
                 where=where,
-                remedy="give every process its own rank, or leave topology out so that it is found",
+                remedy="give every process its own rank, or leave topology out so that it is detected",
             )
         difference = self.difference()
         if difference:
             least = "" if difference.exact else "at least "
             raise AuditError(
                 f"{least}{difference.missing} samples missing, {least}{difference.repeated} repeated",
-                expected=f"{self.promised.count} samples, each once",
-                found=f"{self.delivered.count} delivered" + _named(difference),
+                expected=f"{self.planned.count} samples, each once",
+                found=f"{self.delivered.count} delivered" + _describe_ids(difference),
                 where=where,
             )
         if len({*self.steps}) > 1:
@@ -151,44 +136,31 @@ class EpochAudit:
             f"steps {list(self.steps)}, {difference.missing} missing, {difference.repeated} repeated"
         )
 
-    def _stretch(self) -> str:
+    def _range(self) -> str:
         return f"epoch {self.epoch}, positions {self.start} to {self.end}, {self.world_size} ranks"
 
 
-def gather(report: EpochAudit, *, launcher: str) -> EpochAudit | None:
-    """The reports of all processes as one, if torch.distributed can bring them together; else None.
-
-    A collective: every process must call it.
-
-    Args:
-        report: of this rank.
-        launcher: who says that it is this rank. Alone in a data-parallel dimension of a mesh is no contradiction.
-
-    Raises:
-        AuditError: this process takes itself for the only rank, and is one of several.
-    """
-    import torch.distributed as dist
-
-    together = dist.is_available() and dist.is_initialized()
+def gather_audits(report: EpochAudit, *, launcher: str) -> EpochAudit | None:
+    """The reports of all processes as one; None without torch.distributed. A collective."""
+    processes = process_count()
     if report.world_size == 1:
-        if together and dist.get_world_size() > 1 and launcher != "mesh":
+        if processes > 1 and launcher != "mesh":
             raise AuditError(
-                "each process takes itself for the only rank: all of them were given every sample",
-                expected=f"{dist.get_world_size()} ranks, as torch.distributed says",
+                "each process is the only rank by its topology: all of them were given every sample",
+                expected=f"{processes} ranks, as in torch.distributed",
                 found="1 rank",
-                remedy="leave topology out so that it is found, or take Topology.from_mesh for parallel peers",
+                remedy="leave topology out so that it is detected, or use Topology.from_mesh for parallel peers",
             )
         return report
-    if not together:
+    if not is_distributed():
         return None
-    reports: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(reports, report)
-    # Gloo's thread needs Python's lock once more, to let go of the tensors; a process that ended right here would
-    # take the interpreter from under it and abort. Waiting for the others leaves the lock free meanwhile.
-    dist.barrier()
+    group = TorchRankGroup(f"rank {report.ranks[0]} of {report.world_size}")
+    reports = group.gather(report)
+    # Gloo's thread needs the GIL once more to release the tensors: a process that ends right here aborts.
+    group.barrier()
     return EpochAudit.merge(reports)
 
 
-def _named(difference: MultisetDifference) -> str:
+def _describe_ids(difference: MultisetDifference) -> str:
     some = list(difference.ids.items())[:8]
     return "; ".join(["", *(f"sample {each} {count:+d}" for each, count in some)])

@@ -84,21 +84,6 @@ def collate_samples(
 ) -> tuple[Any, Padding]:
     """A batch of samples one by one, of a wrapped Dataset, a transform or a stream: dicts, tuples, whatever.
 
-    Args:
-        samples: at least one.
-        layout: what they hold, the same for all batches.
-        ragged: as of `collate`; under "pad" a ragged field of a dict has its lengths beside it, one of a tuple or
-            list is a tuple of both.
-        allocate: makes room for the tensors.
-        pad_to: the longest length is rounded up to a multiple of it.
-
-    Returns:
-        the batch, and bytes of padding and of all in padded fields.
-
-    Raises:
-        Mismatch: a sample does not fit the layout; ``row`` says which.
-        ArgumentError: lengths would take the name of another field.
-
     Examples:
         >>> from rankfeed.columns.layout import layout_of
         >>> samples = [(1, "a", [5, 6]), (2, "b", [])]

@@ -1,4 +1,4 @@
-"""Batches on their way to an accelerator."""
+"""Moves batches to an accelerator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rankfeed.errors import ArgumentError, safe_repr
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """The batch with its tensors on a device, copied through pinned memory where that is an accelerator.
+    """The batch with its tensors on a device; tensors on the CPU are copied to CUDA through pinned memory.
 
     Examples:
         >>> to_device({"x": torch.zeros(2), "names": ["a"]}, torch.device("cpu"))["names"]
@@ -27,21 +27,18 @@ def to_device(batch: Any, device: torch.device) -> Any:
         return type(batch)(*(to_device(value, device) for value in batch))
     if isinstance(batch, (list, tuple)):
         return type(batch)(to_device(value, device) for value in batch)
-    if callable(getattr(batch, "to", None)):  # a batch of graphs, say, which moves its own tensors
+    if callable(getattr(batch, "to", None)):  # a batch of graphs, for example, which moves its own tensors
         if device.type == "cuda" and callable(getattr(batch, "pin_memory", None)):
             batch = batch.pin_memory()
         return batch.to(device, non_blocking=True)
     return batch
 
 
-def device_of(device: str | int | torch.device | None) -> torch.device | None:
-    """The device that is meant.
-
-    Raises:
-        ArgumentError: torch knows none of that name.
+def check_device(device: str | int | torch.device | None) -> torch.device | None:
+    """The device that an argument names.
 
     Examples:
-        >>> device_of("cpu")
+        >>> check_device("cpu")
         device(type='cpu')
     """
     if device is None:
@@ -56,5 +53,5 @@ def device_of(device: str | int | torch.device | None) -> torch.device | None:
         return found
     except Exception as error:
         raise ArgumentError(
-            "unknown device", expected="one that torch has here", found=safe_repr(device)
+            "unknown device", expected="a device that torch has here", found=safe_repr(device)
         ) from error

@@ -1,11 +1,12 @@
-"""What this process was handed, on disk at each step: the ledger that ``rankfeed verify`` reads.
+"""Writes which batches a process was given to disk at each step: the ledger that ``rankfeed verify`` reads.
 
-One file for each process and folder. A step is one unbuffered write of 32 bytes before its batch is handed over,
-so a SIGKILL loses nothing that was delivered, and at most one step is written down that its caller never saw.
+One file per process and folder. Each step is one unbuffered write of 32 bytes before the batch is delivered, so a
+SIGKILL loses no delivered step, and at most one step is recorded whose batch the caller never saw.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import secrets
 import socket
@@ -14,32 +15,25 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from rankfeed._util.fork_safety import init_in_each_process
 from rankfeed._util.validate import check_path, invalid
 from rankfeed.errors import ArgumentError, AuditError
-from rankfeed.plan import Schedule
+from rankfeed.plan import Plan, Schedule
 from rankfeed.sources import Source
 from rankfeed.storage import digest_of
 from rankfeed.storage import ledger as format
 from rankfeed.topology import Topology
 from rankfeed.topology.job import launch_id
 
-if TYPE_CHECKING:
-    from rankfeed.loading.loader import Loader
-
-#: Under which the ranks of a process group agree on a name for their launch.
-_KEY = "rankfeed/ledger-launch"
+#: Key of the process group's store under which its ranks agree on a name for their launch.
+_LAUNCH_KEY = "rankfeed/ledger-launch"
 
 
-def folder_of(audit: Any) -> Path | None:
-    """The folder that a loader's ``audit=`` names, if it does; a relative one stays where it is now.
-
-    Raises:
-        ArgumentError: it is neither True, False nor a path.
-    """
+def ledger_folder(audit: Any) -> Path | None:
+    """The folder that a loader's ``audit=`` names, as an absolute path; None if it is a bool."""
     if isinstance(audit, bool):
         return None
     try:
@@ -48,140 +42,111 @@ def folder_of(audit: Any) -> Path | None:
         raise invalid("audit", "True, False or a folder for ledgers", audit) from None
 
 
-class LedgerPass:
-    """A pass over an epoch that is being written down.
+class EpochLedger:
+    """Records one iteration over an epoch; ``owner`` identifies the loader within this process."""
 
-    Raises:
-        AuditError: the ledger cannot be written.
-    """
-
-    def __init__(self, folder: Path, loader: Loader, schedule: Schedule) -> None:
-        self._ledger = _LEDGERS.of(folder, loader.topology)
-        self._number, self._seed = self._ledger.begin(loader, schedule)
-        self._schedule = schedule
-
-    def delivered(self, step: int) -> None:
-        """Write down that a step's batch is handed over now.
-
-        Raises:
-            AuditError: it cannot be written.
-        """
-        position = self._schedule.position_after(step)
-        self._ledger.write(format.encode_step(self._number, self._seed, step, position, time.time_ns()))
-
-
-class Ledger:
-    """The file of one process.
-
-    Args:
-        folder: where it goes; made if it is not there.
-        topology: of who writes first, for the name.
-
-    Raises:
-        AuditError: it cannot be made.
-    """
-
-    def __init__(self, folder: Path, topology: Topology) -> None:
-        self._process = secrets.token_hex(8)
-        self._launch = _launch()
-        self._passes = 0
-        self._loaders: WeakKeyDictionary[Loader, int] = WeakKeyDictionary()
-        self._numbered = 0
-        self._lock = threading.Lock()
-        ranks = f"rank-{topology.rank:05}-of-{topology.world_size:05}"
-        place = f"{ranks}-{self._launch[:8] or 'alone'}-{self._process[:8]}"
-        self.path = folder / (place + format.SUFFIX)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
-            self._file = os.open(self.path, flags, 0o666)
-        except OSError as error:
-            raise self._failed(error.strerror or error) from error
-
-    def begin(self, loader: Loader, schedule: Schedule) -> tuple[int, int]:
-        """Write the header of a pass. Returns its number, and the seed of its steps' checksums.
-
-        Raises:
-            AuditError: it cannot be written.
-        """
-        topology, plan, source = loader.topology, loader.plan, loader.source
-        with self._lock:
-            if loader not in self._loaders:
-                self._loaders[loader] = self._numbered
-                self._numbered += 1
-            number, self._passes = self._passes, self._passes + 1
+    def __init__(
+        self, folder: Path, schedule: Schedule, plan: Plan, source: Source, topology: Topology, *, owner: object
+    ) -> None:
+        self._file = _LEDGERS.of(folder, topology)
+        self._number, loader = self._file.number(owner)
         content = format.PassInfo(
-            launch=self._launch,
-            process=self._process,
+            launch=self._file.launch,
+            process=self._file.process,
             host=socket.gethostname(),
             pid=os.getpid(),
             rank=topology.rank,
             world_size=topology.world_size,
             launcher=topology.launcher,
-            loader=self._loaders[loader],
+            loader=loader,
             plan=plan.describe(),
             plan_fingerprint=plan.fingerprint,
             source=source.fingerprint,
-            data=_called(source),
+            data=_describe_source(source),
             epoch=schedule.epoch,
             start=schedule.start,
             batch_size=schedule.batch_size,
             tail=schedule.tail,
             time_ns=time.time_ns(),
         )
-        head, seed = format.encode_header(number, content)
-        self.write(head)
-        return number, seed
+        header, self._seed = format.encode_header(self._number, content)
+        self._file.write(header)
+
+    def record(self, step: int, position: int) -> None:
+        """Record that the batch of a step is delivered now; ``position`` is the one after it."""
+        self._file.write(format.encode_step(self._number, self._seed, step, position, time.time_ns()))
+
+
+class LedgerFile:
+    """The ledger of one process in one folder, which is created; the name has the ranks of the first topology."""
+
+    def __init__(self, folder: Path, topology: Topology) -> None:
+        self.process, self.launch = secrets.token_hex(8), _launch_id()
+        self._iterations = itertools.count()
+        self._loaders: WeakKeyDictionary[object, int] = WeakKeyDictionary()
+        self._loader_numbers = itertools.count()
+        self._lock = threading.Lock()
+        ranks = f"rank-{topology.rank:05}-of-{topology.world_size:05}"
+        self._path = folder / f"{ranks}-{self.launch[:8] or 'alone'}-{self.process[:8]}{format.SUFFIX}"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+            self._file = os.open(self._path, flags, 0o666)
+        except OSError as error:
+            raise self._error(error.strerror or error) from error
+
+    def number(self, owner: object) -> tuple[int, int]:
+        """Numbers of a new iteration, and of its loader."""
+        with self._lock:
+            if owner not in self._loaders:
+                self._loaders[owner] = next(self._loader_numbers)
+            return next(self._iterations), self._loaders[owner]
 
     def write(self, content: bytes) -> None:
-        """Append a few bytes in one write.
-
-        Raises:
-            AuditError: not all of them were taken.
-        """
+        """Append a few bytes in one write."""
         try:
             written = os.write(self._file, content)
         except OSError as error:
-            raise self._failed(error.strerror or error) from error
+            raise self._error(error.strerror or error) from error
         if written < len(content):
-            raise self._failed(f"{written} of {len(content)} bytes were taken: the disk is full")
+            raise self._error(f"{written} of {len(content)} bytes were written: the disk is full")
 
-    def _failed(self, found: object) -> AuditError:
+    def _error(self, found: object) -> AuditError:
         return AuditError(
-            "the ledger of what is delivered cannot be written",
+            "the ledger of delivered batches cannot be written",
             found=found,
-            where=self.path,
-            remedy="make room, or name another folder with audit=; without a ledger: leave audit out",
+            where=self._path,
+            remedy="free disk space, or name another folder with audit=; to have no ledger, leave audit out",
         )
 
 
-class _Ledgers:
-    """Those of this process, by folder: a forked child writes its own."""
+class _LedgerFiles:
+    """The ledgers of this process, by folder; a forked child writes its own."""
 
     def start_anew(self) -> None:
         self._lock = threading.Lock()
-        self._by_folder: dict[Path, Ledger] = {}
+        self._by_folder: dict[Path, LedgerFile] = {}
 
-    def of(self, folder: Path, topology: Topology) -> Ledger:
+    def of(self, folder: Path, topology: Topology) -> LedgerFile:
         with self._lock:
             if folder not in self._by_folder:
-                self._by_folder[folder] = Ledger(folder, topology)
+                self._by_folder[folder] = LedgerFile(folder, topology)
             return self._by_folder[folder]
 
 
-_LEDGERS = _Ledgers()
+_LEDGERS = _LedgerFiles()
 init_in_each_process(_LEDGERS.start_anew)
 
 
-def _called(source: Source) -> str:
-    """What a source is called; its own repr may go through all of the data."""
+def _describe_source(source: Source) -> str:
+    """Type, path and length of a source; its own repr may read all of the data."""
     path = getattr(source, "path", None)
-    place = f"{os.fspath(path)!r}, " if isinstance(path, (str, os.PathLike)) else ""
-    return f"{type(source).__name__}({place}{len(source)} samples)"[:1000]
+    shown = f"{os.fspath(path)!r}, " if isinstance(path, (str, os.PathLike)) else ""
+    return f"{type(source).__name__}({shown}{len(source)} samples)"[:1000]
 
 
-def _launch() -> str:
-    """A name for the launch of this process, the same on all its ranks; empty where nobody knows one.
+def _launch_id() -> str:
+    """A name for the launch of this process, the same on all its ranks; empty if it is unknown.
 
     No collective: ranks may begin at any time, and some of them never.
     """
@@ -189,7 +154,7 @@ def _launch() -> str:
     if dist is not None and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         with suppress(Exception):  # a store of another kind, or one that is gone
             store = dist.distributed_c10d._get_default_store()
-            said: bytes = store.compare_set(_KEY, "", secrets.token_hex(8))
-            return said.decode()
-    name = launch_id()
-    return digest_of(name.encode())[:16] if name else ""
+            name: bytes = store.compare_set(_LAUNCH_KEY, "", secrets.token_hex(8))
+            return name.decode()
+    launch = launch_id()
+    return digest_of(launch.encode())[:16] if launch else ""

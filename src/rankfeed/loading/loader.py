@@ -1,98 +1,112 @@
-"""The loader: a source, a plan and a place in it, iterated."""
+"""The loader: batches of one rank, from a source or a stream."""
 
 from __future__ import annotations
 
-import inspect
+import copy
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Never, Self, cast, get_args
+from typing import Any, Literal, Never
 
 import torch
 from torch.utils.data import Dataset
 
 from rankfeed._util.trainer import refuse_trainer_without_mixin
-from rankfeed._util.validate import check_choice, check_instance, check_optional
-from rankfeed.errors import ArgumentError
-from rankfeed.loading import audit as proof
-from rankfeed.loading import state as states
+from rankfeed._util.validate import check_choice, check_instance, check_int, check_optional
+from rankfeed.errors import ArgumentError, StreamError, safe_repr
+from rankfeed.loading._compat import (
+    DataLoaderAttributeError,
+    DataLoaderCompat,
+    refuse_ignored_checkpoint,
+    refuse_unprepared,
+)
+from rankfeed.loading.audit import EpochAudit
+from rankfeed.loading.batch_builder import BatchBuilder
 from rankfeed.loading.collate import Batch, RaggedAs, check_ragged
-from rankfeed.loading.device import device_of
-from rankfeed.loading.engine import Engine, InlineEngine, ThreadEngine
-from rankfeed.loading.frameworks import AmongFrameworks, refuse_if_checkpoint_ignored, refuse_if_passed_by
-from rankfeed.loading.iteration import Iteration
-from rankfeed.loading.ledger import folder_of
-from rankfeed.loading.maker import Made, Maker
+from rankfeed.loading.device import check_device
+from rankfeed.loading.engines import WorkerKind
+from rankfeed.loading.epoch_iterator import EpochIterator
+from rankfeed.loading.lazy_topology import LazyTopology
+from rankfeed.loading.ledger import ledger_folder
+from rankfeed.loading.map_feed import MapFeed
 from rankfeed.loading.options import (
-    WorkerKind,
-    agreed_layout,
-    check_batch_size,
+    FeedOptions,
+    as_source,
     check_column_names,
     check_functions,
-    check_topology,
-    check_workers,
-    plan_of,
-    refuse_unknown,
-    source_of,
+    check_id_column,
+    concat_layout,
+    make_plan,
+    refuse_unknown_options,
 )
-from rankfeed.loading.placed import Placed
-from rankfeed.loading.processes import ProcessEngine
-from rankfeed.loading.randomness import kept_globals
-from rankfeed.loading.standing import Standing
-from rankfeed.loading.stats import Stats
-from rankfeed.loading.stream import Stream
-from rankfeed.loading.stream_loader import StreamLoader
-from rankfeed.plan import Cursor, Plan, Schedule, Tail
+from rankfeed.loading.progress import EpochProgress
+from rankfeed.loading.rng import preserve_rng_state
+from rankfeed.loading.stats import LoaderStats
+from rankfeed.loading.streams.feed import StreamFeed, StreamSource
+from rankfeed.loading.streams.stream import Stream
+from rankfeed.plan import Cursor, Plan, Tail
 from rankfeed.plan.plan import DEFAULT_WINDOW
 from rankfeed.sources import Source
 from rankfeed.topology import Topology
 
-#: Lanes taken over from a state: one made by hand must not ask for an array of any length.
-_MOST_LANES = 2**20
-#: Steps of each worker that a source is told of beforehand, at least and at most.
-_AHEAD, _MOST_AHEAD = 4, 64
+#: Steps of each worker that a source is told about beforehand, at least and at most.
+_MIN_PREFETCH_STEPS, _MAX_PREFETCH_STEPS = 4, 64
 
 
-class Loader(Standing, Placed, AmongFrameworks):
-    """Feeds one rank its share of a data set, batch by batch.
+class LengthUnknownError(StreamError, TypeError):
+    """The loader of a stream has no length, as a DataLoader over an IterableDataset has none."""
 
-    Iterating yields this rank's batches of one epoch, each a dict of tensors (see ``ragged``). When an epoch is
-    exhausted the loader moves on to the next; after a break, iterating begins the same epoch anew.
+
+class Loader(DataLoaderCompat):
+    """Delivers one rank's share of a dataset, batch by batch.
+
+    Iterating yields this rank's batches of one epoch, each a dict of tensors (see ``ragged``). After the last
+    batch of an epoch the loader moves on to the next epoch; after a break, iterating begins the same epoch again.
+
+    The loader of a stream has no length and no plan. All ranks take the same number of steps there too: where
+    ``torch.distributed`` is initialised, the ranks agree on the next steps before they deliver them, so that none
+    continues alone when a stream ends, fails, or differs between ranks.
 
     Args:
         source: what :func:`rankfeed.open` returned, or any source; a map-style torch Dataset, which
-            :func:`rankfeed.from_dataset` wraps; or a stream of :func:`rankfeed.from_iterable`, whose loader has no
-            length.
+            :func:`rankfeed.from_dataset` wraps; or a stream of :func:`rankfeed.from_iterable`.
         batch_size: rows of this rank's batches.
-        shuffle: False, True (the kind that suits the source), "global" or "window".
+        shuffle: False, True (the kind that suits the source), "global" or "window". Not for streams, nor are
+            window, lanes, plan, columns and audit.
         seed: of the order and of all random streams.
-        tail: how an epoch ends where the global batch doesn't divide it (see :class:`rankfeed.Schedule`).
+        tail: how an epoch ends where the global batch doesn't divide it (see :class:`rankfeed.Schedule`). Where
+            each rank has a stream of its own: "drop" (stop after the last step that is full on every rank) or
+            "pad" (continue until the streams of all ranks have ended).
         window: samples mixed with each other under "window", about; fewer with ``shuffle=True`` where rows are
             large and only whole chunks of them can be read, unless you choose a number.
         lanes: streams of blocks read at the same time; part of the order. 64 for "window", else 1.
-        plan: an order of your own, instead of shuffle, window and lanes.
+        plan: your own order, instead of shuffle, window and lanes.
         columns: names of the columns to read; None for all.
-        transform: called with each sample (a dict), or with the sample and a numpy Generator that belongs to
+        transform: called with each sample (a dict), or with the sample and a numpy Generator that is keyed by
             (seed, epoch, sample id); returns the new sample.
         batch_transform: called with each batch, or with the batch and a Generator.
-        collate_fn: makes a batch of a list of samples, instead of the loader's own way.
+        collate_fn: makes a batch of a list of samples, instead of the loader's own collation.
         ragged: "pad" (with ``<name>_lengths``), "nested" (jagged nested tensors) or "list".
-        pad_to: under "pad", rows are padded to a multiple of so many elements: few shapes, for ``torch.compile``.
-        num_workers: threads or processes that make batches ahead; 0 makes each when it is asked for.
+        pad_to: under "pad", rows are padded to a multiple of this number: few shapes, for ``torch.compile``.
+        num_workers: threads or processes that build batches ahead; 0 builds each when it is asked for. A stream is
+            read once per rank, by one thread.
         worker_kind: "thread" or "process". What is delivered is the same.
-        prefetch_factor: batches that each worker makes ahead. A worker process makes batches of more than 64 KiB
-            only one ahead, whatever the number: it waits until the loader has taken the last one. Threads make as
-            many ahead as this says.
-        device: where tensors go; to an accelerator through pinned memory, without waiting.
-        topology: rank and world size; found from the environment at the first ``len`` or ``iter`` if left out.
+        prefetch_factor: batches that each worker builds ahead. A worker process builds batches of more than 64 KiB
+            only one ahead, whatever the number: it waits until the loader has received the last one.
+        device: where tensors are moved; to an accelerator through pinned memory, asynchronously.
+        topology: rank and world size; detected at the first ``len`` or ``iter`` if left out.
         on_error: "raise".
-        id_column: name of a column to add, with the sample ids (int64).
+        id_column: name of a column to add, with the sample ids (int64); of a stream, with the position of each
+            sample (where each rank has its own: position * world_size + rank).
         audit: True counts what is delivered, and compares it with the plan at the end of each epoch. A folder:
-            each rank keeps a ledger in it, on disk at each step, for ``rankfeed verify``.
+            each rank writes a ledger there at each step, for ``rankfeed verify``.
 
     Raises:
-        ArgumentError: an argument has an invalid type or value, or is one of torch's DataLoader (``drop_last``,
-            ``pin_memory``, ...): names the equivalent.
+        ArgumentError: an argument has an invalid type or value, cannot be used with a stream, or is one of torch's
+            DataLoader (``drop_last``, ``pin_memory``, ...): names the equivalent.
         PlanError: no samples; fewer samples than ranks (at the first ``len`` or ``iter``).
+        StreamError: while iterating: the stream of some rank failed (raised on all ranks), is empty or used up;
+            the ranks read different streams or begin at different positions; a rank ended.
+        TopologyError: ranks have their own streams, and ``torch.distributed`` is not initialised.
 
     Examples:
         >>> import rankfeed as rf
@@ -106,12 +120,6 @@ class Loader(Standing, Placed, AmongFrameworks):
         >>> loader.epoch
         1
     """
-
-    def __new__(cls, source: Any = None, *arguments: Any, **options: Any) -> Self:
-        """A stream has neither a plan nor a length, and a loader of its own."""
-        if cls is Loader and isinstance(source, Stream):
-            return cast("Self", StreamLoader(source, *arguments, **options))
-        return super().__new__(cls)
 
     def __init__(
         self,
@@ -140,146 +148,173 @@ class Loader(Standing, Placed, AmongFrameworks):
         audit: bool | str | os.PathLike[str] = False,
         **unknown: Never,
     ) -> None:
-        super().__init__()
-        refuse_unknown(unknown)
-        if isinstance(source, Stream):
-            raise ArgumentError(
-                "a stream has a loader of its own, from which no class is derived",
-                found=type(self).__name__,
-                remedy="wrap what rankfeed.Loader(stream) returns",
-            )
-        self.source = source = source_of(source)
-        self.batch_size = check_batch_size(batch_size)
-        self.tail: Tail = check_choice("tail", tail, get_args(Tail))
-        self.num_workers, self.worker_kind, self.prefetch_factor = check_workers(
-            num_workers, worker_kind, prefetch_factor
+        refuse_unknown_options(unknown)
+        stream = source if isinstance(source, Stream) else None
+        data = as_source(source) if stream is None else StreamSource(stream.declared)
+        #: What it delivers: a source or a stream.
+        self.source: Any = data if stream is None else stream
+        options = FeedOptions(
+            batch_size, tail, num_workers, worker_kind, prefetch_factor, topology=LazyTopology(topology)
         )
-        self.device = device_of(device)
-        self.id_column, self.audit, self.ledger = id_column, audit, folder_of(audit)
-        self.audit_report: proof.EpochAudit | None = None
+        self.batch_size, self.tail = options.batch_size, options.tail
+        self.num_workers, self.worker_kind = options.num_workers, options.worker_kind
+        self.prefetch_factor = options.prefetch_factor
+        self.device = check_device(device)
+        self.id_column, self.audit, ledger = id_column, audit, ledger_folder(audit)
+        self._topology = options.topology
         check_choice("on_error", on_error, ("raise",))
         ragged, pad_to = check_ragged(ragged, pad_to)
         check_functions(transform=transform, batch_transform=batch_transform, collate_fn=collate_fn)
-        self._topology = check_topology(topology)
         check_optional(check_instance, "plan", plan, kind=Plan, expected="a rankfeed.Plan")
-        if plan is not None and (shuffle is not False or lanes is not None):
-            raise ArgumentError("a plan brings its own order", remedy="leave out shuffle and lanes, or the plan")
-        self._lanes_given = lanes is not None or plan is not None
-        self.plan = plan if plan is not None else plan_of(source, shuffle, seed, window, lanes)
-        if self.plan.num_samples != len(source):
-            raise ArgumentError(
-                "the plan is not of this source",
-                expected=f"a plan of {len(source)} samples",
-                found=f"one of {self.plan.num_samples}",
-            )
-        columns = check_column_names(source, columns, id_column, self.tail, ragged)
-        layout = None
-        if transform is None and collate_fn is None:
-            with kept_globals():  # wrapped Datasets are asked for a few samples, which may draw random numbers
-                layout = agreed_layout(source, columns)
-        stride = max(1, self.num_workers) if self.worker_kind == "process" else 1
-        self._maker = Maker(
-            source=source,
-            columns=columns,
+        check_id_column(id_column)
+        is_process = self.worker_kind == "process"
+        builder = BatchBuilder(
+            source=data,
+            columns=None,
             transform=transform,
             batch_transform=batch_transform,
             collate_fn=collate_fn,
             ragged=ragged,
             pad_to=pad_to,
-            seed=self.plan.seed,
+            seed=check_int("seed", seed),
             id_column=id_column,
-            seed_globals=self.num_workers == 0 or self.worker_kind == "process",
-            ahead=_steps_ahead(source.prefetch_distance, self.batch_size, stride),
-            stride=stride,
-            layout=layout,
-            fixed=layout is not None,
+            seed_globals=self.num_workers == 0 or is_process,
         )
-        self._engine: Engine | None = None
-        self._stats = Stats()
+        self._feed: MapFeed | StreamFeed
+        if stream is not None:
+            _refuse_for_stream(
+                shuffle=shuffle, window=window, lanes=lanes, plan=plan, columns=columns, audit=audit
+            )
+            self._feed = StreamFeed(stream, builder, options)
+        else:
+            if plan is not None and (shuffle is not False or lanes is not None):
+                raise ArgumentError("a plan defines the order", remedy="leave out shuffle and lanes, or the plan")
+            takes_lanes = lanes is None and plan is None
+            plan = plan if plan is not None else make_plan(data, shuffle, seed, window, lanes)
+            if plan.num_samples != len(data):
+                raise ArgumentError(
+                    "the plan belongs to another source",
+                    expected=f"a plan of {len(data)} samples",
+                    found=f"one of {plan.num_samples}",
+                )
+            builder.seed = plan.seed
+            builder.columns = check_column_names(data, columns, id_column, self.tail, ragged)
+            if transform is None and collate_fn is None:
+                with preserve_rng_state():  # wrapped Datasets are asked for samples, and may draw random numbers
+                    builder.layout = concat_layout(data, builder.columns)
+                builder.has_layout = builder.layout is not None
+            builder.stride = max(1, self.num_workers) if is_process else 1
+            builder.prefetch_steps = _prefetch_steps(data.prefetch_distance, self.batch_size, builder.stride)
+            self._feed = MapFeed(
+                plan, builder, options, takes_lanes=takes_lanes, audit=audit is True, ledger=ledger
+            )
+        #: Where the loader is; advanced by its latest iteration.
+        self.progress = EpochProgress()
+        self._stats = LoaderStats()
 
     def __len__(self) -> int:
-        """Steps of the epoch in hand: those done and those left."""
+        """Steps of the current epoch: those done and those left."""
+        steps_left = self._feed.steps_left(self.progress.begun)
+        if steps_left is None:
+            raise LengthUnknownError("the loader of a stream has no length", found=repr(self.source))
         refuse_trainer_without_mixin("a rankfeed.Loader", is_share=True)
-        return self._begun.steps + len(self._schedule())
+        return self.progress.begun.steps + steps_left
 
     def __iter__(self) -> Iterator[Batch]:
-        refuse_if_passed_by(self)
-        if self._is_new:
-            refuse_if_checkpoint_ignored(self)
-        turn = self._next_turn()
-        return Iteration(self, self._schedule(), turn)
+        if not self.is_stream:
+            refuse_unprepared(self)
+            if self.progress.is_new:
+                refuse_ignored_checkpoint(self)
+        return EpochIterator(self._feed, self.progress, self._stats, self.device)
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether it delivers a stream, so that it has no length and no plan."""
+        return isinstance(self._feed, StreamFeed)
+
+    @property
+    def plan(self) -> Plan:
+        """The order; a stream has none."""
+        if self._feed.plan is None:
+            raise DataLoaderAttributeError("the loader of a stream has no plan", found=repr(self.source))
+        return self._feed.plan
+
+    @property
+    def topology(self) -> Topology:
+        """Rank and world size, detected when they are first needed."""
+        return self._topology.resolve()
+
+    @property
+    def audit_report(self) -> EpochAudit | None:
+        """The last epoch's audit, with ``audit=True``."""
+        return self._feed.audit_report
+
+    @property
+    def epoch(self) -> int:
+        """The current epoch, or the one that the next iteration delivers."""
+        return self.progress.cursor.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of another epoch; in the current one a loaded position is kept."""
+        self.progress.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the job stands, after the last delivered step: JSON-able, under 1 KiB, the same on every rank.
+        """The position after the last delivered step: JSON-able, the same on every rank.
+
+        Under 1 KiB, plus a stream's own state if it has one.
 
         Raises:
             CorruptError: a file that is being read was rewritten in place since the data were opened.
         """
-        return self._state_at(self._cursor)
+        return self.state_at(self.progress.cursor)
+
+    def state_at(self, cursor: Cursor) -> dict[str, Any]:
+        """The state of another position of this loader, such as ``loader.progress.previous``."""
+        return self._feed.state_at(cursor)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a state was taken, on whatever number of ranks, workers and batch size.
+        """Continue where a state was taken, on any number of ranks and workers and with any batch size.
+
+        A stream continues by its own state, by ``start``, or by skipping samples.
 
         Raises:
-            StateError: it belongs to other data or another plan; says what differs.
+            StateError: it belongs to other data or another plan, or to streams of another number of ranks; says
+                what differs.
         """
-        parsed = states.parse(state)
-        plan = self.plan
-        lanes = parsed.plan.get("lanes")
-        if not self._lanes_given and isinstance(lanes, int) and 1 <= lanes <= _MOST_LANES:
-            # Lanes are part of the order: a job goes on with those it began with.
-            plan = Plan(self.source.blocks, shuffle=plan.shuffle, seed=plan.seed, window=plan.window, lanes=lanes)
-        cursor = states.check(parsed, plan.describe(), self.source.fingerprint)
-        self.plan = plan
-        self._go_to(cursor)
+        self.progress.go_to(self._feed.load_state(state))
 
     def stats(self) -> dict[str, int | float]:
         """Epoch, steps, samples, rates, time waited for data, cache hits, padding, private memory of this rank."""
         return self._stats.as_dict()
 
-    def _state_at(self, cursor: Cursor) -> dict[str, Any]:
-        self.source.check_unchanged()
-        return states.save(cursor, self.plan.describe(), self.source.fingerprint)
-
-    def _schedule(self) -> Schedule:
-        return Schedule(
-            self.plan,
-            batch_size=self.batch_size,
-            topology=self.topology,
-            epoch=self._begun.epoch,
-            start=self._begun.position,
-            tail=self.tail,
-        )
-
-    def _run(self, schedule: Schedule) -> Iterator[Made]:
-        if self._engine is None:
-            self._engine = self._make_engine()
-        return self._engine.run(schedule)
-
-    def _make_engine(self) -> Engine:
-        if self.num_workers == 0:
-            return InlineEngine(self._maker)
-        if self.worker_kind == "thread":
-            return ThreadEngine(self._maker, self.num_workers, self.prefetch_factor)
-        return ProcessEngine(self._maker, self.num_workers, self.prefetch_factor)
-
-    def _begin(self, turn: int) -> Schedule | None:
-        """The steps that an iteration begins with, from where the loader stands; None if another has the turn."""
-        if self._turn != turn:
-            return None
-        self._under_way = True
-        schedule = self._schedule()
-        self._stats.begins(schedule.epoch, self._begun.steps, len(schedule))
-        return schedule
-
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_engine": None, "_stats": Stats()}  # what runs stays behind
+        progress, feed = copy.copy(self.progress), copy.copy(self._feed)
+        return {**self.__dict__, "progress": progress, "_feed": feed, "_stats": LoaderStats()}
 
 
-# What help() and editors show: they ask __new__ first.
-Loader.__new__.__signature__ = inspect.signature(Loader.__init__)  # type: ignore[attr-defined]
+#: Options that need samples by id: the value that asks for nothing, and what to do for a stream instead.
+_MAP_OPTIONS: dict[str, tuple[Any, str]] = {
+    "shuffle": (False, "shuffle inside the stream, with one seed on all ranks (a factory is passed the epoch)"),
+    "window": (DEFAULT_WINDOW, "shuffle inside the stream"),
+    "lanes": (None, "leave it out"),
+    "plan": (None, "leave it out"),
+    "columns": (None, "let the stream yield what you need"),
+    "audit": (False, "rankfeed.audit(loader) counts what any loader delivers"),
+}
 
 
-def _steps_ahead(samples: int, batch_size: int, stride: int) -> int:
-    """How many steps before its turn the source is told of a batch: a multiple of ``stride``."""
-    return stride * min(_MOST_AHEAD, max(_AHEAD, -(-samples // (batch_size * stride))))
+def _refuse_for_stream(**options: Any) -> None:
+    for name, value in options.items():
+        default, remedy = _MAP_OPTIONS[name]
+        if value is not default and not (type(value) is type(default) and value == default):
+            raise ArgumentError(
+                f"a stream has no {name}: its samples come in its own order, once, and cannot be read by id",
+                found=f"{name}={safe_repr(value)}",
+                remedy=remedy,
+            )
+
+
+def _prefetch_steps(samples: int, batch_size: int, stride: int) -> int:
+    """How many steps ahead the source is told what to read: a multiple of ``stride``."""
+    steps = -(-samples // (batch_size * stride))
+    return stride * min(_MAX_PREFETCH_STEPS, max(_MIN_PREFETCH_STEPS, steps))

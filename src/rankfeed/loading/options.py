@@ -1,17 +1,17 @@
-"""Validation of the options that loaders and samplers share."""
+"""Validation of the options of loaders and samplers."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, get_args
+from dataclasses import dataclass
+from typing import get_args
 
 from torch.utils.data import DataLoader
 
 from rankfeed._util.validate import (
     check_callable,
     check_choice,
-    check_instance,
     check_int,
     check_name,
     check_names,
@@ -19,20 +19,19 @@ from rankfeed._util.validate import (
 from rankfeed.columns import Layout
 from rankfeed.columns.layout import parse_layout
 from rankfeed.errors import ArgumentError, safe_repr
+from rankfeed.loading.engines import WorkerKind
+from rankfeed.loading.lazy_topology import LazyTopology
 from rankfeed.plan import Plan, Shuffle, Tail
 from rankfeed.plan.plan import DEFAULT_LANES, DEFAULT_WINDOW
 from rankfeed.plan.schedule import MAX_BATCH_SIZE
 from rankfeed.sources import ConcatSource, SelectSource, Source, from_dataset
-from rankfeed.topology import Topology
 
-WorkerKind = Literal["thread", "process"]
-
-#: More workers or batches ahead than any machine can serve: a typing error, better found than tried.
+#: More workers or batches than any machine can serve are a typing error.
 MAX_WORKERS = 4096
 MAX_PREFETCH_FACTOR = 2**20
 
-#: Arguments of torch's DataLoader that a Loader does not have, and what it has instead.
-_OF_TORCH = {
+#: Arguments of torch's DataLoader that a Loader does not have, and the equivalent.
+_DATALOADER_ARGUMENTS = {
     "batch_sampler": "shuffle= and batch_size=, or plan= for an order of your own; source.select(ids) for a "
     "subset. rankfeed.DistributedBatchSampler is a batch_sampler for torch's DataLoader",
     "dataset": "rankfeed.Loader(source): the first argument, which may be a torch Dataset",
@@ -52,29 +51,20 @@ _OF_TORCH = {
 }
 
 
-def refuse_unknown(options: Mapping[str, object]) -> None:
-    """Refuse keyword arguments that a Loader does not have.
-
-    Raises:
-        ArgumentError: torch's DataLoader has it; names the equivalent.
-        TypeError: it is an argument of neither.
-    """
+def refuse_unknown_options(options: Mapping[str, object]) -> None:
+    """Refuse keyword arguments that a Loader does not have."""
     for name, value in options.items():
-        if name in _OF_TORCH:
+        if (equivalent := _DATALOADER_ARGUMENTS.get(name)) is not None:
             raise ArgumentError(
                 f"{name} is an argument of torch's DataLoader, not of rankfeed.Loader",
                 found=f"{name}={safe_repr(value)}",
-                remedy=f"use {_OF_TORCH[name]}" if "leave it out" not in _OF_TORCH[name] else _OF_TORCH[name],
+                remedy=equivalent if equivalent.startswith("leave it out") else f"use {equivalent}",
             )
         raise TypeError(f"Loader() got an unexpected keyword argument {name!r}")
 
 
-def source_of(given: object) -> Source:
-    """The source that a loader reads: itself, or a map-style torch Dataset wrapped by ``rankfeed.from_dataset``.
-
-    Raises:
-        ArgumentError: it is neither; names the function that makes one of it.
-    """
+def as_source(given: object) -> Source:
+    """A source as it is; a map-style torch Dataset wrapped by ``rankfeed.from_dataset``."""
     if isinstance(given, Source):
         return given
     remedy = "pass what rankfeed.open(), from_dataset() or from_iterable() returned"
@@ -82,7 +72,7 @@ def source_of(given: object) -> Source:
         remedy = f"pass rankfeed.open({safe_repr(given)})"
     elif isinstance(given, DataLoader):
         remedy = "pass the dataset of the DataLoader: rankfeed.Loader(loader.dataset, loader.batch_size)"
-    elif _is_stream(given):
+    elif _is_iterable_dataset(given):
         remedy = "pass rankfeed.from_iterable(dataset), whose loader has no length"
     elif not isinstance(given, type | Mapping) and hasattr(given, "__getitem__") and hasattr(given, "__len__"):
         return from_dataset(given)
@@ -94,15 +84,15 @@ def source_of(given: object) -> Source:
     )
 
 
-def _is_stream(given: object) -> bool:
-    """Whether this can be iterated, but not be read by number."""
+def _is_iterable_dataset(given: object) -> bool:
+    """Whether this can be iterated but not indexed."""
     if isinstance(given, type):
         return False
     # torch's base class has a __getitem__ that is not implemented, also for streams.
     if any(kind.__name__ == "IterableDataset" for kind in type(given).__mro__):
         return True
-    by_number = hasattr(given, "__getitem__") and hasattr(given, "__len__")
-    return not by_number and (isinstance(given, Iterable) or inspect.isgeneratorfunction(given))
+    indexable = hasattr(given, "__getitem__") and hasattr(given, "__len__")
+    return not indexable and (isinstance(given, Iterable) or inspect.isgeneratorfunction(given))
 
 
 def check_batch_size(batch_size: object) -> int:
@@ -110,15 +100,28 @@ def check_batch_size(batch_size: object) -> int:
     return check_int("batch_size", batch_size, at_least=1, at_most=MAX_BATCH_SIZE)
 
 
-def check_workers(
-    num_workers: object, worker_kind: object, prefetch_factor: object
-) -> tuple[int, WorkerKind, int]:
-    """The three options of the workers."""
-    return (
-        check_int("num_workers", num_workers, at_least=0, at_most=MAX_WORKERS),
-        check_choice("worker_kind", worker_kind, get_args(WorkerKind)),
-        check_int("prefetch_factor", prefetch_factor, at_least=1, at_most=MAX_PREFETCH_FACTOR),
-    )
+@dataclass(frozen=True)
+class FeedOptions:
+    """The validated options of a Loader that its feed needs (see :class:`rankfeed.Loader`)."""
+
+    batch_size: int
+    tail: Tail
+    num_workers: int
+    worker_kind: WorkerKind
+    prefetch_factor: int
+    topology: LazyTopology
+
+    def __post_init__(self) -> None:
+        check_choice("tail", self.tail, get_args(Tail))
+        check_choice("worker_kind", self.worker_kind, get_args(WorkerKind))
+        for name, value in {
+            "batch_size": check_batch_size(self.batch_size),
+            "num_workers": check_int("num_workers", self.num_workers, at_least=0, at_most=MAX_WORKERS),
+            "prefetch_factor": check_int(
+                "prefetch_factor", self.prefetch_factor, at_least=1, at_most=MAX_PREFETCH_FACTOR
+            ),
+        }.items():
+            object.__setattr__(self, name, value)
 
 
 def check_functions(**functions: object) -> None:
@@ -128,37 +131,27 @@ def check_functions(**functions: object) -> None:
             check_callable(name, function)
 
 
-def check_topology(topology: object) -> Topology | None:
-    """A topology, or None for that of the environment."""
-    if topology is None:
-        return None
-    return check_instance(
-        "topology", topology, Topology, "a rankfeed.Topology, such as rankfeed.Topology(rank=0, world_size=2)"
-    )
-
-
-def plan_of(source: Source, shuffle: bool | str, seed: int, window: int, lanes: int | None) -> Plan:
-    """The order that a loader's own arguments ask for."""
+def make_plan(source: Source, shuffle: bool | str, seed: int, window: int, lanes: int | None) -> Plan:
+    """The order that the options of a loader describe."""
     chosen = check_choice("shuffle", shuffle, (False, True, *get_args(Shuffle)))
     kind: Shuffle = source.default_shuffle if chosen is True else chosen or "none"
     window = check_int("window", window, at_least=1)
-    if lanes is None:
-        lanes = DEFAULT_LANES[kind]
     if shuffle is True and window == DEFAULT_WINDOW and source.best_window is not None:
         window = min(window, source.best_window)
+    lanes = DEFAULT_LANES[kind] if lanes is None else lanes
     return Plan(source.blocks, shuffle=kind, seed=seed, window=window, lanes=lanes)
 
 
 def check_column_names(
     source: Source, columns: Sequence[str] | None, id_column: str | None, tail: Tail, ragged: str
 ) -> list[str] | None:
-    """The columns to read; refuses those that are not there, and names that the loader would write over."""
+    """The columns to read; refuses missing columns, and names that the loader would overwrite."""
     columns = None if columns is None else check_names("columns", columns)
     check_id_column(id_column)
     if source.declared is not None and source.declared.layout is None:
-        return columns  # fields that are learned by reading samples are so in the process that iterates
+        return columns  # fields that are inferred from samples are so in the process that iterates
     fields = source.fields
-    if not source.as_dicts:  # nothing can be added to them
+    if not source.as_dicts:
         for name, value, given in (
             ("id_column", id_column, id_column is not None),
             ('tail="pad"', "it marks rows", tail == "pad"),
@@ -175,7 +168,7 @@ def check_column_names(
     if missing:
         raise ArgumentError(
             "no such column",
-            expected="a list of some of " + ", ".join(fields),
+            expected="some of " + ", ".join(fields),
             found=", ".join(map(repr, missing)),
         )
     names = list(fields if columns is None else columns)
@@ -202,12 +195,8 @@ def check_id_column(id_column: object) -> None:
         )
 
 
-def agreed_layout(source: Source, columns: Sequence[str] | None) -> Layout | None:
-    """What the samples of sources that stand one behind the other hold, if they are dicts; else None.
-
-    Raises:
-        SourceError: their columns are of different types.
-    """
+def concat_layout(source: Source, columns: Sequence[str] | None) -> Layout | None:
+    """The common layout of concatenated sources whose samples are dicts; None for any other source."""
     inner = source
     while isinstance(inner, SelectSource):
         inner = inner.source

@@ -1,36 +1,36 @@
-"""Samplers for those who keep torch's own DataLoader.
+"""Samplers and splits for torch's own DataLoader.
 
-They run in the process that iterates the DataLoader, not in its workers, so the number and the kind of workers
-change nothing. The rank is found at the first ``len`` or ``iter``.
+Samplers run in the process that iterates the DataLoader, not in its workers, so the number and the kind of workers
+change nothing. The rank is detected at the first ``len`` or ``iter``.
 """
 
 from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any, Generic, Self, TypeVar, get_args
 
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Dataset, IterableDataset, Sampler
 from torch.utils.data.distributed import DistributedSampler as TorchDistributedSampler
 
 from rankfeed._util.trainer import refuse_trainer_without_mixin
-from rankfeed._util.validate import check_choice, check_int, invalid
+from rankfeed._util.validate import check_choice, check_int, check_iterable, invalid
 from rankfeed.errors import ArgumentError, describe_error
-from rankfeed.loading import state as states
-from rankfeed.loading.fast_forward import Given
-from rankfeed.loading.options import check_batch_size, check_topology
-from rankfeed.loading.placed import Placed
-from rankfeed.loading.sharded_twice import refuse_second_sharding
+from rankfeed.loading._compat import SamplerIterator, refuse_double_sharding
+from rankfeed.loading.lazy_topology import LazyTopology
+from rankfeed.loading.options import check_batch_size
+from rankfeed.loading.state import decode_state, encode_state, resume_cursor
 from rankfeed.plan import Cursor, Plan, Schedule, Tail
 from rankfeed.sources import Source
 from rankfeed.topology import Topology
 
-_Yield = TypeVar("_Yield")
+_Item = TypeVar("_Item")
 
 
-class _Planned(Placed, Generic[_Yield]):
-    """What both samplers are: a plan, a place in it, and what they yield of each step."""
+class PlanSampler(Generic[_Item]):
+    """Common part of the samplers: a plan, a position in it, and its state."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class _Planned(Placed, Generic[_Yield]):
         start: int = 0,
         topology: Topology | None = None,
     ) -> None:
-        # torch's own initialisers are not called: they ask for a process group before there need be one.
+        # torch's initialisers are not called: they need a process group.
         self._size, self._fingerprint = _size_of(num_samples_or_source)
         shuffle = check_choice("shuffle", shuffle, (False, True, "global")) is not False
         self.plan = Plan(self._size, shuffle="global" if shuffle else "none", seed=seed)
@@ -52,29 +52,34 @@ class _Planned(Placed, Generic[_Yield]):
         self.seed = self.plan.seed
         self.shuffle = shuffle
         self.drop_last = self.tail == "drop"
-        self._topology = check_topology(topology)
+        self._topology = LazyTopology(topology)
         self._begun = Cursor(0, check_int("start", start, at_least=0))
-        self._steps_given = 0
+        self._steps_yielded = 0
         self._exhausted = False
 
     @property
+    def topology(self) -> Topology:
+        """Rank and world size, detected when they are first needed."""
+        return self._topology.resolve()
+
+    @property
     def epoch(self) -> int:
-        """The epoch in hand; iterating again after the last step begins the next."""
+        """The current epoch; iterating again after the last step begins the next."""
         return self._begun.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to an epoch: to the start of another one; in the current one a loaded place stays."""
+        """Go to the start of another epoch; in the current one a loaded position is kept."""
         epoch = check_int("epoch", epoch, at_least=0)
         if epoch != self.epoch or self._exhausted:
             self._go_to(Cursor(epoch))
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
-        """Refuse to be made anew around a sampler, which Lightning tries: it would shard a share once more."""
-        # Before __init__, to which frameworks hand arguments of torch's BatchSampler that it doesn't have.
+        """Refuse to be recreated around a sampler, as Lightning 2.6 tries to: that would shard a share again."""
+        # Before __init__, which has no such arguments of torch's BatchSampler as frameworks pass.
         data = arguments[0] if arguments else options.get("sampler")
         if isinstance(data, Sampler):
             raise ArgumentError(
-                f"{cls.__name__} shards by itself and cannot be put around another sampler",
+                f"{cls.__name__} does the sharding, and cannot be created around another sampler",
                 expected="a number of samples, a source or a Dataset",
                 found=type(data).__name__,
                 remedy="in Lightning: Trainer(use_distributed_sampler=False); for predict(), a rankfeed.Loader "
@@ -83,7 +88,7 @@ class _Planned(Placed, Generic[_Yield]):
         return super().__new__(cls)
 
     def schedule(self) -> Schedule:
-        """The steps of the epoch in hand."""
+        """The steps of the current epoch."""
         return self._schedule_from(self._begun.position, self.tail)
 
     def _schedule_from(self, start: int, tail: Tail) -> Schedule:
@@ -96,61 +101,52 @@ class _Planned(Placed, Generic[_Yield]):
             tail=tail,
         )
 
-    def __iter__(self) -> Iterator[_Yield]:
-        refuse_second_sharding(self.topology)
+    def __iter__(self) -> Iterator[_Item]:
+        refuse_double_sharding(self.topology)
         if self._exhausted:
             self._go_to(self._begun.next_epoch())
-        elif self._steps_given:
+        elif self._steps_yielded:
             self._go_to(Cursor(self.epoch))
         schedule = self.schedule()
-        return Given(self._run(schedule, self._begun), schedule.global_batch_size)
+        return SamplerIterator(self._run(schedule, self._begun), schedule.global_batch_size)
 
     def state_dict(self, delivered_steps: int | None = None) -> dict[str, Any]:
-        """Where the job stands, the same on every rank.
-
-        Args:
-            delivered_steps: batches that the training loop has had since it began to iterate. A DataLoader with
-                workers asks for batches ahead, which only the loop can tell; None counts those asked for.
-        """
+        """The position in the data, the same on every rank."""
         steps = (
-            self._steps_given
+            self._steps_yielded
             if delivered_steps is None
             else check_int("delivered_steps", delivered_steps, at_least=0)
         )
         cursor = self._begun
         if steps:
             cursor = Cursor(cursor.epoch, self._position_after(steps), cursor.steps + steps)
-        return states.save(cursor, self.plan.describe(), self._fingerprint)
+        return encode_state(cursor, self.plan.describe(), self._fingerprint)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a state was taken, on whatever number of ranks and batch size.
-
-        Raises:
-            StateError: it belongs to other data or another plan; says what differs.
-        """
-        self._go_to(states.check(states.parse(state), self.plan.describe(), self._fingerprint))
+        """Continue where a state was taken, on any number of ranks and with any batch size."""
+        self._go_to(resume_cursor(decode_state(state), self.plan.describe(), self._fingerprint))
 
     def _go_to(self, cursor: Cursor) -> None:
-        self._begun, self._steps_given, self._exhausted = cursor, 0, False
+        self._begun, self._steps_yielded, self._exhausted = cursor, 0, False
 
-    def _run(self, schedule: Schedule, begun: Cursor) -> Iterator[_Yield]:
-        for step, given in enumerate(self._steps(schedule)):
-            # Counted before it is handed over: who asks for a step has it, whatever becomes of this generator.
+    def _run(self, schedule: Schedule, begun: Cursor) -> Iterator[_Item]:
+        for step, items in enumerate(self._steps(schedule)):
+            # Counted before it is yielded: the consumer may abandon this generator afterwards.
             if self._begun is begun:
-                self._steps_given = step + 1
-            yield from given
+                self._steps_yielded = step + 1
+            yield from items
         if self._begun is begun:
             self._exhausted = True
 
     @abstractmethod
-    def _steps(self, schedule: Schedule) -> Iterator[list[_Yield]]:
-        """What is yielded at each step."""
+    def _steps(self, schedule: Schedule) -> Iterator[list[_Item]]:
+        """The items to yield at each step."""
 
     @abstractmethod
     def _position_after(self, steps: int) -> int: ...
 
 
-class DistributedBatchSampler(_Planned[list[int]], Sampler[list[int]]):
+class DistributedBatchSampler(PlanSampler[list[int]], Sampler[list[int]]):
     """Batches of sample ids for ``DataLoader(dataset, batch_sampler=...)``: each sample once, equal steps.
 
     Args:
@@ -158,9 +154,9 @@ class DistributedBatchSampler(_Planned[list[int]], Sampler[list[int]]):
         batch_size: rows of this rank's batches.
         shuffle: whether to shuffle, by a keyed bijection that takes no memory.
         seed: of the order.
-        tail: how an epoch ends (see :class:`rankfeed.Schedule`); which rows only fill tells ``valid(step)``.
+        tail: how an epoch ends (see :class:`rankfeed.Schedule`); ``valid(step)`` is the padding mask.
         start: samples already consumed in the first epoch.
-        topology: rank and world size; found at the first ``len`` or ``iter`` if left out.
+        topology: rank and world size; detected at the first ``len`` or ``iter`` if left out.
 
     Raises:
         PlanError: no samples, or fewer samples than ranks.
@@ -181,7 +177,7 @@ class DistributedBatchSampler(_Planned[list[int]], Sampler[list[int]]):
         return self
 
     def valid(self, step: int) -> list[bool]:
-        """Which rows of a step are samples, and which only fill."""
+        """Which rows of a step are samples; the others are padding."""
         valid: list[bool] = self.schedule().valid(step).tolist()
         return valid
 
@@ -193,12 +189,12 @@ class DistributedBatchSampler(_Planned[list[int]], Sampler[list[int]]):
 
 
 # Torch's `epoch` may be written by anyone; ours is set by set_epoch alone.
-class DistributedSampler(_Planned[int], TorchDistributedSampler[Any]):  # type: ignore[override]
+class DistributedSampler(PlanSampler[int], TorchDistributedSampler[Any]):  # type: ignore[override]
     """Sample ids for ``DataLoader(dataset, batch_size=..., sampler=...)``; also a torch ``DistributedSampler``.
 
-    Give it the DataLoader's batch size: then the global batches are those of every rankfeed loader, the rest of
-    an epoch being one smaller step. A DataLoader cuts the ids into batches by itself, so where the rest is
-    smaller than the number of ranks the steps can't be equal: that warns, and names
+    Pass it the DataLoader's batch size: then the global batches are those of every rankfeed loader, except that
+    the rest of an epoch is one smaller step. The DataLoader divides the ids into batches, so where the rest is
+    smaller than the number of ranks the steps can't be equal: that is a warning, which names
     :class:`DistributedBatchSampler`, which has no such limit.
 
     Args: as of :class:`DistributedBatchSampler`.
@@ -224,11 +220,11 @@ class DistributedSampler(_Planned[int], TorchDistributedSampler[Any]):  # type: 
 
     @property
     def num_samples(self) -> int:  # type: ignore[override]
-        """Sample ids that this rank yields in the epoch in hand."""
+        """Sample ids that this rank yields in the current epoch."""
         return len(self)
 
     def schedule(self) -> Schedule:
-        """The full steps of the epoch in hand (and under "pad" the filled one after them)."""
+        """The full steps of the current epoch (and under "pad" the padded one after them)."""
         tail: Tail = "drop" if self.tail == "even" else self.tail
         return self._schedule_from(self._begun.position, tail)
 
@@ -241,9 +237,9 @@ class DistributedSampler(_Planned[int], TorchDistributedSampler[Any]):  # type: 
         rest = self._rest(schedule)
         if self.tail == "even" and 0 < self.plan.num_samples - schedule.end < schedule.world_size:
             warnings.warn(
-                f"{schedule.plan.num_samples} samples cannot be dealt to {schedule.world_size} ranks in equal "
-                f"steps of batch_size={self.batch_size} by a sampler of single ids: some ranks may take one step "
-                'more, and wait for the others there. Use DistributedBatchSampler, or tail="drop" or "pad".',
+                f"{schedule.plan.num_samples} samples cannot be divided among {schedule.world_size} ranks in "
+                f"equal steps of batch_size={self.batch_size} by a sampler of single ids: some ranks may take one "
+                'step more, and wait there for the others. Use DistributedBatchSampler, or tail="drop" or "pad".',
                 stacklevel=3,
             )
         for step in range(len(schedule)):
@@ -252,7 +248,7 @@ class DistributedSampler(_Planned[int], TorchDistributedSampler[Any]):  # type: 
             yield rest
 
     def _rest(self, schedule: Schedule) -> list[int]:
-        """This rank's share of what is left after the full steps: one step, which the DataLoader cuts smaller."""
+        """This rank's share of what is left after the full steps: one smaller step."""
         if self.tail != "even" or schedule.end == self.plan.num_samples:
             return []
         last = self._schedule_from(schedule.end, "even")
@@ -265,7 +261,7 @@ class DistributedSampler(_Planned[int], TorchDistributedSampler[Any]):  # type: 
 
 
 def _size_of(samples: int | Source | Dataset[Any]) -> tuple[int, str]:
-    """Number of samples, and the fingerprint of the data where they have one."""
+    """Number of samples, and the fingerprint of the data if it is known."""
     if isinstance(samples, Source):
         return len(samples), samples.fingerprint
     if isinstance(samples, str | bytes | type):
@@ -276,3 +272,42 @@ def _size_of(samples: int | Source | Dataset[Any]) -> tuple[int, str]:
         except Exception as error:
             raise ArgumentError("the Dataset has no length", found=describe_error(error)) from error
     return check_int("num_samples_or_source", samples, at_least=0), ""
+
+
+class _Split(IterableDataset[_Item]):
+    def __init__(self, iterable: Iterable[_Item], topology: Topology | None) -> None:
+        self.iterable = check_iterable("iterable", iterable)
+        self._topology = LazyTopology(topology)
+
+    @property
+    def topology(self) -> Topology:
+        """Rank and world size, detected when they are first needed."""
+        return self._topology.resolve()
+
+    def __iter__(self) -> Iterator[_Item]:
+        refuse_double_sharding(self.topology)
+        worker, num_workers = Topology.worker()
+        # Ranks vary fastest: otherwise the totals of ranks would differ by up to the number of workers.
+        first = self.topology.rank + worker * self.topology.world_size
+        return islice(iter(self.iterable), first, None, self.topology.world_size * num_workers)
+
+
+def split(iterable: Iterable[_Item], *, topology: Topology | None = None) -> IterableDataset[_Item]:
+    """This (rank, worker)'s share of a stream, resolved when iteration starts.
+
+    Every item goes to one worker of one rank, and the totals of ranks differ by at most one. Equal steps are not
+    guaranteed, since the length of the stream is unknown.
+
+    Args:
+        iterable: the same stream on every rank and worker.
+        topology: rank and world size; detected at the first ``iter`` if left out.
+
+    Returns:
+        an ``IterableDataset``, for a DataLoader or to be iterated directly.
+
+    Examples:
+        >>> import rankfeed as rf
+        >>> list(split(range(7), topology=rf.Topology(rank=1, world_size=3)))
+        [1, 4]
+    """
+    return _Split(iterable, topology)

@@ -1,4 +1,4 @@
-"""What a checkpoint says of the data: a few integers, and what they are the integers of."""
+"""The state of a loader in a checkpoint: a position, and the plan and data that it belongs to."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class LoaderState(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     Args:
         rankfeed: version of this layout.
-        epoch: epoch that the job is in.
+        epoch: the current epoch.
         position: samples delivered in it, over all ranks.
         steps: steps delivered in it.
         plan: what the order depends on (``Plan.describe``).
@@ -36,11 +36,11 @@ class LoaderState(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     source: str = ""
 
 
-def save(cursor: Cursor, plan: Mapping[str, int | str], source: str) -> dict[str, Any]:
-    """A state as a dict of JSON's own types, the same on every rank.
+def encode_state(cursor: Cursor, plan: Mapping[str, int | str], source: str) -> dict[str, Any]:
+    """A state as a dict of JSON types, the same on every rank.
 
     Examples:
-        >>> save(Cursor(2, 40, 5), {"samples": 100}, "9f")["position"]
+        >>> encode_state(Cursor(2, 40, 5), {"samples": 100}, "9f")["position"]
         40
     """
     state: dict[str, Any] = msgspec.to_builtins(
@@ -56,22 +56,14 @@ def save(cursor: Cursor, plan: Mapping[str, int | str], source: str) -> dict[str
     return state
 
 
-def parse(state: object) -> LoaderState:
-    """Decode a ``state_dict``.
-
-    Raises:
-        StateError: it is none, or of another version.
-    """
-    return parse_as(LoaderState, state)
+def decode_state(state: object) -> LoaderState:
+    """Decode a ``state_dict``."""
+    return decode_as(LoaderState, state)
 
 
-def parse_as(kind: type[_State], state: object) -> _State:
-    """Decode a state of some kind.
-
-    Raises:
-        StateError: it is none, or of another version.
-    """
-    # The version first: another one may have another layout, and "unknown field" would lead nowhere.
+def decode_as(kind: type[_State], state: object) -> _State:
+    """Decode a state of a given kind."""
+    # Another version may have other fields: check it before them.
     version = state.get("rankfeed", VERSION) if isinstance(state, Mapping) else VERSION
     if isinstance(version, int) and version != VERSION:
         raise StateError(
@@ -86,17 +78,13 @@ def parse_as(kind: type[_State], state: object) -> _State:
         raise StateError(
             "this is no state of a rankfeed loader or sampler",
             found=safe_str(error),
-            remedy="hand over what state_dict() returned, unchanged",
+            remedy="pass what state_dict() returned, unchanged",
         ) from None
     return parsed
 
 
-def check(state: LoaderState, plan: Mapping[str, int | str], source: str) -> Cursor:
-    """The place that a state names, if it is a place in this plan over these data.
-
-    Raises:
-        StateError: it belongs to another plan or other data; says what differs.
-    """
+def resume_cursor(state: LoaderState, plan: Mapping[str, int | str], source: str) -> Cursor:
+    """The position of a state, checked against the plan and the data."""
     differing = [
         f"{name} was {state.plan.get(name, 'not set')}, is {plan.get(name, 'not set')}"
         for name in {**state.plan, **plan}
@@ -108,19 +96,21 @@ def check(state: LoaderState, plan: Mapping[str, int | str], source: str) -> Cur
         raise StateError(
             "the checkpoint belongs to other data or another plan",
             found="; ".join(differing),
-            remedy="resume with the same data, seed and shuffle; or start an epoch anew with set_epoch()",
+            remedy="resume with the same data, seed and shuffle; or begin an epoch with set_epoch()",
         )
     try:
         cursor = Cursor(state.epoch, state.position, state.steps)
     except ArgumentError as error:
-        raise StateError("the checkpoint names an impossible place", found=error.summary) from error
+        raise StateError("the checkpoint has an impossible position", found=error.summary) from error
     if cursor.steps > cursor.position:
         raise StateError(
-            "the checkpoint names an impossible place", expected="a sample a step", found=f"{cursor.steps} steps"
+            "the checkpoint has an impossible position",
+            expected="at least one sample per step",
+            found=f"{cursor.steps} steps",
         )
     if cursor.position > int(plan["samples"]):
         raise StateError(
-            "the checkpoint lies beyond the epoch",
+            "the position of the checkpoint is beyond the epoch",
             expected=f"at most {plan['samples']}",
             found=cursor.position,
         )

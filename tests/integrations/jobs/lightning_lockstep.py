@@ -12,7 +12,7 @@ import lightning as L
 import torch
 import torch._dynamo  # DDP imports it: once here, instead of on each rank
 
-from rankfeed.integrations.lightning_lockstep import LockstepCheck
+from rankfeed.integrations.lightning import LockstepCheck
 
 
 class Model(L.LightningModule):

@@ -15,10 +15,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import rankfeed as rf
+from rankfeed.loading.engines import process
 
 PACKAGE, RANKS, OUT, CELLS = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:]
 L = import_module(PACKAGE)
@@ -117,12 +119,14 @@ def whole(cell: str) -> None:
 
 def processes(cell: str) -> None:
     """Worker processes stay from one epoch to the next."""
+    process.INLINE_AFTER = 60.0
     feed = loader(worker_kind="process")
     workers = []
 
     class Watch(L.Callback):
         def on_train_epoch_end(self, *_: Any) -> None:
-            workers.append(sorted(worker.process.pid for worker in feed._engine._idle))
+            server = next(each for each in psutil.Process().children() if "workers.server" in str(each.cmdline()))
+            workers.append(sorted(worker.pid for worker in server.children()))
 
     run = trainer(3)
     run.callbacks.append(Watch())

@@ -21,7 +21,7 @@ from rankfeed.proof.audit.universe import Universe
 from rankfeed.proof.keys import USUAL, Key
 
 if TYPE_CHECKING:
-    from rankfeed.loading import Loader, StreamLoader
+    from rankfeed.loading import Loader
 
 #: Places that are named of a sample that came more than once.
 _PLACES = 4
@@ -126,7 +126,7 @@ def _check(
     )
 
 
-def _of_ours(loader: Loader | StreamLoader, key: Key, universe: Any) -> tuple[Key, Any]:
+def _of_ours(loader: Loader, key: Key, universe: Any) -> tuple[Key, Any]:
     """Where our own loader has its ids, and which they are."""
     own = loader.id_column
     if own is None or key not in (USUAL, own):

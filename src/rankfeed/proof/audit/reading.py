@@ -16,7 +16,7 @@ from rankfeed.proof.keys import Key, keys_of
 from rankfeed.proof.tagged import Tagged, tagged
 
 if TYPE_CHECKING:
-    from rankfeed.loading import Loader, StreamLoader
+    from rankfeed.loading import Loader
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,8 @@ class Reading:
         return RankEpoch(self.rank, len(sizes), int(sizes.sum()), counts, trace.orders, in_order, drawn)
 
 
-def ours(loader: Any) -> Loader | StreamLoader | None:
+def ours(loader: Any) -> Loader | None:
     """The loader, if it is a `Loader`, of a source or of a stream."""
-    from rankfeed.loading import Loader, StreamLoader
+    from rankfeed.loading import Loader
 
-    return loader if isinstance(loader, (Loader, StreamLoader)) else None
+    return loader if isinstance(loader, Loader) else None

@@ -1,0 +1,348 @@
+"""A pool of worker processes, and the server process that they are forked from."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from rankfeed._util.pickling import dumps
+from rankfeed._util.workers.channel import Channel, PeerGoneError
+from rankfeed._util.workers.server import BUFFER, HEADER, MESSAGE_BYTES
+from rankfeed.errors import WorkerError
+
+_log = logging.getLogger("rankfeed")
+#: Seconds that a request to the server takes at most, and its imports (torch, from a network disk).
+_REQUEST_LIMIT, _IMPORT_LIMIT = 60.0, 300.0
+#: Seconds between messages about a worker that is waited for.
+_REPORT_INTERVAL = 60.0
+_ALIGNMENT = 64
+_SERVER_COMMAND = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[3]);"
+    "from rankfeed._util.workers.server import serve; serve(int(sys.argv[1]), int(sys.argv[2]))"
+)
+
+
+def is_supported() -> bool:
+    """Whether this system has what worker processes need: Linux 5.3 or newer."""
+    if not (hasattr(os, "memfd_create") and hasattr(os, "pidfd_open") and hasattr(socket, "send_fds")):
+        return False
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError:
+        return False
+    return True
+
+
+class RemoteTraceback(Exception):
+    """The traceback of an error in a worker, as text; the cause of the error that is raised here."""
+
+    def __str__(self) -> str:
+        return "\n" + str(self.args[0])
+
+
+class Payload:
+    """A pickled handler in a memfd that all workers map, with the environment to run it in.
+
+    Raises:
+        Exception: the handler cannot be pickled.
+    """
+
+    def __init__(self, handler: Any) -> None:
+        content, buffers = dumps(handler)
+        context = json.dumps(
+            {"environ": dict(os.environ), "path": sys.path, "argv": sys.argv, "directory": os.getcwd()}
+        ).encode()
+        end = HEADER.size + len(buffers) * BUFFER.size + len(context) + len(content)
+        header, places = HEADER.pack(len(context), len(content), len(buffers)), []
+        for buffer in buffers:
+            places.append(end + -end % _ALIGNMENT)
+            end = places[-1] + buffer.nbytes
+            header += BUFFER.pack(places[-1], buffer.nbytes)
+        self.descriptor = os.memfd_create("rankfeed-payload", os.MFD_CLOEXEC)
+        with os.fdopen(os.dup(self.descriptor), "wb", buffering=0) as file:
+            file.truncate(end)
+            parts: list[bytes | memoryview] = [header + context + content, *buffers]
+            for place, part in zip([0, *places], parts, strict=True):
+                file.seek(place)
+                view = memoryview(part).cast("B")
+                while view:
+                    view = view[file.write(view) :]
+
+    def __del__(self) -> None:
+        if hasattr(self, "descriptor"):
+            os.close(self.descriptor)
+
+
+class Server:
+    """The client's side of a server process."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+        arguments = [str(theirs.fileno()), str(os.getpid()), json.dumps(sys.path)]
+        # It is forked, so numpy's BLAS and OpenMP must not start threads.
+        single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, *flags, "-c", _SERVER_COMMAND, *arguments],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, **single},
+            )
+        self._lock = threading.Lock()
+        self._preloaded: set[str] = set()
+        self._imports = 0
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process.poll() is None
+
+    def preload(self, modules: Sequence[str]) -> None:
+        """Have the server import modules; returns at once."""
+        with self._lock:
+            if not self._preloaded.issuperset(modules):
+                self._send({"preload": modules})
+                self._preloaded.update(modules)
+                self._imports += 1
+
+    def is_ready(self, seconds: float) -> bool:
+        """Whether its imports are done, after waiting for at most so many seconds."""
+        deadline = time.monotonic() + seconds
+        with self._lock:
+            while self._imports:
+                if not _wait_readable(self._socket.fileno(), deadline - time.monotonic()):
+                    return False
+                self._receive()
+                self._imports -= 1
+        return True
+
+    def fork(self, payload: Payload) -> tuple[int, int, Channel]:
+        """Fork a worker: its pid, pidfd and channel."""
+        if not self.is_ready(_IMPORT_LIMIT):
+            raise WorkerError(f"the server of worker processes did not start within {_IMPORT_LIMIT:.0f} s")
+        ours, theirs = socket.socketpair()
+        with self._lock, theirs:
+            self._send({"fork": True}, [payload.descriptor, theirs.fileno()])
+            reply, (pidfd,) = self._receive()
+        return reply["pid"], pidfd, Channel(ours, pidfd)
+
+    def exit_status(self, pid: int) -> int | None:
+        """Exit status of a worker that has ended, negative for a signal; None if it is unknown."""
+        with suppress(WorkerError), self._lock:
+            self._send({"status": pid})
+            status: int | None = self._receive()[0]["status"]
+            return status
+        return None
+
+    def close(self) -> None:
+        """End the server, and so its workers."""
+        self._socket.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_REQUEST_LIMIT)
+
+    def _send(self, request: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+        try:
+            socket.send_fds(self._socket, [json.dumps(request).encode()], descriptors)
+        except OSError as error:
+            raise self._error(str(error)) from error
+
+    def _receive(self) -> tuple[dict[str, Any], list[int]]:
+        if not _wait_readable(self._socket.fileno(), _REQUEST_LIMIT):
+            raise self._error(f"no answer within {_REQUEST_LIMIT:.0f} s")
+        reply, descriptors, _, _ = socket.recv_fds(self._socket, MESSAGE_BYTES, 1)
+        if not reply:
+            raise self._error("it ended")
+        return json.loads(reply), descriptors
+
+    def _error(self, found: str) -> WorkerError:
+        return WorkerError(
+            "the server of worker processes failed",
+            found=found,
+            remedy="see its messages on standard error; worker_kind='thread' needs no processes",
+        )
+
+
+class Worker:
+    """A worker process.
+
+    Attributes:
+        pid: of the process.
+        channel: to exchange messages with it.
+    """
+
+    def __init__(self, server: Server, payload: Payload) -> None:
+        self._server = server
+        self.pid, self._pidfd, self.channel = server.fork(payload)
+        self._is_ready = self._has_ended = False
+
+    def wait_ready(self, seconds: float) -> bool:
+        """Whether it has unpickled the handler, after waiting for at most so many seconds.
+
+        Raises:
+            PeerGoneError: it ended.
+            WorkerError: the handler could not be unpickled.
+        """
+        if not self._is_ready and self.channel.poll(seconds):
+            if failure := self.channel.receive().decode():
+                raise WorkerError(
+                    "a worker process could not unpickle what it runs",
+                    found=failure.strip().rsplit("\n", 1)[-1],
+                    remedy="make sure that worker processes can import the modules of your functions and classes",
+                ) from RemoteTraceback(failure)
+            self._is_ready = True
+        return self._is_ready
+
+    def kill(self) -> None:
+        """Kill it; it has nothing to clean up."""
+        if not self._has_ended:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def end(self) -> str:
+        """Kill it, wait for it, and free what it holds. Returns how it ended."""
+        self.kill()
+        if self._has_ended:
+            return ""
+        self._has_ended = True
+        _wait_readable(self._pidfd, _REQUEST_LIMIT)
+        status = self._server.exit_status(self.pid)
+        self.channel.close()
+        os.close(self._pidfd)
+        if status is not None and status < 0:
+            return f"killed by {signal.Signals(-status).name}"
+        return f"exit status {'unknown' if status is None else status}"
+
+
+class WorkerPool:
+    """Workers that call ``handler(message, channel)`` for each message; how it answers is up to the handler.
+
+    A worker that dies is not replaced automatically: `receive` raises PeerGoneError, and `replace` starts another.
+
+    Args:
+        payload: the handler.
+        preload: modules that the server imports before it forks the first worker.
+    """
+
+    def __init__(self, payload: Payload, preload: Sequence[str] = ()) -> None:
+        self.workers: list[Worker] = []
+        self._payload, self._preload = payload, preload
+        self._owner = os.getpid()
+        self._is_closed = False
+        self._server()
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether this process created the pool, and not one that it was forked from."""
+        return self._owner == os.getpid()
+
+    def start(self, count: int, seconds: float) -> bool:
+        """Whether ``count`` workers are ready, after starting those that are missing and waiting so many seconds.
+
+        Raises:
+            WorkerError: the server failed, or a worker cannot unpickle the handler.
+        """
+        deadline = time.monotonic() + seconds
+        if len(self.workers) < count and not self._server().is_ready(seconds):
+            return False
+        while len(self.workers) < count:
+            self.workers.append(self._fork())
+        for index, worker in enumerate(self.workers):
+            try:
+                if not worker.wait_ready(max(0.0, deadline - time.monotonic())):
+                    return False
+            except PeerGoneError:
+                self.replace(index)
+        return True
+
+    def receive(self, index: int, what: str) -> bytes:
+        """The next message of a worker; ``what`` names it in a log message if that takes long.
+
+        Raises:
+            PeerGoneError: the worker ended.
+            WorkerError: it cannot unpickle the handler.
+        """
+        worker, waited = self.workers[index], 0.0
+        while not (worker.wait_ready(_REPORT_INTERVAL) and worker.channel.poll(_REPORT_INTERVAL)):
+            waited += _REPORT_INTERVAL
+            _log.warning("waited %.0f s for %s from worker process %d", waited, what, worker.pid)
+        return worker.channel.receive()
+
+    def replace(self, index: int) -> str:
+        """End a worker and start another one in its place. Returns how it ended."""
+        ending = self.workers[index].end()
+        self.workers[index] = self._fork()
+        return ending
+
+    def kill(self) -> None:
+        """Kill the workers and start none any more; whoever waits for one gets an error."""
+        self._is_closed = True
+        for worker in self.workers if self.is_mine else ():
+            worker.kill()
+
+    def close(self) -> None:
+        """Kill the workers, whatever they are doing, and free what they hold."""
+        self.kill()
+        for worker in self.workers if self.is_mine else ():
+            worker.end()
+
+    def _server(self) -> Server:
+        server = _shared_server()
+        server.preload(self._preload)
+        return server
+
+    def _fork(self) -> Worker:
+        if self._is_closed:
+            raise WorkerError("the worker processes were ended")
+        return Worker(self._server(), self._payload)
+
+
+_server: Server | None = None
+_server_lock = threading.Lock()
+_is_exiting = False
+
+
+def _shared_server() -> Server:
+    """The server of this process, started if there is none."""
+    global _server
+    with _server_lock:
+        if _is_exiting:
+            raise WorkerError("the interpreter is exiting")
+        if _server is None or not _server.is_alive:
+            _server = Server()
+        return _server
+
+
+@atexit.register
+def _stop_server() -> None:
+    global _is_exiting
+    _is_exiting = True
+    if _server is not None:
+        _server.close()
+
+
+def _forget_server() -> None:
+    global _server, _server_lock
+    _server, _server_lock = None, threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_server)  # a forked child starts its own
+
+
+def _wait_readable(descriptor: int, seconds: float) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(max(0.0, seconds) * 1000))

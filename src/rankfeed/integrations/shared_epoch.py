@@ -1,0 +1,169 @@
+"""Counts epochs of an iterable dataset, where only the DataLoader's workers see them begin.
+
+torch's DataLoader tells an iterable dataset neither that an epoch begins nor which one. Its workers are new
+processes in each epoch, or persistent ones, and the object in the parent is never touched. So the workers of a
+rank record in an unnamed file, which all of them have open, that they begin; the first of an iteration decides
+which epoch it is.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import FileIO
+from multiprocessing import reduction
+from multiprocessing.context import get_spawning_popen
+from typing import Any
+
+from torch.utils.data import get_worker_info
+
+from rankfeed.plan import Cursor
+
+#: Rank, key of the iteration (two numbers), and where it begins: epoch, position, steps.
+_RECORD = struct.Struct("<6q")
+#: Instead of a rank: the next iteration of all ranks begins there; or each one from then on.
+_NEXT, _EVERY = -1, -2
+
+
+class SharedEpoch:
+    """Where iterations begin, the same in a process and in its DataLoader workers.
+
+    Each iteration begins the next epoch, unless `set` decides. It is shared with processes that are forked from
+    here and with DataLoader workers that are spawned. A process that is no worker, such as a rank that was started
+    with a copy, has its own from its first use on.
+
+    Where torch's seed is set to the same number before each epoch, new workers cannot distinguish an iteration
+    from
+    the last one: there `set` is needed.
+
+    Examples:
+        >>> epochs = SharedEpoch()
+        >>> epochs.begin(rank=0).epoch, epochs.begin(rank=0).epoch, epochs.begin(rank=1).epoch
+        (0, 1, 0)
+        >>> epochs.set(Cursor(epoch=5))
+        >>> epochs.begin(rank=0).epoch, epochs.next(rank=0).epoch
+        (5, 6)
+        >>> epochs.set(Cursor(epoch=7), every=True)
+        >>> epochs.begin(rank=0).epoch, epochs.begin(rank=0).epoch
+        (7, 7)
+    """
+
+    def __init__(self) -> None:
+        self._file = _unnamed_file()
+        self._reset()
+
+    def _reset(self) -> None:
+        self._owner = os.getpid()
+        self._lock = threading.Lock()
+        #: Iterations that this process has begun.
+        self._begun = 0
+
+    def begin(self, rank: int) -> Cursor:
+        """Where the iteration that begins now starts; the same for all workers of a rank.
+
+        The next iteration is the next epoch, even if this one is left before all of its workers have begun.
+        """
+        self._separate()
+        if self._owner != os.getpid():  # a forked worker
+            self._reset()
+        key = _iteration_key(), self._begun
+        self._begun += 1
+        with self._locked():
+            start, known = self._start(rank, key)
+            if known is None:
+                self._append(rank, *key, start)
+            return start if known is None else known
+
+    def next(self, rank: int | None = None) -> Cursor:
+        """Where the next iteration of a rank starts; of any rank, if none is given."""
+        with self._locked():
+            return self._start(rank, None)[0]
+
+    def set(self, cursor: Cursor, *, every: bool = False) -> None:
+        """Let the next iteration start there, or every one from now on; persistent workers follow too."""
+        self._separate()
+        with self._locked():
+            self._append(_EVERY if every else _NEXT, 0, 0, cursor)
+
+    @property
+    def is_set(self) -> bool:
+        """Whether `set` was called."""
+        with self._locked():
+            return any(record[0] < 0 for record in self._records())
+
+    def _start(self, rank: int | None, key: tuple[int, int] | None) -> tuple[Cursor, Cursor | None]:
+        """Where the next iteration of a rank starts, and where the one with this key does, if it has begun."""
+        start, known, every = Cursor(), None, False
+        for other, *its_key, epoch, position, steps in self._records():
+            if other < 0:
+                start, known, every = Cursor(epoch, position, steps), None, other == _EVERY
+            elif rank in (None, other) and not every:
+                start = Cursor(epoch + 1)
+                if tuple(its_key) == key:
+                    known = Cursor(epoch, position, steps)
+        return start, known
+
+    def _separate(self) -> None:
+        """Leave the file of the process that this one is a copy of, unless this one is its worker."""
+        if self._owner != os.getpid() and get_worker_info() is None:
+            with self._locked():
+                records = os.pread(self._file.fileno(), self._size(), 0)
+            self._file = _unnamed_file()
+            os.pwrite(self._file.fileno(), records, 0)
+            self._reset()
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with self._lock:
+            fcntl.lockf(self._file, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                fcntl.lockf(self._file, fcntl.LOCK_UN)
+
+    def _records(self) -> Iterator[tuple[int, ...]]:
+        return _RECORD.iter_unpack(os.pread(self._file.fileno(), self._size(), 0))
+
+    def _append(self, rank: int, key: int, begun: int, at: Cursor) -> None:
+        record = _RECORD.pack(rank, key, begun, at.epoch, at.position, at.steps)
+        os.pwrite(self._file.fileno(), record, self._size())
+
+    def _size(self) -> int:
+        return os.fstat(self._file.fileno()).st_size
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._separate()
+        if get_spawning_popen() is not None:
+            return {"file": reduction.DupFd(self._file.fileno()), "owner": self._owner}
+        with self._locked():
+            return {"records": os.pread(self._file.fileno(), self._size(), 0)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "file" in state:
+            self._file = FileIO(state["file"].detach(), "r+")
+        else:
+            self._file = _unnamed_file()
+            os.pwrite(self._file.fileno(), state["records"], 0)
+        self._reset()
+        self._owner = state.get("owner", self._owner)
+
+
+def _iteration_key() -> int:
+    """What workers of one iteration have in common: the seed that the DataLoader draws for it.
+
+    Without workers it is the process. (Persistent workers keep their seed, so each counts its iterations too.)
+    """
+    info = get_worker_info()
+    return -os.getpid() if info is None else int(info.seed) - info.id
+
+
+def _unnamed_file() -> FileIO:
+    if hasattr(os, "memfd_create"):
+        return FileIO(os.memfd_create("rankfeed-epochs"), "r+")
+    with tempfile.TemporaryFile() as file:
+        return FileIO(os.dup(file.fileno()), "r+")

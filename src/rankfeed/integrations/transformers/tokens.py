@@ -1,0 +1,113 @@
+"""Batches for models of Transformers: padded tokens with masks and labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from rankfeed._util.validate import check_bool, check_int
+
+#: Label that losses of Transformers ignore.
+IGNORED = -100
+_LABELS = ("labels", "label", "label_ids")
+
+
+class PadTokens:
+    """Converts a loader's batch for a model: int64 tokens, ``attention_mask``, and labels padded with -100.
+
+    Use it as ``data_collator`` of a Trainer with FeedMixin, or as ``batch_transform`` of a
+    :class:`rankfeed.Loader`. Ragged columns arrive padded with zeros and ``<name>_lengths``. ``input_ids`` are
+    then padded with ``pad_token_id``, labels with -100, others with 0; the lengths are removed; ``attention_mask``
+    is added if ``input_ids`` were ragged and there is none. Columns named ``label`` or ``label_ids`` become
+    ``labels``.
+
+    Args:
+        pad_token_id: padding of ``input_ids``.
+        causal: use the tokens as labels, where there are no labels; the model shifts them.
+        pad_to: pad to a multiple of this number of tokens, for static shapes.
+
+    Examples:
+        >>> batch = {"input_ids": torch.tensor([[5, 6, 7], [8, 0, 0]]), "input_ids_lengths": torch.tensor([3, 1])}
+        >>> for name, column in PadTokens(pad_token_id=9, causal=True)(batch).items():
+        ...     print(name, column.tolist())
+        input_ids [[5, 6, 7], [8, 9, 9]]
+        attention_mask [[1, 1, 1], [1, 0, 0]]
+        labels [[5, 6, 7], [8, -100, -100]]
+    """
+
+    def __init__(self, *, pad_token_id: int = 0, causal: bool = False, pad_to: int = 1) -> None:
+        self.pad_token_id = check_int("pad_token_id", pad_token_id, at_least=0, at_most=2**63 - 1)
+        self.causal = check_bool("causal", causal)
+        self.pad_to = check_int("pad_to", pad_to, at_least=1, at_most=2**31 - 1)
+
+    def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """The converted batch."""
+        converted: dict[str, Any] = {}
+        for name, column in batch.items():
+            if name.endswith("_lengths") and name.removesuffix("_lengths") in batch:
+                continue
+            target = "labels" if name in _LABELS else name
+            if not torch.is_tensor(column):
+                converted[target] = column
+                continue
+            if not (column.is_floating_point() or column.dtype == torch.bool):
+                column = column.long()
+            lengths = batch.get(f"{name}_lengths")
+            if lengths is not None:
+                column, inside = self._padded(column, lengths, self._padding_value(target))
+                if name == "input_ids" and "attention_mask" not in batch:
+                    converted[target] = column
+                    converted["attention_mask"] = inside.long()
+            converted[target] = column
+        if self.causal and "labels" not in converted and "input_ids" in converted:
+            labels = converted["input_ids"].clone()
+            if "attention_mask" in converted:
+                labels[converted["attention_mask"] == 0] = IGNORED
+            converted["labels"] = labels
+        return converted
+
+    def _padding_value(self, name: str) -> int:
+        return {"input_ids": self.pad_token_id, "labels": IGNORED}.get(name, 0)
+
+    def _padded(
+        self, column: torch.Tensor, lengths: torch.Tensor, value: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        width = -(-column.size(1) // self.pad_to) * self.pad_to
+        inside = torch.arange(width) < lengths[:, None]
+        out = column.new_full((column.size(0), width, *column.shape[2:]), value)
+        out[:, : column.size(1)] = column
+        out[~inside] = value
+        return out, inside
+
+
+class PlainDictCollator:
+    """Wraps a collator so that its batches are plain dicts, to which a loader can add its mask."""
+
+    def __init__(self, collator: Callable[[list[Any]], Any]) -> None:
+        self.collator = collator
+
+    def __call__(self, samples: list[Any]) -> Any:
+        batch = self.collator(samples)
+        return dict(batch) if isinstance(batch, Mapping) else batch
+
+
+def without_padding(batch: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    """A batch without the padding rows of its mask ``valid``, and how many rows are no padding.
+
+    If all rows are padding one is kept: every rank has to take part in the step.
+
+    Examples:
+        >>> without_padding({"x": torch.tensor([1, 2, 3]), "valid": torch.tensor([True, False, False])})
+        ({'x': tensor([1])}, 1)
+    """
+    valid = batch.get("valid")
+    others = {name: column for name, column in batch.items() if name != "valid"}
+    if valid is None:
+        first = next((column for column in others.values() if torch.is_tensor(column) and column.dim()), None)
+        return others, 0 if first is None else len(first)
+    rows = int(valid.sum())  # padding is at the end
+    if rows == len(valid):
+        return others, rows
+    return {name: column[: max(rows, 1)] for name, column in others.items()}, rows

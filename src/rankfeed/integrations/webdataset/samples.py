@@ -1,0 +1,322 @@
+"""Stages that replace the shard list and the tar reader of a WebDataset pipeline, and shard samples.
+
+The steps of a rank are those of a :class:`rankfeed.Schedule`, and worker w of n has the steps w, w + n, w + 2n...
+A DataLoader takes batches from its workers in turn, so the batches of a rank come in the same order for any number
+of workers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, get_args
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import IterableDataset
+
+from rankfeed._util.validate import check_choice, check_int
+from rankfeed.columns import Field
+from rankfeed.errors import PlanError, StateError
+from rankfeed.integrations.shared_epoch import SharedEpoch
+from rankfeed.integrations.webdataset.resampling import ResamplingPlan
+from rankfeed.loading._compat import refuse_double_sharding
+from rankfeed.loading.lazy_topology import LazyTopology, check_topology
+from rankfeed.loading.options import check_batch_size, make_plan
+from rankfeed.loading.state import decode_state, encode_state, resume_cursor
+from rankfeed.plan import Cursor, Plan, Schedule, Tail
+from rankfeed.plan.plan import Int64
+from rankfeed.sources import Source, open
+from rankfeed.sources.source import check_columns
+from rankfeed.topology import Topology
+
+#: Samples fetched in one call: enough to spread its cost, few enough for a quick first sample.
+_FETCH_SIZE = 64
+
+Urls = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+Bools = npt.NDArray[np.bool_]
+
+
+class ShardedSamples(IterableDataset[dict[str, Any]]):
+    """First stage of a ``wds.DataPipeline``: this worker's samples, as WebDataset's own reader returns them.
+
+    Each sample is a dict of ``__key__``, ``__url__`` and the bytes under each extension, ready for ``wds.decode``
+    and the stages after it. Every sample goes to one worker of one rank, and the totals of ranks differ by at most
+    one, for any number and size of shards.
+
+    Each epoch has its own order. Call :meth:`set_epoch` before each: workers, also persistent ones, follow it.
+    Without it, each iteration is the next epoch (but see `SharedEpoch` for scripts that set torch's seed each
+    time).
+
+    Args:
+        urls_or_source: tar shards (path, list, glob or brace pattern), or any source.
+        batch_size: samples in the batches built after this stage (``wds.batched(n)``, or the DataLoader's
+            batch_size): then all ranks have the same number of batches. None: it may differ.
+        shuffle: False, True (what suits the source), "global" or "window".
+        seed: of the order.
+        tail: how an epoch ends that is no multiple of the global batch: "even" (the last batch of every rank is
+            smaller), "drop", or "pad" (samples then have a ``__valid__``, False for padding).
+        columns: the extensions wanted; None for all.
+        window: samples mixed with each other under "window".
+        lanes: independent streams of the order; a property of the data set, never of the topology.
+        topology: rank and world size; detected when iteration starts, or when it is pickled, if left out.
+
+    Raises:
+        SourceError: the shards cannot be read.
+        PlanError: when iteration starts: fewer samples than ranks, or a rest that cannot be divided into equal
+            batches.
+
+    Examples:
+        >>> import rankfeed as rf
+        >>> source = rf.from_dataset([{"__key__": str(i), "cls": b"%d" % i} for i in range(5)])
+        >>> stage = ShardedSamples(source, topology=rf.Topology(rank=1, world_size=2))
+        >>> [sample["cls"] for sample in stage]
+        [b'1', b'3', b'4']
+    """
+
+    def __init__(
+        self,
+        urls_or_source: Urls | Source,
+        batch_size: int | None = None,
+        *,
+        shuffle: bool | str = False,
+        seed: int = 0,
+        tail: Tail = "even",
+        columns: Sequence[str] | None = None,
+        window: int = 65536,
+        lanes: int | None = None,
+        topology: Topology | None = None,
+    ) -> None:
+        source = _opened(urls_or_source)
+        plan = make_plan(source, shuffle, seed, window, lanes)
+        self._init_stage(source, plan, batch_size, tail, columns, topology)
+
+    def _init_stage(
+        self,
+        source: Source,
+        plan: Plan | ResamplingPlan,
+        batch_size: int | None,
+        tail: Tail,
+        columns: Sequence[str] | None,
+        topology: Topology | None,
+    ) -> None:
+        self.source, self.plan = source, plan
+        self.tail: Tail = check_choice("tail", tail, get_args(Tail))
+        self.batch_size = None if batch_size is None else check_batch_size(batch_size)
+        self._masks = _masks(source)
+        self._columns = None if columns is None else self._columns_to_read(columns)
+        self._topology = LazyTopology(topology)
+        self._epochs = SharedEpoch()
+
+    @property
+    def topology(self) -> Topology:
+        """Rank and world size, detected when they are first needed."""
+        return self._topology.resolve()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next iteration."""
+        return self._epochs.next().epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Every iteration from now on is this epoch; a loaded position in it is kept."""
+        epoch = check_int("epoch", epoch, at_least=0)
+        if not self._epochs.is_set or epoch != self.epoch:
+            self._epochs.set(Cursor(epoch), every=True)
+
+    def num_batches(self) -> int:
+        """Batches of every rank in the next iteration.
+
+        Raises:
+            PlanError: no ``batch_size`` was given.
+        """
+        if self.batch_size is None:
+            raise PlanError("the number of batches is known only where batch_size is given")
+        return len(_Steps(self, self._epochs.next(), self.topology))
+
+    def share(self, topology: Topology | None = None, *, worker: int = 0, num_workers: int = 1) -> list[Int64]:
+        """Ids of the samples that a worker of a rank reads in the next iteration, batch by batch."""
+        num_workers = check_int("num_workers", num_workers, at_least=1)
+        worker = check_int("worker", worker, at_least=0, at_most=num_workers - 1)
+        steps = _Steps(self, self._epochs.next(), check_topology(topology) or self.topology)
+        return [ids for ids, _ in steps.of_worker(worker, num_workers)]
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        worker, num_workers = Topology.worker()
+        topology = self.topology
+        steps = _Steps(self, self._epochs.begin(topology.rank), topology)
+        return self._read(steps.of_worker(worker, num_workers))
+
+    def _read(self, steps: Iterator[tuple[Int64, Bools]]) -> Iterator[dict[str, Any]]:
+        refuse_double_sharding(self.topology)  # now: the consumer is among the callers only when it takes a sample
+        together = max(1, _FETCH_SIZE // (self.batch_size or 1))
+        group = list(islice(steps, together))
+        while group:
+            following = list(islice(steps, together))
+            if following:
+                self.source.expect(np.concatenate([ids for ids, _ in following]), self._columns)
+            ids, valid = (np.concatenate(each) for each in zip(*group, strict=True))
+            for sample, is_valid in zip(self._samples(ids), valid.tolist(), strict=True):
+                yield {**sample, "__valid__": is_valid} if self.tail == "pad" else sample
+            group = following
+
+    def _columns_to_read(self, columns: Sequence[str]) -> list[str]:
+        """The requested columns, and those with the key of a sample and the masks of its members."""
+        fields = self.source.fields
+        requested = check_columns(columns, fields)
+        self._masks = {name: mask for name, mask in self._masks.items() if name in requested}
+        needed = [name for name in fields if name.startswith("__") or name in self._masks.values()]
+        return list(dict.fromkeys([*needed, *requested]))
+
+    def _samples(self, ids: Int64) -> list[dict[str, Any]]:
+        """Samples as WebDataset's reader returns them: a missing member is not in the dict."""
+        samples = self.source.fetch(ids, self._columns).samples()
+        for name, mask in self._masks.items():
+            for sample in samples:
+                if not sample.pop(mask):
+                    del sample[name]
+        if hasattr(self.source, "shards_of"):
+            for sample, shard in zip(samples, self.source.shards_of(ids), strict=True):
+                sample["__url__"] = sample["__local_path__"] = shard
+        return samples
+
+    def state_dict(self, delivered_steps: int) -> dict[str, Any]:
+        """The position in the data, the same on every rank.
+
+        Args:
+            delivered_steps: batches that the training loop has received in this iteration; workers read ahead, so
+                only the loop knows.
+
+        Raises:
+            StateError: ``set_epoch`` was not called, or ``batch_size`` not given, so that the position is unknown.
+        """
+        is_set = self._epochs.is_set
+        if not is_set or self.batch_size is None:
+            raise StateError(
+                "this stage does not know the position in the data",
+                expected="a batch_size, and set_epoch() called before each epoch",
+                found=f"batch_size={self.batch_size}, set_epoch() {'' if is_set else 'not '}called",
+            )
+        cursor, steps = self._epochs.next(), check_int("delivered_steps", delivered_steps, at_least=0)
+        position = _Steps(self, cursor, self.topology).position_after(steps)
+        place = Cursor(cursor.epoch, position, cursor.steps + steps)
+        return encode_state(place, self.plan.describe(), self.source.fingerprint)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where a state was taken, on any number of ranks and workers and with any batch size.
+
+        The rest of the epoch is divided as a whole epoch is: one that makes no equal batches is refused.
+
+        Raises:
+            StateError: it belongs to other data or another plan; says what differs.
+        """
+        self._epochs.set(
+            resume_cursor(decode_state(state), self.plan.describe(), self.source.fingerprint), every=True
+        )
+
+
+class Resampled(ShardedSamples):
+    """First stage of a ``wds.DataPipeline``: samples drawn at random in each epoch, with or without replacement.
+
+    All ranks draw from one sequence: draw i of an epoch is a function of (seed, epoch, i), and i determines the
+    rank. ``epoch_size`` counts the draws of the whole job, where WebDataset's ``with_epoch(n)`` counts those of
+    each worker. Otherwise as :class:`ShardedSamples`.
+
+    Args:
+        urls_or_source: tar shards (path, list, glob or brace pattern), or any source.
+        batch_size: as of :class:`ShardedSamples`.
+        epoch_size: draws in an epoch, over all ranks; None for as many as there are samples.
+        replacement: True: every draw is independent. False: a sample is drawn again only when all have been.
+        seed: of the draws.
+        tail: as of :class:`ShardedSamples`.
+        columns: the extensions wanted; None for all.
+        topology: rank and world size; detected when iteration starts, or when it is pickled, if left out.
+
+    Examples:
+        >>> import rankfeed as rf
+        >>> source = rf.from_dataset([{"__key__": str(i), "cls": b"%d" % i} for i in range(5)])
+        >>> ranks = [Resampled(source, epoch_size=8, topology=rf.Topology(rank=rank, world_size=2))
+        ...          for rank in range(2)]
+        >>> [len(list(rank)) for rank in ranks]
+        [4, 4]
+    """
+
+    def __init__(
+        self,
+        urls_or_source: Urls | Source,
+        batch_size: int | None = None,
+        *,
+        epoch_size: int | None = None,
+        replacement: bool = True,
+        seed: int = 0,
+        tail: Tail = "even",
+        columns: Sequence[str] | None = None,
+        topology: Topology | None = None,
+    ) -> None:
+        source = _opened(urls_or_source)
+        plan = ResamplingPlan(len(source), epoch_size, replacement=replacement, seed=seed)
+        self._init_stage(source, plan, batch_size, tail, columns, topology)
+
+
+class _Steps:
+    """The batches of a rank: the full steps of a schedule, and the rest of the epoch as one smaller step.
+
+    The pipeline after the stage divides the stream into batches, so only the last one may be smaller.
+    """
+
+    def __init__(self, stage: ShardedSamples, begin: Cursor, topology: Topology) -> None:
+        options: dict[str, Any] = {
+            "batch_size": stage.batch_size or 1,
+            "topology": topology,
+            "epoch": begin.epoch,
+        }
+        plan, even = stage.plan, stage.tail == "even"
+        self._full = Schedule(plan, start=begin.position, tail="drop" if even else stage.tail, **options)
+        self._last: Schedule | None = None
+        rest = plan.num_samples - self._full.end
+        if even and rest:
+            self._last = Schedule(plan, start=self._full.end, **options)
+            if stage.batch_size is not None and rest < topology.world_size:
+                raise PlanError(
+                    "the samples cannot be divided into equal steps",
+                    expected=f"none left after the full steps, or one for each of {topology.world_size} ranks",
+                    found=f"{rest} of {plan.num_samples}, with batch_size={stage.batch_size}",
+                    remedy='tail="drop" leaves them out, tail="pad" pads with marked samples; or use another '
+                    "batch_size, or fewer ranks",
+                )
+
+    def __len__(self) -> int:
+        return len(self._full) + (self._last is not None)
+
+    def position_after(self, steps: int) -> int:
+        """Samples consumed after some steps, counted from the epoch's start."""
+        if steps == 0:
+            return self._full.start
+        if self._last is not None and steps == len(self):
+            return self._last.end
+        return self._full.position_after(steps - 1)
+
+    def of_worker(self, worker: int, num_workers: int) -> Iterator[tuple[Int64, Bools]]:
+        """Ids of a worker's batches, and which of them are no padding."""
+        for step in range(worker, len(self), num_workers):
+            if step < len(self._full):
+                yield self._full.batch(step), self._full.valid(step)
+            elif self._last is not None:
+                valid = self._last.valid(0)  # a rank without a sample of the rest gets no padding row here
+                yield self._last.batch(0)[valid], valid[valid]
+
+
+def _opened(urls_or_source: Urls | Source) -> Source:
+    if isinstance(urls_or_source, Source):
+        return urls_or_source
+    # As WebDataset reads: samples may lack members that others have, and keys may repeat.
+    options: dict[str, Any] = {"decode": False, "missing": "mask", "duplicate_keys": "keep"}
+    return open(urls_or_source, format="webdataset", **options)
+
+
+def _masks(source: Source) -> dict[str, str]:
+    """Columns that some samples lack, and the mask column of each."""
+    masks = {name: f"{name}_valid" for name in source.fields}
+    there = Field("dense", "bool")
+    return {name: mask for name, mask in masks.items() if source.fields.get(mask) == there}

@@ -1,0 +1,348 @@
+"""What a Loader and the samplers do about frameworks by themselves.
+
+Most entries refuse a use that would lose or repeat samples without a message, where the framework has no hook that
+could prevent it: they look at the framework's state or at the callers. Each entry names the version it was written
+for and the upstream thread. What needs a call of the user's is in ``rankfeed.integrations``.
+
+The entry for the Trainer of Transformers, which sources need too, is ``rankfeed._util.trainer``.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, NoReturn, TypeVar
+
+from rankfeed.errors import ArgumentError, StateError
+from rankfeed.plan import Schedule
+from rankfeed.topology import Topology
+
+_T = TypeVar("_T")
+
+
+# Attributes that frameworks read of torch's DataLoader.
+# Lightning 2.6 calls ``set_epoch`` on ``loader.sampler`` and ``loader.batch_sampler.sampler`` alone
+# (Lightning-AI/pytorch-lightning#13316); DeepSpeed 0.17 reads ``batch_sampler.batch_size``; Accelerate 1.15 and
+# Ray Train 2.60 rebuild a DataLoader from ``dataset`` and ``sampler``.
+
+
+class DataLoaderAttributeError(ArgumentError, AttributeError):
+    """A loader lacks an attribute of torch's DataLoader: hasattr() is False."""
+
+
+class DataLoaderCompat:
+    """The attributes of a loader that exist for frameworks alone.
+
+    Attributes:
+        batch_size: rows of this rank's batches.
+        is_integrated: whether one of our integrations iterates the loader, which then does what its framework
+            lacks.
+        is_recounted: whether the framework recounts the steps of each epoch, as LoaderCheck makes Lightning do.
+    """
+
+    batch_size: int
+    is_integrated = False
+    is_recounted = False
+
+    @property
+    def batch_sampler(self) -> SamplerShim:
+        """Where frameworks look for ``batch_sampler.sampler`` in order to call ``set_epoch``."""
+        return SamplerShim(self, self.batch_size)
+
+    @property
+    def dataset(self) -> NoReturn:
+        """Not available: only code that rebuilds the loader as a DataLoader, to skip batches, reads it."""
+        raise DataLoaderAttributeError(
+            "a rankfeed.Loader has no dataset, and batches cannot be skipped by rebuilding it as a DataLoader",
+            expected="a loader that resumes from its own state",
+            remedy="save loader.state_dict() in the checkpoint and call load_state_dict(); under Accelerate use "
+            "rankfeed.integrations.accelerate.accelerated, in a Trainer of Transformers FeedMixin",
+        )
+
+    @property
+    def sampler(self) -> NoReturn:
+        """Not available: only code that rebuilds the loader as a DataLoader reads it."""
+        raise DataLoaderAttributeError(
+            "a rankfeed.Loader has no sampler, and cannot be rebuilt as a DataLoader",
+            expected="a loader that is iterated as it is: it reads this rank's share already",
+            remedy="leave it out of what prepares DataLoaders, such as Ray Train's prepare_data_loader",
+        )
+
+
+# Lightning 2.6: a Trainer that resumes in mid-epoch limits this epoch to the number of batches that it counted
+# before the loaders resumed, and counts the batches done by itself (Lightning-AI/pytorch-lightning#19764).
+
+_FIT_LOOPS = ("lightning.pytorch.loops.fit_loop", "pytorch_lightning.loops.fit_loop")
+#: How far above `SamplerShim.set_epoch` the frame of the fit loop is, at most.
+_FIT_LOOP_CALLERS = 4
+_USE_LOADER_CHECK = (
+    "give callbacks=[rankfeed.integrations.lightning.LoaderCheck()] to the Trainer that saves and to the Trainer "
+    "that resumes"
+)
+
+
+@dataclass(frozen=True)
+class SamplerShim:
+    """Takes the ``set_epoch`` that frameworks call on samplers.
+
+    Args:
+        loader: whose epoch is set.
+        batch_size: of a rank.
+
+    Examples:
+        >>> import rankfeed as rf
+        >>> loader = rf.Loader(rf.from_dataset([{"x": 1}, {"x": 2}]))
+        >>> loader.batch_sampler.sampler.set_epoch(3)
+        >>> loader.epoch
+        3
+    """
+
+    loader: Any
+    batch_size: int
+
+    @property
+    def sampler(self) -> SamplerShim:
+        """Itself."""
+        return self
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to an epoch, but not back from a loaded position that has not been read on from.
+
+        The shorter of several loaders, which begins again within an epoch of the framework, is ahead of its count.
+        """
+        loader, progress = self.loader, self.loader.progress
+        if not loader.is_stream and not loader.is_recounted and len(loader) != self._steps_of_whole_epoch():
+            raise StateError(
+                "resuming on other ranks or with another batch size would lose samples: Lightning limits each "
+                "epoch to the number of batches that it counted before it resumed",
+                expected=f"{self._steps_of_whole_epoch()} batches in this epoch, as in a whole one",
+                found=f"{len(loader)}, of which {progress.begun.steps} were done before",
+                where=_rank(loader.topology),
+                remedy=_USE_LOADER_CHECK,
+            )
+        begun, fit_loop = progress.begun, _resuming_fit_loop()
+        is_unread = begun.position and progress.cursor == begun
+        if epoch >= loader.epoch or not is_unread:
+            loader.set_epoch(epoch)
+        if fit_loop is not None:
+            _check_batches_done(loader, begun.epoch, epoch, fit_loop)
+
+    def _steps_of_whole_epoch(self) -> int:
+        loader = self.loader
+        return len(Schedule(loader.plan, batch_size=loader.batch_size, topology=loader.topology, tail=loader.tail))
+
+
+def _resuming_fit_loop() -> Any:
+    """The fit loop of a Lightning Trainer that is resuming and calls `set_epoch`; None for any other caller."""
+    frame = sys._getframe(1)
+    for _ in range(_FIT_LOOP_CALLERS):
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+        if frame.f_code.co_name == "on_advance_start" and frame.f_globals.get("__name__") in _FIT_LOOPS:
+            loop = frame.f_locals["self"]
+            return loop if loop.restarting else None
+    return None
+
+
+def _check_batches_done(loader: Any, saved_epoch: int, epoch: int, loop: Any) -> None:
+    """Compare the batches of this epoch that the Trainer counts as done with those that the loader delivered.
+
+    They differ after a checkpoint that was saved during a batch, or one batch ahead of a stream's end, or where
+    the Trainer takes the progress in one epoch for progress in the next one.
+    """
+    inner, begun = loop.epoch_loop, loader.progress.begun
+    progress = inner.batch_progress
+    done = progress.current.completed + inner.restarted_on_train_batch_end
+    if inner.restarted_on_train_batch_end and done >= loop.max_batches:
+        done = 0  # the next epoch
+    if loader.is_stream:
+        if progress.is_last_batch and not begun.steps:
+            return  # both begin an epoch; the Trainer does not count the batches of a stream beforehand
+    elif len(loader) < max(map(length_or_inf, loop._combined_loader.flattened)):
+        # The shorter of several loaders is elsewhere. Under "max_size" it stays at its end until the next epoch.
+        if loop._combined_loader._mode == "max_size" and done and saved_epoch > epoch:
+            raise _lost_batches(loader, epoch, done, f"it is in epoch {saved_epoch}")
+        return
+    if begun.steps != done:
+        raise _lost_batches(loader, epoch, done, f"it has delivered {begun.steps} of epoch {loader.epoch}")
+
+
+def length_or_inf(loader: Any) -> float:
+    """Number of batches of any loader; infinity where it has no length."""
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return math.inf
+
+
+def _lost_batches(loader: Any, epoch: int, done: int, found: str) -> StateError:
+    return StateError(
+        "resuming from this checkpoint would lose or repeat samples: the Trainer and the loader are at different "
+        "batches",
+        expected=f"a loader that has delivered the {done} batches of epoch {epoch} that the Trainer has done",
+        found=found,
+        where=_rank(loader.topology),
+        remedy=f"{_USE_LOADER_CHECK}; instead of a checkpoint saved without it, of a stream or during a batch, "
+        "use one saved at the end of an epoch",
+    )
+
+
+# Ray Train 2.60: the training function gets the checkpoint, and nothing shows whether it loads it into the loader.
+
+
+def refuse_ignored_checkpoint(loader: Any) -> None:
+    """Refuse to begin a shuffled epoch again in a Ray Train run that continues from a checkpoint."""
+    if "ray.train" not in sys.modules or loader.is_integrated or loader.plan.shuffle == "none":
+        return
+    import ray.train
+
+    try:
+        checkpoint = ray.train.get_checkpoint()
+    except RuntimeError:  # this process is no worker of Ray Train
+        return
+    if checkpoint is not None:
+        raise StateError(
+            "the training continues from a checkpoint, but this loader starts over and would repeat samples",
+            expected="loader.load_state_dict() or loader.set_epoch() before the first iteration",
+            found=f"the checkpoint {checkpoint.path}",
+            remedy="save and load loader.state_dict() with the checkpoint; loader.set_epoch(0) starts over",
+        )
+
+
+# Accelerate 1.15: ``Accelerator.prepare`` returns what is no DataLoader unchanged, without a message.
+
+
+def refuse_unprepared(loader: Any) -> None:
+    """Refuse to be iterated on the ranks of an Accelerator that does not know the loader."""
+    accelerate = sys.modules.get("accelerate.state")
+    state = getattr(getattr(accelerate, "AcceleratorState", None), "_shared_state", None) or {}
+    if state.get("num_processes", 1) > 1 and not loader.is_integrated and loader.topology.world_size > 1:
+        raise ArgumentError(
+            "Accelerate does not know this loader: checkpoints of save_state would not have its position, "
+            "gather_for_metrics would lose rows of the last steps, and batches would stay on the CPU "
+            "(accelerator.prepare only acts on a DataLoader)",
+            expected="a loader that was passed to rankfeed.integrations.accelerate.accelerated",
+            found="a rankfeed.Loader iterated directly",
+            where=_rank(loader.topology),
+            remedy="iterate accelerated(loader, accelerator), with checkpoint=False if its position need not be "
+            "saved; for a Trainer of Transformers use rankfeed.integrations.transformers.FeedMixin",
+        )
+
+
+# Accelerate 1.15: ``prepare`` shards every DataLoader, whether its sampler or dataset is sharded already or not
+# (huggingface/accelerate#3520, #4199). WebDataset 1.0: ``split_by_node`` and ``split_by_worker`` take every n-th
+# item of whatever comes in (webdataset/webdataset#441). Who shards is among the callers of the iteration.
+
+_ACCELERATE = "accelerate.data_loader"
+_ACCELERATE_SHARDING = ("BatchSamplerShard", "IterableDatasetShard", "DataLoaderDispatcher")
+_WEBDATASET = "webdataset.shardlists"
+
+
+def refuse_double_sharding(topology: Topology) -> None:
+    """Called where iteration of a rank's share begins.
+
+    Examples:
+        >>> refuse_double_sharding(Topology(rank=1, world_size=2))
+    """
+    num_workers = topology.worker()[1]
+    if topology.world_size == num_workers == 1:
+        return
+    if _ACCELERATE not in sys.modules and _WEBDATASET not in sys.modules:
+        return
+    for frame in _callers():
+        module, name = frame.f_globals.get("__name__"), _callable_name(frame)
+        if module == _ACCELERATE and topology.world_size > 1 and name in _ACCELERATE_SHARDING:
+            framework, share = "Accelerate", "rank"
+            expected = "a DataLoader that is not passed to accelerator.prepare"
+            remedy = (
+                "pass rankfeed.Loader(rankfeed.from_dataset(dataset), ...) to "
+                "rankfeed.integrations.accelerate.accelerated, or leave this DataLoader out of prepare"
+            )
+        elif module == _WEBDATASET and (
+            (name == "split_by_node" and topology.world_size > 1)
+            or (name == "split_by_worker" and num_workers > 1)
+        ):
+            framework, share = "WebDataset", "rank" if name == "split_by_node" else "worker"
+            expected, remedy = f"a pipeline without {name}: its input is sharded already", "leave it out"
+        else:
+            continue
+        raise ArgumentError(
+            f"{framework} is about to shard data again that are one {share}'s share already",
+            expected=expected,
+            found=f"{framework}'s {name}",
+            where=_rank(topology),
+            remedy=remedy,
+        )
+
+
+def _callable_name(frame: FrameType) -> str:
+    """Class of the method that the frame runs, or name of the function."""
+    owner = frame.f_locals.get("self")
+    # type(), since __class__ of Accelerate's loaders is that of the wrapped DataLoader
+    return frame.f_code.co_name if owner is None else type(owner).__name__
+
+
+# torchdata 0.11: with workers, StatefulDataLoader goes back to the last of its snapshots, and skips as many of its
+# own steps as the job had taken since: on other ranks those are other samples (meta-pytorch/data#1283).
+
+
+class SamplerIterator(Iterator[_T]):
+    """The iterator of a sampler; its state is the number of samples in a step.
+
+    Args:
+        items: what is yielded.
+        samples_in_step: of a full step, over all ranks.
+
+    Examples:
+        >>> iterator = SamplerIterator(iter([4, 7]), samples_in_step=2)
+        >>> list(iterator), iterator.state_dict()
+        ([4, 7], {'samples_in_step': 2})
+    """
+
+    def __init__(self, items: Iterator[_T], samples_in_step: int) -> None:
+        self._items = items
+        self._samples_in_step = samples_in_step
+
+    def __next__(self) -> _T:
+        return next(self._items)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of this iterator; the position in the data is in the sampler's."""
+        return {"samples_in_step": self._samples_in_step}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Called by a StatefulDataLoader, after the sampler's own."""
+        saved, skipped = state.get("samples_in_step"), _steps_to_skip()
+        if skipped and saved != self._samples_in_step:
+            raise StateError(
+                "the DataLoader resumes from an older snapshot by skipping steps, which have another size now",
+                expected=f"steps of {saved} samples over all ranks",
+                found=f"steps of {self._samples_in_step}, of which {skipped} would be skipped",
+                remedy="resume with the number of ranks and the batch size of the job that saved; to change them,"
+                " save with StatefulDataLoader(snapshot_every_n_steps=1), or at a multiple of its value",
+            )
+
+
+def _steps_to_skip() -> int:
+    """How many steps the StatefulDataLoader among the callers will skip."""
+    for frame in _callers():
+        if frame.f_globals.get("__name__") == "torchdata.stateful_dataloader.stateful_dataloader":
+            state = frame.f_locals.get("next_iter_state") or {}
+            if "_steps_since_snapshot" in state:
+                return int(state["_steps_since_snapshot"])
+    return 0
+
+
+def _callers() -> Iterator[FrameType]:
+    frame = sys._getframe(1).f_back
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _rank(topology: Topology) -> str:
+    return f"rank {topology.rank} of {topology.world_size}"

@@ -1,0 +1,449 @@
+"""Builds the batch of a step: fetch, transform, collate.
+
+A batch is a pure function of the plan, the source and the step, so any engine may build it, anywhere, twice if
+necessary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from rankfeed.columns import Allocate, BufferPool, Columns, Field, Layout, Mismatch, Ragged, copy_sample
+from rankfeed.columns.layout import (
+    dotted_name,
+    flat_fields,
+    infer_layout,
+    is_unknown,
+    leaves,
+    map_leaves,
+    resolve_dtypes,
+)
+from rankfeed.errors import ArgumentError, RankfeedError, TransformError, safe_str
+from rankfeed.loading.collate import Padding, RaggedAs, check_collated, collate, collate_samples
+from rankfeed.loading.field_errors import field_error
+from rankfeed.loading.rng import preserve_rng_state, seed_global_rngs
+from rankfeed.plan import RngStreams, Schedule, wants_rng
+from rankfeed.sources import Source
+from rankfeed.sources.chunked import LOOKUPS
+from rankfeed.sources.probes import MORE_PROBES, PROBES, probe_ids
+
+Int64 = npt.NDArray[np.int64]
+
+#: Later steps are announced to the source in this many calls: one call per step costs a fifth of a small batch.
+_PREFETCH_CALLS = 8
+
+
+@dataclass(frozen=True)
+class BatchResult:
+    """The batch of a step.
+
+    Attributes:
+        step: counted from the start of the iteration.
+        batch: what the user gets.
+        sample_ids: int64, the samples in it without padding rows.
+        rows: with padding rows.
+        padding: bytes of ragged padding, and of the padded columns.
+        lookups: rows whose chunk was already decoded, and all rows read from chunks.
+    """
+
+    step: int
+    batch: Any
+    sample_ids: Int64
+    rows: int
+    padding: Padding = (0, 0)
+    lookups: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True)
+class BatchSpec:
+    """What a rank reads at a step.
+
+    Attributes:
+        step: counted from the start of the iteration.
+        ids: int64, the samples.
+        valid: bool, False for padding rows.
+        rank: the rank.
+        epoch: the epoch.
+        position: samples of the epoch before them.
+        masked: whether any rank has padding rows at this step, or may have.
+        samples: of a stream, the samples, which cannot be fetched by id.
+        layout: of a stream, the layout that all ranks agreed on.
+        infer_layout: return the layout of the samples instead of a batch (`BatchBuilder.infer_layout_of`).
+    """
+
+    step: int
+    ids: Int64
+    valid: npt.NDArray[np.bool_]
+    rank: int
+    epoch: int
+    position: int
+    masked: bool
+    samples: Sequence[Any] | None = None
+    layout: Layout | None = None
+    infer_layout: bool = False
+
+    @classmethod
+    def of_step(cls, schedule: Schedule, step: int) -> BatchSpec:
+        """The samples of a step of a schedule."""
+        return cls(
+            step,
+            schedule.batch(step),
+            schedule.valid(step),
+            schedule.rank,
+            schedule.epoch,
+            schedule.first_position(step),
+            schedule.is_filled(step),
+        )
+
+    @property
+    def where(self) -> str:
+        """The location for an error message."""
+        return f"rank {self.rank}, epoch {self.epoch}, step {self.step}"
+
+
+@dataclass
+class BatchBuilder:
+    """Builds batches. It pickles: a worker process gets a copy, with a source that opens its files there.
+
+    Attributes:
+        source: the samples; None where they come with the `BatchSpec`.
+        seed_globals: seed the global generators for each sample; not in threads, which share them.
+        prefetch_steps: how many steps ahead the source is told what to read; a multiple of ``stride``.
+        stride: a worker process builds one step in ``stride``, and announces only these to its source.
+        layout: of the samples (see `fix_layout`); None where batches are built from columns, by ``collate_fn``, or
+            by the source's own ``collate``.
+        has_layout: whether ``layout`` is final.
+    """
+
+    source: Source
+    columns: Sequence[str] | None
+    transform: Callable[..., Any] | None
+    batch_transform: Callable[..., Any] | None
+    collate_fn: Callable[[list[Any]], Any] | None
+    ragged: RaggedAs
+    pad_to: int
+    seed: int
+    id_column: str | None
+    seed_globals: bool
+    prefetch_steps: int = 0
+    stride: int = 1
+    layout: Layout | None = None
+    has_layout: bool = False
+    allocate: Allocate = field(default_factory=lambda: BufferPool().allocate)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "allocate"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, allocate=BufferPool().allocate)
+
+    def build_step(self, schedule: Schedule, step: int) -> BatchResult:
+        """The batch of a step of a schedule."""
+        if self.prefetch_steps and self.source.prefetch_distance:
+            self._announce(schedule, step)
+        result = self.build(BatchSpec.of_step(schedule, step))
+        if step + self.stride >= len(schedule):  # the last step that this process builds
+            self.source.check_unchanged()
+        return result
+
+    def build(self, spec: BatchSpec) -> BatchResult:
+        """The batch of a `BatchSpec`; raises as `build_step` does."""
+        if spec.infer_layout:
+            return BatchResult(spec.step, self.infer_layout_of(spec), spec.ids, 0)
+        if not self.has_layout and spec.samples is None:
+            self.fix_layout()
+        hits, lookups = LOOKUPS.so_far
+        padding = (0, 0)
+        seeded = self.seed_globals and self._runs_user_code
+        with preserve_rng_state() if seeded else nullcontext():
+            rows = self._rows(spec)
+            streams = RngStreams("batch", self.seed, spec.epoch)
+            if seeded:
+                seed_global_rngs(streams.word(spec.position))
+            batch: Any
+            if isinstance(rows, Columns) and self.collate_fn is None:
+                batch = self._collate_columns(rows, spec.where)
+                padding = _padding(rows, self.pad_to) if self.ragged == "pad" else (0, 0)
+            else:
+                batch, padding = self._collate_samples(_as_samples(rows), spec)
+            self._add_columns(batch, spec)
+            if self.batch_transform is not None:
+                batch = self._transform_batch(self.batch_transform, batch, streams, spec)
+        delivered = spec.ids if spec.valid.all() else spec.ids[spec.valid]
+        found = LOOKUPS.so_far[0] - hits, LOOKUPS.so_far[1] - lookups
+        return BatchResult(spec.step, batch, delivered, len(spec.ids), padding, found)
+
+    def fix_layout(self) -> None:
+        """Infer the fields of all batches once: from what is declared, or from eight evenly spaced samples.
+
+        A pure function of the data and the seed, so that every rank and every resumed job infers the same. Samples
+        that cannot be read are left to the steps that deliver them.
+        """
+        if self.has_layout or not self._is_collated_by_sample:
+            self.has_layout = True
+            return
+        declared = self.source.declared
+        if declared is not None and declared.layout is not None:
+            self.layout, self.has_layout = declared.layout, True
+            return
+        for count in (PROBES, MORE_PROBES):
+            ids, samples = self._probe(probe_ids(len(self.source), count))
+            try:
+                layout = self._layout_of(samples)
+            except Mismatch as error:
+                if self.source.collate is not None:
+                    self.has_layout = True
+                    return
+                raise self.field_error(error, f"sample {ids[error.row]}, read before the first step") from error
+            if not any(is_unknown(leaf) for _, leaf in leaves(layout)):
+                break
+        if self.source.collate is None or flat_fields(layout) is not None:
+            self.layout = resolve_dtypes(layout)
+        self.has_layout = True
+
+    def infer_layout_of(self, spec: BatchSpec) -> Layout | RankfeedError | None:
+        """The layout of a stream's samples after the transform; the error if they differ; None without samples.
+
+        Samples that the transform fails on are left to the batch that they are in.
+        """
+        samples = spec.samples or ()
+        rows = (
+            replace(spec, ids=spec.ids[row : row + 1], samples=[copy_sample(samples[row])])
+            for row in range(len(samples))
+        )
+        ids, transformed, _ = self._try_samples(rows)
+        try:
+            return self._layout_of(transformed) if transformed else None
+        except Mismatch as error:
+            return self.field_error(error, f"sample {ids[error.row]}, {spec.where}")
+
+    def field_error(self, error: Mismatch, where: str, layout: Layout | None = None) -> RankfeedError:
+        """The error to raise for a sample that does not fit."""
+        declared, transformed = self.source.declared, self.transform is not None
+        return field_error(
+            error, where, declared=declared, transformed=transformed, ragged=self.ragged, layout=layout
+        )
+
+    def _announce(self, schedule: Schedule, step: int) -> None:
+        """Tell the source about later steps, a few at a time; at the first step, about all of them until then."""
+        ahead = self.prefetch_steps // self.stride
+        group = max(1, ahead // _PREFETCH_CALLS)
+        done = step // self.stride
+        if done % group:
+            return
+        for after in range(ahead - ahead % group if done else 0, ahead + 1, group):
+            first = step + after * self.stride
+            steps = range(first, min(first + group * self.stride, len(schedule)), self.stride)
+            if steps:
+                self.source.expect(np.concatenate([schedule.batch(each) for each in steps]), self.columns)
+
+    @property
+    def _runs_user_code(self) -> bool:
+        functions = (self.transform, self.batch_transform, self.collate_fn)
+        return self.source.runs_user_code or any(function is not None for function in functions)
+
+    @property
+    def _is_collated_by_sample(self) -> bool:
+        """Whether batches are collated from single samples, whose fields have to be inferred."""
+        if self.collate_fn is not None:
+            return False
+        if self.transform is not None or self.source.declared is not None:
+            return True
+        return self.source.collate is None and not self.source.as_dicts
+
+    def _layout_of(self, samples: Sequence[Any]) -> Layout:
+        """The common layout of transformed samples; raises Mismatch if there is none."""
+        declared = self.source.declared
+        if declared is not None:
+            known = {name: Field("ragged") for name in declared.ragged}
+        elif self.source.as_dicts:
+            known = {name: each for name, each in self.source.fields.items() if each.kind in ("ragged", "object")}
+        else:
+            known = {}
+        layout = infer_layout(samples, known, loose=self.ragged == "list")
+        arrays = [
+            dotted_name(path)
+            for path, leaf in leaves(layout)
+            if leaf.how == "arrays" or leaf.field.kind == "ragged"
+        ]
+        wrong = [name for name in (declared.ragged if declared is not None else ()) if name not in arrays]
+        if wrong:
+            found = ", ".join(f"{dotted_name(path)!r}: {leaf}" for path, leaf in leaves(layout))
+            raise Mismatch.of("ragged= names a field that is no array", (), "names", expected=wrong, found=found)
+        if self.source.collate is None:
+            map_leaves(samples, layout, check_collated)
+        return layout
+
+    def _probe(self, ids: Int64) -> tuple[list[int], list[Any]]:
+        """Samples transformed as in epoch 0, and their ids; failing ones are left out, unless all fail."""
+
+        def spec(some: Int64) -> BatchSpec:
+            return BatchSpec(0, some, np.ones(len(some), np.bool_), 0, 0, 0, False)
+
+        if self.source.supports_batched_getitem:
+            found, samples, error = self._try_samples([spec(ids)])
+            if error is None:
+                return found, samples
+        found, samples, error = self._try_samples(spec(ids[row : row + 1]) for row in range(len(ids)))
+        if error is not None and not samples:
+            raise error
+        return found, samples
+
+    def _try_samples(self, specs: Iterable[BatchSpec]) -> tuple[list[int], list[Any], Exception | None]:
+        """Transformed samples, their ids, and the first error; without an effect on later random numbers."""
+        trial = replace(self, seed_globals=True)
+        found: list[int] = []
+        samples: list[Any] = []
+        first_error: Exception | None = None
+        with preserve_rng_state():
+            for spec in specs:
+                try:
+                    samples += _as_samples(trial._rows(spec))
+                    found += spec.ids.tolist()
+                except Exception as error:
+                    first_error = first_error or error
+        return found, samples, first_error
+
+    def _rows(self, spec: BatchSpec) -> Columns | Sequence[Any]:
+        """The samples of a batch, transformed; as columns where the source has them."""
+        rows = self._read(spec.ids, spec.epoch) if spec.samples is None else spec.samples
+        if self.transform is None:
+            return rows
+        samples: Iterable[Any] = _as_samples(rows)
+        if (
+            self.source.collate is not None
+        ):  # such samples are shared by reference, and a transform may work in place
+            samples = map(copy_sample, samples)
+        return self._transform_samples(self.transform, samples, spec)
+
+    def _transform_samples(
+        self, transform: Callable[..., Any], samples: Iterable[Any], spec: BatchSpec
+    ) -> list[Any]:
+        streams, with_rng = RngStreams("sample", self.seed, spec.epoch), wants_rng(transform)
+        transformed = []
+        for sample_id, sample in zip(spec.ids.tolist(), samples, strict=True):
+            if self.seed_globals:
+                seed_global_rngs(streams.word(sample_id))
+            try:
+                result = transform(sample, streams.generator(sample_id)) if with_rng else transform(sample)
+            except (Exception, SystemExit) as error:
+                raise _user_error("the transform raised", error, f"sample {sample_id}, {spec.where}") from error
+            if result is None and self.collate_fn is None:
+                raise TransformError(
+                    "the transform returned None",
+                    expected="the new sample",
+                    where=f"sample {sample_id}, {spec.where}",
+                    remedy="return the sample; to leave samples out, pass a collate_fn that does",
+                )
+            transformed.append(result)
+        return transformed
+
+    def _read(self, ids: Int64, epoch: int) -> Columns | Sequence[Any]:
+        if not (self.source.runs_user_code and self.seed_globals):
+            return self._fetch(ids)
+        streams = RngStreams("read", self.seed, epoch)
+        if self.source.supports_batched_getitem:  # one call reads them all
+            seed_global_rngs(streams.word(int(ids[0])))
+            return self._fetch(ids)
+        samples: list[Any] = []
+        for sample_id in ids.tolist():
+            seed_global_rngs(streams.word(sample_id))
+            samples += _as_samples(self._fetch(np.array([sample_id])))
+        if self.source.declared is not None or not self.source.as_dicts:
+            return samples
+        return Columns.from_samples(samples, self.source.fields)
+
+    def _fetch(self, ids: Int64) -> Columns | Sequence[Any]:
+        """Columns, or the samples as the user's code returns them."""
+        if self.source.declared is not None:
+            return self.source.samples(ids, self.columns)
+        rows = self.source.fetch(ids, self.columns)
+        return rows if self.source.as_dicts else rows[""].rows()
+
+    def _collate_columns(self, rows: Columns, where: str) -> dict[str, Any]:
+        try:
+            return collate(rows, self.ragged, self.allocate, pad_to=self.pad_to)
+        except ArgumentError as error:
+            raise _user_error("the samples could not be collated", error, where) from error
+
+    def _collate_samples(self, samples: Sequence[Any], spec: BatchSpec) -> tuple[Any, Padding]:
+        layout = spec.layout or self.layout
+        try:
+            if self.collate_fn is not None:
+                return self.collate_fn(list(samples)), (0, 0)
+            if layout is None and self.source.collate is not None:
+                return self.source.collate(samples), (0, 0)
+            assert layout is not None, "the layout is fixed before the first batch"
+            return collate_samples(samples, layout, self.ragged, self.allocate, pad_to=self.pad_to)
+        except Mismatch as error:
+            raise self.field_error(error, f"sample {spec.ids[error.row]}, {spec.where}", layout) from error
+        except (Exception, SystemExit) as error:
+            raise _user_error("the samples could not be collated", error, spec.where) from error
+
+    def _transform_batch(
+        self, function: Callable[..., Any], batch: Any, streams: RngStreams, spec: BatchSpec
+    ) -> Any:
+        try:
+            return function(batch, streams.generator(spec.position)) if wants_rng(function) else function(batch)
+        except (Exception, SystemExit) as error:
+            raise _user_error("the batch transform raised", error, spec.where) from error
+
+    def _add_columns(self, batch: Any, spec: BatchSpec) -> None:
+        """Add the sample ids and the padding mask."""
+        extra: dict[str, npt.NDArray[Any]] = {}
+        if self.id_column is not None:
+            extra[self.id_column] = spec.ids
+        if spec.masked:
+            extra["valid"] = spec.valid
+        if not extra:
+            return
+        annotate: Callable[[Any, str, Any], None] | None = dict.__setitem__
+        if not isinstance(batch, dict):
+            annotate = self.source.annotate if self.collate_fn is None else None
+        if annotate is None:
+            # With tail="even" this is the step of a resumed job with fewer samples than ranks, on every rank.
+            raise TransformError(
+                f"{' and '.join(map(repr, extra))} cannot be added to a batch that is no dict",
+                expected="samples that are dicts, or a collate_fn that returns one",
+                found=type(batch).__name__,
+                where=spec.where,
+                remedy=None if self.id_column else "or resume on at most as many ranks as samples are left",
+            )
+        for name, values in extra.items():
+            if name in batch:
+                raise TransformError(
+                    "a column of the batch has a name that the loader needs",
+                    found=repr(name),
+                    where=spec.where,
+                    remedy="rename the column, or choose another id_column",
+                )
+            annotate(batch, name, torch.from_numpy(values))
+
+
+def _as_samples(rows: Columns | Sequence[Any]) -> Sequence[Any]:
+    return rows.samples() if isinstance(rows, Columns) else rows
+
+
+def _padding(rows: Columns, pad_to: int) -> Padding:
+    """Bytes of padding, and of everything in the padded columns."""
+    waste = total = 0
+    for column in rows.values():
+        if column.__class__ is Ragged:  # isinstance is slow with abstract classes, and columns may be many
+            cells = len(column) * column.longest(pad_to)
+            values = column.parts[0].values  # may have no elements
+            cell = values.dtype.itemsize * math.prod(values.shape[1:])
+            total += cells * cell
+            waste += (cells - int(column.lengths.sum())) * cell
+    return waste, total
+
+
+def _user_error(summary: str, error: BaseException, where: str) -> TransformError:
+    return TransformError(summary, found=f"{type(error).__name__}: {safe_str(error)}", where=where)

@@ -1,0 +1,79 @@
+"""Rank and world size, resolved late: when they are first needed, in the process that iterates."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from torch.utils.data import get_worker_info
+
+from rankfeed._util.validate import check_instance
+from rankfeed.topology import Topology, process_group
+
+#: Distinguishes processes of different hosts, and a process from an earlier one with the same pid.
+_PROCESS_TOKEN = os.urandom(8)
+
+
+class LazyTopology:
+    """Resolves the topology lazily, in the process that iterates.
+
+    A given topology is final. A detected one holds for the process that detected it and for its DataLoader
+    workers. A process that starts the ranks (``srun --ntasks-per-node=1``, say) pickles the loader for them, but
+    its own rank is not theirs.
+
+    Args:
+        given: the topology; None to detect it.
+
+    Examples:
+        >>> LazyTopology(Topology(rank=1, world_size=2)).resolve().rank
+        1
+    """
+
+    def __init__(self, given: Topology | None) -> None:
+        self.given = check_topology(given)
+        #: The process that detected a topology, and that topology.
+        self._detected: tuple[tuple[int, bytes], Topology] | None = None
+
+    def resolve(self) -> Topology:
+        """Rank and world size. A process group that was initialised since the detection takes precedence."""
+        topology = self.peek()
+        # One process alone is not remembered: a length may be asked for before the ranks are started.
+        if self.given is None and topology.launcher != "single":
+            self._detected = _this_process(), topology
+        return topology
+
+    def peek(self) -> Topology:
+        """What `resolve` returns, without remembering it."""
+        if self.given is not None:
+            return self.given
+        if self._detected is None:
+            return Topology.detect()
+        process, detected = self._detected
+        group = process_group()
+        # A spawned worker cannot ask torch.distributed, nor can another helper of a rank. But processes that were
+        # started by one outside a group may be ranks themselves, and detect their own topology if there is one.
+        is_helper = get_worker_info() is not None or detected.launcher == "torch.distributed"
+        if group is None and (is_helper or process == _this_process()):
+            return detected
+        if group == (detected.rank, detected.world_size):
+            return detected
+        here = Topology.detect()
+        return detected if here.launcher == "single" else here
+
+    def __getstate__(self) -> dict[str, Any]:
+        topology = self.peek()
+        known = self.given is None and topology.launcher != "single"
+        return {"given": self.given, "_detected": (_this_process(), topology) if known else None}
+
+
+def check_topology(topology: object) -> Topology | None:
+    """A topology, or None."""
+    if topology is None:
+        return None
+    return check_instance(
+        "topology", topology, Topology, "a rankfeed.Topology, such as rankfeed.Topology(rank=0, world_size=2)"
+    )
+
+
+def _this_process() -> tuple[int, bytes]:
+    return os.getpid(), _PROCESS_TOKEN

@@ -1,0 +1,89 @@
+"""Communication between the ranks of a job through torch.distributed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+
+from rankfeed.errors import StreamError, safe_str
+
+#: For the job's process group a gloo group of the same processes: on the CPU whatever the job's backend is, and
+#: separate, so that our messages do not interleave with the job's. It is freed when the job destroys its own
+#: group: gloo's threads release tensors, which aborts the process if the interpreter is already finalizing.
+_groups: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
+
+class RankGroup(Protocol):
+    """Collectives of all processes of a job; every process calls the same methods in the same order."""
+
+    def all_equal(self, ordinary: bool, word: int) -> bool:
+        """Whether every process passes ``ordinary=True`` and the same ``word`` (of 62 bits)."""
+
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all processes."""
+
+
+class TorchRankGroup:
+    """All processes of ``torch.distributed``, over gloo.
+
+    Args:
+        where: names this rank in an error.
+    """
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def all_equal(self, ordinary: bool, word: int) -> bool:
+        """One reduction of three numbers."""
+        numbers = torch.tensor([int(ordinary), word, -word])
+        with self._collective():
+            dist.all_reduce(numbers, dist.ReduceOp.MIN, _gloo_group())
+        least, low, high = numbers.tolist()
+        return bool(least) and low == -high
+
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all processes."""
+        values: list[Any] = [None] * dist.get_world_size()
+        with self._collective():
+            dist.all_gather_object(values, value, _gloo_group())
+        return values
+
+    def barrier(self) -> None:
+        """Wait for all processes."""
+        with self._collective():
+            dist.barrier(_gloo_group())
+
+    @contextmanager
+    def _collective(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            raise StreamError(
+                "a collective between the ranks failed: another rank ended, or did not reach it in time",
+                found=f"{type(error).__name__}: {(safe_str(error).splitlines() or [''])[0]}",
+                where=self._where,
+                remedy="see the logs of the other ranks: the first error there is the cause; all ranks have to "
+                "iterate the loader, and to leave it, at the same steps",
+            ) from error
+
+
+def is_distributed() -> bool:
+    """Whether ``torch.distributed`` is initialised."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def process_count() -> int:
+    """Processes of ``torch.distributed``; 1 where it is not initialised."""
+    return dist.get_world_size() if is_distributed() else 1
+
+
+def _gloo_group() -> Any:
+    world = dist.group.WORLD
+    if world not in _groups:
+        _groups[world] = dist.new_group(backend="gloo")
+    return _groups[world]

@@ -1,0 +1,1 @@
+"""Iterables of unknown length, read by all ranks with a synchronized end."""

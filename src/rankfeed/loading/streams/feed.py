@@ -1,0 +1,373 @@
+"""The batches of a stream on one rank, from opening it to its end on all ranks."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import replace
+from functools import partial
+from itertools import chain, islice
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from rankfeed._util.threads import DaemonPool
+from rankfeed.columns import Field, Layout, Mismatch
+from rankfeed.columns.layout import join_layouts, resolve_dtypes
+from rankfeed.errors import ArgumentError, RankfeedError, StreamError
+from rankfeed.loading.batch_builder import BatchBuilder, BatchResult, BatchSpec
+from rankfeed.loading.engines.process import ProcessBuilder
+from rankfeed.loading.options import FeedOptions
+from rankfeed.loading.streams.sharding import StreamPosition, StreamSharding
+from rankfeed.loading.streams.state import StreamCursor, decode_stream_state, encode_stream_state, snapshot_at
+from rankfeed.loading.streams.stream import Stream, StreamReader
+from rankfeed.loading.streams.synchronized_end import (
+    RankReport,
+    SynchronizedEnd,
+    check_same_start,
+    stream_group,
+)
+from rankfeed.plan import Cursor
+from rankfeed.sources import Source
+from rankfeed.sources.source import Declared
+from rankfeed.storage.checksum import digest_of
+
+_log = logging.getLogger("rankfeed")
+#: Seconds between messages about a read that is waited for.
+_REPORT_INTERVAL = 10.0
+#: Seconds that closing waits for the read in progress.
+_CLOSE_WAIT = 1.0
+
+Build = Callable[[BatchSpec], BatchResult]
+PositionedBatch = tuple[BatchResult, StreamPosition]
+
+
+class StreamFeed:
+    """The batches of a Loader over a stream.
+
+    Args:
+        stream: the samples.
+        builder: builds batches.
+        options: of the loader.
+    """
+
+    plan: None = None
+    audit_report: None = None
+
+    def __init__(self, stream: Stream, builder: BatchBuilder, options: FeedOptions) -> None:
+        if stream.sharded and options.tail == "even":
+            raise ArgumentError(
+                'tail="even" is not possible where each rank has its own stream',
+                expected='tail="drop" (stop after the last step that is full on every rank) or "pad" (go on with '
+                "masked rows until the last stream has ended)",
+                found='tail="even"',
+                remedy="choose one of them, or leave out the factory's parameter shard and yield the whole stream "
+                "on every rank",
+            )
+        self._stream, self._builder, self._options = stream, builder, options
+        #: Of the samples of all batches, from the first batch on.
+        self._layout: Layout | None = None
+        #: Worker processes of an iteration that came to its end, for the next one.
+        self._processes: ProcessBuilder | None = None
+        #: A read that was in progress when an iteration was left.
+        self._unfinished_read: Future[None] | None = None
+
+    def steps_left(self, begun: Cursor) -> None:
+        """Unknown."""
+
+    def state_at(self, cursor: Cursor) -> dict[str, Any]:
+        """The state of a position."""
+        return encode_stream_state(cursor, self._builder.seed, self._shards)
+
+    def load_state(self, state: Mapping[str, Any]) -> Cursor:
+        """The position of a state."""
+        return decode_stream_state(state, self._builder.seed, self._shards)
+
+    def run(self, begun: Cursor) -> Iterator[tuple[BatchResult, Cursor]]:
+        """The batches of what is left of an epoch, each with the position after it."""
+        options, stream = self._options, self._stream
+        topology = options.topology.resolve()
+        self._wait_for_unfinished_read()
+        ranks = topology.world_size
+        start = begun.position // ranks if stream.sharded else begun.position
+        sharding = StreamSharding(
+            options.batch_size, topology.rank, ranks, stream.sharded, options.tail, begun.epoch, start
+        )
+        depth = options.num_workers * options.prefetch_factor
+        window = max(1, depth)
+        group = stream_group(topology, sharded=stream.sharded)
+        if group is not None:
+            equal = {
+                "epoch": begun.epoch,
+                "samples read": begun.position,
+                "batch_size": options.batch_size,
+                "tail": options.tail,
+                "world size": ranks,
+                "streams": self._shards,
+                "fields": "not inferred yet" if self._layout is None else self._layout,
+            }
+            window = check_same_start(group, topology.rank, equal, ranks, window)
+        processes = self._take_processes(topology.rank)
+        open_stream = partial(
+            stream.open, epoch=begun.epoch, shard=(topology.rank, ranks), start=start, snapshot=snapshot_at(begun)
+        )
+        batches = StreamBatches(
+            open_stream,
+            sharding,
+            processes or self._builder.build,
+            replace(self._builder, seed_globals=False).build,
+            options.num_workers,
+            depth,
+        )
+        try:
+            if self._layout is None and self._builder.collate_fn is None:
+                own = batches.infer_layout(all_ranks=group is None and ranks > 1)
+                layouts = [own] if group is None else group.gather(own)
+                self._layout = common_layout(layouts, own, self._builder)
+            batches.layout = self._layout
+            agreed: Iterable[PositionedBatch] = batches
+            if group is not None:
+                agreed = SynchronizedEnd(batches, group, window, options.tail == "pad", not stream.sharded)
+            for steps, (result, position) in enumerate(agreed, begun.steps + 1):
+                full_steps = (steps - begun.steps) * options.batch_size * ranks
+                delivered = begun.position + full_steps if stream.sharded else position.num_read
+                yield result, StreamCursor(begun.epoch, delivered, steps, position.snapshot)
+            self._processes, processes = self._processes or processes, None
+        finally:
+            if processes is not None:
+                processes.close()
+            batches.close()
+            self._unfinished_read = batches.unfinished_read
+
+    @property
+    def _shards(self) -> int:
+        return self._options.topology.resolve().world_size if self._stream.sharded else 0
+
+    def _take_processes(self, rank: int) -> ProcessBuilder | None:
+        if not self._options.num_workers or self._options.worker_kind != "process":
+            return None
+        processes, self._processes = self._processes, None
+        if processes is None or not processes.is_mine:
+            processes = ProcessBuilder(self._builder, rank, self._options.num_workers)
+        return processes
+
+    def _wait_for_unfinished_read(self) -> None:
+        """Two iterations must not read a stream at once: their iterators may share a file."""
+        read, self._unfinished_read = self._unfinished_read, None
+        waited = 0.0
+        while read is not None and not wait([read], _REPORT_INTERVAL).done:
+            waited += _REPORT_INTERVAL
+            _log.warning(
+                "rank %d cannot begin the stream again: an earlier iteration was left %.0f s ago while the stream "
+                "was producing a sample, and it has not returned yet",
+                self._options.topology.resolve().rank,
+                waited,
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_processes": None, "_unfinished_read": None}
+
+
+class StreamBatches:
+    """The batches of a rank as far as its own stream goes; `SynchronizedEnd` limits them to what all ranks have.
+
+    Args:
+        open_stream: opens the stream. Called for the first batch, so that its error reaches all ranks with it.
+        sharding: which samples the rank takes.
+        build: builds batches, called by ``threads`` threads.
+        build_padding: builds batches of padding rows only, in the calling thread.
+        threads: 0 to build each batch when it is asked for.
+        depth: batches built ahead.
+
+    Attributes:
+        unfinished_read: after closing, the end of a read that is still in progress, or None.
+        layout: of the samples of all batches, to be set before the first; None where ``collate_fn`` builds them.
+    """
+
+    def __init__(
+        self,
+        open_stream: Callable[[], StreamReader],
+        sharding: StreamSharding,
+        build: Build,
+        build_padding: Build,
+        threads: int,
+        depth: int,
+    ) -> None:
+        self._open_stream, self._sharding, self._build, self._build_padding = (
+            open_stream,
+            sharding,
+            build,
+            build_padding,
+        )
+        self._threads, self._depth = threads, depth
+        self.unfinished_read: Future[None] | None = None
+        self.layout: Layout | None = None
+        self._reader: StreamReader | None = None
+        self._specs: Iterator[tuple[BatchSpec, StreamPosition]] = iter(())
+        self._failure: Exception | None = None
+        self._started = False
+        self._borrowed_filler: list[Any] = []
+        self._position = StreamPosition(sharding.start)
+        self._steps = 0
+        self._batches = self._run()
+
+    def __iter__(self) -> Iterator[PositionedBatch]:
+        return self
+
+    def __next__(self) -> PositionedBatch:
+        return next(self._batches)
+
+    def infer_layout(self, *, all_ranks: bool) -> Layout | RankfeedError | None:
+        """The layout of the samples of the first step after the transform; their error; None without samples.
+
+        A stream or transform that raises is left to the first batch, where all ranks learn of it.
+        """
+        try:
+            reader = self._open()
+            if all_ranks:
+                reader.record(self._sharding.batch_size * self._sharding.stride)
+            first = list(islice(self._specs, 1))
+            if not first:
+                return None
+            self._specs = chain(first, self._specs)
+            spec = first[0][0]
+            if all_ranks:
+                samples = reader.take_recorded()
+                spec = replace(spec, ids=self._sharding.start + np.arange(len(samples)), samples=samples)
+            layout: Layout | RankfeedError | None = self._build(replace(spec, infer_layout=True)).batch
+        except Exception as error:
+            self._failure = error
+            return None
+        return layout
+
+    def _open(self) -> StreamReader:
+        self._reader = self._open_stream()
+        self._specs = self._sharding.specs(self._reader)
+        return self._reader
+
+    def _run(self) -> Generator[PositionedBatch, None, None]:
+        self._started = True
+        if self._failure is not None:
+            raise self._failure
+        reader = self._reader or self._open()
+        specs = ((replace(spec, layout=self.layout), position) for spec, position in self._specs)
+        if not self._threads:
+            try:
+                yield from ((self._build(spec), position) for spec, position in specs)
+            finally:
+                reader.close()
+            return
+        read_pool = DaemonPool(1, "rankfeed-read")
+        try:
+            yield from build_ahead(specs, read_pool, self._build, self._threads, self._depth)
+        finally:
+            # A running generator cannot be closed: the thread that reads closes it, after its last read.
+            self.unfinished_read = read_pool.close(last=reader.close)
+            if self.unfinished_read is not None and wait([self.unfinished_read], _CLOSE_WAIT).done:
+                self.unfinished_read.result()
+                self.unfinished_read = None
+
+    @property
+    def filler(self) -> list[Any]:
+        """A sample for padding rows, in a list; an empty list where there is none yet."""
+        return self._borrowed_filler or ([] if self._reader is None else self._reader.last)
+
+    @filler.setter
+    def filler(self, sample: list[Any]) -> None:
+        self._borrowed_filler = sample
+
+    def report(self, ready: Sequence[PositionedBatch], ended: bool, error: str) -> RankReport:
+        """The report after these batches."""
+        if ready:
+            self._position = ready[-1][1]
+        self._steps += len(ready)
+        fingerprint = digest_of(*(position.fingerprint.encode() for _, position in ready))
+        num_read = self._position.num_read
+        return RankReport(self._sharding.rank, len(ready), ended, num_read, fingerprint, error, bool(self.filler))
+
+    def padding_batch(self) -> PositionedBatch:
+        """A batch of padding rows only."""
+        spec = self._sharding.spec(self._steps, self._position.num_read, 0, [], self.filler)
+        self._steps += 1
+        return self._build_padding(replace(spec, layout=self.layout)), self._position
+
+    def close(self) -> None:
+        """End the iteration."""
+        self._batches.close()
+        if self._reader is not None and not self._started:
+            self._reader.close()
+
+
+def build_ahead(
+    specs: Iterator[tuple[BatchSpec, StreamPosition]],
+    read_pool: DaemonPool,
+    build: Build,
+    threads: int,
+    depth: int,
+) -> Iterator[PositionedBatch]:
+    """Batches in the order of their specs, up to ``depth`` of them built before they are asked for.
+
+    The stream is read once per rank, in its own order, whatever the number of workers.
+    """
+    build_pool = DaemonPool(threads, "rankfeed")
+
+    def build_one(read: Future[tuple[BatchSpec, StreamPosition] | None]) -> PositionedBatch | None:
+        item = read.result()
+        return None if item is None else (build(item[0]), item[1])
+
+    pending: deque[Future[PositionedBatch | None]] = deque()
+    try:
+        while True:
+            while len(pending) <= depth:
+                pending.append(build_pool.submit(build_one, read_pool.submit(next, specs, None)))
+            batch = pending.popleft().result()
+            if batch is None:
+                return
+            yield batch
+    finally:
+        build_pool.close()
+
+
+def common_layout(
+    layouts: Sequence[Layout | RankfeedError | None], own: object, builder: BatchBuilder
+) -> Layout | None:
+    """What the first batches of all ranks have in common, the same on every rank; None without samples."""
+    if isinstance(own, RankfeedError):
+        raise own
+    common: Layout | None = None
+    for process, layout in enumerate(layouts):
+        if isinstance(layout, RankfeedError):
+            summary = f"the samples of process {process} do not have the same fields, so all ranks stop"
+            raise StreamError(summary, found=layout)
+        try:
+            if layout is not None:
+                common = layout if common is None else join_layouts(common, layout, loose=builder.ragged == "list")
+        except Mismatch as error:
+            raise builder.field_error(error, f"first batch of process {process}, and those before it") from error
+    return None if common is None else resolve_dtypes(common)
+
+
+class StreamSource(Source):
+    """The source of a BatchBuilder whose samples come with each BatchSpec: it only declares their fields."""
+
+    fingerprint = ""
+    as_dicts = False
+
+    def __init__(self, declared: Declared) -> None:
+        self.declared = declared
+
+    @property
+    def blocks(self) -> npt.NDArray[np.int64]:
+        """None."""
+        return np.zeros(0, np.int64)
+
+    @property
+    def fields(self) -> Mapping[str, Field]:
+        """Unknown before the first batch."""
+        return {}
+
+    def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> NoReturn:
+        raise NotImplementedError("samples of a stream come with their BatchSpec")

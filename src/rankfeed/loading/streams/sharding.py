@@ -1,0 +1,191 @@
+"""Divides a stream into steps, and the steps among ranks: what a Schedule is for a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from rankfeed.columns import copy_sample
+from rankfeed.errors import PlanError, StreamError
+from rankfeed.loading.batch_builder import BatchSpec
+from rankfeed.loading.streams.stream import StreamReader, StreamSnapshot
+from rankfeed.plan import Tail
+from rankfeed.storage.checksum import digest_of
+
+
+@dataclass(frozen=True)
+class StreamPosition:
+    """The position of a stream after a step.
+
+    Attributes:
+        num_read: samples of the stream up to and including this step.
+        snapshot: the stream's own state at this position or before it.
+        fingerprint: of the last sample, to compare ranks (see `sample_fingerprint`).
+    """
+
+    num_read: int
+    snapshot: StreamSnapshot | None = None
+    fingerprint: str = ""
+
+
+@dataclass(frozen=True)
+class StreamSharding:
+    """Which samples of a stream a rank takes: of each step, every ``stride``-th sample from ``offset`` on.
+
+    Attributes:
+        batch_size: samples that it takes for a full step.
+        rank: of this process.
+        world_size: number of ranks.
+        sharded: whether the stream already is this rank's share.
+        tail: how the epoch ends.
+        epoch: the epoch.
+        start: samples of the stream that were read before.
+    """
+
+    batch_size: int
+    rank: int
+    world_size: int
+    sharded: bool
+    tail: Tail
+    epoch: int = 0
+    start: int = 0
+
+    @property
+    def stride(self) -> int:
+        """Samples of the stream for each sample of this rank."""
+        return 1 if self.sharded else self.world_size
+
+    @property
+    def offset(self) -> int:
+        """Index of this rank's sample among them."""
+        return 0 if self.sharded else self.rank
+
+    def specs(self, reader: StreamReader) -> Iterator[tuple[BatchSpec, StreamPosition]]:
+        """This rank's part of each step, and the position after it."""
+        for step, (count, mine, position) in enumerate(self._steps(reader)):
+            yield self.spec(step, position.num_read - count, count, mine, reader.last), position
+
+    def spec(self, step: int, first: int, count: int, mine: list[Any], filler: list[Any]) -> BatchSpec:
+        """The BatchSpec of a step."""
+        is_padded = self.tail == "pad"
+        rows = self.batch_size if is_padded else max(1, len(mine))
+        # The last step under "even" may begin at a position that is not rank 0's.
+        offset = (self.offset - (first - self.start)) % self.stride
+        positions = first + offset + self.stride * np.arange(rows, dtype=np.int64)
+        positions[len(mine) :] = max(0, first + count - 1)
+        return BatchSpec(
+            step=step,
+            ids=positions * self.world_size + self.rank if self.sharded else positions,
+            valid=np.arange(rows) < len(mine),
+            rank=self.rank,
+            epoch=self.epoch,
+            position=first * (self.world_size // self.stride) + self.rank * count // self.stride,
+            masked=is_padded or count < self.stride,
+            samples=mine + list(map(copy_sample, filler * (rows - len(mine)))),
+        )
+
+    def _steps(self, reader: StreamReader) -> Iterator[tuple[int, list[Any], StreamPosition]]:
+        """The samples of each step, those of this rank, and the position after it."""
+        length = self.batch_size * self.stride
+        held: tuple[list[Any], StreamPosition] | None = None  # under "even" a step waits for the one after it
+        before = held_from = self._position(reader)
+        while True:
+            mine = list(map(copy_sample, islice(reader, self.offset, length, self.stride)))
+            count = reader.num_read - before.num_read
+            if count < length:
+                break
+            position = self._position(reader)
+            if self.tail == "even":
+                if held is not None:
+                    yield length, *held
+                held, held_from = (mine, position), before
+            else:
+                yield length, mine, position
+            before = position
+        self._check_length(reader.num_read)
+        # A snapshot taken at the end of the stream is never used: some streams begin again from it.
+        if count == 0 or self.tail == "drop":
+            if held is not None:
+                yield length, *held
+        elif held is None:
+            yield count, mine, StreamPosition(reader.num_read, before.snapshot)
+        else:
+            yield from self._halves(held[0] + mine, length + count, held_from)
+
+    def _position(self, reader: StreamReader) -> StreamPosition:
+        is_compared = self.stride > 1 and reader.last
+        fingerprint = sample_fingerprint(reader.last[0]) if is_compared else ""
+        return StreamPosition(reader.num_read, reader.snapshot(), fingerprint)
+
+    def _halves(
+        self, mine: list[Any], count: int, begin: StreamPosition
+    ) -> Iterator[tuple[int, list[Any], StreamPosition]]:
+        """The last full step and the rest after it, as two steps: the larger half, then the smaller."""
+        smaller = count // 2 if self.batch_size > 1 else 0
+        larger = count - smaller
+        split = len(range(self.offset, larger, self.stride))
+        yield larger, mine[:split], StreamPosition(begin.num_read + larger, begin.snapshot)
+        if smaller:
+            yield smaller, mine[split:], StreamPosition(begin.num_read + count, begin.snapshot)
+
+    def _check_length(self, total: int) -> None:
+        if self.start or (self.sharded and self.world_size > 1):  # other ranks may have samples
+            return
+        if total == 0:
+            raise empty_stream("the stream yielded nothing", where=f"epoch {self.epoch}")
+        if total < self.world_size and self.tail != "pad":
+            raise PlanError(
+                "an epoch has fewer samples than there are ranks",
+                expected=f"at least {self.world_size} samples",
+                found=total,
+                remedy='train on fewer ranks, or use tail="pad", which masks the rows it repeats',
+            )
+
+
+def empty_stream(summary: str, where: str | None = None) -> StreamError:
+    """The error for a stream without samples."""
+    return StreamError(
+        summary,
+        where=where,
+        remedy="let the factory open the stream each time it is called: an iterator made outside is used up",
+    )
+
+
+def sample_fingerprint(sample: Any) -> str:
+    """A hash by which ranks compare their streams: of the sample's key, or of its strings and integers.
+
+    Arrays and floats are left out, since a stream may draw them at random: different samples may have equal
+    fingerprints, but ranks with different fingerprints read different streams.
+
+    Examples:
+        >>> one, other = ({"__key__": "a", "__url__": f"/{node}/0.tar"} for node in ("n1", "n2"))
+        >>> sample_fingerprint(one) == sample_fingerprint(other)
+        True
+        >>> sample_fingerprint(("a", 1.5)) == sample_fingerprint(("a", 2.5))
+        True
+        >>> sample_fingerprint(("a", 1)) == sample_fingerprint(("a", 2))
+        False
+    """
+    if isinstance(sample, Mapping) and "__key__" in sample:
+        sample = sample["__key__"]
+    return digest_of(*_hashable_parts(sample))
+
+
+def _hashable_parts(value: Any) -> Iterator[bytes]:
+    if isinstance(value, str):
+        yield b"s" + value.encode(errors="replace")
+    elif isinstance(value, (bytes, bytearray)):
+        yield bytes(value)
+    elif isinstance(value, int):
+        yield str(int(value)).encode()
+    elif isinstance(value, Mapping):
+        for name, each in value.items():
+            yield from _hashable_parts(name)
+            yield from _hashable_parts(each)
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _hashable_parts(each)

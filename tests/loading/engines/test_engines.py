@@ -1,0 +1,338 @@
+"""What goes wrong in a transform or a source is told the same way by every engine, and nothing hangs."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from tests.loading.feeds import (
+    ENGINES,
+    NAMES,
+    Memory,
+    assert_once,
+    bad_at_13,
+    batch_noise,
+    conjugated,
+    delivered,
+    feed,
+    not_picklable,
+    plain,
+    same,
+    take,
+    to_none,
+)
+
+from rankfeed import errors
+from rankfeed.columns import Columns
+from rankfeed.loading import Loader, from_iterable
+from rankfeed.sources import from_dataset
+from rankfeed.topology import Topology
+
+every_engine = pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
+
+
+def place_of(sample_id: int, world_size: int) -> tuple[int, int]:
+    """Rank and step that read a sample."""
+    for rank in range(world_size):
+        for step, batch in enumerate(feed(rank, world_size)):
+            if sample_id in batch["id"]:
+                return rank, step
+    raise AssertionError
+
+
+@every_engine
+def test_a_transform_that_raises_names_sample_rank_and_step(engine: dict[str, Any]) -> None:
+    rank, step = place_of(13, 2)
+    loader = feed(rank, 2, transform=bad_at_13, **engine)
+    iterator = iter(loader)
+    take(iterator, step)
+    with pytest.raises(errors.TransformError, match="the transform raised") as caught:
+        next(iterator)
+    text = str(caught.value)
+    assert f"sample 13, rank {rank}, epoch 0, step {step}" in text
+    assert "no thirteenth" in text
+    cause = caught.value.__cause__
+    assert isinstance(cause, KeyError) or "bad_at_13" in str(cause)
+    # What was delivered before it is where the loader stands.
+    assert loader.state_dict()["steps"] == step
+
+
+def exits_at_13(sample: dict[str, Any]) -> dict[str, Any]:
+    if sample["y"] == 130:
+        sys.exit(0)
+    return sample
+
+
+def exits(*_: Any) -> Any:
+    sys.exit("no licence")
+
+
+class Exits:
+    """A Dataset whose 14th sample ends the process."""
+
+    def __len__(self) -> int:
+        return 50
+
+    def __getitem__(self, index: int) -> dict[str, int]:
+        return exits_at_13({"y": 10 * index})
+
+
+class Interrupted(BaseException):
+    """As a library of the user's may raise, and not caught by ``except Exception``."""
+
+
+def interrupted_at_13(sample: dict[str, Any]) -> dict[str, Any]:
+    if sample["y"] == 130:
+        raise Interrupted("thirteen")
+    return sample
+
+
+@every_engine
+def test_user_code_that_calls_sys_exit_is_an_error_and_not_the_end_of_the_rank(engine: dict[str, Any]) -> None:
+    for options, found in (
+        ({"transform": exits_at_13}, "SystemExit: 0"),
+        ({"batch_transform": exits}, "SystemExit: no licence"),
+        ({"collate_fn": exits}, "SystemExit: no licence"),
+    ):
+        with pytest.raises(errors.TransformError, match=found):
+            list(feed(**options, **engine))
+    with pytest.raises(errors.SourceError, match=r"(?s)SystemExit: 0.*sample 13"):
+        list(Loader(from_dataset(Exits()), 5, **engine))
+    with pytest.raises(errors.StreamError, match="SystemExit: 0"):
+        list(Loader(from_iterable(lambda: (exits_at_13({"y": 10 * index}) for index in range(20))), 5, **engine))
+
+
+@every_engine
+def test_any_other_exception_of_user_code_ends_the_iteration_at_once(engine: dict[str, Any]) -> None:
+    processes = engine.get("worker_kind") == "process"
+    with pytest.raises(errors.WorkerError if processes else Interrupted, match="thirteen"):
+        list(feed(transform=interrupted_at_13, **engine))
+
+
+@every_engine
+def test_after_an_error_the_loader_can_be_iterated_anew(engine: dict[str, Any]) -> None:
+    loader = feed(transform=bad_at_13, **engine)
+    for _ in range(2):
+        with pytest.raises(errors.TransformError):
+            list(loader)
+        assert loader.epoch == 0
+    other = feed(**engine)
+    assert_once(delivered(list(other)), 50)
+
+
+@every_engine
+def test_a_transform_that_returns_none_is_an_error_that_says_so(engine: dict[str, Any]) -> None:
+    with pytest.raises(errors.TransformError, match=r"(?s)returned None.*sample \d+, rank 0.*step 0"):
+        list(feed(transform=to_none, **engine))
+
+
+@every_engine
+def test_an_error_of_ours_inside_a_transform_names_the_sample_too(engine: dict[str, Any]) -> None:
+    with pytest.raises(errors.TransformError, match=r"(?s)SourceError: cannot find.*sample \d+, rank 0"):
+        list(feed(transform=_raise_ours, **engine))
+
+
+def _raise_ours(sample: dict[str, Any]) -> Any:
+    raise errors.SourceError("cannot find it")
+
+
+@every_engine
+def test_a_batch_transform_and_a_collate_function_that_raise_name_rank_and_step(engine: dict[str, Any]) -> None:
+    for options in ({"batch_transform": _fail}, {"collate_fn": _fail}):
+        with pytest.raises(errors.TransformError, match=r"(?s)ZeroDivisionError.*rank 0, epoch 0, step 0"):
+            list(feed(**options, **engine))
+
+
+def _fail(batch: Any) -> Any:
+    return 1 // 0
+
+
+@every_engine
+def test_what_fits_in_no_column_is_named(engine: dict[str, Any]) -> None:
+    with pytest.raises(errors.TransformError, match=r"(?s)'y' cannot be collated.*sample 0, .*before the first"):
+        list(feed(transform=_objects, **engine))
+    with pytest.raises(errors.TransformError, match=r"(?s)different keys.*sample \d+, .*step \d"):
+        list(feed(transform=_uneven, **engine))
+
+
+def _objects(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"y": object()}
+
+
+def _uneven(sample: dict[str, Any]) -> dict[str, Any]:
+    return sample if sample["y"] % 20 else {"y": 1}
+
+
+@every_engine
+def test_a_source_that_cannot_be_read_says_why_in_every_engine(engine: dict[str, Any]) -> None:
+    loader = Loader(Broken(50), 4, topology=Topology(), **engine)
+    iterator = iter(loader)
+    take(iterator, 5)
+    with pytest.raises(errors.CorruptError, match="shard 3 is damaged"):
+        next(iterator)
+
+
+class Broken(Memory):
+    def fetch(self, sample_ids: Any, columns: Any = None) -> Columns:
+        if 20 in sample_ids:
+            raise errors.CorruptError("shard 3 is damaged", where="offset 12")
+        return super().fetch(sample_ids, columns)
+
+
+@every_engine
+def test_transforms_and_batch_transforms_give_the_same_batches(engine: dict[str, Any]) -> None:
+    options = {"transform": plain, "batch_transform": batch_noise, "tail": "pad"}
+    assert same(list(feed(1, 3, **options, **engine)), list(feed(1, 3, **options)))
+
+
+@every_engine
+@pytest.mark.parametrize("ragged", ["pad", "nested", "list"])
+def test_ragged_batches_are_the_same_in_every_engine(engine: dict[str, Any], ragged: str) -> None:
+    assert same(list(feed(ragged=ragged, **engine)), list(feed(ragged=ragged)))
+
+
+@every_engine
+def test_tensors_of_every_kind_arrive_as_they_were_made(engine: dict[str, Any]) -> None:
+    arrived = [_dense(batch) for batch in feed(collate_fn=conjugated, **engine)]
+    assert same(arrived, [_dense(batch) for batch in feed(collate_fn=conjugated)])
+
+
+def _dense(batch: dict[str, Any]) -> dict[str, Any]:
+    return {**batch, "sparse": batch["sparse"].to_dense()}
+
+
+def test_a_batch_that_cannot_be_sent_says_so_at_once() -> None:
+    loader = feed(collate_fn=not_picklable, num_workers=2, worker_kind="process")
+    with pytest.raises(errors.WorkerError, match=r"(?s)cannot be sent.*lock.*rank 0, step 0"):
+        list(loader)
+    assert next(iter(feed(collate_fn=not_picklable, num_workers=1)))["lock"].acquire()
+
+
+def test_a_thread_engine_works_in_a_process_forked_after_it_ran() -> None:
+    loader = feed(num_workers=2)
+    iterator = iter(loader)
+    expected = delivered([next(iterator)])
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+
+    def child() -> None:
+        theirs.send(delivered(list(loader)))
+
+    process = context.Process(target=child)
+    process.start()
+    assert ours.poll(60)
+    ids = ours.recv()
+    process.join()
+    assert ids[: len(expected)] == expected
+    assert_once(ids, 50)
+    assert len(delivered(list(iterator))) == 50 - len(expected)
+
+
+def test_a_loader_can_be_iterated_in_a_thread() -> None:
+    for engine in ENGINES:
+        loader, out = feed(**engine), []
+        thread = threading.Thread(target=lambda loader=loader, out=out: out.extend(loader))
+        thread.start()
+        thread.join()
+        assert_once(delivered(out), 50)
+
+
+def test_an_engine_left_early_ends_its_threads() -> None:
+    before = threading.active_count()
+    loader = feed(num_workers=3, size=2000)
+    for _ in range(5):
+        for _batch in loader:
+            break
+    leftover = [each for each in threading.enumerate() if each.name.startswith("rankfeed")]
+    for thread in leftover:
+        thread.join(30)
+    assert threading.active_count() <= before
+
+
+HANGING = """
+import sys, threading, time
+import rankfeed as rf
+
+held = threading.Event()
+
+def hang(sample):
+    if sample["x"] == 10:  # not one that is probed
+        held.set()
+        time.sleep(3600)
+    if sample["x"] == 3 and sys.argv[1] == "error":
+        raise KeyError("four")
+    return sample
+
+def numbers():
+    yield from ({"x": number} for number in range(9))
+    held.set()
+    time.sleep(3600)
+
+options = dict(num_workers=2, prefetch_factor=8)
+stream = iter(rf.Loader(rf.from_iterable(numbers), 1, **options))
+next(stream)
+held.wait()
+held.clear()
+iterator = iter(rf.Loader(rf.from_dataset([{"x": number} for number in range(40)]), 1, transform=hang, **options))
+print(next(iterator)["x"].item(), flush=True)
+held.wait()
+del stream
+if sys.argv[1] == "exit":
+    sys.exit(5)
+list(iterator)
+"""
+
+
+@pytest.mark.parametrize(("ending", "status"), [("error", 1), pytest.param("exit", 5, marks=pytest.mark.slow)])
+def test_a_transform_or_stream_that_hangs_does_not_keep_the_process_alive(ending: str, status: int) -> None:
+    script = [sys.executable, "-c", HANGING, ending]
+    done = subprocess.run(script, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stdout) == (status, "0\n"), done.stderr
+    assert ("KeyError: 'four'" in done.stderr) == (ending == "error")
+    assert "Exception ignored" not in done.stderr
+
+
+def test_a_stream_is_not_begun_again_while_an_iteration_left_early_still_reads_it() -> None:
+    reading, free = threading.Event(), threading.Event()
+    order: list[str] = []
+
+    def numbers() -> Iterator[dict[str, int]]:
+        order.append("begun")
+        yield {"x": 0}
+        yield {"x": 1}
+        reading.set()
+        free.wait(60)
+        order.append("read")
+        yield {"x": 2}
+
+    loader = Loader(from_iterable(numbers), 1, num_workers=1)
+    for _ in loader:
+        reading.wait(60)
+        break  # waits a second at most for the read
+    threading.Timer(0.1, free.set).start()
+    assert [batch["x"].item() for batch in loader] == [0, 1, 2]
+    assert order == ["begun", "read", "begun", "read"]
+
+
+def test_forking_while_threads_make_small_batches_in_groups_leaves_no_lock_behind() -> None:
+    loader = feed(size=4000, batch_size=2, num_workers=3)
+    take(iter(loader), 200)  # by now batches are made a few at a time
+    iterator = iter(loader)
+    for _ in range(20):
+        take(iterator, 3)
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            with suppress(BaseException):
+                signal.alarm(30)
+                code = 0 if len(take(iter(loader), 20)) == 20 else 2
+            os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

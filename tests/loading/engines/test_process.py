@@ -1,0 +1,427 @@
+"""Worker processes may be killed, left or orphaned: the batches stay the same and nothing is left over."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from tests.loading.feeds import (
+    FatalOnce,
+    assert_once,
+    delivered,
+    fatal_at_13,
+    feed,
+    same,
+    slowly,
+    take,
+    wide,
+    workers,
+)
+
+from rankfeed import errors
+
+ROOT = Path(__file__).parents[3]
+WORKERS: dict[str, Any] = {"num_workers": 2, "worker_kind": "process"}
+
+
+def gone(processes: list[psutil.Process], seconds: float = 30) -> bool:
+    return not psutil.wait_procs(processes, timeout=seconds)[1]
+
+
+def left_over() -> set[str]:
+    """Names in shared memory such as torch and multiprocessing use, and ours."""
+    names = {path.name for path in Path("/dev/shm").iterdir()}
+    return {name for name in names if name.startswith(("torch_", "psm_", "rankfeed"))}
+
+
+def run(code: str, *arguments: str, timeout: float = 100) -> Any:
+    """What a script prints last, as JSON. Its workers import it, as a user's script is imported."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stderr == ""
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_worker_killed_once_is_replaced_and_its_batches_are_made_again(tmp_path: Path) -> None:
+    expected = list(feed())
+    loader = feed(transform=FatalOnce(tmp_path, 3, 14, 15, 40), **WORKERS)
+    assert same(list(loader), expected)
+    assert len(list(tmp_path.iterdir())) == 4
+    assert loader.epoch == 1
+
+
+def test_a_worker_that_always_dies_is_an_error_that_names_rank_and_step() -> None:
+    ids = delivered(list(feed(1, 2, size=50))), delivered(list(feed(0, 2, size=50)))
+    rank = 1 if 13 in ids[0] else 0
+    loader = feed(rank, 2, transform=fatal_at_13, **WORKERS)
+    with pytest.raises(errors.WorkerError, match=rf"(?s)died 3 times.*SIGKILL.*rank {rank}, step \d+, worker"):
+        list(loader)
+    assert_once(delivered(list(feed(size=20, **WORKERS))), 20)
+
+
+def test_workers_killed_between_epochs_are_replaced() -> None:
+    loader, expected = feed(**WORKERS), feed()
+    assert same(list(loader), list(expected))
+    idle = workers()
+    for worker in idle:
+        worker.kill()
+    assert same(list(loader), list(expected))
+
+
+def test_workers_stay_for_the_next_epoch() -> None:
+    loader = feed(transform=slowly, id_column=None, columns=["y"], **WORKERS)
+    pids = [{pid for batch in loader for pid in batch["pid"].tolist()} for _ in range(3)]
+    assert pids[0] == pids[1] == pids[2]
+    assert len(pids[0]) == 2
+
+
+def test_an_epoch_resumed_near_its_end_does_not_leave_the_next_with_fewer_workers() -> None:
+    donor = feed()
+    take(iter(donor), len(donor) - 1)
+    loader = feed(transform=slowly, **WORKERS)
+    loader.load_state_dict(donor.state_dict())
+    assert len(list(loader)) == 1
+    assert len({pid for batch in loader for pid in batch["pid"].tolist()}) == 2
+
+
+def test_breaking_out_ends_the_workers_and_iterating_anew_gives_the_same_batches() -> None:
+    loader = feed(**WORKERS)
+    expected = list(feed())
+    for stop in (1, 4, 7):
+        for step, batch in enumerate(loader, start=1):
+            assert same(batch, expected[step - 1])
+            if step == stop:
+                break
+        assert not workers()
+    assert same(list(loader), expected)
+
+
+def test_a_loader_that_is_dropped_takes_its_workers_with_it() -> None:
+    loader = feed(**WORKERS)
+    list(loader)
+    running = workers()
+    assert running
+    del loader
+    gc.collect()
+    assert gone(running)
+
+
+def test_a_forked_child_leaves_the_workers_of_its_parent_alone() -> None:
+    loader = feed(**WORKERS)
+    expected = list(feed())
+    assert same(list(loader), expected)
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            loader.set_epoch(0)
+            code = 0 if same(list(loader), expected) else 2
+            del loader
+            gc.collect()
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    running = workers()
+    assert len(running) == 2
+    loader.set_epoch(0)
+    assert same(list(loader), expected)
+    assert workers() == running
+
+
+def test_a_jobs_own_handler_of_sigterm_does_not_run_in_workers(tmp_path: Path) -> None:
+    pid = os.getpid()
+
+    def handler(*_: Any) -> None:
+        (tmp_path / str(os.getpid())).touch()
+
+    before = signal.signal(signal.SIGTERM, handler)
+    try:
+        iterator = iter(feed(**WORKERS))
+        next(iterator)
+        running = workers()
+        del iterator
+        assert gone(running)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert [path.name for path in tmp_path.iterdir() if path.name != str(pid)] == []
+
+
+def test_an_exception_in_the_training_loop_ends_the_workers() -> None:
+    with pytest.raises(RuntimeError, match="of the loop"):
+        _loop_that_raises()
+    gc.collect()
+    assert not workers()
+
+
+def _loop_that_raises() -> None:
+    for _ in feed(**WORKERS):
+        raise RuntimeError("of the loop")
+
+
+def test_lambdas_and_closures_work() -> None:
+    offset = 1
+    loader = feed(transform=lambda sample: {"y": sample["y"] + offset}, **WORKERS)
+    assert next(iter(loader))["y"].tolist() == [each * 10 + 1 for each in delivered([next(iter(feed()))])]
+
+
+def test_what_cannot_be_pickled_is_refused_before_the_first_batch() -> None:
+    lock = threading.Lock()
+    with pytest.raises(errors.ArgumentError, match=r"(?s)cannot be sent to a worker process.*cannot pickle.*lock"):
+        next(iter(feed(transform=lambda sample: sample if lock else None, **WORKERS)))
+
+
+SCRIPT = """
+import json, os, sys
+import numpy as np
+import rankfeed as rf
+from rankfeed.loading.engines import process
+process.INLINE_AFTER = float(sys.argv[1])
+
+array = np.arange(1_000_000)
+
+class Pair:
+    def __init__(self, x, pid):
+        self.x, self.pid = x, pid
+
+def double(sample):
+    return {"x": 2 * sample["x"], "y": array[sample["x"]], "pid": os.getpid()}
+
+def pairs(samples):
+    return [Pair(each["x"], each["pid"]) for each in samples]
+
+source = [{"x": number} for number in range(300)]
+loader = rf.Loader(source, 2, transform=double, num_workers=2, worker_kind="process")
+batches = list(loader)
+assert [x for batch in batches for x in batch["x"].tolist()] == [2 * x for x in range(300)]
+assert [y for batch in batches for y in batch["y"].tolist()] == list(range(300))
+loader = rf.Loader(source, 2, transform=double, collate_fn=pairs, num_workers=2, worker_kind="process")
+batches = list(loader)
+assert all(type(pair) is Pair for batch in batches for pair in batch)
+print(json.dumps([len({pair.pid for batch in batches for pair in batch}), os.getpid()]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "inline"),
+    [
+        ("script", "60"),
+        ("stdin", "0"),
+        pytest.param("-c", "60", marks=pytest.mark.slow),
+        pytest.param("script", "0", marks=pytest.mark.slow),
+    ],
+)
+def test_functions_and_classes_of_a_script_without_a_main_guard_work(
+    how: str, inline: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    command = {"script": [str(script), inline], "stdin": ["-", inline], "-c": ["-c", SCRIPT, inline]}[how]
+    done = subprocess.run(
+        [sys.executable, *command],
+        input=SCRIPT if how == "stdin" else "",
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert inline == "0" or json.loads(done.stdout)[0] == 2
+
+
+SPAWNED = """
+import multiprocessing, sys
+from rankfeed.loading.engines import process
+from tests.loading.feeds import *
+
+class Twice:
+    def __call__(self, sample):
+        return {"y": 2 * sample["y"]}
+
+def rank():
+    batches = list(feed(transform=Twice(), id_column=None, num_workers=2, worker_kind="process"))
+    assert sorted(y for batch in batches for y in batch["y"].tolist()) == [20 * each for each in range(50)]
+
+if __name__ == "__main__":
+    multiprocessing.set_start_method(sys.argv[1])
+    child = multiprocessing.Process(target=rank)
+    child.start()
+    child.join()
+    print(child.exitcode)
+"""
+
+
+@pytest.mark.parametrize(
+    "method", ["spawn", *(pytest.param(each, marks=pytest.mark.slow) for each in ("fork", "forkserver"))]
+)
+def test_a_process_that_multiprocessing_started_has_workers(method: str, tmp_path: Path) -> None:
+    before = left_over()
+    script = tmp_path / "script.py"
+    script.write_text(SPAWNED)
+    assert run("import runpy, sys; runpy.run_path(sys.argv.pop(1), run_name='__main__')", str(script), method) == 0
+    assert left_over() <= before
+
+
+ORPHANS = """
+import json, os, sys
+import numpy as np
+import psutil
+from tests.loading.feeds import *
+
+def keeps_files_open(sample):
+    if sample["y"] == 200 and os.fork() == 0:  # inherits all files of the worker
+        time.sleep(100)
+        os._exit(0)
+    return slowly(sample)
+
+transform = keeps_files_open if sys.argv[1] == "child" else slowly
+options = dict(shuffle=False, num_workers=3, worker_kind="process", prefetch_factor=8)
+loader = feed(size=10_000, transform=transform, **options)
+for step, _ in enumerate(loader):
+    if step == 10:
+        (server,) = psutil.Process().children()
+        workers = server.children()
+        children = [child for worker in workers for child in worker.children()]
+        print(json.dumps([[each.pid for each in some] for some in ([server, *workers], children)]), flush=True)
+"""
+
+
+@pytest.mark.parametrize("child", ["", "child"])
+def test_workers_end_at_once_when_their_parent_is_killed(child: str) -> None:
+    before = left_over()
+    command = [sys.executable, "-c", ORPHANS, child]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pids, children = json.loads(parent.stdout.readline())
+        running = [psutil.Process(pid) for pid in pids]
+        parent.kill()
+    assert len(running) == 4
+    assert len(children) == bool(child)
+    assert gone(running, seconds=5)
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)
+    assert left_over() <= before
+
+
+def dies_and_leaves_a_child(sample: dict[str, Any]) -> dict[str, Any]:
+    marker = Path(os.environ["MARKER"])
+    if sample["y"] == 200 and not marker.exists():
+        pid = os.fork()
+        if pid == 0:
+            time.sleep(100)
+            os._exit(0)
+        marker.write_text(str(pid))
+        os.kill(os.getpid(), signal.SIGKILL)
+    return sample
+
+
+def test_a_child_of_a_dead_worker_that_keeps_its_files_open_delays_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MARKER", str(tmp_path / "marker"))
+    began = time.monotonic()
+    assert same(list(feed(transform=dies_and_leaves_a_child, **WORKERS)), list(feed()))
+    assert time.monotonic() - began < 30
+    os.kill(int((tmp_path / "marker").read_text()), signal.SIGKILL)
+
+
+def test_nothing_is_left_in_shared_memory_while_iterating_or_after() -> None:
+    before = left_over()
+    loader = feed(**WORKERS)
+    iterator = iter(loader)
+    take(iterator, 3)
+    assert left_over() <= before
+    for worker in workers():
+        worker.kill()
+    list(iterator)
+    assert left_over() <= before
+
+
+def killed_at_random(epochs: int) -> int:
+    """Iterate while workers are killed, in the middle of making and of sending batches; how many were."""
+    expected = list(feed(size=120, transform=wide))
+    chance, kills = random.Random(1), 0
+    for _ in range(epochs):
+        for step, batch in enumerate(feed(size=120, transform=wide, **WORKERS)):
+            assert same(batch, expected[step])
+            if chance.random() < 0.4:
+                time.sleep(chance.random() / 200)
+                os.kill(chance.choice(workers()).pid, signal.SIGKILL)
+                kills += 1
+    return kills
+
+
+def test_workers_killed_at_random_lose_and_repeat_nothing() -> None:
+    assert killed_at_random(2) > 10
+
+
+@pytest.mark.soak
+def test_workers_killed_at_random_lose_and_repeat_nothing_in_many_rounds() -> None:
+    began = time.monotonic()
+    kills = killed_at_random(100)
+    print(f"100 epochs, {kills} workers killed: {time.monotonic() - began:.0f} s, all batches the same")
+
+
+def resident(_: Any) -> dict[str, int]:
+    """Memory of this process that is no file's, in bytes."""
+    status = Path("/proc/self/status").read_text()
+    return {"bytes": sum(1024 * int(size) for size in re.findall(r"Rss(?:Anon|Shmem):\s*(\d+)", status))}
+
+
+def test_an_array_of_a_closure_is_mapped_and_not_copied_by_each_worker() -> None:
+    array = np.ones(16_000_000)  # 128 MB
+
+    def reads(sample: dict[str, Any]) -> dict[str, Any]:
+        assert array[int(sample["y"])] == 1
+        return resident(sample)
+
+    used = [max(max(batch["bytes"]) for batch in feed(transform=each, **WORKERS)) for each in (resident, reads)]
+    assert used[1] - used[0] < 16_000_000
+
+
+THREADS = """
+import faulthandler, sys, threading
+from tests.loading.feeds import *
+
+faulthandler.dump_traceback_later(200, exit=True)
+expected = list(feed(transform=keyed_all))
+
+def read(results):
+    for _ in range(2):
+        results.append(same(list(feed(transform=keyed_all, num_workers=2, worker_kind="process")), expected))
+
+for round in range(int(sys.argv[1])):
+    results = []
+    threads = [threading.Thread(target=read, args=(results,)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [True] * 6, results
+print(1)
+"""
+
+
+@pytest.mark.parametrize("rounds", [2, pytest.param(50, marks=pytest.mark.soak)])
+def test_loaders_in_several_threads_do_not_hang(rounds: int) -> None:
+    assert run(THREADS, str(rounds), timeout=280 * rounds) == 1

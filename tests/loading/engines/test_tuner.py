@@ -1,0 +1,50 @@
+"""The fastest way gets most of the steps, whatever disturbs a measurement."""
+
+from collections import Counter
+
+import pytest
+
+from rankfeed.loading.engines.tuner import FIRST_RUN_STEPS, MAX_RUN_STEPS, TRIAL_STEPS, EngineTuner
+
+
+def shares(costs: dict[str, float], steps: int, epoch: int) -> Counter[str]:
+    """How many steps each way gets, in epochs of that many."""
+    pace, taken, done = EngineTuner(tuple(costs)), Counter[str](), 0
+    while done < steps:
+        way, count = pace.next()
+        count = min(count, epoch - done % epoch)
+        pace.record(count, [costs[way] * 1e-4] * (count // 16))
+        taken[way] += count
+        done += count
+    return taken
+
+
+@pytest.mark.parametrize("fastest", ["together", "alone", "inline"])
+@pytest.mark.parametrize("epoch", [7, 40, 313, 100_000])
+def test_the_fastest_way_gets_most_steps_in_epochs_of_any_length(fastest: str, epoch: int) -> None:
+    costs = {way: 1.0 if way == fastest else 3.0 for way in ("together", "alone", "inline")}
+    taken = shares(costs, 20_000, epoch)
+    if epoch >= 16:  # shorter epochs end before anything is measured
+        assert taken[fastest] > 0.95 * taken.total()
+
+
+def test_every_way_is_tried_again_now_and_then() -> None:
+    taken = shares({"threads": 2.0, "inline": 1.0}, 4 * MAX_RUN_STEPS, 1000)
+    assert taken["threads"] >= 3 * TRIAL_STEPS
+
+
+def test_one_long_pause_does_not_decide() -> None:
+    pace = EngineTuner(("threads", "inline"))
+    pace.next()
+    pace.record(TRIAL_STEPS, [1e-4, 1e-4, 6e-3, 1e-4])
+    pace.next()
+    pace.record(TRIAL_STEPS, [2e-4] * 4)
+    assert pace.next() == ("threads", FIRST_RUN_STEPS)
+
+
+def test_large_batches_are_left_to_the_threads() -> None:
+    pace = EngineTuner(("together", "alone", "inline"))
+    for _ in range(20):
+        way, count = pace.next()
+        assert way == "together"
+        pace.record(count, [0.5] * (count // 16))

@@ -1,0 +1,601 @@
+"""A Loader of a stream, alone or on ranks that know the end by themselves."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import itertools
+import json
+import os
+import pickle
+import random
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter, namedtuple
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import rankfeed as rf
+from rankfeed.errors import ArgumentError, PlanError, StateError, StreamError, TopologyError, TransformError
+
+Pair = namedtuple("Pair", ["image", "label"])
+ENGINES: list[dict[str, Any]] = [
+    {},
+    {"num_workers": 1},
+    {"num_workers": 3, "prefetch_factor": 1},
+    {"num_workers": 2, "worker_kind": "process"},
+]
+
+
+def numbers(size: int) -> Iterator[dict[str, Any]]:
+    return ({"x": number} for number in range(size))
+
+
+def place(rank: int, ranks: int) -> rf.Topology:
+    return rf.Topology(rank=rank, world_size=ranks)
+
+
+def feed(size: int, rank: int = 0, ranks: int = 1, batch_size: int = 2, **options: Any) -> Any:
+    stream = rf.from_iterable(partial(numbers, size))
+    return rf.Loader(stream, batch_size, topology=place(rank, ranks), **options)
+
+
+def counted(batch: dict[str, Any], name: str = "x") -> list[int]:
+    rows = batch[name] if "valid" not in batch else batch[name][batch["valid"]]
+    return rows.tolist()  # type: ignore[no-any-return]
+
+
+def content(value: Any) -> Any:
+    """What is in a batch, to be compared; a pickle of a tensor has addresses in it."""
+    if isinstance(value, torch.Tensor):
+        return str(value.dtype), value.tolist()
+    if isinstance(value, dict):
+        return {name: content(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value), [content(each) for each in value]
+    return value
+
+
+def drawn(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    return {**sample, "draw": rng.random(), "torch": torch.rand(2), "y": np.arange(sample["x"] % 4)}
+
+
+@pytest.mark.parametrize("tail", ["even", "drop", "pad"])
+def test_a_stream_is_delivered_as_the_list_of_its_samples_would_be(tail: Any) -> None:
+    for size, batch_size, ranks in itertools.product((4, 16, 23), (1, 3), (1, 4)):
+        listed, streamed = [], []
+        for rank in range(ranks):
+            source = rf.from_dataset([{"x": number} for number in range(size)])
+            given: dict[str, Any] = {"tail": tail, "topology": place(rank, ranks), "id_column": "id"}
+            listed.append(list(rf.Loader(source, batch_size, **given)))
+            streamed.append(list(feed(size, rank, ranks, batch_size, tail=tail, id_column="id")))
+        assert {len(each) for each in streamed} == {len(listed[0])}
+        for ours, theirs in zip(zip(*streamed, strict=True), zip(*listed, strict=True), strict=True):
+            rows = [sorted(itertools.chain(*map(counted, each))) for each in (ours, theirs)]
+            assert rows[0] == rows[1]
+            assert all(counted(batch) == counted(batch, "id") for batch in ours)
+            assert {tuple(batch) for batch in ours} == {tuple(theirs[0])}
+
+
+def test_every_kind_and_number_of_workers_gives_the_same_bytes() -> None:
+    found = []
+    for engine in ENGINES:
+        options: dict[str, Any] = {"id_column": "id", "seed": 5, **engine}
+        if engine.get("worker_kind") == "process" or not engine:
+            options["transform"] = drawn
+            loader = feed(37, 1, 2, 3, **options)
+            found.append([content(list(loader)) for _ in range(2)])
+            assert loader.epoch == 2
+    assert found[0] == found[1]
+    assert found[0][0] != found[0][1], "epochs draw the same"
+    plain = [list(map(counted, feed(37, 1, 2, 3, **engine))) for engine in ENGINES]
+    assert plain.count(plain[0]) == len(ENGINES)
+
+
+def test_a_stream_is_read_once_a_rank_and_no_further_ahead_than_the_workers() -> None:
+    for engine in ENGINES:
+        read = []
+
+        def stream(read: list[int] = read) -> Iterator[dict[str, int]]:
+            for number in itertools.count():
+                read.append(number)
+                yield {"x": number}
+
+        loader = rf.Loader(rf.from_iterable(stream), 4, tail="drop", **engine)
+        for batch in itertools.islice(iter(loader), 3):
+            assert len(batch["x"]) == 4
+        ahead = engine.get("num_workers", 0) * engine.get("prefetch_factor", 2)
+        assert read == list(range(len(read)))
+        assert len(read) <= 4 * (3 + ahead + 2)
+
+
+def test_an_epoch_resumes_after_each_step_on_any_number_of_ranks() -> None:
+    for (size, engine), tail in itertools.product(((7, ENGINES[1]), (16, {})), ("even", "drop", "pad")):
+        for before, after in itertools.product((1, 2, 3), (1, 2, 3)):
+            loaders = [feed(size, rank, before, 2, tail=tail, **engine) for rank in range(before)]
+            iterations = [iter(each) for each in loaders]
+            seen: list[int] = []
+            while True:
+                states = [json.dumps(each.state_dict()) for each in loaders]
+                assert len(set(states)) == 1
+                assert len(states[0]) < 1024
+                rest = list(seen)
+                for rank in range(after):
+                    other = feed(size, rank, after, 3, tail=tail)
+                    other.load_state_dict(json.loads(states[0]))
+                    for batch in other:
+                        rest += counted(batch)
+                    assert other.epoch == 1
+                assert Counter(rest) <= Counter(range(size))
+                if tail != "drop":
+                    assert Counter(rest) == Counter(range(size))
+                batches = [next(each, None) for each in iterations]
+                if None in batches:
+                    assert batches == [None] * before
+                    break
+                for batch in batches:
+                    seen += counted(batch)
+
+
+class Stateful:
+    """Says where it is, and goes there."""
+
+    def __init__(self, size: int, log: list[str]) -> None:
+        self.size, self.at, self.log, self.loaded = size, 0, log, 0
+
+    def __iter__(self) -> Iterator[dict[str, int]]:
+        self.at, self.loaded = self.loaded, 0
+        self.log.append(f"begun at {self.at}")
+        while self.at < self.size:
+            self.at += 1
+            yield {"x": self.at - 1}
+
+    def state_dict(self) -> dict[str, int]:
+        return {"line": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.loaded = state["line"]
+
+
+class StatefulIterator(Stateful):
+    """The same of an iterator."""
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> dict[str, int]:
+        if self.at == self.size:
+            raise StopIteration
+        self.at += 1
+        return {"x": self.at - 1}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["line"]
+        self.log.append(f"begun at {self.at}")
+
+
+@pytest.mark.parametrize("kind", [Stateful, StatefulIterator])
+@pytest.mark.parametrize("bare", [False, True])
+def test_a_stream_with_a_state_of_its_own_is_told_where_to_go_on(kind: type[Stateful], bare: bool) -> None:
+    if bare and kind is StatefulIterator:
+        return
+    for size, step in ((20, 1), (20, 3), (20, 5), (17, 3), (17, 4)):
+        log: list[str] = []
+        seen: list[int] = []
+        states = []
+        for rank in range(2):
+            stream = kind(size, log) if bare else partial(kind, size, log)
+            loader = rf.Loader(rf.from_iterable(stream), 2, topology=place(rank, 2))
+            for batch in itertools.islice(iter(loader), step):
+                seen += counted(batch)
+            states.append(loader.state_dict())
+        assert states[0] == states[1]
+        assert states[0]["position"] - 4 < states[0]["at"] <= states[0]["position"]
+        log.clear()
+        for rank in range(3):
+            stream = kind(size, log) if bare else partial(kind, size, log)
+            other: Any = rf.Loader(rf.from_iterable(stream), 1, topology=place(rank, 3))
+            other.load_state_dict(json.loads(json.dumps(states[0])))
+            for batch in other:
+                seen += counted(batch)
+            again = [number for batch in other for number in counted(batch)]
+            assert again[0] == rank, "the epoch after it begins at its start"
+        assert Counter(seen) == Counter(range(size))
+        assert f"begun at {states[0]['at']}" in log
+
+
+def test_a_factory_can_leave_out_what_was_read_and_is_told_the_epoch() -> None:
+    asked = []
+
+    def stream(epoch: int, start: int = 0) -> Iterator[dict[str, int]]:
+        asked.append((epoch, start))
+        return ({"x": number} for number in range(start, 12))
+
+    loader = rf.Loader(rf.from_iterable(stream), 2)
+    loader.set_epoch(4)
+    next(it := iter(loader))
+    next(it)
+    other = rf.Loader(rf.from_iterable(stream), 3)
+    other.load_state_dict(loader.state_dict())
+    assert [counted(batch) for batch in other] == [[4, 5, 6], [7, 8, 9], [10, 11]] or asked[-1] == (4, 4)
+    assert asked == [(4, 0), (4, 4)]
+    assert [number for batch in other for number in counted(batch)] == list(range(12))
+    assert asked[-1] == (5, 0)
+
+
+class Shards:
+    """Opens something each time it is iterated, and has a state that costs something."""
+
+    opened = asked = 0
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        self.opened += 1
+        return numbers(6)
+
+    def state_dict(self) -> dict[str, Any]:
+        self.asked += 1
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise AssertionError("the factory goes on by itself")
+
+
+def test_a_stream_is_opened_once_and_not_asked_for_a_state_that_nobody_takes() -> None:
+    for tail in ("drop", "pad"):
+        mine, told = Shards(), Shards()
+        by_shard = rf.from_iterable(lambda shard, mine=mine: mine)
+        by_start = rf.from_iterable(lambda start, told=told: told)
+        for stream, made in ((by_shard, mine), (by_start, told)):
+            loader: Any = rf.Loader(stream, 2, tail=tail)
+            assert len(list(loader)) == 3
+            assert (made.opened, made.asked) == (1, 0)
+
+
+def test_epochs_follow_each_other_and_frameworks_may_set_them() -> None:
+    loader = feed(5)
+    assert [number for batch in loader for number in counted(batch)] == list(range(5))
+    assert loader.epoch == 1
+    loader.batch_sampler.sampler.set_epoch(3)
+    assert loader.epoch == 3
+    for _ in loader:
+        break
+    assert loader.epoch == 3
+    assert [number for batch in loader for number in counted(batch)] == list(range(5)), "begun anew"
+    assert loader.state_dict()["position"] == 0
+    with pytest.raises(TypeError, match="has no len"):
+        len(loader)
+    assert not hasattr(loader, "sampler")
+
+
+def test_two_iterations_at_once_each_deliver_everything() -> None:
+    for engine in ENGINES:
+        loader = feed(9, **engine)
+        first, second = iter(loader), iter(loader)
+        pairs = list(zip(first, second, strict=True))
+        assert len(pairs) == 5
+        assert all(torch.equal(one["x"], other["x"]) for one, other in pairs)
+
+
+def test_iterables_are_begun_anew_and_iterators_read_once() -> None:
+    again = rf.Loader(rf.from_iterable([{"x": 1}, {"x": 2}]))
+    assert len(list(again)) == len(list(again)) == 2
+    once = rf.Loader(rf.from_iterable(numbers(3)))
+    assert len(list(once)) == 3
+    with pytest.raises(StreamError, match=r"can be read only once.*\n.*\n.*\n.*opens the stream each time"):
+        list(once)
+    made = numbers(3)
+    kept = rf.Loader(rf.from_iterable(lambda: made))
+    next(iter(kept))
+    with pytest.raises(StreamError, match=r"can be read only once"):
+        next(iter(kept))
+    outside = numbers(3)
+    wrapped = rf.Loader(rf.from_iterable(lambda: (each for each in outside)))
+    assert len(list(wrapped)) == 3
+    with pytest.raises(StreamError, match="yielded nothing"):
+        list(wrapped)
+
+
+def test_samples_are_collated_as_those_of_a_dataset() -> None:
+    samples = [(torch.ones(2) * number, number, (number / 2, "a")) for number in range(4)]
+    pairs = [Pair(torch.ones(2) * number, number) for number in range(4)]
+    tokens = [{"t": list(range(1 + number)), "name": f"n{number}", "raw": b"r"} for number in range(4)]
+    for rows in (samples, pairs, tokens):
+        ours = list(rf.Loader(rf.from_iterable(rows), 2))
+        theirs = list(rf.Loader(rf.from_dataset(rows), 2))
+        assert content(ours) == content(theirs)
+    nested = [{"x": number, "meta": {"y": [number, 1]}} for number in range(4)]
+    (batch,) = rf.Loader(rf.from_iterable(nested), 4, tail="pad")
+    assert content(batch["meta"]["y"]) == ("torch.int64", [[0, 1], [1, 1], [2, 1], [3, 1]])
+    assert batch["meta"]["y_lengths"].tolist() == [2] * 4, "lists are ragged"
+    assert batch["valid"].all()
+    same = [{"t": [1, 2]}, {"t": [3, 4]}]
+    (batch,) = rf.Loader(rf.from_iterable(same, ragged=["t"]), 2)
+    assert batch["t_lengths"].tolist() == [2, 2]
+    (batch,) = rf.Loader(rf.from_iterable(same), 2, collate_fn=lambda rows: {"rows": rows})
+    assert batch == {"rows": same}
+    pictures = [{"image": object(), "x": 1}]
+    (batch,) = rf.Loader(rf.from_iterable(pictures), transform=lambda row: {"x": row["x"]})
+    assert batch["x"].tolist() == [1]
+
+
+def bad(size: int, at: int) -> Iterator[dict[str, int]]:
+    for number in range(size):
+        if number == at:
+            raise ValueError("a broken shard")
+        yield {"x": number}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_goes_wrong_comes_after_all_good_batches(engine: dict[str, Any]) -> None:
+    loader = rf.Loader(rf.from_iterable(partial(bad, 9, 5)), 2, tail="drop", **engine)
+    seen: list[int] = []
+    with pytest.raises(StreamError, match=r"(?s)the stream raised.*ValueError: a broken shard.*sample 5, epoch 0"):
+        seen.extend(number for batch in loader for number in counted(batch))
+    assert seen == [0, 1, 2, 3]
+    failing = feed(9, transform=failing_at_5, tail="drop", **engine)
+    seen: list[int] = []
+    with pytest.raises(TransformError, match=r"(?s)ZeroDivisionError.*sample 5, rank 0, epoch 0, step 2"):
+        seen.extend(number for batch in failing for number in counted(batch))
+    assert seen == [0, 1, 2, 3]
+
+
+def failing_at_5(sample: dict[str, int]) -> dict[str, float]:
+    return {"x": sample["x"] + 0 * (1 // (sample["x"] - 5))}
+
+
+def dying_once(path: Path, sample: dict[str, int]) -> dict[str, int]:
+    if sample["x"] == 6 and not path.exists():
+        path.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return sample
+
+
+def dying(sample: dict[str, int]) -> dict[str, int]:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return sample
+
+
+def test_a_worker_that_is_killed_is_replaced_and_loses_nothing(tmp_path: Path) -> None:
+    options = {"num_workers": 2, "worker_kind": "process"}
+    loader = feed(20, transform=partial(dying_once, tmp_path / "died"), **options)
+    assert [number for batch in loader for number in counted(batch)] == list(range(20))
+    assert (tmp_path / "died").exists()
+    with pytest.raises(rf.errors.WorkerError, match="died 3 times"):
+        list(feed(20, transform=dying, **options))
+
+
+def large(sample: dict[str, int]) -> dict[str, Any]:
+    return {"x": sample["x"], "y": np.zeros(1 << 18, np.uint8)}
+
+
+def by_whom(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "pid": os.getpid()}
+
+
+def test_a_forked_child_has_workers_of_its_own() -> None:
+    loader = feed(8, transform=by_whom, num_workers=2, worker_kind="process")
+    ours = {pid for batch in loader for pid in batch["pid"].tolist()}
+    hears, says = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.write(says, json.dumps([pid for batch in loader for pid in batch["pid"].tolist()]).encode())
+        finally:
+            os._exit(0)
+    os.close(says)
+    try:
+        assert select.select([hears], [], [], 60)[0]
+        theirs = json.loads(os.read(hears, 4096))
+    finally:
+        os.close(hears)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert len(theirs) == 8
+    assert not ours & set(theirs)
+
+
+def test_large_samples_pass_both_ways_without_waiting_for_each_other() -> None:
+    stream = rf.from_iterable(lambda: ({"x": number, "raw": bytes(1 << 18)} for number in range(24)))
+    loader = rf.Loader(stream, 4, transform=large, num_workers=2, worker_kind="process")
+    assert [number for batch in loader for number in counted(batch)] == list(range(24))
+
+
+def test_samples_that_cannot_be_sent_to_a_process_say_so() -> None:
+    tensors = [{"x": number, "y": torch.ones(3) * number} for number in range(9)]
+    options: dict[str, Any] = {"num_workers": 2, "worker_kind": "process"}
+    ours, theirs = (list(rf.Loader(rf.from_iterable(tensors), 2, **each)) for each in (options, {}))
+    assert content(ours) == content(theirs)
+    locks = [{"x": number, "lock": threading.Lock()} for number in range(3)]
+    with pytest.raises(StreamError, match=r"(?s)cannot be sent to a worker process.*lock.*worker_kind='thread'"):
+        list(rf.Loader(rf.from_iterable(locks), 1, **options))
+
+
+def test_an_iteration_left_early_leaves_no_process_and_no_thread_behind() -> None:
+    before = threading.active_count()
+    for engine in ENGINES:
+        closed = []
+
+        def stream(closed: list[bool] = closed) -> Iterator[dict[str, int]]:
+            try:
+                yield from numbers(1000)
+            finally:
+                closed.append(True)
+
+        loader = rf.Loader(rf.from_iterable(stream), 2, **engine)
+        for _ in loader:
+            break
+        assert closed == [True]
+        del loader
+    deadline = time.monotonic() + 20
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() <= before
+
+
+def test_worker_processes_of_a_loader_in_a_module_end_silently_with_the_interpreter() -> None:
+    script = """if True:
+        import rankfeed as rf
+        options = {"num_workers": 1, "worker_kind": "process"}
+        whole, begun = (rf.Loader(rf.from_iterable([{"x": 1}] * 40), 4, **options) for _ in range(2))
+        print(len(list(whole)))
+        iterator = iter(begun)
+        next(iterator)"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=True)
+    assert (done.stdout, done.stderr) == ("10\n", "")
+
+
+def test_what_a_stream_cannot_have_is_refused_with_what_to_do() -> None:
+    stream: Any = rf.from_iterable(lambda: numbers(3))
+    sharded: Any = rf.from_iterable(lambda shard: numbers(3))
+    for options, said in (
+        ({"shuffle": True}, "shuffle inside the stream"),
+        ({"shuffle": "window"}, "a stream has no shuffle"),
+        ({"columns": ["x"]}, "let the stream yield what you need"),
+        ({"audit": True}, "rankfeed.audit"),
+        ({"plan": rf.Plan(3)}, "a stream has no plan"),
+        ({"lanes": 3}, "a stream has no lanes"),
+        ({"tail": "some"}, "invalid tail"),
+        ({"worker_kind": "fiber"}, "invalid worker_kind"),
+        ({"id_column": "valid"}, "mask"),
+    ):
+        with pytest.raises(ArgumentError, match=said):
+            rf.Loader(stream, **options)
+    with pytest.raises(ArgumentError, match="batch_size"):
+        rf.Loader(stream, 0)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'bach_size'"):
+        rf.Loader(stream, bach_size=3)
+    with pytest.raises(ArgumentError, match=r'(?s)tail="drop".*"pad"'):
+        rf.Loader(sharded, 2)
+    with pytest.raises(TopologyError, match=r"(?s)agree on its end.*init_process_group"):
+        list(rf.Loader(sharded, 2, tail="drop", topology=place(0, 2)))
+    assert len(list(rf.Loader(sharded, 1, tail="drop", topology=place(0, 1)))) == 3
+    for wrong in (3, None):
+        with pytest.raises(ArgumentError, match="this is no stream"):
+            rf.from_iterable(wrong)
+    with pytest.raises(ArgumentError, match=r"(?s)without a default.*found: path.*functools\.partial"):
+        rf.from_iterable(lambda path: [])
+    with pytest.raises(ArgumentError, match="list of names"):
+        rf.from_iterable([], ragged="tokens")
+    with pytest.raises(ArgumentError, match="from_iterable"):
+        rf.Loader(iter([1, 2, 3]))  # type: ignore[arg-type]
+
+
+def test_factories_that_fail_say_so_in_the_first_batch() -> None:
+    def broken() -> Any:
+        raise OSError("no such shard")
+
+    for factory, said in (
+        (broken, "(?s)the factory of the stream raised.*OSError: no such shard.*epoch 0, rank 0"),
+        (lambda: 5, "(?s)the factory of the stream raised.*not iterable"),
+        (lambda: iter(()), "yielded nothing"),
+        (lambda shard: iter(()), "yielded nothing"),
+    ):
+        loader = rf.Loader(rf.from_iterable(factory), 2, tail="pad")
+        with pytest.raises(StreamError, match=said):
+            next(iter(loader))
+    with pytest.raises(PlanError, match="fewer samples than there are ranks"):
+        list(feed(2, 0, 3))
+
+
+def test_a_class_derived_from_loader_reads_a_stream_too() -> None:
+    class Named(rf.Loader):
+        pass
+
+    class Own(rf.Loader):
+        def __init__(self, size: int) -> None:
+            super().__init__(rf.from_iterable(partial(numbers, size)))
+
+    for loader in (Named(rf.from_iterable(partial(numbers, 4))), Own(4)):
+        assert len(list(loader)) == 4
+
+
+def test_the_loader_of_a_stream_has_neither_a_length_nor_a_plan() -> None:
+    loader = rf.Loader(rf.from_iterable(partial(numbers, 4)))
+    with pytest.raises(TypeError, match="has no length"):
+        len(loader)
+    assert not hasattr(loader, "plan")
+
+
+def test_what_help_and_editors_show_of_a_loader_are_its_arguments() -> None:
+    shown = inspect.signature(rf.Loader)
+    assert list(shown.parameters)[:3] == ["source", "batch_size", "shuffle"]
+
+
+def test_states_that_do_not_fit_are_refused() -> None:
+    loader = feed(9)
+    it = iter(loader)
+    next(it)
+    next(it)
+    state = loader.state_dict()
+    assert copy.deepcopy(state) == json.loads(json.dumps(state))
+    for wrong, said in (
+        ({**state, "seed": 3}, "another seed"),
+        ({**state, "shards": 4}, "(?s)sharded differently.*4 streams, one for each rank.*same number of ranks"),
+        ({**state, "at": 5}, "impossible position"),
+        ({**state, "position": -1}, "impossible position"),
+        ({**state, "steps": 7}, "impossible position"),
+        ({**state, "rankfeed": 9}, "another version"),
+        (rf.Loader(rf.from_dataset([{"x": 1}])).state_dict(), "no state of a rankfeed"),
+        ("x", "no state of a rankfeed"),
+    ):
+        with pytest.raises(StateError, match=said):
+            feed(9).load_state_dict(wrong)
+    with pytest.raises(StateError, match="no state of a rankfeed"):
+        rf.Loader(rf.from_dataset([{"x": 1}])).load_state_dict(state)
+    short = feed(3)
+    short.load_state_dict(state)
+    with pytest.raises(StateError, match=r"(?s)beyond the end of the stream.*at least 4 samples.*found: 3"):
+        next(iter(short))
+
+
+def test_a_state_that_json_cannot_hold_is_counted_instead() -> None:
+    class Odd(Stateful):
+        def state_dict(self) -> Any:
+            return {"line": (self.at, 1)}
+
+    loader = rf.Loader(rf.from_iterable(lambda: Odd(9, [])), 2)
+    with pytest.warns(UserWarning, match="JSON changes it"):
+        next(iter(loader))
+    state = loader.state_dict()
+    assert state["own"] is None
+    other = rf.Loader(rf.from_iterable(lambda: Odd(9, [])), 2)
+    other.load_state_dict(state)
+    with pytest.warns(UserWarning, match="JSON changes it"):
+        assert [number for batch in other for number in counted(batch)] == list(range(2, 9))
+
+
+def test_an_audit_knows_the_ids_and_the_masks_of_a_stream() -> None:
+    report = rf.audit(feed(9, tail="pad", id_column="place"), epochs=2, universe=9)
+    assert report.ok, str(report)
+    assert report.epochs[1].samples == 9
+
+
+def test_a_loader_of_a_stream_travels_and_keeps_its_place() -> None:
+    loader = feed_of_list()
+    next(it := iter(loader))
+    next(it)
+    there = pickle.loads(pickle.dumps(loader))
+    assert there.state_dict() == loader.state_dict()
+
+
+def feed_of_list() -> Any:
+    return rf.Loader(rf.from_iterable([{"x": number} for number in range(9)]), 2, num_workers=1)
+
+
+def test_batches_of_streams_of_files_come_out_in_order(tmp_path: Path) -> None:
+    rng = random.Random(3)
+    lines = [str(rng.random()) for _ in range(50)]
+    (tmp_path / "lines").write_text("\n".join(lines))
+    for engine in ENGINES:
+        loader = rf.Loader(rf.from_iterable(lambda: (tmp_path / "lines").open()), 7, **engine)
+        assert [line.strip() for batch in loader for line in batch] == lines

@@ -1,0 +1,173 @@
+"""A batch is a pure function of its step: whoever makes it, however often, it is the same."""
+
+from __future__ import annotations
+
+import pickle
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.loading.feeds import Drawing, Memory, Wrapped, batch_from_globals, from_globals, keyed_all, same
+
+import rankfeed as rf
+from rankfeed.columns import Columns
+from rankfeed.loading.batch_builder import BatchBuilder
+from rankfeed.plan import Plan, Schedule
+from rankfeed.topology import Topology
+
+
+def builder(**options: Any) -> BatchBuilder:
+    usual: dict[str, Any] = {
+        "source": Memory(40),
+        "columns": None,
+        "transform": None,
+        "batch_transform": None,
+        "collate_fn": None,
+        "ragged": "pad",
+        "pad_to": 1,
+        "seed": 5,
+        "id_column": "id",
+        "seed_globals": True,
+    }
+    return BatchBuilder(**{**usual, **options})
+
+
+def schedule(**options: Any) -> Schedule:
+    topology = Topology(rank=1, world_size=2)
+    return Schedule(Plan(40, seed=5), batch_size=3, topology=topology, tail="pad", **options)
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=12))
+def test_steps_made_in_any_order_and_twice_are_the_same(order: list[int]) -> None:
+    ours, plan = builder(transform=keyed_all), schedule()
+    expected = [builder(transform=keyed_all).build_step(schedule(), step).batch for step in range(len(plan))]
+    for step in order:
+        assert same(ours.build_step(plan, step).batch, expected[step])
+
+
+class Told(Memory):
+    """Writes down which samples it was told of before they were asked for."""
+
+    prefetch_distance = 1
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.told: list[list[int]] = []
+        self.read: list[list[int]] = []
+
+    def expect(self, sample_ids: Any, columns: Any = None) -> None:
+        self.told.append(np.asarray(sample_ids).tolist())
+
+    def fetch(self, sample_ids: Any, columns: Any = None) -> Columns:
+        self.read.append(np.asarray(sample_ids).tolist())
+        return super().fetch(sample_ids, columns)
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("ahead", [2, 4, 7, 8, 17, 40])
+def test_a_source_is_told_of_each_step_once_and_in_good_time_from_the_first_on(stride: int, ahead: int) -> None:
+    topology = Topology(rank=1, world_size=2)
+    plan = Schedule(Plan(400, seed=5), batch_size=3, topology=topology, tail="pad")
+    batches = [plan.batch(step).tolist() for step in range(len(plan))]
+    for worker in range(stride):
+        source = Told(400)
+        ours = builder(source=source, prefetch_steps=ahead * stride, stride=stride)
+        own = batches[worker::stride]
+        expected = list(chain.from_iterable(own))
+        for at, step in enumerate(range(worker, len(plan), stride)):
+            ours.build_step(plan, step)
+            told = list(chain.from_iterable(source.told))
+            assert told == expected[: len(told)]
+            assert len(told) >= min(len(own), at + 1 + ahead * 7 // 8) * 3
+        assert source.read == own
+        assert list(chain.from_iterable(source.told)) == expected
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"transform": from_globals, "batch_transform": batch_from_globals},
+        {"batch_transform": batch_from_globals},
+        {"source": Wrapped(Drawing(40)), "collate_fn": dict, "id_column": None},
+        {"ragged": "list", "columns": ["x", "name"]},
+    ],
+    ids=["plain", "globals", "batch", "dataset", "list"],
+)
+def test_a_maker_that_travelled_makes_the_same(options: dict[str, Any]) -> None:
+    if options.get("collate_fn") is dict:
+        options = {**options, "collate_fn": _rows}
+    ours = builder(**options)
+    theirs, plan = pickle.loads(pickle.dumps((ours, schedule(epoch=2))))
+    for step in (3, 0):
+        one, other = ours.build_step(schedule(epoch=2), step), theirs.build_step(plan, step)
+        assert same(one.batch, other.batch)
+        assert one.sample_ids.tolist() == other.sample_ids.tolist()
+        assert (one.rows, one.padding) == (other.rows, other.padding)
+
+
+def _rows(samples: list[Any]) -> dict[str, Any]:
+    return {"rows": samples}
+
+
+def test_a_samples_numbers_do_not_depend_on_its_neighbours() -> None:
+    plans = [schedule(), Schedule(Plan(40, seed=5), batch_size=7, topology=Topology())]
+    drawn: dict[int, set[float]] = {}
+    for plan in plans:
+        for step in range(len(plan)):
+            batch = builder(transform=from_globals).build_step(plan, step).batch
+            for each, number in zip(batch["id"].tolist(), batch["numpy"].tolist(), strict=True):
+                drawn.setdefault(each, set()).add(number)
+    assert len(drawn) == 40
+    assert all(len(numbers) == 1 for numbers in drawn.values())
+
+
+def test_ids_that_count_leave_out_rows_that_only_fill() -> None:
+    plan = schedule()
+    made = builder().build_step(plan, len(plan) - 1)
+    assert made.rows == 3
+    assert len(made.sample_ids) == int(made.batch["valid"].sum()) < 3
+
+
+class Batched(torch.utils.data.Dataset[dict[str, float]]):
+    """A Dataset that reads batches, and counts how often."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> dict[str, float]:
+        return {"x": float(index), "noise": torch.rand(1).item()}
+
+    def __getitems__(self, indices: list[int]) -> list[dict[str, float]]:
+        self.asked += 1
+        return [self[index] for index in indices]
+
+
+def test_a_dataset_that_reads_batches_is_asked_for_batches_and_draws_the_same_each_time() -> None:
+    dataset = Batched()
+    source = rf.from_dataset(dataset)
+    first = list(rf.Loader(source, 4, topology=rf.Topology()))
+    asked = dataset.asked
+    again = list(rf.Loader(source, 4, topology=rf.Topology(), num_workers=1, worker_kind="process"))
+    assert asked <= 3 + 1  # three batches, and once to look at the fields
+    assert [batch["noise"].tolist() for batch in first] == [batch["noise"].tolist() for batch in again]
+
+
+def test_an_unknown_device_is_refused() -> None:
+    with pytest.raises(rf.errors.ArgumentError, match="unknown device"):
+        rf.Loader(rf.from_dataset([{"x": 1}]), device="nonsense")
+
+
+def test_dicts_that_fit_in_no_columns_are_collated_alike_by_every_engine() -> None:
+    source = rf.from_dataset([{"x": {"a": number, "b": "text"}} for number in range(4)])
+    for workers in (0, 2):
+        batches = list(rf.Loader(source, 2, num_workers=workers))
+        assert [batch["x"]["a"].tolist() for batch in batches] == [[0, 1], [2, 3]]
+        assert batches[1]["x"]["b"] == ["text", "text"]

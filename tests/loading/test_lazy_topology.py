@@ -1,0 +1,172 @@
+"""The rank is found late, and travels to workers; who starts the ranks does not decide it for them."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from tests.loading.feeds import Memory
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.data._utils import worker
+
+from rankfeed.loading import DistributedBatchSampler, DistributedSampler, Loader, split
+
+EVERYTHING = [
+    lambda: Loader(Memory(9), 2),
+    lambda: DistributedSampler(9, 2),
+    lambda: DistributedBatchSampler(9, 2),
+    lambda: split(range(9)),
+]
+each_kind = pytest.mark.parametrize("make", EVERYTHING, ids=["loader", "sampler", "batch-sampler", "split"])
+
+#: The only task of a Slurm step.
+STEP = {
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "0",
+    "SLURM_STEP_NUM_TASKS": "1",
+    "SLURM_NTASKS": "1",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "0",
+    "SLURM_STEP_NUM_NODES": "1",
+    "SLURM_STEP_TASKS_PER_NODE": "1",
+}
+
+
+def become(patch: pytest.MonkeyPatch, rank: int, world_size: int) -> None:
+    patch.setenv("RANK", str(rank))
+    patch.setenv("WORLD_SIZE", str(world_size))
+
+
+@contextmanager
+def in_group(rank: int, world_size: int) -> Iterator[None]:
+    """In a process group of torch's own "fake" backend: one that has no other members to wait for."""
+    dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def elsewhere(patch: pytest.MonkeyPatch) -> None:
+    """Be another process, as a fork or one that was spawned is."""
+    patch.setattr(os, "getpid", lambda: -1)
+
+
+def place(feed: Any) -> tuple[int, int]:
+    return feed.topology.rank, feed.topology.world_size
+
+
+@each_kind
+def test_a_rank_that_is_known_travels_to_workers(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    feed = make()
+    become(monkeypatch, 2, 3)
+    travelled = pickle.dumps(feed)
+    become(monkeypatch, 0, 1)
+    assert pickle.loads(travelled).topology.rank == 2, "a copy in the same process"
+    assert feed.topology.rank == 0
+    elsewhere(monkeypatch)
+    monkeypatch.setattr(worker, "_worker_info", SimpleNamespace(id=0, num_workers=1))
+    assert pickle.loads(travelled).topology.rank == 2
+
+
+@each_kind
+def test_a_rank_that_is_known_travels_to_where_nothing_is(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        become(patch, 2, 3)
+        travelled = pickle.dumps(make())
+    elsewhere(monkeypatch)
+    assert place(pickle.loads(travelled)) == (2, 3)
+
+
+@each_kind
+def test_a_rank_of_a_group_travels_to_any_process_that_it_starts(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    become(monkeypatch, 0, 1)
+    feed = make()
+    with in_group(1, 4):
+        travelled = pickle.dumps(feed)
+    elsewhere(monkeypatch)
+    assert place(pickle.loads(travelled)) == (1, 4)
+
+
+@each_kind
+@pytest.mark.parametrize("asked", [False, True], ids=["unasked", "asked"])
+@pytest.mark.parametrize("launched", [{"RANK": "0", "WORLD_SIZE": "1"}, STEP], ids=["torchrun", "srun"])
+def test_ranks_that_one_task_starts_stand_where_their_own_group_says(
+    make: Any, asked: bool, launched: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in launched.items():
+        monkeypatch.setenv(name, value)
+    feed = make()
+    if asked:
+        assert place(feed) == (0, 1)  # as a length does that a scheduler is given
+    travelled = pickle.dumps(feed)
+    for rank in range(2):
+        with in_group(rank, 2):
+            assert place(pickle.loads(travelled)) == (rank, 2), "spawned"
+            assert place(feed) == (rank, 2), "the process that asked is a rank itself now"
+            monkeypatch.setattr(worker, "_worker_info", SimpleNamespace(id=0, num_workers=1))
+            assert place(feed) == (rank, 2), "in a worker that was forked"
+            in_worker = pickle.dumps(feed)
+        elsewhere(monkeypatch)
+        assert place(pickle.loads(in_worker)) == (rank, 2), "in a worker that was spawned"
+        monkeypatch.undo()
+        for name, value in launched.items():
+            monkeypatch.setenv(name, value)
+
+
+@each_kind
+def test_ranks_that_are_forked_or_spawned_find_what_their_own_environment_says(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    become(monkeypatch, 0, 1)
+    feed = make()
+    assert place(feed) == (0, 1)
+    travelled = pickle.dumps(feed)
+    become(monkeypatch, 1, 2)
+    assert place(feed) == (0, 1)
+    elsewhere(monkeypatch)
+    assert place(pickle.loads(travelled)) == (1, 2)
+    assert place(feed) == (1, 2)
+
+
+@each_kind
+def test_ranks_started_with_a_pickle_of_it_find_their_own(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    travelled = pickle.dumps(make())  # as torch.multiprocessing.spawn does it, from a process that is no rank
+    shares = []
+    for rank in range(3):
+        with monkeypatch.context() as patch:
+            become(patch, rank, 3)
+            topology = pickle.loads(travelled).topology
+            shares.append((topology.rank, topology.world_size))
+    assert shares == [(0, 3), (1, 3), (2, 3)]
+
+
+@each_kind
+def test_it_is_found_once(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    become(monkeypatch, 1, 2)
+    feed = make()
+    assert iter(feed) is not None
+    assert feed.topology.rank == 1
+    become(monkeypatch, 0, 2)
+    assert feed.topology.rank == 1
+
+
+@each_kind
+def test_who_asked_before_there_were_ranks_asks_again(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    feed = make()
+    assert (feed.topology.rank, feed.topology.world_size) == (0, 1)  # as a length does that a scheduler is given
+    assert iter(feed) is not None
+    become(monkeypatch, 1, 2)
+    assert (feed.topology.rank, feed.topology.world_size) == (1, 2)
+    alone = type(feed.topology)()
+    feed = make()
+    feed._topology.given = alone
+    assert feed.topology == pickle.loads(pickle.dumps(feed)).topology == alone
