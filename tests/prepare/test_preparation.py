@@ -301,10 +301,10 @@ def test_the_failure_that_was_waited_for_is_not_of_another_launch(
 ) -> None:
     """Some ranks of that would raise it, and those that come later build."""
     holder = "0123456789abcdef"
-    monkeypatch.setattr("rankfeed.prepare.failure.job_mark", lambda: "node1:5000")
+    monkeypatch.setattr("rankfeed.prepare.failure.job_id", lambda: "node1:5000")
     failure = Failure.of(ValueError("full"), "process 1 on host1", tmp_path, "key", "parent 1 2 0 1")
     write_failure(tmp_path, holder, failure)
-    monkeypatch.setattr("rankfeed.prepare.failure.job_mark", lambda: job)
+    monkeypatch.setattr("rankfeed.prepare.failure.job_id", lambda: job)
     assert find_failure(tmp_path, {holder}, "parent 7 8 0 1", "key") == (failure if found else None)
 
 

@@ -18,9 +18,9 @@ from types import FunctionType, MethodType
 from typing import Any, TypeVar
 
 from rankfeed._util.validate import check_path, check_str, invalid
-from rankfeed.building import prepare_once
-from rankfeed.building.prepared import MARKER_NAME, walk_links
 from rankfeed.errors import ArgumentError
+from rankfeed.prepare import prepare_once
+from rankfeed.prepare.marker import MARKER_NAME, walk_links
 from rankfeed.storage import digest_of, stat_uncached
 
 T = TypeVar("T")
@@ -42,7 +42,6 @@ def prepare(
     key: str = "",
     retries: int = 0,
     timeout: float | None = None,
-    comm: Any = None,
     **options: Any,
 ) -> T:
     """A PyG dataset, downloaded and processed by one process, opened in every process that calls.
@@ -61,7 +60,6 @@ def prepare(
         key: what else decides, such as a version of your ``process()``, or of a function without a name.
         retries: how often a failing build is repeated.
         timeout: seconds to wait for another process that builds.
-        comm: an mpi4py communicator, as for `prepare_once`.
         **options: as for the class, like ``arguments``.
 
     Raises:
@@ -126,7 +124,7 @@ def prepare(
         )
         for file, found in raw
     ]
-    prepare_once(path, build, key=digest_of(key.encode(), *files), retries=retries, timeout=timeout, comm=comm)
+    prepare_once(path, build, key=digest_of(key.encode(), *files), retries=retries, timeout=timeout)
     opened = {each: value for each, value in options.items() if each != "force_reload"}
     result: T = cls(*before, str(path), *arguments, **opened)
     return result
