@@ -16,8 +16,8 @@ from rankfeed.loading._compat import refuse_double_sharding
 from rankfeed.loading.lazy_topology import LazyTopology
 from rankfeed.plan import Cursor, Plan, Schedule, Tail
 from rankfeed.sources.extras import need
-from rankfeed.sources.lance_process import Beside, forked_from_lance
-from rankfeed.sources.lance_table import Facts, LanceTable
+from rankfeed.sources.lance.process import IsolatedTable, forked_from_lance
+from rankfeed.sources.lance.table import LanceTable, TableInfo
 from rankfeed.sources.source import Int64
 from rankfeed.topology import Topology
 
@@ -118,7 +118,7 @@ class ShardedSampler:
         epoch = self._epochs.begin(self.topology.rank).epoch
         with ExitStack() as stack:
             call = _reader(dataset, stack)
-            found: Facts = call("facts", filter)
+            found: TableInfo = call("info", filter)
             steps = LanceSteps(self._plan(found, batch_size), batch_size, self.topology, epoch, self.tail)
             names = dataset.schema.names if columns is None else columns
 
@@ -138,7 +138,7 @@ class ShardedSampler:
             while waiting:
                 yield waiting.popleft().result()
 
-    def _plan(self, found: Facts, batch_size: int) -> Plan:
+    def _plan(self, found: TableInfo, batch_size: int) -> Plan:
         counts = rows_of(found)
         total = int(counts.sum())
         run = max(self.run or batch_size, -(-total // _MAX_RUNS) if self.run != 1 else 1)
@@ -186,7 +186,7 @@ class LanceSteps:
         return np.concatenate([self._full.batch(step), rest]) if self._joined else rest
 
 
-def rows_of(found: Facts) -> Int64:
+def rows_of(found: TableInfo) -> Int64:
     """Rows of each fragment that are delivered: int64."""
     if found.chosen is None:
         return found.rows
@@ -214,7 +214,7 @@ def _reader(dataset: Any, stack: ExitStack) -> Callable[..., Any]:
     A forked worker got one that was open in its parent, of which only the name can be read.
     """
     if forked_from_lance():
-        beside = Beside(dataset.uri, dataset.version)
+        beside = IsolatedTable(dataset.uri, dataset.version)
         stack.callback(beside.close)
         return beside.call
     table = LanceTable(dataset.uri, dataset.version, dataset)
