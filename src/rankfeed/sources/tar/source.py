@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, ClassVar, Literal, get_args
 
@@ -234,12 +235,13 @@ class WebDatasetSource(Source):
         is_cached = True
         for number, rows, _ in self._samples.places(check_ids(sample_ids, len(self))):
             offsets = self._shards.open(number).index.offsets
-            file = ReadHandle(self._shards.paths[number])
-            # If the first sample is cached, the others probably are.
-            if len(rows) and not file.is_cached(int(offsets[rows[0]])):
-                is_cached = False
-                for first, last in zip(offsets[rows].tolist(), offsets[rows + 1].tolist(), strict=True):
-                    os.posix_fadvise(file.handle, first, last - first, os.POSIX_FADV_WILLNEED)
+            with suppress(SourceError):  # the shard was moved or removed: it is read from its mapping
+                file = ReadHandle(self._shards.paths[number])
+                # If the first sample is cached, the others probably are.
+                if len(rows) and not file.is_cached(int(offsets[rows[0]])):
+                    is_cached = False
+                    for first, last in zip(offsets[rows].tolist(), offsets[rows + 1].tolist(), strict=True):
+                        os.posix_fadvise(file.handle, first, last - first, os.POSIX_FADV_WILLNEED)
         self._batches_to_skip = _BATCHES_BETWEEN_LOOKS if is_cached else 0
 
 
