@@ -157,13 +157,13 @@ def _check_size(place: str, shard: _Shard, path: str) -> None:
 def read_energon(folder: str, split: str | None) -> ShardList:
     """The shards of a directory that Energon prepared; ``split`` is needed if it has several parts."""
     meta = Path(folder, META)
-    info = load_description(meta / ".info.json", meta / ".info.yaml")
+    info = _load_description(meta / ".info.json", meta / ".info.yaml")
     counts = info.get("shard_counts") if isinstance(info, dict) else None
     if not isinstance(counts, dict) or not all(
         isinstance(name, str) and isinstance(count, int) and count >= 0 for name, count in counts.items()
     ):
         raise CorruptError("Energon's description has no counts of shards", where=meta / ".info.json")
-    parts = load_description(meta / "split.yaml", meta / "split.json", missing={})
+    parts = _load_description(meta / "split.yaml", meta / "split.json", missing={})
     names, excluded = _part(parts, split, meta) if parts else (list(counts), frozenset[str]())
     unknown = [name for name in names if name not in counts]
     if unknown:
@@ -216,7 +216,7 @@ def _is_texts(values: Any) -> bool:
     return isinstance(values, list) and all(isinstance(value, str) for value in values)
 
 
-def load_description(*places: Path, missing: Any = None) -> Any:
+def _load_description(*places: Path, missing: Any = None) -> Any:
     """The content of the first of these files that exists: JSON, or the safe subset of YAML."""
     for place in places:
         if not place.is_file():

@@ -33,7 +33,7 @@ from rankfeed.sources.tar.index_cache import IndexCache
 from rankfeed.sources.tar.npy_columns import NpyColumns
 from rankfeed.sources.tar.schema import ColumnSpec, Decode, Missing, extensions_of, schema_of
 from rankfeed.sources.tar.shard_list import list_shards
-from rankfeed.sources.tar.shards import SampleNumbers, ShardSet, missing_member, refuse_repeated_keys
+from rankfeed.sources.tar.shards import SampleNumbers, ShardSet, refuse_repeated_keys
 from rankfeed.storage import DataFiles, digest_of
 from rankfeed.storage.mapped import ReadHandle
 
@@ -64,8 +64,6 @@ class WebDatasetSource(Source):
             mostly an archive that was not sorted by name, with samples in pieces; or "keep" each as a sample, as
             WebDataset does.
         split: a part of a dataset that Energon prepared.
-        index: "auto" uses the offsets in third-party indexes (``X.tar.idx``, ``.nv-meta/index.sqlite``) for shards
-            without an index of ours, and verifies each when it is used; "own" always makes ours.
         decompress: whether to keep decompressed copies of compressed shards in the cache directory.
         files: what another process of the job saw first; None for the process that opens.
 
@@ -88,7 +86,6 @@ class WebDatasetSource(Source):
         missing: Missing = "error",
         duplicate_keys: Literal["error", "keep"] = "error",
         split: str | None = None,
-        index: Literal["auto", "own"] = "auto",
         decompress: bool = False,
         files: DataFiles | None = None,
     ) -> None:
@@ -101,15 +98,12 @@ class WebDatasetSource(Source):
             "missing": check_choice("missing", missing, get_args(Missing)),
             "duplicate_keys": check_choice("duplicate_keys", duplicate_keys, ("error", "keep")),
             "split": check_optional(check_name, "split", split),
-            "index": check_choice("index", index, ("auto", "own")),
             "decompress": check_bool("decompress", decompress),
         }
         listed = list_shards(self.where, split)
         if decompress:
             listed = decompressed(listed, cache_dir)
-        third_party = index == "auto" and missing == "error"
-        cache = IndexCache(cache_dir, within=listed.folder)
-        self._shards = ShardSet(listed, cache, third_party=third_party, files=files)
+        self._shards = ShardSet(listed, IndexCache(cache_dir, within=listed.folder), files=files)
         self.files = self._shards.files
         if hasattr(os, "posix_fadvise") and sum(self._shards.sizes) > _PREFETCH_BYTES:
             self.prefetch_distance = 1
@@ -189,8 +183,6 @@ class WebDatasetSource(Source):
             samples.append(Members(shard, rows, slots, none, none))
             for extension, some in members.items():
                 starts, sizes = shard.index.locate(extension, rows)
-                if number in self._shards.third_party and (sizes < 0).any():
-                    raise missing_member(self._shards, number, int(rows[sizes < 0][0]), extension)
                 some.append(Members(shard, rows, slots, starts, sizes))
         return samples, members
 
