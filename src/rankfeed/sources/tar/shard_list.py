@@ -79,7 +79,7 @@ def list_shards(where: Paths, split: str | None = None) -> ShardList:
 
 
 @decodable
-class _Shard(msgspec.Struct):
+class _WidsShard(msgspec.Struct):
     url: str
     nsamples: int
     filesize: int | None = None
@@ -87,8 +87,8 @@ class _Shard(msgspec.Struct):
 
 
 @decodable
-class _Component(msgspec.Struct):
-    shardlist: list[_Shard] | None = None
+class _WidsDataset(msgspec.Struct):
+    shardlist: list[_WidsShard] | None = None
     source_url: str | None = None
     base: str | None = None
 
@@ -96,8 +96,8 @@ class _Component(msgspec.Struct):
 @decodable
 class _Wids(msgspec.Struct):
     wids_version: int
-    shardlist: list[_Shard] = []
-    datasets: list[_Component] = []
+    shardlist: list[_WidsShard] = []
+    datasets: list[_WidsDataset] = []
     base: str | None = None
 
 
@@ -139,7 +139,7 @@ def read_wids(path: str, *, check: bool = True) -> ShardList:
     )
 
 
-def _check_size(place: str, shard: _Shard, path: str) -> None:
+def _check_size(place: str, shard: _WidsShard, path: str) -> None:
     try:
         size = os.stat(place).st_size
     except OSError as error:
