@@ -584,7 +584,7 @@ def test_the_same_data_on_another_host_may_have_other_times(
     touch_all(tmp_path / "many")
     with pytest.raises(CorruptError, match="changed or replaced"):
         pickle.loads(travelling)
-    monkeypatch.setattr("rankfeed.storage.data_files.boot", lambda: "another host")
+    monkeypatch.setattr("rankfeed.storage.data_files.boot_id", lambda: "another host")
     there = pickle.loads(travelling)
     assert [int(sample["array"][0]) for sample in there] == [*range(100)]
     for path in data_files(tmp_path / "many"):

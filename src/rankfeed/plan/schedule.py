@@ -37,7 +37,7 @@ class SampleOrder(Protocol):
 
 
 @runtime_checkable
-class RankInfo(Protocol):
+class TopologyLike(Protocol):
     """The part of a topology that a schedule needs."""
 
     @property
@@ -84,7 +84,7 @@ class Schedule:
         plan: SampleOrder,
         *,
         batch_size: int,
-        topology: RankInfo,
+        topology: TopologyLike,
         epoch: int = 0,
         start: int = 0,
         tail: Tail = "even",

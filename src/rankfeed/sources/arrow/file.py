@@ -261,8 +261,7 @@ def open_arrow(path: str, shapes: Mapping[str, ArrayShape], *, unended: bool = F
     """
     data = map_file(path)
     with arrow_errors(path):
-        is_file = data[: len(MAGIC)].tobytes() == MAGIC
-        ipc = _IpcFile(data) if is_file else _IpcStream(data, path, unended=unended)
+        ipc = _open_ipc(data, path, unended=unended)
         rows = ipc.count_rows()
         if min(rows, default=0) < 0 or sum(rows) > _MAX_ROWS:
             raise _damaged(f"{sum(rows)} rows", path)
@@ -276,7 +275,14 @@ def open_arrow(path: str, shapes: Mapping[str, ArrayShape], *, unended: bool = F
 
 def read_schema(path: str) -> Any:
     """The `pyarrow.Schema` of a file."""
-    return open_arrow(path, {}, unended=True).schema
+    data = map_file(path)
+    with arrow_errors(path):
+        return _open_ipc(data, path, unended=True).schema
+
+
+def _open_ipc(data: Bytes, path: str, *, unended: bool) -> _IpcFile | _IpcStream:
+    is_file = data[: len(MAGIC)].tobytes() == MAGIC
+    return _IpcFile(data) if is_file else _IpcStream(data, path, unended=unended)
 
 
 def _find_plain(
@@ -287,8 +293,8 @@ def _find_plain(
     columns = {
         name: _BufferTable(names.index(column[0]), column[1:], layout)
         for name, column in leaves_of(ipc.schema)
-        if (layout := plain_layout(field_at(ipc.schema, column).type, shapes.get(name))) is not None
-        and names.count(column[0]) == 1
+        if names.count(column[0]) == 1
+        and (layout := plain_layout(field_at(ipc.schema, column).type, shapes.get(name))) is not None
     }
     first = next((number for number, count in enumerate(rows) if count), None)
     if first is None:
