@@ -5,7 +5,6 @@ import os
 import pickle
 import random
 import shutil
-import sqlite3
 import tarfile
 import threading
 from collections import Counter
@@ -101,22 +100,13 @@ def write_parquet(folder: Path, base: int) -> None:
     pq.write_table(pa.concat_tables(tables(base)), folder / "rows.parquet", row_group_size=EACH, **options)
 
 
-def write_tar(folder: Path, base: int) -> list[list[int]]:
-    """Shards; returns the offsets of their samples, and of the end."""
-    offsets = []
+def write_tar(folder: Path, base: int) -> None:
     for number, piece in enumerate(pieces(base)):
         with tarfile.open(folder / f"{number}.tar", "w", format=tarfile.USTAR_FORMAT) as tar:
             for value in piece:
                 info = tarfile.TarInfo(f"{value - base:04}.cls")
                 info.size = 4
                 tar.addfile(info, BytesIO(str(value).encode()))
-        offsets.append([1024 * row for row in range(EACH + 1)])
-    return offsets
-
-
-def write_tar_idx(folder: Path, base: int) -> None:
-    for number, offsets in enumerate(write_tar(folder, base)):
-        (folder / f"{number}.tar.idx").write_bytes(np.array(offsets, "<u8").tobytes())
 
 
 def write_wids(folder: Path, base: int) -> None:
@@ -126,18 +116,8 @@ def write_wids(folder: Path, base: int) -> None:
 
 
 def write_energon(folder: Path, base: int) -> None:
-    rows = [
-        (number, str(row), row, start, 1024)
-        for number, offsets in enumerate(write_tar(folder, base))
-        for row, start in enumerate(offsets[:-1])
-    ]
+    write_tar(folder, base)
     (folder / ".nv-meta").mkdir()
-    database = sqlite3.connect(folder / ".nv-meta" / "index.sqlite")
-    columns = "tar_file_id INTEGER, sample_key TEXT, sample_index INTEGER, byte_offset INTEGER, byte_size INTEGER"
-    database.execute(f"CREATE TABLE samples ({columns})")
-    database.executemany("INSERT INTO samples VALUES (?, ?, ?, ?, ?)", rows)
-    database.commit()
-    database.close()
     counts = {f"{number}.tar": EACH for number in range(FILES)}
     (folder / ".nv-meta" / ".info.json").write_text(json.dumps({"shard_counts": counts}))
 
@@ -234,8 +214,7 @@ KINDS = {
     "arrow_streams": Kind(write_arrow_streams, within("*.arrows")),
     "parquet_files": Kind(write_parquet_files, within("")),
     "parquet": Kind(write_parquet, within("rows.parquet")),
-    "tar": Kind(write_tar, within("*.tar", index="own")),
-    "tar_idx": Kind(write_tar_idx, within("*.tar")),
+    "tar": Kind(write_tar, within("*.tar")),
     "wids": Kind(write_wids, within("index.json")),
     "energon": Kind(write_energon, within("")),
     "mds": Kind(write_mds, within("data")),

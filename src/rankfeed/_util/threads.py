@@ -59,8 +59,7 @@ class DaemonPool:
     def close(self, last: Callable[[], _Result] | None = None) -> Future[_Result] | None:
         """Cancel the tasks that have not begun and end the threads, without waiting for them.
 
-        Args:
-            last: run after the current task; for pools of one thread.
+        ``last`` runs after the current task, in pools of one thread.
 
         Returns:
             The future of ``last``; None without one, or if the pool was closed before.

@@ -46,7 +46,7 @@ def as_array(name: str, value: Any) -> npt.NDArray[Any]:
         )
     try:
         array = np.asarray(value)
-    except (ValueError, OverflowError):
+    except Exception:  # the value's own __array__ may raise anything
         array = np.empty(0, object)
     if array.dtype.kind not in "biufc":
         what = f"{type(value).__name__} of dtype {array.dtype}"
@@ -74,7 +74,22 @@ def is_tensor(value: Any) -> bool:
 
 
 def copy_sample(value: Any) -> Any:
-    """A copy of a sample (containers, arrays, tensors, copyable objects) that a transform may change in place."""
+    """A copy of a sample (containers, arrays, tensors, copyable objects) that a transform may change in place.
+
+    Raises:
+        ArgumentError: the sample is nested too deeply.
+    """
+    try:
+        return _copy(value)
+    except RecursionError:
+        raise ArgumentError(
+            "a sample is nested too deeply",
+            found=f"a {type(value).__name__} within a {type(value).__name__} and so on",
+            remedy="return samples that do not contain themselves",
+        ) from None
+
+
+def _copy(value: Any) -> Any:
     if type(value) in _IMMUTABLE:
         return value
     if isinstance(value, np.ndarray):
@@ -84,12 +99,12 @@ def copy_sample(value: Any) -> Any:
     if isinstance(value, MutableMapping):
         copied = copy(value)
         for name, each in value.items():
-            copied[name] = copy_sample(each)
+            copied[name] = _copy(each)
         return copied
     if type(value) in (list, tuple):
-        return type(value)(each if type(each) in _IMMUTABLE else copy_sample(each) for each in value)
+        return type(value)(each if type(each) in _IMMUTABLE else _copy(each) for each in value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*map(copy_sample, value))
+        return type(value)(*map(_copy, value))
     return copy(value) if hasattr(value, "__copy__") else value
 
 

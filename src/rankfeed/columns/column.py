@@ -355,11 +355,7 @@ class ColumnBuffer:
         return len(self.values) if self.offsets is None else len(self.offsets) - 1
 
     def part(self, rows: Int64, slots: Int64 | None = None) -> RowTake | RowSlices:
-        """Some rows, as a part of a column.
-
-        Args:
-            rows: int64 [m].
-            slots: int64 [m], the rows of the batch that they fill; None for all, in order.
+        """Some rows, as a part of a column; ``slots`` are the rows of the batch, None for all in order.
 
         Raises:
             RankfeedError: one of them is unreadable.

@@ -93,11 +93,6 @@ class Columns(Mapping[str, Column]):
 def make_column(name: str, values: Sequence[Any], field: Field | None = None) -> Column:
     """The column of some values (at least one).
 
-    Args:
-        name: of the column, for errors.
-        values: one per row.
-        field: type of the column; None to infer it.
-
     Raises:
         Mismatch: the values have no common type, do not fit the field, or are objects that no column holds.
     """

@@ -59,15 +59,7 @@ def copy_windows(values: Array, starts: Int64, lengths: Int64, out: Array, slots
 
     From each start as many elements are copied as the longest row has: such windows are one strided view, which
     numpy indexes without an index per element. The surplus is overwritten with ``fill``. Consecutive rows, as in a
-    pass without shuffling, are copied with one mask.
-
-    Args:
-        values: [n, ...].
-        starts: int64 [m].
-        lengths: int64 [m], at most ``longest``.
-        out: [k, longest, ...] of the same dtype, C-contiguous.
-        slots: int64 [m].
-        fill: padding value.
+    pass without shuffling, are copied with one mask. ``out`` is [k, longest, ...], C-contiguous.
     """
     longest = out.shape[1]
     if len(slots) and _is_sequence(slots, 1) and _is_sequence(starts, lengths[:-1]):

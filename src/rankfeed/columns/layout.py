@@ -162,13 +162,7 @@ def leaves(layout: Layout, path: Path = ()) -> Iterable[tuple[Path, Leaf]]:
 
 
 def describe_sample(value: Any, known: Fields | None = None, path: Path = (), *, in_dict: bool = False) -> Layout:
-    """The layout of a sample, or of a value in it.
-
-    Args:
-        value: the sample.
-        known: fields declared ragged, or lists of objects.
-        path: to the value.
-        in_dict: whether the value is in a dict: there a tuple of numbers is an array, as a list is.
+    """The layout of a sample, or of a value in it; in a dict, a tuple of numbers is an array, as a list is.
 
     Raises:
         ArgumentError: a number that no dtype holds.
@@ -224,11 +218,6 @@ def _is_branch(value: Any, in_dict: bool) -> bool:
 
 def infer_layout(samples: Iterable[Any], known: Fields | None = None, *, loose: bool = False) -> Layout:
     """The common layout of several samples (at least one).
-
-    Args:
-        samples: the samples.
-        known: as of `describe_sample`.
-        loose: whether arrays may differ in all dimensions.
 
     Raises:
         Mismatch: no layout holds all of them without loss; its ``row`` is a sample that differs from the first.

@@ -42,7 +42,7 @@ def wants_rng(function: Callable[..., Any]) -> bool:
     """Whether a transform takes a generator: it has a second required argument, or one named ``rng``."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
+    except Exception:  # a callable object of the user's may raise anything
         return False
     positional = [
         parameter

@@ -55,7 +55,11 @@ class HelperProcess:
                 stdin=subprocess.DEVNULL,
                 env=environ,
             )
-        self.call(factory, *arguments)
+        try:
+            self.call(factory, *arguments)
+        except RankfeedError:
+            self.close()
+            raise
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of the object; raises its RankfeedErrors, and HelperCrash if the process ended."""

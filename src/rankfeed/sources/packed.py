@@ -197,12 +197,6 @@ def _block_rows(shard: ShardInfo) -> Int64:
 def check_shard(folder: str | Path, manifest: Manifest, shard: ShardInfo, step: Callable[[int], None]) -> None:
     """Read a whole shard and compare size, checksum and columns with the manifest.
 
-    Args:
-        folder: of the dataset.
-        manifest: of the dataset.
-        shard: the shard to check.
-        step: called with the number of bytes of each piece that was read.
-
     Raises:
         SourceError, CorruptError: the shard cannot be read, or differs.
     """

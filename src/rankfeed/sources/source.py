@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from rankfeed._util.trainer import refuse_trainer_without_mixin
 from rankfeed._util.validate import check_int, check_int_array, check_names
-from rankfeed.columns import Columns, Field, Layout
+from rankfeed.columns import Bytes, Column, Columns, Dense, Field, Layout, Objects, Ragged, RowSlices, RowTake
 from rankfeed.errors import ArgumentError, RankfeedError, SourceError
 from rankfeed.storage import DataFiles
 
@@ -351,6 +351,17 @@ def even_blocks(rows: int, block_rows: int) -> Int64:
     """
     block_rows = max(1, min(rows, block_rows))
     return np.diff(np.append(np.arange(0, rows, block_rows), rows))
+
+
+def empty_column(field: Field) -> Column:
+    """A column without rows."""
+    if field.kind == "object":
+        return Objects([])
+    none = np.empty(0, np.int64)
+    if field.kind in ("bytes", "str"):
+        return Bytes([RowSlices(np.empty(0, np.uint8), none, none)], text=field.kind == "str")
+    values = np.empty((0, *field.shape), field.dtype)
+    return Dense([RowTake(values, none)]) if field.kind == "dense" else Ragged([RowSlices(values, none, none)])
 
 
 def by_chunk(ids: Int64, starts: Int64) -> list[tuple[int, Int64, Int64 | None]]:

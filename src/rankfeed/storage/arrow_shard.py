@@ -104,12 +104,6 @@ def read_shard(
 ) -> dict[str, ColumnBuffer]:
     """The columns of a shard, as views of its bytes.
 
-    Args:
-        data: uint8, the whole file.
-        fields: expected columns.
-        rows: expected number of rows.
-        where: path of the file, for errors.
-
     Raises:
         CorruptError: it is no Arrow file, or differs from what is expected.
     """

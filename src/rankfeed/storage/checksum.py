@@ -13,10 +13,6 @@ _CHUNK = 1 << 20
 def file_digest(path: str | PathLike[str], progress: Callable[[int], None] | None = None) -> str:
     """The checksum of a file: 32 hexadecimal digits.
 
-    Args:
-        path: of the file; it is read in pieces while other threads run.
-        progress: called with the number of bytes of each piece.
-
     Raises:
         OSError: the file cannot be read.
     """

@@ -23,10 +23,6 @@ _UNSAFE = re.compile(
 def check_data_name(name: str | bytes, where: object) -> None:
     """Refuse a name read from data that is absolute, contains ``..`` or a URL scheme.
 
-    Args:
-        name: as read, components separated by ``/``.
-        where: the file that contains it, and the offset, for the error.
-
     Raises:
         UnsafeError: the name is unsafe, or no valid file name.
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rankfeed.errors import CorruptError, RankfeedError, SourceError
-from rankfeed.sources.tar.headers import Member, TarReader, Window, compression_of, is_header
+from rankfeed.sources.tar.headers import TarMember, TarReader, Window, compression_of, is_header
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 
@@ -23,7 +23,7 @@ def write(path: Path, files: dict[str, bytes], format: int = tarfile.PAX_FORMAT)
     return path
 
 
-def members(path: Path) -> list[Member]:
+def members(path: Path) -> list[TarMember]:
     with Window(str(path)) as window:
         reader = TarReader(window)
         found = []
@@ -33,10 +33,10 @@ def members(path: Path) -> list[Member]:
         return found
 
 
-def by_tarfile(path: Path) -> list[Member]:
+def by_tarfile(path: Path) -> list[TarMember]:
     with tarfile.open(path, "r:") as tar:
         return [
-            Member(info.name.encode("utf-8", "surrogateescape"), info.offset, info.offset_data, info.size)
+            TarMember(info.name.encode("utf-8", "surrogateescape"), info.offset, info.offset_data, info.size)
             for info in tar
             if info.isreg()
         ]
@@ -93,7 +93,7 @@ def test_sizes_beyond_octal_digits_are_read(tmp_path: Path) -> None:
             head = info.tobuf(format)
             file.write(head)
             file.truncate(len(head) + huge + 1024)
-        assert members(path) == [Member(b"a.bin", 0, len(head), huge)]
+        assert members(path) == [TarMember(b"a.bin", 0, len(head), huge)]
 
 
 def test_global_headers_are_read_and_those_that_rename_files_refused(tmp_path: Path) -> None:

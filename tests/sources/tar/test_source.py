@@ -357,7 +357,7 @@ def test_empty_shards_are_passed_over_and_an_empty_data_set_is_an_error(tmp_path
     assert [sample["cls"] for sample in rf.open(tmp_path)] == [1]
 
 
-@pytest.mark.parametrize("wrong", [{"missing": "no"}, {"index": "x"}, {"duplicate_keys": 1}, {"decode": 3}])
+@pytest.mark.parametrize("wrong", [{"missing": "no"}, {"duplicate_keys": 1}, {"decode": 3}])
 def test_options_that_cannot_be_meant_are_refused(wrong: dict[str, Any], folder: Path) -> None:
     with pytest.raises(ArgumentError):
         rf.open(folder, **wrong)

@@ -53,14 +53,7 @@ def _first_line(error: BaseException) -> str:
 def null_error(
     field: Field, where: str, first_row: int | npt.NDArray[np.int64], column: str
 ) -> Callable[[int], SourceError]:
-    """A function that creates the error for a null in a row.
-
-    Args:
-        field: type of the column.
-        where: file and part of it.
-        first_row: number of the first row there, or int64 [rows], the number of each.
-        column: name of the column.
-    """
+    """A function that creates the error for a null in a row."""
 
     def error(row: int) -> SourceError:
         number = first_row + row if isinstance(first_row, int) else int(first_row[row])

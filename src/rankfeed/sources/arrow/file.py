@@ -250,11 +250,6 @@ class ArrowFile:
 def open_arrow(path: str, shapes: Mapping[str, ArrayShape], *, unended: bool = False) -> ArrowFile:
     """Open a file.
 
-    Args:
-        path: of the file.
-        shapes: columns of nested lists that are arrays, and their shapes.
-        unended: whether a stream without its end marker is read as far as it goes.
-
     Raises:
         SourceError: the file cannot be read.
         CorruptError: the file is damaged.

@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from contextlib import closing, suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 from rankfeed.errors import CorruptError, RankfeedError
@@ -70,17 +71,26 @@ class IsolatedTable:
 
     def __init__(self, uri: str, version: int | str | None) -> None:
         self.uri, self.version = uri, version
-        with self._crashes():
+        with self._crash_errors():
             self.helper = HelperProcess("rankfeed.sources.lance.table:LanceTable", uri, version)
         self.version = self.call("resolved_version")
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of the table."""
-        with self._crashes():
+        with self._crash_errors():
             return self.helper.call(method, *arguments)
 
-    def _crashes(self) -> _Crashes:
-        return _Crashes(f"{self.uri}, version {self.version or 'latest'}")
+    @contextmanager
+    def _crash_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except HelperCrash as crash:
+            raise LanceCrashError(
+                "Lance crashed while it read the table: it may be damaged",
+                found=crash,
+                where=f"{self.uri}, version {self.version or 'latest'}",
+                remedy="open an older version of the table (version=...), or restore it from a copy",
+            ) from crash
 
     @property
     def closed(self) -> bool:
@@ -90,24 +100,6 @@ class IsolatedTable:
     def close(self) -> None:
         """End the helper process."""
         self.helper.close()
-
-
-class _Crashes:
-    """Converts HelperCrash to an error that names the table."""
-
-    def __init__(self, where: str) -> None:
-        self.where = where
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, _kind: Any, error: BaseException | None, _traceback: Any) -> None:
-        if isinstance(error, HelperCrash):
-            raise LanceCrashError(
-                "Lance crashed while it read the table: it may be damaged",
-                found=error,
-                where=self.where,
-                remedy="open an older version of the table (version=...), or restore it from a copy",
-            ) from error
 
 
 def inspect_table(uri: str, version: int | str | None, condition: str | None) -> TableInfo:

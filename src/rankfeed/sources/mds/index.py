@@ -29,14 +29,14 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 32) - 1)]
 
 
 @decodable
-class _File(msgspec.Struct, frozen=True):
+class _ShardFile(msgspec.Struct, frozen=True):
     basename: str
     bytes: Count
     hashes: dict[str, str] = {}
 
 
 @decodable
-class _Shard(msgspec.Struct, frozen=True):
+class _ShardEntry(msgspec.Struct, frozen=True):
     format: str
     samples: Count
     version: int
@@ -44,14 +44,14 @@ class _Shard(msgspec.Struct, frozen=True):
     column_encodings: list[str] = []
     column_sizes: list[Count | None] = []
     compression: str | None = None
-    raw_data: _File | None = None
-    zip_data: _File | None = None
+    raw_data: _ShardFile | None = None
+    zip_data: _ShardFile | None = None
 
 
 @decodable
-class _Index(msgspec.Struct, frozen=True):
+class _IndexFile(msgspec.Struct, frozen=True):
     version: int
-    shards: list[_Shard]
+    shards: list[_ShardEntry]
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def read_index(folder: str) -> MdsIndex:
 def examine_index(folder: str) -> MdsIndex:
     """As `read_index`, but returns problems of single shards."""
     where = os.path.join(folder, INDEX_NAME)
-    index = read_json(where, _Index)
+    index = read_json(where, _IndexFile)
     _check_names(index, where)
     shards: list[MdsShard] = []
     problems: list[SourceError] = []
@@ -142,7 +142,7 @@ def examine_index(folder: str) -> MdsIndex:
     return MdsIndex(shards, columns, msgspec.json.encode((names, columns)), problems)
 
 
-def _check_names(index: _Index, where: str) -> None:
+def _check_names(index: _IndexFile, where: str) -> None:
     for shard in index.shards:
         for file in (shard.raw_data, shard.zip_data):
             if file is not None:
@@ -159,7 +159,7 @@ def _check_names(index: _Index, where: str) -> None:
             )
 
 
-def _unlisted_shards(folder: str, index: _Index) -> Iterator[str]:
+def _unlisted_shards(folder: str, index: _IndexFile) -> Iterator[str]:
     """Shards beside those of the index: their samples would be missing without an error."""
     listed = {
         each.basename for shard in index.shards for each in (shard.raw_data, shard.zip_data) if each is not None
@@ -172,7 +172,7 @@ def _unlisted_shards(folder: str, index: _Index) -> Iterator[str]:
                 yield os.path.join(place, entry)
 
 
-def _columns(shard: _Shard, where: str) -> ColumnEncodings:
+def _columns(shard: _ShardEntry, where: str) -> ColumnEncodings:
     if shard.version != 2 or shard.format != "mds":
         raise SourceError(
             "shards of another format",
@@ -188,7 +188,7 @@ def _columns(shard: _Shard, where: str) -> ColumnEncodings:
     return {name: (encoding, size or 0) for name, encoding, size in zip(names, encodings, sizes, strict=True)}
 
 
-def _find_shard(folder: str, shard: _Shard, columns: ColumnEncodings, where: str) -> MdsShard:
+def _find_shard(folder: str, shard: _ShardEntry, columns: ColumnEncodings, where: str) -> MdsShard:
     """The file of a shard: decompressed if it exists, otherwise compressed."""
     raw, packed = shard.raw_data, shard.zip_data
     if raw is None:

@@ -18,7 +18,7 @@ from rankfeed._util.fork_safety import init_in_each_process
 from rankfeed.columns import Column, Columns, Dense, Field, Objects, RowTake
 from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.npy.header import Header, array_at, check_size, file_header, load_objects, reading
-from rankfeed.sources.npy.npz import Member, read_member, read_members
+from rankfeed.sources.npy.npz import NpzMember, read_member, read_members
 from rankfeed.sources.source import (
     BLOCK_BYTES,
     Int64,
@@ -68,7 +68,7 @@ class NumpyFileSource(Source):
         self._wanted = None if columns is None else tuple(columns)
         self._arrays: dict[str, npt.NDArray[Any]] = {}
         self.files = DataFiles([self.path]) if files is None else files.reopened([self.path])
-        self._members: dict[str, Member] | None = None
+        self._members: dict[str, NpzMember] | None = None
         if path.endswith(".npz"):
             self._members = read_members(path, path, allow_pickle=allow_pickle)
             headers = {name: member.header for name, member in self._members.items()}
@@ -159,7 +159,7 @@ class NumpyFileSource(Source):
         check_size(header, len(data), self.path)
         return array_at(data, header)
 
-    def _load_members(self, members: Mapping[str, Member]) -> dict[str, npt.NDArray[Any]]:
+    def _load_members(self, members: Mapping[str, NpzMember]) -> dict[str, npt.NDArray[Any]]:
         """Load members, of which an archive may have thousands: it is opened and mapped once."""
         loaded: dict[str, npt.NDArray[Any]] = {}
         data: npt.NDArray[np.uint8] | None = None
@@ -174,7 +174,7 @@ class NumpyFileSource(Source):
         return loaded
 
 
-def _map_member(data: npt.NDArray[np.uint8], member: Member) -> npt.NDArray[Any]:
+def _map_member(data: npt.NDArray[np.uint8], member: NpzMember) -> npt.NDArray[Any]:
     """An array as a view of the bytes of its archive."""
     info = member.info
     # The local header: 30 bytes, the name, an extra field.

@@ -12,14 +12,14 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.columns import Bytes, Column, Columns, Dense, Field, Objects, Ragged, RowSlices, RowTake
+from rankfeed.columns import Bytes, Column, Columns, Dense, Field, Objects, Ragged
 from rankfeed.errors import ArgumentError, CorruptError, SourceError, printable
 from rankfeed.sources.npy.detect import list_files
 from rankfeed.sources.npy.file import ARRAY
 from rankfeed.sources.npy.header import Header, check_size, file_header, load_objects, read_header, reading
 from rankfeed.sources.npy.npz import members_of, read_member, read_members
 from rankfeed.sources.paths import Paths
-from rankfeed.sources.source import Int64, Source, check_columns, check_ids, even_blocks, reopen
+from rankfeed.sources.source import Int64, Source, check_columns, check_ids, empty_column, even_blocks, reopen
 from rankfeed.storage import DataFiles, digest_of
 
 #: The column of class numbers.
@@ -258,11 +258,8 @@ def _check_alike(header: Header, field: Field, where: str) -> None:
 def _column(field: Field, rows: list[npt.NDArray[Any]]) -> Column:
     if field.kind == "object":
         return Objects(rows)
-    dtype = np.dtype(field.dtype)
-    if field.kind == "dense":
-        if not rows:
-            return Dense([RowTake(np.empty((0, *field.shape), dtype), np.empty(0, np.int64))])
-        return Dense.of(np.stack(rows, dtype=dtype))
     if not rows:
-        return Ragged([RowSlices(np.empty((0, *field.shape), dtype), *np.empty((2, 0), np.int64))])
-    return Ragged.of([row.astype(dtype, copy=False) for row in rows])
+        return empty_column(field)
+    if field.kind == "dense":
+        return Dense.of(np.stack(rows, dtype=np.dtype(field.dtype)))
+    return Ragged.of([row.astype(field.dtype, copy=False) for row in rows])

@@ -20,7 +20,7 @@ _DEFLATE_RATIO = 1032
 
 
 @dataclass(frozen=True)
-class Member:
+class NpzMember:
     """An array in an archive: header, directory entry, and its name in error messages."""
 
     header: Header
@@ -33,7 +33,7 @@ class Member:
         return self.info.compress_type == zipfile.ZIP_STORED and not self.header.dtype.hasobject
 
 
-def read_members(file: str | IO[bytes], where: str, *, allow_pickle: bool = False) -> dict[str, Member]:
+def read_members(file: str | IO[bytes], where: str, *, allow_pickle: bool = False) -> dict[str, NpzMember]:
     """The arrays of an archive by name; only their headers are read."""
     with reading(where), zipfile.ZipFile(file) as archive:
         return members_of(archive, where, allow_pickle=allow_pickle)
@@ -41,9 +41,9 @@ def read_members(file: str | IO[bytes], where: str, *, allow_pickle: bool = Fals
 
 def members_of(
     archive: zipfile.ZipFile, where: str, *, allow_pickle: bool = False, only_arrays: bool = True
-) -> dict[str, Member]:
+) -> dict[str, NpzMember]:
     """As `read_members`, of an open archive; ``only_arrays`` refuses members that are no arrays of numbers."""
-    members: dict[str, Member] = {}
+    members: dict[str, NpzMember] = {}
     for info in archive.infolist():
         check_data_name(info.filename, where)
         name = info.filename.removesuffix(".npy")
@@ -56,7 +56,7 @@ def members_of(
                 continue
             header = read_header(file, place, start, allow_pickle=allow_pickle, only_tensors=only_arrays)
         _check_size(header, info, place)
-        members[name] = Member(header, info, place)
+        members[name] = NpzMember(header, info, place)
     return members
 
 
@@ -76,7 +76,7 @@ def _check_size(header: Header, info: zipfile.ZipInfo, where: str) -> None:
         )
 
 
-def read_member(archive: zipfile.ZipFile, member: Member, *, allow_pickle: bool = False) -> npt.NDArray[Any]:
+def read_member(archive: zipfile.ZipFile, member: NpzMember, *, allow_pickle: bool = False) -> npt.NDArray[Any]:
     """An array, decompressed into memory, with its checksum verified."""
     with reading(member.where):
         # At most the size in the directory, which was compared with the header.

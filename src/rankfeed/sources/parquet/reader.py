@@ -52,7 +52,7 @@ class LargeRowsError(RankfeedError):
 
 
 @dataclass(frozen=True)
-class Part:
+class RowGroupPart:
     """Some rows of a row group, or all rows of several.
 
     Args:
@@ -87,21 +87,21 @@ class Part:
         """Whether these are all rows of the row groups."""
         return self.rows == sum(self.totals)
 
-    def with_next_group(self, rows: int) -> Part:
+    def with_next_group(self, rows: int) -> RowGroupPart:
         """With all rows of the next row group."""
         return replace(self, rows=self.rows + rows, step=self.step + rows, totals=(*self.totals, rows))
 
-    def by_group(self) -> list[Part]:
+    def by_group(self) -> list[RowGroupPart]:
         """A part for each row group."""
         if self.groups == 1:
             return [self]
         starts = accumulate(self.totals, initial=self.before)
         return [
-            Part(self.file, self.group + number, 0, rows, max(1, rows), (rows,), before)
+            RowGroupPart(self.file, self.group + number, 0, rows, max(1, rows), (rows,), before)
             for number, (rows, before) in enumerate(zip(self.totals, starts, strict=False))
         ]
 
-    def cut(self, factor: int) -> list[Part]:
+    def cut(self, factor: int) -> list[RowGroupPart]:
         """Parts of fewer rows by this factor, of all row groups that begin in this one."""
         found = []
         for part in self.by_group():
@@ -147,7 +147,7 @@ class _Cursor:
 
 
 @dataclass(frozen=True)
-class _File:
+class _OpenFile:
     """An open file, shared by threads: its reads have offsets."""
 
     handle: Any
@@ -171,7 +171,7 @@ class ParquetReader:
         self._digests = digests
         self._data_files = files
         self._lock = threading.Lock()
-        self._files: HandleCache[_File] = HandleCache(OPEN_FILES)
+        self._files: HandleCache[_OpenFile] = HandleCache(OPEN_FILES)
         #: One thread at a time reads on in a row group.
         self._group_locks: OrderedDict[_GroupKey, threading.Lock] = OrderedDict()
         #: By row group and next row, least recently used first.
@@ -182,7 +182,7 @@ class ParquetReader:
         self._most_skipped_bytes = min(_SKIPPED_BYTES, cache_bytes // 4)
         self._decoded: OrderedDict[_GroupKey, _Decoded] = OrderedDict()
 
-    def read(self, part: Part, names: tuple[str, ...]) -> Any:
+    def read(self, part: RowGroupPart, names: tuple[str, ...]) -> Any:
         """The rows of a part, as a `pyarrow.RecordBatch` or `pyarrow.Table`.
 
         ``names`` are Arrow columns, or fields of structs as "outer.inner". Errors name the column.
@@ -192,7 +192,7 @@ class ParquetReader:
         except CorruptError as error:
             raise self._with_column(error, part, names) from error
 
-    def _with_column(self, error: CorruptError, part: Part, names: tuple[str, ...]) -> RankfeedError:
+    def _with_column(self, error: CorruptError, part: RowGroupPart, names: tuple[str, ...]) -> RankfeedError:
         """The error with the column that cannot be read by itself."""
         for name in names:
             try:
@@ -203,7 +203,7 @@ class ParquetReader:
                 return with_where(alone, f"{alone.where}, column {name!r}")
         return error
 
-    def _read(self, part: Part, names: tuple[str, ...]) -> Any:
+    def _read(self, part: RowGroupPart, names: tuple[str, ...]) -> Any:
         where = self._where(part)
         decoded = [self._decoded_size(each, names) for each in part.by_group()]
         nbytes = sum(each.nbytes for each in decoded) * part.rows // max(1, sum(part.totals))
@@ -230,16 +230,16 @@ class ParquetReader:
                 self._check_values(part, cursor)
             return rows
 
-    def _read_group(self, part: Part, names: tuple[str, ...], dictionaries: frozenset[str]) -> Any:
+    def _read_group(self, part: RowGroupPart, names: tuple[str, ...], dictionaries: frozenset[str]) -> Any:
         cursor = self._open_cursor(part, names, dictionaries)
         rows = self._next(cursor, part.rows, self._where(part))
         self._check_values(part, cursor)
         return rows
 
-    def _where(self, part: Part) -> str:
+    def _where(self, part: RowGroupPart) -> str:
         return f"{self._paths[part.file]}, {part}"
 
-    def _check_values(self, part: Part, cursor: _Cursor) -> None:
+    def _check_values(self, part: RowGroupPart, cursor: _Cursor) -> None:
         """Compare the number of values in lists with the footer: pyarrow ignores surplus values."""
         group = self._file(part.file).metadata.row_group(part.group)
         for number, values in cursor.values.items():
@@ -253,7 +253,7 @@ class ParquetReader:
                     remedy=REMEDY,
                 )
 
-    def _decoded_size(self, part: Part, names: tuple[str, ...]) -> _Decoded:
+    def _decoded_size(self, part: RowGroupPart, names: tuple[str, ...]) -> _Decoded:
         """The decoded size of a row group, as far as the footer does not tell."""
         key = (part.file, part.group, names)
         with self._lock:
@@ -266,7 +266,7 @@ class ParquetReader:
                     self._decoded.popitem(last=False)
         return found
 
-    def _examine(self, part: Part, names: tuple[str, ...]) -> _Decoded:
+    def _examine(self, part: RowGroupPart, names: tuple[str, ...]) -> _Decoded:
         metadata = self._file(part.file).metadata
         group = metadata.row_group(part.group)
         leaves = _leaf_columns(metadata.schema, names)
@@ -357,7 +357,7 @@ class ParquetReader:
         return _concat(got)
 
     def _open_cursor(
-        self, part: Part, names: tuple[str, ...], dictionaries: frozenset[str] = frozenset()
+        self, part: RowGroupPart, names: tuple[str, ...], dictionaries: frozenset[str] = frozenset()
     ) -> _Cursor:
         import pyarrow.parquet as pq
 
@@ -391,10 +391,10 @@ class ParquetReader:
                     del self._cursors[each]
             return lock
 
-    def _file(self, number: int) -> _File:
+    def _file(self, number: int) -> _OpenFile:
         return self._files.get(number, lambda: self._open(number))
 
-    def _open(self, number: int) -> _File:
+    def _open(self, number: int) -> _OpenFile:
         import pyarrow as pa
 
         path = self._paths[number]
@@ -411,7 +411,7 @@ class ParquetReader:
                 where=path,
                 remedy="start the job again",
             )
-        return _File(handle, parse_footer(content, path).metadata)
+        return _OpenFile(handle, parse_footer(content, path).metadata)
 
 
 def _concat(batches: list[Any]) -> Any:

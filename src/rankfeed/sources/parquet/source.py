@@ -20,7 +20,7 @@ from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
 from rankfeed.sources.parquet.detect import list_files
 from rankfeed.sources.parquet.footer import REMEDY, Footer, read_footers
 from rankfeed.sources.parquet.partitions import Partitions
-from rankfeed.sources.parquet.reader import LargeRowsError, ParquetReader, Part
+from rankfeed.sources.parquet.reader import LargeRowsError, ParquetReader, RowGroupPart
 from rankfeed.sources.paths import Paths, common_root, label
 from rankfeed.sources.source import Int64, check_columns, check_ids
 from rankfeed.storage import DataFiles, digest_of
@@ -163,7 +163,7 @@ class ParquetSource(ChunkedSource):
         else:
             super().expect(sample_ids, columns)
 
-    def _with_parts(self, parts: list[Part], cache_share: int) -> ParquetSource:
+    def _with_parts(self, parts: list[RowGroupPart], cache_share: int) -> ParquetSource:
         """The same source, decoding other parts at once, with a part of the cache."""
         other = copy.copy(self)
         other._by_group = other._finer = None
@@ -243,9 +243,9 @@ def _decoded_sizes(footer: Footer, fields: Mapping[str, Field], share: float) ->
     return [int(max(rows * row, size * share)) for rows, size in zip(footer.rows, footer.nbytes, strict=True)]
 
 
-def _cut(number: int, footer: Footer, sizes: Sequence[int], path: str, most: int) -> list[Part]:
+def _cut(number: int, footer: Footer, sizes: Sequence[int], path: str, most: int) -> list[RowGroupPart]:
     """The parts of a file of up to ``most`` bytes: large row groups are cut, small ones combined."""
-    parts: list[Part] = []
+    parts: list[RowGroupPart] = []
     rows_before = combined = 0
     for group, (rows, nbytes) in enumerate(zip(footer.rows, sizes, strict=True)):
         step = max(1, rows // max(1, -(-nbytes // most)))
@@ -261,7 +261,7 @@ def _cut(number: int, footer: Footer, sizes: Sequence[int], path: str, most: int
             combined += nbytes
         else:
             parts += [
-                Part(number, group, first, min(step, rows - first), step, (rows,), rows_before)
+                RowGroupPart(number, group, first, min(step, rows - first), step, (rows,), rows_before)
                 for first in range(0, max(rows, 1), step)
             ]
             combined = nbytes

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.columns import Bytes, Column, Dense, Field, Objects, Ragged, RowSlices, as_array
+from rankfeed.columns import Bytes, Column, Field, Mismatch, Objects, RowSlices, as_array, make_column
 from rankfeed.errors import ArgumentError, CorruptError, MissingExtraError, RankfeedError, SourceError
-from rankfeed.sources.source import with_where
+from rankfeed.sources.source import empty_column, with_where
 from rankfeed.sources.tar.shards import Shard
 
 Int64 = npt.NDArray[np.int64]
@@ -124,38 +124,15 @@ def column_of_values(field: Field, values: list[Any], parts: Sequence[Members], 
     """A column of decoded values, None for a missing member; a SourceError if a value does not fit."""
     if field.kind == "object":
         return Objects(values)
-
-    def unlike(found: object, slot: int) -> SourceError:
-        return unlike_others(field, found, _where(parts, slot, extension), extension)
-
-    if field.kind in ("bytes", "str"):
-        wanted = str if field.kind == "str" else bytes
-        values = [wanted() if value is None else value for value in values]
-        for slot, value in enumerate(values):
-            if not isinstance(value, wanted):
-                raise unlike(type(value).__name__, slot)
-        return Bytes.of(values) if values else Bytes([_no_runs(np.empty(0, np.uint8))], text=field.kind == "str")
-    dtype = np.dtype(field.dtype)
-    empty = np.zeros((0, *field.shape) if field.kind == "ragged" else field.shape, dtype)
-    arrays = []
-    for slot, value in enumerate(values):
-        try:
-            array = empty if value is None else as_array(extension, value)
-        except ArgumentError as error:
-            raise unlike(error.found, slot) from error
-        shape = array.shape[1:] if field.kind == "ragged" else array.shape
-        if shape != field.shape or array.ndim != empty.ndim or not np.can_cast(array.dtype, dtype, "safe"):
-            raise unlike(f"{array.dtype.name}{list(array.shape)}", slot)
-        arrays.append(array)
-    if field.kind == "dense":
-        return Dense.of(np.stack(arrays, dtype=dtype) if arrays else np.empty((0, *field.shape), dtype))
-    return (
-        Ragged.of([array.astype(dtype, copy=False) for array in arrays]) if arrays else Ragged([_no_runs(empty)])
-    )
-
-
-def _no_runs(values: npt.NDArray[Any]) -> RowSlices:
-    return RowSlices(values, np.empty(0, np.int64), np.empty(0, np.int64))
+    if not values:
+        return empty_column(field)
+    shape = (0, *field.shape) if field.kind == "ragged" else field.shape
+    missing: Any = {"str": "", "bytes": b""}.get(field.kind, np.zeros(shape, field.dtype or None))
+    try:
+        return make_column(extension, [missing if value is None else value for value in values], field)
+    except Mismatch as error:
+        where = _where(parts, error.row, extension)
+        raise unlike_others(field, error.found, where, extension) from error
 
 
 def unlike_others(field: Field, found: object, where: str, extension: str) -> SourceError:

@@ -32,7 +32,7 @@ _WITHOUT_DATA = (b"3", b"4", b"5", b"6")
 _REMEDY = "fetch the file again, or write it again"
 
 
-class Member(NamedTuple):
+class TarMember(NamedTuple):
     """A regular file in an archive.
 
     Args:
@@ -101,7 +101,7 @@ class TarReader:
         self._window = window
         self.offset = offset
 
-    def next(self) -> Member | None:
+    def next(self) -> TarMember | None:
         """The next regular file, None at the end of the archive; directories and devices are skipped.
 
         Raises:
@@ -156,7 +156,7 @@ class TarReader:
                 if kind in _REGULAR and not folder:
                     if b"\0" in name or not name:
                         raise self._damaged("a name", repr(name[:80]), here)
-                    return Member(name, start, data, size)
+                    return TarMember(name, start, data, size)
                 start, name, override = self.offset, None, {}
 
     def check_end(self) -> None:

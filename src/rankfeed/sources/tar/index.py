@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -25,27 +24,6 @@ _MAGIC = b"RFTARIX2"
 #: Magic, lengths of the JSON header (4 bytes) and of the arrays (8), checksums of the header and of everything.
 _PREFIX = 32
 _MOST_HEADER_BYTES = 1 << 26
-
-
-class SampleIndex(Protocol):
-    """Where the samples of a shard are: a `TarIndex`, or a `ThirdPartyIndex`."""
-
-    @property
-    def offsets(self) -> Int64:
-        """Offset of the first header of each sample, and the end of the last: int64 [samples + 1]."""
-        ...
-
-    def locate(self, extension: str, rows: Int64) -> tuple[Int64, Int64]:
-        """Offset and size of a member of some samples; size -1 if a sample has no such member."""
-        ...
-
-    def key_runs(self, rows: Int64) -> tuple[Bytes8, Int64, Int64]:
-        """Keys of some samples: bytes, and start and length of each in them."""
-        ...
-
-    def key(self, row: int) -> str:
-        """The key of a sample."""
-        ...
 
 
 @decodable
@@ -86,11 +64,11 @@ class Summary(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class TarIndex:
-    """A complete `SampleIndex`.
+    """Where the samples of a shard are.
 
     Args:
         summary: counts.
-        offsets: int64 [samples + 1].
+        offsets: int64 [samples + 1], the first header of each sample, and the end of the last.
         key_offsets: int64 [samples + 1] into ``keys``.
         starts: int64 [members], offsets of the members' bytes, by extension and then by sample.
         sizes: int64 [members].
@@ -107,6 +85,7 @@ class TarIndex:
     keys: Bytes8
 
     def locate(self, extension: str, rows: Int64) -> tuple[Int64, Int64]:
+        """Offset and size of a member of some samples; size -1 if a sample has no such member."""
         first = first_row = 0
         for each in self.summary.extensions:
             if each.name == extension:
@@ -124,10 +103,12 @@ class TarIndex:
         return np.where(has, starts[place], 0), np.where(has, sizes[place], -1)
 
     def key_runs(self, rows: Int64) -> tuple[Bytes8, Int64, Int64]:
+        """Keys of some samples: bytes, and start and length of each in them."""
         starts = self.key_offsets[rows]
         return self.keys, starts, self.key_offsets[rows + 1] - starts
 
     def key(self, row: int) -> str:
+        """The key of a sample."""
         return str(self.keys[self.key_offsets[row] : self.key_offsets[row + 1]].data, "utf-8", "backslashreplace")
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import xxhash
 
 from rankfeed.errors import CorruptError, SourceError, printable
-from rankfeed.sources.tar.headers import Member, TarReader, Window
+from rankfeed.sources.tar.headers import TarMember, TarReader, Window
 from rankfeed.sources.tar.index import Extension, Summary, TarIndex, is_extension
 from rankfeed.storage import check_data_name, digest_of
 
@@ -34,9 +34,9 @@ def split_name(name: bytes) -> tuple[bytes, str] | None:
     return None if found is None else (found[1], found[2].decode("utf-8", "backslashreplace").lower())
 
 
-def samples_of(reader: TarReader, path: str) -> Iterator[tuple[bytes, int, dict[str, Member]]]:
+def samples_of(reader: TarReader, path: str) -> Iterator[tuple[bytes, int, dict[str, TarMember]]]:
     """The samples of an archive: key, offset of the first header, members by extension."""
-    key, first, members = b"", 0, dict[str, Member]()
+    key, first, members = b"", 0, dict[str, TarMember]()
     while (member := reader.next()) is not None:
         parts = split_name(member.name)
         if parts is None:
@@ -53,7 +53,7 @@ def samples_of(reader: TarReader, path: str) -> Iterator[tuple[bytes, int, dict[
         yield key, first, members
 
 
-def check_member(member: Member, extension: str, path: str) -> None:
+def check_member(member: TarMember, extension: str, path: str) -> None:
     """Refuse names that leave the directory, and extensions that cannot name a column."""
     where = f"{path}, offset {member.start}"
     check_data_name(member.name, where)
@@ -66,7 +66,7 @@ def check_member(member: Member, extension: str, path: str) -> None:
         )
 
 
-def duplicate_extension(extension: str, first: int, second: Member, path: str) -> CorruptError:
+def duplicate_extension(extension: str, first: int, second: TarMember, path: str) -> CorruptError:
     """The error for a sample with two members of one extension."""
     return CorruptError(
         "a sample has two members of one extension",

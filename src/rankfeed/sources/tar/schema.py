@@ -46,22 +46,11 @@ class ColumnSpec:
 
 
 def extensions_of(shards: ShardSet) -> dict[str, int]:
-    """The extensions of all shards in order of appearance, and the number of samples with each.
-
-    Of shards with a third-party index three samples are probed; the others are checked when they are read.
-    """
+    """The extensions of all shards in order of appearance, and the number of samples with each."""
     found: dict[str, int] = {}
-    for number, summary in enumerate(shards.summaries):
-        if summary is not None:
-            for each in summary.extensions:
-                found[each.name] = found.get(each.name, 0) + each.count
-        elif shards.counts[number]:
-            index, count = shards.third_party[number], int(shards.counts[number])
-            probes = sorted({0, count // 2, count - 1})
-            for extension in dict.fromkeys(name for row in probes for name in index.extensions_of(row)):
-                found[extension] = found.get(extension, 0) + count
-    for index in shards.third_party.values():
-        index.allowed = frozenset(found)
+    for summary in shards.summaries:
+        for each in summary.extensions:
+            found[each.name] = found.get(each.name, 0) + each.count
     return found
 
 
@@ -180,7 +169,6 @@ def _probed_field(
     sizes = {
         size
         for summary in shards.summaries
-        if summary is not None
         for each in summary.extensions
         if each.name == extension
         for size in (each.smallest, each.largest)

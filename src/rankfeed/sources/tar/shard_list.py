@@ -79,7 +79,7 @@ def list_shards(where: Paths, split: str | None = None) -> ShardList:
 
 
 @decodable
-class _Shard(msgspec.Struct):
+class _WidsShard(msgspec.Struct):
     url: str
     nsamples: int
     filesize: int | None = None
@@ -87,8 +87,8 @@ class _Shard(msgspec.Struct):
 
 
 @decodable
-class _Component(msgspec.Struct):
-    shardlist: list[_Shard] | None = None
+class _WidsDataset(msgspec.Struct):
+    shardlist: list[_WidsShard] | None = None
     source_url: str | None = None
     base: str | None = None
 
@@ -96,8 +96,8 @@ class _Component(msgspec.Struct):
 @decodable
 class _Wids(msgspec.Struct):
     wids_version: int
-    shardlist: list[_Shard] = []
-    datasets: list[_Component] = []
+    shardlist: list[_WidsShard] = []
+    datasets: list[_WidsDataset] = []
     base: str | None = None
 
 
@@ -139,7 +139,7 @@ def read_wids(path: str, *, check: bool = True) -> ShardList:
     )
 
 
-def _check_size(place: str, shard: _Shard, path: str) -> None:
+def _check_size(place: str, shard: _WidsShard, path: str) -> None:
     try:
         size = os.stat(place).st_size
     except OSError as error:
@@ -157,13 +157,13 @@ def _check_size(place: str, shard: _Shard, path: str) -> None:
 def read_energon(folder: str, split: str | None) -> ShardList:
     """The shards of a directory that Energon prepared; ``split`` is needed if it has several parts."""
     meta = Path(folder, META)
-    info = load_description(meta / ".info.json", meta / ".info.yaml")
+    info = _load_description(meta / ".info.json", meta / ".info.yaml")
     counts = info.get("shard_counts") if isinstance(info, dict) else None
     if not isinstance(counts, dict) or not all(
         isinstance(name, str) and isinstance(count, int) and count >= 0 for name, count in counts.items()
     ):
         raise CorruptError("Energon's description has no counts of shards", where=meta / ".info.json")
-    parts = load_description(meta / "split.yaml", meta / "split.json", missing={})
+    parts = _load_description(meta / "split.yaml", meta / "split.json", missing={})
     names, excluded = _part(parts, split, meta) if parts else (list(counts), frozenset[str]())
     unknown = [name for name in names if name not in counts]
     if unknown:
@@ -216,7 +216,7 @@ def _is_texts(values: Any) -> bool:
     return isinstance(values, list) and all(isinstance(value, str) for value in values)
 
 
-def load_description(*places: Path, missing: Any = None) -> Any:
+def _load_description(*places: Path, missing: Any = None) -> Any:
     """The content of the first of these files that exists: JSON, or the safe subset of YAML."""
     for place in places:
         if not place.is_file():

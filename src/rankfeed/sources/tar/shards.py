@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -14,11 +13,10 @@ from rankfeed._util.handle_cache import HandleCache
 from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.source import by_chunk, starts_of
 from rankfeed.sources.tar.headers import TarReader, Window
-from rankfeed.sources.tar.index import SampleIndex, Summary, TarIndex
+from rankfeed.sources.tar.index import TarIndex
 from rankfeed.sources.tar.index_cache import IndexCache
 from rankfeed.sources.tar.scan import readable_key, split_name
 from rankfeed.sources.tar.shard_list import ShardList
-from rankfeed.sources.tar.third_party_index import ThirdPartyIndex, find_offsets
 from rankfeed.storage import DataFiles, check_not_truncated, digest_of, map_file
 
 Int64 = npt.NDArray[np.int64]
@@ -41,7 +39,7 @@ class Shard:
 
     path: str
     data: npt.NDArray[np.uint8]
-    index: SampleIndex
+    index: TarIndex
 
     def read(self, start: int, size: int) -> bytes:
         """The bytes of a member."""
@@ -49,55 +47,28 @@ class Shard:
 
 
 class ShardSet:
-    """Shards with their indexes: ours, created if missing, or third-party ones.
+    """Shards with their indexes.
 
     Args:
         listed: the shards.
-        cache: where our indexes are.
-        third_party: whether to use the offsets of other tools for shards without an index of ours.
+        cache: of their indexes.
         files: what another process of the job saw first; None for the process that opens.
 
     Attributes:
         files: the shards as this job first saw them.
-        summaries: of each shard; None with a third-party index, which has none.
-        third_party: third-party indexes by shard number.
+        summaries: of each shard.
         counts: int64, samples in each.
         sizes: bytes of each.
     """
 
-    def __init__(
-        self, listed: ShardList, cache: IndexCache, *, third_party: bool, files: DataFiles | None = None
-    ) -> None:
+    def __init__(self, listed: ShardList, cache: IndexCache, *, files: DataFiles | None = None) -> None:
         self.listed = listed
         self.paths = listed.shards
         self.files = DataFiles(self.paths, listed.names) if files is None else files.reopened(self.paths)
-        self.third_party: dict[int, ThirdPartyIndex] = {}
         self._cache = cache
         self._open: HandleCache[Shard] = HandleCache(OPEN_SHARDS)
-        known = cache.known(self.paths)
-        for number, path in enumerate(self.paths):
-            # Excluding samples needs all keys.
-            if third_party and not listed.excluded and known[path] is None:
-                found = find_offsets(path, listed.where or None, listed.names[number])
-                if found is not None:
-                    check = partial(self.files.check, number)
-                    self.third_party[number] = ThirdPartyIndex(path, *found, check=check)
-        new = [
-            path
-            for number, path in enumerate(self.paths)
-            if known[path] is None and number not in self.third_party
-        ]
-        known.update(zip(new, cache.summaries(new), strict=True))
-        self.summaries: list[Summary | None] = [
-            None if number in self.third_party else known[path] for number, path in enumerate(self.paths)
-        ]
-        self.counts = np.array(
-            [
-                len(self.third_party[number].offsets) - 1 if summary is None else summary.samples
-                for number, summary in enumerate(self.summaries)
-            ],
-            np.int64,
-        )
+        self.summaries = cache.summaries(self.paths)
+        self.counts = np.array([summary.samples for summary in self.summaries], np.int64)
         self.sizes: list[int] = self.files.sizes.tolist()
         for number, count in enumerate(listed.counts):
             if count is not None and count != self.counts[number]:
@@ -110,21 +81,15 @@ class ShardSet:
                 )
 
     def fingerprint(self) -> str:
-        """Digest of names, sizes, sample offsets (of whichever index) and content samples."""
+        """Digest of names, sizes, sample offsets and content samples."""
         pieces = []
-        for number, name in enumerate(self.listed.names):
-            summary = self.summaries[number]
-            digest = (
-                digest_of(self.third_party[number].offsets.tobytes())
-                if summary is None
-                else summary.offsets_digest
-            )
-            pieces += [os.fsencode(name), str(self.sizes[number]).encode(), digest.encode()]
+        for name, size, summary in zip(self.listed.names, self.sizes, self.summaries, strict=True):
+            pieces += [os.fsencode(name), str(size).encode(), summary.offsets_digest.encode()]
         return digest_of(*pieces, self.files.fingerprint.encode())
 
-    def index(self, number: int) -> SampleIndex:
+    def index(self, number: int) -> TarIndex:
         """The index of a shard."""
-        return self.third_party[number] if number in self.third_party else self._cache.load(self.paths[number])
+        return self._cache.load(self.paths[number])
 
     def open(self, number: int) -> Shard:
         """A shard, opened if it is not open; a CorruptError if it was changed since it was indexed."""
@@ -139,12 +104,7 @@ class ShardSet:
         data = map_file(path)
         shard = Shard(path, data, index)
         self.files.opened(number)
-        summary = self.summaries[number]
-        if (
-            summary is not None
-            and isinstance(index, TarIndex)
-            and index.summary.offsets_digest != summary.offsets_digest
-        ):
+        if index.summary.offsets_digest != self.summaries[number].offsets_digest:
             raise CorruptError(
                 "a shard was changed while it was in use",
                 expected=f"{self.sizes[number]} bytes and {self.counts[number]} samples, as before",
@@ -152,8 +112,7 @@ class ShardSet:
                 where=path,
                 remedy="start the job again",
             )
-        if number not in self.third_party:
-            _compare_headers(shard, int(self.counts[number]))
+        _compare_headers(shard, int(self.counts[number]))
         return shard
 
     def __getstate__(self) -> None:
@@ -206,8 +165,6 @@ class SampleNumbers:
     def check_missing(self, extensions: Sequence[str], *, skip: bool) -> None:
         """Leave out samples that lack a member (``skip``), or raise a SourceError for the first of them."""
         for number, summary in enumerate(self._shards.summaries):
-            if summary is None:
-                continue
             counts = {each.name: each.count for each in summary.extensions}
             for extension in extensions:
                 if counts.get(extension, 0) == summary.samples:
@@ -219,7 +176,7 @@ class SampleNumbers:
                     continue
                 lacking = lacking[np.isin(lacking, self._kept.get(number, lacking))]
                 if len(lacking):
-                    raise missing_member(self._shards, number, int(lacking[0]), extension)
+                    raise _missing_member(self._shards, number, int(lacking[0]), extension)
         self._count()
         if not self.starts[-1]:
             raise SourceError(
@@ -257,7 +214,7 @@ def _excluded_rows(shards: ShardSet) -> Iterator[tuple[int, Int64]]:
 def refuse_repeated_keys(shards: ShardSet) -> None:
     """Raise a SourceError if samples that are not adjacent have the same key; it names both offsets."""
     for number, summary in enumerate(shards.summaries):
-        if summary is not None and summary.repeated is not None:
+        if summary.repeated is not None:
             index = shards.index(number)
             first, second = summary.repeated
             raise SourceError(
@@ -270,7 +227,7 @@ def refuse_repeated_keys(shards: ShardSet) -> None:
             )
 
 
-def missing_member(shards: ShardSet, number: int, row: int, extension: str) -> SourceError:
+def _missing_member(shards: ShardSet, number: int, row: int, extension: str) -> SourceError:
     """The error for a sample that lacks a member that others have."""
     index = shards.index(number)
     return SourceError(

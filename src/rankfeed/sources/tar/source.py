@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, ClassVar, Literal, get_args
 
@@ -32,7 +33,7 @@ from rankfeed.sources.tar.index_cache import IndexCache
 from rankfeed.sources.tar.npy_columns import NpyColumns
 from rankfeed.sources.tar.schema import ColumnSpec, Decode, Missing, extensions_of, schema_of
 from rankfeed.sources.tar.shard_list import list_shards
-from rankfeed.sources.tar.shards import SampleNumbers, ShardSet, missing_member, refuse_repeated_keys
+from rankfeed.sources.tar.shards import SampleNumbers, ShardSet, refuse_repeated_keys
 from rankfeed.storage import DataFiles, digest_of
 from rankfeed.storage.mapped import ReadHandle
 
@@ -63,8 +64,6 @@ class WebDatasetSource(Source):
             mostly an archive that was not sorted by name, with samples in pieces; or "keep" each as a sample, as
             WebDataset does.
         split: a part of a dataset that Energon prepared.
-        index: "auto" uses the offsets in third-party indexes (``X.tar.idx``, ``.nv-meta/index.sqlite``) for shards
-            without an index of ours, and verifies each when it is used; "own" always makes ours.
         decompress: whether to keep decompressed copies of compressed shards in the cache directory.
         files: what another process of the job saw first; None for the process that opens.
 
@@ -87,7 +86,6 @@ class WebDatasetSource(Source):
         missing: Missing = "error",
         duplicate_keys: Literal["error", "keep"] = "error",
         split: str | None = None,
-        index: Literal["auto", "own"] = "auto",
         decompress: bool = False,
         files: DataFiles | None = None,
     ) -> None:
@@ -100,15 +98,12 @@ class WebDatasetSource(Source):
             "missing": check_choice("missing", missing, get_args(Missing)),
             "duplicate_keys": check_choice("duplicate_keys", duplicate_keys, ("error", "keep")),
             "split": check_optional(check_name, "split", split),
-            "index": check_choice("index", index, ("auto", "own")),
             "decompress": check_bool("decompress", decompress),
         }
         listed = list_shards(self.where, split)
         if decompress:
             listed = decompressed(listed, cache_dir)
-        third_party = index == "auto" and missing == "error"
-        cache = IndexCache(cache_dir, within=listed.folder)
-        self._shards = ShardSet(listed, cache, third_party=third_party, files=files)
+        self._shards = ShardSet(listed, IndexCache(cache_dir, within=listed.folder), files=files)
         self.files = self._shards.files
         if hasattr(os, "posix_fadvise") and sum(self._shards.sizes) > _PREFETCH_BYTES:
             self.prefetch_distance = 1
@@ -188,8 +183,6 @@ class WebDatasetSource(Source):
             samples.append(Members(shard, rows, slots, none, none))
             for extension, some in members.items():
                 starts, sizes = shard.index.locate(extension, rows)
-                if number in self._shards.third_party and (sizes < 0).any():
-                    raise missing_member(self._shards, number, int(rows[sizes < 0][0]), extension)
                 some.append(Members(shard, rows, slots, starts, sizes))
         return samples, members
 
@@ -234,12 +227,13 @@ class WebDatasetSource(Source):
         is_cached = True
         for number, rows, _ in self._samples.places(check_ids(sample_ids, len(self))):
             offsets = self._shards.open(number).index.offsets
-            file = ReadHandle(self._shards.paths[number])
-            # If the first sample is cached, the others probably are.
-            if len(rows) and not file.is_cached(int(offsets[rows[0]])):
-                is_cached = False
-                for first, last in zip(offsets[rows].tolist(), offsets[rows + 1].tolist(), strict=True):
-                    os.posix_fadvise(file.handle, first, last - first, os.POSIX_FADV_WILLNEED)
+            with suppress(SourceError):  # the shard was moved or removed: it is read from its mapping
+                file = ReadHandle(self._shards.paths[number])
+                # If the first sample is cached, the others probably are.
+                if len(rows) and not file.is_cached(int(offsets[rows[0]])):
+                    is_cached = False
+                    for first, last in zip(offsets[rows].tolist(), offsets[rows + 1].tolist(), strict=True):
+                        os.posix_fadvise(file.handle, first, last - first, os.POSIX_FADV_WILLNEED)
         self._batches_to_skip = _BATCHES_BETWEEN_LOOKS if is_cached else 0
 
 
