@@ -100,9 +100,9 @@ def collate_samples(
         ArgumentError: lengths would take the name of another field.
 
     Examples:
-        >>> from rankfeed.columns.layout import layout_of
+        >>> from rankfeed.columns.layout import infer_layout
         >>> samples = [(1, "a", [5, 6]), (2, "b", [])]
-        >>> collate_samples(samples, layout_of(samples))[0]
+        >>> collate_samples(samples, infer_layout(samples))[0]
         (tensor([1, 2]), ['a', 'b'], (tensor([[5, 6],
                 [0, 0]]), tensor([2, 0])))
     """
