@@ -176,6 +176,7 @@ class TaskClaims:
         self._directory, self._topology, self._step = directory, topology, step
         self._stall_timeout = stall_timeout
         self._stalls = StallDetector()
+        self._failed: ExitStack | None = None
 
     def run_next(self, job: WriteJob, tasks: dict[int, WriteTask]) -> tuple[WriteTask, list[Part]] | None:
         """Claim one of the unfinished tasks and run it; None if all of them are claimed."""
@@ -189,7 +190,7 @@ class TaskClaims:
                     try:
                         return tasks[number], self._run(job, tasks[number], held, in_thread=stalled)
                     except BaseException:
-                        stack.pop_all()  # no other rank claims it before it hears of the error
+                        self._failed = stack.pop_all()  # no other rank claims it before it hears of the error
                         raise
         return None
 
