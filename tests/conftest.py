@@ -13,6 +13,9 @@ from tests.support.environ import of_no_launcher
 # imported, and inherited by whatever the tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Ray's workers would run at niceness 15, and get next to nothing beside other tests.
+os.environ.setdefault("RAY_worker_niceness", "0")
+
 #: What a launcher has said to pytest itself.
 LAUNCHED = os.environ.keys() - of_no_launcher().keys()
 

@@ -243,7 +243,11 @@ def plain_environ() -> Iterator[dict[str, str]]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "launcher",
-    ["mpich", *(pytest.param(each, marks=pytest.mark.slow) for each in ("openmpi", "torchrun", "srun"))],
+    [
+        "mpich",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("openmpi", "srun")),
+        pytest.param("torchrun", marks=pytest.mark.soak),
+    ],
 )
 def test_processes_of_a_launcher_that_are_killed_leave_one_committed_build(
     launcher: str, reader: Reader, tmp_path: Path

@@ -68,7 +68,7 @@ def check_means(ranks: int, sizes: Sequence[int], out: Path) -> None:
             assert len(ways) == (8 if size >= ranks else 4)  # fewer samples than ranks: tail="pad" alone
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_every_sample_once_with_the_same_bytes_for_every_kind_of_worker_on_two_ranks(
     data: Path, tmp_path: Path
@@ -94,7 +94,7 @@ FEW: list[Cell] = [
 SIZES = range(1, 41, 3)
 
 
-@pytest.fixture(scope="module", params=[2, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (1, 3))])
+@pytest.fixture(scope="module", params=[2, *(pytest.param(ranks, marks=pytest.mark.soak) for ranks in (1, 3))])
 def other_ranks(
     request: pytest.FixtureRequest, data: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[int, Path]:

@@ -46,12 +46,12 @@ WAYS = ["fork:0", "fork:2", "spawn:2", "forkserver:2"]
 ALL = [f"{framework}:{way}" for framework in FRAMEWORKS for way in WAYS]
 #: What can do without a process group: then its rank is found by what the launcher says.
 NO_GROUP = ["loader", "batch_sampler", "sampler", "stateful", "pyg", "pyg_seeds", "webdataset"]
-#: Without a soak MPICH is the launcher of the test with kills alone.
+#: Without a soak MPICH is the launcher of the test with kills alone, and Open MPI of those of prepare_once.
 EACH_LAUNCHER = [
     pytest.param("torchrun", "torch", id="torchrun, torch alone", marks=pytest.mark.slow),
     pytest.param("torchrun", "libraries", id="torchrun, libraries"),
-    *(pytest.param(each, "few", id=each, marks=pytest.mark.slow) for each in ("openmpi", "srun")),
-    pytest.param("mpich", "few", id="mpich", marks=pytest.mark.soak),
+    pytest.param("srun", "few", id="srun", marks=pytest.mark.slow),
+    *(pytest.param(each, "few", id=each, marks=pytest.mark.soak) for each in ("openmpi", "mpich")),
 ]
 
 pytestmark = pytest.mark.timeout(3600)
@@ -193,7 +193,7 @@ def test_each_sample_once_under_each_launcher_in_each_framework(launcher: str, w
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "launcher",
-    ["torchrun", "srun", *(pytest.param(each, marks=pytest.mark.soak) for each in ("openmpi", "mpich"))],
+    ["torchrun", *(pytest.param(each, marks=pytest.mark.soak) for each in ("srun", "openmpi", "mpich"))],
 )
 def test_each_sample_once_over_two_hosts(launcher: str, tmp_path: Path) -> None:
     need_network()

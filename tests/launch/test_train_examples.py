@@ -161,7 +161,7 @@ def test_the_batch_script_trains_on_the_tasks_of_two_nodes_and_goes_on_with_othe
     check_read_once(folder, len(ranks))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @BY_MPI
 def test_the_script_trains_under_mpi_and_goes_on_with_more_ranks(launcher: str, tmp_path: Path) -> None:
     need(launcher)

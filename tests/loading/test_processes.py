@@ -50,8 +50,9 @@ def gone(processes: list[psutil.Process], seconds: float = 30) -> bool:
 def left_over() -> set[str]:
     """Names in shared memory, and our own in the folder for temporary files."""
     temporary = {str(path) for path in Path("/tmp").glob("*rankfeed*")}
-    # Semaphores are those of tests beside this one, which spawn a stock DataLoader; the engine has pipes alone.
-    return {str(path) for path in Path("/dev/shm").iterdir() if not path.name.startswith("sem.")} | temporary
+    # Others are those of tests beside this one: a stock DataLoader's semaphores, segments of Open MPI and MPICH.
+    others = ("sem.", "sm_segment.", "mpich_")
+    return {str(path) for path in Path("/dev/shm").iterdir() if not path.name.startswith(others)} | temporary
 
 
 def run(code: str, *arguments: str, timeout: float = 100) -> Any:

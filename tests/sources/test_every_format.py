@@ -233,7 +233,7 @@ def read_all(sources: dict[str, Any], results: Any) -> None:
             results.put((name, repr(error)))
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_other_processes_read_the_same(method: str, made: dict[str, Written], root: Path) -> None:
     """Sources that were read in this process go to another one; under fork by what it inherits."""
     every = [of(name, made, root) for name in writers.FORMATS]

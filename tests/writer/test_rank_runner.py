@@ -156,7 +156,7 @@ def ended(process: subprocess.Popen[bytes], seconds: float) -> int | None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", ["hang", "stop"])
+@pytest.mark.parametrize("fault", ["hang", pytest.param("stop", marks=pytest.mark.soak)])
 def test_nobody_waits_for_a_rank_that_lives_and_does_not_get_on(fault: str, data: Path, tmp_path: Path) -> None:
     with ranks(3, data / "source", tmp_path / "p", tmp_path, f"{fault}:1", 3) as started:
         codes = [ended(started[rank], 80) for rank in (0, 2)]
@@ -180,7 +180,7 @@ def test_a_rank_that_was_only_slow_has_what_the_others_packed(data: Path, tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("key", ["", "1"])
+@pytest.mark.parametrize("key", [pytest.param("", marks=pytest.mark.soak), "1"])
 def test_a_rank_that_was_stopped_meanwhile_has_it_or_says_why(key: str, data: Path, tmp_path: Path) -> None:
     with ranks(2, data / "source", tmp_path / "p", tmp_path, "stop:1", 3, PACK_KEY=key) as started:
         assert ended(started[0], 80) == 0

@@ -96,7 +96,7 @@ def test_a_worker_that_is_killed_is_replaced(cluster: str, source: rf.Source, tm
     assert contents(tmp_path / "ray") == contents(tmp_path / "local")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_worker_that_always_dies_is_an_error_that_says_so(
     cluster: str, source: rf.Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -262,14 +262,15 @@ def check_names(name: str, value: object) -> list[str]:
         raise invalid(name, "a list of names", value, remedy=f"pass [{safe_repr(value)}]")
     if isinstance(value, bytes | Mapping | set | frozenset) or not isinstance(value, Iterable):
         raise invalid(name, "a list of names", value)
+    names = []
     try:
-        names = list(value)
+        for each in value:  # which may have no end
+            if not isinstance(each, str):
+                raise TypeError
+            names.append(str(each))
     except Exception:
         raise invalid(name, "a list of names", value) from None
-    for each in names:
-        if not isinstance(each, str):
-            raise invalid(name, "a list of names", value)
-    return [str(each) for each in names]
+    return names
 
 
 def check_environ(value: Mapping[str, str]) -> Mapping[str, str]:
