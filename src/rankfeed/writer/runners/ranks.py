@@ -374,7 +374,9 @@ class RanksRunner:
             if info.call > self._info.call:
                 continue  # it has finished this call already
             heard.append(token)
-            if info.call == self._info.call and not info.process.has_ended:
+            if info.process.has_ended:
+                self._left.add(info.rank)
+            elif info.call == self._info.call:
                 present.append(info)
         # One that was heard and has left came; files of an earlier job do not leave.
         self._left |= {self._known[token].rank for token in self._known.keys() - members.keys()}
