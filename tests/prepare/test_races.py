@@ -307,6 +307,7 @@ def test_long_names(tmp_path: Path) -> None:
 
 
 def test_a_lost_builder_that_tries_again_leaves_its_successors_build_alone(path: Path) -> None:
+    path.parent.mkdir()
     lease_dir, lost, tried = Lease(control(path)), threading.Event(), Counter[str]()
 
     def first(staging: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -215,9 +216,9 @@ def test_a_sample_that_hangs_on_every_rank_is_an_error_that_names_its_stretch(da
             time.sleep(0.1)
     assert len(told(tmp_path)) == 2
     for outcome in told(tmp_path).values():
-        assert "a write task made no progress" in outcome["error"]
-        assert "on two ranks" in outcome["error"]
-        assert "positions" in outcome["error"]
+        # Where rank 0 is the one that hangs, the others may find that first.
+        assert "made no progress for 15 s" in outcome["error"]
+        assert re.search(r"(?s)rank 0 made|on two ranks.*positions", outcome["error"])
     assert not (tmp_path / "p" / "rankfeed.json").exists()
 
 

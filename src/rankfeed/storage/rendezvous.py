@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 from contextlib import suppress
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -25,22 +25,9 @@ _Reply = TypeVar("_Reply", bound=msgspec.Struct)
 
 
 @decodable
-class _Registration(msgspec.Struct, frozen=True):
-    message: msgspec.Raw
-    follows: list[str]
-
-
-@decodable
 class _ReplyFile(msgspec.Struct, frozen=True):
     message: msgspec.Raw
     heard: list[str]
-
-
-class Registered(NamedTuple, Generic[_Message]):
-    """A member as a coordinator sees it: its message, and whether it follows this coordinator."""
-
-    message: _Message
-    follows: bool
 
 
 class _Party:
@@ -90,22 +77,23 @@ class Member(_Party, Generic[_Reply]):
         directory: of the rendezvous.
         message: about this process.
         reply_kind: type of the coordinator's messages.
+
+    Raises:
+        OSError: the directory cannot be written.
     """
 
     def __init__(self, directory: Path, message: msgspec.Struct, reply_kind: type[_Reply]) -> None:
         super().__init__(directory, _MEMBERS)
-        self._message, self._kind = msgspec.Raw(msgspec.json.encode(message)), reply_kind
-        self._follows: list[str] = []
-        self._post(_Registration(self._message, []))
+        self._message, self._kind = message, reply_kind
+        self._post(message)
 
     def replies(self) -> dict[str, _Reply]:
         """Messages of the coordinators that have heard this member, by their tokens."""
+        if not self._path.exists():  # removed with what an earlier run left
+            self._post(self._message)
         files = self._read(_COORDINATORS, _ReplyFile)
-        mine = {token: file for token, file in files.items() if self.token in file.heard}
-        if sorted(mine) != self._follows or not self._path.exists():
-            self._follows = sorted(mine)
-            self._post(_Registration(self._message, self._follows))
-        return {token: msgspec.json.decode(file.message, type=self._kind) for token, file in mine.items()}
+        heard = {token: file.message for token, file in files.items() if self.token in file.heard}
+        return {token: msgspec.json.decode(message, type=self._kind) for token, message in heard.items()}
 
 
 class Coordinator(_Party, Generic[_Message]):
@@ -120,17 +108,12 @@ class Coordinator(_Party, Generic[_Message]):
         super().__init__(directory, _COORDINATORS)
         self._kind = member_kind
 
-    def members(self) -> dict[str, Registered[_Message]]:
-        """All registered processes by their tokens, those of other jobs included."""
-        found = {}
-        for token, file in self._read(_MEMBERS, _Registration).items():
-            with suppress(msgspec.DecodeError):
-                message = msgspec.json.decode(file.message, type=self._kind)
-                found[token] = Registered(message, self.token in file.follows)
-        return found
+    def members(self) -> dict[str, _Message]:
+        """Messages of all registered processes by their tokens, those of other jobs included."""
+        return self._read(_MEMBERS, self._kind)
 
     def reply(self, message: msgspec.Struct, heard: list[str]) -> None:
-        """Post the reply; raises OSError.
+        """Post the reply.
 
         Args:
             message: for the members.

@@ -176,6 +176,7 @@ class TaskClaims:
         self._directory, self._topology, self._step = directory, topology, step
         self._stall_timeout = stall_timeout
         self._stalls = StallDetector()
+        self._failed: ExitStack | None = None
 
     def run_next(self, job: WriteJob, tasks: dict[int, WriteTask]) -> tuple[WriteTask, list[Part]] | None:
         """Claim one of the unfinished tasks and run it; None if all of them are claimed."""
@@ -189,7 +190,7 @@ class TaskClaims:
                     try:
                         return tasks[number], self._run(job, tasks[number], held, in_thread=stalled)
                     except BaseException:
-                        stack.pop_all()  # no other rank claims it before it hears of the error
+                        self._failed = stack.pop_all()  # no other rank claims it before it hears of the error
                         raise
         return None
 
@@ -297,7 +298,8 @@ class RanksRunner:
         self._info = RunInfo(call, digest)
         self.has_begun = False
         self._progress: HeldLease | None = None
-        self._came: set[int] = set()
+        self._known: dict[str, RankInfo] = {}
+        self._left: set[int] = set()
         self._present: list[RankInfo] = []
         self._heard: list[str] | None = None
         self._failure: RankFailure | None = None
@@ -363,7 +365,8 @@ class RanksRunner:
 
     def _read_members(self) -> None:
         heard, present = [], []
-        for token, (info, follows) in sorted(self._coordinator.members().items()):
+        members = self._coordinator.members()
+        for token, info in sorted(members.items()):
             is_rank = 0 < info.rank < self._topology.world_size == info.world_size
             same_job = is_same_job(info.job, job_id())
             if not is_rank or same_job is False or (same_job is None and not self.has_begun):
@@ -371,11 +374,13 @@ class RanksRunner:
             if info.call > self._info.call:
                 continue  # it has finished this call already
             heard.append(token)
-            if info.call == self._info.call:
-                if follows:
-                    self._came.add(info.rank)
-                if not info.process.has_ended:
-                    present.append(info)
+            if info.process.has_ended:
+                self._left.add(info.rank)
+            elif info.call == self._info.call:
+                present.append(info)
+        # One that was heard and has left came; files of an earlier job do not leave.
+        self._left |= {self._known[token].rank for token in self._known.keys() - members.keys()}
+        self._known.update((token, members[token]) for token in heard)
         if heard != self._heard:
             self._heard = heard
             self._coordinator.reply(self._info, heard)
@@ -389,8 +394,8 @@ class RanksRunner:
                 self._progress.renew()
             self._look()
             now = time.monotonic()
-            all_came = len(self._came) == self._topology.world_size - 1
-            if (not self._present and (all_came or now > arrival)) or (self._present and now > deadline):
+            all_left = len(self._left) == self._topology.world_size - 1
+            if all_left or (now > deadline if self._present else now > arrival):
                 return
             time.sleep(_interval(self._stall_timeout) / 2)
 
