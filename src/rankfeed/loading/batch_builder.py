@@ -108,7 +108,7 @@ class BatchBuilder:
     Attributes:
         source: the samples; None where they come with the `BatchSpec`.
         seed_globals: seed the global generators for each sample; not in threads, which share them.
-        prefetch_steps: how many steps ahead the source is told what to read; a multiple of ``stride``.
+        prefetch_steps: how many steps ahead reads are announced to the source; a multiple of ``stride``.
         stride: a worker process builds one step in ``stride``, and announces only these to its source.
         layout: of the samples (see `fix_layout`); None where batches are built from columns, by ``collate_fn``, or
             by the source's own ``collate``.
