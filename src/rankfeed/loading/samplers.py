@@ -111,7 +111,12 @@ class PlanSampler(Generic[_Item]):
         return SamplerIterator(self._run(schedule, self._begun), schedule.global_batch_size)
 
     def state_dict(self, delivered_steps: int | None = None) -> dict[str, Any]:
-        """The position in the data, the same on every rank."""
+        """The position in the data, the same on every rank.
+
+        Args:
+            delivered_steps: batches that the training loop has received since it began to iterate. A DataLoader
+                with workers requests batches ahead, so only the loop knows; None counts those requested.
+        """
         steps = (
             self._steps_yielded
             if delivered_steps is None
@@ -123,7 +128,11 @@ class PlanSampler(Generic[_Item]):
         return encode_state(cursor, self.plan.describe(), self._fingerprint)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where a state was taken, on any number of ranks and with any batch size."""
+        """Continue where a state was taken, on any number of ranks and with any batch size.
+
+        Raises:
+            StateError: it belongs to other data or another plan; says what differs.
+        """
         self._go_to(resume_cursor(decode_state(state), self.plan.describe(), self._fingerprint))
 
     def _go_to(self, cursor: Cursor) -> None:
