@@ -22,6 +22,7 @@ from rankfeed.loading._compat import SamplerIterator, refuse_double_sharding
 from rankfeed.loading.lazy_topology import LazyTopology
 from rankfeed.loading.options import check_batch_size
 from rankfeed.loading.state import decode_state, encode_state, resume_cursor
+from rankfeed.loading.steps_with_rest import StepsWithRest
 from rankfeed.plan import Cursor, Plan, Schedule, Tail
 from rankfeed.sources import Source
 from rankfeed.topology import Topology
@@ -89,16 +90,13 @@ class PlanSampler(Generic[_Item]):
 
     def schedule(self) -> Schedule:
         """The steps of the current epoch."""
-        return self._schedule_from(self._begun.position, self.tail)
-
-    def _schedule_from(self, start: int, tail: Tail) -> Schedule:
         return Schedule(
             self.plan,
             batch_size=self.batch_size,
             topology=self.topology,
             epoch=self._begun.epoch,
-            start=start,
-            tail=tail,
+            start=self._begun.position,
+            tail=self.tail,
         )
 
     def __iter__(self) -> Iterator[_Item]:
@@ -234,35 +232,32 @@ class DistributedSampler(PlanSampler[int], TorchDistributedSampler[Any]):  # typ
 
     def schedule(self) -> Schedule:
         """The full steps of the current epoch (and under "pad" the padded one after them)."""
-        tail: Tail = "drop" if self.tail == "even" else self.tail
-        return self._schedule_from(self._begun.position, tail)
+        return self._steps_with_rest(self._begun.epoch, self._begun.position).full
+
+    def _steps_with_rest(self, epoch: int, start: int) -> StepsWithRest:
+        topology = self.topology
+        return StepsWithRest(
+            self.plan, batch_size=self.batch_size, topology=topology, epoch=epoch, start=start, tail=self.tail
+        )
 
     def __len__(self) -> int:
         refuse_trainer_without_mixin(f"a rankfeed.{type(self).__name__}", is_share=True)
-        schedule = self.schedule()
-        return len(schedule) * self.batch_size + len(self._rest(schedule))
+        steps = self._steps_with_rest(self._begun.epoch, self._begun.position)
+        return len(steps.full) * self.batch_size + len(steps.rest_ids())
 
     def _steps(self, schedule: Schedule) -> Iterator[list[int]]:
-        rest = self._rest(schedule)
-        if self.tail == "even" and 0 < self.plan.num_samples - schedule.end < schedule.world_size:
+        steps = self._steps_with_rest(schedule.epoch, schedule.start)
+        if 0 < steps.rest_size < schedule.world_size:
             warnings.warn(
-                f"{schedule.plan.num_samples} samples cannot be divided among {schedule.world_size} ranks in "
+                f"{self.plan.num_samples} samples cannot be divided among {schedule.world_size} ranks in "
                 f"equal steps of batch_size={self.batch_size} by a sampler of single ids: some ranks may take one "
                 'step more, and wait there for the others. Use DistributedBatchSampler, or tail="drop" or "pad".',
                 stacklevel=3,
             )
         for step in range(len(schedule)):
             yield schedule.batch(step).tolist()
-        if rest:
-            yield rest
-
-    def _rest(self, schedule: Schedule) -> list[int]:
-        """This rank's share of what is left after the full steps: one smaller step."""
-        if self.tail != "even" or schedule.end == self.plan.num_samples:
-            return []
-        last = self._schedule_from(schedule.end, "even")
-        ids: list[int] = last.batch(0)[last.valid(0)].tolist()
-        return ids
+        if len(rest := steps.rest_ids()):
+            yield rest.tolist()
 
     def _position_after(self, steps: int) -> int:
         position = self._begun.position + steps * self.schedule().global_batch_size
