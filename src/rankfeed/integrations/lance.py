@@ -14,7 +14,7 @@ from rankfeed._util.validate import check_bool, check_choice, check_int, check_o
 from rankfeed.integrations.shared_epoch import SharedEpoch
 from rankfeed.loading._compat import refuse_double_sharding
 from rankfeed.loading.lazy_topology import LazyTopology
-from rankfeed.loading.steps_with_rest import StepsWithRest
+from rankfeed.loading.samplers import StepsWithRest
 from rankfeed.plan import Cursor, Plan, Tail
 from rankfeed.sources.extras import need
 from rankfeed.sources.lance_process import Beside, forked_from_lance

@@ -18,17 +18,19 @@ import torch
 
 from rankfeed.columns import Allocate, BufferPool, Columns, Field, Layout, Mismatch, Ragged, copied
 from rankfeed.columns.layout import dotted, flat_fields, is_unknown, layout_of, leaves, mapped, settled
-from rankfeed.errors import ArgumentError, RankfeedError, TransformError, safe_str
+from rankfeed.errors import ArgumentError, RankfeedError, SourceError, StreamError, TransformError, safe_str
 from rankfeed.loading.collate import Padding, RaggedAs, check_collated, collate, collate_samples
-from rankfeed.loading.field_errors import field_error
 from rankfeed.loading.rng import preserve_rng_state, seed_global_rngs
 from rankfeed.plan import Schedule, Streams, wants_rng
 from rankfeed.sources import Source
 from rankfeed.sources.lookups import LOOKUPS
 from rankfeed.sources.probes import MORE_PROBES, PROBES, probe_ids
+from rankfeed.sources.source import Declared
 
 Int64 = npt.NDArray[np.int64]
 
+#: A suggested fields= with more entries is shortened.
+_MAX_FIELDS_SHOWN = 8
 #: Later steps are announced to the source in this many calls: one call per step costs a fifth of a small batch.
 _PREFETCH_CALLS = 8
 
@@ -220,7 +222,7 @@ class BatchBuilder:
     def field_error(self, error: Mismatch, where: str, layout: Layout | None = None) -> RankfeedError:
         """The error to raise for a sample that does not fit."""
         declared, transformed = self.source.declared, self.transform is not None
-        return field_error(
+        return _field_error(
             error, where, declared=declared, transformed=transformed, ragged=self.ragged, layout=layout
         )
 
@@ -435,3 +437,61 @@ def _padding(rows: Columns, pad_to: int) -> Padding:
 
 def _user_error(summary: str, error: BaseException, where: str) -> TransformError:
     return TransformError(summary, found=f"{type(error).__name__}: {safe_str(error)}", where=where)
+
+
+def _field_error(
+    error: Mismatch,
+    where: str,
+    *,
+    declared: Declared | None,
+    transformed: bool,
+    ragged: str,
+    layout: Layout | None,
+) -> RankfeedError:
+    """The error to raise for a mismatch."""
+    kind: type[RankfeedError] = TransformError if transformed else SourceError
+    if kind is SourceError and declared is not None and declared.what == "the stream":
+        kind = StreamError
+    owner = "the transform" if transformed else declared.what if declared is not None else "the Dataset"
+    if layout is None:
+        summary = f"samples of {owner} do not have the same fields: {error.summary}"
+    else:
+        summary = f"a sample of {owner} does not fit the fields of the batches: {error.summary}"
+    return kind(
+        summary,
+        expected=error.expected,
+        found=error.found,
+        where=f"{error.where}, {where}" if error.where else where,
+        remedy=_remedy(error, declared, ragged, layout),
+    )
+
+
+def _remedy(error: Mismatch, declared: Declared | None, ragged: str, layout: Layout | None) -> str:
+    name = dotted(error.path)
+    key = error.path[0] if len(error.path) == 1 and isinstance(error.path[0], int) else name
+    if error.cure == "keys":
+        return "return the same keys for every sample, or pass a collate_fn to the Loader"
+    if error.cure == "names":
+        return "leave it out of ragged="
+    if error.cure == "list":
+        if ragged == "list":
+            return "pass a collate_fn to the Loader"
+        return 'use Loader(..., ragged="list"), which delivers lists of tensors, or pass a collate_fn'
+    if error.cure == "ragged":
+        if declared is None or not error.path:
+            return f"return {name or 'it'} as a list (lists are ragged in every batch), or pass a collate_fn"
+        if declared.layout is not None:
+            return f'declare it in fields=: {key!r}: "{error.becomes}"'
+        names = [int(each) if each.isdigit() else each for each in declared.ragged]
+        return f"rankfeed.{declared.call}, ragged={[*names, key]!r})"
+    if error.cure == "type" and error.becomes:
+        fields = flat_fields(layout) if layout is not None else None
+        if declared is not None and declared.what == "the Dataset" and len(error.path) == 1 and fields is not None:
+            types = {key: str(field) for key, field in fields.items()} | {name: error.becomes}
+            more = ""
+            if len(types) > _MAX_FIELDS_SHOWN:
+                types, more = {name: error.becomes}, ", ..."
+            text = ", ".join(f"{key!r}: {each!r}".replace("'", '"') for key, each in types.items())
+            return f"rankfeed.{declared.call}, fields={{{text}{more}}})"
+        return f"return {name or 'it'} as {error.becomes} for every sample, or pass a collate_fn"
+    return "convert it to the type of the others, or pass a collate_fn to the Loader"

@@ -24,7 +24,7 @@ from rankfeed.loading.batch_builder import BatchBuilder
 from rankfeed.loading.collate import Batch, RaggedAs, check_ragged
 from rankfeed.loading.device import check_device
 from rankfeed.loading.engines import WorkerKind
-from rankfeed.loading.epoch_iterator import EpochIterator
+from rankfeed.loading.epoch import EpochIterator, EpochProgress
 from rankfeed.loading.lazy_topology import LazyTopology
 from rankfeed.loading.ledger import ledger_folder
 from rankfeed.loading.map_feed import MapFeed
@@ -38,7 +38,6 @@ from rankfeed.loading.options import (
     make_plan,
     refuse_unknown_options,
 )
-from rankfeed.loading.progress import EpochProgress
 from rankfeed.loading.rng import preserve_rng_state
 from rankfeed.loading.stats import LoaderStats
 from rankfeed.loading.streams.feed import StreamFeed, StreamSource

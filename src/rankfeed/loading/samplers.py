@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Generic, Self, TypeVar, get_args
 
+import numpy as np
 from torch.utils.data import Dataset, IterableDataset, Sampler
 from torch.utils.data.distributed import DistributedSampler as TorchDistributedSampler
 
@@ -22,12 +23,39 @@ from rankfeed.loading._compat import SamplerIterator, refuse_double_sharding
 from rankfeed.loading.lazy_topology import LazyTopology
 from rankfeed.loading.options import check_batch_size
 from rankfeed.loading.state import decode_state, encode_state, resume_cursor
-from rankfeed.loading.steps_with_rest import StepsWithRest
 from rankfeed.plan import Cursor, Plan, Schedule, Tail
+from rankfeed.plan.plan import Int64
+from rankfeed.plan.schedule import Order, Ranks
 from rankfeed.sources import Source
 from rankfeed.topology import Topology
 
 _Item = TypeVar("_Item")
+
+
+class StepsWithRest:
+    """Full steps, and with tail="even" the rest of the epoch as one smaller step.
+
+    For consumers that divide a stream of ids into batches themselves: only their last batch may be smaller.
+
+    Attributes:
+        full: the full steps (with tail="pad" the last one is padded).
+        rest: the rest, one step; None if there is none.
+        rest_size: samples of the rest, over all ranks.
+    """
+
+    def __init__(
+        self, plan: Order, *, batch_size: int, topology: Ranks, epoch: int, start: int = 0, tail: Tail
+    ) -> None:
+        def schedule(start: int, tail: Tail) -> Schedule:
+            return Schedule(plan, batch_size=batch_size, topology=topology, epoch=epoch, start=start, tail=tail)
+
+        self.full = schedule(start, "drop" if tail == "even" else tail)
+        self.rest_size = plan.num_samples - self.full.end if tail == "even" else 0
+        self.rest = schedule(self.full.end, "even") if self.rest_size else None
+
+    def rest_ids(self) -> Int64:
+        """Sample ids of this rank in the rest; a rank without one gets none."""
+        return np.empty(0, np.int64) if self.rest is None else self.rest.batch(0)[self.rest.valid(0)]
 
 
 class PlanSampler(Generic[_Item]):

@@ -24,8 +24,8 @@ from rankfeed.integrations.webdataset.resampling import ResamplingPlan
 from rankfeed.loading._compat import refuse_double_sharding
 from rankfeed.loading.lazy_topology import LazyTopology, check_topology
 from rankfeed.loading.options import check_batch_size, make_plan
+from rankfeed.loading.samplers import StepsWithRest
 from rankfeed.loading.state import decode_state, encode_state, resume_cursor
-from rankfeed.loading.steps_with_rest import StepsWithRest
 from rankfeed.plan import Cursor, Plan, Tail
 from rankfeed.plan.plan import Int64
 from rankfeed.sources import Source, open
