@@ -1,5 +1,7 @@
 """`.npy` and `.npz` files as samples or as rows."""
 
+import ast
+import gc
 import multiprocessing
 import pickle
 import tarfile
@@ -330,6 +332,34 @@ def test_a_member_that_lies_about_its_place_is_refused(tmp_path: Path) -> None:
     (tmp_path / "d.npz").write_bytes(content)
     with pytest.raises(CorruptError):
         rf.open(tmp_path / "d.npz")[0]
+
+
+class Parses:
+    """Garbage of which the finalizer parses Python."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+    def __del__(self) -> None:
+        ast.parse("a + 1")
+
+
+def test_a_header_is_read_though_garbage_that_parses_python_is_collected_meanwhile(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.arange(3))
+    thresholds = gc.get_threshold()
+    try:
+        for allocations in range(1, 200):
+            gc.collect()
+            gc.disable()
+            for _ in range(3):
+                Parses()
+            gc.set_threshold(gc.get_count()[0] + allocations, 1000, 1000)
+            gc.enable()
+            rf.open(tmp_path / "x.npy")
+            gc.set_threshold(*thresholds)
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.enable()
 
 
 def test_files_that_were_added_in_between_are_noticed(ragged: Path) -> None:

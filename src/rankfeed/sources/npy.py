@@ -7,6 +7,7 @@ import lzma
 import os
 import zipfile
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -79,7 +80,7 @@ def read_header(
             head.seek(8)
         # numpy parses the header as a literal, bounded in length, and nothing of it is run.
         reader = np.lib.format.read_array_header_1_0 if version[0] == 1 else np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = reader(head)
+        shape, fortran, dtype = _parsed(reader, head)
         _check_shape(shape, dtype.itemsize)
     except Exception as error:  # numpy's parser of untrusted text raises what its tokenizer does, too
         raise CorruptError(
@@ -90,6 +91,21 @@ def read_header(
     if only_tensors and (dtype.kind not in "biufcO" or dtype.char in "gG"):  # long doubles
         raise SourceError("an array of a type that has no tensor", found=f"dtype {dtype}", where=where)
     return Header(dtype, tuple(shape), bool(fortran), head.tell())
+
+
+def _parsed(reader: Callable[[IO[bytes]], Any], head: IO[bytes]) -> Any:
+    """What a reader of numpy's finds, asked again where Python's parser failed for a reason of its own.
+
+    CPython 3.11 parses one literal at a time: where a finalizer or another thread parses one meanwhile, it raises
+    SystemError (python/cpython#106905).
+    """
+    start = head.tell()
+    for _ in range(9):
+        try:
+            return reader(head)
+        except SystemError:
+            head.seek(start)
+    return reader(head)
 
 
 def _check_shape(shape: tuple[Any, ...], item: int) -> None:
