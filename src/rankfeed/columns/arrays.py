@@ -46,7 +46,7 @@ def as_array(name: str, value: Any) -> npt.NDArray[Any]:
         )
     try:
         array = np.asarray(value)
-    except (ValueError, OverflowError):
+    except Exception:  # whatever the user's own __array__ raises
         array = np.empty(0, object)
     if array.dtype.kind not in "biufc":
         what = f"{type(value).__name__} of dtype {array.dtype}"
@@ -84,7 +84,21 @@ def copied(value: Any) -> Any:
         >>> row += 1
         >>> sample
         {'x': array([0., 0.]), 'name': 'a'}
+
+    Raises:
+        ArgumentError: it is nested too deeply.
     """
+    try:
+        return _copied(value)
+    except RecursionError:
+        raise ArgumentError(
+            "a sample is nested too deeply",
+            found=f"a {type(value).__name__} within a {type(value).__name__} and so on",
+            remedy="return samples that do not contain themselves",
+        ) from None
+
+
+def _copied(value: Any) -> Any:
     if type(value) in _IMMUTABLE:
         return value
     if isinstance(value, np.ndarray):
@@ -94,12 +108,12 @@ def copied(value: Any) -> Any:
     if isinstance(value, MutableMapping):
         found = copy(value)
         for name, each in value.items():
-            found[name] = copied(each)
+            found[name] = _copied(each)
         return found
     if type(value) in (list, tuple):
-        return type(value)(each if type(each) in _IMMUTABLE else copied(each) for each in value)
+        return type(value)(each if type(each) in _IMMUTABLE else _copied(each) for each in value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*map(copied, value))
+        return type(value)(*map(_copied, value))
     return copy(value) if hasattr(value, "__copy__") else value
 
 

@@ -47,7 +47,7 @@ def wants_rng(function: Callable[..., Any]) -> bool:
     """
     try:
         parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
+    except Exception:  # a callable object of the user's may raise anything
         return False
     positional = [
         parameter

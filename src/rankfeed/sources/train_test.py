@@ -107,9 +107,11 @@ def train_test_split(
 
 def _shares(fractions: Any) -> tuple[list[str], list[float]]:
     """What the parts are called in errors, and their fractions."""
+    if isinstance(fractions, np.ndarray):
+        fractions = fractions.tolist()  # a number, where it has no dimension
     if isinstance(fractions, Mapping):
         names, shares = [repr(name) for name in fractions], list(fractions.values())
-    elif isinstance(fractions, (Sequence, np.ndarray)) and not isinstance(fractions, (str, bytes)):
+    elif isinstance(fractions, Sequence) and not isinstance(fractions, str | bytes):
         shares = list(fractions)
         names = [str(number) for number in range(len(shares))]
     else:
