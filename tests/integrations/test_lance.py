@@ -121,12 +121,14 @@ def test_steps_are_equal_and_survive_a_loader_that_joins_small_batches(
     plan = rf.Plan(rows, seed=rows)
     if rows < world_size:
         with pytest.raises(PlanError):
-            LanceSteps(plan, batch, rf.Topology(world_size=world_size), 0, tail)
+            LanceSteps(plan, batch_size=batch, topology=rf.Topology(world_size=world_size), epoch=0, tail=tail)
         return
     seen: Counter[int] = Counter()
     counts = set()
     for rank in range(world_size):
-        steps = LanceSteps(plan, batch, rf.Topology(rank=rank, world_size=world_size), 0, tail)
+        steps = LanceSteps(
+            plan, batch_size=batch, topology=rf.Topology(rank=rank, world_size=world_size), epoch=0, tail=tail
+        )
         sizes = [len(steps.batch(step)) for step in range(len(steps))]
         for step in range(len(steps)):
             seen.update(steps.batch(step).tolist())

@@ -514,6 +514,7 @@ def targets() -> dict[str, Target]:
             rf.write,
             lambda: {"source_or_iterable": rows(), "dest": "rows.packed", "progress": False, "workers": 0},
             fetch,
+            allowed=(UserError,),  # of the user's own iterable
             skipped=frozenset({"workers"}),  # processes: by themselves below
         ),
         "write, map": Target(

@@ -1,8 +1,10 @@
-"""Refuses a Trainer of Transformers that counts batches on data whose place it does not save.
+"""Refuses to be trained on by a Trainer of Transformers that would repeat or lose samples.
 
-The Trainer has no hook for data that are sharded or resumed by themselves. It saves the number of updates alone,
-and skips as many batches of the present number of processes. Its sharding repeats samples at the end of an epoch.
-It calls ``len()`` before it trains, in each of these cases, so ``__len__`` looks at its callers.
+Transformers 4 and 5: the Trainer has no hook for data that shard or resume themselves. It saves only the number of
+updates, and skips that many batches of the present number of processes (huggingface/transformers#34365); its
+sharding repeats samples at the end of an epoch. It calls ``len()`` before it trains in each of these cases, so
+``__len__`` looks at its callers. For loaders and samplers, and for sources, which is why it is not in
+``rankfeed.loading._compat``.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import Any
 
 from rankfeed.errors import ArgumentError, StateError
 
-#: Modules between the Trainer and ``len()``; any other caller only wants to know a length.
+#: Modules between the Trainer and ``len()``; other callers only need the length.
 _BETWEEN = ("torch.utils.data", "accelerate.", "transformers.", "rankfeed.integrations.accelerate")
 _TRAINER = "transformers.trainer"
 #: Methods of the Trainer (version 4 and 5) that ask for the length of what it trains on.
@@ -25,7 +27,7 @@ def refuse_trainer_without_mixin(what: str, *, is_share: bool) -> None:
     """Refuse a caller of ``__len__`` that is a Trainer about to repeat or lose samples.
 
     Args:
-        what: is asked for its length, for the message.
+        what: names the object in the message.
         is_share: whether it is one rank's share, which the Trainer does not shard again.
 
     Raises:
@@ -55,7 +57,7 @@ def refuse_trainer_without_mixin(what: str, *, is_share: bool) -> None:
     if _resumes(frame) and not trainer.args.ignore_data_skip:
         raise StateError(
             "resuming a Trainer of Transformers without FeedMixin would lose or repeat samples: its checkpoint "
-            "has the number of updates, but not the place in the data",
+            "has the number of updates, but not the position in the data",
             expected=_REMEDY,
             found=f"{_bases(trainer)}, training on {what}",
             where=where,

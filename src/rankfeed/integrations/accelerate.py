@@ -68,7 +68,7 @@ def accelerated(loader: Loader, accelerator: Any, *, checkpoint: bool = True) ->
     _check_ranks(loader, accelerator)
     connected = AcceleratedLoader(loader, accelerator)
     if checkpoint:
-        accelerator.register_for_checkpointing(_Checkpoint(connected))
+        accelerator.register_for_checkpointing(_LoaderCheckpoint(connected))
     if getattr(accelerator.gather_for_metrics, "func", None) is not _gather_for_metrics:
         accelerator.gather_for_metrics = partial(_gather_for_metrics, accelerator, accelerator.gather_for_metrics)
         accelerator.skip_first_batches = partial(_skip_first_batches, accelerator.skip_first_batches)
@@ -180,7 +180,7 @@ class _Iteration:
         return self.step == len(self.schedule) - 1
 
 
-class _Checkpoint:
+class _LoaderCheckpoint:
     """What ``save_state`` saves: written by the main process, the same on every rank."""
 
     def __init__(self, loader: AcceleratedLoader) -> None:

@@ -14,7 +14,8 @@ from rankfeed._util.validate import check_bool, check_choice, check_int, check_o
 from rankfeed.integrations.shared_epoch import SharedEpoch
 from rankfeed.loading._compat import refuse_double_sharding
 from rankfeed.loading.lazy_topology import LazyTopology
-from rankfeed.plan import Cursor, Plan, Schedule, Tail
+from rankfeed.loading.samplers import StepsWithRest
+from rankfeed.plan import Cursor, Plan, Tail
 from rankfeed.sources.extras import need
 from rankfeed.sources.lance.process import IsolatedTable, forked_from_lance
 from rankfeed.sources.lance.table import LanceTable, TableInfo
@@ -119,7 +120,13 @@ class ShardedSampler:
         with ExitStack() as stack:
             call = _reader(dataset, stack)
             found: TableInfo = call("info", filter)
-            steps = LanceSteps(self._plan(found, batch_size), batch_size, self.topology, epoch, self.tail)
+            steps = LanceSteps(
+                self._plan(found, batch_size),
+                batch_size=batch_size,
+                topology=self.topology,
+                epoch=epoch,
+                tail=self.tail,
+            )
             names = dataset.schema.names if columns is None else columns
 
             def read(step: int) -> Any:
@@ -148,42 +155,31 @@ class ShardedSampler:
         return Plan(runs_of(counts, run), shuffle="window", window=1, seed=self.seed)
 
 
-class LanceSteps:
+class LanceSteps(StepsWithRest):
     """The steps of a rank, of which no two fit into one batch, since Lance's loader would join them.
 
     The rest of an epoch is one step after the full ones; where it has too few rows for all ranks, it joins the
     last full one.
 
-    Args: as of :class:`rankfeed.Schedule`.
-
     Examples:
-        >>> steps = LanceSteps(Plan(9, shuffle="none"), 2, Topology(rank=1, world_size=2), 0, "even")
+        >>> topology = Topology(rank=1, world_size=2)
+        >>> steps = LanceSteps(Plan(9, shuffle="none"), batch_size=2, topology=topology, epoch=0, tail="even")
         >>> [steps.batch(step).tolist() for step in range(len(steps))]
         [[2, 3], [6, 7, 8]]
     """
 
-    def __init__(
-        self, plan: Plan, batch_size: int, topology: Topology, epoch: int, tail: Literal["even", "drop"]
-    ) -> None:
-        def schedule(tail: Literal["even", "drop"], start: int = 0) -> Schedule:
-            return Schedule(plan, batch_size=batch_size, topology=topology, epoch=epoch, start=start, tail=tail)
-
-        self._full = schedule("drop")
-        self._rest = None
-        rest = plan.num_samples - self._full.end
-        if tail == "even" and rest:
-            self._rest = schedule("even", self._full.end)
-        self._joined = self._rest is not None and rest < topology.world_size
+    @property
+    def _is_joined(self) -> bool:
+        return 0 < self.rest_size < self.full.world_size
 
     def __len__(self) -> int:
-        return len(self._full) + (self._rest is not None and not self._joined)
+        return len(self.full) + (self.rest is not None and not self._is_joined)
 
     def batch(self, step: int) -> Int64:
         """Sample ids of this rank at a step: int64."""
-        if self._rest is None or step < len(self) - 1:
-            return self._full.batch(step)
-        rest = self._rest.batch(0)[self._rest.valid(0)]
-        return np.concatenate([self._full.batch(step), rest]) if self._joined else rest
+        if self.rest is None or step < len(self) - 1:
+            return self.full.batch(step)
+        return np.concatenate([self.full.batch(step), self.rest_ids()]) if self._is_joined else self.rest_ids()
 
 
 def rows_of(found: TableInfo) -> Int64:

@@ -1,6 +1,6 @@
 """Counts epochs of an iterable dataset, where only the DataLoader's workers see them begin.
 
-torch's DataLoader tells an iterable dataset neither that an epoch begins nor which one. Its workers are new
+torch's DataLoader does not inform an iterable dataset that an epoch begins, or which one. Its workers are new
 processes in each epoch, or persistent ones, and the object in the parent is never touched. So the workers of a
 rank record in an unnamed file, which all of them have open, that they begin; the first of an iteration decides
 which epoch it is.

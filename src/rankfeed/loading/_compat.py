@@ -235,7 +235,7 @@ def refuse_unprepared(loader: Any) -> None:
 
 # Accelerate 1.15: ``prepare`` shards every DataLoader, whether its sampler or dataset is sharded already or not
 # (huggingface/accelerate#3520, #4199). WebDataset 1.0: ``split_by_node`` and ``split_by_worker`` take every n-th
-# item of whatever comes in (webdataset/webdataset#441). Who shards is among the callers of the iteration.
+# item of any input (webdataset/webdataset#441). The wrapper that shards is among the callers of the iteration.
 
 _ACCELERATE = "accelerate.data_loader"
 _ACCELERATE_SHARDING = ("BatchSamplerShard", "IterableDatasetShard", "DataLoaderDispatcher")

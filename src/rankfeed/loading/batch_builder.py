@@ -26,17 +26,19 @@ from rankfeed.columns.layout import (
     map_leaves,
     resolve_dtypes,
 )
-from rankfeed.errors import ArgumentError, RankfeedError, TransformError, safe_str
+from rankfeed.errors import ArgumentError, RankfeedError, SourceError, StreamError, TransformError, safe_str
 from rankfeed.loading.collate import Padding, RaggedAs, check_collated, collate, collate_samples
-from rankfeed.loading.field_errors import field_error
 from rankfeed.loading.rng import preserve_rng_state, seed_global_rngs
 from rankfeed.plan import RngStreams, Schedule, wants_rng
 from rankfeed.sources import Source
 from rankfeed.sources.chunked import LOOKUPS
 from rankfeed.sources.scan import MORE_PROBES, PROBES, probe_ids
+from rankfeed.sources.source import Declared
 
 Int64 = npt.NDArray[np.int64]
 
+#: A suggested fields= with more entries is shortened.
+_MAX_FIELDS_SHOWN = 8
 #: Later steps are announced to the source in this many calls: one call per step costs a fifth of a small batch.
 _PREFETCH_CALLS = 8
 
@@ -76,7 +78,7 @@ class BatchSpec:
         masked: whether any rank has padding rows at this step, or may have.
         samples: of a stream, the samples, which cannot be fetched by id.
         layout: of a stream, the layout that all ranks agreed on.
-        infer_layout: return the layout of the samples instead of a batch (`BatchBuilder.infer_layout_of`).
+        layout_of: return the layout of the samples instead of a batch (`BatchBuilder.layout_of`).
     """
 
     step: int
@@ -116,7 +118,7 @@ class BatchBuilder:
     Attributes:
         source: the samples; None where they come with the `BatchSpec`.
         seed_globals: seed the global generators for each sample; not in threads, which share them.
-        prefetch_steps: how many steps ahead the source is told what to read; a multiple of ``stride``.
+        prefetch_steps: how many steps ahead reads are announced to the source; a multiple of ``stride``.
         stride: a worker process builds one step in ``stride``, and announces only these to its source.
         layout: of the samples (see `fix_layout`); None where batches are built from columns, by ``collate_fn``, or
             by the source's own ``collate``.
@@ -157,7 +159,7 @@ class BatchBuilder:
     def build(self, spec: BatchSpec) -> BatchResult:
         """The batch of a `BatchSpec`; raises as `build_step` does."""
         if spec.infer_layout:
-            return BatchResult(spec.step, self.infer_layout_of(spec), spec.ids, 0)
+            return BatchResult(spec.step, self.layout_of(spec), spec.ids, 0)
         if not self.has_layout and spec.samples is None:
             self.fix_layout()
         hits, lookups = LOOKUPS.so_far
@@ -209,7 +211,7 @@ class BatchBuilder:
             self.layout = resolve_dtypes(layout)
         self.has_layout = True
 
-    def infer_layout_of(self, spec: BatchSpec) -> Layout | RankfeedError | None:
+    def layout_of(self, spec: BatchSpec) -> Layout | RankfeedError | None:
         """The layout of a stream's samples after the transform; the error if they differ; None without samples.
 
         Samples that the transform fails on are left to the batch that they are in.
@@ -228,7 +230,7 @@ class BatchBuilder:
     def field_error(self, error: Mismatch, where: str, layout: Layout | None = None) -> RankfeedError:
         """The error to raise for a sample that does not fit."""
         declared, transformed = self.source.declared, self.transform is not None
-        return field_error(
+        return _field_error(
             error, where, declared=declared, transformed=transformed, ragged=self.ragged, layout=layout
         )
 
@@ -447,3 +449,61 @@ def _padding(rows: Columns, pad_to: int) -> Padding:
 
 def _user_error(summary: str, error: BaseException, where: str) -> TransformError:
     return TransformError(summary, found=f"{type(error).__name__}: {safe_str(error)}", where=where)
+
+
+def _field_error(
+    error: Mismatch,
+    where: str,
+    *,
+    declared: Declared | None,
+    transformed: bool,
+    ragged: str,
+    layout: Layout | None,
+) -> RankfeedError:
+    """The error to raise for a mismatch."""
+    kind: type[RankfeedError] = TransformError if transformed else SourceError
+    if kind is SourceError and declared is not None and declared.what == "the stream":
+        kind = StreamError
+    owner = "the transform" if transformed else declared.what if declared is not None else "the Dataset"
+    if layout is None:
+        summary = f"samples of {owner} do not have the same fields: {error.summary}"
+    else:
+        summary = f"a sample of {owner} does not fit the fields of the batches: {error.summary}"
+    return kind(
+        summary,
+        expected=error.expected,
+        found=error.found,
+        where=f"{error.where}, {where}" if error.where else where,
+        remedy=_remedy(error, declared, ragged, layout),
+    )
+
+
+def _remedy(error: Mismatch, declared: Declared | None, ragged: str, layout: Layout | None) -> str:
+    name = dotted_name(error.path)
+    key = error.path[0] if len(error.path) == 1 and isinstance(error.path[0], int) else name
+    if error.cure == "keys":
+        return "return the same keys for every sample, or pass a collate_fn to the Loader"
+    if error.cure == "names":
+        return "leave it out of ragged="
+    if error.cure == "list":
+        if ragged == "list":
+            return "pass a collate_fn to the Loader"
+        return 'use Loader(..., ragged="list"), which delivers lists of tensors, or pass a collate_fn'
+    if error.cure == "ragged":
+        if declared is None or not error.path:
+            return f"return {name or 'it'} as a list (lists are ragged in every batch), or pass a collate_fn"
+        if declared.layout is not None:
+            return f'declare it in fields=: {key!r}: "{error.becomes}"'
+        names = [int(each) if each.isdigit() else each for each in declared.ragged]
+        return f"rankfeed.{declared.call}, ragged={[*names, key]!r})"
+    if error.cure == "type" and error.becomes:
+        fields = flat_fields(layout) if layout is not None else None
+        if declared is not None and declared.what == "the Dataset" and len(error.path) == 1 and fields is not None:
+            types = {key: str(field) for key, field in fields.items()} | {name: error.becomes}
+            more = ""
+            if len(types) > _MAX_FIELDS_SHOWN:
+                types, more = {name: error.becomes}, ", ..."
+            text = ", ".join(f"{key!r}: {each!r}".replace("'", '"') for key, each in types.items())
+            return f"rankfeed.{declared.call}, fields={{{text}{more}}})"
+        return f"return {name or 'it'} as {error.becomes} for every sample, or pass a collate_fn"
+    return "convert it to the type of the others, or pass a collate_fn to the Loader"

@@ -1,4 +1,4 @@
-"""Columns into tensors."""
+"""Collates columns and samples into tensors."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from rankfeed.columns.layout import Mismatch, Path, dotted_name, fit_values, map
 from rankfeed.errors import ArgumentError
 
 RaggedAs = Literal["pad", "nested", "list"]
-#: What a loader yields, unless samples are tuples or a ``collate_fn`` makes something else of them.
+#: What a loader yields, unless samples are tuples or a ``collate_fn`` returns something else.
 Batch = dict[str, torch.Tensor | list[Any]]
-#: Bytes of padding, and of all in padded columns.
+#: Bytes of padding, and of the padded columns.
 Padding = tuple[int, int]
 
 
 def check_ragged(ragged: object, pad_to: object = 1) -> tuple[RaggedAs, int]:
-    """A way to deliver ragged columns, and the ``pad_to`` that goes with it."""
+    """The validated options ``ragged`` and ``pad_to``."""
     form: RaggedAs = check_choice("ragged", ragged, get_args(RaggedAs))
     multiple = check_int("pad_to", pad_to, at_least=1, at_most=2**31 - 1)
     if multiple > 1 and form != "pad":
@@ -38,7 +38,7 @@ def collate(
         columns: rows of the batch.
         ragged: "pad" gives a tensor [rows, longest, *inner] and ``<name>_lengths`` (int64 [rows]), "nested" a
             jagged nested tensor, "list" a list of tensors.
-        allocate: makes room for the tensors.
+        allocate: allocates the tensors.
         pad_to: the longest length is rounded up to a multiple of it.
 
     Returns:
@@ -60,7 +60,7 @@ def collate(
         elif isinstance(column, Ragged):
             if ragged == "pad":
                 if f"{name}_lengths" in columns:
-                    raise _taken(f"{name}_lengths")
+                    raise _name_conflict(f"{name}_lengths")
                 batch[name] = torch.from_numpy(column.pad(allocate, multiple=pad_to))
                 batch[f"{name}_lengths"] = torch.from_numpy(column.lengths.copy())
             else:
@@ -82,7 +82,7 @@ def collate_samples(
     *,
     pad_to: int = 1,
 ) -> tuple[Any, Padding]:
-    """A batch of samples one by one, of a wrapped Dataset, a transform or a stream: dicts, tuples, whatever.
+    """A batch of samples one by one, of a wrapped Dataset, a transform or a stream: dicts, tuples or values.
 
     Examples:
         >>> from rankfeed.columns.layout import infer_layout
@@ -121,7 +121,7 @@ def collate_samples(
 
 
 def check_collated(leaf: Leaf, path: Path, values: Sequence[Any]) -> None:
-    """Raise Mismatch if these are values that nothing collates: ``None``, an object."""
+    """Raise Mismatch for values that cannot be collated: ``None``, an object."""
     if leaf.how != "torch":
         return
     for row, value in enumerate(values):
@@ -139,7 +139,7 @@ class _Padded(NamedTuple):
 
 
 def _with_lengths(batch: Any, layout: Layout) -> Any:
-    """The batch with the lengths of padded fields beside them."""
+    """The batch with the lengths of padded fields added."""
     if isinstance(layout, Leaf):
         return tuple(batch) if isinstance(batch, _Padded) else batch
     if layout.kind is not dict:
@@ -150,12 +150,12 @@ def _with_lengths(batch: Any, layout: Layout) -> Any:
         found[name] = _with_lengths(batch[name], part)
         if isinstance(batch[name], _Padded):
             if f"{name}_lengths" in batch or f"{name}_lengths" in found:
-                raise _taken(f"{name}_lengths")
+                raise _name_conflict(f"{name}_lengths")
             found[name], found[f"{name}_lengths"] = batch[name]
     return found
 
 
-def _taken(name: str) -> ArgumentError:
+def _name_conflict(name: str) -> ArgumentError:
     return ArgumentError(
         "the loader would add a column whose name is taken",
         found=repr(name),

@@ -24,7 +24,7 @@ from rankfeed.loading.batch_builder import BatchBuilder
 from rankfeed.loading.collate import Batch, RaggedAs, check_ragged
 from rankfeed.loading.device import check_device
 from rankfeed.loading.engines import WorkerKind
-from rankfeed.loading.epoch_iterator import EpochIterator
+from rankfeed.loading.epoch import EpochIterator, EpochProgress
 from rankfeed.loading.lazy_topology import LazyTopology
 from rankfeed.loading.ledger import ledger_folder
 from rankfeed.loading.map_feed import MapFeed
@@ -38,7 +38,6 @@ from rankfeed.loading.options import (
     make_plan,
     refuse_unknown_options,
 )
-from rankfeed.loading.progress import EpochProgress
 from rankfeed.loading.rng import preserve_rng_state
 from rankfeed.loading.stats import LoaderStats
 from rankfeed.loading.streams.feed import StreamFeed, StreamSource
@@ -48,7 +47,7 @@ from rankfeed.plan.plan import DEFAULT_WINDOW
 from rankfeed.sources import Source
 from rankfeed.topology import Topology
 
-#: Steps of each worker that a source is told about beforehand, at least and at most.
+#: Steps of each worker that are announced to a source, at least and at most.
 _MIN_PREFETCH_STEPS, _MAX_PREFETCH_STEPS = 4, 64
 
 
@@ -90,8 +89,8 @@ class Loader(DataLoaderCompat):
         num_workers: threads or processes that build batches ahead; 0 builds each when it is asked for. A stream is
             read once per rank, by one thread.
         worker_kind: "thread" or "process". What is delivered is the same.
-        prefetch_factor: batches that each worker builds ahead. A worker process builds batches of more than 64 KiB
-            only one ahead, whatever the number: it waits until the loader has received the last one.
+        prefetch_factor: batches that each worker builds ahead. A worker process builds only one large batch (above
+            about 200 KiB) ahead: it waits until the loader has received the last one.
         device: where tensors are moved; to an accelerator through pinned memory, asynchronously.
         topology: rank and world size; detected at the first ``len`` or ``iter`` if left out.
         on_error: "raise".
@@ -315,6 +314,6 @@ def _refuse_for_stream(**options: Any) -> None:
 
 
 def _prefetch_steps(samples: int, batch_size: int, stride: int) -> int:
-    """How many steps ahead the source is told what to read: a multiple of ``stride``."""
+    """How many steps ahead reads are announced to the source: a multiple of ``stride``."""
     steps = -(-samples // (batch_size * stride))
     return stride * min(_MAX_PREFETCH_STEPS, max(_MIN_PREFETCH_STEPS, steps))

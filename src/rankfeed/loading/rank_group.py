@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from rankfeed.errors import StreamError, safe_str
 
-#: For the job's process group a gloo group of the same processes: on the CPU whatever the job's backend is, and
+#: For the job's process group a gloo group of the same processes: on the CPU for any backend of the job, and
 #: separate, so that our messages do not interleave with the job's. It is freed when the job destroys its own
 #: group: gloo's threads release tensors, which aborts the process if the interpreter is already finalizing.
 _groups: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()

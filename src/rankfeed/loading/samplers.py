@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Generic, Self, TypeVar, get_args
 
+import numpy as np
 from torch.utils.data import Dataset, IterableDataset, Sampler
 from torch.utils.data.distributed import DistributedSampler as TorchDistributedSampler
 
@@ -23,10 +24,38 @@ from rankfeed.loading.lazy_topology import LazyTopology
 from rankfeed.loading.options import check_batch_size
 from rankfeed.loading.state import decode_state, encode_state, resume_cursor
 from rankfeed.plan import Cursor, Plan, Schedule, Tail
+from rankfeed.plan.plan import Int64
+from rankfeed.plan.schedule import Order, Ranks
 from rankfeed.sources import Source
 from rankfeed.topology import Topology
 
 _Item = TypeVar("_Item")
+
+
+class StepsWithRest:
+    """Full steps, and with tail="even" the rest of the epoch as one smaller step.
+
+    For consumers that divide a stream of ids into batches themselves: only their last batch may be smaller.
+
+    Attributes:
+        full: the full steps (with tail="pad" the last one is padded).
+        rest: the rest, one step; None if there is none.
+        rest_size: samples of the rest, over all ranks.
+    """
+
+    def __init__(
+        self, plan: Order, *, batch_size: int, topology: Ranks, epoch: int, start: int = 0, tail: Tail
+    ) -> None:
+        def schedule(start: int, tail: Tail) -> Schedule:
+            return Schedule(plan, batch_size=batch_size, topology=topology, epoch=epoch, start=start, tail=tail)
+
+        self.full = schedule(start, "drop" if tail == "even" else tail)
+        self.rest_size = plan.num_samples - self.full.end if tail == "even" else 0
+        self.rest = schedule(self.full.end, "even") if self.rest_size else None
+
+    def rest_ids(self) -> Int64:
+        """Sample ids of this rank in the rest; a rank without one gets none."""
+        return np.empty(0, np.int64) if self.rest is None else self.rest.batch(0)[self.rest.valid(0)]
 
 
 class PlanSampler(Generic[_Item]):
@@ -89,16 +118,13 @@ class PlanSampler(Generic[_Item]):
 
     def schedule(self) -> Schedule:
         """The steps of the current epoch."""
-        return self._schedule_from(self._begun.position, self.tail)
-
-    def _schedule_from(self, start: int, tail: Tail) -> Schedule:
         return Schedule(
             self.plan,
             batch_size=self.batch_size,
             topology=self.topology,
             epoch=self._begun.epoch,
-            start=start,
-            tail=tail,
+            start=self._begun.position,
+            tail=self.tail,
         )
 
     def __iter__(self) -> Iterator[_Item]:
@@ -111,7 +137,12 @@ class PlanSampler(Generic[_Item]):
         return SamplerIterator(self._run(schedule, self._begun), schedule.global_batch_size)
 
     def state_dict(self, delivered_steps: int | None = None) -> dict[str, Any]:
-        """The position in the data, the same on every rank."""
+        """The position in the data, the same on every rank.
+
+        Args:
+            delivered_steps: batches that the training loop has received since it began to iterate. A DataLoader
+                with workers requests batches ahead, so only the loop knows; None counts those requested.
+        """
         steps = (
             self._steps_yielded
             if delivered_steps is None
@@ -123,7 +154,11 @@ class PlanSampler(Generic[_Item]):
         return encode_state(cursor, self.plan.describe(), self._fingerprint)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where a state was taken, on any number of ranks and with any batch size."""
+        """Continue where a state was taken, on any number of ranks and with any batch size.
+
+        Raises:
+            StateError: it belongs to other data or another plan; says what differs.
+        """
         self._go_to(resume_cursor(decode_state(state), self.plan.describe(), self._fingerprint))
 
     def _go_to(self, cursor: Cursor) -> None:
@@ -225,35 +260,32 @@ class DistributedSampler(PlanSampler[int], TorchDistributedSampler[Any]):  # typ
 
     def schedule(self) -> Schedule:
         """The full steps of the current epoch (and under "pad" the padded one after them)."""
-        tail: Tail = "drop" if self.tail == "even" else self.tail
-        return self._schedule_from(self._begun.position, tail)
+        return self._steps_with_rest(self._begun.epoch, self._begun.position).full
+
+    def _steps_with_rest(self, epoch: int, start: int) -> StepsWithRest:
+        topology = self.topology
+        return StepsWithRest(
+            self.plan, batch_size=self.batch_size, topology=topology, epoch=epoch, start=start, tail=self.tail
+        )
 
     def __len__(self) -> int:
         refuse_trainer_without_mixin(f"a rankfeed.{type(self).__name__}", is_share=True)
-        schedule = self.schedule()
-        return len(schedule) * self.batch_size + len(self._rest(schedule))
+        steps = self._steps_with_rest(self._begun.epoch, self._begun.position)
+        return len(steps.full) * self.batch_size + len(steps.rest_ids())
 
     def _steps(self, schedule: Schedule) -> Iterator[list[int]]:
-        rest = self._rest(schedule)
-        if self.tail == "even" and 0 < self.plan.num_samples - schedule.end < schedule.world_size:
+        steps = self._steps_with_rest(schedule.epoch, schedule.start)
+        if 0 < steps.rest_size < schedule.world_size:
             warnings.warn(
-                f"{schedule.plan.num_samples} samples cannot be divided among {schedule.world_size} ranks in "
+                f"{self.plan.num_samples} samples cannot be divided among {schedule.world_size} ranks in "
                 f"equal steps of batch_size={self.batch_size} by a sampler of single ids: some ranks may take one "
                 'step more, and wait there for the others. Use DistributedBatchSampler, or tail="drop" or "pad".',
                 stacklevel=3,
             )
         for step in range(len(schedule)):
             yield schedule.batch(step).tolist()
-        if rest:
-            yield rest
-
-    def _rest(self, schedule: Schedule) -> list[int]:
-        """This rank's share of what is left after the full steps: one smaller step."""
-        if self.tail != "even" or schedule.end == self.plan.num_samples:
-            return []
-        last = self._schedule_from(schedule.end, "even")
-        ids: list[int] = last.batch(0)[last.valid(0)].tolist()
-        return ids
+        if len(rest := steps.rest_ids()):
+            yield rest.tolist()
 
     def _position_after(self, steps: int) -> int:
         position = self._begun.position + steps * self.schedule().global_batch_size

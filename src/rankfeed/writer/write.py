@@ -112,7 +112,8 @@ def write(
     seed = check_int("seed", seed)
     stall_timeout = check_seconds("stall_timeout", stall_timeout, above=0)
     key = check_str("key", key)
-    if not isinstance(given, (Source, Iterable)) or isinstance(given, (str, bytes, dict, type)):
+    no_rows = getattr(given, "shape", None) == ()  # an array or tensor of one number
+    if not isinstance(given, (Source, Iterable)) or isinstance(given, (str, bytes, dict, type)) or no_rows:
         remedy = "pass what rankfeed.open or rankfeed.from_dataset returns, or a generator of dicts"
         raise invalid("source_or_iterable", "a source, or an iterable of samples", given, remedy)
     if map is None and map_batch:

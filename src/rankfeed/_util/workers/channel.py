@@ -32,7 +32,7 @@ class Channel:
         self._poll.register(peer, select.POLLIN)
 
     def send(self, message: bytes) -> None:
-        """Send a message; blocks until the peer has room for it.
+        """Send a message; blocks while the peer's buffer is full.
 
         Raises:
             PeerGoneError: the peer ended.

@@ -119,7 +119,7 @@ class Server:
                 self._imports += 1
 
     def is_ready(self, seconds: float) -> bool:
-        """Whether its imports are done, after waiting for at most so many seconds."""
+        """Whether its imports are done, after waiting at most ``seconds``."""
         deadline = time.monotonic() + seconds
         with self._lock:
             while self._imports:
@@ -189,7 +189,7 @@ class Worker:
         self._is_ready = self._has_ended = False
 
     def wait_ready(self, seconds: float) -> bool:
-        """Whether it has unpickled the handler, after waiting for at most so many seconds.
+        """Whether it has unpickled the handler, after waiting at most ``seconds``.
 
         Raises:
             PeerGoneError: it ended.
@@ -249,7 +249,7 @@ class WorkerPool:
         return self._owner == os.getpid()
 
     def start(self, count: int, seconds: float) -> bool:
-        """Whether ``count`` workers are ready, after starting those that are missing and waiting so many seconds.
+        """Start the missing ones of ``count`` workers; whether all are ready within ``seconds``.
 
         Raises:
             WorkerError: the server failed, or a worker cannot unpickle the handler.
@@ -287,13 +287,13 @@ class WorkerPool:
         return ending
 
     def kill(self) -> None:
-        """Kill the workers and start none any more; whoever waits for one gets an error."""
+        """Kill the workers and start none from now on; a thread that waits for one gets an error."""
         self._is_closed = True
         for worker in self.workers if self.is_mine else ():
             worker.kill()
 
     def close(self) -> None:
-        """Kill the workers, whatever they are doing, and free what they hold."""
+        """Kill the workers, also in the middle of a task, and free what they hold."""
         self.kill()
         for worker in self.workers if self.is_mine else ():
             worker.end()

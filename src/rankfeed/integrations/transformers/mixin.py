@@ -28,7 +28,7 @@ _OVERRIDDEN = ("_run_epoch", "_init_training_state", "_save_checkpoint", "set_in
 
 
 @dataclass(frozen=True)
-class _Checkpoint:
+class _TrainerCheckpoint:
     """Updates of the model, and the state of the loader."""
 
     global_step: int
@@ -58,7 +58,7 @@ class FeedMixin(ExactEvaluation):
     """
 
     _feed: TrainerFeed | None = None
-    _checkpoint: _Checkpoint | None = None
+    _checkpoint: _TrainerCheckpoint | None = None
     _first_epoch: int | None = None
     #: The loader's state at the last update; the Trainer reads the batches of the next update before it.
     _state_at_update: Mapping[str, Any] | None = None
@@ -254,7 +254,7 @@ class FeedMixin(ExactEvaluation):
         return super()._save_checkpoint(*args, **kwargs)
 
 
-def _read_checkpoint(checkpoint: Path) -> _Checkpoint:
+def _read_checkpoint(checkpoint: Path) -> _TrainerCheckpoint:
     """The state of a checkpoint."""
     path = checkpoint / "trainer_state.json"
     try:
@@ -273,7 +273,7 @@ def _read_checkpoint(checkpoint: Path) -> _Checkpoint:
             where=str(path),
             remedy="ignore_data_skip=True begins its epoch again",
         )
-    return _Checkpoint(global_step, callbacks[_STATE_KEY])
+    return _TrainerCheckpoint(global_step, callbacks[_STATE_KEY])
 
 
 def _epoch_keeper(trainer: FeedMixin) -> Any:

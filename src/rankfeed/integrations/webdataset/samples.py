@@ -24,8 +24,9 @@ from rankfeed.integrations.webdataset.resampling import ResamplingPlan
 from rankfeed.loading._compat import refuse_double_sharding
 from rankfeed.loading.lazy_topology import LazyTopology, check_topology
 from rankfeed.loading.options import check_batch_size, make_plan
+from rankfeed.loading.samplers import StepsWithRest
 from rankfeed.loading.state import decode_state, encode_state, resume_cursor
-from rankfeed.plan import Cursor, Plan, Schedule, Tail
+from rankfeed.plan import Cursor, Plan, Tail
 from rankfeed.plan.plan import Int64
 from rankfeed.sources import Source, open
 from rankfeed.sources.source import check_columns
@@ -133,19 +134,19 @@ class ShardedSamples(IterableDataset[dict[str, Any]]):
         """
         if self.batch_size is None:
             raise PlanError("the number of batches is known only where batch_size is given")
-        return len(_Steps(self, self._epochs.next(), self.topology))
+        return len(_StageSteps(self, self._epochs.next(), self.topology))
 
     def share(self, topology: Topology | None = None, *, worker: int = 0, num_workers: int = 1) -> list[Int64]:
         """Ids of the samples that a worker of a rank reads in the next iteration, batch by batch."""
         num_workers = check_int("num_workers", num_workers, at_least=1)
         worker = check_int("worker", worker, at_least=0, at_most=num_workers - 1)
-        steps = _Steps(self, self._epochs.next(), check_topology(topology) or self.topology)
+        steps = _StageSteps(self, self._epochs.next(), check_topology(topology) or self.topology)
         return [ids for ids, _ in steps.of_worker(worker, num_workers)]
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         worker, num_workers = Topology.worker()
         topology = self.topology
-        steps = _Steps(self, self._epochs.begin(topology.rank), topology)
+        steps = _StageSteps(self, self._epochs.begin(topology.rank), topology)
         return self._read(steps.of_worker(worker, num_workers))
 
     def _read(self, steps: Iterator[tuple[Int64, Bools]]) -> Iterator[dict[str, Any]]:
@@ -199,7 +200,7 @@ class ShardedSamples(IterableDataset[dict[str, Any]]):
                 found=f"batch_size={self.batch_size}, set_epoch() {'' if is_set else 'not '}called",
             )
         cursor, steps = self._epochs.next(), check_int("delivered_steps", delivered_steps, at_least=0)
-        position = _Steps(self, cursor, self.topology).position_after(steps)
+        position = _StageSteps(self, cursor, self.topology).position_after(steps)
         place = Cursor(cursor.epoch, position, cursor.steps + steps)
         return encode_state(place, self.plan.describe(), self.source.fingerprint)
 
@@ -259,52 +260,46 @@ class Resampled(ShardedSamples):
         self._init_stage(source, plan, batch_size, tail, columns, topology)
 
 
-class _Steps:
-    """The batches of a rank: the full steps of a schedule, and the rest of the epoch as one smaller step.
-
-    The pipeline after the stage divides the stream into batches, so only the last one may be smaller.
-    """
+class _StageSteps(StepsWithRest):
+    """The batches of a rank; the pipeline after the stage divides the stream into batches."""
 
     def __init__(self, stage: ShardedSamples, begin: Cursor, topology: Topology) -> None:
-        options: dict[str, Any] = {
-            "batch_size": stage.batch_size or 1,
-            "topology": topology,
-            "epoch": begin.epoch,
-        }
-        plan, even = stage.plan, stage.tail == "even"
-        self._full = Schedule(plan, start=begin.position, tail="drop" if even else stage.tail, **options)
-        self._last: Schedule | None = None
-        rest = plan.num_samples - self._full.end
-        if even and rest:
-            self._last = Schedule(plan, start=self._full.end, **options)
-            if stage.batch_size is not None and rest < topology.world_size:
-                raise PlanError(
-                    "the samples cannot be divided into equal steps",
-                    expected=f"none left after the full steps, or one for each of {topology.world_size} ranks",
-                    found=f"{rest} of {plan.num_samples}, with batch_size={stage.batch_size}",
-                    remedy='tail="drop" leaves them out, tail="pad" pads with marked samples; or use another '
-                    "batch_size, or fewer ranks",
-                )
+        super().__init__(
+            stage.plan,
+            batch_size=stage.batch_size or 1,
+            topology=topology,
+            epoch=begin.epoch,
+            start=begin.position,
+            tail=stage.tail,
+        )
+        if stage.batch_size is not None and 0 < self.rest_size < topology.world_size:
+            raise PlanError(
+                "the samples cannot be divided into equal steps",
+                expected=f"none left after the full steps, or one for each of {topology.world_size} ranks",
+                found=f"{self.rest_size} of {stage.plan.num_samples}, with batch_size={stage.batch_size}",
+                remedy='tail="drop" leaves them out, tail="pad" pads with marked samples; or use another '
+                "batch_size, or fewer ranks",
+            )
 
     def __len__(self) -> int:
-        return len(self._full) + (self._last is not None)
+        return len(self.full) + (self.rest is not None)
 
     def position_after(self, steps: int) -> int:
         """Samples consumed after some steps, counted from the epoch's start."""
         if steps == 0:
-            return self._full.start
-        if self._last is not None and steps == len(self):
-            return self._last.end
-        return self._full.position_after(steps - 1)
+            return self.full.start
+        if self.rest is not None and steps == len(self):
+            return self.rest.end
+        return self.full.position_after(steps - 1)
 
     def of_worker(self, worker: int, num_workers: int) -> Iterator[tuple[Int64, Bools]]:
         """Ids of a worker's batches, and which of them are no padding."""
         for step in range(worker, len(self), num_workers):
-            if step < len(self._full):
-                yield self._full.batch(step), self._full.valid(step)
-            elif self._last is not None:
-                valid = self._last.valid(0)  # a rank without a sample of the rest gets no padding row here
-                yield self._last.batch(0)[valid], valid[valid]
+            if step < len(self.full):
+                yield self.full.batch(step), self.full.valid(step)
+            else:
+                ids = self.rest_ids()
+                yield ids, np.ones(len(ids), np.bool_)
 
 
 def _opened(urls_or_source: Urls | Source) -> Source:

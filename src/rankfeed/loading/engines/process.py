@@ -66,7 +66,7 @@ class ProcessEngine:
         steps = len(schedule)
         count = min(self._num_workers, steps)
         first = 0
-        while first < steps and not pool.start(count, INLINE_AFTER):
+        while first < steps and not pool.start(count, 0.0 if first else INLINE_AFTER):
             yield self._builder.build_step(schedule, first)
             first += 1
         count = max(count, pool.size)  # those of an earlier iteration
@@ -101,7 +101,7 @@ class ProcessBuilder:
     def __init__(self, builder: BatchBuilder, rank: int, count: int) -> None:
         self._builder, self._count = builder, count
         self._pool = BuilderPool(builder, rank)
-        self._start_lock = threading.Lock()
+        self._start_lock, self._start_wait = threading.Lock(), INLINE_AFTER
         self._idle: queue.SimpleQueue[int] = queue.SimpleQueue()
         for index in range(count):
             self._idle.put(index)
@@ -116,7 +116,8 @@ class ProcessBuilder:
         index = self._idle.get()
         try:
             with self._start_lock:
-                is_ready = self._pool.start(self._count, INLINE_AFTER)
+                is_ready = self._pool.start(self._count, self._start_wait)
+                self._start_wait = 0.0
             if not is_ready:
                 return self._builder.build(spec)
             self._pool.request(index, spec)

@@ -310,7 +310,7 @@ def build_ahead(
 ) -> Iterator[PositionedBatch]:
     """Batches in the order of their specs, up to ``depth`` of them built before they are asked for.
 
-    The stream is read once per rank, in its own order, whatever the number of workers.
+    The stream is read once per rank, in its own order, for any number of workers.
     """
     build_pool = DaemonPool(threads, "rankfeed")
 

@@ -39,7 +39,7 @@ class Stream:
 
     Attributes:
         sharded: whether each rank has a stream of its own; otherwise all ranks read the same one.
-        declared: fields that are ragged, whatever the first batch shows.
+        declared: fields that are ragged, even if the first batch does not show it.
         fields: these by name.
     """
 
