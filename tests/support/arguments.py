@@ -646,7 +646,7 @@ def _of_frameworks() -> dict[str, Target]:
             num_processes=1,
             gather_for_metrics=len,
             skip_first_batches=len,
-            register_for_checkpointing=len,
+            register_for_checkpointing=id,
         )
         found["accelerate.accelerated"] = Target(
             accelerated, lambda: {"loader": rf.Loader(rows()), "accelerator": fake, "checkpoint": False}
