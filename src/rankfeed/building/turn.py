@@ -105,13 +105,15 @@ class Turn:
                 with one:
                     # Others may have taken this process for dead during the last try, or the pause after it.
                     if self._tries and not self.lease.held():
+                        self.clear()
                         return False
                     build(self.fresh())
         except (Exception, SystemExit) as error:
             if not self.lease.is_mine:
                 raise  # in a child that the builder forked, and in which nobody else has a part
             if self.lease.is_lost():
-                return False  # its folder was taken away under it
+                self.clear()  # begun after the successor had swept
+                return False
             raise self.failed(error) from error
         except BaseException:  # whoever interrupts it says nothing about the data: another one builds
             self.clear()
