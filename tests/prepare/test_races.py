@@ -306,25 +306,37 @@ def test_long_names(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == [long.name]
 
 
-def test_a_lost_builder_that_tries_again_leaves_its_successors_build_alone(path: Path) -> None:
+@pytest.mark.parametrize("late", [False, True], ids=["before its successor sweeps", "after its successor swept"])
+def test_a_lost_builder_that_tries_again_leaves_its_successors_build_alone(path: Path, late: bool) -> None:
     path.parent.mkdir()
     lease_dir, lost, tried = Lease(control(path)), threading.Event(), Counter[str]()
+    starts, begun = threading.Event(), threading.Event()
 
     def first(staging: Path) -> None:
         tried["first"] += 1
+        begun.set()
         lost.wait(30)
         raise ValueError("flaky")
 
     def second(staging: Path) -> None:
         (staging / "first half").touch()
+        starts.set()
+        assert begun.wait(30)
         lost.set()
         assert ours.result(30) is False
         staging.mkdir(exist_ok=True)  # as builders do that make the folders of each file
         (staging / "second half").touch()
 
+    def run_first(lease: Lease) -> bool:
+        starts.wait(30)
+        return BuildAttempt(path, lease_dir.directory, "", lease).run(first, 1)
+
     with ThreadPoolExecutor(1) as pool, lease_dir.acquire(None) as lease:
         assert lease is not None
-        ours = pool.submit(BuildAttempt(path, lease_dir.directory, "", lease).run, first, 1)
+        ours = pool.submit(run_first, lease)
+        if not late:
+            starts.set()
+            assert begun.wait(30)
         with lease_dir.acquire(lease.owner) as next_lease:
             assert next_lease is not None
             assert BuildAttempt(path, lease_dir.directory, "", next_lease).run(second, 0)

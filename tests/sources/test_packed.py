@@ -92,6 +92,12 @@ def test_the_fingerprint_is_of_the_data_and_not_of_their_place(
     assert other.fingerprint != rf.open(pristine).fingerprint
 
 
+def test_it_travels_as_a_path(pristine: Path) -> None:
+    source = rf.open(pristine)
+    source.fetch(range(200)).samples()  # shards are open
+    assert len(pickle.dumps(source)) < 1000
+
+
 def test_threads_read_at_once_with_few_shards_open(pristine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed_module, "OPEN_SHARDS", 2)
     source = PackedSource(pristine)

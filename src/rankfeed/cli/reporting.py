@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from rankfeed._util.validate import check_path
 from rankfeed.cli import plans
 from rankfeed.cli.output import Json, progress_bar, show
 from rankfeed.errors import ArgumentError, RankfeedError
@@ -61,7 +62,7 @@ def report(
     if png is not None and png.suffix.lower() != ".png":
         raise ArgumentError("a picture is a PNG", expected="a name that ends in .png", found=png)
     targets = [path for path in (out, png) if path is not None]
-    _check_targets(targets, [*(audit or ()), *(stats or ()), *([Path(data)] if data else ())])
+    _check_targets(targets, [*(audit or ()), *(stats or ()), *([Path(check_path("data", data))] if data else ())])
     pages = [_of_run(folder) for folder in run or ()]
     pages += [of_audit(AuditReport.load(path), title=f"Audit: {path}") for path in audit or ()]
     if stats:

@@ -78,7 +78,7 @@ class BatchSpec:
         masked: whether any rank has padding rows at this step, or may have.
         samples: of a stream, the samples, which cannot be fetched by id.
         layout: of a stream, the layout that all ranks agreed on.
-        layout_of: return the layout of the samples instead of a batch (`BatchBuilder.layout_of`).
+        infer_layout: return the layout of the samples instead of a batch (`BatchBuilder.layout_of`).
     """
 
     step: int

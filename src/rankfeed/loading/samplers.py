@@ -25,7 +25,7 @@ from rankfeed.loading.options import check_batch_size
 from rankfeed.loading.state import decode_state, encode_state, resume_cursor
 from rankfeed.plan import Cursor, Plan, Schedule, Tail
 from rankfeed.plan.plan import Int64
-from rankfeed.plan.schedule import Order, Ranks
+from rankfeed.plan.schedule import SampleOrder, TopologyLike
 from rankfeed.sources import Source
 from rankfeed.topology import Topology
 
@@ -44,7 +44,7 @@ class StepsWithRest:
     """
 
     def __init__(
-        self, plan: Order, *, batch_size: int, topology: Ranks, epoch: int, start: int = 0, tail: Tail
+        self, plan: SampleOrder, *, batch_size: int, topology: TopologyLike, epoch: int, start: int = 0, tail: Tail
     ) -> None:
         def schedule(start: int, tail: Tail) -> Schedule:
             return Schedule(plan, batch_size=batch_size, topology=topology, epoch=epoch, start=start, tail=tail)

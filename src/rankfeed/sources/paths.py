@@ -212,7 +212,7 @@ def as_paths(uri: Any) -> Paths:
     paths = [uri] if isinstance(uri, (str, os.PathLike)) else uri
     if not isinstance(paths, (list, tuple)) or not all(isinstance(each, (str, os.PathLike)) for each in paths):
         raise invalid("uri", "a path, or a list of paths", uri)
-    texts = [check_path("uri", each) if each else "" for each in paths]
+    texts = [check_path("uri", each) if not isinstance(each, str) or each else "" for each in paths]
     for text in texts:
         name = os.fsencode(text)
         if not text or b"\0" in name or len(name) >= 4096 or any(len(part) > 255 for part in name.split(b"/")):

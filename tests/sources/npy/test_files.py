@@ -333,6 +333,10 @@ def test_a_member_that_lies_about_its_place_is_refused(tmp_path: Path) -> None:
         rf.open(tmp_path / "d.npz")[0]
 
 
+def test_it_travels_as_a_path(ragged: Path) -> None:
+    assert len(pickle.dumps(rf.open(ragged))) < 3000  # a path, and what was seen of each file
+
+
 class Parses:
     """Garbage of which the finalizer parses Python."""
 

@@ -366,6 +366,12 @@ def test_options_that_cannot_be_meant_are_refused(wrong: dict[str, Any], folder:
 # --- processes, threads, loaders
 
 
+def test_it_travels_as_a_path(folder: Path) -> None:
+    source = rf.open(folder)
+    source.fetch(range(100)).samples()  # shards are open
+    assert len(pickle.dumps(source)) < 3000  # a path, and what was seen of each file
+
+
 def test_threads_read_at_once_with_few_shards_open(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tar_shards, "OPEN_SHARDS", 1)
     source = rf.open(folder)
@@ -474,7 +480,7 @@ def test_a_mutated_shard_is_an_error_or_what_webdataset_reads(thorough: bool, tm
             source.fetch(range(len(source))).samples()
         except RankfeedError:
             pass
-    assert read > 8
+    assert read > (20 if thorough else 8)
 
 
 def test_a_mutated_index_is_made_anew(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,7 +81,8 @@ class Read:
 def is_run(folder: str | Path) -> bool:
     """Whether there are ledgers in a folder."""
     path = Path(folder)
-    return path.is_dir() and any(each.name.endswith(SUFFIX) for each in path.iterdir())
+    # os.path, unlike Path before Python 3.12, takes a name that is too long for that of no folder.
+    return os.path.isdir(path) and any(each.name.endswith(SUFFIX) for each in path.iterdir())
 
 
 def read_folder(folder: str | Path, progress: Callable[[float], None]) -> tuple[list[Read], list[str]]:

@@ -76,6 +76,10 @@ class ArrowSource(ChunkedSource):
         self._unended = check_bool("unended", unended)
         if shapes is not None and not isinstance(shapes, Mapping):
             raise invalid("shapes", "a dict of shapes by column", shapes)
+        shape: Any
+        for shape in (shapes or {}).values():
+            if not isinstance(shape, list | tuple) or not all(each is None or type(each) is int for each in shape):
+                raise invalid("shapes", 'a dict of shapes by column, such as {"x": (None, 3)}', shapes)
         self._shapes = dict(shapes or {})
         self._open: HandleCache[ArrowFile] = HandleCache(OPEN_FILES)
         self.files = DataFiles(self._paths)
