@@ -25,7 +25,7 @@ from rankfeed.prepare import marker
 from rankfeed.prepare.build import BuildAttempt
 from rankfeed.prepare.marker import changed_files
 from rankfeed.storage import lease as lease_module
-from rankfeed.storage.lease import Lease, LeaseOwner
+from rankfeed.storage.lease import HeldLease, Lease, LeaseOwner
 
 
 def names(folder: Path) -> list[str]:
@@ -327,7 +327,7 @@ def test_a_lost_builder_that_tries_again_leaves_its_successors_build_alone(path:
         staging.mkdir(exist_ok=True)  # as builders do that make the folders of each file
         (staging / "second half").touch()
 
-    def run_first(lease: Lease) -> bool:
+    def run_first(lease: HeldLease) -> bool:
         starts.wait(30)
         return BuildAttempt(path, lease_dir.directory, "", lease).run(first, 1)
 

@@ -90,14 +90,14 @@ class BuildAttempt:
                 with one:
                     # The lease may have been lost during the last try, or the pause after it.
                     if self._tries and not self.lease.is_held():
-                        self.clear()
+                        self.discard()
                         return False
                     build(self.new_staging_dir())
         except (Exception, SystemExit) as error:
             if not self.lease.is_current_process:
                 raise  # in a child that the build function forked
             if self.lease.is_lost():
-                self.clear()  # it may have been created after the successor removed its predecessors'
+                self.discard()  # it may have been created after the successor removed its predecessors'
                 return False
             raise self.failed(error) from error
         except BaseException:  # an interrupt says nothing about the data: another process builds
