@@ -9,35 +9,27 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rankfeed._util.validate import invalid
+from rankfeed._util.validate import check_names, invalid
 from rankfeed.columns import Field
 from rankfeed.errors import ArgumentError, SourceError, safe_repr
-from rankfeed.sources.tar.columns import Members, field_of, read_values
+from rankfeed.sources.source import check_columns
+from rankfeed.sources.tar.columns import SampleBatch, field_of
 from rankfeed.sources.tar.decoders import Decoder, decoder_of, pickle_refused
-from rankfeed.sources.tar.shards import ShardSet
+from rankfeed.sources.tar.shards import Missing, ShardSet
 
 #: The column of the samples' keys.
 KEY = "__key__"
-#: Appended to the name of an audio column for the column of frames per second.
-RATE = ".rate"
+#: Appended to the name of an audio column for the column of frames per second, and to a name for its mask.
+_RATE, _VALID = ".rate", "_valid"
 #: With more extensions, keys probably contain dots.
-_MOST_EXTENSIONS = 1000
-_PROBES = 8
+_MAX_EXTENSIONS = 1000
 
 Decode = bool | Callable[[str, bytes], Any] | Mapping[str, Any]
-Missing = Literal["error", "skip", "mask"]
 
 
 @dataclass(frozen=True)
 class ColumnSpec:
-    """A column.
-
-    Args:
-        extension: of its members; empty for the keys.
-        field: of the column.
-        decoder: of its members.
-        role: "member", "rate" (of audio), "valid" (whether there is a member) or "key".
-    """
+    """A column of the members of an extension, of the rates or the presence of these, or of the keys."""
 
     extension: str
     field: Field
@@ -45,29 +37,17 @@ class ColumnSpec:
     role: Literal["member", "rate", "valid", "key"] = "member"
 
 
-def extensions_of(shards: ShardSet) -> dict[str, int]:
-    """The extensions of all shards in order of appearance, and the number of samples with each."""
-    found: dict[str, int] = {}
-    for summary in shards.summaries:
-        for each in summary.extensions:
-            found[each.name] = found.get(each.name, 0) + each.count
-    return found
-
-
 def _check_decode(decode: Decode, extensions: Sequence[str]) -> None:
-    if isinstance(decode, bool) or callable(decode):
-        return
-    if not isinstance(decode, Mapping):
+    if not isinstance(decode, (bool, Mapping)) and not callable(decode):
         raise invalid("decode", "True, False, a function, or a dict by extension", decode)
-    for name, choice in decode.items():
+    for name, choice in decode.items() if isinstance(decode, Mapping) else ():
         if not any(name in (each, each.rpartition(".")[2]) for each in extensions):
             raise ArgumentError(
                 "decode names an extension that no sample has",
                 expected="some of " + ", ".join(extensions),
                 found=safe_repr(name),
             )
-        is_kind = isinstance(choice, str) and choice in ("object", "dense", "ragged")
-        if not (isinstance(choice, bool) or callable(choice) or is_kind):
+        if not (isinstance(choice, bool) or callable(choice) or choice in ("object", "dense", "ragged")):
             expected = 'True, False (bytes), a function of bytes, "object", "dense" or "ragged"'
             raise invalid(f"decode for {name!r}", expected, choice)
 
@@ -91,90 +71,62 @@ def _decoder_for(extension: str, decode: Decode, allow_pickle: bool) -> tuple[De
 
 def schema_of(
     shards: ShardSet,
-    extensions: Mapping[str, int],
     wanted: Sequence[str] | None,
+    probe: SampleBatch,
     *,
     decode: Decode,
     missing: Missing,
     allow_pickle: bool,
-    probe: Callable[[str, int], list[Members]],
 ) -> dict[str, ColumnSpec]:
-    """The columns of a dataset by name.
-
-    Args:
-        shards: the shards.
-        extensions: number of samples with each extension.
-        wanted: names of the columns to offer; None for all.
-        decode: how members are decoded.
-        missing: what to do with samples that lack a member.
-        allow_pickle: whether members that can run code may be read.
-        probe: returns some members of an extension.
-    """
-    specs = {KEY: ColumnSpec("", Field("str"), Decoder("text"), "key")}
-    names = list(extensions)
-    _check_decode(decode, names)
-    if wanted is None and len(names) > _MOST_EXTENSIONS:
+    """The wanted columns (None for all) by name; their fields are learned from some samples."""
+    extensions = list(shards.extensions)
+    _check_decode(decode, extensions)
+    if wanted is None and len(extensions) > _MAX_EXTENSIONS:
         raise SourceError(
             "too many different extensions to be columns",
-            expected=f"at most {_MOST_EXTENSIONS}",
-            found=f"{len(names)}: " + ", ".join(map(repr, names[:4])),
+            expected=f"at most {_MAX_EXTENSIONS}",
+            found=f"{len(extensions)}: " + ", ".join(map(repr, extensions[:4])),
             where=shards.paths[0],
             remedy="put no dots into keys (an extension begins at the first of a file's name), or give columns=",
         )
-    chosen = (
-        names if wanted is None else [name for name in names if {name, name + RATE, name + "_valid"} & {*wanted}]
-    )
+    names = {*extensions} if wanted is None else {*check_names("columns", wanted)}
+    samples = sum(summary.samples for summary in shards.summaries)
+    chosen = [each for each in extensions if {each, each + _RATE, each + _VALID} & names]
+    specs = {KEY: ColumnSpec("", Field("str"), Decoder("text"), "key")}
     for name in chosen:
         decoder, kind = _decoder_for(name, decode, allow_pickle)
         if decoder.kind == "pickle" and not allow_pickle:
             raise pickle_refused(name, found=f".{name}", where=shards.paths[0])
-        field = decoder.field or _probed_field(shards, name, decoder, kind, probe(name, _PROBES))
-        specs[name] = ColumnSpec(name, field, decoder)
+        added: dict[str, ColumnSpec] = {}
         if decoder.kind == "audio":
-            specs[_free(name + RATE, chosen, shards)] = ColumnSpec(name, Field("dense", "int64"), decoder, "rate")
-        if missing == "mask" and extensions[name] < int(shards.counts.sum()):
-            mask = _free(name + "_valid", chosen, shards)
-            specs[mask] = ColumnSpec(name, Field("dense", "bool"), decoder, "valid")
-    if wanted is None:
-        return specs
-    unknown = [name for name in wanted if name not in specs]
-    if isinstance(wanted, str) or unknown:
-        raise ArgumentError(
-            "no such column", expected="some of " + ", ".join([KEY, *names]), found=", ".join(unknown) or wanted
-        )
-    return {name: specs[name] for name in wanted}
-
-
-def _free(name: str, extensions: Sequence[str], shards: ShardSet) -> str:
-    """The name of an added column, unless members have it."""
-    if name in extensions:
-        raise SourceError(
-            f"members .{name} have the name of a column that is added",
-            where=shards.paths[0],
-            remedy="choose columns= without either of them, or rename the members",
-        )
-    return name
+            added[name + _RATE] = ColumnSpec(name, Field("dense", "int64"), decoder, "rate")
+        if missing == "mask" and shards.extensions[name] < samples:
+            added[name + _VALID] = ColumnSpec(name, Field("dense", "bool"), decoder, "valid")
+        for each in added:
+            if each in chosen:
+                raise SourceError(
+                    f"members .{each} have the name of a column that is added",
+                    where=shards.paths[0],
+                    remedy="choose columns= without either of them, or rename the members",
+                )
+        field = decoder.field or _probed_field(shards, name, decoder, kind, probe)
+        specs |= {name: ColumnSpec(name, field, decoder), **added}
+    order = [*specs] if wanted is None else check_columns(wanted, dict.fromkeys([*specs, *extensions]))
+    return {name: specs[name] for name in order}
 
 
 def _probed_field(
-    shards: ShardSet, extension: str, decoder: Decoder, kind: str | None, parts: list[Members]
+    shards: ShardSet, extension: str, decoder: Decoder, kind: str | None, probe: SampleBatch
 ) -> Field:
     """The field of a column, from a few of its members and the sizes of all."""
     assert decoder.decode is not None
-    values = [value for value in read_values(parts, extension, decoder.decode) if value is not None]
-    if not values:
-        return Field("object")
+    values = [value for value in probe.values(extension, decoder.decode) if value is not None]
     if decoder.kind == "audio":
         values, kind = [samples for samples, _ in values], kind or "ragged"
-    sizes = {
-        size
-        for summary in shards.summaries
-        for each in summary.extensions
-        if each.name == extension
-        for size in (each.smallest, each.largest)
-    }
+    extensions = [each for summary in shards.summaries for each in summary.extensions if each.name == extension]
+    sizes = {size for each in extensions for size in (each.smallest, each.largest)}
     field = field_of(values, ragged=decoder.kind == "npy" and len(sizes) > 1, kind=kind)
-    if kind in ("dense", "ragged") and field.kind != kind and decoder.kind != "audio":
+    if values and kind in ("dense", "ragged") and field.kind != kind and decoder.kind != "audio":
         shapes = sorted({str(np.shape(value)) for value in values})
         raise SourceError(
             f"members .{extension} make no {kind} column",
