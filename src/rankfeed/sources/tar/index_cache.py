@@ -154,7 +154,7 @@ def locked(path: Path, what: str) -> Iterator[None]:
             _log.warning("waiting for another process that creates %s (lock %s)", what, path)
             lock.acquire()
     except (OSError, NotImplementedError) as error:  # NotImplementedError: a file system without locks
-        raise not_writable("a lock", path, error) from error
+        raise not_writable(what, path, error) from error
     try:
         yield
     finally:
