@@ -83,8 +83,9 @@ class LanceSource(ChunkedSource):
             raise invalid("filter", "a condition in SQL", filter)
         self._nulls: Nulls = nulls
         self._info = inspect_table(self.path, _check_version(version), filter)
+        self._where = f"{self.path}, version {self.version}"
         self._handle = TableHandle(self._info)
-        self._parents, self._blobs, self._fields = _columns_of(self._info.schema, columns, nulls, self._where())
+        self._parents, self._blobs, self._fields = _columns_of(self._info.schema, columns, nulls, self._where)
         self._has_blobs = any(map(_is_blob, self._info.schema))
         paths = self._info.files
         if any(paths):
@@ -100,7 +101,7 @@ class LanceSource(ChunkedSource):
             raise SourceError(
                 "the table has no rows" if filter is None else "no row fits the filter",
                 found=filter,
-                where=self._where(),
+                where=self._where,
             )
         self._init_chunks(self._cut(cache_bytes), cache_bytes, data_bytes=int(self._info.data_bytes.sum()))
 
@@ -158,7 +159,7 @@ class LanceSource(ChunkedSource):
         if self._nulls == "error" and not valid.all():
             raise SourceError(
                 "a blob is null",
-                where=f"{self._where()}, column {column!r}, row {rows[int(np.argmin(valid))]}",
+                where=f"{self._where}, column {column!r}, row {rows[int(np.argmin(valid))]}",
                 remedy='leave the column out with columns=..., or open the table with nulls="mask"',
             )
         offsets = starts_of([len(content or b"") for content in contents])
@@ -167,32 +168,28 @@ class LanceSource(ChunkedSource):
 
     def _load_chunk(self, number: int, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
         fragment, first, count = (int(each[number]) for each in self._chunks)
-        fragment_id = int(self._info.fragments[fragment])
-        parents = self._parents_of(names)
-        if self._info.chosen is None:
-            start = first - int(self._fragment_starts[fragment])
-            table = self._read([fragment], "span", fragment_id, start, count, parents)
-            return self._stored(table, names, first, f"fragment {fragment_id}")
-        rows = self._info.chosen[first : first + count]
+        rows = self._rows(np.arange(first, first + count))
         start, span = int(rows[0]), int(rows[-1] - rows[0]) + 1
-        if span > _SPARSE * len(rows):
-            table = self._take_rows(rows, parents)
-        else:  # with the rows between them
-            offset = start - int(self._row_starts[fragment])
-            table = self._read([fragment], "span", fragment_id, offset, span, parents)
-            table = table if span == len(rows) else table.take(rows - start)
-        return self._stored(table, names, rows, f"fragment {fragment_id}")
+        if span > _SPARSE * count:
+            return self._take_rows(rows, names)
+        fragment_id = int(self._info.fragments[fragment])
+        offset = start - int(self._row_starts[fragment])
+        table = self._read([fragment], "span", fragment_id, offset, span, self._parents_of(names))
+        return self._stored(table.take(rows - start) if span > count else table, names, rows)
 
     def _take(self, ids: Int64, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
-        rows = self._rows(ids)
-        table = self._take_rows(rows, self._parents_of(names))
-        return self._stored(table, names, rows, "rows from several fragments")
+        return self._take_rows(self._rows(ids), names)
 
-    def _stored(
-        self, table: Any, names: tuple[str, ...], first: int | Int64, place: str
-    ) -> dict[str, ColumnBuffer]:
+    def _take_rows(self, rows: Int64, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
+        fragments = self._fragments_of(rows)
+        ids = self._info.fragments[fragments].tolist()
+        return self._stored(self._read(fragments, "take", rows, ids, self._parents_of(names)), names, rows)
+
+    def _stored(self, table: Any, names: tuple[str, ...], rows: Int64) -> dict[str, ColumnBuffer]:
         fields = {name: self._fields[name] for name in names}
-        return read_columns(table, fields, where=f"{self._where()}, {place}", first_row=first, nulls=self._nulls)
+        numbers = self._info.fragments[self._fragments_of(rows)]
+        where = f"{self._where}, fragment {numbers[0]}" if len(numbers) == 1 else self._where
+        return read_columns(table, fields, where=where, first_row=rows, nulls=self._nulls)
 
     def _parents_of(self, names: Sequence[str]) -> list[str]:
         """The columns of the table that contain these (fields of a struct are columns here)."""
@@ -205,10 +202,6 @@ class LanceSource(ChunkedSource):
     def _fragments_of(self, rows: Int64) -> list[int]:
         fragments: list[int] = np.unique(self._row_starts.searchsorted(rows, side="right") - 1).tolist()
         return fragments
-
-    def _take_rows(self, rows: Int64, parents: list[str]) -> Any:
-        fragments = self._fragments_of(rows)
-        return self._read(fragments, "take", rows, self._info.fragments[fragments].tolist(), parents)
 
     def _read(self, fragments: Sequence[int], method: str, *arguments: Any) -> Any:
         """Call a method that reads some fragments, then check that their files were not changed."""
@@ -240,9 +233,6 @@ class LanceSource(ChunkedSource):
             return guess
         stored = self._info.data_bytes / np.maximum(1, self._info.rows)
         return np.where(stored > 0, np.maximum(stored, fixed), guess)
-
-    def _where(self) -> str:
-        return f"{self.path}, version {self.version}"
 
 
 def _columns_of(
