@@ -64,6 +64,11 @@ class IsolatedTable:
                 remedy="open an older version of the table (version=...), or restore it from a copy",
             ) from crash
 
+    @property
+    def closed(self) -> bool:
+        """Whether the helper process ended."""
+        return self.helper.closed
+
     def close(self) -> None:
         """End the helper process."""
         self.helper.close()
@@ -106,19 +111,15 @@ class TableHandle:
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of `LanceTable`, from any thread."""
-        table = self._opened()
-        if isinstance(table, LanceTable):
-            return getattr(table, method)(*arguments)
-        return table.call(method, *arguments)
+        return self._opened().call(method, *arguments)
 
     def _opened(self) -> LanceTable | IsolatedTable:
         if self._process != os.getpid():
             _ABANDONED.append(self._open)
             self._reset()  # a lock that was held at the fork is never released here
         with self._lock:
-            if self._open is None or (isinstance(self._open, IsolatedTable) and self._open.helper.closed):
+            if self._open is None or self._open.closed:
                 table = (IsolatedTable if forked_from_lance() else LanceTable)(self._uri, self._version)
-                info = table.call("info") if isinstance(table, IsolatedTable) else table.info()
-                check_same_data(info.digest, self._digest, f"{self._uri}, version {self._version}")
+                check_same_data(table.call("info").digest, self._digest, table.call("describe"))
                 self._open = table
             return self._open

@@ -43,6 +43,8 @@ class TableInfo:
 class LanceTable:
     """An open version of a table: a number or a tag; None for the latest. ``table`` is an open `LanceDataset`."""
 
+    closed = False
+
     def __init__(self, uri: str, version: int | str | None, table: Any = None) -> None:
         lance = need("lance", extra="lance")
         self.uri = uri
@@ -62,6 +64,10 @@ class LanceTable:
             self._fragments = {fragment.fragment_id: fragment for fragment in self._table.get_fragments()}
         self._where = f"{uri}, version {self.version}"
         self._checked: set[int] = set()
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Call a method, as `IsolatedTable` does in another process."""
+        return getattr(self, method)(*arguments)
 
     def describe(self) -> str:
         """The version, for error messages."""

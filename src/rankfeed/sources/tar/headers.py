@@ -34,6 +34,7 @@ _EXTENDED = (b"x", b"X", b"g", b"L", b"K")
 _NUMBERS = (slice(100, 108), slice(108, 116), slice(116, 124), slice(136, 148))
 
 _REMEDY = "fetch the file again, or write it again"
+_REWRITE = "write it again with `tar --format=ustar` or webdataset.TarWriter"
 
 
 class TarMember(NamedTuple):
@@ -95,17 +96,25 @@ class TarReader:
                 continue
             name = extended.get(b"path", _name(block))
             if kind in _LINKS:
-                raise self._link(_LINKS[kind], name, start)
+                raise self._refused(
+                    f"the {_LINKS[kind]} {printable(name)!r}, which has no data of its own",
+                    start,
+                    "write the archive again with the content in place of the link: "
+                    "`tar --dereference --hard-dereference --sort=name -cf FILE DIRECTORY`",
+                )
             # In V7, a slash is the only sign of a directory.
             if kind not in _WITHOUT_DATA and not (kind == b"\0" and name.endswith(b"/")):
                 if kind == b"S" or any(key.startswith(b"GNU.sparse.") for key in extended):
                     raise self._refused("a sparse file, whose bytes are not contiguous", here)
                 if b"size" in extended:
-                    size = self._decimal(extended[b"size"], here)
+                    digits = extended[b"size"]
+                    if not digits.isdigit() or len(digits) > 18:
+                        raise self._damaged("a size in decimal digits", repr(digits[:40]), here)
+                    size = int(digits)
                 self._skip(size)
+                if kind in _REGULAR and (b"\0" in name or not name):
+                    raise self._damaged("a name", repr(name[:80]), here)
                 if kind in _REGULAR:
-                    if b"\0" in name or not name:
-                        raise self._damaged("a name", repr(name[:80]), here)
                     yield TarMember(name, start, data, size)
             start, extended = self.offset, {}
         if start != self.offset:
@@ -169,11 +178,6 @@ class TarReader:
             raise self._damaged("a header with mode, owner, size and time in octal digits", repr(field), here)
         return int(digits or b"0", 8)
 
-    def _decimal(self, digits: bytes, here: int) -> int:
-        if not digits.isdigit() or len(digits) > 18:
-            raise self._damaged("a size in decimal digits", repr(digits[:40]), here)
-        return int(digits)
-
     def _extended(self, kind: bytes, data: int, size: int) -> dict[bytes, bytes]:
         """What an extended header says about the next file: PAX records, such as ``path`` and ``size``."""
         if kind == b"K":
@@ -219,19 +223,8 @@ class TarReader:
             f"a tar file is {how}", expected=expected, found=found, where=self._at(offset), remedy=remedy
         )
 
-    def _refused(self, what: str, offset: int) -> SourceError:
-        remedy = "write it again with `tar --format=ustar` or webdataset.TarWriter"
+    def _refused(self, what: str, offset: int, remedy: str = _REWRITE) -> SourceError:
         return SourceError(f"a tar file holds {what}", where=self._at(offset), remedy=remedy)
-
-    def _link(self, kind: str, name: bytes, offset: int) -> SourceError:
-        return SourceError(
-            f"a tar file holds a {kind}, which has no data of its own",
-            expected="regular files only",
-            found=f"{kind} {printable(name)!r}",
-            where=self._at(offset),
-            remedy="write the archive again with the content in place of the link: "
-            "`tar --dereference --hard-dereference --sort=name -cf FILE DIRECTORY`",
-        )
 
 
 def _name(block: bytes) -> bytes:

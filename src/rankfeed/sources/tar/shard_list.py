@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Annotated, TypeVar
 
-import msgspec
+import msgspec.yaml
 
 from rankfeed.errors import ArgumentError, CorruptError, SourceError
 from rankfeed.sources.extras import need
@@ -164,9 +164,9 @@ def _read_energon(folder: str, split: str | None) -> ShardList:
     info = _read_description(_EnergonInfo, meta / ".info.json", meta / ".info.yaml")
     parts = _read_description(_EnergonSplit, meta / "split.yaml", meta / "split.json")
     counts = {} if info is None else info.shard_counts
-    names, excluded = (
-        (list(counts), frozenset[str]()) if parts is None else _part(parts, split, meta / "split.yaml")
-    )
+    names, excluded = list(counts), frozenset[str]()
+    if parts is not None:
+        names, excluded = _part(parts, split, meta / "split.yaml")
     for name in names:
         if name not in counts:
             raise CorruptError(
@@ -213,13 +213,12 @@ def _read_description(kind: type[_Description], *places: Path) -> _Description |
     path = next((place for place in places if place.is_file()), None)
     if path is None or path.suffix == ".json":
         return None if path is None else read_json(path, kind)
-    yaml = need("yaml", extra="webdataset")
+    need("yaml", extra="webdataset")  # by msgspec
     try:
         if path.stat().st_size > _MAX_YAML_BYTES:
             raise ValueError(f"more than {_MAX_YAML_BYTES} bytes")
-        content = yaml.safe_load(path.read_bytes())
-        return msgspec.convert(content, kind) if content else None
+        return msgspec.yaml.decode(path.read_bytes(), type=kind | None)
     except OSError as error:
         raise SourceError("the file cannot be read", found=error, where=path) from error
-    except (ValueError, RecursionError, yaml.YAMLError, msgspec.ValidationError) as error:
+    except (ValueError, RecursionError, msgspec.DecodeError) as error:
         raise CorruptError("a description is damaged", found=str(error)[:200], where=path) from error
