@@ -6,6 +6,7 @@ Nothing here may run in a process that is forked later: see `rankfeed.sources.la
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,11 +17,16 @@ import numpy.typing as npt
 
 from rankfeed.errors import ArgumentError, CorruptError, RankfeedError, SourceError, UnsafeError
 from rankfeed.sources.extras import need
-from rankfeed.sources.lance.file_checks import CLEANED_UP, DAMAGED, check_file, file_missing
 from rankfeed.sources.parallel import in_parallel
 from rankfeed.storage import check_data_name, digest_of
 
 Int64 = npt.NDArray[np.int64]
+
+_MAGIC = b"LANC"
+#: Major and minor version of a data file, and the magic bytes.
+_FOOTER = struct.Struct("<HH4s")
+_CLEANED_UP = "open the table again; to keep a version from being cleaned up while it is read, tag it"
+_DAMAGED = "restore the file from a copy, or open an older version of the table (version=...)"
 
 
 @dataclass(frozen=True)
@@ -58,12 +64,12 @@ class LanceTable:
                     "there is no such table" if version is None else f"the table has no version {version}",
                     found=_short_message(error),
                     where=uri,
-                    remedy=None if version is None else CLEANED_UP,
+                    remedy=None if version is None else _CLEANED_UP,
                 ) from error
             self.version = int(self._table.version)
             self._fragments = {fragment.fragment_id: fragment for fragment in self._table.get_fragments()}
         self._where = f"{uri}, version {self.version}"
-        self._checked: set[int] = set()
+        self._checked: set[int] = set()  # fragments
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Call a method, as `IsolatedTable` does in another process."""
@@ -86,7 +92,7 @@ class LanceTable:
                 names.append(f"{number}:{fragment.metadata.physical_rows}:{rows[-1]}:{data}")
                 paths.append(tuple(path for path, _ in self._files(fragment, self._where)))
         if rows and min(rows) < 0:
-            raise CorruptError("a fragment has a negative number of rows", where=self._where, remedy=DAMAGED)
+            raise CorruptError("a fragment has a negative number of rows", where=self._where, remedy=_DAMAGED)
         return TableInfo(
             self.uri,
             self.version,
@@ -117,7 +123,7 @@ class LanceTable:
 
     def check(self) -> list[int]:
         """Check that all files exist and are complete; returns the fragments with a list of deleted rows."""
-        in_parallel(self._check_files, list(self._fragments))
+        in_parallel(self._check_fragment, list(self._fragments))
         return [number for number, fragment in self._fragments.items() if fragment.metadata.deletion_file]
 
     def read_deletions(self, fragment: int) -> None:
@@ -127,7 +133,7 @@ class LanceTable:
 
     def span(self, fragment: int, first: int, count: int, columns: Sequence[str]) -> Any:
         """A range of the rows of a fragment that are not deleted, as a `pyarrow.Table`."""
-        self._check_files(fragment)
+        self._check_fragment(fragment)
         where = self._fragment_name(fragment)
         with lance_errors(where):
             scanner = self._fragments[fragment].scanner(
@@ -144,9 +150,7 @@ class LanceTable:
             columns: names of columns of the table.
         """
         for fragment in fragments:
-            if fragment not in self._checked:
-                self._check_files(fragment)
-                self._checked.add(fragment)
+            self._check_fragment(fragment)
         with lance_errors(self._where):
             return _counted(self._table.take(rows, columns=list(columns)), len(rows), self._where)
 
@@ -174,11 +178,15 @@ class LanceTable:
     def _fragment_name(self, fragment: int) -> str:
         return f"{self._where}, fragment {fragment}"
 
-    def _check_files(self, fragment: int) -> None:
+    def _check_fragment(self, fragment: int) -> None:
+        """Check the files of a fragment before it is read: Lance reads truncated files without an error."""
+        if fragment in self._checked:
+            return
         where = self._fragment_name(fragment)
         with lance_errors(where):
             for path, size in self._files(self._fragments[fragment], where):
-                check_file(path, size, where)
+                _check_file(path, size, where)
+        self._checked.add(fragment)
 
     def _files(self, fragment: Any, where: str) -> list[tuple[str, int]]:
         """Paths and sizes (0 if unknown) of the files of a fragment; none if they are not local."""
@@ -206,6 +214,42 @@ def _data_files(fragment: Any, where: str) -> list[tuple[str, int]]:
     return [(file.path, file.file_size_bytes or 0) for file in files]
 
 
+def _check_file(path: str, size: int, where: str) -> None:
+    """Check the size (0 if unknown) of a file, and the metadata at the end of a data file."""
+    try:
+        with open(path, "rb") as file:
+            found = os.fstat(file.fileno()).st_size
+            file.seek(max(0, found - _FOOTER.size))
+            end = file.read(_FOOTER.size)
+    except FileNotFoundError as error:
+        raise _file_missing(path, where) from error
+    except OSError as error:
+        raise SourceError("a file of the table cannot be read", found=error, where=where) from error
+    is_data = path.endswith(".lance")
+    if (size and found != size) or (is_data and not end.endswith(_MAGIC)):
+        raise CorruptError(
+            "a data file has another size than the table's manifest says, or no end",
+            expected=f"{size or found} bytes, ending with {_MAGIC!r}",
+            found=f"{found} bytes, ending with {end[-4:]!r}, in {path}",
+            where=where,
+            remedy=_DAMAGED,
+        )
+    if is_data and _FOOTER.unpack(end)[:2] >= (0, 3):  # older files have other metadata
+        # If a page has an encoding with an unknown name and a zero byte in it, a scan ends the process
+        # (pylance 14: `CString::new` in arrow-rs' `ffi_stream`). Here it raises an error.
+        need("lance.file", extra="lance").LanceFileReader(path).metadata()
+
+
+def _file_missing(found: str, where: str) -> CorruptError:
+    return CorruptError(
+        "a file of the table is missing",
+        expected="all files of this version: was it cleaned up while it was in use?",
+        found=found,
+        where=where,
+        remedy=_CLEANED_UP,
+    )
+
+
 def _counted(table: Any, rows: int, where: str) -> Any:
     if table.num_rows != rows:
         raise CorruptError(
@@ -213,7 +257,7 @@ def _counted(table: Any, rows: int, where: str) -> Any:
             expected=rows,
             found=table.num_rows,
             where=where,
-            remedy=DAMAGED,
+            remedy=_DAMAGED,
         )
     return table
 
@@ -233,9 +277,9 @@ def lance_errors(where: str) -> Iterator[None]:
             raise  # an interrupt, or the end of the program
         text = _short_message(error)
         if "not found" in text.lower() or "No such file" in text:
-            raise file_missing(text, where) from error
+            raise _file_missing(text, where) from error
         raise CorruptError(
-            "the table cannot be read: it may be damaged", found=text, where=where, remedy=DAMAGED
+            "the table cannot be read: it may be damaged", found=text, where=where, remedy=_DAMAGED
         ) from error
 
 
