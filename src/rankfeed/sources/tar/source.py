@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankfeed._util.validate import check_bool, check_choice, check_name, check_optional
-from rankfeed.columns import Bytes, Column, Columns, Field
+from rankfeed.columns import Columns, Field
 from rankfeed.errors import SourceError
 from rankfeed.sources.paths import Paths
 from rankfeed.sources.scan import probe_ids
@@ -28,10 +28,9 @@ from rankfeed.sources.source import (
     even_blocks,
     reopen,
 )
-from rankfeed.sources.tar.columns import MemberText, NpyReader, SampleBatch, column_of_values
+from rankfeed.sources.tar.columns import Decode, SampleBatch, schema_of
 from rankfeed.sources.tar.decompress import decompressed
 from rankfeed.sources.tar.index_cache import IndexCache
-from rankfeed.sources.tar.schema import ColumnSpec, Decode, schema_of
 from rankfeed.sources.tar.shard_list import list_shards
 from rankfeed.sources.tar.shards import Missing, ShardSet
 from rankfeed.storage import DataFiles
@@ -117,11 +116,6 @@ class WebDatasetSource(Source):
         if missing != "mask":
             needed = [spec.extension for spec in self._specs.values() if spec.role in ("member", "rate")]
             self._shards.check_missing(needed, skip=missing == "skip")
-        self._npy_readers = {
-            spec.extension: NpyReader(spec.field, spec.extension)
-            for spec in self._specs.values()
-            if spec.decoder.kind == "npy" and spec.field.kind in ("dense", "ragged") and spec.role == "member"
-        }
 
     def __reduce__(self) -> tuple[Any, ...]:
         return reopen, (WebDatasetSource, self.where, {**self._options, "files": self.files}, self.fingerprint)
@@ -152,25 +146,7 @@ class WebDatasetSource(Source):
         names = check_columns(columns, self._specs)
         self.files.check_open(at_intervals=True)
         batch = SampleBatch(self._shards, ids)
-        return Columns({name: self._column(self._specs[name], batch) for name in names}, len(ids))
-
-    def _column(self, spec: ColumnSpec, batch: SampleBatch) -> Column:
-        if spec.role == "key":
-            return batch.keys()
-        if spec.role == "valid":
-            return batch.presence(spec.extension)
-        parts, decode = batch.members(spec.extension), spec.decoder.decode
-        if decode is None:
-            is_text = spec.decoder.kind == "text"
-            return MemberText(parts, spec.extension) if is_text else Bytes([part.runs() for part in parts])
-        if spec.extension in self._npy_readers:
-            column = self._npy_readers[spec.extension].column(parts)
-            if column is not None:
-                return column
-        values = batch.values(spec.extension, decode)
-        if spec.decoder.kind == "audio":
-            values = [value and value[spec.role == "rate"] for value in values]
-        return column_of_values(spec.field, values, parts, spec.extension)
+        return Columns({name: self._specs[name].read(batch) for name in names}, len(ids))
 
     def shards_of(self, sample_ids: npt.ArrayLike) -> list[str]:
         """The path of the shard that contains each sample."""
