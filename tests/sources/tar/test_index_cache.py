@@ -18,6 +18,7 @@ from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.tar import index_cache as tar_store
 from rankfeed.sources.tar.index import decode, encode, read_summary, scan
 from rankfeed.sources.tar.index_cache import IndexCache, index_places
+from rankfeed.storage import digest_of
 
 
 def write_tar(path: Path, names: list[str]) -> Path:
@@ -205,6 +206,26 @@ def test_a_header_that_means_no_good_is_not_believed_though_its_checksum_is_righ
     path = index_places(str(shard), None)[0]
     path.write_bytes(encode(forged))
     assert read_summary(str(path)) is None
+
+
+def test_numbers_outside_the_archive_are_not_believed_though_the_checksums_are_right(shard: Path) -> None:
+    index = scan(str(shard))
+
+    def is_believed(**arrays: Any) -> bool:
+        forged = dataclasses.replace(index, **arrays)
+        names = ("offsets", "key_offsets", "rows", "starts", "sizes", "keys")
+        digest = digest_of(b"".join(getattr(forged, name).tobytes() for name in names))
+        forged = dataclasses.replace(forged, summary=msgspec.structs.replace(index.summary, digest=digest))
+        return decode(np.frombuffer(encode(forged), np.uint8)) is not None
+
+    assert is_believed()
+    for name in ("offsets", "key_offsets", "rows", "starts", "sizes"):
+        for place, value in ((0, -1), (1, -1), (1, 2**63 - 1), (-1, 2**40)):
+            forged = getattr(index, name).copy()
+            forged[place] = value
+            assert not is_believed(**{name: forged})
+    # Differences of these numbers overflow, and are not negative.
+    assert not is_believed(key_offsets=np.array([0, 2**63 - 1, -(2**63), index.summary.key_bytes]))
 
 
 def test_a_process_that_is_killed_while_it_indexes_leaves_nothing_in_the_way(

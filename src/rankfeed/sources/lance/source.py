@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal
@@ -134,7 +134,7 @@ class LanceSource(ChunkedSource):
         names = check_columns(columns, self._fields)
         if self.files is not None:
             self.files.check_open(at_intervals=True)
-        plain = [name for name in names if self._parents[name] not in self._blobs]
+        plain = self._without_blobs(names)
         if len(plain) == len(names):
             return super().fetch(sample_ids, names)
         ids = check_ids(sample_ids, len(self))
@@ -147,10 +147,12 @@ class LanceSource(ChunkedSource):
         return Columns({name: found[name] for name in names}, len(ids))
 
     def expect(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> None:
-        names = check_columns(columns, self._fields)
-        plain = [name for name in names if self._parents[name] not in self._blobs]
+        plain = self._without_blobs(check_columns(columns, self._fields))
         if plain:
             super().expect(sample_ids, plain)
+
+    def _without_blobs(self, names: Iterable[str]) -> list[str]:
+        return [name for name in names if self._parents[name] not in self._blobs]
 
     def _read_blobs(self, column: str, ids: Int64) -> dict[str, ColumnBuffer]:
         rows = self._rows(ids)
@@ -225,7 +227,7 @@ class LanceSource(ChunkedSource):
 
     def _row_bytes(self) -> npt.NDArray[np.float64]:
         """Approximate bytes of a row in each fragment, without blobs."""
-        fields = [field for name, field in self._fields.items() if self._parents[name] not in self._blobs]
+        fields = [self._fields[name] for name in self._without_blobs(self._fields)]
         fixed = sum(field.row_bytes() for field in fields if field.kind == "dense")
         varying = sum(field.kind != "dense" for field in fields)
         guess = np.full(len(self._info.rows), max(1.0, fixed + _VARYING_BYTES * varying))
@@ -245,11 +247,8 @@ def _columns_of(
     found: dict[str, Field] = {}
     blobs = {field.name for field in schema if _is_blob(field)}
     for field in schema:
-        if field.name not in blobs:
-            fields = dict(fields_of(pa.schema([field]), nulls=nulls, columns=columns))
-        else:
-            masks = {f"{field.name}_valid": Field("dense", "bool")} if nulls == "mask" else {}
-            fields = {field.name: Field("bytes"), **masks}
+        plain = pa.field(field.name, pa.binary()) if field.name in blobs else field
+        fields = fields_of(pa.schema([plain]), nulls=nulls, columns=columns)
         for name in fields:
             if name in found and (columns is None or name in columns):
                 raise duplicate_name_error(name)

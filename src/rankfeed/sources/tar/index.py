@@ -229,7 +229,7 @@ def decode(data: Bytes8) -> TarIndex | None:
         offsets[0] >= 0
         and offsets[-1] == summary.end <= summary.tar_bytes
         and (key_offsets[0], key_offsets[-1]) == (0, summary.key_bytes)
-        and all((np.diff(each) >= 0).all() for each in (offsets, key_offsets))
+        and all((each[1:] >= each[:-1]).all() for each in (offsets, key_offsets))  # a difference may overflow
         and all((each >= 0).all() for each in (rows, starts, sizes))
         and (rows < summary.samples).all()
         and (sizes <= summary.end).all()
