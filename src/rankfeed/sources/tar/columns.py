@@ -27,7 +27,7 @@ from rankfeed.columns import (
     make_column,
 )
 from rankfeed.errors import ArgumentError, CorruptError, MissingExtraError, RankfeedError, SourceError, safe_repr
-from rankfeed.sources.npy.header import check_size, read_header
+from rankfeed.sources.npy.header import Header, check_size, read_header
 from rankfeed.sources.source import check_columns, empty_column, with_where
 from rankfeed.sources.tar.decoders import Decoder, decoder_of, pickle_refused
 from rankfeed.sources.tar.shards import Missing, Shard, ShardSet
@@ -47,8 +47,8 @@ _MAX_HEADERS = 1 << 14
 Decode = bool | Callable[[str, bytes], Any] | Mapping[str, Any]
 
 
-class Members(NamedTuple):
-    """Members of one extension in one shard."""
+class MembersInShard(NamedTuple):
+    """The members of a batch that are in one shard."""
 
     shard: Shard
     rows: Int64  #: [m], rows of the samples in the shard
@@ -56,32 +56,85 @@ class Members(NamedTuple):
     starts: Int64  #: [m], offset of each member
     sizes: Int64  #: [m], bytes of each; -1 if a sample has no such member
 
-    def where(self, number: int, extension: str) -> str:
-        """A member, for error messages."""
-        key = self.shard.index.key(int(self.rows[number]))
-        return f"{self.shard.path}, sample {key!r}, .{extension} at offset {self.starts[number]}"
-
-    def runs(self) -> RowSlices:
-        """The members as pointers into the shard."""
-        return RowSlices(self.shard.data, self.starts, np.maximum(self.sizes, 0), self.slots)
-
     def all_slots(self) -> Int64:
         """Positions of the rows in the batch."""
         return np.arange(len(self.rows)) if self.slots is None else self.slots
 
 
+class Members:
+    """The members of one extension of some samples."""
+
+    def __init__(self, extension: str, parts: list[MembersInShard]) -> None:
+        self.extension, self.parts = extension, parts
+
+    def sizes(self) -> Int64:
+        """Bytes of each member in the order of the batch; -1 for none."""
+        out = np.empty(sum(len(part.rows) for part in self.parts), np.int64)
+        for part in self.parts:
+            out[part.all_slots()] = part.sizes
+        return out
+
+    def runs(self) -> list[RowSlices]:
+        """The members as pointers into the shards."""
+        return [
+            RowSlices(part.shard.data, part.starts, np.maximum(part.sizes, 0), part.slots) for part in self.parts
+        ]
+
+    def values(self, decode: Callable[[bytes], Any]) -> list[Any]:
+        """Decoded members in the order of the batch; None for a sample without one. Errors name the member."""
+        out: list[Any] = [None] * sum(len(part.rows) for part in self.parts)
+        for part in self.parts:
+            members = zip(part.all_slots().tolist(), part.starts.tolist(), part.sizes.tolist(), strict=True)
+            for slot, start, size in members:
+                if size >= 0:
+                    try:
+                        out[slot] = decode(part.shard.read(start, size))
+                    except MissingExtraError:
+                        raise
+                    except Exception as error:
+                        raise self.error(error, slot) from error
+        return out
+
+    def error(self, error: Exception, slot: int) -> RankfeedError:
+        """An error about a member, with the member."""
+        where = self.extension
+        for part in self.parts:
+            for number in np.flatnonzero(part.all_slots() == slot).tolist():
+                key = part.shard.index.key(int(part.rows[number]))
+                where = f"{part.shard.path}, sample {key!r}, .{self.extension} at offset {part.starts[number]}"
+        if isinstance(error, SourceError):
+            return with_where(error, where)
+        return CorruptError(
+            "a member cannot be decoded",
+            found=f"{type(error).__name__}: {str(error)[:200]}",
+            where=where,
+            remedy="write the sample again; or take its bytes with decode=False",
+        )
+
+    def unlike_others(self, field: Field, found: object, slot: int) -> RankfeedError:
+        """The error for a member that does not fit the field of its column."""
+        error = SourceError(
+            "a member is unlike the others of its column",
+            expected=field,
+            found=found,
+            remedy=f'pass decode={{{self.extension!r}: "object"}} to have each as it is, or give a decoder that '
+            "makes them alike",
+        )
+        return self.error(error, slot)
+
+
 class MemberText(Bytes):
     """A column of text that names the member if one is not UTF-8."""
 
-    def __init__(self, parts: Sequence[Members], extension: str) -> None:
-        super().__init__([part.runs() for part in parts], text=True)
-        self._members = parts, extension
+    def __init__(self, members: Members) -> None:
+        super().__init__(members.runs(), text=True)
+        self._members = members
 
     def rows(self) -> list[Any]:
         try:
             return super().rows()
         except CorruptError:
-            read_values(*self._members, bytes.decode)  # raises, and names the member
+            self._members.values(bytes.decode)  # raises, and names the member
             raise
 
 
@@ -90,71 +143,27 @@ class SampleBatch:
 
     def __init__(self, shards: ShardSet, ids: Int64) -> None:
         self._shards, self._ids = shards, ids
-        self._members: dict[str, list[Members]] = {}
+        self._members: dict[str, Members] = {}
         self._values: dict[str, list[Any]] = {}
 
     @cached_property
-    def _places(self) -> list[tuple[Shard, Int64, Int64 | None]]:
+    def places(self) -> list[tuple[Shard, Int64, Int64 | None]]:
+        """The samples by shard: rows in it, and positions in the batch (None for all)."""
         places = self._shards.places(self._ids)
         return [(self._shards.open(number), rows, slots) for number, rows, slots in places]
 
-    def keys(self) -> Bytes:
-        """The keys of the samples."""
-        return Bytes(
-            [RowSlices(*shard.index.key_runs(rows), slots) for shard, rows, slots in self._places], text=True
-        )
-
-    def members(self, extension: str) -> list[Members]:
-        """The members of one extension by shard."""
+    def members(self, extension: str) -> Members:
+        """The members of one extension."""
         if extension not in self._members:
-            self._members[extension] = [
-                Members(shard, rows, slots, *shard.index.locate(extension, rows))
-                for shard, rows, slots in self._places
-            ]
+            parts = [MembersInShard(*place, *place[0].index.locate(extension, place[1])) for place in self.places]
+            self._members[extension] = Members(extension, parts)
         return self._members[extension]
 
     def values(self, extension: str, decode: Callable[[bytes], Any]) -> list[Any]:
-        """Decoded members, see `read_values`."""
+        """Decoded members of one extension; None for a sample without one."""
         if extension not in self._values:
-            self._values[extension] = read_values(self.members(extension), extension, decode)
+            self._values[extension] = self.members(extension).values(decode)
         return self._values[extension]
-
-    def presence(self, extension: str) -> Dense:
-        """Whether each sample has a member."""
-        parts = self.members(extension)
-        out = np.empty(sum(len(part.rows) for part in parts), bool)
-        for part in parts:
-            out[part.all_slots()] = part.sizes >= 0
-        return Dense.of(out)
-
-
-def read_values(parts: Sequence[Members], extension: str, decode: Callable[[bytes], Any]) -> list[Any]:
-    """Decoded members in the order of the batch; None for a sample without one. Errors name the member."""
-    out: list[Any] = [None] * sum(len(part.rows) for part in parts)
-    for part in parts:
-        members = zip(part.all_slots().tolist(), part.starts.tolist(), part.sizes.tolist(), strict=True)
-        for number, (slot, start, size) in enumerate(members):
-            if size < 0:
-                continue
-            try:
-                out[slot] = decode(part.shard.read(start, size))
-            except MissingExtraError:
-                raise
-            except Exception as error:
-                raise _with_member(error, part.where(number, extension)) from error
-    return out
-
-
-def _with_member(error: Exception, where: str) -> RankfeedError:
-    """An error of a decoder with the member that it is about."""
-    if isinstance(error, SourceError):
-        return with_where(error, where)
-    return CorruptError(
-        "a member cannot be decoded",
-        found=f"{type(error).__name__}: {str(error)[:200]}",
-        where=where,
-        remedy="write the sample again; or take its bytes with decode=False",
-    )
 
 
 def field_of(values: Sequence[Any], *, ragged: bool, kind: str | None = None) -> Field:
@@ -187,7 +196,7 @@ def field_of(values: Sequence[Any], *, ragged: bool, kind: str | None = None) ->
     return Field("ragged", dtype.name, first[1:]) if varies and first else Field("dense", dtype.name, first)
 
 
-def column_of_values(field: Field, values: list[Any], parts: Sequence[Members], extension: str) -> Column:
+def column_of_values(field: Field, values: list[Any], members: Members) -> Column:
     """A column of decoded values, None for a missing member; a SourceError if a value does not fit."""
     if field.kind == "object":
         return Objects(values)
@@ -196,24 +205,9 @@ def column_of_values(field: Field, values: list[Any], parts: Sequence[Members], 
     shape = (0, *field.shape) if field.kind == "ragged" else field.shape
     missing: Any = {"str": "", "bytes": b""}.get(field.kind, np.zeros(shape, field.dtype or None))
     try:
-        return make_column(extension, [missing if value is None else value for value in values], field)
+        return make_column(members.extension, [missing if each is None else each for each in values], field)
     except Mismatch as error:
-        for part in parts:
-            for number in np.flatnonzero(part.all_slots() == error.row).tolist():
-                raise _unlike_others(field, error.found, part.where(number, extension), extension) from error
-        raise
-
-
-def _unlike_others(field: Field, found: object, where: str, extension: str) -> SourceError:
-    """The error for a member that does not fit the field of its column."""
-    return SourceError(
-        "a member is unlike the others of its column",
-        expected=field,
-        found=found,
-        where=where,
-        remedy=f'pass decode={{{extension!r}: "object"}} to have each as it is, or give a decoder that makes '
-        "them alike",
-    )
+        raise members.unlike_others(field, error.found, error.row) from error
 
 
 class NpyReader:
@@ -224,20 +218,20 @@ class NpyReader:
     remainders.
     """
 
-    def __init__(self, field: Field, extension: str) -> None:
-        self._field, self._extension = field, extension
+    def __init__(self, field: Field) -> None:
+        self._field = field
         self._row_bytes = np.dtype(field.dtype).itemsize * math.prod(field.shape)
         #: By the first bytes of a member: offset of its elements, rows, offset of its end, and if it is readable
         #: in place.
         self._layouts: dict[bytes, tuple[int, int, int, bool]] = {}
 
-    def column(self, parts: Sequence[Members]) -> Dense | Ragged | None:
+    def column(self, members: Members) -> Dense | Ragged | None:
         """A column that points into the shards; None if that is not possible (other byte order, no elements)."""
         takes, slices = list[RowTake](), list[RowSlices]()
-        for part in parts:
+        for part in members.parts:
             if not self._row_bytes or (part.sizes < _HEAD_BYTES).any():
                 return None
-            found = np.array(self._layouts_of(part), np.int64).reshape(-1, 4)
+            found = np.array(self._layouts_of(part, members), np.int64).reshape(-1, 4)
             if not found[:, 3].all():
                 return None
             begins, remainders = part.starts + found[:, 0], (part.starts + found[:, 0]) % self._row_bytes
@@ -254,27 +248,29 @@ class NpyReader:
             return None
         return Dense(takes) if self._field.kind == "dense" else Ragged(slices)
 
-    def _layouts_of(self, part: Members) -> list[tuple[int, int, int, bool]]:
+    def _layouts_of(self, part: MembersInShard, members: Members) -> list[tuple[int, int, int, bool]]:
         out = []
         data: Any = part.shard.data.data
         for number, (start, size) in enumerate(zip(part.starts.tolist(), part.sizes.tolist(), strict=True)):
             head = bytes(data[start : start + _HEAD_BYTES])
             layout = self._layouts.get(head)
             if layout is None or layout[2] > size:
-                layout = self._read_layout(part, number, start, size)
-                if layout[0] <= _HEAD_BYTES and len(self._layouts) < _MAX_HEADERS:
+                content, slot = part.shard.read(start, min(size, 1 << 20)), int(part.all_slots()[number])
+                try:
+                    header = read_header(io.BytesIO(content), "")
+                    check_size(header, size, "")
+                except RankfeedError as error:
+                    raise members.error(error, slot) from error
+                if not header.fits(self._field):
+                    raise members.unlike_others(self._field, header, slot)
+                layout = self._layout_of(header)
+                if header.offset <= _HEAD_BYTES and len(self._layouts) < _MAX_HEADERS:
                     self._layouts[head] = layout
             out.append(layout)
         return out
 
-    def _read_layout(self, part: Members, number: int, start: int, size: int) -> tuple[int, int, int, bool]:
-        try:
-            header = read_header(io.BytesIO(part.shard.read(start, min(size, 1 << 20))), "")
-            if not header.fits(self._field):
-                raise _unlike_others(self._field, header, "", self._extension)
-            check_size(header, size, "")
-        except RankfeedError as error:
-            raise _with_member(error, part.where(number, self._extension)) from error
+    @staticmethod
+    def _layout_of(header: Header) -> tuple[int, int, int, bool]:
         in_place = header.dtype.isnative and not (header.fortran and len(header.shape) > 1)
         rows = header.shape[0] if header.shape else 1
         return header.offset, rows, header.offset + header.nbytes, in_place
@@ -293,20 +289,20 @@ class ColumnSpec:
     def read(self, batch: SampleBatch) -> Column:
         """The column of some samples."""
         if self.role == "key":
-            return batch.keys()
+            keys = [RowSlices(*shard.index.key_runs(rows), slots) for shard, rows, slots in batch.places]
+            return Bytes(keys, text=True)
+        members, decode = batch.members(self.extension), self.decoder.decode
         if self.role == "valid":
-            return batch.presence(self.extension)
-        parts, decode = batch.members(self.extension), self.decoder.decode
+            return Dense.of(members.sizes() >= 0)
         if decode is None:
-            is_text = self.decoder.kind == "text"
-            return MemberText(parts, self.extension) if is_text else Bytes([part.runs() for part in parts])
-        column = None if self.npy is None else self.npy.column(parts)
+            return MemberText(members) if self.decoder.kind == "text" else Bytes(members.runs())
+        column = None if self.npy is None else self.npy.column(members)
         if column is not None:
             return column
         values = batch.values(self.extension, decode)
         if self.decoder.kind == "audio":
             values = [value and value[self.role == "rate"] for value in values]
-        return column_of_values(self.field, values, parts, self.extension)
+        return column_of_values(self.field, values, members)
 
 
 def _check_decode(decode: Decode, extensions: Sequence[str]) -> None:
@@ -382,7 +378,7 @@ def schema_of(
                     remedy="choose columns= without either of them, or rename the members",
                 )
         field = decoder.field or _probed_field(shards, name, decoder, kind, probe)
-        npy = NpyReader(field, name) if decoder.kind == "npy" and field.kind in ("dense", "ragged") else None
+        npy = NpyReader(field) if decoder.kind == "npy" and field.kind in ("dense", "ragged") else None
         specs |= {name: ColumnSpec(name, field, decoder, npy=npy), **added}
     order = [*specs] if wanted is None else check_columns(wanted, dict.fromkeys([*specs, *extensions]))
     return {name: specs[name] for name in order}
