@@ -136,7 +136,7 @@ def not_writable(what: str, place: Path, error: OSError | NotImplementedError) -
         f"{what} cannot be written",
         found=getattr(error, "strerror", None) or error,
         where=place,
-        remedy="make room, or pass cache_dir= with a folder that can be written and has more",
+        remedy="free disk space, or pass cache_dir= with a folder that can be written",
     )
 
 
