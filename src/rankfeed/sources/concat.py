@@ -18,7 +18,7 @@ from rankfeed.storage import digest_of
 
 Fields = Mapping[str, Field]
 
-_REMEDY = "leave the column out with columns=[...], or write one of the sources again with rankfeed.pack"
+_REMEDY = "leave the column out with columns=[...], or write one of the sources again with rankfeed.write"
 
 #: The repr of a wrapped list may have any length.
 _SHORT = reprlib.Repr()
@@ -62,19 +62,19 @@ class ConcatSource(SourceView):
 
     @cached_property
     def fields(self) -> Mapping[str, Field]:
-        named = [(self._name(number), source.fields) for number, source in enumerate(self.sources)]
-        if len({source.as_dicts for source in self.sources}) > 1:
-            others, dicts = (
-                next(name for (name, _), each in zip(named, self.sources, strict=True) if each.as_dicts is kind)
-                for kind in (False, True)
-            )
+        names = range(len(self.sources)) if self.names is None else map(repr, self.names)
+        labels = [f"source {name}, {_SHORT.repr(each)}" for name, each in zip(names, self.sources, strict=True)]
+        fields = [source.fields for source in self.sources]
+        kinds = [source.as_dicts for source in self.sources]
+        if len(set(kinds)) > 1:
+            dicts, others = kinds.index(True), kinds.index(False)
             raise SourceError(
                 "columns are missing in one of the sources: its samples are not dicts of columns",
-                expected=f"{', '.join(map(repr, dict(named)[dicts]))} as in {dicts}",
-                found=f"other samples in {others}",
+                expected=f"{', '.join(map(repr, fields[dicts]))} as in {labels[dicts]}",
+                found=f"other samples in {labels[others]}",
                 remedy="return dicts from its Dataset's __getitem__, and columns=[...] with those that all have",
             )
-        return agreed_fields(named, self._wanted)
+        return agreed_fields(list(zip(labels, fields, strict=True)), self._wanted)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -100,20 +100,12 @@ class ConcatSource(SourceView):
     def samples(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> list[Any]:
         ids = check_ids(sample_ids, len(self))
         wanted = self._wanted if columns is None else columns
-        found: list[Any] = [None] * len(ids)
-        for number, rows, slots in by_chunk(ids, self.starts):
-            places = range(len(ids)) if slots is None else slots.tolist()
-            for place, sample in zip(places, self.sources[number].samples(rows, wanted), strict=True):
-                found[place] = sample
-        return found
+        pieces = by_chunk(ids, self.starts)
+        return _in_slots([(self.sources[number].samples(rows, wanted), slots) for number, rows, slots in pieces])
 
     def expect(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> None:
         for number, rows, _ in by_chunk(check_ids(sample_ids, len(self)), self.starts):
             self.sources[number].expect(rows, self._wanted if columns is None else columns)
-
-    def _name(self, number: int) -> str:
-        name = number if self.names is None else repr(self.names[number])
-        return f"source {name}, {_SHORT.repr(self.sources[number])}"
 
 
 def concat(
@@ -142,10 +134,8 @@ def concat(
     """
     names = list(sources) if isinstance(sources, Mapping) else None
     given: Any = list(sources.values()) if isinstance(sources, Mapping) else sources
-    if not isinstance(given, (list, tuple)):
-        raise invalid("sources", "a list of sources, or a dict of them by name", sources)
-    if not given:
-        raise invalid("sources", "at least one source", sources)
+    if not isinstance(given, (list, tuple)) or not given:
+        raise invalid("sources", "a list of at least one source, or a dict of them by name", sources)
     for number, source in enumerate(given):
         if not isinstance(source, Source):
             raise ArgumentError(
@@ -177,48 +167,41 @@ def agreed_fields(named: Sequence[tuple[str, Fields]], columns: Sequence[str] | 
         >>> agreed_fields([("a", frames), ("b", {"x": Field("ragged", "float32", (2,))})])
         {'x': Field(kind='ragged', dtype='float32', shape=(2,))}
     """
-    _check_names(named, columns)
-    first = named[0]
     agreed: dict[str, Field] = {}
-    for name in first[1] if columns is None else columns:
-        # A ragged field accepts dense rows of several lengths, so it is the one to compare with.
-        reference, fields_there = next((each for each in named if each[1][name].kind == "ragged"), first)
-        agreed[name] = fields_there[name]
-        for source, fields in named:
-            if not _accepts(fields_there[name], fields[name]):
-                raise SourceError(
-                    f"column {name!r} is of different types",
-                    expected=f"{_type(fields_there[name])} as in {reference}",
-                    found=f"{_type(fields[name])} in {source}",
-                    remedy=_REMEDY,
-                )
-    return agreed
-
-
-def _check_names(named: Sequence[tuple[str, Fields]], columns: Sequence[str] | None) -> None:
-    wanted = {name: source for source, fields in named for name in fields} if columns is None else columns
-    for name in wanted:
-        owners = [source for source, fields in named if name in fields]
+    for name in dict.fromkeys(name for _, fields in named for name in fields) if columns is None else columns:
+        owners = [(source, fields[name]) for source, fields in named if name in fields]
         for source, fields in named:
             if name not in fields:
                 raise SourceError(
                     f"column {name!r} is missing in one of the sources",
-                    expected=f"{name!r} as in {owners[0]}" if owners else f"{name!r} in all of them",
+                    expected=f"{name!r} as in {owners[0][0]}" if owners else f"{name!r} in all of them",
                     found=f"{', '.join(map(repr, fields))} in {source}",
                     remedy="give columns=[...] with those that all sources have",
                 )
+        # A ragged field accepts dense rows of several lengths, so it is the one to compare with.
+        reference, field = next((each for each in owners if each[1].kind == "ragged"), owners[0])
+        for source, other in owners:
+            is_accepted = other.dtype == field.dtype and _elements(other) == _elements(field) is not None
+            if other != field and not (field.kind == "ragged" and is_accepted):
+                raise SourceError(
+                    f"column {name!r} is of different types",
+                    expected=f"{_type(field)} as in {reference}",
+                    found=f"{_type(other)} in {source}",
+                    remedy=_REMEDY,
+                )
+        agreed[name] = field
+    return agreed
 
 
 def _type(field: Field) -> str:
     return f"{field.kind} {field}" if field.dtype else field.kind
 
 
-def _accepts(field: Field, other: Field) -> bool:
-    """Whether a column of ``field`` can hold rows of ``other``."""
-    if field == other:
-        return True
-    fits = (field.kind, other.kind) == ("ragged", "dense") and other.shape and other.shape[1:] == field.shape
-    return bool(fits) and field.dtype == other.dtype
+def _elements(field: Field) -> tuple[int, ...] | None:
+    """Shape of an element along the first dimension; None if there is none."""
+    if field.kind == "ragged":
+        return field.shape
+    return field.shape[1:] if field.kind == "dense" and field.shape else None
 
 
 def concat_columns(name: str, field: Field, pieces: Sequence[tuple[Column, Int64 | None]]) -> Column:
@@ -238,40 +221,34 @@ def concat_columns(name: str, field: Field, pieces: Sequence[tuple[Column, Int64
         array([2, 3, 1])
     """
     columns = [column for column, _ in pieces]
-    if all(isinstance(column, Objects) for column in columns):
-        return _objects(pieces)
-    if all(isinstance(column, Bytes) for column in columns):
-        kinds = {column.field.kind for column in columns}
-        if len(kinds) == 1:
-            return Bytes([part for piece in pieces for part in _moved(*piece)], text=kinds == {"str"})
-    if all(isinstance(column, (Dense, Ragged)) for column in columns):
-        found = {column.field for column in columns}
-        if len(found) == 1 and isinstance(columns[0], Dense) and field.kind != "ragged":
-            return Dense([part for piece in pieces for part in _moved(*_native(*piece))])
-        elements = {_element_shape(each) for each in found}
-        if len({each.dtype for each in found}) == 1 and len(elements) == 1 and None not in elements:
-            return Ragged([part for piece in pieces for part in _moved(*_as_ragged(*_native(*piece)))])
+    found = {column.field for column in columns}
+    kinds = {each.kind for each in found}
+    if kinds == {"object"}:
+        return Objects(_in_slots([(column.rows(), slots) for column, slots in pieces]))
+    if kinds in ({"bytes"}, {"str"}):
+        return Bytes([part for piece in pieces for part in _moved(*piece)], text=kinds == {"str"})
+    if kinds == {"dense"} and len(found) == 1 and field.kind != "ragged":
+        return Dense([part for column, slots in pieces for part in _moved(_native(column), slots)])
+    if kinds <= {"dense", "ragged"} and len({each.dtype for each in found}) == 1:
+        elements = {_elements(each) for each in found}
+        if len(elements) == 1 and None not in elements:
+            return Ragged(
+                [part for column, slots in pieces for part in _moved(_as_ragged(_native(column)), slots)]
+            )
     raise SourceError(
         f"rows of column {name!r} do not fit into one batch",
-        found=", ".join(sorted({_type(column.field) for column in columns})),
+        found=", ".join(sorted(map(_type, found))),
         remedy=_REMEDY,
     )
 
 
-def _objects(pieces: Sequence[tuple[Column, Int64 | None]]) -> Objects:
-    values: list[Any] = [None] * sum(len(column) for column, _ in pieces)
-    for column, slots in pieces:
-        places = range(len(column)) if slots is None else slots.tolist()
-        for place, value in zip(places, column.rows(), strict=True):
+def _in_slots(pieces: Sequence[tuple[Sequence[Any], Int64 | None]]) -> list[Any]:
+    """Values at their positions."""
+    values: list[Any] = [None] * sum(len(some) for some, _ in pieces)
+    for some, slots in pieces:
+        for place, value in zip(range(len(some)) if slots is None else slots.tolist(), some, strict=True):
             values[place] = value
-    return Objects(values)
-
-
-def _element_shape(field: Field) -> tuple[int, ...] | None:
-    """Shape of an element along the first dimension; None for a scalar."""
-    if field.kind == "ragged":
-        return field.shape
-    return field.shape[1:] if field.shape else None
+    return values
 
 
 def _moved(column: Any, slots: Int64 | None) -> list[Any]:
@@ -281,28 +258,27 @@ def _moved(column: Any, slots: Int64 | None) -> list[Any]:
     return [part._replace(slots=slots if part.slots is None else slots[part.slots]) for part in column.parts]
 
 
-def _native(column: Any, slots: Int64 | None) -> tuple[Any, Int64 | None]:
+def _native(column: Any) -> Any:
     """The same rows in native byte order: a batch may combine files of both orders."""
     if all(part.values.dtype.isnative for part in column.parts):
-        return column, slots
+        return column
     native = column.parts[0].values.dtype.newbyteorder("=")
     if isinstance(column, Dense):
-        return Dense.of(column.gather().astype(native)), slots
+        return Dense.of(column.gather().astype(native))
     values, offsets = column.compact()
-    return Ragged([RowSlices(values.astype(native), offsets[:-1], np.diff(offsets))]), slots
+    return Ragged([RowSlices(values.astype(native), offsets[:-1], np.diff(offsets))])
 
 
-def _as_ragged(column: Any, slots: Int64 | None) -> tuple[Any, Int64 | None]:
-    """Dense rows as runs of their elements."""
+def _as_ragged(column: Any) -> Any:
+    """Dense rows as slices of their elements."""
     if isinstance(column, Ragged):
-        return column, slots
-    parts = column.parts
+        return column
+    parts: Sequence[RowTake] = column.parts
     if not all(part.values.flags.c_contiguous for part in parts):
         parts = Dense.of(column.gather()).parts
-    return Ragged([_runs(part) for part in parts]), slots
-
-
-def _runs(part: RowTake) -> RowSlices:
-    length, *inner = part.values.shape[1:]
-    flat = part.values.reshape(len(part.values) * length, *inner)
-    return RowSlices(flat, part.rows * length, np.full(len(part.rows), length, np.int64), part.slots)
+    slices = []
+    for values, rows, slots in parts:
+        length = values.shape[1]
+        flat = values.reshape(len(values) * length, *values.shape[2:])
+        slices.append(RowSlices(flat, rows * length, np.full(len(rows), length, np.int64), slots))
+    return Ragged(slices)

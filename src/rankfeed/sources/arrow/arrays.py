@@ -12,23 +12,14 @@ import numpy.typing as npt
 from rankfeed.columns import ColumnBuffer
 from rankfeed.errors import CorruptError
 from rankfeed.sources.arrow.errors import InexactDecimalError, arrow_errors
-from rankfeed.sources.arrow.types import element_of, is_list, tensor_axes
+from rankfeed.sources.arrow.types import element_of, is_list, is_list_view, tensor_axes
+from rankfeed.sources.source import Int64, starts_of
 
 Array = npt.NDArray[Any]
 #: Mask of rows (or elements) that are not null; None if none is null.
 Valid = npt.NDArray[np.bool_] | None
-#: Rows of a union that are decoded at once to find its nulls.
-_UNION_ROWS = 4096
 #: float64 holds all decimals of this many digits.
 _EXACT_DIGITS = 15
-
-
-def rows_without_nulls(valid: Valid) -> Valid:
-    """Mask of the rows without a null in them."""
-    if valid is None or valid.ndim == 1:
-        return valid
-    whole: npt.NDArray[np.bool_] = np.logical_and.reduce(valid, axis=tuple(range(1, valid.ndim)))
-    return whole
 
 
 def plain_of(array: Any) -> Any:
@@ -46,11 +37,17 @@ def plain_of(array: Any) -> Any:
 
 def valid_of(array: Any) -> Valid:
     """Mask of the rows that are not null."""
-    return array.is_valid().to_numpy(zero_copy_only=False) if array.null_count else None
+    import pyarrow as pa
+
+    # Unions and run-end encoded arrays count no nulls.
+    if not array.null_count and not pa.types.is_union(array.type) and not pa.types.is_run_end_encoded(array.type):
+        return None
+    valid: npt.NDArray[np.bool_] = array.is_valid().to_numpy(zero_copy_only=False)
+    return None if valid.all() else valid
 
 
 def numbers_of(array: Any) -> tuple[Array, Valid]:
-    """Numbers as [rows, *shape], zero if null, and the mask of valid ones: [rows] or [rows, elements]."""
+    """Numbers as [rows, *shape], zero if null, and the mask of rows without nulls."""
     import pyarrow as pa
 
     if isinstance(array.type, pa.FixedShapeTensorType):
@@ -63,27 +60,24 @@ def numbers_of(array: Any) -> tuple[Array, Valid]:
     valid = valid_of(array)
     kind = array.type
     if pa.types.is_fixed_size_list(kind):
-        size = kind.list_size
-        child = array.values.slice(array.offset * size, len(array) * size)
-        values, inner = numbers_of(child)
-        values = values.reshape(len(array), size, *values.shape[1:])
+        values, inner = numbers_of(fixed_size_elements(array))
+        values = values.reshape(len(array), kind.list_size, *values.shape[1:])
         if inner is not None:
-            inner = inner.reshape(len(array), inner.size // max(1, len(array)))
+            inner = np.logical_and.reduce(inner.reshape(len(array), kind.list_size), axis=1)
         if valid is None:
             return values, inner
         values = np.where(valid.reshape(-1, *[1] * (values.ndim - 1)), values, np.zeros((), values.dtype))
-        return values, valid if inner is None or not size else valid[:, None] & inner
+        return values, valid if inner is None else valid & inner
     if pa.types.is_boolean(kind):
         array = array.cast(pa.uint8())
     elif pa.types.is_decimal(kind):
         array = _floats(array)
     elif not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
         array = array.view(pa.int32() if kind.bit_width == 32 else pa.int64()).cast(pa.int64())
-    if array.null_count:
+    if valid is not None:
         array = array.fill_null(pa.scalar(0, array.type))
-    if pa.types.is_boolean(kind):
-        return array.to_numpy().view(np.bool_), valid
-    return array.to_numpy(), valid
+    numbers = array.to_numpy()
+    return numbers.view(np.bool_) if pa.types.is_boolean(kind) else numbers, valid
 
 
 def _floats(array: Any) -> Any:
@@ -106,69 +100,48 @@ def _floats(array: Any) -> Any:
     return floats
 
 
-def text_of(array: Any) -> ColumnBuffer:
-    """Text or bytes; empty if null."""
+def text_of(array: Any, *, is_text: bool) -> ColumnBuffer:
+    """Text or bytes as views of the buffers; empty if null."""
     import pyarrow as pa
 
-    kind = array.type
-    text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    array = array.cast(pa.large_string() if is_text else pa.large_binary())  # values are copied if they are views
     if array.null_count:
-        array = array.cast(pa.large_string() if text else pa.large_binary()).fill_null("" if text else b"")
-    elif not any(
-        same(kind)
-        for same in (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
-    ):
-        array = array.cast(pa.large_string() if text else pa.large_binary())
-    stored = _segments(array)
-    if text:
-        array.validate(full=True)  # UTF-8, here where the file is known
-    return stored
-
-
-def _segments(array: Any) -> ColumnBuffer:
-    """Text or bytes as views of the buffers."""
-    import pyarrow as pa
-
-    wide = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
+        array = array.fill_null("" if is_text else b"")
     if not len(array):
         return ColumnBuffer(np.empty(0, np.uint8), np.zeros(1, np.int64))
     _, places, data = array.buffers()
-    dtype = np.dtype(np.int64 if wide else np.int32)
-    offsets = np.frombuffer(places, dtype, len(array) + 1, array.offset * dtype.itemsize).astype(np.int64)
+    offsets = np.frombuffer(places, np.int64, len(array) + 1, array.offset * 8)
     values = np.empty(0, np.uint8) if data is None or not data.size else np.frombuffer(data, np.uint8)
     _check_offsets(offsets, len(values))
-    first, last = int(offsets[0]), int(offsets[-1])
-    return ColumnBuffer(values[first:last], offsets - first)
+    if is_text:
+        array.validate(full=True)  # UTF-8, here where the file is known
+    return ColumnBuffer(values[offsets[0] : offsets[-1]], offsets - offsets[0])
 
 
-def list_elements(array: Any) -> tuple[Any, npt.NDArray[np.int64]]:
+def fixed_size_elements(array: Any) -> Any:
+    """The elements of fixed-size lists, also those of null rows."""
+    size = array.type.list_size
+    return array.values.slice(array.offset * size, len(array) * size)
+
+
+def list_elements(array: Any) -> tuple[Any, Int64]:
     """The elements of a list column, and int64 [rows + 1] where each row starts; null rows are empty."""
-    import pyarrow as pa
     import pyarrow.compute as pc
 
-    kind = array.type
-    if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
-        # A cast in pyarrow 26 writes wrong offsets.
-        array.validate(full=True)
-        lengths = pc.list_value_length(array).fill_null(0).to_numpy().astype(np.int64)
-        return array.flatten(), np.concatenate([[0], np.cumsum(lengths)])
     if not len(array):  # its only offset may have any value
         return array.values[:0], np.zeros(1, np.int64)
-    offsets = array.offsets.to_numpy(zero_copy_only=False).astype(np.int64)
-    child = array.values
-    _check_offsets(offsets, len(child))
-    lengths = np.diff(offsets)
-    valid = valid_of(array)
-    if valid is not None and (hidden := ~valid & (lengths > 0)).any():
-        # Null rows may have elements, which are left out.
-        keep = np.repeat(~hidden, lengths)
-        child = child.slice(int(offsets[0]), int(offsets[-1] - offsets[0])).filter(pa.array(keep))
-        lengths[hidden] = 0
-        return child, np.concatenate([[0], np.cumsum(lengths)])
-    return child.slice(int(offsets[0]), int(offsets[-1] - offsets[0])), offsets - offsets[0]
+    if is_list_view(array.type):
+        array.validate(full=True)
+        lengths = pc.list_value_length(array).fill_null(0).to_numpy()
+    else:
+        offsets = array.offsets.to_numpy(zero_copy_only=False).astype(np.int64)
+        _check_offsets(offsets, len(array.values))
+        valid = valid_of(array)
+        lengths = np.diff(offsets) if valid is None else np.where(valid, np.diff(offsets), 0)
+    return array.flatten(), starts_of(lengths)  # without the elements of null rows
 
 
-def _check_offsets(offsets: npt.NDArray[np.int64], size: int) -> None:
+def _check_offsets(offsets: Int64, size: int) -> None:
     """Refuse offsets outside of the values, which a damaged file may have."""
     if len(offsets) and (offsets[0] < 0 or offsets[-1] > size or (offsets[1:] < offsets[:-1]).any()):
         raise CorruptError(
@@ -178,45 +151,25 @@ def _check_offsets(offsets: npt.NDArray[np.int64], size: int) -> None:
         )
 
 
-def objects_of(array: Any, where: str) -> tuple[ColumnBuffer, Valid]:
-    """Rows that are decoded to Python objects when they are read, and the mask of those that are not None."""
-    # A view of one None: a value per row that takes no memory.
-    values = np.broadcast_to(np.array(None, object), len(array))
+def objects_of(array: Any, where: str) -> ColumnBuffer:
+    """Rows that are decoded to Python objects when they are read."""
+    import pyarrow as pa
 
-    def decode(rows: npt.NDArray[np.int64]) -> Array:
+    def decode(rows: Int64) -> Array:
         decoded = np.empty(len(rows), object)
         with arrow_errors(where):
-            decoded[:] = _objects_at(array, rows)
+            if len(rows) and (np.diff(rows) == 1).all():
+                decoded[:] = _objects(array.slice(int(rows[0]), len(rows)))
+                return decoded
+            try:
+                decoded[:] = _objects(array.take(pa.array(rows)))
+            except pa.ArrowNotImplementedError:  # run-end encoded
+                decoded[:] = [_objects(array.slice(row, 1))[0] for row in rows.tolist()]
         return decoded
 
-    return ColumnBuffer(values, extra_bytes=int(array.nbytes), decode=decode), _not_none(array)
-
-
-def _objects_at(array: Any, rows: npt.NDArray[np.int64]) -> list[Any]:
-    import pyarrow as pa
-
-    if len(rows) and rows[0] + len(rows) - 1 == rows[-1] and (np.diff(rows) == 1).all():
-        return _objects(array.slice(int(rows[0]), len(rows)))
-    try:
-        return _objects(array.take(pa.array(rows)))
-    except pa.ArrowNotImplementedError:  # run-end encoded
-        return [_objects(array.slice(row, 1))[0] for row in rows.tolist()]
-
-
-def _not_none(array: Any) -> Valid:
-    """Mask of the rows that are not None; Arrow counts no nulls in unions and run-end encoded arrays."""
-    import pyarrow as pa
-
-    if pa.types.is_run_end_encoded(array.type):
-        runs = valid_of(array.values)
-        ends = array.run_ends.to_numpy().astype(np.int64)
-        return (
-            None if runs is None else runs[ends.searchsorted(array.offset + np.arange(len(array)), side="right")]
-        )
-    if pa.types.is_union(array.type):
-        pieces = (array.slice(first, _UNION_ROWS) for first in range(0, len(array), _UNION_ROWS))
-        return np.array([each is not None for piece in pieces for each in piece.to_pylist()], np.bool_)
-    return valid_of(array)
+    # A view of one None: a value per row that takes no memory.
+    values = np.broadcast_to(np.array(None, object), len(array))
+    return ColumnBuffer(values, extra_bytes=int(array.nbytes), decode=decode)
 
 
 def _objects(array: Any) -> list[Any]:
@@ -233,17 +186,17 @@ def _objects(array: Any) -> list[Any]:
         values, inner = numbers_of(child)
         # A copy: views of the buffer would keep the file open.
         rows = list[Any](np.split(values.copy(), offsets[1:-1])) if len(array) else []
-        whole = rows_without_nulls(inner)
-        if whole is not None and not whole.all():
-            bad = np.unique(offsets.searchsorted(np.flatnonzero(~whole), side="right") - 1)
-            for row in bad.tolist():
-                rows[row] = child[offsets[row] : offsets[row + 1]].to_pylist()
+        for row in [] if inner is None else np.unique(rows_at(np.flatnonzero(~inner), offsets)).tolist():
+            rows[row] = child[offsets[row] : offsets[row + 1]].to_pylist()
     else:
         objects = _objects(child)
-        ends = offsets.tolist()
-        rows = [objects[first:last] for first, last in pairwise(ends)]
+        rows = [objects[first:last] for first, last in pairwise(offsets.tolist())]
     valid = valid_of(array)
-    if valid is not None:
-        for row in np.flatnonzero(~valid).tolist():
-            rows[row] = None
+    for row in [] if valid is None else np.flatnonzero(~valid).tolist():
+        rows[row] = None
     return rows
+
+
+def rows_at(places: Int64, starts: Int64) -> Int64:
+    """The rows in which elements are, of rows that start there: int64 [rows + 1]."""
+    return starts.searchsorted(places, side="right") - 1

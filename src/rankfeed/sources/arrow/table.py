@@ -89,25 +89,17 @@ class ArrowTableSource(ChunkedSource):
 
     def _load_chunk(self, number: int, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
         batch = self._batches[number]
+        fields, first_row = {name: self._fields[name] for name in names}, int(self._chunk_starts[number])
         with arrow_errors(self._name):
             batch.validate(full=True)
             found = read_columns(
-                batch,
-                {name: self._fields[name] for name in names},
-                where=self._name,
-                first_row=int(self._chunk_starts[number]),
-                nulls=self._nulls,
-                shapes=self._shapes,
+                batch, fields, where=self._name, first_row=first_row, nulls=self._nulls, shapes=self._shapes
             )
-        buffers = [
-            np.frombuffer(buffer, np.uint8)
-            for column in batch.columns
-            for buffer in column.buffers()
-            if buffer is not None and buffer.size
-        ]
+        buffers = [each for column in batch.columns for each in column.buffers() if each is not None and each.size]
+        own = [np.frombuffer(each, np.uint8) for each in buffers]
         return {
             name: replace(
-                column, borrowed=any(np.may_share_memory(column.values, each) for each in buffers), extra_bytes=0
+                column, borrowed=any(np.may_share_memory(column.values, each) for each in own), extra_bytes=0
             )
             for name, column in found.items()
         }
