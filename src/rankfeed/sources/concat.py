@@ -155,12 +155,7 @@ def concat(
 def agreed_fields(named: Sequence[tuple[str, Fields]], columns: Sequence[str] | None = None) -> dict[str, Field]:
     """The fields of concatenated sources; a column that is dense in one and ragged in another is ragged.
 
-    Args:
-        named: for each source its name in error messages, and its fields.
-        columns: names of the columns to compare; None for all.
-
-    Raises:
-        SourceError: a column is missing in a source, or has another type; names the column and both sources.
+    ``named`` has a name for errors and the fields of each source; ``columns`` those to compare.
 
     Examples:
         >>> frames = {"x": Field("dense", "float32", (7, 2))}
@@ -207,13 +202,8 @@ def _elements(field: Field) -> tuple[int, ...] | None:
 def concat_columns(name: str, field: Field, pieces: Sequence[tuple[Column, Int64 | None]]) -> Column:
     """One column from several, without a copy if their rows have the same layout.
 
-    Args:
-        name: of the column, for error messages.
-        field: of the result.
-        pieces: columns, each with the positions of its rows in the result; None for the only column.
-
-    Raises:
-        SourceError: rows differ in type, or in more than their first dimension.
+    ``pieces`` are columns, each with the positions of its rows in the result, None for the only one. Rows that
+    differ in type, or in more than their first dimension, are a SourceError.
 
     Examples:
         >>> one, two = Dense.of(np.array([1, 2])), Dense.of(np.array([3]))

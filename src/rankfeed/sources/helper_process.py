@@ -28,9 +28,7 @@ class HelperCrash(Exception):
 class HelperProcess:
     """An object in another process, whose methods are called one after the other. It ends with this process.
 
-    Args:
-        factory: "module:name" of what makes the object there.
-        arguments: of the factory.
+    ``factory`` is "module:name" of what makes the object there.
 
     Examples:
         >>> helper = HelperProcess("collections:Counter", "banana")

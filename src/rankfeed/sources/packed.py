@@ -50,12 +50,7 @@ class _OpenShard:
 
 
 class PackedSource(Source):
-    """A dataset that `rankfeed.write` wrote.
-
-    Args:
-        path: of its folder.
-        columns: names of the columns to offer; None for all.
-        files: as another process of the job first saw them; None in the process that opens the dataset.
+    """A dataset that `rankfeed.write` wrote; ``files`` are as another process of the job first saw them.
 
     Raises:
         SourceError, CorruptError, UnsafeError: there is no manifest, or it is invalid.
@@ -174,11 +169,7 @@ def _matches_checksum(path: str, manifest: Manifest, number: int) -> bool:
 
 
 def check_shard(folder: str | Path, manifest: Manifest, shard: ShardInfo, step: Callable[[int], None]) -> None:
-    """Read a whole shard and compare size, checksum and columns with the manifest.
-
-    Raises:
-        SourceError, CorruptError: the shard cannot be read, or differs.
-    """
+    """Read a whole shard; a SourceError if it differs from size, checksum or columns in the manifest."""
     path = Path(folder, shard.path)
     _check_shard_size(shard, path)
     try:

@@ -79,12 +79,7 @@ class ScatteredRows(Dense):
 def rows_at(data: Bytes, starts: Int64, size: int, item: int = 1, out: Bytes | None = None) -> Bytes:
     """Runs of equal size as rows of bytes: uint8 [m, size].
 
-    Args:
-        data: uint8.
-        starts: int64 [m], in bytes.
-        size: bytes of each run, a multiple of ``item``.
-        item: bytes that are copied at once if the alignment allows it.
-        out: uint8 [m, size], C-contiguous, to write to.
+    ``item`` bytes, a divisor of ``size``, are copied at once if the alignment allows it; ``out`` is C-contiguous.
 
     Examples:
         >>> rows_at(np.arange(10, dtype=np.uint8), np.array([7, 2]), 3)

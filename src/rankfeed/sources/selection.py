@@ -20,17 +20,11 @@ Selection = npt.ArrayLike | slice | range | Callable[[Any], Any]
 
 @dataclass(frozen=True, eq=False)
 class Indices:
-    """Sample ids in runs; the same ids always have the same runs, so the digest depends on the ids alone.
+    """Sample ids in runs; the same ids always have the same runs, so the digest depends on the ids alone."""
 
-    Args:
-        starts: first id of each run.
-        edges: position of the first id of each run, and the number of ids; None if each run is one id.
-        step: between the ids of a run; not 1 only if there is one run.
-    """
-
-    starts: Unsigned
-    edges: Unsigned | None
-    step: int = 1
+    starts: Unsigned  # first id of each run
+    edges: Unsigned | None  # position of the first id of each run, and the end; None if each run is one id
+    step: int = 1  # between the ids of a run; not 1 only if there is one run
 
     def __len__(self) -> int:
         return len(self.starts) if self.edges is None else int(self.edges[-1])
@@ -84,9 +78,7 @@ def compose(outer: Indices, inner: Indices) -> Indices:
 def block_sizes(indices: Indices, starts: Int64) -> Int64:
     """Number of consecutive positions whose samples are in the same block, each at least 1.
 
-    Args:
-        indices: selected samples.
-        starts: int64 [blocks + 1], first sample of each block of the source, and the number of samples.
+    ``starts`` are the first sample of each block of the source, and the number of samples: int64 [blocks + 1].
 
     Examples:
         >>> block_sizes(indices_of(range(1, 11, 2)), np.array([0, 4, 8, 12]))  # 1, 3 | 5, 7 | 9
@@ -122,12 +114,7 @@ def _narrowest(values: Int64) -> Unsigned:
 
 
 def resolve_selection(chosen: Any, size: int) -> Indices:
-    """The samples that ids, a mask, a slice or a range select from ``size`` samples.
-
-    Raises:
-        ArgumentError: an id is invalid or repeated.
-        SourceError: no sample is selected.
-    """
+    """The samples that ids, a mask, a slice or a range select from ``size`` samples: at least one, each once."""
     ids: range | Int64
     if isinstance(chosen, slice):
         try:

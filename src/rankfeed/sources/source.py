@@ -461,11 +461,7 @@ def empty_column(field: Field) -> Column:
 
 
 def by_chunk(ids: Int64, starts: Int64) -> list[tuple[int, Int64, Int64 | None]]:
-    """Group sample ids by the chunk (shard, file, row group) that contains them.
-
-    Args:
-        ids: int64 [m].
-        starts: int64 [chunks + 1], the first id of each chunk, and the number of samples at the end.
+    """Group sample ids by the chunk (shard, file, row group) that contains them; see `starts_of`.
 
     Returns:
         for each chunk: its number, the rows in it, and their positions in ``ids`` (None for all). For no ids, no

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -137,27 +136,39 @@ class _Pieces:
         return found  # never more than one message: reads beyond it mean that it is damaged
 
 
-@dataclass(frozen=True)
 class ArrowFile:
-    """An open file."""
+    """An open file.
 
-    path: str
-    data: Bytes  # mapped
-    schema: Any  # a `pyarrow.Schema`
-    starts: Int64  # [batches + 1], the first row of each record batch
-    plain: Mapping[str, PlainColumn]  # the columns that are read in place
-    is_compressed: bool  # or of the other byte order: record batches are decoded into memory
-    has_dictionaries: bool
-    digest: str  # changes with columns and the rows of record batches
-    _ipc: _Ipc
+    Attributes:
+        data: its bytes, mapped.
+        schema: a `pyarrow.Schema`.
+        starts: int64 [batches + 1], the first row of each record batch.
+        plain: the columns that are read in place.
+        is_compressed: whether record batches are decoded into memory: compressed, or of the other byte order.
+        digest: changes with columns and the rows of record batches.
+
+    Raises:
+        SourceError: the file cannot be read.
+        CorruptError: the file is damaged.
+    """
+
+    def __init__(self, path: str, shapes: Mapping[str, ArrayShape], *, unended: bool = False) -> None:
+        self.path = path
+        self.data = map_file(path)
+        with arrow_errors(path):
+            self._ipc = _Ipc(self.data, path, unended=unended)
+            self.schema, rows = self._ipc.schema, self._ipc.rows
+            if min(rows, default=0) < 0 or sum(rows) > _MAX_ROWS:
+                raise _damaged(f"{sum(rows)} rows", path)
+            self.plain, self.is_compressed = _find_plain(self._ipc, self.data, shapes, path)
+            # Names inside of types may be invalid text, which raises here.
+            types = [(field.name, _type_text(field.type)) for field in self.schema]
+        self._has_dictionaries = any("dictionary<" in text for _, text in types)
+        self.starts = starts_of(rows)
+        self.digest = digest_of(repr((len(self.data), types)).encode(), self.starts.tobytes())
 
     def read(self, number: int, names: Sequence[str], nulls: Nulls, first: int, rows: int) -> Any:
-        """Rows of a record batch, with the top-level columns that contain some fields.
-
-        Raises:
-            pyarrow.ArrowException, OSError: the record batch is damaged.
-            CorruptError: the record batch has another number of rows than its metadata.
-        """
+        """Rows of a record batch, with the top-level columns that contain some fields."""
         wanted = roots_of(self.schema, names, nulls=nulls)
         columns = [index for index, name in enumerate(self.schema.names) if name in wanted]
         batch = self._ipc.read(number, columns).select(wanted)
@@ -170,7 +181,7 @@ class ArrowFile:
     def chunks(self) -> Iterator[tuple[int, int, int]]:
         """Rows that are decoded together: record batch, first row and number of rows."""
         step = _MAX_ROWS if self.is_compressed else self._block_rows
-        if self.has_dictionaries and not self.is_compressed:
+        if self._has_dictionaries and not self.is_compressed:
             step = min(step, _DICTIONARY_ROWS)
         for batch, rows in enumerate(np.diff(self.starts).tolist()):
             yield from ((batch, first, min(step, rows - first)) for first in range(0, rows, step))
@@ -183,27 +194,6 @@ class ArrowFile:
     @property
     def _block_rows(self) -> int:
         return max(1, BLOCK_BYTES * int(self.starts[-1]) // len(self.data))
-
-
-def open_arrow(path: str, shapes: Mapping[str, ArrayShape], *, unended: bool = False) -> ArrowFile:
-    """Open a file.
-
-    Raises:
-        SourceError: the file cannot be read.
-        CorruptError: the file is damaged.
-    """
-    data = map_file(path)
-    with arrow_errors(path):
-        ipc = _Ipc(data, path, unended=unended)
-        if min(ipc.rows, default=0) < 0 or sum(ipc.rows) > _MAX_ROWS:
-            raise _damaged(f"{sum(ipc.rows)} rows", path)
-        plain, is_compressed = _find_plain(ipc, data, shapes, path)
-        # Names inside of types may be invalid text, which raises here.
-        types = [(field.name, _type_text(field.type)) for field in ipc.schema]
-    starts = starts_of(ipc.rows)
-    digest = digest_of(repr((len(data), types)).encode(), starts.tobytes())
-    has_dictionaries = any("dictionary<" in text for _, text in types)
-    return ArrowFile(path, data, ipc.schema, starts, plain, is_compressed, has_dictionaries, digest, ipc)
 
 
 def read_schema(path: str) -> Any:

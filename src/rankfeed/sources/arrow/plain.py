@@ -47,12 +47,7 @@ class PlainLayout:
         return not any((starts[:, level] % width).any() for level, (_, width, _) in enumerate(self.offsets))
 
     def problem(self, rows: Int64, sizes: Int64) -> str | None:
-        """Why buffers cannot hold the rows of a record batch, or None; lists are checked when they are read.
-
-        Args:
-            rows: int64 [batches].
-            sizes: int64 [batches, buffers], of ``buffers``.
-        """
+        """Why buffers of these sizes, int64 [batches, buffers], cannot hold the rows of a record batch."""
         row_bytes = self.field.row_bytes()
         if self.offsets:
             short = (rows > 0) & (sizes[:, 0] // self.offsets[0][1] <= rows)
@@ -142,17 +137,7 @@ class PlainColumn:
             self._levels.append(_Level(buffers[:, level, 0] // width, numbers, top, length))
 
     def part(self, batch: Int64, row: Int64, slots: Int64 | None, where: Where) -> RowOffsets | RowSlices:
-        """Some rows, as a part of a column.
-
-        Args:
-            batch: int64 [m], the record batch of each row.
-            row: int64 [m], its number in the record batch.
-            slots: int64 [m], the rows of the batch that they fill; None for all, in order.
-            where: names a row in errors.
-
-        Raises:
-            CorruptError: a row is outside of its buffer.
-        """
+        """Some rows by record batch and number in it, as a part of a column; ``where`` names a row in errors."""
         begin = self._begin.take(batch)
         if not self._levels:
             return RowOffsets(self._data, begin + row * self._step, slots)

@@ -18,7 +18,7 @@ from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.arrow.columns import read_columns
 from rankfeed.sources.arrow.detect import arrow_files
 from rankfeed.sources.arrow.errors import arrow_errors
-from rankfeed.sources.arrow.file import ArrowFile, check_same_schema, open_arrow
+from rankfeed.sources.arrow.file import ArrowFile, check_same_schema
 from rankfeed.sources.arrow.types import VALID, ArrayShape, Nulls, fields_of
 from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
 from rankfeed.sources.paths import Paths, common_root, label
@@ -198,7 +198,7 @@ class ArrowSource(ChunkedSource):
 
     def _open_file(self, number: int) -> ArrowFile:
         path = self._paths[number]
-        file = open_arrow(path, self._shapes, unended=self._unended)
+        file = ArrowFile(path, self._shapes, unended=self._unended)
         self.files.opened(number)
         if number < len(self._digests) and file.digest != self._digests[number]:
             raise CorruptError("a file was replaced while it was in use", where=path, remedy="start the job again")

@@ -24,17 +24,8 @@ _CHUNK_ROWS = 1 << 16
 class ArrowTableSource(ChunkedSource):
     """The rows of a `pyarrow.Table`; its record batches are blocks.
 
-    Args:
-        table: the table; it is pickled as a whole to worker processes.
-        columns: names of the columns to offer; None for all.
-        nulls: as for `ArrowSource`.
-        shapes: as for `ArrowSource`.
-        name: of the table, for errors.
-        cache_bytes: of decoded columns that are kept; columns that are views of the table take none.
-
-    Raises:
-        SourceError: the table is empty, or two columns have one name.
-        ArgumentError: no such column.
+    It is pickled as a whole to worker processes; ``name`` is for errors. The options are those of `ArrowSource`;
+    columns that are views of the table take no bytes of the cache.
 
     Examples:
         >>> import pyarrow as pa

@@ -36,16 +36,8 @@ def fields_of(
     Numbers and booleans are dense, fixed-size lists dense with a shape, lists of these ragged, text and bytes str
     and bytes; structs become columns "outer.inner". Timestamps, dates, times and durations are int64 in their own
     unit, decimals float64. Everything else (lists of lists or text, maps) becomes Python objects.
-
-    Args:
-        schema: of the data.
-        nulls: "mask" adds a boolean column ``<name>_valid`` for each column.
-        columns: names of the wanted columns; None for all. Unwanted columns may share a name.
-        shapes: columns of nested lists that are arrays, and their shapes.
-
-    Raises:
-        ArgumentError: ``nulls`` has another value.
-        SourceError: two columns have one name.
+    ``nulls="mask"`` adds a boolean column ``<name>_valid`` for each; ``shapes`` has the nested lists that are
+    arrays. Two columns of one name are a SourceError, unless ``columns``, the wanted ones, are others.
 
     Examples:
         >>> import pyarrow as pa
