@@ -146,9 +146,9 @@ class PlainColumn:
             base, top, length = level.first.take(batch), level.top.take(batch), level.length
             if number and length is not None:
                 _check_lengths(level.words, base, first, last, length, where)
-            empty = first == last
+            empty = first == last if number else None
             first, last = (level.words.take(base + at, mode="clip").astype(np.int64) for at in (first, last))
-            if number and empty.any():  # rows without lists, whose offsets may not exist
+            if empty is not None and empty.any():  # rows without lists, whose offsets may not exist
                 first[empty] = last[empty] = 0
             # Compared, not subtracted: the difference of two 64-bit numbers may overflow.
             bad = (first < 0) | (last < first) | (last > top)
