@@ -78,7 +78,7 @@ class PackedSource(Source):
         self._shards: HandleCache[_OpenShard] = HandleCache(OPEN_SHARDS)
         paths = [os.path.join(self.path, shard.path) for shard in shards]
         for shard, shard_path in zip(shards, paths, strict=True):
-            _check_shard_size(shard, shard_path)
+            _check_size(shard, shard_path)
         self.files = DataFiles(paths) if files is None else files.reopened(paths)
         self.files.content = partial(_matches_checksum, self.path, self._manifest)
         # The manifest is removed before a shard is replaced: these are its shards.
@@ -132,25 +132,19 @@ class PackedSource(Source):
         shard, path = self._manifest.shards[number], self.files.path(number)
         data = map_file(path)
         self.files.opened(number)
-        _check_size(len(data), shard, path)  # of the file that is mapped
+        _check_size(shard, path, len(data))  # of the file that is mapped
         return _OpenShard(data, read_shard(data, self._manifest.fields, shard.rows, path))
 
 
-def _check_shard_size(shard: ShardInfo, path: str | Path) -> None:
+def _check_size(shard: ShardInfo, path: str | Path, size: int | None = None) -> None:
+    """Compare the size of a shard, by default that on disk, with the manifest."""
     try:
-        size = os.stat(path).st_size
+        size = os.stat(path).st_size if size is None else size
     except OSError as error:
+        expected = f"{shard.bytes} bytes"
         raise CorruptError(
-            "a shard is missing",
-            expected=f"{shard.bytes} bytes",
-            found=error.strerror,
-            where=path,
-            remedy=REMEDY,
+            "a shard is missing", expected=expected, found=error.strerror, where=path, remedy=REMEDY
         ) from error
-    _check_size(size, shard, path)
-
-
-def _check_size(size: int, shard: ShardInfo, path: str | Path) -> None:
     if size != shard.bytes:
         raise CorruptError(
             "a shard has another size than in the manifest",
@@ -171,7 +165,7 @@ def _matches_checksum(path: str, manifest: Manifest, number: int) -> bool:
 def check_shard(folder: str | Path, manifest: Manifest, shard: ShardInfo, step: Callable[[int], None]) -> None:
     """Read a whole shard; a SourceError if it differs from size, checksum or columns in the manifest."""
     path = Path(folder, shard.path)
-    _check_shard_size(shard, path)
+    _check_size(shard, path)
     try:
         digest = file_digest(path, step)
     except OSError as error:

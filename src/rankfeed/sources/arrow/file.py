@@ -24,8 +24,6 @@ from rankfeed.storage import digest_of, map_file
 Bytes = npt.NDArray[np.uint8]
 
 MAGIC = b"ARROW1"
-#: Rows decoded at once if there are dictionaries, whose values may be much longer than their indices.
-_DICTIONARY_ROWS = 1 << 16
 #: Limit of the rows that a file may claim: columns of nulls take no space.
 _MAX_ROWS = 1 << 48
 _CONTINUATION = b"\xff\xff\xff\xff"
@@ -163,7 +161,6 @@ class ArrowFile:
             self.plain, self.is_compressed = _find_plain(self._ipc, self.data, shapes, path)
             # Names inside of types may be invalid text, which raises here.
             types = [(field.name, _type_text(field.type)) for field in self.schema]
-        self._has_dictionaries = any("dictionary<" in text for _, text in types)
         self.starts = starts_of(rows)
         self.digest = digest_of(repr((len(self.data), types)).encode(), self.starts.tobytes())
 
@@ -181,8 +178,6 @@ class ArrowFile:
     def chunks(self) -> Iterator[tuple[int, int, int]]:
         """Rows that are decoded together: record batch, first row and number of rows."""
         step = _MAX_ROWS if self.is_compressed else self._block_rows
-        if self._has_dictionaries and not self.is_compressed:
-            step = min(step, _DICTIONARY_ROWS)
         for batch, rows in enumerate(np.diff(self.starts).tolist()):
             yield from ((batch, first, min(step, rows - first)) for first in range(0, rows, step))
 
