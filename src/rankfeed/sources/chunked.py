@@ -92,7 +92,7 @@ class ChunkedSource(Source):
             [(number, names) for number, _, _ in wanted], [len(rows) for _, rows, _ in wanted]
         )
         for (number, rows, slots), chunk in zip(wanted, cached, strict=True):
-            if chunk is None and can_take and not self._cache.has_room():
+            if chunk is None and can_take and not self._cache.has_capacity():
                 single.append((rows + self._chunk_starts[number], slots))
                 continue
             loaded = chunk or self._cache.get((number, names), self._loader(number, names))
@@ -196,12 +196,12 @@ class ChunkCache:
         self._pending: dict[Hashable, Future[Chunk]] = {}
         self._pool: ThreadPoolExecutor | None = None
 
-    def has_room(self) -> bool:
+    def has_capacity(self) -> bool:
         """Whether another chunk can be cached without evicting a live one."""
         with self._lock:
-            return self._has_room(1)
+            return self._has_capacity(1)
 
-    def _has_room(self, chunks: int) -> bool:
+    def _has_capacity(self, chunks: int) -> bool:
         needed = self._bytes + self._largest * (chunks + len(self._pending)) - self.max_bytes
         for entry in self._entries.values():
             if needed <= 0 or not entry.is_expired(self._now):
@@ -246,14 +246,17 @@ class ChunkCache:
                 pending.set_result(self._load(key, load))
             except BaseException as error:
                 pending.set_exception(error)
-        return pending.result()
+        try:
+            return pending.result()
+        finally:
+            del pending  # a cycle: the error refers to this frame
 
     def prefetch(self, key: Hashable, load: Callable[[], Chunk]) -> None:
-        """Decode a chunk in the background if there is room; the reader that needs it meets the errors."""
+        """Decode a chunk in the background if there is capacity; the reader that needs it meets the errors."""
         with self._lock:
             is_known = key in self._entries or key in self._pending
-            # Room for another one: that of a reader.
-            if is_known or len(self._pending) >= _MOST_PENDING or not self._has_room(2):
+            # Capacity for another one: that of a reader.
+            if is_known or len(self._pending) >= _MOST_PENDING or not self._has_capacity(2):
                 return
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(_PREFETCH_THREADS, thread_name_prefix="rankfeed-prefetch")

@@ -39,18 +39,19 @@ class _Ipc:
         self._data, self._buffer = data, pa.py_buffer(data)
         self.is_file = data[: len(MAGIC)].tobytes() == MAGIC
         if self.is_file:
-            reader = pa.ipc.open_file(self._buffer)
-            self.schema, count = reader.schema, reader.num_record_batches
+            self._reader = pa.ipc.open_file(self._buffer, options=pa.ipc.IpcReadOptions(use_threads=False))
+            self.schema, count = self._reader.schema, self._reader.num_record_batches
             self.rows: list[int] = []
             with suppress(pa.ArrowException, OSError, ValueError):  # polars leaves gaps between the messages
                 self.rows += [message.rows for message in _scan(data, 8, count) if message.is_batch]
             if len(self.rows) != count:
-                self.rows = [reader.get_batch(number).num_rows for number in range(count)]
+                self.rows = [self._reader.get_batch(number).num_rows for number in range(count)]
             return
-        self._messages = list(_scan(data, 0))
-        batches = [message for message in self._messages if message.is_batch]
-        self.rows = [message.rows for message in batches]
-        end = self._messages[-1].end if self._messages else 0
+        messages = list(_scan(data, 0))
+        self._batches = [message for message in messages if message.is_batch]
+        self._others = [message for message in messages if not message.is_batch]  # schema and dictionaries
+        self.rows = [message.rows for message in self._batches]
+        end = messages[-1].end if messages else 0
         tail = data[end : end + 8].tobytes()
         if not unended and tail[:4] != bytes(4) and tail != _END_OF_STREAM:
             raise CorruptError(
@@ -60,30 +61,30 @@ class _Ipc:
                 where=f"{where}, after {len(self.rows)} record batches",
                 remedy="the file was truncated or is unfinished: write it again, or pass unended=True to read it",
             )
-        content = data[: self._messages[0].end].tobytes() if self._messages else b""
+        content = data[: messages[0].end].tobytes() if messages else b""
         self.schema = pa.ipc.open_stream(content + _END_OF_STREAM).schema
 
     def batches(self) -> Iterator[Any]:
         """All record batches, in order."""
         import pyarrow as pa
 
-        options = pa.ipc.IpcReadOptions(use_threads=False)
         if self.is_file:
-            reader = pa.ipc.open_file(self._buffer, options=options)
-            return (reader.get_batch(number) for number in range(len(self.rows)))
-        stream = pa.ipc.open_stream(self._buffer, options=options)
+            return (self._reader.get_batch(number) for number in range(len(self.rows)))
+        stream = pa.ipc.open_stream(self._buffer, options=pa.ipc.IpcReadOptions(use_threads=False))
         return (stream.read_next_batch() for _ in self.rows)
 
-    def read(self, number: int, columns: Sequence[int]) -> Any:
-        """Some columns of a record batch."""
+    def read(self, number: int, columns: Sequence[int], *, is_compressed: bool) -> Any:
+        """A record batch; other columns than the given ones are not decoded."""
         import pyarrow as pa
 
+        if self.is_file and not is_compressed:
+            return self._reader.get_batch(number)
         options = pa.ipc.IpcReadOptions(included_fields=list(columns), use_threads=False)
         if self.is_file:
             return pa.ipc.open_file(self._buffer, options=options).get_batch(number)
-        batch = [message for message in self._messages if message.is_batch][number]
+        batch = self._batches[number]
         # A record batch needs the schema and all dictionaries before it: later ones may extend earlier ones.
-        before = [each for each in self._messages if each.start < batch.start and not each.is_batch]
+        before = [each for each in self._others if each.start < batch.start]
         pieces = _Pieces([self._data[each.start : each.end].data for each in [*before, batch]])
         return pa.ipc.open_stream(pieces, options=options).read_next_batch()
 
@@ -168,7 +169,7 @@ class ArrowFile:
         """Rows of a record batch, with the top-level columns that contain some fields."""
         wanted = roots_of(self.schema, names, nulls=nulls)
         columns = [index for index, name in enumerate(self.schema.names) if name in wanted]
-        batch = self._ipc.read(number, columns).select(wanted)
+        batch = self._ipc.read(number, columns, is_compressed=self.is_compressed).select(wanted)
         if batch.num_rows != self.starts[number + 1] - self.starts[number]:
             raise CorruptError("a record batch has another length than its metadata", found=batch.num_rows)
         batch = batch.slice(first, rows)
