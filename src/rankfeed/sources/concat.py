@@ -11,9 +11,18 @@ import numpy as np
 import numpy.typing as npt
 
 from rankfeed._util.validate import check_names, invalid
-from rankfeed.columns import Bytes, Column, Columns, Dense, Field, Objects, Ragged, RowSlices, RowTake
+from rankfeed.columns import Column, Columns, Dense, Field, Objects, Ragged, column_from_parts
 from rankfeed.errors import ArgumentError, SourceError, safe_repr
-from rankfeed.sources.source import Int64, Source, SourceView, by_chunk, check_columns, check_ids, starts_of
+from rankfeed.sources.source import (
+    Int64,
+    Source,
+    SourceView,
+    by_chunk,
+    check_columns,
+    check_ids,
+    empty_column,
+    starts_of,
+)
 from rankfeed.storage import digest_of
 
 Fields = Mapping[str, Field]
@@ -210,21 +219,24 @@ def concat_columns(name: str, field: Field, pieces: Sequence[tuple[Column, Int64
         >>> concat_columns("x", Field("dense", "int64"), [(one, np.array([2, 0])), (two, np.array([1]))]).gather()
         array([2, 3, 1])
     """
-    columns = [column for column, _ in pieces]
-    found = {column.field for column in columns}
-    kinds = {each.kind for each in found}
+    found = {column.field for column, _ in pieces}
+    kinds, dtypes = {each.kind for each in found}, {each.dtype for each in found}
+    if len(found) == 1 and field.kind in kinds - {"object"}:
+        parts = [part for column, slots in pieces for part in _moved(column, slots)]
+        if all(part.values.dtype.isnative for part in parts):  # else a batch combines files of both byte orders
+            return column_from_parts(field, parts)
+    rows = _in_slots([(column.rows(), slots) for column, slots in pieces])
+    if not rows:
+        return empty_column(field)
     if kinds == {"object"}:
-        return Objects(_in_slots([(column.rows(), slots) for column, slots in pieces]))
-    if kinds in ({"bytes"}, {"str"}):
-        return Bytes([part for piece in pieces for part in _moved(*piece)], text=kinds == {"str"})
-    if kinds == {"dense"} and len(found) == 1 and field.kind != "ragged":
-        return Dense([part for column, slots in pieces for part in _moved(_native(column), slots)])
-    if kinds <= {"dense", "ragged"} and len({each.dtype for each in found}) == 1:
+        return Objects(rows)
+    if kinds <= {"dense", "ragged"} and len(dtypes) == 1:
+        arrays = [np.asarray(row, np.dtype(*dtypes)) for row in rows]
+        if len(found) == 1 and field.kind == "dense":
+            return Dense.of(np.stack(arrays))
         elements = {_elements(each) for each in found}
         if len(elements) == 1 and None not in elements:
-            return Ragged(
-                [part for column, slots in pieces for part in _moved(_as_ragged(_native(column)), slots)]
-            )
+            return Ragged.of(arrays)
     raise SourceError(
         f"rows of column {name!r} do not fit into one batch",
         found=", ".join(sorted(map(_type, found))),
@@ -246,29 +258,3 @@ def _moved(column: Any, slots: Int64 | None) -> list[Any]:
     if slots is None:
         return list(column.parts)
     return [part._replace(slots=slots if part.slots is None else slots[part.slots]) for part in column.parts]
-
-
-def _native(column: Any) -> Any:
-    """The same rows in native byte order: a batch may combine files of both orders."""
-    if all(part.values.dtype.isnative for part in column.parts):
-        return column
-    native = column.parts[0].values.dtype.newbyteorder("=")
-    if isinstance(column, Dense):
-        return Dense.of(column.gather().astype(native))
-    values, offsets = column.compact()
-    return Ragged([RowSlices(values.astype(native), offsets[:-1], np.diff(offsets))])
-
-
-def _as_ragged(column: Any) -> Any:
-    """Dense rows as slices of their elements."""
-    if isinstance(column, Ragged):
-        return column
-    parts: Sequence[RowTake] = column.parts
-    if not all(part.values.flags.c_contiguous for part in parts):
-        parts = Dense.of(column.gather()).parts
-    slices = []
-    for values, rows, slots in parts:
-        length = values.shape[1]
-        flat = values.reshape(len(values) * length, *values.shape[2:])
-        slices.append(RowSlices(flat, rows * length, np.full(len(rows), length, np.int64), slots))
-    return Ragged(slices)

@@ -11,10 +11,17 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.columns import Branch, Columns, Field, Leaf, Mismatch, copy_sample
-from rankfeed.columns.layout import flat_fields, infer_layout, map_leaves, parse_layout, resolve_dtypes
+from rankfeed.columns import Branch, Columns, Field, Mismatch, copy_sample, make_column
+from rankfeed.columns.layout import (
+    flat_fields,
+    infer_layout,
+    leaf_of_field,
+    map_leaves,
+    parse_layout,
+    resolve_dtypes,
+)
 from rankfeed.errors import ArgumentError, SourceError, describe_error
-from rankfeed.sources.source import Declared, Int64, Source, check_columns, check_ids, probe_ids
+from rankfeed.sources.source import Declared, Int64, Source, check_columns, check_ids, empty_column, probe_ids
 from rankfeed.storage import digest_of
 
 
@@ -112,14 +119,15 @@ class TorchDatasetSource(Source):
         fields = self._columns
         if fields is None:
             return Columns.of_objects(self.samples(sample_ids, columns))
-        check_columns(columns, fields)
+        names = check_columns(columns, fields)
         ids = check_ids(sample_ids, self._length)
         samples = self.samples(ids, columns)
+        if not samples:
+            return Columns({name: empty_column(fields[name]) for name in names}, 0)
         try:
-            if columns is None:
-                every_column = dict.fromkeys(fields, Leaf(Field("object"), "list"))
-                map_leaves(samples, Branch(dict, every_column), lambda *_: None)
-            return Columns.from_samples(samples, fields)
+            layout = Branch(dict, {name: leaf_of_field(fields[name]) for name in names})
+            made = map_leaves(samples, layout, lambda leaf, path, values: make_column(path[0], values, leaf.field))
+            return Columns(made, len(ids))
         except Mismatch as error:
             assert self.declared is not None
             raise SourceError(
