@@ -231,7 +231,8 @@ def concat_columns(name: str, field: Field, pieces: Sequence[tuple[Column, Int64
     if kinds == {"object"}:
         return Objects(rows)
     if kinds <= {"dense", "ragged"} and len(dtypes) == 1:
-        arrays = [np.asarray(row, np.dtype(*dtypes)) for row in rows]
+        dtype = np.dtype(dtypes.pop())
+        arrays = [np.asarray(row, dtype) for row in rows]
         if len(found) == 1 and field.kind == "dense":
             return Dense.of(np.stack(arrays))
         elements = {_elements(each) for each in found}

@@ -27,7 +27,6 @@ from rankfeed.sources.arrow.types import (
     shaped_field,
     storage_type,
     tensor_axes,
-    type_at,
 )
 from rankfeed.sources.source import Int64, starts_of
 
@@ -66,16 +65,17 @@ def read_columns(
         >>> column.values, column.offsets
         (array([1, 2, 3]), array([0, 2, 3]))
     """
-    paths, shapes = dict(leaves_of(table.schema)), shapes or {}
+    leaves = {name: (path, kind) for name, path, kind in leaves_of(table.schema)}
+    shapes = shapes or {}
     out: dict[str, ColumnBuffer] = {}
     for name, field in fields.items():
         if name in out:
             continue  # a mask, created with its column
-        is_mask = nulls == "mask" and name not in paths
+        is_mask = nulls == "mask" and name not in leaves
         column = name.removesuffix(VALID) if is_mask else name
-        kind = type_at(table.schema, paths[column]) if column in paths else None
+        path, kind = leaves.get(column, (None, None))
         own = None if kind is None else shaped_field(kind, shapes[column]) if column in shapes else field_of(kind)
-        if own is None or (not is_mask and own != field):
+        if path is None or own is None or (not is_mask and own != field):
             raise CorruptError(
                 "a column is missing or of another type than expected",
                 expected=f"{name!r}: {field}",
@@ -86,7 +86,7 @@ def read_columns(
         misshapen: Misshapen = {}
         place = f"{where}, column {column!r}"
         with arrow_errors(place):
-            array = _array_at(table, paths[column], where)
+            array = _array_at(table, path, kind, where)
             if column in shapes and own.kind != "object":
                 buffer, valid, misshapen = _read_shaped(array, own, shapes[column])
             else:
@@ -135,7 +135,7 @@ def shape_error(expected: int, found: int, where: str) -> CorruptError:
     )
 
 
-def _array_at(table: Any, path: Path, where: str) -> Any:
+def _array_at(table: Any, path: Path, kind: Any, where: str) -> Any:
     """A column as one contiguous array; a null struct makes its fields null."""
     import pyarrow as pa
 
@@ -145,7 +145,6 @@ def _array_at(table: Any, path: Path, where: str) -> Any:
         arrays = [_struct_field(array, index, where) for array in arrays]
     if len(arrays) == 1:
         return arrays[0]
-    kind = type_at(table.schema, path)
     if pa.types.is_dictionary(kind) and arrays:
         return _concat_dictionaries(arrays)
     kind = _with_64_bit_offsets(kind)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.arrow.errors import REMEDY, arrow_errors
 from rankfeed.sources.arrow.plain import PlainColumn, PlainLayout, plain_layout
-from rankfeed.sources.arrow.types import ArrayShape, Nulls, leaves_of, roots_of, storage_type, type_at
+from rankfeed.sources.arrow.types import ArrayShape, Nulls, leaves_of, roots_of, storage_type
 from rankfeed.sources.source import BLOCK_BYTES, Int64, even_blocks, starts_of
 from rankfeed.storage import digest_of, map_file
 
@@ -206,9 +206,8 @@ def _find_plain(
     names = ipc.schema.names
     columns = {
         name: (column, layout)
-        for name, column in leaves_of(ipc.schema)
-        if names.count(column[0]) == 1
-        and (layout := plain_layout(type_at(ipc.schema, column), shapes.get(name))) is not None
+        for name, column, kind in leaves_of(ipc.schema)
+        if names.count(column[0]) == 1 and (layout := plain_layout(kind, shapes.get(name))) is not None
     }
     #: Address and size of each buffer of each record batch.
     buffers: dict[str, list[int]] = {name: [] for name in columns}

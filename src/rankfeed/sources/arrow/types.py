@@ -49,7 +49,7 @@ def fields_of(
     top_level = Counter(schema.names)
     fields: dict[str, Field] = {}
     duplicates: list[str] = []
-    for name, path, kind in _leaves(schema):
+    for name, path, kind in leaves_of(schema):
         added = {name: shaped_field(kind, shapes[name]) if shapes and name in shapes else field_of(kind)}
         if nulls == "mask":
             added[name + VALID] = Field("dense", "bool")
@@ -74,16 +74,12 @@ def duplicate_name_error(name: str) -> SourceError:
 def roots_of(schema: Any, names: Sequence[str], *, nulls: Nulls = "error") -> list[str]:
     """The top-level columns that contain some fields, in the order of the schema."""
     chosen = set(names) | {name.removesuffix(VALID) for name in names if nulls == "mask"}
-    wanted = {path[0] for name, path in leaves_of(schema) if name in chosen}
+    wanted = {path[0] for name, path, _ in leaves_of(schema) if name in chosen}
     return [name for name in schema.names if name in wanted]
 
 
-def leaves_of(schema: Any) -> list[tuple[str, Path]]:
-    """Names and paths of the columns, with structs taken apart."""
-    return [(name, path) for name, path, _ in _leaves(schema)]
-
-
-def _leaves(schema: Any) -> Iterator[tuple[str, Path, Any]]:
+def leaves_of(schema: Any) -> Iterator[tuple[str, Path, Any]]:
+    """Name, path and type of each column, with structs taken apart."""
     import pyarrow as pa
 
     def walk(name: str, kind: Any, path: Path) -> Iterator[tuple[str, Path, Any]]:
@@ -96,14 +92,6 @@ def _leaves(schema: Any) -> Iterator[tuple[str, Path, Any]]:
 
     for field in schema:
         yield from walk(field.name or UNNAMED, field.type, (field.name,))
-
-
-def type_at(schema: Any, path: Path) -> Any:
-    """The Arrow type at a path."""
-    kind = schema.field(path[0]).type
-    for index in path[1:]:
-        kind = kind.field(index).type
-    return kind
 
 
 def field_of(kind: Any) -> Field:
