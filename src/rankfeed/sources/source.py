@@ -14,7 +14,7 @@ import numpy.typing as npt
 from rankfeed._util.progress import progress_bar
 from rankfeed._util.trainer import refuse_trainer_without_mixin
 from rankfeed._util.validate import check_bool, check_int, check_int_array, check_names
-from rankfeed.columns import Bytes, Column, Columns, Dense, Field, Layout, Objects, Ragged, RowSlices, RowTake
+from rankfeed.columns import Column, ColumnBuffer, Columns, Field, Layout, column_from_parts
 from rankfeed.errors import ArgumentError, CorruptError, RankfeedError, SourceError, describe_error
 from rankfeed.sources.selection import Indices, Selection, block_sizes, compose, resolve_selection
 from rankfeed.storage import DataFiles, digest_of
@@ -236,7 +236,7 @@ class SourceView(Source):
 
     @property
     def default_shuffle(self) -> Literal["global", "window"]:  # type: ignore[override]
-        """Windows if one source needs them: the others lose little by it."""
+        """Windows if one source needs them: the others lose little."""
         return "window" if any(source.default_shuffle == "window" for source in self.sources) else "global"
 
     @property
@@ -451,13 +451,9 @@ def even_blocks(rows: int, block_rows: int) -> Int64:
 
 def empty_column(field: Field) -> Column:
     """A column without rows."""
-    if field.kind == "object":
-        return Objects([])
-    none = np.empty(0, np.int64)
-    if field.kind in ("bytes", "str"):
-        return Bytes([RowSlices(np.empty(0, np.uint8), none, none)], text=field.kind == "str")
-    values = np.empty((0, *field.shape), field.dtype)
-    return Dense([RowTake(values, none)]) if field.kind == "dense" else Ragged([RowSlices(values, none, none)])
+    values = np.empty((0, *field.shape), field.dtype or (object if field.kind == "object" else np.uint8))
+    offsets = None if field.kind in ("dense", "object") else np.zeros(1, np.int64)
+    return column_from_parts(field, [ColumnBuffer(values, offsets).part(np.empty(0, np.int64))])
 
 
 def by_chunk(ids: Int64, starts: Int64) -> list[tuple[int, Int64, Int64 | None]]:
