@@ -232,11 +232,10 @@ def from_dataset(dataset: Any, *, fields: Any = None, ragged: Sequence[str | int
 def _length(dataset: Any) -> int:
     remedy = "give a map-style Dataset with __len__ and __getitem__; a stream goes to rankfeed.from_iterable"
     found = type(dataset).__name__
-    if not hasattr(dataset, "__getitem__") or isinstance(dataset, (str, bytes, Mapping)):
-        raise SourceError("this is no map-style Dataset", found=found, remedy=remedy)
     # torch's base class has a __getitem__ that is not implemented, also for streams.
-    if any(kind.__name__ == "IterableDataset" for kind in type(dataset).__mro__):
-        raise SourceError("an iterable Dataset has no samples to pick", found=found, remedy=remedy)
+    is_stream = any(kind.__name__ == "IterableDataset" for kind in type(dataset).__mro__)
+    if is_stream or not hasattr(dataset, "__getitem__") or isinstance(dataset, (str, bytes, Mapping)):
+        raise SourceError("this is not a map-style Dataset", found=found, remedy=remedy)
     try:
         length = len(dataset)
     except Exception as error:  # a user's __len__ may raise anything
