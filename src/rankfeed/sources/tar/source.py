@@ -18,7 +18,6 @@ from rankfeed._util.validate import check_bool, check_choice, check_name, check_
 from rankfeed.columns import Columns, Field
 from rankfeed.errors import SourceError
 from rankfeed.sources.paths import Paths
-from rankfeed.sources.scan import probe_ids
 from rankfeed.sources.source import (
     BLOCK_BYTES,
     Int64,
@@ -26,6 +25,7 @@ from rankfeed.sources.source import (
     check_columns,
     check_ids,
     even_blocks,
+    probe_ids,
     reopen,
 )
 from rankfeed.sources.tar.columns import Decode, SampleBatch, schema_of
