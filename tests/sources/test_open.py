@@ -14,8 +14,8 @@ import pytest
 import rankfeed as rf
 from rankfeed.errors import ArgumentError, SourceError
 from rankfeed.sources import PackedSource
-from rankfeed.sources.npy.file import NumpyFileSource
-from rankfeed.sources.npy.files import NumpyFilesSource
+from rankfeed.sources.npy.rows import NumpyFileSource
+from rankfeed.sources.npy.samples import NumpyFilesSource
 from rankfeed.sources.open import FORMATS, formats
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from itertools import islice
 
 from rankfeed.errors import ArgumentError, SourceError
 from rankfeed.sources.format import Format
 from rankfeed.sources.paths import Paths, common_root, expand, files_in, matched
 
 SUFFIXES = (".npy", ".npz")
-#: Directories that are searched for files.
+#: Directories that are searched for files, so that a cycle of links ends.
 _MOST_DIRECTORIES = 1000
 
 
@@ -66,26 +67,11 @@ def _in_subdirectories(root: str, paths: Sequence[str], nested: str) -> SourceEr
 
 
 def _nested_directory(root: str) -> str | None:
-    """A subdirectory at any depth with `.npy` or `.npz` files."""
-    pending, seen = [root], set[str]()
-    for _ in range(_MOST_DIRECTORIES):
-        if not pending:
-            break
-        here = pending.pop(0)
-        if (real := os.path.realpath(here)) in seen:
-            continue  # a cycle of links
-        seen.add(real)
-        try:
-            with os.scandir(here) as entries:
-                for entry in entries:
-                    if entry.name.startswith("."):
-                        continue
-                    if here != root and entry.name.endswith(SUFFIXES):
-                        return here
-                    if entry.is_dir():
-                        pending.append(entry.path)
-        except OSError:
-            continue
+    """A subdirectory at any depth with `.npy` or `.npz` files, of the first thousand that are searched."""
+    for here, folders, names in islice(os.walk(root, followlinks=True), _MOST_DIRECTORIES):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        if here != root and any(name.endswith(SUFFIXES) and not name.startswith(".") for name in names):
+            return here
     return None
 
 

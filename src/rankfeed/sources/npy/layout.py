@@ -11,11 +11,11 @@ from typing import Literal, get_args
 from rankfeed._util.validate import check_choice, check_name, check_names, check_optional, invalid
 from rankfeed.errors import ArgumentError, RankfeedError, SourceError, printable
 from rankfeed.sources.concat import concat
+from rankfeed.sources.npy.arrays import ARRAY, read_headers
 from rankfeed.sources.npy.detect import list_files
-from rankfeed.sources.npy.file import NumpyColumnsSource, NumpyFileSource, column_name
-from rankfeed.sources.npy.files import Labels, NumpyFilesSource
-from rankfeed.sources.npy.header import Header, file_header
-from rankfeed.sources.npy.npz import read_members
+from rankfeed.sources.npy.header import Header
+from rankfeed.sources.npy.rows import NumpyColumnsSource, NumpyFileSource, column_name
+from rankfeed.sources.npy.samples import Labels, NumpyFilesSource
 from rankfeed.sources.paths import Paths
 from rankfeed.sources.source import Source
 
@@ -101,7 +101,7 @@ def _find_layout(where: Paths, root: str, paths: Sequence[str], allow_pickle: bo
     headers: dict[str, Header] = {}
     for path in paths:
         try:
-            headers[path] = file_header(path, allow_pickle=allow_pickle)
+            headers[path] = read_headers(path, allow_pickle=allow_pickle)[ARRAY]
         except RankfeedError:
             if is_series:
                 return "samples"  # reading the sample reports the error
@@ -133,11 +133,7 @@ def _find_layout(where: Paths, root: str, paths: Sequence[str], allow_pickle: bo
 
 
 def _layout_of_one(where: Paths, path: str, allow_pickle: bool) -> Layout:
-    if path.endswith(".npz"):
-        members = read_members(path, path, allow_pickle=allow_pickle).values()
-        shapes = [member.header.shape for member in members]
-    else:
-        shapes = [file_header(path, allow_pickle=allow_pickle).shape]
+    shapes = [header.shape for header in read_headers(path, allow_pickle=allow_pickle).values()]
     if not shapes or not all(shapes) or len({shape[0] for shape in shapes}) > 1:
         return "samples"  # the arrays have no rows in common
     raise ArgumentError(
