@@ -23,7 +23,7 @@ _ITEM = "[]"
 
 
 class InexactError(ValueError):
-    """An integer that float64 cannot represent, and its row."""
+    """An integer that float64 would round, and its row."""
 
     def __init__(self, value: int, row: int) -> None:
         super().__init__(f"{value}, which float64 cannot hold")
@@ -85,17 +85,8 @@ def with_exact_integers(
 ) -> Any:
     """A table of JSON lines, with columns of rounded integers parsed again as uint64.
 
-    Args:
-        table: as Arrow parsed it.
-        text: the lines.
-        where: the file, for error messages.
-        first_line: number of the first line.
-        given: types that the user gave, by column.
-        parse_again: parses the lines with another schema; None if the types are fixed.
-        columns: names of those in which no integer may be rounded; None for all.
-
-    Raises:
-        SourceError: a column has such integers beside numbers of other types.
+    ``given`` are types that the user gave, by column. ``parse_again`` parses the lines with another schema; None
+    if the types are fixed. A column of other numbers too is an error, if it is one of ``columns`` (None for all).
     """
     floats = {
         path

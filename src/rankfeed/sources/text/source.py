@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
 from rankfeed.columns import ColumnBuffer, Columns, Field, column_from_parts
-from rankfeed.errors import SourceError, listed
+from rankfeed.errors import CorruptError, SourceError, listed
 from rankfeed.sources.arrow.columns import read_columns
 from rankfeed.sources.arrow.types import Nulls, fields_of, roots_of
 from rankfeed.sources.paths import Paths, common_root, label
@@ -27,17 +27,15 @@ from rankfeed.sources.source import (
     even_blocks,
     starts_of,
 )
-from rankfeed.sources.text.csv_text import line_of_csv_row, parse_csv, stream_csv
+from rankfeed.sources.text.csv_text import end_of_csv_lines, line_of_csv_row, parse_csv
 from rankfeed.sources.text.detect import kind_of, list_files
-from rankfeed.sources.text.dialect import LIMIT, Dialect, file_size, open_text, read_text, too_large
+from rankfeed.sources.text.dialect import BOM, LIMIT, PIECE, Dialect, file_size, open_text, read_text, too_large
 from rankfeed.sources.text.exact_numbers import InexactError, to_float64
-from rankfeed.sources.text.json_lines import line_of_json_row, names_in, parse_json_lines, stream_json_lines
+from rankfeed.sources.text.json_lines import columns_in, line_of_json_row, parse_json_lines
 from rankfeed.storage import digest_of
 
 
 class _TextSource(Source):
-    """Common base of CsvSource and JsonlSource."""
-
     def _open(self, where: Paths, columns: Sequence[str] | None, nulls: Nulls, dialect: Dialect) -> None:
         self._paths = [os.path.abspath(path) for path in list_files(where, dialect.kind)]
         self._columns = None if columns is None else tuple(columns)
@@ -47,7 +45,7 @@ class _TextSource(Source):
         self._load()
 
     def _load(self) -> list[dict[str, ColumnBuffer]]:
-        """Parse all files: once in each process."""
+        """Parse all files: once in each process, since buffers are not pickled."""
         dialect = self._dialect
         if sum(map(file_size, self._paths)) > LIMIT:
             raise too_large(self._paths[0] if len(self._paths) == 1 else common_root(self._paths))
@@ -60,12 +58,10 @@ class _TextSource(Source):
                 raise too_large(common_root(self._paths))
             if not text.strip():
                 raise SourceError("the file is empty", where=path)
-            if dialect.kind == "csv":
-                tables.append(parse_csv(text, path, dialect, self._columns))
-                names |= dict.fromkeys(tables[-1].schema.names)
-            else:
-                tables.append(parse_json_lines(text, path, dialect, self._columns))
-                names |= dict.fromkeys(names_in(tables[-1], text, path, dialect))
+            table = _parser(dialect)(text, path, dialect, self._columns)
+            is_csv = dialect.kind == "csv"
+            names |= dict.fromkeys(table.schema.names if is_csv else columns_in(table, text, dialect))
+            tables.append(table)
             digests.append(digest_of(text))
         dialect.check_types(list(names), listed(self._paths))
         schema = _common_schema(self._paths, [table.schema for table in tables], self._columns)
@@ -106,12 +102,10 @@ class _TextSource(Source):
 
     @property
     def blocks(self) -> Int64:
-        """Rows of about 4 MiB: int64."""
         return self._blocks
 
     @property
     def fingerprint(self) -> str:
-        """Digest of relative names, columns and text."""
         return self._fingerprint
 
     def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
@@ -139,7 +133,7 @@ class CsvSource(_TextSource):
     Types are inferred by pyarrow from all values of a column.
 
     Args:
-        where: a path, a glob or brace pattern, a folder of such files, or a list of these; `.csv`, `.tsv`, also
+        where: a path, a glob or brace pattern, a directory of such files, or a list of these; `.csv`, `.tsv`, also
             with `.gz`.
         columns: names of the columns to offer; None for all.
         nulls: "error" or "mask", as with `ParquetSource`. An empty number is a null, an empty text is not.
@@ -177,7 +171,7 @@ class JsonlSource(_TextSource):
     Objects in objects are columns "outer.inner"; a missing key is a null.
 
     Args:
-        where: a path, a glob or brace pattern, a folder of such files, or a list of these; `.jsonl`, `.ndjson`,
+        where: a path, a glob or brace pattern, a directory of such files, or a list of these; `.jsonl`, `.ndjson`,
             `.json`, also with `.gz`.
         columns: names of the columns to offer; None for all.
         nulls: "error" or "mask", as with `ParquetSource`.
@@ -219,14 +213,8 @@ def rows(where: Paths, *, delimiter: str | None = None, types: Mapping[str, str]
     The first 16 MiB define the types of columns. For files that are too large to be opened:
     ``rankfeed.write(rows("big.csv"), "packed")``.
 
-    Args:
-        where: as with :class:`CsvSource`.
-        delimiter: as with :class:`CsvSource`.
-        types: as with :class:`CsvSource`.
-
-    Raises:
-        SourceError, CorruptError, ArgumentError: as with :class:`CsvSource`; also if a value does not have the
-            type of its column in the first piece.
+    Arguments and errors are those of :class:`CsvSource`; it is also an error if a value does not have the type of
+    its column in the first piece.
     """
     kind = kind_of(where)
     if kind is None:
@@ -247,8 +235,40 @@ def rows(where: Paths, *, delimiter: str | None = None, types: Mapping[str, str]
 
 
 def _stream(path: str, dialect: Dialect) -> Iterator[Any]:
+    """The rows as `pyarrow.Table`s of one schema, which the first piece of text defines."""
+    parse, schema, line = _parser(dialect), None, 1
     with open_text(path) as file:
-        yield from (stream_csv if dialect.kind == "csv" else stream_json_lines)(file, path, dialect)
+        for piece in _pieces(file, path, dialect):
+            if piece.strip():
+                table = parse(piece, path, dialect, schema=schema, first_line=line)
+                schema = table.schema
+                yield table
+            line += piece.count(b"\n")
+
+
+def _parser(dialect: Dialect) -> Callable[..., Any]:
+    return parse_csv if dialect.kind == "csv" else parse_json_lines
+
+
+def _pieces(file: BinaryIO, path: str, dialect: Dialect) -> Iterator[bytes]:
+    """The text in pieces that end with lines; the first one has more than a header."""
+    rest, header = file.read(len(BOM)).removeprefix(BOM), True
+    while piece := file.read(PIECE):
+        rest += piece
+        is_csv = dialect.kind == "csv" and b'"' in rest
+        end = end_of_csv_lines(rest, dialect.delimiter_of(path)) if is_csv else rest.rfind(b"\n") + 1
+        if end and not (header and b"\n" not in rest[:end].strip()):
+            yield rest[:end]
+            rest, header = rest[end:], False
+        elif len(rest) > LIMIT:
+            raise CorruptError(
+                "a line is too long",
+                expected=f"up to {LIMIT >> 20} MiB",
+                found=f"{len(rest)} bytes without an end",
+                where=path,
+                remedy="write the file again, with line feeds between the rows and quotes within values doubled",
+            )
+    yield rest
 
 
 def _check_csv_types(paths: Sequence[str], dialect: Dialect) -> None:
@@ -331,5 +351,5 @@ def _cast(table: Any, schema: Any, path: str, dialect: Dialect) -> Any:
 def _line_of(path: str, dialect: Dialect, row: int) -> str:
     text = read_text(path)
     if dialect.kind == "csv":
-        return line_of_csv_row(text, path, dialect, row)
+        return line_of_csv_row(text, path, dialect, row + 1)
     return f"line {line_of_json_row(text, row) + 1}"
