@@ -36,21 +36,13 @@ REMEDY = "fetch the file again, or write it again"
 
 @dataclass(frozen=True)
 class Footer:
-    """What is kept of a footer.
+    """What is kept of a footer."""
 
-    Args:
-        size: bytes of the file.
-        digest: checksum of the footer.
-        rows: of each row group.
-        schema: a `pyarrow.Schema`.
-        nbytes: decompressed bytes of each row group.
-    """
-
-    size: int
-    digest: str
-    rows: tuple[int, ...]
-    schema: Any
-    nbytes: tuple[int, ...]
+    size: int  # bytes of the file
+    digest: str  # of the footer
+    rows: tuple[int, ...]  # of each row group
+    schema: Any  # a `pyarrow.Schema`
+    nbytes: tuple[int, ...]  # decompressed, of each row group
 
 
 def read_footers(paths: Sequence[str]) -> list[Footer]:
