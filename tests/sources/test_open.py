@@ -14,7 +14,7 @@ import pytest
 import rankfeed as rf
 from rankfeed.errors import ArgumentError, SourceError
 from rankfeed.sources import PackedSource
-from rankfeed.sources.npy.rows import NumpyFileSource
+from rankfeed.sources.npy.rows import NumpyRowsSource
 from rankfeed.sources.npy.samples import NumpyFilesSource
 from rankfeed.sources.open import FORMATS, formats
 
@@ -27,7 +27,7 @@ def test_the_format_is_found_by_looking(tmp_path: Path) -> None:
     assert isinstance(rf.open(tmp_path / "packed"), PackedSource)
     assert isinstance(rf.open(str(tmp_path / "packed"), format="packed"), PackedSource)
     assert isinstance(rf.open(tmp_path / "files"), NumpyFilesSource)
-    assert isinstance(rf.open(tmp_path / "files" / "a0.npy"), NumpyFileSource)
+    assert isinstance(rf.open(tmp_path / "files" / "a0.npy"), NumpyRowsSource)
     assert isinstance(rf.open([tmp_path / "files" / "a1.npy"], layout="samples"), NumpyFilesSource)
     with pytest.raises(SourceError):
         rf.open(tmp_path / "files", format="packed")

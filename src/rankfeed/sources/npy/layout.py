@@ -14,7 +14,7 @@ from rankfeed.sources.concat import concat
 from rankfeed.sources.npy.arrays import ARRAY, read_headers
 from rankfeed.sources.npy.detect import list_files
 from rankfeed.sources.npy.header import Header
-from rankfeed.sources.npy.rows import NumpyColumnsSource, NumpyFileSource, column_name
+from rankfeed.sources.npy.rows import NumpyRowsSource, column_name
 from rankfeed.sources.npy.samples import Labels, NumpyFilesSource
 from rankfeed.sources.paths import Paths
 from rankfeed.sources.source import Source
@@ -79,14 +79,14 @@ def open_numpy(
         )
     _, paths = list_files(where)
     if layout == "columns" and paths[0].endswith(".npy"):
-        return NumpyColumnsSource(paths, columns=columns, allow_pickle=allow_pickle)
+        return NumpyRowsSource(paths, columns=columns, allow_pickle=allow_pickle, named_by_file=True)
     if layout == "columns" and len(paths) > 1:
         raise SourceError(
             ".npz files contain columns, and are none themselves",
             where=where,
             remedy='pass layout="rows" if their rows follow each other, or layout="samples" if each is a sample',
         )
-    sources = [NumpyFileSource(path, columns=columns, allow_pickle=allow_pickle) for path in paths]
+    sources = [NumpyRowsSource([path], columns=columns, allow_pickle=allow_pickle) for path in paths]
     return sources[0] if len(sources) == 1 else concat(sources)
 
 

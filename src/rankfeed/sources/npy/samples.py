@@ -52,10 +52,7 @@ class NumpyFilesSource(Source):
         name_column: str | None = None,
         files: DataFiles | None = None,
     ) -> None:
-        self.where = where
-        self.labels = labels
-        self.name_column = name_column
-        self.allow_pickle = allow_pickle
+        self._where, self._labels, self._name_column, self._allow_pickle = where, labels, name_column, allow_pickle
         self._wanted = None if columns is None else tuple(columns)
         self._root, paths = list_files(where, recursive=labels is not None)
         self._suffix = paths[0][-4:]
@@ -68,18 +65,18 @@ class NumpyFilesSource(Source):
     def __reduce__(self) -> tuple[Any, ...]:
         options = {
             "columns": self._wanted,
-            "allow_pickle": self.allow_pickle,
-            "labels": self.labels,
-            "name_column": self.name_column,
+            "allow_pickle": self._allow_pickle,
+            "labels": self._labels,
+            "name_column": self._name_column,
             "files": self.files,
         }
-        return reopen, (NumpyFilesSource, self.where, options, self.fingerprint)
+        return reopen, (NumpyFilesSource, self._where, options, self.fingerprint)
 
     def _num_samples(self) -> int:
         return len(self._names)
 
     def __repr__(self) -> str:
-        return f"NumpyFilesSource({self.where!r}, {len(self)} samples)"
+        return f"NumpyFilesSource({self._where!r}, {len(self)} samples)"
 
     @property
     def blocks(self) -> Int64:
@@ -90,9 +87,9 @@ class NumpyFilesSource(Source):
         """From one header and the sizes of all files for `.npy`, from all headers for `.npz`."""
         first, varying = self._headers(0), self._varying()
         found = {name: _field(header, name in varying) for name, header in first.items()}
-        added = {LABEL: Field("dense", "int64")} if self.labels is not None else {}
-        if self.name_column is not None:
-            added[self.name_column] = Field("str")
+        added = {LABEL: Field("dense", "int64")} if self._labels is not None else {}
+        if self._name_column is not None:
+            added[self._name_column] = Field("str")
         if taken := found.keys() & added.keys():
             raise ArgumentError(
                 "the name of an added column exists already",
@@ -129,7 +126,7 @@ class NumpyFilesSource(Source):
         return classes
 
     def _headers(self, sample_id: int) -> dict[str, Header]:
-        return read_headers(self._path(sample_id), allow_pickle=self.allow_pickle)
+        return read_headers(self._path(sample_id), allow_pickle=self._allow_pickle)
 
     def _varying(self) -> set[str]:
         """Names of the arrays whose shapes vary."""
@@ -160,19 +157,19 @@ class NumpyFilesSource(Source):
 
     def _added_columns(self, ids: Int64) -> dict[str, Column]:
         """The columns of labels and names."""
-        names = [self._name(each) for each in ids.tolist()] if self.labels or self.name_column else []
+        names = [self._name(each) for each in ids.tolist()] if self._labels or self._name_column else []
         added: dict[str, Column] = {}
-        if self.labels is not None:
+        if self._labels is not None:
             numbers = {name: number for number, name in enumerate(self.classes)}
             added[LABEL] = Dense.of(np.array([numbers[_class_of(name)] for name in names], np.int64))
-        if self.name_column is not None:
+        if self._name_column is not None:
             encoded = [printable(name).encode() for name in names]
-            added[self.name_column] = Bytes(Bytes.of(encoded).parts, text=True)
+            added[self._name_column] = Bytes(Bytes.of(encoded).parts, text=True)
         return added
 
     def _read(self, sample_id: int, names: list[str]) -> dict[str, Array]:
         path = self._path(sample_id)
-        arrays = load_arrays(path, names, mapped=False, allow_pickle=self.allow_pickle)
+        arrays = load_arrays(path, names, mapped=False, allow_pickle=self._allow_pickle)
         for name in names:
             field, array = self.fields[name], arrays[name]
             found = Header(array.dtype, array.shape, False, 0)
