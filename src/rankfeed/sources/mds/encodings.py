@@ -51,7 +51,7 @@ class StoredValues:
 
 
 class Encoding(ABC):
-    """How the values of a column are stored."""
+    """How the values of a column are stored; can be pickled."""
 
     #: Whether reading a value can run code that it contains.
     unsafe = False
@@ -235,19 +235,27 @@ def _damaged(expected: object, found: object, where: str) -> CorruptError:
     return CorruptError("a value is damaged", expected=expected, found=found, where=where, remedy=remedy)
 
 
+def _decimal(value: bytes) -> Decimal:
+    return Decimal(value.decode())
+
+
+def _json(value: bytes) -> Any:
+    return json.loads(value.decode())
+
+
 _BYTES = BytesEncoding(text=False)
 _ENCODINGS: dict[str, Encoding] = {
     "int": FixedEncoding("int64"),
     **{name: FixedEncoding(name) for name in _DTYPES.values()},
     "bytes": _BYTES,
     "str": BytesEncoding(text=True),
-    "str_int": ValueEncoding(lambda value: int(value.decode()), "int64"),
-    "str_float": ValueEncoding(lambda value: float(value.decode()), "float64"),
-    "str_decimal": ValueEncoding(lambda value: Decimal(value.decode())),
+    "str_int": ValueEncoding(int, "int64"),
+    "str_float": ValueEncoding(float, "float64"),
+    "str_decimal": ValueEncoding(_decimal),
 }
 #: Encodings that are left as bytes on request.
 _DECODED: dict[str, Encoding] = {
-    "json": ValueEncoding(lambda value: json.loads(value.decode())),
+    "json": ValueEncoding(_json),
     # Refused by the source unless the caller allows it.
     "pkl": ValueEncoding(pickle.loads, unsafe=True),
     **{name: ValueEncoding(decode) for name, decode in IMAGES.items()},

@@ -16,11 +16,11 @@ from rankfeed.columns import ColumnBuffer, Columns, Field
 from rankfeed.errors import SourceError, UnsafeError
 from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
 from rankfeed.sources.mds.detect import INDEX_NAME, mds_folders
-from rankfeed.sources.mds.encodings import Encoding, StoredValues, encoding_of
+from rankfeed.sources.mds.encodings import StoredValues, encoding_of
 from rankfeed.sources.mds.index import MdsIndex, MdsShard, read_index
 from rankfeed.sources.mds.shard import check_hashes, locate, read_shard
 from rankfeed.sources.paths import Paths
-from rankfeed.sources.source import BLOCK_BYTES, Int64, by_chunk, check_columns, check_ids, check_same_data
+from rankfeed.sources.source import BLOCK_BYTES, Int64, by_chunk, check_columns, check_ids
 from rankfeed.storage import DataFiles, check_not_truncated, digest_of
 
 Bytes = npt.NDArray[np.uint8]
@@ -68,14 +68,15 @@ class MdsSource(ChunkedSource):
         self._folders = [os.path.abspath(each) for each in mds_folders(where)]
         index = _read_indexes(self._folders)
         self._shards, self._columns = index.shards, index.columns
-        self._index_digest = digest_of(index.digest)
         self.files = DataFiles([shard.path for shard in self._shards])
-        self._fingerprint = digest_of(self._index_digest.encode(), self.files.fingerprint.encode())
+        self._fingerprint = digest_of(index.digest, self.files.fingerprint.encode())
         names = check_columns(columns, self._columns)
         check_columns(objects, self._columns)
         place = os.path.join(self._folders[0], INDEX_NAME)
-        self._options = (decode, frozenset(objects))
-        self._encodings = self._find_encodings(names, place)
+        self._encodings = {
+            name: encoding_of(self._columns[name][0], name, place, decode=decode, as_objects=name in objects)
+            for name in names
+        }
         for name, encoding in self._encodings.items():
             if encoding.unsafe and not allow_pickle:
                 raise UnsafeError(
@@ -86,23 +87,6 @@ class MdsSource(ChunkedSource):
         self._init_chunks([shard.samples for shard in self._shards], cache_bytes)
         self._open: HandleCache[Bytes] = HandleCache(OPEN_SHARDS)
         self._fields = {name: each.field(partial(self._probe, name)) for name, each in self._encodings.items()}
-
-    def _find_encodings(self, names: Sequence[str], place: str) -> dict[str, Encoding]:
-        decode, objects = self._options
-        return {
-            name: encoding_of(self._columns[name][0], name, place, decode=decode, as_objects=name in objects)
-            for name in names
-        }
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Encodings have functions that cannot be pickled.
-        return {**super().__getstate__(), "_encodings": list(self._encodings)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._encodings = self._find_encodings(state["_encodings"], "")
-        found = digest_of(_read_indexes(self._folders).digest)
-        check_same_data(found, self._index_digest, self._folders[0])
 
     def __repr__(self) -> str:
         name = self._folders[0] if len(self._folders) == 1 else self._folders

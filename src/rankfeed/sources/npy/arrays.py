@@ -61,7 +61,7 @@ def _load_member(
     if data is not None and member.is_mappable:
         return _map_member(data, member)
     array = read_member(archive, member, allow_pickle=allow_pickle)
-    array.flags.writeable = False  # it may be kept, like a mapped one
+    array.flags.writeable = data is None  # otherwise it is kept, like a mapped one
     return array
 
 

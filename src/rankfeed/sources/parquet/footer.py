@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from rankfeed.errors import CorruptError, RankfeedError, SourceError
+from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.parallel import in_parallel
-from rankfeed.sources.parquet.detect import ENCRYPTED, MAGIC
+from rankfeed.sources.parquet.detect import ENCRYPTED, MAGIC, SUMMARY_FILES
 from rankfeed.storage import digest_of
 
 #: Bytes at the end of a file that are read at once: most footers are shorter.
@@ -53,7 +53,7 @@ def read_footers(paths: Sequence[str]) -> list[Footer]:
 def _read_footer(path: str) -> Footer:
     import pyarrow as pa
 
-    if os.path.basename(path) in ("_metadata", "_common_metadata"):
+    if os.path.basename(path) in SUMMARY_FILES:
         raise SourceError(
             "the file lists the rows of others, and has none", where=path, remedy="open its folder instead"
         )
@@ -65,10 +65,9 @@ def _read_footer(path: str) -> Footer:
     rows = tuple(group.num_rows for group in groups)
     if any(not 0 <= each <= _MOST_ROWS for each in rows) or sum(rows) != metadata.num_rows:
         raise _damaged(path, f"row groups of {metadata.num_rows} rows together", f"{list(rows[:4])} rows")
+    nbytes = tuple(group.total_byte_size for group in groups)
     with arrow_errors(path):
-        return Footer(
-            size, digest_of(content), rows, reader.schema_arrow, tuple(group.total_byte_size for group in groups)
-        )
+        return Footer(size, digest_of(content), rows, reader.schema_arrow, nbytes)
 
 
 @contextmanager
@@ -77,8 +76,6 @@ def os_errors(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if isinstance(error, RankfeedError):
-            raise
         raise SourceError("the file cannot be read", found=error.strerror or error, where=path) from error
 
 
@@ -95,13 +92,8 @@ def footer_bytes(file: Any, path: str) -> tuple[bytes, int]:
             remedy="decrypt it with the library and the keys that wrote it, and write it again without encryption",
         )
     if size < 12 or first != MAGIC or last != MAGIC:
-        what = (
-            "is cut or damaged: its end is missing"
-            if first == MAGIC
-            else "is no Parquet file, or its start is damaged"
-        )
         raise CorruptError(
-            f"the file {what}",
+            "the file is cut: its end is missing" if first == MAGIC else "the file is damaged, or no Parquet file",
             expected="'PAR1' as its first and its last four bytes",
             found=f"{first!r} and {last!r} in {size} bytes",
             where=path,

@@ -166,8 +166,10 @@ class OnDiskReader(GraphReader):
     def read(self, numbers: Int64) -> Sequence[Any]:
         from torch_geometric.data import OnDiskDataset
 
-        kind, opened = type(self.dataset), self._open.__dict__
-        dataset = opened.get(os.getpid()) or opened.setdefault(os.getpid(), self.picklable_dataset())
+        kind, opened, process = type(self.dataset), self._open.__dict__, str(os.getpid())
+        if process not in opened:
+            opened[process] = self.picklable_dataset()
+        dataset = opened[process]
         own_get = kind.get is not OnDiskDataset.get and kind.multi_get is OnDiskDataset.multi_get
         try:
             if not own_get and len(numbers) != 1:
@@ -176,7 +178,7 @@ class OnDiskReader(GraphReader):
             graphs = _call_each(dataset.get, numbers, numbers.tolist())
             return graphs if dataset.transform is None else _call_each(dataset.transform, numbers, graphs)
         except BaseException:
-            opened.pop(os.getpid(), None)  # an interrupted query leaves a temporary table
+            opened.pop(process, None)  # an interrupted query leaves a temporary table
             raise
 
     def identity(self) -> list[bytes] | None:

@@ -45,7 +45,8 @@ def parse_csv(
                 where=f"{path}, line {line}",
                 remedy="write the file again, with quotes within values doubled",
             )
-    with arrow_errors(path, REMEDY):
+    # Arrow counts rows from the first of this text.
+    with arrow_errors(path if first_line == 1 else f"{path}, rows from line {first_line}", REMEDY):
         table = csv.read_csv(BytesIO(text), *_options(text, path, dialect, schema))
         _check_names(table, path)
         return _with_exact_integers(table, text, path, dialect, columns, schema, first_line)

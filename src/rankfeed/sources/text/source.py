@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import copy
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -23,8 +22,8 @@ from rankfeed.sources.source import (
     by_chunk,
     check_columns,
     check_ids,
-    check_same_data,
     even_blocks,
+    reopen,
     starts_of,
 )
 from rankfeed.sources.text.csv_text import end_of_csv_lines, line_of_csv_row, parse_csv
@@ -38,15 +37,7 @@ from rankfeed.storage import digest_of
 class _TextSource(Source):
     def _open(self, where: Paths, columns: Sequence[str] | None, nulls: Nulls, dialect: Dialect) -> None:
         self._paths = [os.path.abspath(path) for path in list_files(where, dialect.kind)]
-        self._columns = None if columns is None else tuple(columns)
-        self._nulls: Nulls = nulls
-        self._dialect = dialect
-        self._buffers: list[dict[str, ColumnBuffer]] | None = None
-        self._load()
-
-    def _load(self) -> list[dict[str, ColumnBuffer]]:
-        """Parse all files: once in each process, since buffers are not pickled."""
-        dialect = self._dialect
+        self._options = {"columns": columns, "nulls": nulls, "types": dialect.types}
         if sum(map(file_size, self._paths)) > LIMIT:
             raise too_large(self._paths[0] if len(self._paths) == 1 else common_root(self._paths))
         tables, digests, total = [], [], 0
@@ -58,37 +49,35 @@ class _TextSource(Source):
                 raise too_large(common_root(self._paths))
             if not text.strip():
                 raise SourceError("the file is empty", where=path)
-            table = _parser(dialect)(text, path, dialect, self._columns)
+            table = _parser(dialect)(text, path, dialect, columns)
             is_csv = dialect.kind == "csv"
             names |= dict.fromkeys(table.schema.names if is_csv else columns_in(table, text, dialect))
             tables.append(table)
             digests.append(digest_of(text))
         dialect.check_types(list(names), listed(self._paths))
-        schema = _common_schema(self._paths, [table.schema for table in tables], self._columns)
-        known = fields_of(schema, nulls=self._nulls, columns=self._columns)
-        self._fields = {name: known[name] for name in check_columns(self._columns, known)}
-        wanted = _subset(schema, roots_of(schema, list(self._fields), nulls=self._nulls))
-        buffers = []
+        schema = _common_schema(self._paths, [table.schema for table in tables], columns)
+        known = fields_of(schema, nulls=nulls, columns=columns)
+        self._fields = {name: known[name] for name in check_columns(columns, known)}
+        wanted = _subset(schema, roots_of(schema, list(self._fields), nulls=nulls))
+        self._buffers: list[dict[str, ColumnBuffer]] = []
         for path, table in zip(self._paths, tables, strict=True):
             cast = _cast(table, wanted, path, dialect)
-            buffers.append(read_columns(cast, self._fields, where=path, nulls=self._nulls))
-            for each in buffers[-1].values():
+            self._buffers.append(read_columns(cast, self._fields, where=path, nulls=nulls))
+            for each in self._buffers[-1].values():
                 if each.unreadable is not None:
                     each.unreadable.refuse(np.arange(each.rows))  # report nulls now, not when they are read
         self._starts = starts_of([len(table) for table in tables])
         if not self._starts[-1]:
             raise SourceError("there are no rows", where=self._paths[0])
-        nbytes = sum(each.nbytes for columns in buffers for each in columns.values())
+        nbytes = sum(each.nbytes for buffers in self._buffers for each in buffers.values())
         self._blocks = even_blocks(len(self), len(self) * BLOCK_BYTES // max(1, nbytes))
         root = common_root(self._paths)
         relative = [os.path.relpath(path, root) for path in self._paths]
         facts = [*relative, *digests, *(f"{name}:{field}" for name, field in known.items())]
         self._fingerprint = digest_of(dialect.kind.encode(), *(os.fsencode(each) for each in facts))
-        self._buffers = buffers
-        return buffers
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_buffers": None}
+    def __reduce__(self) -> tuple[Any, ...]:
+        return reopen, (type(self), self._paths, self._options, self._fingerprint)
 
     def _num_samples(self) -> int:
         return int(self._starts[-1])
@@ -111,20 +100,11 @@ class _TextSource(Source):
     def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
         ids = check_ids(sample_ids, len(self))
         names = check_columns(columns, self._fields)
-        buffers = self._buffers or self._load_again()
         parts: dict[str, list[Any]] = {name: [] for name in names}
         for number, rows, slots in by_chunk(ids, self._starts):
             for name in names:
-                parts[name].append(buffers[number][name].part(rows, slots))
+                parts[name].append(self._buffers[number][name].part(rows, slots))
         return Columns({name: column_from_parts(self._fields[name], parts[name]) for name in names}, len(ids))
-
-    def _load_again(self) -> list[dict[str, ColumnBuffer]]:
-        # Into another source, since other threads may use this one.
-        again = copy(self)
-        buffers = again._load()
-        check_same_data(again._fingerprint, self._fingerprint, self._paths[0])
-        self._buffers = buffers
-        return buffers
 
 
 class CsvSource(_TextSource):
@@ -163,6 +143,7 @@ class CsvSource(_TextSource):
         types: Mapping[str, str] | None = None,
     ) -> None:
         self._open(where, columns, nulls, Dialect("csv", delimiter, types))
+        self._options["delimiter"] = delimiter
 
 
 class JsonlSource(_TextSource):
@@ -244,6 +225,8 @@ def _stream(path: str, dialect: Dialect) -> Iterator[Any]:
                 schema = table.schema
                 yield table
             line += piece.count(b"\n")
+    if schema is None:
+        raise SourceError("the file is empty", where=path)
 
 
 def _parser(dialect: Dialect) -> Callable[..., Any]:
