@@ -43,11 +43,17 @@ class StoredValues:
     where: Callable[[int], str]  # names the sample of a value in error messages
     slots: Int64 | None = None  # positions in the batch; None for all, in order
 
-    def check(self, bad: npt.NDArray[np.bool_], expected: object, found: Callable[[int], object]) -> None:
-        """Raise a CorruptError about the first bad value."""
+    def check(
+        self,
+        bad: npt.NDArray[np.bool_],
+        expected: object,
+        found: Callable[[int], object],
+        which: Int64 | None = None,
+    ) -> None:
+        """Raise a CorruptError about the first bad value; ``which`` are their positions (None for all values)."""
         if bad.any():
             row = int(np.argmax(bad))
-            raise _damaged(expected, found(row), self.where(row))
+            raise _damaged(expected, found(row), self.where(row if which is None else int(which[row])))
 
 
 class Encoding(ABC):
@@ -159,31 +165,31 @@ class _ArrayHeaders:
 
 def _read_headers(values: StoredValues, dtype: str | None) -> list[_ArrayHeaders]:
     """Read headers of arrays (of ``dtype``, or each of its own), and check that the elements fill the rest."""
-    lengths, first = values.lengths, 1 if dtype else 2
-    values.check(lengths < first, "a header of an array", lambda row: f"{lengths[row]} bytes")
+    first = 1 if dtype else 2
+    values.check(values.lengths < first, "a header of an array", lambda row: f"{values.lengths[row]} bytes")
     raw = rows_at(values.data, values.starts, first).astype(np.int64)
     codes = raw[:, 0] if dtype else raw[:, 0] << 8 | raw[:, 1]
     groups = []
     for code in np.unique(codes).tolist():
-        is_member = codes == code
-        which = np.flatnonzero(is_member)
+        which = np.flatnonzero(codes == code)
         found = dtype or _DTYPES.get(code >> 8)
         ndim, width = (code & 0xFF) >> 2, 1 << (code & 3)
         size = first + ndim * width
         if found is None or ndim == 0:
-            values.check(is_member, "a dtype and a shape", lambda _, code=code: f"code {code:#x}")  # type: ignore[misc]
-        values.check(is_member & (lengths < size), f"{size} bytes of header", lambda row: f"{lengths[row]} bytes")
+            raise _damaged("an array with a dtype and a shape", f"code {code:#x}", values.where(int(which[0])))
+        lengths = values.lengths[which] - size
+        values.check(lengths < 0, f"an array with a header of {size} bytes", lambda _: "fewer bytes", which)
         shapes = rows_at(values.data, values.starts[which] + first, ndim * width).view(f"<u{width}")
         # As floats: a product of damaged sizes overflows, and valid ones are exact.
-        bytes_claimed = shapes.astype(np.float64).prod(1) * np.dtype(found).itemsize
-        wrong = np.zeros(len(lengths), np.bool_)
-        wrong[which] = (bytes_claimed != lengths[which] - size) | (shapes == 0).any(1)
+        wrong = shapes.astype(np.float64).prod(1) * np.dtype(found).itemsize != lengths
+        wrong |= (shapes == 0).any(1)
         values.check(
             wrong,
             "as many elements as the value has bytes for",
-            lambda row, which=which, shapes=shapes: f"shape {shapes[which.searchsorted(row)].tolist()}",  # type: ignore[misc]
+            lambda row, shapes=shapes: f"shape {shapes[row].tolist()}",  # type: ignore[misc]
+            which,
         )
-        groups.append(_ArrayHeaders(which, str(found), size, shapes.astype(np.int64)))
+        groups.append(_ArrayHeaders(which, found, size, shapes.astype(np.int64)))
     return groups
 
 

@@ -43,16 +43,19 @@ def load_arrays(path: str, names: Iterable[str], *, mapped: bool, allow_pickle: 
                     raise SourceError("a file lacks arrays that others have", found=", ".join(missing), where=path)
                 data = map_file(path) if mapped else None
                 return {name: _load_member(archive, members[name], data, allow_pickle) for name in names}
-        with open(path, "rb", buffering=0) as file:
+        with open(path, "rb") as file:
             header = read_header(file, path, allow_pickle=allow_pickle)
             if header.dtype.hasobject:
                 return {ARRAY: load_objects(path, header, path, allow_pickle=allow_pickle)}
+            if mapped:
+                content = map_file(path)
+                check_size(header, len(content), path)
+                return {ARRAY: array_at(content, header)}
             check_size(header, os.fstat(file.fileno()).st_size, path)
-            file.seek(0)
-            size = header.offset + header.nbytes
-            content = map_file(path) if mapped else np.fromfile(file, np.uint8, size)
-        check_size(header, len(content), path)
-        return {ARRAY: array_at(content, header)}
+            file.seek(header.offset)
+            content = np.empty(header.nbytes, np.uint8)
+            check_size(header, header.offset + file.readinto(content.data), path)
+            return {ARRAY: array_at(content, header, -header.offset)}
 
 
 def _load_member(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from csv import Error as CsvError
 from csv import reader as csv_reader
+from functools import partial
 from io import BytesIO, StringIO
 from itertools import islice
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from rankfeed.errors import CorruptError
 from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.text.dialect import BOM, REMEDY, Dialect
-from rankfeed.sources.text.exact_numbers import first_inexact, has_large, inexact_error
+from rankfeed.sources.text.exact_numbers import first_inexact, has_large, with_exact_integers
 
 
 def parse_csv(
@@ -30,8 +31,6 @@ def parse_csv(
     ``columns`` are those in which integers may not be rounded (None for all). With a ``schema``, the text
     continues a table of these columns and types: it has no header, and begins at ``first_line`` of the file.
     """
-    import pyarrow.csv as csv
-
     text = text.removeprefix(BOM)
     # A scan for quoted values takes longer than parsing.
     quoted = _quoted(dialect.delimiter_of(path)).finditer(text) if text.count(b'"') % 2 else ()
@@ -45,11 +44,14 @@ def parse_csv(
                 where=f"{path}, line {line}",
                 remedy="write the file again, with quotes within values doubled",
             )
-    # Arrow counts rows from the first of this text.
-    with arrow_errors(path if first_line == 1 else f"{path}, rows from line {first_line}", REMEDY):
-        table = csv.read_csv(BytesIO(text), *_options(text, path, dialect, schema))
-        _check_names(table, path)
-        return _with_exact_integers(table, text, path, dialect, columns, schema, first_line)
+    parse = partial(_parse, text, path, dialect, None if schema is None else schema.names, first_line)
+    table = parse(dialect.arrow_types() if schema is None else schema)
+    found = (
+        ((name,), line_of_csv_row(text, path, dialect, row + (schema is None), first_line), value)
+        for name, row, value in _inexact_integers(table, parse, dialect.arrow_types())
+    )
+    remedy = "read the column as text with types={'column': 'string'}"
+    return with_exact_integers(table, found, parse if schema is None else None, columns, path, remedy)
 
 
 def end_of_csv_lines(text: bytes, delimiter: str) -> int:
@@ -63,76 +65,56 @@ def _quoted(delimiter: str) -> re.Pattern[bytes]:
     return re.compile(rb'"(?<![^\n\r' + re.escape(delimiter.encode()) + rb']")(?:[^"]++|"")*+("?)')
 
 
-def _options(text: bytes, path: str, dialect: Dialect, schema: Any) -> tuple[Any, Any, Any]:
-    import pyarrow.csv as csv
-
-    # With threads, errors do not name the line. A line must fit into two blocks.
-    read = csv.ReadOptions(use_threads=False, block_size=len(text) + 1)
-    parse = csv.ParseOptions(delimiter=dialect.delimiter_of(path), newlines_in_values=True)
-    types = dialect.arrow_types()
-    if schema is not None:
-        read.column_names = schema.names
-        types = {field.name: field.type for field in schema}
-    convert = csv.ConvertOptions(column_types=types)
-    # NaN is a number.
-    convert.null_values = [each for each in convert.null_values if each.lower().lstrip("-") != "nan"]
-    return read, parse, convert
-
-
-def _check_names(table: Any, path: str) -> None:
-    """Refuse column names that are not UTF-8: Arrow decodes them when they are used."""
-    try:
-        table.schema.names  # noqa: B018
-    except UnicodeDecodeError as error:
-        raise CorruptError(
-            "a column's name is no text",
-            expected="UTF-8",
-            found=f"{error.object!r}: {error.reason} at byte {error.start}",
-            where=f"{path}, line 1",
-            remedy="write the file in UTF-8 (iconv -t UTF-8)",
-        ) from error
-
-
-def _with_exact_integers(
-    table: Any,
+def _parse(
     text: bytes,
     path: str,
     dialect: Dialect,
-    columns: Sequence[str] | None,
-    schema: Any,
+    names: Sequence[str] | None,
     first_line: int,
+    types: Any,
+    columns: Sequence[str] = (),
 ) -> Any:
-    """The table with rounded columns read again as uint64; an error if a column has other numbers too."""
+    """A table of ``columns`` (empty for all); ``names`` are those of all, None if the first line has them."""
     import pyarrow as pa
     import pyarrow.csv as csv
 
-    given = dialect.arrow_types()
-    for place, field in enumerate(table.schema):
-        if field.type != pa.float64() or field.name in given or not has_large(table.column(place)):
-            continue
-        if table.schema.names.count(field.name) > 1:
-            continue  # refused later
-
-        def read_again(kind: Any, name: str = field.name) -> Any:
-            read, parse, convert = _options(text, path, dialect, schema)
-            convert.include_columns, convert.column_types = [name], {name: kind}
-            return csv.read_csv(BytesIO(text), read, parse, convert).column(0)
-
-        texts = read_again(pa.string())
-        row = first_inexact(texts)
-        if row is None:
-            continue
+    # With threads, errors do not name the line. A line must fit into two blocks.
+    read = csv.ReadOptions(use_threads=False, block_size=len(text) + 1, column_names=names)
+    parse = csv.ParseOptions(delimiter=dialect.delimiter_of(path), newlines_in_values=True)
+    if isinstance(types, pa.Schema):  # without columns of one name, which are refused later
+        types = {field.name: field.type for field in types if types.get_field_index(field.name) >= 0}
+    convert = csv.ConvertOptions(column_types=types, include_columns=columns)
+    # NaN is a number.
+    convert.null_values = [each for each in convert.null_values if each.lower().lstrip("-") != "nan"]
+    # Arrow counts rows from the first of this text.
+    with arrow_errors(path if first_line == 1 else f"{path}, rows from line {first_line}", REMEDY):
+        table = csv.read_csv(BytesIO(text), read, parse, convert)
         try:
-            if schema is not None:
-                raise pa.ArrowInvalid("the type is fixed")
-            table = table.set_column(place, pa.field(field.name, pa.uint64()), read_again(pa.uint64()))
-        except pa.ArrowInvalid:
-            if columns is not None and field.name not in columns:
-                continue
-            line = line_of_csv_row(text, path, dialect, row + (schema is None), first_line)
-            remedy = f"read the column as text with types={{{field.name!r}: 'string'}}"
-            raise inexact_error(texts[row].as_py(), f"{path}, {line}", field.name, remedy) from None
-    return table
+            table.schema.names  # noqa: B018
+        except UnicodeDecodeError as error:  # Arrow decodes names when they are used
+            raise CorruptError(
+                "a column's name is no text",
+                expected="UTF-8",
+                found=f"{error.object!r}: {error.reason} at byte {error.start}",
+                where=f"{path}, line 1",
+                remedy="write the file in UTF-8 (iconv -t UTF-8)",
+            ) from error
+        return table
+
+
+def _inexact_integers(
+    table: Any, parse: Callable[..., Any], given: Collection[str]
+) -> Iterator[tuple[str, int, object]]:
+    """Name, row and value of the first rounded integer of each column."""
+    import pyarrow as pa
+
+    for place, field in enumerate(table.schema):
+        # Two columns of one name are refused later.
+        is_inferred = field.name not in given and table.schema.get_field_index(field.name) >= 0
+        if field.type == pa.float64() and is_inferred and has_large(table.column(place)):
+            texts = parse({field.name: pa.string()}, [field.name]).column(0)
+            if (row := first_inexact(texts)) is not None:
+                yield field.name, row, texts[row].as_py()
 
 
 def line_of_csv_row(text: bytes, path: str, dialect: Dialect, row: int, first_line: int = 1) -> str:

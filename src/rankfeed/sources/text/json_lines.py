@@ -16,7 +16,7 @@ import numpy as np
 
 from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.text.dialect import BOM, REMEDY, Dialect
-from rankfeed.sources.text.exact_numbers import with_exact_integers
+from rankfeed.sources.text.exact_numbers import inexact_in_json, with_exact_integers
 
 #: Levels of objects and lists in each other.
 MOST_LEVELS = 64
@@ -59,12 +59,16 @@ def parse_json_lines(
     check_lines(text, path, first_line)
     _check_keys(text, path)
     types = dialect.arrow_types()
-    if schema is not None:
-        table, parse_again = _parse(text, path, first_line, schema, "error"), None
+    parse = partial(_parse, text, path, first_line)
+    if schema is None:
+        table, parse_again = (
+            parse(pa.schema(types) if types else None, "infer"),
+            partial(parse, unexpected="infer"),
+        )
     else:
-        parse_again = partial(_parse, text, path, first_line, unexpected="infer")
-        table = parse_again(pa.schema(types) if types else None)
-    return with_exact_integers(table, text, path, first_line, types, parse_again, columns)
+        table, parse_again = parse(schema, "error"), None
+    found = inexact_in_json(table, text, first_line, types)
+    return with_exact_integers(table, found, parse_again, columns, path, "write its numbers in quotes, as text")
 
 
 def columns_in(table: Any, text: bytes, dialect: Dialect) -> list[str]:
