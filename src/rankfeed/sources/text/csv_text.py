@@ -47,7 +47,7 @@ def parse_csv(
     parse = partial(_parse, text, path, dialect, None if schema is None else schema.names, first_line)
     table = parse(dialect.arrow_types() if schema is None else schema)
     found = (
-        ((name,), line_of_csv_row(text, path, dialect, row + (schema is None), first_line), value)
+        ((name,), line_of_csv_row(text, path, dialect, row, first_line, header=schema is None), value)
         for name, row, value in _inexact_integers(table, parse, dialect.arrow_types())
     )
     remedy = "read the column as text with types={'column': 'string'}"
@@ -117,11 +117,13 @@ def _inexact_integers(
                 yield field.name, row, texts[row].as_py()
 
 
-def line_of_csv_row(text: bytes, path: str, dialect: Dialect, row: int, first_line: int = 1) -> str:
-    """The line in which a row ends, for error messages; the header is row 0."""
+def line_of_csv_row(
+    text: bytes, path: str, dialect: Dialect, row: int, first_line: int = 1, *, header: bool = True
+) -> str:
+    """The line in which a row ends, for error messages."""
     reader = csv_reader(StringIO(text.decode(errors="replace")), delimiter=dialect.delimiter_of(path))
     try:
         full = (reader.line_num for line in reader if line)
-        return f"line {next(islice(full, row, None)) + first_line - 1}"
+        return f"line {next(islice(full, row + header, None)) + first_line - 1}"
     except (CsvError, StopIteration):
         return f"row {row}"

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Sequence
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -79,10 +80,10 @@ def columns_in(table: Any, text: bytes, dialect: Dialect) -> list[str]:
     return [name for name in names if name not in doubtful - keys]
 
 
-def line_of_json_row(text: bytes, row: int) -> int:
-    """The line, counted from 0, of a row: empty lines are no rows."""
-    full = (number for number, line in enumerate(text.split(b"\n")) if line.strip())
-    return next((number for index, number in enumerate(full) if index == row), row)
+def line_of_json_row(text: bytes, row: int, first_line: int = 1) -> str:
+    """The line of a row, for error messages: empty lines are no rows."""
+    full = (number for number, line in enumerate(text.split(b"\n"), first_line) if line.strip())
+    return f"line {next(islice(full, row, None), row)}"
 
 
 def check_lines(content: bytes, where: str, first_line: int = 1) -> int:
@@ -182,5 +183,5 @@ def _parse(text: bytes, path: str, first_line: int, schema: Any, unexpected: str
     except (pa.ArrowException, ValueError, OSError) as error:
         message = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
         row = _ROW.search(message)
-        place = path if row is None else f"{path}, line {line_of_json_row(text, int(row[1])) + first_line}"
+        place = path if row is None else f"{path}, {line_of_json_row(text, int(row[1]), first_line)}"
         raise CorruptError("the text cannot be parsed", found=message, where=place, remedy=REMEDY) from error

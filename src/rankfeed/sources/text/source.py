@@ -58,7 +58,7 @@ class _TextSource(Source):
         schema = _common_schema(self._paths, [table.schema for table in tables], columns)
         known = fields_of(schema, nulls=nulls, columns=columns)
         self._fields = {name: known[name] for name in check_columns(columns, known)}
-        wanted = _subset(schema, roots_of(schema, list(self._fields), nulls=nulls))
+        wanted = [schema.field(name) for name in roots_of(schema, list(self._fields), nulls=nulls)]
         self._buffers: list[dict[str, ColumnBuffer]] = []
         for path, table in zip(self._paths, tables, strict=True):
             cast = _cast(table, wanted, path, dialect)
@@ -264,12 +264,6 @@ def _check_csv_types(paths: Sequence[str], dialect: Dialect) -> None:
     dialect.check_types(list(names), listed(paths))
 
 
-def _subset(schema: Any, names: Sequence[str]) -> Any:
-    import pyarrow as pa
-
-    return pa.schema([schema.field(name) for name in names])
-
-
 def _common_schema(paths: Sequence[str], schemas: Sequence[Any], columns: Sequence[str] | None) -> Any:
     """One schema for all files: types are widened only from integers to types that hold them."""
     import pyarrow as pa
@@ -308,19 +302,25 @@ def _common_schema(paths: Sequence[str], schemas: Sequence[Any], columns: Sequen
     return common
 
 
-def _cast(table: Any, schema: Any, path: str, dialect: Dialect) -> Any:
+def _cast(table: Any, fields: Sequence[Any], path: str, dialect: Dialect) -> Any:
     """The rows of a file with the types of all files together; an error if a number would change."""
     import pyarrow as pa
 
     columns = []
-    for field in schema:
+    for field in fields:
         column = table.column(field.name)
         try:
             columns.append(to_float64(column) if field.type == pa.float64() else column.cast(field.type))
         except (pa.ArrowInvalid, InexactError) as error:
-            place = (
-                path if not isinstance(error, InexactError) else f"{path}, {_line_of(path, dialect, error.row)}"
-            )
+            place = path
+            if isinstance(error, InexactError):
+                text, is_csv = read_text(path), dialect.kind == "csv"
+                line = (
+                    line_of_csv_row(text, path, dialect, error.row)
+                    if is_csv
+                    else line_of_json_row(text, error.row)
+                )
+                place = f"{path}, {line}"
             raise SourceError(
                 "a number does not fit the type that its column has over all files",
                 expected=str(field.type),
@@ -328,11 +328,4 @@ def _cast(table: Any, schema: Any, path: str, dialect: Dialect) -> Any:
                 where=f"{place}, column {field.name!r}",
                 remedy="make the files agree, or read the column as text with types={'column': 'string'}",
             ) from error
-    return pa.Table.from_arrays(columns, schema=schema)
-
-
-def _line_of(path: str, dialect: Dialect, row: int) -> str:
-    text = read_text(path)
-    if dialect.kind == "csv":
-        return line_of_csv_row(text, path, dialect, row + 1)
-    return f"line {line_of_json_row(text, row) + 1}"
+    return pa.Table.from_arrays(columns, schema=pa.schema(fields))
