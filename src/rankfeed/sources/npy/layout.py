@@ -15,7 +15,7 @@ from rankfeed.sources.npy.arrays import ARRAY, read_headers
 from rankfeed.sources.npy.detect import list_files
 from rankfeed.sources.npy.header import Header
 from rankfeed.sources.npy.rows import NumpyRowsSource, column_name
-from rankfeed.sources.npy.samples import Labels, NumpyFilesSource
+from rankfeed.sources.npy.samples import Labels, NumpySamplesSource
 from rankfeed.sources.paths import Paths
 from rankfeed.sources.source import Source
 
@@ -74,7 +74,7 @@ def open_numpy(
     if layout is None and not needs_samples:
         layout = "rows" if is_file else _find_layout(where, *list_files(where), allow_pickle)
     if layout in (None, "samples"):
-        return NumpyFilesSource(
+        return NumpySamplesSource(
             where, columns=columns, allow_pickle=allow_pickle, labels=labels, name_column=name_column
         )
     _, paths = list_files(where)

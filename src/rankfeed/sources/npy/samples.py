@@ -30,7 +30,7 @@ _MOST_DIMENSIONS = 31 if np.lib.NumpyVersion(np.__version__) < "2.0.0" else 63
 Labels = Literal["folder"] | Sequence[str] | None
 
 
-class NumpyFilesSource(Source):
+class NumpySamplesSource(Source):
     """Files with a sample each, in natural order of their names (2 before 10).
 
     A `.npy` file is a sample with one column, "array"; a `.npz` file has a column for each of its arrays. Arrays
@@ -70,13 +70,13 @@ class NumpyFilesSource(Source):
             "name_column": self._name_column,
             "files": self.files,
         }
-        return reopen, (NumpyFilesSource, self._where, options, self.fingerprint)
+        return reopen, (NumpySamplesSource, self._where, options, self.fingerprint)
 
     def _num_samples(self) -> int:
         return len(self._names)
 
     def __repr__(self) -> str:
-        return f"NumpyFilesSource({self._where!r}, {len(self)} samples)"
+        return f"NumpySamplesSource({self._where!r}, {len(self)} samples)"
 
     @property
     def blocks(self) -> Int64:

@@ -38,7 +38,6 @@ REMEDY = "fetch the file again, or write it again"
 class Footer:
     """What is kept of a footer."""
 
-    size: int  # bytes of the file
     digest: str  # of the footer
     rows: tuple[int, ...]  # of each row group
     schema: Any  # a `pyarrow.Schema`
@@ -58,7 +57,7 @@ def _read_footer(path: str) -> Footer:
             "the file lists the rows of others, and has none", where=path, remedy="open its folder instead"
         )
     with os_errors(path), pa.OSFile(os.fsencode(path)) as file:
-        content, size = footer_bytes(file, path)
+        content = footer_bytes(file, path)
     reader = parse_footer(content, path)
     metadata = reader.metadata
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
@@ -67,7 +66,7 @@ def _read_footer(path: str) -> Footer:
         raise _damaged(path, f"row groups of {metadata.num_rows} rows together", f"{list(rows[:4])} rows")
     nbytes = tuple(group.total_byte_size for group in groups)
     with arrow_errors(path):
-        return Footer(size, digest_of(content), rows, reader.schema_arrow, nbytes)
+        return Footer(digest_of(content), rows, reader.schema_arrow, nbytes)
 
 
 @contextmanager
@@ -79,8 +78,8 @@ def os_errors(path: str) -> Iterator[None]:
         raise SourceError("the file cannot be read", found=error.strerror or error, where=path) from error
 
 
-def footer_bytes(file: Any, path: str) -> tuple[bytes, int]:
-    """The footer of an open `pyarrow.OSFile`, and the size of the file."""
+def footer_bytes(file: Any, path: str) -> bytes:
+    """The footer of an open `pyarrow.OSFile`."""
     size = file.size()
     first = file.read_at(min(size, 4), 0)
     tail = _read_at(file, max(0, size - _TAIL), min(size, _TAIL), path)
@@ -103,8 +102,7 @@ def footer_bytes(file: Any, path: str) -> tuple[bytes, int]:
     if not 0 < length <= min(size - 12, _MOST_BYTES):
         raise _damaged(path, f"a footer of up to {min(size - 12, _MOST_BYTES)} bytes", f"one of {length} bytes")
     start = size - 8 - length
-    content = tail[-8 - length : -8] if length + 8 <= len(tail) else _read_at(file, start, length, path)
-    return content, size
+    return tail[-8 - length : -8] if length + 8 <= len(tail) else _read_at(file, start, length, path)
 
 
 def parse_footer(content: bytes, path: str) -> Any:

@@ -71,11 +71,6 @@ class RowGroupPart:
         """Number of row groups."""
         return len(self.totals)
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether these are all rows of the row groups."""
-        return self.rows == sum(self.totals)
-
     def with_next_group(self, rows: int) -> RowGroupPart:
         """With all rows of the next row group."""
         return replace(self, rows=self.rows + rows, step=self.step + rows, totals=(*self.totals, rows))
@@ -180,16 +175,16 @@ class ParquetReader:
         return error
 
     def _read(self, part: RowGroupPart, names: tuple[str, ...]) -> Any:
-        where = self._where(part)
         decoded = [self._decoded_group(each, names) for each in part.by_group()]
         nbytes = sum(each.nbytes for each in decoded) * part.rows // max(1, sum(part.totals))
         if nbytes > _MOST_DECODED and part.rows > 1:
-            raise LargeRowsError(where, -(-nbytes * _CUT // _MOST_DECODED))
+            raise LargeRowsError(self._where(part), -(-nbytes * _CUT // _MOST_DECODED))
         dictionaries = frozenset[str]().union(*(each.dictionaries for each in decoded))
-        if part.is_complete:
-            # One by one: a reader of several would replace damaged rows of one by rows of the next.
-            return _concat([self._read_group(each, names, dictionaries) for each in part.by_group() if each.rows])
-        key = (part.file, part.group, names)
+        # One by one: a reader of several would replace damaged rows of one by rows of the next.
+        return _concat([self._read_in_group(each, names, dictionaries) for each in part.by_group() if each.rows])
+
+    def _read_in_group(self, part: RowGroupPart, names: tuple[str, ...], dictionaries: frozenset[str]) -> Any:
+        where, key = self._where(part), (part.file, part.group, names)
         with self._group_locks[hash(key) % _LOCKS]:
             skipped = self._take_skipped((key, part.first))
             if skipped is not None:
@@ -205,12 +200,6 @@ class ParquetReader:
             else:
                 self._check_values(part, cursor)
             return rows
-
-    def _read_group(self, part: RowGroupPart, names: tuple[str, ...], dictionaries: frozenset[str]) -> Any:
-        cursor = self._open_cursor(part, names, dictionaries)
-        rows = self._next(cursor, part.rows, self._where(part))
-        self._check_values(part, cursor)
-        return rows
 
     def _where(self, part: RowGroupPart) -> str:
         return f"{self._paths[part.file]}, {part}"
@@ -335,7 +324,7 @@ class ParquetReader:
             leaves = _leaf_columns(file.metadata.schema, names)
             values = {number: 0 for number, column in leaves.items() if column.max_repetition_level}
             room = self._most_cursor_bytes // (_CURSORS * max(1, len(leaves))) - _PAGE
-            buffer = 0 if part.is_complete else min(_BUFFER, max(_LEAST_BUFFER, room))
+            buffer = 0 if part.rows == sum(part.totals) else min(_BUFFER, max(_LEAST_BUFFER, room))
             reader = pq.ParquetFile(
                 file.handle,
                 metadata=file.metadata,
@@ -359,7 +348,7 @@ class ParquetReader:
         path = self._paths[number]
         with os_errors(path):
             handle = pa.OSFile(os.fsencode(path))
-            content, _ = footer_bytes(handle, path)
+            content = footer_bytes(handle, path)
         self._data_files.opened(number)
         digest = digest_of(content)
         if digest != self._digests[number]:

@@ -21,7 +21,7 @@ from rankfeed.sources.parquet.detect import list_files
 from rankfeed.sources.parquet.footer import REMEDY, Footer, read_footers
 from rankfeed.sources.parquet.partitions import Partitions
 from rankfeed.sources.parquet.reader import LargeRowsError, ParquetReader, RowGroupPart
-from rankfeed.sources.paths import Paths, common_root, label
+from rankfeed.sources.paths import Paths, label
 from rankfeed.sources.source import Int64, check_columns, check_ids
 from rankfeed.storage import DataFiles, digest_of
 
@@ -92,17 +92,9 @@ class ParquetSource(ChunkedSource):
         self._rows = np.array([rows for footer in footers for rows in footer.rows], np.int64)
         if not self._rows.sum():
             raise SourceError("there are no rows", where=self._paths[0])
-        root = common_root(self._paths)
-        facts = [
-            *(
-                f"{os.path.relpath(path, root)}|{footer.size}|{footer.digest}"
-                for path, footer in zip(self._paths, footers, strict=True)
-            ),
-            *(f"{name}:{field}" for name, field in known.items()),
-            *self._partitions.describe(),
-        ]
-        own_digest = digest_of(b"parquet", *map(os.fsencode, facts))
-        self._fingerprint = digest_of(own_digest.encode(), self.files.fingerprint.encode())
+        schema_facts = [*(f"{name}:{field}" for name, field in known.items()), *self._partitions.describe()]
+        facts = [*schema_facts, *self._digests, self.files.fingerprint]
+        self._fingerprint = digest_of(b"parquet", *map(os.fsencode, facts))
         share = len([name for name in self._fields if name in own]) / len(own)
         sizes = [_decoded_sizes(footer, self._fields, share) for footer in footers]
         most = _PART_BYTES

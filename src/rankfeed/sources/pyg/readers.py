@@ -55,6 +55,9 @@ class GraphReader:
         self.runs_user_code = not isinstance(dataset, (list, tuple))
         self.supports_batched_getitem = hasattr(dataset, "__getitems__")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return reader_of, (self.picklable_dataset(),)
+
     def __len__(self) -> int:
         size: int = len(self.dataset)
         return size

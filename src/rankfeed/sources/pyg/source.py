@@ -77,21 +77,6 @@ class PyGSource(Source):
         if self._length < 1:
             raise SourceError("the dataset is empty", found=type(dataset).__name__)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {
-            "dataset": self._reader.picklable_dataset(),
-            "indices": self._indices,
-            "length": self._length,
-            "options": (self._follow, self._exclude),
-            "files": self.files,
-        }
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self._reader = reader_of(state["dataset"])
-        self._indices, self._length = state["indices"], state["length"]
-        self._follow, self._exclude = state["options"]
-        self.files = state["files"]
-
     def _num_samples(self) -> int:
         return self._length
 
