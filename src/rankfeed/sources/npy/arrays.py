@@ -61,7 +61,8 @@ def load_arrays(path: str, names: Iterable[str], *, mapped: bool, allow_pickle: 
 def _load_member(
     archive: zipfile.ZipFile, member: NpzMember, data: npt.NDArray[np.uint8] | None, allow_pickle: bool
 ) -> Array:
-    if data is not None and member.is_mappable:
+    is_stored = member.info.compress_type == zipfile.ZIP_STORED
+    if data is not None and is_stored and not member.header.dtype.hasobject:
         return _map_member(data, member)
     array = read_member(archive, member, allow_pickle=allow_pickle)
     array.flags.writeable = data is None  # otherwise it is kept, like a mapped one

@@ -25,11 +25,6 @@ class NpzMember:
     info: zipfile.ZipInfo
     where: str  # its name in error messages
 
-    @property
-    def is_mappable(self) -> bool:
-        """Whether it is not compressed, and no pickle."""
-        return self.info.compress_type == zipfile.ZIP_STORED and not self.header.dtype.hasobject
-
 
 def members_of(
     archive: zipfile.ZipFile, where: str, *, allow_pickle: bool = False, only_arrays: bool = True
