@@ -14,8 +14,8 @@ import pytest
 import rankfeed as rf
 from rankfeed.errors import ArgumentError, SourceError
 from rankfeed.sources import PackedSource
-from rankfeed.sources.npy.file import NumpyFileSource
-from rankfeed.sources.npy.files import NumpyFilesSource
+from rankfeed.sources.npy.rows import NumpyRowsSource
+from rankfeed.sources.npy.samples import NumpySamplesSource
 from rankfeed.sources.open import FORMATS, formats
 
 
@@ -26,9 +26,9 @@ def test_the_format_is_found_by_looking(tmp_path: Path) -> None:
         np.save(tmp_path / "files" / f"a{number}.npy", np.zeros(3))
     assert isinstance(rf.open(tmp_path / "packed"), PackedSource)
     assert isinstance(rf.open(str(tmp_path / "packed"), format="packed"), PackedSource)
-    assert isinstance(rf.open(tmp_path / "files"), NumpyFilesSource)
-    assert isinstance(rf.open(tmp_path / "files" / "a0.npy"), NumpyFileSource)
-    assert isinstance(rf.open([tmp_path / "files" / "a1.npy"], layout="samples"), NumpyFilesSource)
+    assert isinstance(rf.open(tmp_path / "files"), NumpySamplesSource)
+    assert isinstance(rf.open(tmp_path / "files" / "a0.npy"), NumpyRowsSource)
+    assert isinstance(rf.open([tmp_path / "files" / "a1.npy"], layout="samples"), NumpySamplesSource)
     with pytest.raises(SourceError):
         rf.open(tmp_path / "files", format="packed")
 

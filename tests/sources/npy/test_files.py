@@ -21,7 +21,7 @@ from tests.support.memory import peak
 import rankfeed as rf
 from rankfeed.columns import Field
 from rankfeed.errors import ArgumentError, CorruptError, SourceError, UnsafeError
-from rankfeed.sources.npy import file as numpy_file
+from rankfeed.sources.npy import arrays as numpy_arrays
 
 
 @pytest.fixture
@@ -210,14 +210,14 @@ def test_a_member_is_summed_once_by_all_threads_of_a_process(tmp_path: Path, mon
     rows = np.arange(40_000).reshape(10_000, 4)
     np.savez(tmp_path / "d.npz", x=rows)
     summed: list[int] = []
-    checksum = numpy_file._checksum
+    checksum = numpy_arrays._checksum
 
     def counted(content: Any) -> int:
         summed.append(len(content))
         time.sleep(0.05)  # for the others to come
         return checksum(content)
 
-    monkeypatch.setattr(numpy_file, "_checksum", counted)
+    monkeypatch.setattr(numpy_arrays, "_checksum", counted)
     source = rf.open(tmp_path / "d.npz")
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda row: source.fetch([row])["x"].rows()[0].tolist(), range(8)))
@@ -231,7 +231,7 @@ def test_a_child_forked_while_a_member_is_summed_reads_it(tmp_path: Path, monkey
     np.savez(tmp_path / "d.npz", x=np.arange(10))
     source = rf.open(tmp_path / "d.npz")
     summing, forked = threading.Event(), threading.Event()
-    checksum = numpy_file._checksum
+    checksum = numpy_arrays._checksum
 
     def slow(content: Any) -> int:
         if threading.current_thread() is not threading.main_thread():
@@ -239,7 +239,7 @@ def test_a_child_forked_while_a_member_is_summed_reads_it(tmp_path: Path, monkey
             assert forked.wait(100)
         return checksum(content)
 
-    monkeypatch.setattr(numpy_file, "_checksum", slow)
+    monkeypatch.setattr(numpy_arrays, "_checksum", slow)
     context = multiprocessing.get_context("fork")
     results: multiprocessing.Queue[int] = context.Queue()
     child = context.Process(target=lambda: results.put(int(source[3]["x"])))

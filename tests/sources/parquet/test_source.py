@@ -301,20 +301,20 @@ def test_a_table_with_a_log_of_its_files_is_not_read_by_their_names(log: str, tm
 # Nulls.
 
 
-def test_what_is_read_beside_damage_takes_a_small_share_of_the_cache_besides(tmp_path: Path) -> None:
+def test_after_an_error_row_groups_are_decoded_one_by_one_within_the_cache(tmp_path: Path) -> None:
     x = pa.array([None, *range(1, 8000)])  # a null is looked for there, as damage is
     pq.write_table(pa.table({"x": x}), tmp_path / "t.parquet", row_group_size=100)
     source = ParquetSource(tmp_path / "t.parquet", cache_bytes=1 << 20)
     for wrong in ([8000], [-1]):
         with pytest.raises(SourceError, match="no such sample"):
             source.fetch(wrong)
-    assert source._by_group is None
+    assert source._finer is None
     with pytest.raises(SourceError, match="null"):
         source.fetch([0])
-    assert source._by_group is not None
+    assert source._finer is not None
     assert samples_of(source, [7999, 100]) == [{"x": 7999}, {"x": 100}]
-    assert source._by_group._cache.max_bytes == source._by_group._cache_bytes == (1 << 20) // 16
-    assert source._cache.max_bytes == 1 << 20
+    assert source._finer._cache.max_bytes == 1 << 20
+    assert source._cache.max_bytes == 0
 
 
 def test_a_null_is_an_error_that_names_file_row_and_column(tmp_path: Path) -> None:
@@ -376,7 +376,7 @@ def test_threads_read_at_once_with_few_files_open(
     folder: Path, cut: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parquet_rows, "OPEN_FILES", 1)
-    monkeypatch.setattr(parquet_rows, "OPEN_GROUPS", 2)
+    monkeypatch.setattr(parquet_rows, "_LOCKS", 2)
     monkeypatch.setattr(parquet_rows, "_SKIPPED_BYTES", 5000)
     source = ParquetSource(folder, columns=["id", "text"], cache_bytes=10_000)
     expected = table_of(ROWS)["text"].to_pylist()

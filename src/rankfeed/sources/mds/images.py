@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from io import BytesIO
 from typing import Any
 
@@ -37,21 +38,17 @@ def _decode_raw(value: bytes) -> Any:
     return library.frombytes(mode, (width, height), pixels)
 
 
-def _list_of(decode: Callable[[bytes], Any], start: int) -> Callable[[bytes], list[Any]]:
-    """A decoder of lists of images: their number at ``start``, their sizes (uint32), then the images."""
-
-    def decode_all(value: bytes) -> list[Any]:
-        (count,) = _numbers(value, start, 1)
-        sizes = _numbers(value, start + 4, count)
-        images, place = [], start + 4 + 4 * count
-        for size in sizes:
-            if place + size > len(value):
-                raise ValueError(f"an image of {size} bytes where {len(value) - place} are left")
-            images.append(decode(value[place : place + size]))
-            place += size
-        return images
-
-    return decode_all
+def _decode_list(decode: Callable[[bytes], Any], start: int, value: bytes) -> list[Any]:
+    """A list of images: their number at ``start``, their sizes (uint32), then the images."""
+    (count,) = _numbers(value, start, 1)
+    sizes = _numbers(value, start + 4, count)
+    images, place = [], start + 4 + 4 * count
+    for size in sizes:
+        if place + size > len(value):
+            raise ValueError(f"an image of {size} bytes where {len(value) - place} are left")
+        images.append(decode(value[place : place + size]))
+        place += size
+    return images
 
 
 def _numbers(value: bytes, start: int, count: int) -> list[int]:
@@ -66,9 +63,9 @@ IMAGES: dict[str, Callable[[bytes], Any]] = {
     "pil": _decode_raw,
     "jpeg": _decode,
     "png": _decode,
-    "jpeg_array": _list_of(_decode, 0),
-    "jpegarray": _list_of(_decode, 0),
-    "list[pil]": _list_of(_decode_raw, 4),
-    "list[jpeg]": _list_of(_decode, 4),
-    "list[png]": _list_of(_decode, 4),
+    "jpeg_array": partial(_decode_list, _decode, 0),
+    "jpegarray": partial(_decode_list, _decode, 0),
+    "list[pil]": partial(_decode_list, _decode_raw, 4),
+    "list[jpeg]": partial(_decode_list, _decode, 4),
+    "list[png]": partial(_decode_list, _decode, 4),
 }

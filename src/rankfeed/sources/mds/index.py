@@ -6,6 +6,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -56,42 +57,25 @@ class _IndexFile(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class MdsShard:
-    """A shard.
-
-    Args:
-        path: of the file to read, compressed or not.
-        bytes: of that file.
-        compression: of that file; None for none.
-        raw_bytes: after decompression.
-        samples: number of samples.
-        hashes: of the decompressed shard, by name of the algorithm.
-        columns: encodings, which the header of the shard repeats.
-    """
+    """A shard: the file to read, which is compressed or not, and what the index says about it."""
 
     path: str
     bytes: int
     compression: str | None
-    raw_bytes: int
+    raw_bytes: int  # after decompression
     samples: int
-    hashes: Mapping[str, str]
+    hashes: Mapping[str, str]  # of the decompressed shard, by name of the algorithm
     columns: ColumnEncodings
 
 
 @dataclass(frozen=True)
 class MdsIndex:
-    """The shards of a directory.
+    """The shards of a directory."""
 
-    Args:
-        shards: in the order of sample ids; those without samples are left out.
-        columns: encodings.
-        digest: for the fingerprint.
-        problems: errors about shards that are missing, invalid, or not in the index.
-    """
-
-    shards: list[MdsShard]
+    shards: list[MdsShard]  # in the order of sample ids, without empty ones
     columns: ColumnEncodings
-    digest: bytes
-    problems: list[SourceError]
+    digest: bytes  # for the fingerprint
+    problems: list[SourceError]  # about shards that are missing, invalid, or not in the index
 
 
 def read_index(folder: str) -> MdsIndex:
@@ -108,7 +92,7 @@ def examine_index(folder: str) -> MdsIndex:
     """As `read_index`, but returns problems of single shards."""
     where = os.path.join(folder, INDEX_NAME)
     index = read_json(where, _IndexFile)
-    _check_names(index, where)
+    listed = _listed_files(index, where)
     shards: list[MdsShard] = []
     problems: list[SourceError] = []
     columns: ColumnEncodings | None = None
@@ -135,19 +119,19 @@ def examine_index(folder: str) -> MdsIndex:
             where=where,
             remedy="write the index again, or move the shard away if it does not belong to the data",
         )
-        for name in _unlisted_shards(folder, index)
+        for name in _unlisted_shards(folder, listed)
     ]
     columns = columns or {}
     names = [(each.raw_data, each.zip_data, each.samples) for each in index.shards]
     return MdsIndex(shards, columns, msgspec.json.encode((names, columns)), problems)
 
 
-def _check_names(index: _IndexFile, where: str) -> None:
-    for shard in index.shards:
-        for file in (shard.raw_data, shard.zip_data):
-            if file is not None:
-                check_data_name(file.basename, where)
-    names = Counter(os.path.normpath(each.raw_data.basename) for each in index.shards if each.raw_data is not None)
+def _listed_files(index: _IndexFile, where: str) -> set[str]:
+    """Names of the files of the index, which are safe; an error if a shard comes twice."""
+    files = [each for shard in index.shards for each in (shard.raw_data, shard.zip_data) if each is not None]
+    for each in files:
+        check_data_name(each.basename, where)
+    names = Counter(os.path.normpath(shard.raw_data.basename) for shard in index.shards if shard.raw_data)
     for name, count in names.items():
         if count > 1:
             raise CorruptError(
@@ -157,19 +141,16 @@ def _check_names(index: _IndexFile, where: str) -> None:
                 where=where,
                 remedy="fetch the index again, or write the dataset again",
             )
+    return {each.basename for each in files}
 
 
-def _unlisted_shards(folder: str, index: _IndexFile) -> Iterator[str]:
+def _unlisted_shards(folder: str, listed: set[str]) -> Iterator[str]:
     """Shards beside those of the index: their samples would be missing without an error."""
-    listed = {
-        each.basename for shard in index.shards for each in (shard.raw_data, shard.zip_data) if each is not None
-    }
     for place in sorted({os.path.dirname(name) for name in listed}):
-        if not os.path.isdir(os.path.join(folder, place)):
-            continue  # its shards have no samples
-        for entry in sorted(os.listdir(os.path.join(folder, place))):
-            if _SHARD.fullmatch(entry) and os.path.join(place, entry) not in listed:
-                yield os.path.join(place, entry)
+        with suppress(FileNotFoundError, NotADirectoryError):  # its shards have no samples
+            for entry in sorted(os.listdir(os.path.join(folder, place))):
+                if _SHARD.fullmatch(entry) and os.path.join(place, entry) not in listed:
+                    yield os.path.join(place, entry)
 
 
 def _columns(shard: _ShardEntry, where: str) -> ColumnEncodings:

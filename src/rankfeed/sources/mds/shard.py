@@ -56,23 +56,20 @@ def _check_header(data: Bytes, shard: MdsShard) -> None:
         raise damaged(shard, f"a header that ends between {first} and {len(data)}", end)
     if end == first:
         return
-    expected = _Header(
-        list(shard.columns),
-        [encoding for encoding, _ in shard.columns.values()],
-        [size or None for _, size in shard.columns.values()],
-    )
     try:
         found = msgspec.json.decode(data[first:end].tobytes(), type=_Header)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise damaged(shard, "a header of JSON that describes the columns", error) from error
-    for name in _Header.__struct_fields__:
-        given = getattr(found, name)
-        if name == "column_sizes" and given is not None:
-            given = [size or None for size in given]
-        if given is not None and given != getattr(expected, name):
+    sizes = None if found.column_sizes is None else [size or 0 for size in found.column_sizes]
+    for name, given, expected in (
+        ("column_names", found.column_names, list(shard.columns)),
+        ("column_encodings", found.column_encodings, [encoding for encoding, _ in shard.columns.values()]),
+        ("column_sizes", sizes, [size for _, size in shard.columns.values()]),
+    ):
+        if given is not None and given != expected:
             raise CorruptError(
                 "a shard's header contradicts the index",
-                expected=f"{name} {getattr(expected, name)}, as in the index",
+                expected=f"{name} {expected}, as in the index",
                 found=given,
                 where=shard.path,
                 remedy=REMEDY,
@@ -100,9 +97,8 @@ def _decompressed(data: Bytes, shard: MdsShard) -> Bytes:
                 done = 0
                 while done < len(out) and (got := stream.readinto(out[done:].data)):
                     done += got
-                more = len(stream.read(1))
-            if done < len(out) or more:
-                raise damaged(shard, f"{len(out)} bytes decompressed", "more" if more else f"{done} bytes")
+                if done < len(out) or stream.read(1):
+                    raise ValueError(f"{done} bytes" if done < len(out) else "more")
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
         raise damaged(shard, f"{len(out)} bytes decompressed", error) from error
     return out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -15,11 +16,11 @@ from rankfeed.columns import ColumnBuffer, Columns, Field
 from rankfeed.errors import SourceError, UnsafeError
 from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
 from rankfeed.sources.mds.detect import INDEX_NAME, mds_folders
-from rankfeed.sources.mds.encodings import Encoding, encoding_of
+from rankfeed.sources.mds.encodings import StoredValues, encoding_of
 from rankfeed.sources.mds.index import MdsIndex, MdsShard, read_index
 from rankfeed.sources.mds.shard import check_hashes, locate, read_shard
 from rankfeed.sources.paths import Paths
-from rankfeed.sources.source import BLOCK_BYTES, Int64, by_chunk, check_columns, check_ids, check_same_data
+from rankfeed.sources.source import BLOCK_BYTES, Int64, by_chunk, check_columns, check_ids
 from rankfeed.storage import DataFiles, check_not_truncated, digest_of
 
 Bytes = npt.NDArray[np.uint8]
@@ -34,7 +35,7 @@ class MdsSource(ChunkedSource):
     """Directories that MosaicML Streaming's MDSWriter wrote.
 
     Args:
-        where: a folder with an ``index.json`` (also one merged from folders below it), or a list of folders.
+        where: a directory with an ``index.json`` (also one merged from directories below it), or a list of them.
         columns: names of the columns to offer; only these are decoded; None for all.
         decode: whether images, JSON and pickles are decoded, or left as bytes.
         objects: columns of arrays that differ in dtype or shape, to be delivered as objects.
@@ -67,14 +68,15 @@ class MdsSource(ChunkedSource):
         self._folders = [os.path.abspath(each) for each in mds_folders(where)]
         index = _read_indexes(self._folders)
         self._shards, self._columns = index.shards, index.columns
-        self._index_digest = digest_of(index.digest)
         self.files = DataFiles([shard.path for shard in self._shards])
-        self._fingerprint = digest_of(self._index_digest.encode(), self.files.fingerprint.encode())
+        self._fingerprint = digest_of(index.digest, self.files.fingerprint.encode())
         names = check_columns(columns, self._columns)
         check_columns(objects, self._columns)
         place = os.path.join(self._folders[0], INDEX_NAME)
-        self._options = (decode, frozenset(objects))
-        self._encodings = self._find_encodings(names, place)
+        self._encodings = {
+            name: encoding_of(self._columns[name][0], name, place, decode=decode, as_objects=name in objects)
+            for name in names
+        }
         for name, encoding in self._encodings.items():
             if encoding.unsafe and not allow_pickle:
                 raise UnsafeError(
@@ -84,24 +86,7 @@ class MdsSource(ChunkedSource):
                 )
         self._init_chunks([shard.samples for shard in self._shards], cache_bytes)
         self._open: HandleCache[Bytes] = HandleCache(OPEN_SHARDS)
-        self._fields = self._find_fields()
-
-    def _find_encodings(self, names: Sequence[str], place: str) -> dict[str, Encoding]:
-        decode, objects = self._options
-        return {
-            name: encoding_of(self._columns[name][0], name, place, decode=decode, as_objects=name in objects)
-            for name in names
-        }
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Encodings have functions that cannot be pickled.
-        return {**super().__getstate__(), "_encodings": list(self._encodings)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._encodings = self._find_encodings(state["_encodings"], "")
-        found = digest_of(_read_indexes(self._folders).digest)
-        check_same_data(found, self._index_digest, self._folders[0])
+        self._fields = {name: each.field(partial(self._probe, name)) for name, each in self._encodings.items()}
 
     def __repr__(self) -> str:
         name = self._folders[0] if len(self._folders) == 1 else self._folders
@@ -109,7 +94,6 @@ class MdsSource(ChunkedSource):
 
     @property
     def default_shuffle(self) -> Literal["global", "window"]:  # type: ignore[override]
-        """Windows if shards are decompressed as a whole."""
         return "global" if all(shard.compression is None for shard in self._shards) else "window"
 
     @property
@@ -118,28 +102,28 @@ class MdsSource(ChunkedSource):
 
     @property
     def blocks(self) -> Int64:
-        """Samples in about 4 MiB, or in a compressed shard: int64."""
         return np.concatenate([_block_rows(shard) for shard in self._shards])
 
     @property
     def fingerprint(self) -> str:
-        """Digest of the index (names, sizes, counts, columns, checksums) and of content samples."""
         return self._fingerprint
 
-    def _find_fields(self) -> dict[str, Field]:
+    def _probe(self, name: str) -> StoredValues:
         probes = np.unique(np.linspace(0, self._shards[0].samples - 1, _PROBES).astype(np.int64))
-        none = np.empty(0, np.uint8)
-        fields = {}
-        for name, encoding in self._encodings.items():
-            data, place = none, (probes[:0], probes[:0])
-            if self._columns[name][0].startswith("ndarray") and not self._columns[name][1]:
-                data = self._shard(0, 0)
-                place = locate(data, probes, self._columns, self._shards[0])[name]
-            fields[name] = encoding.field(data, *place, lambda row: self._where(0, int(probes[row])))
-        return fields
+        return self._values(0, probes, [name])[0]
 
-    def _where(self, number: int, row: int) -> str:
-        return f"{self._shards[number].path}, sample {row}"
+    def _values(
+        self, number: int, rows: Int64, names: Sequence[str], slots: Int64 | None = None
+    ) -> list[StoredValues]:
+        """Values of some columns in some samples of a shard."""
+        shard, data = self._shards[number], self._shard(number, len(rows))
+        check_not_truncated(data, shard.path)
+        places = locate(data, rows, self._columns, shard)
+
+        def where(row: int, name: str) -> str:
+            return f"{shard.path}, sample {rows[row]}, column {name!r}"
+
+        return [StoredValues(data, *places[name], partial(where, name=name), slots) for name in names]
 
     def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
         ids = check_ids(sample_ids, len(self))
@@ -147,16 +131,8 @@ class MdsSource(ChunkedSource):
         self.files.check_open(at_intervals=True)
         parts: dict[str, list[Any]] = {name: [] for name in names}
         for number, rows, slots in by_chunk(ids, self._chunk_starts):
-            data = self._shard(number, len(rows))
-            check_not_truncated(data, self._shards[number].path)
-            places = locate(data, rows, self._columns, self._shards[number])
-            for name in names:
-
-                def where(row: int, name: str = name, number: int = number, rows: Int64 = rows) -> str:
-                    return f"{self._where(number, int(rows[row]))}, column {name!r}"
-
-                part = self._encodings[name].part(self._fields[name], data, *places[name], slots, where)
-                parts[name].append(part)
+            for name, values in zip(names, self._values(number, rows, names, slots), strict=True):
+                parts[name].append(self._encodings[name].part(self._fields[name], values))
         made = {name: self._encodings[name].column(self._fields[name], parts[name]) for name in names}
         return Columns(made, len(ids))
 
@@ -172,7 +148,6 @@ class MdsSource(ChunkedSource):
         return {"": ColumnBuffer(data, data[4 : 4 * (self._shards[number].samples + 2)].view("<u4"))}
 
     def _shard(self, number: int, used: int) -> Bytes:
-        """The bytes of a shard."""
         if self._shards[number].compression is not None:
             return self._chunk(number, (), used)[""].values
         return self._open.get(number, lambda: self._opened(number))

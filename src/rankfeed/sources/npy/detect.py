@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from itertools import islice
 
 from rankfeed.errors import ArgumentError, SourceError
 from rankfeed.sources.format import Format
 from rankfeed.sources.paths import Paths, common_root, expand, files_in, matched
 
 SUFFIXES = (".npy", ".npz")
-#: Directories that are searched for files.
+#: Directories that are searched for files, so that a cycle of links ends.
 _MOST_DIRECTORIES = 1000
 
 
@@ -21,7 +21,7 @@ def is_numpy(where: Paths) -> bool:
             names = [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_file()]
         if names:
             return any(name.endswith(SUFFIXES) for name in names)
-        return _nested_directory(os.fspath(where)) is not None
+        return _nested_file(os.fspath(where)) is not None
     paths = matched(where)
     return bool(paths) and all(path.endswith(SUFFIXES) for path in paths)
 
@@ -34,8 +34,16 @@ def list_files(where: Paths, *, recursive: bool = False) -> tuple[str, list[str]
     if isinstance(where, (str, os.PathLike)) and os.path.isdir(where):
         root = os.fspath(where)
         paths = files_in(where, SUFFIXES, recursive, skip=(".",))
-        if not recursive and (nested := _nested_directory(root)) is not None:
-            raise _in_subdirectories(root, paths, nested)
+        if not recursive and (nested := _nested_file(root)) is not None:
+            pattern = "*" + nested[-4:]
+            raise SourceError(
+                f"the directory has {nested[-4:]} files in subdirectories",
+                expected="files in one directory, unless an option says how subdirectories are read",
+                found=f"{len(paths)} files, and {os.path.relpath(nested, root)!r}",
+                where=root,
+                remedy='pass labels="folder" to number the samples by their subdirectory; or a pattern: '
+                f"{os.path.join(root, '**', pattern)!r} for all files, {os.path.join(root, pattern)!r} for some",
+            )
     elif recursive:
         raise ArgumentError(
             'labels="folder" needs a directory',
@@ -52,40 +60,13 @@ def list_files(where: Paths, *, recursive: bool = False) -> tuple[str, list[str]
     return root, paths
 
 
-def _in_subdirectories(root: str, paths: Sequence[str], nested: str) -> SourceError:
-    suffix = next(name[-4:] for name in sorted(os.listdir(nested)) if name.endswith(SUFFIXES))
-    alone = f", {os.path.join(root, '*' + suffix)!r} for those outside subdirectories" if paths else ""
-    return SourceError(
-        f"the directory has {suffix} files in subdirectories",
-        expected="files in one directory, unless an option says how subdirectories are read",
-        found=(f"{len(paths)} files, and more" if paths else "files") + f" in {os.path.relpath(nested, root)!r}",
-        where=root,
-        remedy=f'pass labels="folder" to number the samples by their subdirectory; or a pattern: '
-        f"{os.path.join(root, '**', '*' + suffix)!r} for all files{alone}",
-    )
-
-
-def _nested_directory(root: str) -> str | None:
-    """A subdirectory at any depth with `.npy` or `.npz` files."""
-    pending, seen = [root], set[str]()
-    for _ in range(_MOST_DIRECTORIES):
-        if not pending:
-            break
-        here = pending.pop(0)
-        if (real := os.path.realpath(here)) in seen:
-            continue  # a cycle of links
-        seen.add(real)
-        try:
-            with os.scandir(here) as entries:
-                for entry in entries:
-                    if entry.name.startswith("."):
-                        continue
-                    if here != root and entry.name.endswith(SUFFIXES):
-                        return here
-                    if entry.is_dir():
-                        pending.append(entry.path)
-        except OSError:
-            continue
+def _nested_file(root: str) -> str | None:
+    """A `.npy` or `.npz` file in a subdirectory at any depth, of the first thousand that are searched."""
+    for here, folders, names in islice(os.walk(root, followlinks=True), _MOST_DIRECTORIES):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in names if here != root else ():
+            if name.endswith(SUFFIXES) and not name.startswith("."):
+                return os.path.join(here, name)
     return None
 
 

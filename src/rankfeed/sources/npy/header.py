@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import lzma
 import math
-import os
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -19,29 +18,27 @@ import numpy.typing as npt
 from rankfeed.columns import Field
 from rankfeed.errors import CorruptError, RankfeedError, SourceError, UnsafeError
 
+Array = npt.NDArray[Any]
+
 #: Bytes read at once for a header.
 HEAD = 4096
 #: Rows without elements take no space, so a header could claim any number of them.
 _MOST_ROWS = 1 << 48
-_PARSE_ATTEMPTS = 20
 _MOST_DIMENSIONS = 64 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32
+_PARSE_ATTEMPTS = 20
+_DECODER_ERRORS = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError)
+#: RuntimeError: an encrypted member, or an unknown compression. MemoryError: a header with too many elements.
+_DAMAGE = (*_DECODER_ERRORS, ValueError, KeyError, RuntimeError, MemoryError)
 
 
 @dataclass(frozen=True)
 class Header:
-    """The header of a `.npy` file.
-
-    Args:
-        dtype: of the elements.
-        shape: of the array.
-        fortran: whether the first dimension varies fastest.
-        offset: bytes before the elements.
-    """
+    """The header of a `.npy` file."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    fortran: bool
-    offset: int
+    fortran: bool  # whether the first dimension varies fastest
+    offset: int  # bytes before the elements
 
     def __str__(self) -> str:
         return f"{self.dtype.name}{list(self.shape)}"
@@ -66,14 +63,9 @@ def read_header(
     allow_pickle: bool = False,
     only_tensors: bool = True,
 ) -> Header:
-    """Read the header at the start of a file.
+    """Read the header of a file, whose first :data:`HEAD` bytes may be given as ``start``.
 
-    Args:
-        file: open for reading.
-        where: its name in error messages.
-        start: its first :data:`HEAD` bytes, if they were read already.
-        allow_pickle: whether arrays of objects are allowed.
-        only_tensors: whether dtypes that torch does not have (text, dates, records) are errors.
+    ``only_tensors`` refuses dtypes that torch does not have (text, dates, records).
     """
     head = io.BytesIO(file.read(HEAD) if start is None else start)
     try:
@@ -112,21 +104,18 @@ def _check_shape(shape: tuple[Any, ...], item: int) -> None:
     """Raise a ValueError for a shape that no array of numpy can have."""
     if len(shape) > _MOST_DIMENSIONS:
         raise ValueError(f"{len(shape)} dimensions, of at most {_MOST_DIMENSIONS}")
-    size = max(1, item)
-    for extent in shape:
-        if type(extent) is not int or not 0 <= extent <= _MOST_ROWS:
-            raise ValueError(f"shape {shape}")
-        size *= max(1, extent)  # as numpy does, also for empty arrays
-    if size >= 1 << 63:
+    if not all(type(extent) is int and 0 <= extent <= _MOST_ROWS for extent in shape):
+        raise ValueError(f"shape {shape}")
+    if max(1, item) * math.prod(max(1, extent) for extent in shape) >= 1 << 63:  # as numpy, also for empty arrays
         raise ValueError(f"shape {shape}, of more bytes than can be addressed")
 
 
-def load_objects(file: str | IO[bytes], header: Header, where: str, *, allow_pickle: bool) -> npt.NDArray[Any]:
+def load_objects(file: str | IO[bytes], header: Header, where: str, *, allow_pickle: bool) -> Array:
     """Load an array of objects, if the caller allows it: it runs code that the file contains."""
     if not allow_pickle:
         raise _is_pickle(header.dtype, where)
     try:
-        array: npt.NDArray[Any] = np.load(file, allow_pickle=True)
+        array: Array = np.load(file, allow_pickle=True)
         if array.shape != header.shape or not array.dtype.hasobject:
             raise ValueError(f"{array.dtype}{list(array.shape)}, not object{list(header.shape)}")
     except Exception as error:  # a pickle may raise anything
@@ -148,17 +137,6 @@ def _is_pickle(dtype: object, where: str) -> UnsafeError:
     )
 
 
-def file_header(path: str, *, allow_pickle: bool = False) -> Header:
-    """Read the header of a file, and compare the size of the file with it."""
-    try:
-        with open(path, "rb", buffering=0) as file:
-            header = read_header(file, path, allow_pickle=allow_pickle)
-            check_size(header, os.fstat(file.fileno()).st_size, path)
-    except OSError as error:
-        raise SourceError("the file cannot be read", found=error, where=path) from error
-    return header
-
-
 def check_size(header: Header, size: int, where: str) -> None:
     """Raise a CorruptError if a file is shorter than its header says."""
     if not header.dtype.hasobject and size < header.offset + header.nbytes:
@@ -171,27 +149,13 @@ def check_size(header: Header, size: int, where: str) -> None:
         )
 
 
-def array_at(data: npt.NDArray[np.uint8], header: Header, start: int = 0) -> npt.NDArray[Any]:
+def array_at(data: npt.NDArray[np.uint8], header: Header, start: int = 0) -> Array:
     """The array of a header as a view of the bytes of its file, whose size was checked."""
     if not header.dtype.itemsize:  # text of length 0
         return np.empty(header.shape, header.dtype)
     begin = start + header.offset
     flat = data[begin : begin + header.nbytes].view(header.dtype)
     return flat.reshape(header.shape, order="F" if header.fortran else "C")
-
-
-#: RuntimeError: an encrypted member, or an unknown compression. MemoryError: a header that claims too many
-#: elements.
-_DAMAGE = (
-    zipfile.BadZipFile,
-    ValueError,
-    EOFError,
-    KeyError,
-    zlib.error,
-    lzma.LZMAError,
-    RuntimeError,
-    MemoryError,
-)
 
 
 @contextmanager

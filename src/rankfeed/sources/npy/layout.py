@@ -11,11 +11,11 @@ from typing import Literal, get_args
 from rankfeed._util.validate import check_choice, check_name, check_names, check_optional, invalid
 from rankfeed.errors import ArgumentError, RankfeedError, SourceError, printable
 from rankfeed.sources.concat import concat
+from rankfeed.sources.npy.arrays import ARRAY, read_headers
 from rankfeed.sources.npy.detect import list_files
-from rankfeed.sources.npy.file import NumpyColumnsSource, NumpyFileSource, column_name
-from rankfeed.sources.npy.files import Labels, NumpyFilesSource
-from rankfeed.sources.npy.header import Header, file_header
-from rankfeed.sources.npy.npz import read_members
+from rankfeed.sources.npy.header import Header
+from rankfeed.sources.npy.rows import NumpyRowsSource, column_name
+from rankfeed.sources.npy.samples import Labels, NumpySamplesSource
 from rankfeed.sources.paths import Paths
 from rankfeed.sources.source import Source
 
@@ -74,19 +74,19 @@ def open_numpy(
     if layout is None and not needs_samples:
         layout = "rows" if is_file else _find_layout(where, *list_files(where), allow_pickle)
     if layout in (None, "samples"):
-        return NumpyFilesSource(
+        return NumpySamplesSource(
             where, columns=columns, allow_pickle=allow_pickle, labels=labels, name_column=name_column
         )
     _, paths = list_files(where)
     if layout == "columns" and paths[0].endswith(".npy"):
-        return NumpyColumnsSource(paths, columns=columns, allow_pickle=allow_pickle)
+        return NumpyRowsSource(paths, columns=columns, allow_pickle=allow_pickle, named_by_file=True)
     if layout == "columns" and len(paths) > 1:
         raise SourceError(
             ".npz files contain columns, and are none themselves",
             where=where,
             remedy='pass layout="rows" if their rows follow each other, or layout="samples" if each is a sample',
         )
-    sources = [NumpyFileSource(path, columns=columns, allow_pickle=allow_pickle) for path in paths]
+    sources = [NumpyRowsSource([path], columns=columns, allow_pickle=allow_pickle) for path in paths]
     return sources[0] if len(sources) == 1 else concat(sources)
 
 
@@ -101,7 +101,7 @@ def _find_layout(where: Paths, root: str, paths: Sequence[str], allow_pickle: bo
     headers: dict[str, Header] = {}
     for path in paths:
         try:
-            headers[path] = file_header(path, allow_pickle=allow_pickle)
+            headers[path] = read_headers(path, allow_pickle=allow_pickle)[ARRAY]
         except RankfeedError:
             if is_series:
                 return "samples"  # reading the sample reports the error
@@ -133,11 +133,7 @@ def _find_layout(where: Paths, root: str, paths: Sequence[str], allow_pickle: bo
 
 
 def _layout_of_one(where: Paths, path: str, allow_pickle: bool) -> Layout:
-    if path.endswith(".npz"):
-        members = read_members(path, path, allow_pickle=allow_pickle).values()
-        shapes = [member.header.shape for member in members]
-    else:
-        shapes = [file_header(path, allow_pickle=allow_pickle).shape]
+    shapes = [header.shape for header in read_headers(path, allow_pickle=allow_pickle).values()]
     if not shapes or not all(shapes) or len({shape[0] for shape in shapes}) > 1:
         return "samples"  # the arrays have no rows in common
     raise ArgumentError(

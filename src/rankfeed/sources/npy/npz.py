@@ -5,13 +5,11 @@ from __future__ import annotations
 import io
 import zipfile
 from dataclasses import dataclass
-from typing import IO, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from rankfeed.errors import CorruptError
-from rankfeed.sources.npy.header import HEAD, Header, array_at, load_objects, read_header, reading
+from rankfeed.sources.npy.header import HEAD, Array, Header, array_at, load_objects, read_header, reading
 from rankfeed.storage import check_data_name
 
 _PIECE = 1 << 20
@@ -21,28 +19,17 @@ _DEFLATE_RATIO = 1032
 
 @dataclass(frozen=True)
 class NpzMember:
-    """An array in an archive: header, directory entry, and its name in error messages."""
+    """An array in an archive."""
 
     header: Header
     info: zipfile.ZipInfo
-    where: str
-
-    @property
-    def is_mappable(self) -> bool:
-        """Whether it is not compressed, and no pickle."""
-        return self.info.compress_type == zipfile.ZIP_STORED and not self.header.dtype.hasobject
-
-
-def read_members(file: str | IO[bytes], where: str, *, allow_pickle: bool = False) -> dict[str, NpzMember]:
-    """The arrays of an archive by name; only their headers are read."""
-    with reading(where), zipfile.ZipFile(file) as archive:
-        return members_of(archive, where, allow_pickle=allow_pickle)
+    where: str  # its name in error messages
 
 
 def members_of(
     archive: zipfile.ZipFile, where: str, *, allow_pickle: bool = False, only_arrays: bool = True
 ) -> dict[str, NpzMember]:
-    """As `read_members`, of an open archive; ``only_arrays`` refuses members that are no arrays of numbers."""
+    """The arrays of an archive by name; ``only_arrays`` refuses members that are no arrays of numbers."""
     members: dict[str, NpzMember] = {}
     for info in archive.infolist():
         check_data_name(info.filename, where)
@@ -76,7 +63,7 @@ def _check_size(header: Header, info: zipfile.ZipInfo, where: str) -> None:
         )
 
 
-def read_member(archive: zipfile.ZipFile, member: NpzMember, *, allow_pickle: bool = False) -> npt.NDArray[Any]:
+def read_member(archive: zipfile.ZipFile, member: NpzMember, *, allow_pickle: bool = False) -> Array:
     """An array, decompressed into memory, with its checksum verified."""
     with reading(member.where):
         # At most the size in the directory, which was compared with the header.

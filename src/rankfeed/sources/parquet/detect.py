@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from urllib.parse import unquote
 
 from rankfeed.errors import SourceError
@@ -16,6 +17,8 @@ from rankfeed.sources.format import Format
 from rankfeed.sources.paths import Paths, expand, files_in, head, is_one, matched, natural
 
 MAGIC, ENCRYPTED = b"PAR1", b"PARE"
+#: Lists of the row groups of other files.
+SUMMARY_FILES = ("_metadata", "_common_metadata")
 SUFFIXES = (".parquet", ".parq", ".pqt", ".pq")
 
 #: Directories of table formats, in which files may have been deleted: name -> description, remedy.
@@ -64,29 +67,22 @@ def list_files(where: Paths) -> list[PartitionedFile]:
 
 def _refuse_tables(folder: str) -> None:
     """Refuse directories of table formats: deleted and replaced files are still in them."""
-
-    def stale(what: str, remedy: str) -> SourceError:
-        return SourceError(
+    metadata = os.path.join(folder, "metadata")
+    found = next((each for name, each in _TABLES.items() if os.path.isdir(os.path.join(folder, name))), None)
+    if os.path.isdir(metadata) and any(name.endswith(".metadata.json") for name in os.listdir(metadata)):
+        found = ("an Iceberg table", "pyiceberg's table.scan().plan_files()")
+    if found is not None:
+        what, remedy = found
+        raise SourceError(
             f"the folder is {what}: which of its files count is written in its log",
             where=folder,
             remedy=f"open the list of files that count: {remedy}",
         )
 
-    for name, (what, remedy) in _TABLES.items():
-        if os.path.isdir(os.path.join(folder, name)):
-            raise stale(what, remedy)
-    metadata = os.path.join(folder, "metadata")
-    if os.path.isdir(metadata) and any(name.endswith(".metadata.json") for name in os.listdir(metadata)):
-        raise stale("an Iceberg table", "pyiceberg's table.scan().plan_files()")
-
 
 def _keys_above(path: str) -> tuple[tuple[str, str | None], ...]:
-    folders: list[str] = []
-    for name in reversed(os.path.dirname(os.path.abspath(path)).split(os.sep)):
-        if "=" not in name:
-            break
-        folders.insert(0, name)
-    return _keys(folders)
+    folders = reversed(os.path.dirname(os.path.abspath(path)).split(os.sep))
+    return _keys([*takewhile(lambda name: "=" in name, folders)][::-1])
 
 
 def _keys(folders: Sequence[str]) -> tuple[tuple[str, str | None], ...]:
@@ -117,25 +113,17 @@ def _is_parquet_file(path: str) -> bool:
 
 
 def _has_parquet(folder: str) -> bool:
-    pending, seen = [folder], 0
-    while pending and seen < _MOST_ENTRIES:
-        try:
-            with os.scandir(pending.pop()) as entries:
-                folders = []
-                for entry in entries:
-                    seen += 1
-                    if entry.name.startswith((".", "_")):
-                        if entry.name in ("_metadata", "_common_metadata") and _is_parquet_file(entry.path):
-                            return True
-                    elif entry.is_dir():
-                        folders.append(entry.path)
-                    elif (entry.name.endswith(SUFFIXES) or "." not in entry.name) and _is_parquet_file(entry.path):
-                        return True
-                    if seen >= _MOST_ENTRIES:
-                        break
-                pending += sorted(folders, key=natural, reverse=True)
-        except OSError:
-            continue
+    """Whether there is a Parquet file among the first entries at any depth."""
+    seen = 0
+    for here, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = sorted((name for name in folders if not name.startswith((".", "_"))), key=natural)
+        for name in names[: _MOST_ENTRIES - seen]:
+            is_data = not name.startswith((".", "_")) and (name.endswith(SUFFIXES) or "." not in name)
+            if (is_data or name in SUMMARY_FILES) and _is_parquet_file(os.path.join(here, name)):
+                return True
+        seen += len(names) + 1
+        if seen >= _MOST_ENTRIES:
+            break
     return False
 
 

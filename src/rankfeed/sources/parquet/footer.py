@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from rankfeed.errors import CorruptError, RankfeedError, SourceError
+from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.parallel import in_parallel
-from rankfeed.sources.parquet.detect import ENCRYPTED, MAGIC
+from rankfeed.sources.parquet.detect import ENCRYPTED, MAGIC, SUMMARY_FILES
 from rankfeed.storage import digest_of
 
 #: Bytes at the end of a file that are read at once: most footers are shorter.
@@ -36,21 +36,12 @@ REMEDY = "fetch the file again, or write it again"
 
 @dataclass(frozen=True)
 class Footer:
-    """What is kept of a footer.
+    """What is kept of a footer."""
 
-    Args:
-        size: bytes of the file.
-        digest: checksum of the footer.
-        rows: of each row group.
-        schema: a `pyarrow.Schema`.
-        nbytes: decompressed bytes of each row group.
-    """
-
-    size: int
-    digest: str
-    rows: tuple[int, ...]
-    schema: Any
-    nbytes: tuple[int, ...]
+    digest: str  # of the footer
+    rows: tuple[int, ...]  # of each row group
+    schema: Any  # a `pyarrow.Schema`
+    nbytes: tuple[int, ...]  # decompressed, of each row group
 
 
 def read_footers(paths: Sequence[str]) -> list[Footer]:
@@ -61,22 +52,21 @@ def read_footers(paths: Sequence[str]) -> list[Footer]:
 def _read_footer(path: str) -> Footer:
     import pyarrow as pa
 
-    if os.path.basename(path) in ("_metadata", "_common_metadata"):
+    if os.path.basename(path) in SUMMARY_FILES:
         raise SourceError(
             "the file lists the rows of others, and has none", where=path, remedy="open its folder instead"
         )
     with os_errors(path), pa.OSFile(os.fsencode(path)) as file:
-        content, size = footer_bytes(file, path)
+        content = footer_bytes(file, path)
     reader = parse_footer(content, path)
     metadata = reader.metadata
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     rows = tuple(group.num_rows for group in groups)
     if any(not 0 <= each <= _MOST_ROWS for each in rows) or sum(rows) != metadata.num_rows:
         raise _damaged(path, f"row groups of {metadata.num_rows} rows together", f"{list(rows[:4])} rows")
+    nbytes = tuple(group.total_byte_size for group in groups)
     with arrow_errors(path):
-        return Footer(
-            size, digest_of(content), rows, reader.schema_arrow, tuple(group.total_byte_size for group in groups)
-        )
+        return Footer(digest_of(content), rows, reader.schema_arrow, nbytes)
 
 
 @contextmanager
@@ -85,13 +75,11 @@ def os_errors(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if isinstance(error, RankfeedError):
-            raise
         raise SourceError("the file cannot be read", found=error.strerror or error, where=path) from error
 
 
-def footer_bytes(file: Any, path: str) -> tuple[bytes, int]:
-    """The footer of an open `pyarrow.OSFile`, and the size of the file."""
+def footer_bytes(file: Any, path: str) -> bytes:
+    """The footer of an open `pyarrow.OSFile`."""
     size = file.size()
     first = file.read_at(min(size, 4), 0)
     tail = _read_at(file, max(0, size - _TAIL), min(size, _TAIL), path)
@@ -103,13 +91,8 @@ def footer_bytes(file: Any, path: str) -> tuple[bytes, int]:
             remedy="decrypt it with the library and the keys that wrote it, and write it again without encryption",
         )
     if size < 12 or first != MAGIC or last != MAGIC:
-        what = (
-            "is cut or damaged: its end is missing"
-            if first == MAGIC
-            else "is no Parquet file, or its start is damaged"
-        )
         raise CorruptError(
-            f"the file {what}",
+            "the file is cut: its end is missing" if first == MAGIC else "the file is damaged, or no Parquet file",
             expected="'PAR1' as its first and its last four bytes",
             found=f"{first!r} and {last!r} in {size} bytes",
             where=path,
@@ -119,8 +102,7 @@ def footer_bytes(file: Any, path: str) -> tuple[bytes, int]:
     if not 0 < length <= min(size - 12, _MOST_BYTES):
         raise _damaged(path, f"a footer of up to {min(size - 12, _MOST_BYTES)} bytes", f"one of {length} bytes")
     start = size - 8 - length
-    content = tail[-8 - length : -8] if length + 8 <= len(tail) else _read_at(file, start, length, path)
-    return content, size
+    return tail[-8 - length : -8] if length + 8 <= len(tail) else _read_at(file, start, length, path)
 
 
 def parse_footer(content: bytes, path: str) -> Any:

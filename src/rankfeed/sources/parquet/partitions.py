@@ -17,15 +17,10 @@ _INTEGER = re.compile(r"-?[0-9]{1,18}")
 
 
 class Partitions:
-    """The values that directory names give to files.
+    """The values that directory names give to files, whose own columns are ``own``.
 
     If a file has a column of that name (Polars writes both), the column is read, and compared with the directory
     by :meth:`check`.
-
-    Args:
-        files: the files.
-        own: names of the columns in the files.
-        nulls: as for the source.
 
     Examples:
         >>> files = [PartitionedFile("a", (("day", "07"),)), PartitionedFile("b", (("day", "12"),))]

@@ -22,10 +22,11 @@ from rankfeed.sources.parquet.footer import REMEDY, footer_bytes, os_errors, par
 from rankfeed.sources.source import with_where
 from rankfeed.storage import DataFiles, digest_of
 
-#: Files that are held open, and row groups with locks.
-OPEN_FILES, OPEN_GROUPS = 256, 128
-#: Cursors that are kept in any case (lanes and threads read at different places); more, if there is room.
-_CURSORS = 64
+#: Files that are held open, and locks of row groups.
+OPEN_FILES, _LOCKS = 256, 128
+#: Cursors that are kept in any case (lanes and threads read at different places), and if there is room: each holds
+#: its file open.
+_CURSORS, _MOST_CURSORS = 64, 128
 #: Bytes of parts that were decoded on the way to another one and are kept until they are requested.
 _SKIPPED_BYTES = 256 << 20
 #: Bytes of a column that a cursor reads at once, less if so many cursors had no room. A row group that is decoded
@@ -37,8 +38,6 @@ _PAGE = 176 << 10
 _MOST_DECODED = 64 << 20
 #: A part that would take more is cut to this share of it.
 _CUT = 8
-#: Row groups whose decoded size is remembered.
-_REMEMBERED = 4096
 #: Row groups with so few rows are not examined.
 _FEW_ROWS = 64
 
@@ -53,25 +52,15 @@ class LargeRowsError(RankfeedError):
 
 @dataclass(frozen=True)
 class RowGroupPart:
-    """Some rows of a row group, or all rows of several.
+    """Some rows of a row group, or all rows of several."""
 
-    Args:
-        file: number of the file.
-        group: number of the (first) row group.
-        first: first row, counted from the start of the row group.
-        rows: number of rows.
-        step: rows of each part of the row group, except the last.
-        totals: rows of each row group.
-        before: rows of the file before the row group.
-    """
-
-    file: int
-    group: int
-    first: int
+    file: int  # number of the file
+    group: int  # number of the (first) row group
+    first: int  # row, counted from the start of the row group
     rows: int
-    step: int
-    totals: tuple[int, ...]
-    before: int
+    step: int  # rows of each part of the row group, except the last
+    totals: tuple[int, ...]  # rows of each row group
+    before: int  # rows of the file before the row group
 
     def __str__(self) -> str:
         last = self.group + self.groups - 1
@@ -81,11 +70,6 @@ class RowGroupPart:
     def groups(self) -> int:
         """Number of row groups."""
         return len(self.totals)
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether these are all rows of the row groups."""
-        return self.rows == sum(self.totals)
 
     def with_next_group(self, rows: int) -> RowGroupPart:
         """With all rows of the next row group."""
@@ -118,32 +102,23 @@ _GroupKey = tuple[int, int, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class _Decoded:
-    """What a row group becomes when it is decoded.
+    """What a row group becomes when it is decoded, as far as the footer does not tell."""
 
-    Args:
-        nbytes: of numbers, also in lists, and of bytes of a fixed size.
-        dictionaries: paths of Parquet columns of text or bytes that stay dictionaries.
-    """
+    nbytes: int  # of numbers, also in lists, and of bytes of a fixed size
+    dictionaries: frozenset[str]  # paths of Parquet columns of text or bytes that stay dictionaries
 
-    nbytes: int
-    dictionaries: frozenset[str]
+
+_AS_IN_FOOTER = _Decoded(0, frozenset())
 
 
 @dataclass(frozen=True)
 class _Cursor:
-    """A row group that was read up to some row.
+    """A row group that was read up to some row."""
 
-    Args:
-        batches: the next rows.
-        nbytes: approximate bytes that it holds.
-        leaves: numbers of the Parquet columns that are read.
-        values: number of values read so far of columns in lists, by number.
-    """
-
-    batches: Iterator[Any]
-    nbytes: int
-    leaves: list[int]
-    values: dict[int, int]
+    batches: Iterator[Any]  # the next rows
+    nbytes: int  # approximate bytes that it holds
+    leaves: list[int]  # numbers of the Parquet columns that are read
+    values: dict[int, int]  # number of values read so far of columns in lists, by number
 
 
 @dataclass(frozen=True)
@@ -157,12 +132,8 @@ class _OpenFile:
 class ParquetReader:
     """Reads parts of row groups. Thread-safe; a new one is needed in every process.
 
-    Args:
-        paths: of the files.
-        digests: of their footers when the source was opened.
-        files: to check that they were not changed.
-        cache_bytes: decoded bytes that the source keeps; cursors may take as much again, and skipped parts a
-            fourth of it.
+    ``digests`` are those of the footers when the source was opened. ``cache_bytes`` are the decoded bytes that the
+    source keeps: cursors may take as much again, and skipped parts a fourth of it.
     """
 
     def __init__(self, paths: list[str], digests: list[str], files: DataFiles, cache_bytes: int) -> None:
@@ -172,15 +143,15 @@ class ParquetReader:
         self._data_files = files
         self._lock = threading.Lock()
         self._files: HandleCache[_OpenFile] = HandleCache(OPEN_FILES)
-        #: One thread at a time reads on in a row group.
-        self._group_locks: OrderedDict[_GroupKey, threading.Lock] = OrderedDict()
+        #: One thread at a time reads on in a row group; some row groups share a lock.
+        self._group_locks = [threading.Lock() for _ in range(_LOCKS)]
         #: By row group and next row, least recently used first.
         self._cursors: OrderedDict[tuple[_GroupKey, int], _Cursor] = OrderedDict()
         self._most_cursor_bytes = cache_bytes
         self._skipped: OrderedDict[Hashable, Any] = OrderedDict()
         self._skipped_bytes = 0
         self._most_skipped_bytes = min(_SKIPPED_BYTES, cache_bytes // 4)
-        self._decoded: OrderedDict[_GroupKey, _Decoded] = OrderedDict()
+        self._decoded: dict[_GroupKey, _Decoded] = {}
 
     def read(self, part: RowGroupPart, names: tuple[str, ...]) -> Any:
         """The rows of a part, as a `pyarrow.RecordBatch` or `pyarrow.Table`.
@@ -204,17 +175,17 @@ class ParquetReader:
         return error
 
     def _read(self, part: RowGroupPart, names: tuple[str, ...]) -> Any:
-        where = self._where(part)
-        decoded = [self._decoded_size(each, names) for each in part.by_group()]
+        decoded = [self._decoded_group(each, names) for each in part.by_group()]
         nbytes = sum(each.nbytes for each in decoded) * part.rows // max(1, sum(part.totals))
         if nbytes > _MOST_DECODED and part.rows > 1:
-            raise LargeRowsError(where, -(-nbytes * _CUT // _MOST_DECODED))
+            raise LargeRowsError(self._where(part), -(-nbytes * _CUT // _MOST_DECODED))
         dictionaries = frozenset[str]().union(*(each.dictionaries for each in decoded))
-        if part.is_whole:
-            # One by one: a reader of several would replace damaged rows of one by rows of the next.
-            return _concat([self._read_group(each, names, dictionaries) for each in part.by_group() if each.rows])
-        key = (part.file, part.group, names)
-        with self._group_lock(key):
+        # One by one: a reader of several would replace damaged rows of one by rows of the next.
+        return _concat([self._read_in_group(each, names, dictionaries) for each in part.by_group() if each.rows])
+
+    def _read_in_group(self, part: RowGroupPart, names: tuple[str, ...], dictionaries: frozenset[str]) -> Any:
+        where, key = self._where(part), (part.file, part.group, names)
+        with self._group_locks[hash(key) % _LOCKS]:
             skipped = self._take_skipped((key, part.first))
             if skipped is not None:
                 return skipped
@@ -229,12 +200,6 @@ class ParquetReader:
             else:
                 self._check_values(part, cursor)
             return rows
-
-    def _read_group(self, part: RowGroupPart, names: tuple[str, ...], dictionaries: frozenset[str]) -> Any:
-        cursor = self._open_cursor(part, names, dictionaries)
-        rows = self._next(cursor, part.rows, self._where(part))
-        self._check_values(part, cursor)
-        return rows
 
     def _where(self, part: RowGroupPart) -> str:
         return f"{self._paths[part.file]}, {part}"
@@ -253,18 +218,11 @@ class ParquetReader:
                     remedy=REMEDY,
                 )
 
-    def _decoded_size(self, part: RowGroupPart, names: tuple[str, ...]) -> _Decoded:
-        """The decoded size of a row group, as far as the footer does not tell."""
+    def _decoded_group(self, part: RowGroupPart, names: tuple[str, ...]) -> _Decoded:
         key = (part.file, part.group, names)
-        with self._lock:
-            found = self._decoded.get(key)
-        if found is None:
-            found = self._examine(part, names)
-            with self._lock:
-                self._decoded[key] = found
-                while len(self._decoded) > _REMEMBERED:
-                    self._decoded.popitem(last=False)
-        return found
+        if key not in self._decoded:
+            self._decoded[key] = self._examine(part, names)
+        return self._decoded[key]
 
     def _examine(self, part: RowGroupPart, names: tuple[str, ...]) -> _Decoded:
         metadata = self._file(part.file).metadata
@@ -284,7 +242,7 @@ class ParquetReader:
             if column.max_repetition_level or column.physical_type == "FIXED_LEN_BYTE_ARRAY"
         }
         if group.num_rows <= _FEW_ROWS or not (texts or sized):
-            return _Decoded(0, frozenset())
+            return _AS_IN_FOOTER
         # The metadata of column chunks can only be used after a row was read: see `footer`.
         one_row = replace(part, first=0, rows=1, step=1)
         with arrow_errors(self._where(part)):
@@ -314,7 +272,7 @@ class ParquetReader:
         with self._lock:
             self._cursors[key, at] = cursor
             nbytes = sum(each.nbytes for each in self._cursors.values())
-            while len(self._cursors) > _CURSORS and nbytes > self._most_cursor_bytes:
+            while len(self._cursors) > (_CURSORS if nbytes > self._most_cursor_bytes else _MOST_CURSORS):
                 nbytes -= self._cursors.popitem(last=False)[1].nbytes
 
     def _keep_skipped(self, key: Hashable, rows: Any) -> None:
@@ -366,7 +324,7 @@ class ParquetReader:
             leaves = _leaf_columns(file.metadata.schema, names)
             values = {number: 0 for number, column in leaves.items() if column.max_repetition_level}
             room = self._most_cursor_bytes // (_CURSORS * max(1, len(leaves))) - _PAGE
-            buffer = 0 if part.is_whole else min(_BUFFER, max(_LEAST_BUFFER, room))
+            buffer = 0 if part.rows == sum(part.totals) else min(_BUFFER, max(_LEAST_BUFFER, room))
             reader = pq.ParquetFile(
                 file.handle,
                 metadata=file.metadata,
@@ -381,16 +339,6 @@ class ParquetReader:
             )
             return _Cursor(iter(batches), len(leaves) * (buffer + _PAGE), list(leaves), values)
 
-    def _group_lock(self, key: _GroupKey) -> threading.Lock:
-        with self._lock:
-            lock = self._group_locks.setdefault(key, threading.Lock())
-            self._group_locks.move_to_end(key)
-            while len(self._group_locks) > OPEN_GROUPS:
-                gone, _ = self._group_locks.popitem(last=False)
-                for each in [each for each in self._cursors if each[0] == gone]:  # they hold their file open
-                    del self._cursors[each]
-            return lock
-
     def _file(self, number: int) -> _OpenFile:
         return self._files.get(number, lambda: self._open(number))
 
@@ -400,7 +348,7 @@ class ParquetReader:
         path = self._paths[number]
         with os_errors(path):
             handle = pa.OSFile(os.fsencode(path))
-            content, _ = footer_bytes(handle, path)
+            content = footer_bytes(handle, path)
         self._data_files.opened(number)
         digest = digest_of(content)
         if digest != self._digests[number]:

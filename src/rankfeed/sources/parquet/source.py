@@ -16,12 +16,12 @@ from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.arrow.columns import read_columns
 from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.arrow.types import VALID, Nulls, fields_of, leaves_of
-from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
+from rankfeed.sources.chunked import CACHE_BYTES, ChunkCache, ChunkedSource
 from rankfeed.sources.parquet.detect import list_files
 from rankfeed.sources.parquet.footer import REMEDY, Footer, read_footers
 from rankfeed.sources.parquet.partitions import Partitions
 from rankfeed.sources.parquet.reader import LargeRowsError, ParquetReader, RowGroupPart
-from rankfeed.sources.paths import Paths, common_root, label
+from rankfeed.sources.paths import Paths, label
 from rankfeed.sources.source import Int64, check_columns, check_ids
 from rankfeed.storage import DataFiles, digest_of
 
@@ -32,8 +32,6 @@ _PART_BYTES, _PARTS_IN_CACHE = 8 << 20, 256
 _LEAST_PART_BYTES = 64 << 10
 #: Decoded bytes per row and column that is not dense, at least: repeated text takes a few bits in the file.
 _LEAST_ROW_BYTES = 32
-#: Share of the cache for row groups that are read one by one because one beside them is damaged.
-_BY_GROUP_SHARE = 16
 _MOST_PARTS = 1 << 20
 
 
@@ -65,7 +63,7 @@ class ParquetSource(ChunkedSource):
         (array([2, 1]), array([2, 3]))
     """
 
-    _transient: ClassVar[tuple[str, ...]] = ("_reader", "_by_group", "_finer")
+    _transient: ClassVar[tuple[str, ...]] = ("_reader", "_finer")
     files: DataFiles
 
     def __init__(
@@ -94,17 +92,9 @@ class ParquetSource(ChunkedSource):
         self._rows = np.array([rows for footer in footers for rows in footer.rows], np.int64)
         if not self._rows.sum():
             raise SourceError("there are no rows", where=self._paths[0])
-        root = common_root(self._paths)
-        facts = [
-            *(
-                f"{os.path.relpath(path, root)}|{footer.size}|{footer.digest}"
-                for path, footer in zip(self._paths, footers, strict=True)
-            ),
-            *(f"{name}:{field}" for name, field in known.items()),
-            *self._partitions.describe(),
-        ]
-        own_digest = digest_of(b"parquet", *map(os.fsencode, facts))
-        self._fingerprint = digest_of(own_digest.encode(), self.files.fingerprint.encode())
+        schema_facts = [*(f"{name}:{field}" for name, field in known.items()), *self._partitions.describe()]
+        facts = [*schema_facts, *self._digests, self.files.fingerprint]
+        self._fingerprint = digest_of(b"parquet", *map(os.fsencode, facts))
         share = len([name for name in self._fields if name in own]) / len(own)
         sizes = [_decoded_sizes(footer, self._fields, share) for footer in footers]
         most = _PART_BYTES
@@ -116,7 +106,7 @@ class ParquetSource(ChunkedSource):
             for part in _cut(number, footer, sizes[number], self._paths[number], most)
         ]
         self._reader: ParquetReader | None = None
-        self._by_group: ParquetSource | None = None
+        #: The same data in smaller parts, once a part could not be decoded.
         self._finer: ParquetSource | None = None
         data_bytes = sum(nbytes for footer in footers for nbytes in footer.nbytes)
         self._init_chunks([part.rows for part in self._parts], cache_bytes, data_bytes=data_bytes)
@@ -130,46 +120,36 @@ class ParquetSource(ChunkedSource):
 
     @property
     def blocks(self) -> Int64:
-        """Rows of each row group: int64."""
         return self._rows
 
     @property
     def fingerprint(self) -> str:
-        """Digest of relative names, sizes, columns, counts, footers and content samples."""
         return self._fingerprint
 
     def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
         ids, names = check_ids(sample_ids, len(self)), check_columns(columns, self._fields)
         self.files.check_open(at_intervals=True)
-        if self._finer is not None:
-            return self._finer.fetch(ids, names)
-        try:
-            return super().fetch(ids, names)
-        except LargeRowsError as error:
-            self._finer = self._with_parts([each for part in self._parts for each in part.cut(error.factor)], 1)
-            return self._finer.fetch(ids, names)
-        except (SourceError, CorruptError):
-            if all(part.groups == 1 for part in self._parts):
-                raise
-        # The damage may be in another row group of the part.
-        if self._by_group is None:
-            parts = [each for part in self._parts for each in part.by_group()]
-            self._by_group = self._with_parts(parts, _BY_GROUP_SHARE)
-        return self._by_group.fetch(ids, names)
+        if self._finer is None:
+            try:
+                return super().fetch(ids, names)
+            except LargeRowsError as error:
+                parts = [each for part in self._parts for each in part.cut(error.factor)]
+            except SourceError:
+                if all(part.groups == 1 for part in self._parts):
+                    raise
+                # The damage may be in another row group of the part.
+                parts = [each for part in self._parts for each in part.by_group()]
+            finer = copy.copy(self)
+            finer._parts = parts
+            finer._init_chunks([part.rows for part in parts], self._cache_bytes)
+            self._finer, self._cache = finer, ChunkCache(0)
+        return self._finer.fetch(ids, names)
 
     def expect(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> None:
         if self._finer is not None:
             self._finer.expect(sample_ids, columns)
         else:
             super().expect(sample_ids, columns)
-
-    def _with_parts(self, parts: list[RowGroupPart], cache_share: int) -> ParquetSource:
-        """The same source, decoding other parts at once, with a part of the cache."""
-        other = copy.copy(self)
-        other._by_group = other._finer = None
-        other._parts = parts
-        other._init_chunks([part.rows for part in parts], self._cache_bytes // cache_share)
-        return other
 
     def _load_chunk(self, number: int, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
         part = self._parts[number]

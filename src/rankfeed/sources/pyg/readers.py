@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from rankfeed.errors import RankfeedError, SourceError
-from rankfeed.sources.pyg.layout import GraphLayout
+from rankfeed.sources.pyg.batch import GraphLayout
 from rankfeed.sources.source import Int64
 from rankfeed.storage import digest_of
 
@@ -43,14 +43,11 @@ class Graphs(Sequence[Any]):
 
 
 class GraphReader:
-    """Reads any map-style Dataset of graphs, or a list, one graph after the other.
+    """Reads any map-style Dataset of graphs, or a list, one graph after the other."""
 
-    Attributes:
-        indices: the stored graphs that the dataset offers; None for all.
-        path: the file that is read while graphs are; None if they are in memory, or the file is unknown.
-    """
-
+    #: The stored graphs that the dataset offers; None for all.
     indices: Int64 | None = None
+    #: The file that is read while graphs are; None if they are in memory, or the file is unknown.
     path: str | None = None
 
     def __init__(self, dataset: Any) -> None:
@@ -58,17 +55,18 @@ class GraphReader:
         self.runs_user_code = not isinstance(dataset, (list, tuple))
         self.supports_batched_getitem = hasattr(dataset, "__getitems__")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return reader_of, (self.picklable_dataset(),)
+
     def __len__(self) -> int:
         size: int = len(self.dataset)
         return size
 
     def read(self, numbers: Int64) -> Sequence[Any]:
         """Graphs by their number in the dataset."""
-        wanted = numbers.tolist()
         if not self.supports_batched_getitem:
-            return [_call(self.dataset.__getitem__, number, number) for number in wanted]
-        graphs = list(_call(self.dataset.__getitems__, wanted, wanted))
-        return _check_count(graphs, wanted, type(self.dataset).__name__)
+            return _call_each(self.dataset.__getitem__, numbers, numbers.tolist())
+        return _call_batch(self.dataset.__getitems__, numbers, type(self.dataset).__name__)
 
     def identity(self) -> list[bytes] | None:
         """Pieces of a fingerprint; None if the content is unknown."""
@@ -76,13 +74,11 @@ class GraphReader:
 
         if not isinstance(self.dataset, (list, tuple)):
             return None
-        pieces: list[bytes] = []
-        for number in np.unique(np.linspace(0, len(self) - 1, _SAMPLES, dtype=np.int64)).tolist():
-            graph = self.dataset[number]
-            if not isinstance(graph, BaseData):
-                return None
-            pieces += _digests(graph)
-        return pieces
+        numbers = np.unique(np.linspace(0, len(self) - 1, _SAMPLES, dtype=np.int64))
+        graphs = [self.dataset[number] for number in numbers.tolist()]
+        if not all(isinstance(graph, BaseData) for graph in graphs):
+            return None
+        return [piece for graph in graphs for piece in _describe_graphs(graph)]
 
     def picklable_dataset(self) -> Any:
         """The dataset without what another process cannot use."""
@@ -105,14 +101,10 @@ class InMemoryReader(GraphReader):
         """Whether it is one and reads graphs as that class does."""
         from torch_geometric.data import InMemoryDataset
 
-        kind = type(dataset)
         return (
             isinstance(dataset, InMemoryDataset)
             and dataset._data is not None
-            and all(
-                getattr(kind, name) is getattr(InMemoryDataset, name)
-                for name in ("get", "len", "indices", "__getitem__", "__len__")
-            )
+            and _inherits(dataset, InMemoryDataset, "get", "len", "indices", "__getitem__", "__len__")
             and not hasattr(dataset, "__getitems__")
         )
 
@@ -121,10 +113,8 @@ class InMemoryReader(GraphReader):
         if self._layout is not None and transform is None:
             return Graphs(self._layout, numbers)
         # Not dataset.get(), which keeps every graph that it cuts out.
-        graphs = [_call(self._cut_out, number, number) for number in numbers.tolist()]
-        if transform is None:
-            return graphs
-        return [_call(transform, graph, number) for graph, number in zip(graphs, numbers.tolist(), strict=True)]
+        graphs = _call_each(self._cut_out, numbers, numbers.tolist())
+        return graphs if transform is None else _call_each(transform, numbers, graphs)
 
     def _cut_out(self, number: int) -> Any:
         stored = self.dataset
@@ -139,7 +129,8 @@ class InMemoryReader(GraphReader):
 
     def identity(self) -> list[bytes] | None:
         stored = self.dataset
-        return [str(stored.len()).encode(), *_digests(stored._data, stored.slices)]
+        slices = _describe("slices", stored.slices, complete=True)
+        return [str(stored.len()).encode(), *_describe_graphs(stored._data), *slices]
 
     def picklable_dataset(self) -> Any:
         if self.dataset._data_list is None or self._layout is None:
@@ -157,9 +148,8 @@ class OnDiskReader(GraphReader):
         self.indices = _dataset_indices(dataset)
         self.runs_user_code = True
         self.supports_batched_getitem = True
+        #: The dataset by process; a fork keeps its parent's, since closing it would affect the parent's database.
         self._open = threading.local()
-        #: Inherited by a fork: closing one would affect the database of the parent.
-        self._inherited: list[Any] = []
         self._length = int(dataset.len())
         if dataset.backend == "sqlite":
             self.path = os.path.abspath(dataset.processed_paths[0])
@@ -172,38 +162,27 @@ class OnDiskReader(GraphReader):
         """Whether it is one."""
         from torch_geometric.data import OnDiskDataset
 
-        kind = type(dataset)
-        return isinstance(dataset, OnDiskDataset) and all(
-            getattr(kind, name) is getattr(OnDiskDataset, name) for name in ("indices", "__getitem__", "__len__")
+        return isinstance(dataset, OnDiskDataset) and _inherits(
+            dataset, OnDiskDataset, "indices", "__getitem__", "__len__"
         )
 
     def read(self, numbers: Int64) -> Sequence[Any]:
         from torch_geometric.data import OnDiskDataset
 
-        wanted, kind = numbers.tolist(), type(self.dataset)
-        dataset = self._of_this_thread()
+        kind, opened, process = type(self.dataset), self._open.__dict__, str(os.getpid())
+        if process not in opened:
+            opened[process] = self.picklable_dataset()
+        dataset = opened[process]
         own_get = kind.get is not OnDiskDataset.get and kind.multi_get is OnDiskDataset.multi_get
         try:
-            if not own_get and len(wanted) != 1:
+            if not own_get and len(numbers) != 1:
                 # Not __getitems__, which ignores the indices of a part of a dataset.
-                graphs = _call(dataset.multi_get, wanted, wanted)
-                return _check_count(graphs, wanted, dataset.processed_paths[0])
-            graphs = [_call(dataset.get, number, number) for number in wanted]
-            if dataset.transform is None:
-                return graphs
-            return [_call(dataset.transform, graph, number) for graph, number in zip(graphs, wanted, strict=True)]
+                return _call_batch(dataset.multi_get, numbers, dataset.processed_paths[0])
+            graphs = _call_each(dataset.get, numbers, numbers.tolist())
+            return graphs if dataset.transform is None else _call_each(dataset.transform, numbers, graphs)
         except BaseException:
-            self._open.__dict__.clear()  # an interrupted query leaves a temporary table
+            opened.pop(process, None)  # an interrupted query leaves a temporary table
             raise
-
-    def _of_this_thread(self) -> Any:
-        """The dataset with a database handle of this process and thread."""
-        mine = self._open.__dict__
-        if mine.get("process") != os.getpid():
-            if "dataset" in mine:
-                self._inherited.append(mine["dataset"])
-            mine.update(process=os.getpid(), dataset=self.picklable_dataset())
-        return mine["dataset"]
 
     def identity(self) -> list[bytes] | None:
         path = self.dataset.processed_paths[0]
@@ -248,85 +227,78 @@ def _dataset_indices(dataset: Any) -> Int64 | None:
     return check_indices(np.array(dataset._indices, np.int64).reshape(-1), dataset.len())
 
 
+def _inherits(dataset: Any, base: type, *methods: str) -> bool:
+    return all(getattr(type(dataset), name) is getattr(base, name) for name in methods)
+
+
 def _cache_is_unchanged(dataset: Any, layout: GraphLayout) -> bool:
     """Whether the graphs that the dataset caches as objects still equal the stored ones."""
     cached = dataset._data_list or ()
     numbers = [number for number, graph in enumerate(cached) if graph is not None]
-    for number in numbers[:: max(1, len(numbers) // _COMPARED)]:
-        stored, found = layout.graph(number).to_dict(), cached[number].to_dict()
-        if stored.keys() != found.keys() or not all(_is_same(stored[name], found[name]) for name in stored):
-            return False
-    return True
+    some = numbers[:: max(1, len(numbers) // _COMPARED)]
+    return all(_is_same(layout.graph(number).to_dict(), cached[number].to_dict()) for number in some)
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    if isinstance(one, dict):
-        return (
-            isinstance(other, dict) and one.keys() == other.keys() and all(_is_same(one[k], other[k]) for k in one)
-        )
-    if hasattr(one, "data_ptr"):
-        return hasattr(other, "data_ptr") and (one.shape, one.data_ptr()) == (other.shape, other.data_ptr())
-    return bool(one == other)
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_is_same(one[name], other[name]) for name in one)
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return (one.shape, one.data_ptr()) == (other.shape, other.data_ptr())
+    return type(one) is type(other) and bool(one == other)
 
 
-def _call(function: Any, argument: Any, which: int | list[int]) -> Any:
-    """Call a function of the dataset; its errors name the graph."""
-    try:
-        return function(argument)
-    except (Exception, SystemExit) as error:
-        message = error.summary if isinstance(error, RankfeedError) else str(error)
-        shown = f"graph {which}" if isinstance(which, int) else f"one of graphs {str(which)[:80]}"
-        found = f"{type(error).__name__}: {message}"
-        raise SourceError("the dataset raised", found=found, where=shown) from error
+def _call_each(function: Any, numbers: Int64, arguments: Sequence[Any]) -> list[Any]:
+    pairs = zip(numbers.tolist(), arguments, strict=True)
+    return [_call(function, argument, f"graph {number}") for number, argument in pairs]
 
 
-def _check_count(graphs: list[Any], wanted: list[int], where: str) -> list[Any]:
+def _call_batch(function: Any, numbers: Int64, where: str) -> list[Any]:
+    wanted = numbers.tolist()
+    shown = f"one of graphs {str(wanted)[:80]}"
+    graphs = list(_call(function, wanted, shown))
     if len(graphs) != len(wanted):
         raise SourceError(
             "the dataset returned another number of graphs than requested",
             expected=len(wanted),
             found=len(graphs),
-            where=f"{where}, one of graphs {str(wanted)[:80]}",
+            where=f"{where}, {shown}",
             remedy="rows are missing: process the dataset again, in one process (rf.prepare_once)",
         )
     return graphs
 
 
-def _digests(data: Any, slices: Any = None) -> list[bytes]:
-    """Names, types, shapes and samples of the content of graphs; complete slices."""
-    pieces = []
-    for name, value in _named_values(data, slices):
-        facts = f"{name} {type(value).__name__}"
-        if type(value) is torch.Tensor and value.layout is torch.strided and not value.is_nested:
-            content = _tensor_digest(value.detach(), complete=name.startswith("slices"))
-            facts += f" {value.dtype} {tuple(value.shape)} {content}"
-        elif isinstance(value, (list, tuple)):
-            some = [each for each in value[:: max(1, len(value) // _SAMPLES)] if type(each) is str]
-            facts += f" {len(value)} {some}"
-        elif isinstance(value, (int, float, str)):
-            facts += f" {value!r}"
-        pieces.append(facts.encode())
-    return pieces
+def _call(function: Any, argument: Any, where: str) -> Any:
+    """Call a function of the dataset; its errors name the graph."""
+    try:
+        return function(argument)
+    except (Exception, SystemExit) as error:
+        message = error.summary if isinstance(error, RankfeedError) else str(error)
+        found = f"{type(error).__name__}: {message}"
+        raise SourceError("the dataset raised", found=found, where=where) from error
 
 
-def _tensor_digest(tensor: Any, *, complete: bool) -> str:
-    flat = tensor.reshape(-1).cpu().view(torch.uint8).numpy() if tensor.numel() else np.empty(0, np.uint8)
-    if complete or flat.nbytes <= _PIECES * _PIECE_BYTES:
-        return digest_of(flat.data)
-    starts = np.linspace(0, flat.nbytes - _PIECE_BYTES, _PIECES, dtype=np.int64).tolist()
-    return digest_of(*(flat[start : start + _PIECE_BYTES].data for start in starts))
-
-
-def _named_values(data: Any, slices: Any) -> Iterator[tuple[str, Any]]:
+def _describe_graphs(data: Any) -> Iterator[bytes]:
     for store in data.stores:
-        for name, value in store.items():
-            yield f"{store._key}.{name}", value
-    pending: list[tuple[str, Any]] = [("slices", slices)]
-    while pending:
-        name, node = pending.pop()
-        if isinstance(node, dict):
-            pending += [(f"{name}.{key}", value) for key, value in node.items()]
-        elif isinstance(node, Sequence) and not isinstance(node, str):
-            pending += [(f"{name}.{number}", value) for number, value in enumerate(node)]
-        else:
-            yield name, node
+        yield from _describe(str(store._key), dict(store.items()))
+
+
+def _describe(name: str, value: Any, *, complete: bool = False) -> Iterator[bytes]:
+    """Names, types, shapes and samples of the content of a value, for a fingerprint; or its complete content."""
+    facts = f"{name} {type(value).__name__}"
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from _describe(f"{name}.{key}", each, complete=complete)
+    elif isinstance(value, (list, tuple)):
+        facts += f" {len(value)}"
+        for number, each in enumerate(value[:: max(1, len(value) // _SAMPLES)]):
+            yield from _describe(f"{name}.{number}", each, complete=complete)
+    elif type(value) is torch.Tensor and value.layout is torch.strided and not value.is_nested:
+        flat = value.detach().reshape(-1).cpu().view(torch.uint8).numpy() if value.numel() else np.empty(0, "u1")
+        pieces = [flat.data]
+        if not complete and flat.nbytes > _PIECES * _PIECE_BYTES:
+            starts = np.linspace(0, flat.nbytes - _PIECE_BYTES, _PIECES, dtype=np.int64).tolist()
+            pieces = [flat[start : start + _PIECE_BYTES].data for start in starts]
+        facts += f" {value.dtype} {tuple(value.shape)} {digest_of(*pieces)}"
+    elif isinstance(value, (int, float, str)):
+        facts += f" {value!r}"
+    yield facts.encode()

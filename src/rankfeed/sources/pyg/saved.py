@@ -20,7 +20,7 @@ from rankfeed.errors import ArgumentError, CorruptError, RankfeedError, SourceEr
 from rankfeed.sources.extras import need
 from rankfeed.sources.paths import Paths, check_utf8, is_one
 from rankfeed.sources.pyg.detect import saved_file
-from rankfeed.sources.pyg.source import PyGSource, no_columns
+from rankfeed.sources.pyg.source import PyGSource, check_no_columns
 from rankfeed.sources.source import Source, reopen
 from rankfeed.storage import DataFiles
 
@@ -55,29 +55,13 @@ def open_pyg(
         raise ArgumentError(
             "graphs are opened from one path", found=repr(where)[:80], remedy="rf.concat joins them"
         )
-    if columns is not None:
-        raise no_columns(columns)
+    check_no_columns(columns)
     path = saved_file(Path(where))  # type: ignore[arg-type]
     return PyGFileSource(path, allow_pickle=allow_pickle, follow_batch=follow_batch, exclude_keys=exclude_keys)
 
 
 class PyGFileSource(PyGSource):
-    """Graphs in a file that ``InMemoryDataset.save`` wrote.
-
-    The tensors are memory-mapped, so all ranks and workers of a node share them in the page cache.
-
-    Args:
-        path: of the file.
-        allow_pickle: whether it may have objects of any class. Reading them runs code that they contain.
-        follow_batch: attributes for which a batch gets ``<name>_batch`` and ``<name>_ptr``.
-        exclude_keys: attributes that batches leave out.
-        files: what another process of the job saw first; None for the process that opens.
-
-    Raises:
-        SourceError: it cannot be read, or has no graphs.
-        UnsafeError: it has objects of other classes than PyG's own.
-        CorruptError: it is damaged.
-    """
+    """Graphs in a file that ``InMemoryDataset.save`` wrote; pickles as its path."""
 
     def __init__(
         self,

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed._util.validate import check_names
+from rankfeed._util.validate import check_names, check_optional
 from rankfeed.columns import Columns, Field, retain_heap
 from rankfeed.errors import ArgumentError, SourceError
 from rankfeed.sources.extras import need
-from rankfeed.sources.pyg.collate import join_graphs
+from rankfeed.sources.pyg.batch import join_graphs
 from rankfeed.sources.pyg.readers import GraphReader, Graphs, check_indices, reader_of
 from rankfeed.sources.source import Int64, Source, check_ids
 from rankfeed.storage import DataFiles, digest_of
@@ -57,8 +57,8 @@ class PyGSource(Source):
         exclude_keys: Sequence[str] | None = None,
     ) -> None:
         need("torch_geometric", extra="pyg")
-        self._follow = _names("follow_batch", follow_batch)
-        self._exclude = _names("exclude_keys", exclude_keys)
+        self._follow = tuple(check_optional(check_names, "follow_batch", follow_batch) or ())
+        self._exclude = tuple(check_optional(check_names, "exclude_keys", exclude_keys) or ())
         dataset, subset = _without_subsets(dataset)
         try:
             self._reader: GraphReader = reader_of(dataset)
@@ -77,21 +77,6 @@ class PyGSource(Source):
         if self._length < 1:
             raise SourceError("the dataset is empty", found=type(dataset).__name__)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {
-            "dataset": self._reader.picklable_dataset(),
-            "indices": self._indices,
-            "length": self._length,
-            "options": (self._follow, self._exclude),
-            "files": self.files,
-        }
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self._reader = reader_of(state["dataset"])
-        self._indices, self._length = state["indices"], state["length"]
-        self._follow, self._exclude = state["options"]
-        self.files = state["files"]
-
     def _num_samples(self) -> int:
         return self._length
 
@@ -100,22 +85,18 @@ class PyGSource(Source):
 
     @property
     def blocks(self) -> Int64:
-        """One block: all graphs cost the same."""
         return np.array([self._length], np.int64)
 
     @property
     def fields(self) -> Mapping[str, Field]:
-        """One column, of graphs."""
         return {"": Field("object")}
 
     @property
     def runs_user_code(self) -> bool:  # type: ignore[override]
-        """Whether reading calls a ``transform`` or a Dataset's own ``get``, which may draw random numbers."""
         return self._reader.runs_user_code
 
     @property
     def supports_batched_getitem(self) -> bool:  # type: ignore[override]
-        """Whether the dataset reads many graphs at once."""
         return self._reader.supports_batched_getitem
 
     @cached_property
@@ -124,12 +105,10 @@ class PyGSource(Source):
 
     @property
     def identified(self) -> bool:
-        """Whether the fingerprint depends on content: not for a Dataset that PyG does not know."""
         return self._identity is not None
 
     @cached_property
     def fingerprint(self) -> str:
-        """Digest of counts, attributes, shapes, slices, samples of the content, and the file if there is one."""
         files = [] if self.files is None else [self.files.fingerprint.encode()]
         kind = type(self._reader.dataset).__qualname__
         indices = b"" if self._indices is None else self._indices.tobytes()
@@ -137,8 +116,7 @@ class PyGSource(Source):
 
     def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
         """Graphs in the given order; graphs in memory are cut out when they are used. ``columns`` must be None."""
-        if columns is not None and list(columns) != [""]:
-            raise no_columns(columns)
+        check_no_columns(columns)
         ids = check_ids(sample_ids, self._length)
         if self.files is not None:
             self.files.check_open(at_intervals=True)
@@ -153,11 +131,7 @@ class PyGSource(Source):
         return super().__getitem__(index)
 
     def collate(self, samples: Sequence[Any]) -> Any:
-        """Join graphs to a ``Batch``, as ``torch_geometric.loader.DataLoader`` does.
-
-        Args:
-            samples: graphs from ``fetch``, or what a transform made of them.
-        """
+        """Join graphs to a ``Batch``, as ``torch_geometric.loader.DataLoader`` does."""
         retain_heap()
         if isinstance(samples, Graphs):
             return samples.layout.collate(samples.numbers, self._follow, self._exclude)
@@ -168,18 +142,14 @@ class PyGSource(Source):
         return batch if batch is not None else Collater(None, self._follow, self._exclude)(list(samples))
 
     def annotate(self, batch: Any, name: str, values: Any) -> None:
-        """Add a tensor, such as sample ids, to a batch."""
         setattr(batch, name, values)
 
 
-def _names(option: str, names: Sequence[str] | None) -> tuple[str, ...]:
-    return () if names is None else tuple(check_names(option, names))
-
-
-def no_columns(columns: object) -> ArgumentError:
-    """The error for ``columns=``, which graphs do not have."""
-    remedy = "leave columns out; exclude_keys= leaves attributes out of the batches"
-    return ArgumentError("graphs have no columns", found=columns, remedy=remedy)
+def check_no_columns(columns: Sequence[str] | None) -> None:
+    """Refuse ``columns=``, which graphs do not have."""
+    if columns is not None and list(columns) != [""]:
+        remedy = "leave columns out; exclude_keys= leaves attributes out of the batches"
+        raise ArgumentError("graphs have no columns", found=columns, remedy=remedy)
 
 
 def is_graphs(dataset: Any) -> bool:

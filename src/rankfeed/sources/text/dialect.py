@@ -26,13 +26,7 @@ REMEDY = "mend or remove that line; if a type is wrong, give it: types={'column'
 
 @dataclass(frozen=True)
 class Dialect:
-    """How text is parsed.
-
-    Args:
-        kind: "csv" or "jsonl".
-        delimiter: of CSV; None for a tab in `.tsv` files and a comma in others.
-        types: Arrow's names of columns' types ("float32", "string"), instead of inferred ones.
-    """
+    """How text is parsed: the options of CsvSource and JsonlSource."""
 
     kind: Kind
     delimiter: str | None = None
@@ -113,8 +107,6 @@ def open_text(path: str) -> Iterator[BinaryIO]:
             "the file's compression is damaged", found=error, where=path, remedy="fetch the file again"
         ) from error
     except OSError as error:
-        if isinstance(error, SourceError):
-            raise
         kind = CorruptError if error.errno is None else SourceError  # errors of gzip have no number
         raise kind("the file cannot be read", found=error, where=path, remedy="fetch the file again") from error
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,27 +18,16 @@ _INTEGER = re.compile(r"\s*[+-]?[0-9]+\s*")
 _LONG_INTEGER = re.compile(rb"(?<![0-9.])[0-9]{16,}(?![0-9.eE])")
 
 #: Names of columns and struct fields, with _ITEM for the items of a list.
-_Path = tuple[str, ...]
+ColumnPath = tuple[str, ...]
 _ITEM = "[]"
 
 
 class InexactError(ValueError):
-    """An integer that float64 cannot represent, and its row."""
+    """An integer that float64 would round, and its row."""
 
     def __init__(self, value: int, row: int) -> None:
         super().__init__(f"{value}, which float64 cannot hold")
         self.row = row
-
-
-def inexact_error(value: object, where: str, column: str, remedy: str) -> SourceError:
-    """The error for an integer that would be rounded."""
-    return SourceError(
-        "a whole number would lose digits: its column has fractions, or numbers of other ranges",
-        expected="int64, uint64, or what float64 holds exactly",
-        found=value,
-        where=f"{where}, column {column!r}",
-        remedy=f"{remedy}; if its digits do not count, types={{{column!r}: 'float64'}}",
-    )
 
 
 def has_large(column: Any) -> bool:
@@ -76,57 +65,52 @@ def to_float64(column: Any) -> Any:
 
 def with_exact_integers(
     table: Any,
-    text: bytes,
-    where: str,
-    first_line: int,
-    given: Mapping[str, Any],
+    found: Iterable[tuple[ColumnPath, str, object]],
     parse_again: Callable[[Any], Any] | None,
-    columns: Sequence[str] | None = None,
+    columns: Sequence[str] | None,
+    where: str,
+    remedy: str,
 ) -> Any:
-    """A table of JSON lines, with columns of rounded integers parsed again as uint64.
+    """A table with columns of rounded integers parsed again as uint64; an error if one has other numbers too.
 
-    Args:
-        table: as Arrow parsed it.
-        text: the lines.
-        where: the file, for error messages.
-        first_line: number of the first line.
-        given: types that the user gave, by column.
-        parse_again: parses the lines with another schema; None if the types are fixed.
-        columns: names of those in which no integer may be rounded; None for all.
-
-    Raises:
-        SourceError: a column has such integers beside numbers of other types.
+    ``found`` has path, line and value of an integer in each such column. ``parse_again`` parses the text with
+    another schema; None if the types are fixed. Errors are about ``columns`` (None for all).
     """
-    floats = {
-        path
-        for field in table.schema
-        if field.name not in given
-        for path in _float_paths((field.name,), field.type)
-    }
-    if not floats:
-        return table
-    found: dict[_Path, tuple[int, int]] = {}
-    for path, each in _inexact_integers(text, first_line):
-        if path in floats:
-            found.setdefault(path, each)
     # One by one: a column that cannot be parsed must not affect others.
-    for path, (line, value) in found.items():
-        schema = table.schema
-        place = schema.get_field_index(path[0])
-        schema = schema.set(place, schema.field(place).with_type(_as_uint64(schema.field(place).type, path[1:])))
+    for path, line, value in found:
+        place = table.schema.get_field_index(path[0])
+        field = table.schema.field(place)
         try:
             if parse_again is not None:
-                table = parse_again(schema)
+                table = parse_again(table.schema.set(place, field.with_type(_as_uint64(field.type, path[1:]))))
                 continue
         except CorruptError:
             pass
         name = ".".join(each for each in path if each != _ITEM)
         if columns is None or name in columns:
-            raise inexact_error(value, f"{where}, line {line}", name, "write its numbers in quotes, as text")
+            raise SourceError(
+                "a whole number would lose digits: its column has fractions, or numbers of other ranges",
+                expected="int64, uint64, or what float64 holds exactly",
+                found=value,
+                where=f"{where}, {line}, column {name!r}",
+                remedy=f"{remedy}; if its digits do not count, types={{{name!r}: 'float64'}}",
+            )
     return table
 
 
-def _float_paths(path: _Path, kind: Any) -> Iterator[_Path]:
+def inexact_in_json(
+    table: Any, text: bytes, first_line: int, given: Collection[str]
+) -> Iterator[tuple[ColumnPath, str, object]]:
+    """Path, line and value of the first rounded integer of each column of lines of JSON."""
+    fields = [field for field in table.schema if field.name not in given]
+    floats = {path for field in fields for path in _float_paths((field.name,), field.type)}
+    for path, line, value in _inexact_integers(text, first_line) if floats else ():
+        if path in floats:
+            floats.remove(path)
+            yield path, f"line {line}", value
+
+
+def _float_paths(path: ColumnPath, kind: Any) -> Iterator[ColumnPath]:
     import pyarrow as pa
 
     if pa.types.is_list(kind):
@@ -138,7 +122,7 @@ def _float_paths(path: _Path, kind: Any) -> Iterator[_Path]:
         yield path
 
 
-def _as_uint64(kind: Any, path: _Path) -> Any:
+def _as_uint64(kind: Any, path: ColumnPath) -> Any:
     """A type with uint64 at the end of a path."""
     import pyarrow as pa
 
@@ -151,7 +135,7 @@ def _as_uint64(kind: Any, path: _Path) -> Any:
     )
 
 
-def _inexact_integers(text: bytes, first_line: int) -> Iterator[tuple[_Path, tuple[int, int]]]:
+def _inexact_integers(text: bytes, first_line: int) -> Iterator[tuple[ColumnPath, int, int]]:
     """Path, line and value of integers that float64 cannot represent."""
     end, line = 0, first_line
     while (found := _LONG_INTEGER.search(text, end)) is not None:
@@ -162,7 +146,7 @@ def _inexact_integers(text: bytes, first_line: int) -> Iterator[tuple[_Path, tup
         for value in _objects_in(text[start:end]):
             for path, number in _integers_in((), value):
                 if _is_inexact(number):
-                    yield path, (line, number)
+                    yield path, line, number
 
 
 def _objects_in(line: bytes) -> Iterator[Any]:
@@ -177,7 +161,7 @@ def _objects_in(line: bytes) -> Iterator[Any]:
         rest = rest[end:].lstrip()
 
 
-def _integers_in(path: _Path, value: Any) -> Iterator[tuple[_Path, int]]:
+def _integers_in(path: ColumnPath, value: Any) -> Iterator[tuple[ColumnPath, int]]:
     if isinstance(value, dict):
         for name, each in value.items():
             yield from _integers_in((*path, name), each)

@@ -6,16 +6,18 @@ names another line if one is cut; and it accepts text that is not UTF-8. So all 
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, BinaryIO
+from itertools import islice
+from typing import Any
 
 import numpy as np
 
 from rankfeed.errors import CorruptError, SourceError
-from rankfeed.sources.text.dialect import BOM, LIMIT, PIECE, REMEDY, Dialect
-from rankfeed.sources.text.exact_numbers import with_exact_integers
+from rankfeed.sources.text.dialect import BOM, REMEDY, Dialect
+from rankfeed.sources.text.exact_numbers import inexact_in_json, with_exact_integers
 
 #: Levels of objects and lists in each other.
 MOST_LEVELS = 64
@@ -38,61 +40,54 @@ _ESCAPED = re.compile(rb"\\.")
 _ROW = re.compile(r"in row (\d+)")
 
 
-def parse_json_lines(text: bytes, path: str, dialect: Dialect, columns: Sequence[str] | None = None) -> Any:
-    """A `pyarrow.Table`; ``columns`` are those in which integers may not be rounded (None for all)."""
+def parse_json_lines(
+    text: bytes,
+    path: str,
+    dialect: Dialect,
+    columns: Sequence[str] | None = None,
+    *,
+    schema: Any = None,
+    first_line: int = 1,
+) -> Any:
+    """A `pyarrow.Table`.
+
+    ``columns`` are those in which integers may not be rounded (None for all). With a ``schema``, the text
+    continues a table of these columns and types, and begins at ``first_line`` of the file.
+    """
     import pyarrow as pa
 
     text = text.removeprefix(BOM)
-    check_lines(text, path)
+    check_lines(text, path, first_line)
     _check_keys(text, path)
     types = dialect.arrow_types()
-    table = _parse(text, path, 1, pa.schema(types) if types else None, "infer")
-    parse_again = partial(_parse, text, path, 1, unexpected="infer")
-    return with_exact_integers(table, text, path, 1, types, parse_again, columns)
+    parse = partial(_parse, text, path, first_line)
+    if schema is None:
+        table, parse_again = (
+            parse(pa.schema(types) if types else None, "infer"),
+            partial(parse, unexpected="infer"),
+        )
+    else:
+        table, parse_again = parse(schema, "error"), None
+    found = inexact_in_json(table, text, first_line, types)
+    return with_exact_integers(table, found, parse_again, columns, path, "write its numbers in quotes, as text")
 
 
-def stream_json_lines(file: BinaryIO, path: str, dialect: Dialect) -> Iterator[Any]:
-    """The rows as `pyarrow.Table`s of one schema, which the first piece of text defines."""
-    import pyarrow as pa
-
-    types = dialect.arrow_types()
-    schema, line = pa.schema(types) if types else None, 1
-    for piece in _pieces(file, path):
-        first, line = line, check_lines(piece, path, line)
-        _check_keys(piece, path)
-        unexpected = "infer" if first == 1 else "error"
-        table = _parse(piece, path, first, schema, unexpected)
-        parse_again = partial(_parse, piece, path, first, unexpected=unexpected) if first == 1 else None
-        table = with_exact_integers(table, piece, path, first, types, parse_again)
-        schema = table.schema
-        yield table
+def columns_in(table: Any, text: bytes, dialect: Dialect) -> list[str]:
+    """The columns in a text: a table of it also has those in ``types``, with nulls."""
+    names: list[str] = table.schema.names
+    doubtful = {name for name in dialect.types or () if table.column(name).null_count == len(table)}
+    keys = {json.loads(b'"' + key + b'"', strict=False) for key in set(_KEY.findall(text))} if doubtful else set()
+    return [name for name in names if name not in doubtful - keys]
 
 
-def names_in(table: Any, text: bytes, path: str, dialect: Dialect) -> list[str]:
-    """The columns in a text: a table of it also has those in ``types``."""
-    import pyarrow as pa
-
-    types = dialect.arrow_types()
-    empty = [name for name in types if table.column(name).null_count == len(table)]
-    if not empty:
-        names: list[str] = table.schema.names
-        return names
-    schema = pa.schema({name: kind for name, kind in types.items() if name not in empty})
-    found: list[str] = _parse(text.removeprefix(BOM), path, 1, schema, "infer").schema.names
-    return found
+def line_of_json_row(text: bytes, row: int, first_line: int = 1) -> str:
+    """The line of a row, for error messages: empty lines are no rows."""
+    full = (number for number, line in enumerate(text.split(b"\n"), first_line) if line.strip())
+    return f"line {next(islice(full, row, None), row)}"
 
 
-def line_of_json_row(text: bytes, row: int) -> int:
-    """The line, counted from 0, of a row: empty lines are no rows."""
-    full = (number for number, line in enumerate(text.split(b"\n")) if line.strip())
-    return next((number for index, number in enumerate(full) if index == row), row)
-
-
-def check_lines(content: bytes | memoryview, where: str, first_line: int = 1) -> int:
-    r"""Check that each line is one complete object in UTF-8, not nested too deeply.
-
-    Returns:
-        number of the line after the last.
+def check_lines(content: bytes, where: str, first_line: int = 1) -> int:
+    r"""Check that each line is complete JSON in UTF-8, not nested too deeply; the number of the line after them.
 
     Examples:
         >>> check_lines(b'{"a": "[["}\n{"a": [1]}', "here")
@@ -105,20 +100,11 @@ def check_lines(content: bytes | memoryview, where: str, first_line: int = 1) ->
           where: here, line 2
           remedy: mend or remove the line, or write the file again
     """
-    view = memoryview(content)
     start, line = 0, first_line
-    while start < len(view):
-        stop = min(start + _CHUNK, len(view))
-        chunk = bytes(view[start:stop])
-        if stop < len(view):
-            # Up to the end of a line; a longer line completely.
-            end = chunk.rfind(b"\n") + 1
-            if not end:
-                rest = bytes(view[stop:])
-                more = rest.find(b"\n") + 1
-                chunk += rest[:more] if more else rest
-            else:
-                chunk = chunk[:end]
+    while start < len(content):
+        # Up to the end of a line.
+        end = content.rfind(b"\n", start, start + _CHUNK) + 1 or content.find(b"\n", start + _CHUNK) + 1
+        chunk = content[start : end or len(content)]
         start += len(chunk)
         line = _check_chunk(chunk, where, line)
     return line
@@ -138,12 +124,11 @@ def _check_chunk(chunk: bytes, where: str, first_line: int) -> int:
     in_string = np.cumsum(kinds == _QUOTE) & 1 == 1
     depth = np.cumsum(np.where(in_string, 0, _DEPTH_STEPS[kinds]))
     ends = np.flatnonzero(kinds == _NEWLINE)
-    open_at_end = (depth[ends] != 0) | in_string[ends]
-    below = depth < 0
-    if open_at_end.any() or below.any():
-        places = [ends[np.argmax(open_at_end)]] if open_at_end.any() else []
-        places += [np.argmax(below)] if below.any() else []
-        line = first_line + int(np.count_nonzero(kinds[: int(min(places))] == _NEWLINE))
+    # A line that does not close what it opened ends after it; a bracket too many is where it is.
+    bad = depth < 0
+    bad[ends] |= (depth[ends] != 0) | in_string[ends]
+    if bad.any():
+        line = first_line + int(np.count_nonzero(kinds[: int(np.argmax(bad))] == _NEWLINE))
         raise _incomplete(where, line, "as many brackets and quotes closed as opened", None)
     if len(depth) and int(depth.max()) > MOST_LEVELS:
         line = first_line + int(np.count_nonzero(kinds[: int(np.argmax(depth > MOST_LEVELS))] == _NEWLINE))
@@ -188,32 +173,15 @@ def _check_keys(content: bytes, where: str) -> None:
 
 def _parse(text: bytes, path: str, first_line: int, schema: Any, unexpected: str) -> Any:
     import pyarrow as pa
-    import pyarrow.json as json
+    import pyarrow.json as pa_json
 
     # In one block, so that types depend on all values, and rows count from the first.
-    read = json.ReadOptions(use_threads=False, block_size=len(text) + 1)
-    options = json.ParseOptions(explicit_schema=schema, unexpected_field_behavior=unexpected)
+    read = pa_json.ReadOptions(use_threads=False, block_size=len(text) + 1)
+    options = pa_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior=unexpected)
     try:
-        return json.read_json(pa.BufferReader(text), read, options)
+        return pa_json.read_json(pa.BufferReader(text), read, options)
     except (pa.ArrowException, ValueError, OSError) as error:
         message = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
         row = _ROW.search(message)
-        place = path if row is None else f"{path}, line {line_of_json_row(text, int(row[1])) + first_line}"
+        place = path if row is None else f"{path}, {line_of_json_row(text, int(row[1]), first_line)}"
         raise CorruptError("the text cannot be parsed", found=message, where=place, remedy=REMEDY) from error
-
-
-def _pieces(file: BinaryIO, path: str) -> Iterator[bytes]:
-    """The text in pieces that end with lines."""
-    rest = file.read(len(BOM)).removeprefix(BOM)
-    while piece := file.read(PIECE):
-        end = piece.rfind(b"\n") + 1
-        if not end:
-            rest += piece
-            if len(rest) > LIMIT:
-                raise CorruptError("a line is too long", found=f"{len(rest)} bytes", where=path)
-            continue
-        if (rest + piece[:end]).strip():
-            yield rest + piece[:end]
-        rest = piece[end:]
-    if rest.strip():
-        yield rest

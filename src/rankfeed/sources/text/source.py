@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from copy import copy
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
 from rankfeed.columns import ColumnBuffer, Columns, Field, column_from_parts
-from rankfeed.errors import SourceError, listed
+from rankfeed.errors import CorruptError, SourceError, listed
 from rankfeed.sources.arrow.columns import read_columns
 from rankfeed.sources.arrow.types import Nulls, fields_of, roots_of
 from rankfeed.sources.paths import Paths, common_root, label
@@ -23,32 +22,22 @@ from rankfeed.sources.source import (
     by_chunk,
     check_columns,
     check_ids,
-    check_same_data,
     even_blocks,
+    reopen,
     starts_of,
 )
-from rankfeed.sources.text.csv_text import line_of_csv_row, parse_csv, stream_csv
+from rankfeed.sources.text.csv_text import end_of_csv_lines, line_of_csv_row, parse_csv
 from rankfeed.sources.text.detect import kind_of, list_files
-from rankfeed.sources.text.dialect import LIMIT, Dialect, file_size, open_text, read_text, too_large
+from rankfeed.sources.text.dialect import BOM, LIMIT, PIECE, Dialect, file_size, open_text, read_text, too_large
 from rankfeed.sources.text.exact_numbers import InexactError, to_float64
-from rankfeed.sources.text.json_lines import line_of_json_row, names_in, parse_json_lines, stream_json_lines
+from rankfeed.sources.text.json_lines import columns_in, line_of_json_row, parse_json_lines
 from rankfeed.storage import digest_of
 
 
 class _TextSource(Source):
-    """Common base of CsvSource and JsonlSource."""
-
     def _open(self, where: Paths, columns: Sequence[str] | None, nulls: Nulls, dialect: Dialect) -> None:
         self._paths = [os.path.abspath(path) for path in list_files(where, dialect.kind)]
-        self._columns = None if columns is None else tuple(columns)
-        self._nulls: Nulls = nulls
-        self._dialect = dialect
-        self._buffers: list[dict[str, ColumnBuffer]] | None = None
-        self._load()
-
-    def _load(self) -> list[dict[str, ColumnBuffer]]:
-        """Parse all files: once in each process."""
-        dialect = self._dialect
+        self._options = {"columns": columns, "nulls": nulls, "types": dialect.types}
         if sum(map(file_size, self._paths)) > LIMIT:
             raise too_large(self._paths[0] if len(self._paths) == 1 else common_root(self._paths))
         tables, digests, total = [], [], 0
@@ -60,39 +49,35 @@ class _TextSource(Source):
                 raise too_large(common_root(self._paths))
             if not text.strip():
                 raise SourceError("the file is empty", where=path)
-            if dialect.kind == "csv":
-                tables.append(parse_csv(text, path, dialect, self._columns))
-                names |= dict.fromkeys(tables[-1].schema.names)
-            else:
-                tables.append(parse_json_lines(text, path, dialect, self._columns))
-                names |= dict.fromkeys(names_in(tables[-1], text, path, dialect))
+            table = _parser(dialect)(text, path, dialect, columns)
+            is_csv = dialect.kind == "csv"
+            names |= dict.fromkeys(table.schema.names if is_csv else columns_in(table, text, dialect))
+            tables.append(table)
             digests.append(digest_of(text))
         dialect.check_types(list(names), listed(self._paths))
-        schema = _common_schema(self._paths, [table.schema for table in tables], self._columns)
-        known = fields_of(schema, nulls=self._nulls, columns=self._columns)
-        self._fields = {name: known[name] for name in check_columns(self._columns, known)}
-        wanted = _subset(schema, roots_of(schema, list(self._fields), nulls=self._nulls))
-        buffers = []
+        schema = _common_schema(self._paths, [table.schema for table in tables], columns)
+        known = fields_of(schema, nulls=nulls, columns=columns)
+        self._fields = {name: known[name] for name in check_columns(columns, known)}
+        wanted = [schema.field(name) for name in roots_of(schema, list(self._fields), nulls=nulls)]
+        self._buffers: list[dict[str, ColumnBuffer]] = []
         for path, table in zip(self._paths, tables, strict=True):
             cast = _cast(table, wanted, path, dialect)
-            buffers.append(read_columns(cast, self._fields, where=path, nulls=self._nulls))
-            for each in buffers[-1].values():
+            self._buffers.append(read_columns(cast, self._fields, where=path, nulls=nulls))
+            for each in self._buffers[-1].values():
                 if each.unreadable is not None:
                     each.unreadable.refuse(np.arange(each.rows))  # report nulls now, not when they are read
         self._starts = starts_of([len(table) for table in tables])
         if not self._starts[-1]:
             raise SourceError("there are no rows", where=self._paths[0])
-        nbytes = sum(each.nbytes for columns in buffers for each in columns.values())
+        nbytes = sum(each.nbytes for buffers in self._buffers for each in buffers.values())
         self._blocks = even_blocks(len(self), len(self) * BLOCK_BYTES // max(1, nbytes))
         root = common_root(self._paths)
         relative = [os.path.relpath(path, root) for path in self._paths]
         facts = [*relative, *digests, *(f"{name}:{field}" for name, field in known.items())]
         self._fingerprint = digest_of(dialect.kind.encode(), *(os.fsencode(each) for each in facts))
-        self._buffers = buffers
-        return buffers
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_buffers": None}
+    def __reduce__(self) -> tuple[Any, ...]:
+        return reopen, (type(self), self._paths, self._options, self._fingerprint)
 
     def _num_samples(self) -> int:
         return int(self._starts[-1])
@@ -106,31 +91,20 @@ class _TextSource(Source):
 
     @property
     def blocks(self) -> Int64:
-        """Rows of about 4 MiB: int64."""
         return self._blocks
 
     @property
     def fingerprint(self) -> str:
-        """Digest of relative names, columns and text."""
         return self._fingerprint
 
     def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
         ids = check_ids(sample_ids, len(self))
         names = check_columns(columns, self._fields)
-        buffers = self._buffers or self._load_again()
         parts: dict[str, list[Any]] = {name: [] for name in names}
         for number, rows, slots in by_chunk(ids, self._starts):
             for name in names:
-                parts[name].append(buffers[number][name].part(rows, slots))
+                parts[name].append(self._buffers[number][name].part(rows, slots))
         return Columns({name: column_from_parts(self._fields[name], parts[name]) for name in names}, len(ids))
-
-    def _load_again(self) -> list[dict[str, ColumnBuffer]]:
-        # Into another source, since other threads may use this one.
-        again = copy(self)
-        buffers = again._load()
-        check_same_data(again._fingerprint, self._fingerprint, self._paths[0])
-        self._buffers = buffers
-        return buffers
 
 
 class CsvSource(_TextSource):
@@ -139,7 +113,7 @@ class CsvSource(_TextSource):
     Types are inferred by pyarrow from all values of a column.
 
     Args:
-        where: a path, a glob or brace pattern, a folder of such files, or a list of these; `.csv`, `.tsv`, also
+        where: a path, a glob or brace pattern, a directory of such files, or a list of these; `.csv`, `.tsv`, also
             with `.gz`.
         columns: names of the columns to offer; None for all.
         nulls: "error" or "mask", as with `ParquetSource`. An empty number is a null, an empty text is not.
@@ -169,6 +143,7 @@ class CsvSource(_TextSource):
         types: Mapping[str, str] | None = None,
     ) -> None:
         self._open(where, columns, nulls, Dialect("csv", delimiter, types))
+        self._options["delimiter"] = delimiter
 
 
 class JsonlSource(_TextSource):
@@ -177,7 +152,7 @@ class JsonlSource(_TextSource):
     Objects in objects are columns "outer.inner"; a missing key is a null.
 
     Args:
-        where: a path, a glob or brace pattern, a folder of such files, or a list of these; `.jsonl`, `.ndjson`,
+        where: a path, a glob or brace pattern, a directory of such files, or a list of these; `.jsonl`, `.ndjson`,
             `.json`, also with `.gz`.
         columns: names of the columns to offer; None for all.
         nulls: "error" or "mask", as with `ParquetSource`.
@@ -219,14 +194,8 @@ def rows(where: Paths, *, delimiter: str | None = None, types: Mapping[str, str]
     The first 16 MiB define the types of columns. For files that are too large to be opened:
     ``rankfeed.write(rows("big.csv"), "packed")``.
 
-    Args:
-        where: as with :class:`CsvSource`.
-        delimiter: as with :class:`CsvSource`.
-        types: as with :class:`CsvSource`.
-
-    Raises:
-        SourceError, CorruptError, ArgumentError: as with :class:`CsvSource`; also if a value does not have the
-            type of its column in the first piece.
+    Arguments and errors are those of :class:`CsvSource`; it is also an error if a value does not have the type of
+    its column in the first piece.
     """
     kind = kind_of(where)
     if kind is None:
@@ -247,8 +216,42 @@ def rows(where: Paths, *, delimiter: str | None = None, types: Mapping[str, str]
 
 
 def _stream(path: str, dialect: Dialect) -> Iterator[Any]:
+    """The rows as `pyarrow.Table`s of one schema, which the first piece of text defines."""
+    parse, schema, line = _parser(dialect), None, 1
     with open_text(path) as file:
-        yield from (stream_csv if dialect.kind == "csv" else stream_json_lines)(file, path, dialect)
+        for piece in _pieces(file, path, dialect):
+            if piece.strip():
+                table = parse(piece, path, dialect, schema=schema, first_line=line)
+                schema = table.schema
+                yield table
+            line += piece.count(b"\n")
+    if schema is None:
+        raise SourceError("the file is empty", where=path)
+
+
+def _parser(dialect: Dialect) -> Callable[..., Any]:
+    return parse_csv if dialect.kind == "csv" else parse_json_lines
+
+
+def _pieces(file: BinaryIO, path: str, dialect: Dialect) -> Iterator[bytes]:
+    """The text in pieces that end with lines; the first one has more than a header."""
+    rest, header = file.read(len(BOM)).removeprefix(BOM), True
+    while piece := file.read(PIECE):
+        rest += piece
+        is_csv = dialect.kind == "csv" and b'"' in rest
+        end = end_of_csv_lines(rest, dialect.delimiter_of(path)) if is_csv else rest.rfind(b"\n") + 1
+        if end and not (header and b"\n" not in rest[:end].strip()):
+            yield rest[:end]
+            rest, header = rest[end:], False
+        elif len(rest) > LIMIT:
+            raise CorruptError(
+                "a line is too long",
+                expected=f"up to {LIMIT >> 20} MiB",
+                found=f"{len(rest)} bytes without an end",
+                where=path,
+                remedy="write the file again, with line feeds between the rows and quotes within values doubled",
+            )
+    yield rest
 
 
 def _check_csv_types(paths: Sequence[str], dialect: Dialect) -> None:
@@ -259,12 +262,6 @@ def _check_csv_types(paths: Sequence[str], dialect: Dialect) -> None:
             return
         names |= dict.fromkeys(next(_stream(path, dialect)).schema.names)
     dialect.check_types(list(names), listed(paths))
-
-
-def _subset(schema: Any, names: Sequence[str]) -> Any:
-    import pyarrow as pa
-
-    return pa.schema([schema.field(name) for name in names])
 
 
 def _common_schema(paths: Sequence[str], schemas: Sequence[Any], columns: Sequence[str] | None) -> Any:
@@ -305,19 +302,25 @@ def _common_schema(paths: Sequence[str], schemas: Sequence[Any], columns: Sequen
     return common
 
 
-def _cast(table: Any, schema: Any, path: str, dialect: Dialect) -> Any:
+def _cast(table: Any, fields: Sequence[Any], path: str, dialect: Dialect) -> Any:
     """The rows of a file with the types of all files together; an error if a number would change."""
     import pyarrow as pa
 
     columns = []
-    for field in schema:
+    for field in fields:
         column = table.column(field.name)
         try:
             columns.append(to_float64(column) if field.type == pa.float64() else column.cast(field.type))
         except (pa.ArrowInvalid, InexactError) as error:
-            place = (
-                path if not isinstance(error, InexactError) else f"{path}, {_line_of(path, dialect, error.row)}"
-            )
+            place = path
+            if isinstance(error, InexactError):
+                text, is_csv = read_text(path), dialect.kind == "csv"
+                line = (
+                    line_of_csv_row(text, path, dialect, error.row)
+                    if is_csv
+                    else line_of_json_row(text, error.row)
+                )
+                place = f"{path}, {line}"
             raise SourceError(
                 "a number does not fit the type that its column has over all files",
                 expected=str(field.type),
@@ -325,11 +328,4 @@ def _cast(table: Any, schema: Any, path: str, dialect: Dialect) -> Any:
                 where=f"{place}, column {field.name!r}",
                 remedy="make the files agree, or read the column as text with types={'column': 'string'}",
             ) from error
-    return pa.Table.from_arrays(columns, schema=schema)
-
-
-def _line_of(path: str, dialect: Dialect, row: int) -> str:
-    text = read_text(path)
-    if dialect.kind == "csv":
-        return line_of_csv_row(text, path, dialect, row)
-    return f"line {line_of_json_row(text, row) + 1}"
+    return pa.Table.from_arrays(columns, schema=pa.schema(fields))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import zipfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -13,11 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from rankfeed.columns import Bytes, Column, Columns, Dense, Field, Objects, Ragged
-from rankfeed.errors import ArgumentError, CorruptError, SourceError, printable
+from rankfeed.errors import ArgumentError, SourceError, printable
+from rankfeed.sources.npy.arrays import ARRAY, load_arrays, read_headers
 from rankfeed.sources.npy.detect import list_files
-from rankfeed.sources.npy.file import ARRAY
-from rankfeed.sources.npy.header import Header, check_size, file_header, load_objects, read_header, reading
-from rankfeed.sources.npy.npz import members_of, read_member, read_members
+from rankfeed.sources.npy.header import Array, Header
 from rankfeed.sources.paths import Paths
 from rankfeed.sources.source import Int64, Source, check_columns, check_ids, empty_column, even_blocks, reopen
 from rankfeed.storage import DataFiles, digest_of
@@ -32,27 +30,14 @@ _MOST_DIMENSIONS = 31 if np.lib.NumpyVersion(np.__version__) < "2.0.0" else 63
 Labels = Literal["folder"] | Sequence[str] | None
 
 
-class NumpyFilesSource(Source):
+class NumpySamplesSource(Source):
     """Files with a sample each, in natural order of their names (2 before 10).
 
     A `.npy` file is a sample with one column, "array"; a `.npz` file has a column for each of its arrays. Arrays
     of a column agree in dtype and in all dimensions but the first.
 
-    Args:
-        where: a directory, a glob pattern, or a list of paths.
-        columns: names of the columns to offer; None for all.
-        allow_pickle: whether arrays of objects may be read.
-        labels: "folder" adds the column "label", int64: the number of the subdirectory of ``where`` that contains
-            the file, in sorted order of their names. A list of their names defines their order.
-        name_column: name of a column to add, str: the path of the file, relative to the common directory.
-        files: what another process of the job saw first; None for the process that opens.
-
     Attributes:
         classes: names of the subdirectories in the order of their labels; empty without ``labels``.
-
-    Raises:
-        SourceError: there are no files, `.npy` and `.npz` are mixed, or a file is in no labelled subdirectory.
-        ArgumentError: ``labels`` without a directory, or a column name that exists already.
     """
 
     files: DataFiles
@@ -67,10 +52,7 @@ class NumpyFilesSource(Source):
         name_column: str | None = None,
         files: DataFiles | None = None,
     ) -> None:
-        self.where = where
-        self.labels = labels
-        self.name_column = name_column
-        self.allow_pickle = allow_pickle
+        self._where, self._labels, self._name_column, self._allow_pickle = where, labels, name_column, allow_pickle
         self._wanted = None if columns is None else tuple(columns)
         self._root, paths = list_files(where, recursive=labels is not None)
         self._suffix = paths[0][-4:]
@@ -83,18 +65,18 @@ class NumpyFilesSource(Source):
     def __reduce__(self) -> tuple[Any, ...]:
         options = {
             "columns": self._wanted,
-            "allow_pickle": self.allow_pickle,
-            "labels": self.labels,
-            "name_column": self.name_column,
+            "allow_pickle": self._allow_pickle,
+            "labels": self._labels,
+            "name_column": self._name_column,
             "files": self.files,
         }
-        return reopen, (NumpyFilesSource, self.where, options, self.fingerprint)
+        return reopen, (NumpySamplesSource, self._where, options, self.fingerprint)
 
     def _num_samples(self) -> int:
         return len(self._names)
 
     def __repr__(self) -> str:
-        return f"NumpyFilesSource({self.where!r}, {len(self)} samples)"
+        return f"NumpySamplesSource({self._where!r}, {len(self)} samples)"
 
     @property
     def blocks(self) -> Int64:
@@ -103,10 +85,11 @@ class NumpyFilesSource(Source):
     @cached_property
     def fields(self) -> Mapping[str, Field]:
         """From one header and the sizes of all files for `.npy`, from all headers for `.npz`."""
-        found = self._npy_fields() if self._suffix == ".npy" else self._npz_fields()
-        added = {LABEL: Field("dense", "int64")} if self.labels is not None else {}
-        if self.name_column is not None:
-            added[self.name_column] = Field("str")
+        first, varying = self._headers(0), self._varying()
+        found = {name: _field(header, name in varying) for name, header in first.items()}
+        added = {LABEL: Field("dense", "int64")} if self._labels is not None else {}
+        if self._name_column is not None:
+            added[self._name_column] = Field("str")
         if taken := found.keys() & added.keys():
             raise ArgumentError(
                 "the name of an added column exists already",
@@ -142,26 +125,22 @@ class NumpyFilesSource(Source):
             )
         return classes
 
-    def _npy_fields(self) -> dict[str, Field]:
-        header = file_header(self._path(0), allow_pickle=self.allow_pickle)
-        # Dtype and inner shape are checked when files are read, so sizes tell whether the lengths differ.
-        varies = bool((self.files.sizes != self.files.sizes[0]).any())
-        return {ARRAY: _field(header, varies)}
+    def _headers(self, sample_id: int) -> dict[str, Header]:
+        return read_headers(self._path(sample_id), allow_pickle=self._allow_pickle)
 
-    def _npz_fields(self) -> dict[str, Field]:
-        first = self._npz_headers(0)
-        varying: set[str] = set()
+    def _varying(self) -> set[str]:
+        """Names of the arrays whose shapes vary."""
+        if self._suffix == ".npy":
+            # Dtype and inner shape are checked when files are read, so sizes tell whether the lengths differ.
+            return {ARRAY} if bool((self.files.sizes != self.files.sizes[0]).any()) else set()
+        first = self._headers(0)
         with ThreadPoolExecutor(4) as pool:
-            for headers in pool.map(self._npz_headers, range(len(self))):
-                for name in headers.keys() & first.keys():
-                    if headers[name].shape != first[name].shape:
-                        varying.add(name)
-        return {name: _field(header, name in varying) for name, header in first.items()}
-
-    def _npz_headers(self, sample_id: int) -> dict[str, Header]:
-        path = self._path(sample_id)
-        members = read_members(path, path, allow_pickle=self.allow_pickle)
-        return {name: member.header for name, member in members.items()}
+            return {
+                name
+                for headers in pool.map(self._headers, range(len(self)))
+                for name in headers.keys() & first.keys()
+                if headers[name].shape != first[name].shape
+            }
 
     def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
         ids = check_ids(sample_ids, len(self))
@@ -169,8 +148,7 @@ class NumpyFilesSource(Source):
         found = self._added_columns(ids)
         stored = [name for name in names if name not in found]
         if stored:
-            read = self._read_npy if self._suffix == ".npy" else self._read_npz
-            samples = [read(each, stored) for each in ids.tolist()]
+            samples = [self._read(each, stored) for each in ids.tolist()]
             for each in ids.tolist():  # completely read by now
                 self.files.check(each)
             for name in stored:
@@ -179,49 +157,32 @@ class NumpyFilesSource(Source):
 
     def _added_columns(self, ids: Int64) -> dict[str, Column]:
         """The columns of labels and names."""
-        names = [self._name(each) for each in ids.tolist()] if self.labels or self.name_column else []
+        names = [self._name(each) for each in ids.tolist()] if self._labels or self._name_column else []
         added: dict[str, Column] = {}
-        if self.labels is not None:
+        if self._labels is not None:
             numbers = {name: number for number, name in enumerate(self.classes)}
             added[LABEL] = Dense.of(np.array([numbers[_class_of(name)] for name in names], np.int64))
-        if self.name_column is not None:
+        if self._name_column is not None:
             encoded = [printable(name).encode() for name in names]
-            added[self.name_column] = Bytes(Bytes.of(encoded).parts, text=True)
+            added[self._name_column] = Bytes(Bytes.of(encoded).parts, text=True)
         return added
 
-    def _read_npy(self, sample_id: int, _names: list[str]) -> dict[str, npt.NDArray[Any]]:
+    def _read(self, sample_id: int, names: list[str]) -> dict[str, Array]:
         path = self._path(sample_id)
-        if self.fields[ARRAY].kind == "object":
-            header = file_header(path, allow_pickle=True)
-            return {ARRAY: load_objects(path, header, path, allow_pickle=self.allow_pickle)}
-        try:
-            with open(path, "rb", buffering=0) as file:
-                header = read_header(file, path)
-                check_size(header, os.fstat(file.fileno()).st_size, path)
-                _check_alike(header, self.fields[ARRAY], path)
-                out = np.empty(header.nbytes, np.uint8)
-                file.seek(header.offset)
-                done = 0
-                while done < len(out):
-                    size = file.readinto(out.data[done:])
-                    if not size:
-                        raise CorruptError("a .npy file became shorter while it was read", where=path)
-                    done += size
-        except OSError as error:
-            raise SourceError("the file cannot be read", found=error, where=path) from error
-        return {ARRAY: out.view(header.dtype).reshape(header.shape, order="F" if header.fortran else "C")}
-
-    def _read_npz(self, sample_id: int, names: list[str]) -> dict[str, npt.NDArray[Any]]:
-        path = self._path(sample_id)
-        with reading(path), zipfile.ZipFile(path) as archive:
-            members = members_of(archive, path, allow_pickle=self.allow_pickle)
-            missing = [name for name in names if name not in members]
-            if missing:
-                raise SourceError("a file lacks arrays that others have", found=", ".join(missing), where=path)
-            for name in names:
-                if self.fields[name].kind != "object":
-                    _check_alike(members[name].header, self.fields[name], f"{path}, array {name!r}")
-            return {name: read_member(archive, members[name], allow_pickle=self.allow_pickle) for name in names}
+        arrays = load_arrays(path, names, mapped=False, allow_pickle=self._allow_pickle)
+        for name in names:
+            field, array = self.fields[name], arrays[name]
+            found = Header(array.dtype, array.shape, False, 0)
+            if field.kind != "object" and not found.fits(field):
+                raise SourceError(
+                    "an array is unlike the others of its column",
+                    expected=field,
+                    found=found,
+                    where=path if self._suffix == ".npy" else f"{path}, array {name!r}",
+                    remedy="make the arrays agree in dtype and in all dimensions but the first; equally long "
+                    'arrays that are columns of one table are read with layout="columns"',
+                )
+        return arrays
 
 
 def _class_of(name: str) -> str:
@@ -243,19 +204,7 @@ def _field(header: Header, varies: bool) -> Field:
     return Field("ragged" if is_ragged else "dense", header.dtype.name, shape)
 
 
-def _check_alike(header: Header, field: Field, where: str) -> None:
-    if not header.fits(field):
-        raise SourceError(
-            "an array is unlike the others of its column",
-            expected=field,
-            found=header,
-            where=where,
-            remedy="make the arrays agree in dtype and in all dimensions but the first; equally long arrays that "
-            'are columns of one table are read with layout="columns"',
-        )
-
-
-def _column(field: Field, rows: list[npt.NDArray[Any]]) -> Column:
+def _column(field: Field, rows: list[Array]) -> Column:
     if field.kind == "object":
         return Objects(rows)
     if not rows:

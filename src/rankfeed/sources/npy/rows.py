@@ -1,0 +1,150 @@
+"""`.npy` and `.npz` files whose rows along the first dimension are samples: one file, or columns of one table."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from functools import cached_property
+from typing import Any
+
+import numpy.typing as npt
+
+from rankfeed._util.fork_safety import init_in_each_process
+from rankfeed.columns import Column, Columns, Dense, Field, Objects, RowTake
+from rankfeed.errors import SourceError, listed
+from rankfeed.sources.npy.arrays import load_arrays, read_headers
+from rankfeed.sources.npy.header import Array, Header
+from rankfeed.sources.paths import label
+from rankfeed.sources.source import BLOCK_BYTES, Int64, Source, check_columns, check_ids, even_blocks, reopen
+from rankfeed.storage import DataFiles, check_not_truncated, digest_of
+
+
+class NumpyRowsSource(Source):
+    """Rows of the arrays of a `.npy` file (column "array") or `.npz` file, or of several `.npy` files.
+
+    ``named_by_file`` names columns after their files. Files are memory-mapped; compressed members of a `.npz` are
+    decompressed into memory. The checksum of a member is verified before its first row is read: that reads the
+    whole member, once in each process.
+    """
+
+    files: DataFiles
+
+    def __init__(
+        self,
+        paths: Sequence[str],
+        *,
+        columns: Sequence[str] | None = None,
+        allow_pickle: bool = False,
+        named_by_file: bool = False,
+        files: DataFiles | None = None,
+    ) -> None:
+        self._paths = [os.path.abspath(path) for path in paths]
+        self._allow_pickle = allow_pickle
+        self._options = {
+            "columns": None if columns is None else tuple(columns),
+            "allow_pickle": allow_pickle,
+            "named_by_file": named_by_file,
+        }
+        self.files = DataFiles(self._paths) if files is None else files.reopened(self._paths)
+        headers: dict[str, Header] = {}
+        #: Column -> number of its file, and name of the array in it.
+        self._places: dict[str, tuple[int, str]] = {}
+        for number, path in enumerate(self._paths):
+            for array, header in read_headers(path, allow_pickle=allow_pickle).items():
+                name = column_name(path) if named_by_file else array
+                if name in headers:
+                    raise SourceError(
+                        "two columns have one name",
+                        expected="files of different names",
+                        found=f"{self._path(name)} and {path}",
+                        remedy="rename one of them, or leave it out",
+                    )
+                headers[name], self._places[name] = header, (number, array)
+        self._length = self._common_length(headers)
+        self._headers = {name: headers[name] for name in check_columns(columns, headers)}
+        self._arrays: dict[str, Array] = {}
+        init_in_each_process(self._init_process)
+
+    def _common_length(self, headers: Mapping[str, Header]) -> int:
+        lengths = {name: header.shape[0] if header.shape else 0 for name, header in headers.items()}
+        first = next(iter(lengths.values()), 0)
+        if len({*lengths.values()}) != 1 or not first:
+            other = next((name for name, length in lengths.items() if length != first), None)
+            raise SourceError(
+                "the arrays have no rows in common",
+                expected="arrays of one length, at least 1",
+                found=listed([f"{length} rows of {name!r}" for name, length in lengths.items()], 20)
+                or "no arrays",
+                where=self._paths[0] if other is None else self._path(other),
+                remedy='leave out what does not belong; or pass layout="samples" if each file is a sample',
+            )
+        return first
+
+    def _path(self, name: str) -> str:
+        return self._paths[self._places[name][0]]
+
+    def _init_process(self) -> None:
+        """Create the lock: in a forked child, one of the parent could stay locked."""
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return reopen, (NumpyRowsSource, self._paths, {**self._options, "files": self.files}, self.fingerprint)
+
+    def _num_samples(self) -> int:
+        return self._length
+
+    def __repr__(self) -> str:
+        return f"NumpyRowsSource({label(self._paths)!r}, {len(self)} samples)"
+
+    @cached_property
+    def fields(self) -> Mapping[str, Field]:
+        return {
+            name: Field("object")
+            if header.dtype.hasobject
+            else Field("dense", header.dtype.name, header.shape[1:])
+            for name, header in self._headers.items()
+        }
+
+    @cached_property
+    def blocks(self) -> Int64:
+        row_bytes = sum(field.row_bytes() for field in self.fields.values())
+        return even_blocks(self._length, BLOCK_BYTES // row_bytes if row_bytes else self._length)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        schema = ",".join(f"{name}:{header!r}" for name, header in self._headers.items())
+        return digest_of(schema.encode(), self.files.fingerprint.encode())
+
+    def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
+        ids = check_ids(sample_ids, self._length)
+        names = check_columns(columns, self.fields)
+        self.files.check_open(at_intervals=True)
+        if not self._arrays.keys() >= set(names):
+            self._load(names)
+        out: dict[str, Column] = {}
+        for name in names:
+            array = self._arrays[name]
+            check_not_truncated(array, self._path(name))
+            if array.dtype.hasobject:
+                out[name] = Objects([deepcopy(each) for each in array[ids]])  # the array is kept
+            elif array.dtype.isnative and array.flags.c_contiguous and array.flags.aligned:
+                out[name] = Dense([RowTake(array, ids)])
+            else:  # numpy's take would copy the whole array first
+                out[name] = Dense.of(array[ids].astype(array.dtype.newbyteorder("="), order="C", copy=False))
+        return Columns(out, len(ids))
+
+    def _load(self, names: Sequence[str]) -> None:
+        with self._lock:
+            names = [name for name in names if name not in self._arrays]  # others were loaded by another thread
+            for number in sorted({self._places[name][0] for name in names}):
+                wanted = {self._places[name][1]: name for name in names if self._places[name][0] == number}
+                loaded = load_arrays(self._paths[number], wanted, mapped=True, allow_pickle=self._allow_pickle)
+                self.files.opened(number)
+                self._arrays.update((wanted[array], values) for array, values in loaded.items())
+
+
+def column_name(path: str) -> str:
+    """The name of a file without its suffix: ``x_train`` for ``data/x_train.npy``."""
+    return os.path.splitext(os.path.basename(path))[0]
