@@ -78,20 +78,20 @@ def lock_staging(dest: Path) -> Iterator[Path]:
     staging = dest / STAGING_NAME
     try:
         with ExitStack() as stack:
-            _acquire(stack, staging)
+            stack.enter_context(_acquire(staging))
             yield staging
     finally:
         with suppress(OSError):
             staging.rmdir()
 
 
-def _acquire(stack: ExitStack, staging: Path) -> HeldLease:
+def _acquire(staging: Path) -> HeldLease:
     lease, stalls, began, reported = Lease(staging / _LEASE), StallDetector(), time.monotonic(), False
     while True:
         make_directory(staging)
         owner = lease.owner()
         if owner is None or lease.is_expired(owner, stalls):
-            held = lease.enter(stack, owner)
+            held = lease.acquire(owner)
             if held is not None:
                 return held
             continue

@@ -21,7 +21,7 @@ from typing import Any
 from rankfeed.errors import RankfeedError, WriteError, listed, safe_str
 from rankfeed.sources.extras import need
 from rankfeed.storage import write_atomic
-from rankfeed.writer.runners.local import picklable_error
+from rankfeed.writer.runners import Runner, picklable_error
 from rankfeed.writer.staging import Part
 from rankfeed.writer.tasks import WriteJob, WriteTask, run_task
 
@@ -35,7 +35,7 @@ _NO_CORES_FACTOR = 5
 
 
 @dataclass
-class RayRunner:
+class RayRunner(Runner):
     """The workers of a Ray cluster.
 
     Args:
@@ -68,9 +68,6 @@ class RayRunner:
         finally:
             if not is_connected:
                 ray.shutdown()
-
-    def step(self) -> None:
-        """No other process waits for progress."""
 
     def run(self, job: WriteJob, tasks: list[WriteTask]) -> Iterator[tuple[WriteTask, list[Part]]]:
         ray = need("ray", extra="ray")
