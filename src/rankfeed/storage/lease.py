@@ -204,11 +204,13 @@ class Lease:
             _live_tokens.add(me.token)
             try:
                 self._make_directory()
-                held = HeldLease(self, me, self._create(me))
+                descriptor = self._create(me)
+                if descriptor is None:
+                    self.remove_files(me)
+                    break
+                held = HeldLease(self, me, descriptor)
             except BaseException as error:
                 self.remove_files(me)
-                if isinstance(error, FileExistsError) and self.owner() is not None:
-                    break
                 # mkdir reports "exists" if the directory is being removed.
                 is_race = isinstance(error, OSError) and (is_gone(error) or isinstance(error, FileExistsError))
                 if not remaining or not is_race:
@@ -235,10 +237,13 @@ class Lease:
         with suppress(OSError):  # the umask may have removed permissions
             self.directory.chmod(stat.S_IMODE(self.directory.parent.stat().st_mode))
 
-    def _create(self, me: LeaseOwner) -> int:
-        """Create a lease file; a descriptor for its heartbeats. Readers may see it incomplete, and wait."""
+    def _create(self, me: LeaseOwner) -> int | None:
+        """Create a lease file, which readers may see incomplete; a descriptor of it, or None if it exists."""
         path = self.directory / me.file
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
+        except FileExistsError:
+            return None
         try:
             with open(descriptor, "wb", closefd=False) as file:
                 file.write(msgspec.json.encode(me))

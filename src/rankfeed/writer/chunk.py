@@ -24,13 +24,7 @@ BATCH_ROWS, BATCH_BYTES = 256, 1 << 20
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some rows in memory.
-
-    Args:
-        rows: how many.
-        fields: of the columns.
-        columns: laid out as the fields say.
-    """
+    """Some rows in memory, laid out as the fields say."""
 
     rows: int
     fields: dict[str, Field]
@@ -38,7 +32,6 @@ class Chunk:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all columns."""
         return sum(stored.nbytes for stored in self.columns.values())
 
     @property
@@ -62,13 +55,7 @@ class Chunk:
 
 
 def chunks_of_samples(samples: Iterable[tuple[int, Any]], shard_bytes: int, noun: str) -> Iterator[Chunk]:
-    """Gather samples into chunks.
-
-    Args:
-        samples: dicts, each with the number that errors name.
-        shard_bytes: of the shards they are for; a chunk is an eighth at most.
-        noun: what errors call a sample.
-    """
+    """Gather samples, each with the number that errors name, into chunks of an eighth of a shard at most."""
     limit = batch_bytes(shard_bytes)
     waiting: list[tuple[int, dict[str, Any]]] = []
     nbytes = 0
@@ -132,12 +119,7 @@ def _chunk_of_dicts(numbered: list[tuple[int, dict[str, Any]]], noun: str) -> Ch
 
 
 def chunk_of(columns: Columns, where: str) -> Chunk:
-    """Copy the columns of a batch into memory.
-
-    Args:
-        columns: of any kind but objects.
-        where: the rows, for errors.
-    """
+    """Copy the columns of a batch, of any kind but objects, into memory."""
     if not columns.as_dicts:
         values = columns.samples()
         if not all(isinstance(value, dict) for value in values):
@@ -171,7 +153,7 @@ def _not_dicts(values: Iterable[Any], where: str) -> WriteError:
 
 def _stored(name: Any, column: Column, where: str) -> tuple[Field, ColumnBuffer]:
     place = f"{where}, field {name!r}"
-    if type(name) is not str or not name or not _is_encodable(name):
+    if type(name) is not str or not name or name.encode(errors="replace").decode() != name:
         raise WriteError("a field name must be a non-empty str", found=repr(name), where=where)
     if isinstance(column, Objects):
         raise WriteError(
@@ -199,14 +181,6 @@ def _stored(name: Any, column: Column, where: str) -> tuple[Field, ColumnBuffer]
     if 0 in field.shape:
         raise WriteError("arrays with an inner dimension of 0 cannot be written", found=field, where=place)
     return field, stored
-
-
-def _is_encodable(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _native(array: Any) -> Any:
@@ -305,13 +279,8 @@ def _join(name: str, one: Field, other: Field, where: str) -> Field:
     return Field("ragged", dtype.name, inner[0])
 
 
-def is_lossless(values: Any, dtype: np.dtype[Any]) -> bool:
-    """Whether integers keep their values under another type.
-
-    Examples:
-        >>> is_lossless(np.array([2**53]), np.dtype("float64")), is_lossless(np.array([2**53 + 1]), np.dtype("f8"))
-        (True, False)
-    """
+def _is_lossless(values: Any, dtype: np.dtype[Any]) -> bool:
+    """Whether integers keep their values under another type."""
     if values.dtype.kind not in "iu" or values.dtype.itemsize < 8 or dtype.kind not in "fc":
         return True
     wide = values.astype(np.float64)
@@ -322,7 +291,7 @@ def is_lossless(values: Any, dtype: np.dtype[Any]) -> bool:
 def _converted(stored: ColumnBuffer, old: Field, new: Field, rows: int, where: str = "") -> ColumnBuffer:
     if old == new:
         return stored
-    if not is_lossless(stored.values, np.dtype(new.dtype)):
+    if not _is_lossless(stored.values, np.dtype(new.dtype)):
         raise WriteError(
             "integers and floats do not fit into one column: float64 cannot hold all digits of the integers",
             where=where or None,

@@ -16,10 +16,11 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 import msgspec
 
@@ -35,14 +36,13 @@ from rankfeed.topology.job import ONE_HOST, job_id
 from rankfeed.writer.coordinator import WriteRequest, check_destination, coordinate
 from rankfeed.writer.runners import Runner
 from rankfeed.writer.staging import Part, finished_tasks, is_intact, read_task
-from rankfeed.writer.tasks import WriteJob, WriteTask, run_task
+from rankfeed.writer.tasks import WriteJob, WriteTask, convert_os_error, run_task
 
 #: Name of the directory of all runs in the staging directory.
 _RANKS = "ranks"
-#: Files of a run: its description, the tasks, the first error, the end. Directories: leases of the tasks, lease of
-#: rank 0, files of the other ranks.
-_INFO, _PLAN, _FAILURE, _RESULT = "run.json", "plan.json", "failure.json", "result.json"
-_TASKS, _RANK_0, _MEMBERS = "tasks", "rank-0", "members"
+#: Files of a run: its description, the tasks, the end. Directories: leases of the tasks, lease of rank 0, files of
+#: the other ranks.
+_INFO, _PLAN, _END, _TASKS, _RANK_0, _MEMBERS = "run.json", "plan.json", "end.json", "tasks", "rank-0", "members"
 #: Ranks may call `write` this many times the stall timeout apart, since each opens the source before; for that
 #: long rank 0, or a reassigned task, may make no progress.
 _PATIENCE_FACTOR = 5
@@ -74,22 +74,16 @@ class RunPlan(msgspec.Struct, frozen=True):
 
 
 @decodable
-class RunResult(msgspec.Struct, frozen=True):
-    """End of a run: fingerprint of the manifest."""
+class RunEnd(msgspec.Struct, frozen=True):
+    """End of a run: fingerprint of the manifest, or the first error as text, since unpickling could run code."""
 
-    fingerprint: str
-
-
-@decodable
-class RankFailure(msgspec.Struct, frozen=True):
-    """An error of a rank as text, since unpickling could run code."""
-
-    rank: int
-    text: str
+    fingerprint: str = ""
+    rank: int = 0
+    error: str = ""
 
 
 @decodable
-class RankStatus(msgspec.Struct, frozen=True):
+class RunMember(msgspec.Struct, frozen=True):
     """A rank that takes part, or has heard of the end and left."""
 
     process: LeaseOwner
@@ -162,19 +156,19 @@ class RankRun:
     """
 
     def __init__(self, directory: Path, topology: Topology, stall_timeout: float) -> None:
-        self.directory, self.topology, self._stall_timeout = directory, topology, stall_timeout
+        self.directory, self._topology, self._stall_timeout = directory, topology, stall_timeout
         self._interval = min(0.5, stall_timeout / 20)
-        self.result: RunResult | None = None
+        self.fingerprint = ""
         self.error: WriteError | None = None
         self.is_removed = False
+        self._has_left = not topology.rank
         self._stalls, self._warned = StallDetector(), False
         self._failed_task: ExitStack | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="rankfeed-ranks", daemon=True)
 
     def __enter__(self) -> Self:
-        if self.topology.rank:
-            write_record(self._status_path, RankStatus(LeaseOwner.current()))
+        self._write_status()
         self._thread.start()
         return self
 
@@ -183,20 +177,22 @@ class RankRun:
         self._thread.join()
         self._leave()
 
-    @property
-    def _status_path(self) -> Path:
-        return self.directory / _MEMBERS / f"{self.topology.rank}.json"
+    def _write_status(self) -> None:
+        if self._topology.rank:
+            path = self.directory / _MEMBERS / f"{self._topology.rank}.json"
+            write_record(path, RunMember(LeaseOwner.current(), self._has_left))
 
     def _leave(self) -> None:
-        if self.topology.rank:
+        if not self._has_left:  # else rank 0 may be removing the directory
+            self._has_left = True
             with suppress(OSError):
-                write_record(self._status_path, RankStatus(LeaseOwner.current(), has_left=True))
+                self._write_status()
 
     def check(self) -> bool:
         """Whether the run has succeeded; raises WriteError if it failed."""
         if self.error is not None:
             raise self.error
-        return self.result is not None
+        return bool(self.fingerprint)
 
     def wait(self) -> bool:
         """Wait a moment; whether the run has ended."""
@@ -206,19 +202,20 @@ class RankRun:
         """Record the first error of the run for all ranks."""
         text = str(error) if isinstance(error, RankfeedError) else f"{type(error).__name__}: {safe_str(error)}"
         with suppress(OSError):
-            if self.directory.is_dir() and not (self.directory / _FAILURE).exists():
-                write_record(self.directory / _FAILURE, RankFailure(self.topology.rank, text))
+            if self.directory.is_dir() and not (self.directory / _END).exists():
+                write_record(self.directory / _END, RunEnd(rank=self._topology.rank, error=text))
 
     def _follow(self) -> None:
         while not self.wait():
-            failure = _read(self.directory / _FAILURE, RankFailure)
-            self.result = _read(self.directory / _RESULT, RunResult)
-            if failure is not None:
-                self.error = WriteError(f"rank {failure.rank} failed: {failure.text}")
-            elif self.result is None and self.topology.rank:
+            end = _read(self.directory / _END, RunEnd)
+            if end is not None and end.error:
+                self.error = WriteError(f"rank {end.rank} failed: {end.error}")
+            elif end is not None:
+                self.fingerprint = end.fingerprint
+            elif self._topology.rank:
                 with suppress(OSError):
                     self._check_rank_0()
-            if self.error is not None or self.result is not None:
+            if self.error is not None or self.fingerprint:
                 self._leave()
                 self._ended.set()
 
@@ -254,7 +251,7 @@ class RankRun:
         """Claim one of the unfinished tasks and run it; None if all of them are claimed."""
         claimed = {int(name) for name in os.listdir(self.directory / _TASKS)} & tasks.keys()
         # Unclaimed tasks first. There are at most as many claimed ones as ranks.
-        free = claim_order(self.topology.rank, self.topology.world_size, tasks.keys() - claimed)
+        free = claim_order(self._topology.rank, self._topology.world_size, tasks.keys() - claimed)
         for number in [*free, *sorted(claimed)]:
             held, hangs = self._claim(tasks[number], is_claimed=number in claimed)
             if held is not None:
@@ -275,12 +272,11 @@ class RankRun:
         chain = lease.chain() if is_claimed else []
         owner = chain[-1] if chain else None
         hanging = sum(not each.has_ended for each in chain)
-        if owner is not None and not lease.is_expired(owner, self._stalls):
+        # If two ranks hang, the second one raises an error.
+        if (owner is not None and not lease.is_expired(owner, self._stalls)) or hanging > 1:
             return None, False
-        if hanging > 1:
-            return None, False  # the second one raises an error, unless it makes progress
-        label = f"rank {self.topology.rank} of {self.topology.world_size}"
-        held = lease.acquire(owner, label, self.topology.local_rank)
+        label = f"rank {self._topology.rank} of {self._topology.world_size}"
+        held = lease.acquire(owner, label, self._topology.local_rank)
         if held is not None and owner is not None:
             what = "died" if owner.has_ended else f"made no progress for {self._stall_timeout:g} s"
             what = f"is alive but {what}" if owner.has_ended is False else what
@@ -301,19 +297,19 @@ class RankRun:
         watched = replace(job, step=step)
         if not in_thread:
             return run_task(watched, task)
-        outcome: list[Any] = []
+        future = Future[list[Part]]()
 
         def work() -> None:
             try:
-                outcome.append(run_task(watched, task))
+                future.set_result(run_task(watched, task))
             except BaseException as error:
-                outcome.append(error)
+                future.set_exception(error)
 
-        thread = threading.Thread(target=work, name="rankfeed-write", daemon=True)
-        thread.start()
+        threading.Thread(target=work, name="rankfeed-write", daemon=True).start()
         stalls = StallDetector()
-        while thread.is_alive():
-            thread.join(self._interval)
+        while True:
+            with suppress(TimeoutError):
+                return future.result(self._interval)
             job.step()
             parts = read_task(job.staging, task.number, job.name)
             if parts is not None and all(is_intact(job.staging, part) for part in parts):
@@ -325,9 +321,6 @@ class RankRun:
                     where=task,
                     remedy="does map, or reading a sample, hang? If it only takes that long, raise stall_timeout=",
                 )
-        if isinstance(outcome[0], BaseException):
-            raise outcome[0]
-        return outcome[0]  # type: ignore[no-any-return]
 
 
 class RanksRunner(Runner):
@@ -346,7 +339,8 @@ class RanksRunner(Runner):
             self._open(stack, staging, self._info)
             try:
                 yield
-                write_record(self._run.directory / _RESULT, RunResult(load_manifest(staging.parent).fingerprint))
+                fingerprint = load_manifest(staging.parent).fingerprint
+                write_record(self._run.directory / _END, RunEnd(fingerprint))
                 self._wait_until_left(began + _PATIENCE_FACTOR * self._stall_timeout)
             except BaseException as error:
                 self._run.fail(error)
@@ -385,7 +379,7 @@ class RanksRunner(Runner):
         while True:
             self._heartbeat.renew()
             paths = (self._run.directory / _MEMBERS).glob("[0-9]*.json")
-            found = [status for path in paths if (status := read_record(path, RankStatus)) is not None]
+            found = [status for path in paths if (status := read_record(path, RunMember)) is not None]
             present = [status for status in found if not (status.has_left or status.process.has_ended)]
             now = time.monotonic()
             all_left = not present and len(found) == self._topology.world_size - 1
@@ -426,29 +420,29 @@ def _remove_empty(ranks: Path) -> None:
 def _participate(request: WriteRequest, info: RunInfo, topology: Topology, stall_timeout: float) -> PackedSource:
     """The part of all ranks but 0."""
     ranks = request.dest / STAGING_NAME / _RANKS
-    try:
+    with convert_os_error("cannot write the dataset", request.dest), ExitStack() as stack:
         check_destination(request.dest, append=request.append)
-        try:
-            with _join(ranks, info, topology, stall_timeout) as run:
-                try:
-                    _run_tasks(request, info, run)
-                except BaseException as error:
-                    # The files of a run that has ended may be gone.
-                    if not (run.wait() or run.wait()):
-                        run.fail(error)
-                        raise
-            fingerprint = _outcome(request, run)
-        finally:
-            _remove_empty(ranks)
-        return _open_when_visible(request.dest, fingerprint)
-    except OSError as error:
-        if isinstance(error, RankfeedError):
-            raise
-        raise WriteError("cannot write the dataset", found=error, where=request.dest) from error
+        stack.callback(_remove_empty, ranks)
+        directory, found = _join(ranks, info, topology, stall_timeout)
+        with RankRun(directory, topology, stall_timeout) as run:
+            try:
+                if found.digest != info.digest and not found.is_refused:
+                    raise WriteError(
+                        "the ranks called write with different arguments",
+                        expected="the same source and arguments on all ranks",
+                        where=f"rank {topology.rank}, which differs from rank 0",
+                    )
+                _run_tasks(request, run)
+            except BaseException as error:
+                # The files of a run that has ended may be gone.
+                if not (run.wait() or run.wait()):
+                    run.fail(error)
+                    raise
+        return _open_when_visible(request.dest, _outcome(request, run))
 
 
-def _join(ranks: Path, info: RunInfo, topology: Topology, stall_timeout: float) -> RankRun:
-    """Wait for the run that rank 0 opens for this call."""
+def _join(ranks: Path, info: RunInfo, topology: Topology, stall_timeout: float) -> tuple[Path, RunInfo]:
+    """Wait for the run that rank 0 opens for this call: its directory and description."""
     make_directory(ranks)  # an error, if this rank cannot write there
     where = f"rank {topology.rank} of {topology.world_size}, at {ranks.parent.parent}"
     limit = _PATIENCE_FACTOR * stall_timeout
@@ -466,7 +460,7 @@ def _join(ranks: Path, info: RunInfo, topology: Topology, stall_timeout: float) 
                         where=where,
                         remedy="start the job again, which continues; stall_timeout=... waits longer",
                     )
-                return RankRun(ranks / name, topology, stall_timeout)
+                return ranks / name, found
         time.sleep(min(0.5, stall_timeout / 20))
     raise WriteError(
         f"rank 0 did not call write within {limit:g} s",
@@ -493,15 +487,8 @@ def _is_alive(run: Path, stalls: StallDetector) -> bool:
     return owner.has_ended is False or (owner.has_ended is None and stalls.has_changed(owner.token))
 
 
-def _run_tasks(request: WriteRequest, info: RunInfo, run: RankRun) -> None:
+def _run_tasks(request: WriteRequest, run: RankRun) -> None:
     """Run tasks until the run has ended."""
-    found = _read(run.directory / _INFO, RunInfo)
-    if found is not None and not found.is_refused and found.digest != info.digest:
-        raise WriteError(
-            "the ranks called write with different arguments",
-            expected="the same source and arguments on all ranks",
-            where=f"rank {run.topology.rank}, which differs from rank 0",
-        )
     while (plan := _read(run.directory / _PLAN, RunPlan)) is None:
         if run.wait():
             return
@@ -529,8 +516,8 @@ class _RunEndedError(Exception):
 
 def _outcome(request: WriteRequest, run: RankRun) -> str:
     """Fingerprint of the dataset that the ranks wrote."""
-    if run.result is not None:
-        return run.result.fingerprint
+    if run.fingerprint:
+        return run.fingerprint
     assert run.error is not None
     if run.is_removed and (request.dest / MANIFEST_NAME).exists():
         manifest = load_manifest(request.dest)

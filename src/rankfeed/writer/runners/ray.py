@@ -36,15 +36,10 @@ _NO_CORES_FACTOR = 5
 
 @dataclass
 class RayRunner(Runner):
-    """The workers of a Ray cluster.
+    """The workers of a Ray cluster."""
 
-    Args:
-        workers: tasks at once; None: one per core of the cluster.
-        stall_timeout: seconds without a finished task after which it warns.
-    """
-
-    workers: int | None
-    stall_timeout: float
+    workers: int | None  # tasks at once; None: one per core of the cluster
+    stall_timeout: float  # seconds without a finished task after which it warns
     is_remote: bool = True
     _token: str = field(default_factory=lambda: secrets.token_hex(16))
 
@@ -145,7 +140,12 @@ def _result(ray: Any, done: Any, task: WriteTask) -> list[Part]:
     try:
         succeeded, result = ray.get(done)
     except ray.exceptions.RayTaskError as error:  # the worker returns errors of a task: rankfeed is missing there
-        raise _no_rankfeed(error, str(task)) from error
+        raise WriteError(
+            "a node of the Ray cluster cannot run rankfeed",
+            found=error.cause or error,
+            where=task,
+            remedy="install the same rankfeed on all nodes, or name it in ray.init's runtime_env",
+        ) from error
     except ray.exceptions.RayError as error:
         raise WriteError(
             "a write task failed repeatedly: its workers crashed",
@@ -157,24 +157,6 @@ def _result(ray: Any, done: Any, task: WriteTask) -> list[Part]:
     if not succeeded:
         raise result
     return result  # type: ignore[no-any-return]
-
-
-def _no_rankfeed(error: Any, where: str) -> WriteError:
-    return WriteError(
-        "a node of the Ray cluster cannot run rankfeed",
-        found=error.cause or error,
-        where=where,
-        remedy="install the same rankfeed on all nodes, or name it in ray.init's runtime_env",
-    )
-
-
-def _not_shared(staging: Path | str, node: str) -> WriteError:
-    return WriteError(
-        "a node of the Ray cluster does not see the destination",
-        expected="a file system that all nodes share, under the same path",
-        where=f"{Path(staging).parent} on {node}",
-        remedy='choose a shared directory, or use runner="local"',
-    )
 
 
 def _sees_token(staging: str, token: str) -> bool:
@@ -201,7 +183,12 @@ def _run_on_worker(job: bytes, staging: str, token: str, task: WriteTask) -> tup
 
     try:
         if not _sees_token(staging, token):
-            return False, _not_shared(staging, socket.gethostname())
+            return False, WriteError(
+                "a node of the Ray cluster does not see the destination",
+                expected="a file system that all nodes share, under the same path",
+                where=f"{Path(staging).parent} on {socket.gethostname()}",
+                remedy='choose a shared directory, or use runner="local"',
+            )
         return True, run_task(replace(_unpickled(job), staging=Path(staging)), task)
     except Exception as error:
         return False, picklable_error(error)
