@@ -103,6 +103,18 @@ def test_a_rank_that_comes_late_finds_its_share_done_or_to_do(data: Path, tmp_pa
     assert outcomes[0]["fingerprint"] == outcomes[1]["fingerprint"]
 
 
+def test_files_of_an_earlier_job_are_not_taken_for_those_of_this_one(data: Path, tmp_path: Path) -> None:
+    left = tmp_path / "p" / ".rankfeed-write" / "ranks" / "0123456789abcdef"
+    (left / "rank-0").mkdir(parents=True)
+    info = {"job": "", "world_size": 2, "call": 1, "digest": "of other arguments"}
+    (left / "run.json").write_text(json.dumps(info))
+    (left / "rank-0" / "lease").write_text(json.dumps({"token": "x", "file": "lease", "host": "elsewhere"}))
+    outcomes, codes = written(2, data, tmp_path / "p")
+    assert codes == [0, 0]
+    assert outcomes[0]["fingerprint"] == outcomes[1]["fingerprint"]
+    assert not left.parent.parent.exists()
+
+
 def test_what_a_killed_rank_was_at_falls_to_the_others(data: Path, tmp_path: Path) -> None:
     outcomes, codes = written(3, data, tmp_path / "p", "kill:1", stall_timeout=4)
     assert codes == [0, -signal.SIGKILL, 0]

@@ -72,6 +72,14 @@ def pack(source: rf.Source, dest: Path, function: Any) -> rf.Source:
     return rf.write(source, dest, map=function, shard_bytes=500, workers=2, progress=False)
 
 
+def test_a_closure_runs_in_worker_processes(source: rf.Source, tmp_path: Path) -> None:
+    caller = os.getpid()
+    written = pack(source, tmp_path / "p", lambda sample: {"pid": os.getpid(), "caller": caller})
+    pids = {int(sample["pid"]) for sample in written}
+    assert os.getpid() not in pids
+    assert {int(sample["caller"]) for sample in written} == {caller}
+
+
 def test_what_a_function_reads_is_not_what_the_worker_is_told(source: rf.Source, tmp_path: Path) -> None:
     assert [sample["id"] for sample in pack(source, tmp_path / "p", starts_what_reads)] == list(range(500))
 

@@ -18,6 +18,7 @@ A lease does not stop an owner that lost it: check `HeldLease.is_held` before ea
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import socket
@@ -239,14 +240,15 @@ class Lease:
 
     def _create(self, me: LeaseOwner) -> int | None:
         """Create a lease file, which readers may see incomplete; a descriptor of it, or None if it exists."""
-        path = self.directory / me.file
+        path, content = self.directory / me.file, msgspec.json.encode(me)
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
         except FileExistsError:
             return None
         try:
-            with open(descriptor, "wb", closefd=False) as file:
-                file.write(msgspec.json.encode(me))
+            # At once: a process that is killed before leaves a lease that only expires.
+            if os.write(descriptor, content) < len(content):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(path))
             with suppress(OSError):  # readable for everyone who may look into the directory, whatever the umask
                 os.fchmod(descriptor, stat.S_IMODE(self.directory.stat().st_mode) & 0o444 | 0o600)
             os.fsync(descriptor)
