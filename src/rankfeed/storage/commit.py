@@ -32,18 +32,7 @@ def temporary_name(path: Path) -> Path:
 def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Open a file for writing that appears under its name when the block succeeds, replacing an existing file.
 
-    Raises:
-        OSError: it cannot be written; nothing is left behind.
-
-    Examples:
-        >>> import tempfile
-        >>> target = Path(tempfile.mkdtemp(), "a")
-        >>> with atomic_file(target) as file:
-        ...     _ = file.write(b"content")
-        ...     target.exists()
-        False
-        >>> target.read_bytes()
-        b'content'
+    Raises OSError, and leaves nothing behind if the block fails.
     """
     target = Path(path)
     temporary = temporary_name(target)

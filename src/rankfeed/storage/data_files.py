@@ -12,7 +12,6 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -235,10 +234,7 @@ def _attributes(found: os.stat_result) -> tuple[int, int, int]:
 
 
 def _time_text(nanoseconds: int) -> str:
-    seconds, rest = divmod(int(nanoseconds), 10**9)
-    with suppress(ValueError, OverflowError, OSError):
-        return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}.{rest:09d} UTC"
-    return f"at {nanoseconds} ns"
+    return f"{np.datetime64(int(nanoseconds), 'ns')} UTC"
 
 
 def _split_paths(paths: Sequence[str]) -> tuple[str, bytes]:

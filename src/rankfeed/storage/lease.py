@@ -99,16 +99,7 @@ class LeaseOwner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StallDetector:
-    """For how long each of several counters has not changed, by this process's clock.
-
-    Examples:
-        >>> times = iter([0.0, 2.5, 3.0, 4.0])
-        >>> stalls = StallDetector(clock=lambda: next(times))
-        >>> [stalls.seconds("rank 1", count) for count in (1, 1, 2, 2)]
-        [0.0, 2.5, 0.0, 1.0]
-        >>> stalls.has_changed("rank 1"), stalls.has_changed("rank 2")
-        (True, False)
-    """
+    """For how long each of several counters has not changed, by this process's clock."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -131,13 +122,10 @@ class StallDetector:
 
 
 class Lease:
-    """A lease whose files lie in a directory.
+    """A lease whose files lie in a directory, which `acquire` creates in one that exists.
 
-    Args:
-        directory: created by `acquire` in one that exists, removed with the last lease file.
-        duration: seconds without a heartbeat after which the lease expires.
-        by_progress: the owner calls `HeldLease.renew` as it makes progress; if it makes none, the lease expires.
-            Otherwise a thread makes the heartbeats as long as the process is alive.
+    It expires without a heartbeat for ``duration`` seconds. With ``by_progress`` the owner calls `HeldLease.renew`
+    as it makes progress; otherwise a thread makes the heartbeats as long as the process is alive.
     """
 
     def __init__(self, directory: Path, *, duration: float | None = None, by_progress: bool = False) -> None:
@@ -167,12 +155,7 @@ class Lease:
         return chain[-1] if chain else None
 
     def is_expired(self, owner: LeaseOwner, stalls: StallDetector) -> bool:
-        """Whether the owner is dead, or makes no progress, as far as this process knows.
-
-        Args:
-            owner: of this lease.
-            stalls: remembers the heartbeats seen by earlier calls.
-        """
+        """Whether the owner is dead, or makes no progress, as far as this process knows."""
         try:
             count = stat_uncached(self.directory / owner.file).st_mtime_ns
         except OSError:
@@ -189,15 +172,9 @@ class Lease:
         return silent > self.duration * (1 << min(returned, _MAX_DOUBLINGS))
 
     def acquire(self, after: LeaseOwner | None, label: str = "", local_rank: int = -1) -> HeldLease | None:
-        """The lease, to be held in a ``with`` block; None if another process was faster.
+        """The lease, to be held in a ``with`` block; None if another process was faster. Raises OSError.
 
-        Args:
-            after: the expired owner to take over from; None if there was none.
-            label: rank of this process, for messages.
-            local_rank: of this process.
-
-        Raises:
-            OSError: the directory cannot be written, or is a symbolic link.
+        ``after`` is the expired owner to take over from; None if there was none.
         """
         name = _FIRST if after is None else f"{after.token}{_SUCCESSOR}"
         for remaining in reversed(range(_ATTEMPTS)):
@@ -288,16 +265,11 @@ class Lease:
 
 
 class HeldLease:
-    """A lease that this process holds until `release`, or to the end of a ``with`` block.
-
-    Args:
-        lease: which.
-        owner: this process.
-        descriptor: of the lease file. Heartbeats go to the file, not its name, which may be another owner's later.
-    """
+    """A lease that this process holds until `release`, or to the end of a ``with`` block."""
 
     def __init__(self, lease: Lease, owner: LeaseOwner, descriptor: int) -> None:
         self.owner = owner
+        # Heartbeats go to the file, not its name, which may be another owner's later.
         self._lease, self._descriptor = lease, descriptor
         self._time = os.fstat(descriptor).st_mtime_ns
         self._renewed = time.monotonic()

@@ -234,12 +234,7 @@ def gather_shards(chunks: Iterable[Chunk], limit: int) -> Iterator[Chunk]:
 
 
 def join_fields(one: Fields, other: Fields, where: str) -> dict[str, Field]:
-    """The fields of columns that hold the rows of both.
-
-    Examples:
-        >>> join_fields({"x": Field("dense", "int32", (3,))}, {"x": Field("dense", "int64", (5,))}, "row 7")
-        {'x': Field(kind='ragged', dtype='int64', shape=())}
-    """
+    """The fields of columns that hold the rows of both."""
     if one.keys() != other.keys():
         raise WriteError(
             "samples have different fields",

@@ -20,15 +20,7 @@ from rankfeed.plan import RngStreams, wants_rng
 
 @dataclass(frozen=True)
 class SampleMap:
-    """A function of a sample, or of a list of samples, that returns no sample, one or several.
-
-    Examples:
-        >>> twice = SampleMap(lambda sample: [sample, sample])
-        >>> list(twice.apply([(7, {"x": 1})]))
-        [(7, {'x': 1}), (7, {'x': 1})]
-        >>> list(SampleMap(lambda samples: samples[1:], batch=2).apply(enumerate([{"x": 1}, {"x": 2}, {"x": 3}])))
-        [(0, {'x': 2})]
-    """
+    """A function of a sample, or of a list of samples, that returns no sample, one or several."""
 
     function: Callable[..., Any]  # called with a generator as well if it takes a second argument
     batch: int = 0  # number of samples in a list; 0: called with a sample

@@ -150,12 +150,7 @@ def _row_bytes(job: WriteJob, unit: int) -> tuple[int, int]:
 
 
 def align_to_blocks(bounds: Int64, blocks: Int64) -> Int64:
-    """Move each of some equally spaced bounds to the end of a block within a quarter of their distance.
-
-    Examples:
-        >>> align_to_blocks(np.array([0, 10, 20, 30]), np.array([11, 5, 14])).tolist()
-        [0, 11, 20, 30]
-    """
+    """Move each of some equally spaced bounds to the end of a block within a quarter of their distance."""
     ends = np.concatenate([[0], np.cumsum(blocks)])
     after = np.searchsorted(ends, bounds).clip(1, len(ends) - 1)
     nearest = np.where(bounds - ends[after - 1] <= ends[after] - bounds, ends[after - 1], ends[after])

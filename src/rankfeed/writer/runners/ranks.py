@@ -125,12 +125,7 @@ def is_same_job(one: str, other: str) -> bool | None:
 
 
 def claim_order(rank: int, world_size: int, tasks: Iterable[int]) -> list[int]:
-    """The order in which a rank claims tasks: its own share, then the others' from the end.
-
-    Examples:
-        >>> claim_order(1, 3, [0, 1, 2, 3, 4, 5])
-        [1, 4, 5, 3, 2, 0]
-    """
+    """The order in which a rank claims tasks: its own share, then the others' from the end."""
     own = sorted(task for task in tasks if task % world_size == rank)
     return own + sorted(set(tasks) - set(own), reverse=True)
 
