@@ -156,12 +156,7 @@ class Lease:
 
     def is_expired(self, owner: LeaseOwner, stalls: StallDetector) -> bool:
         """Whether the owner is dead, or makes no progress, as far as this process knows."""
-        try:
-            count = stat_uncached(self.directory / owner.file).st_mtime_ns
-        except OSError:
-            count = -1
-        silent = stalls.seconds(owner.token, count)
-        ended = owner.has_ended
+        silent, ended = self.silence(owner, stalls), owner.has_ended
         if ended is False and owner.is_current_process and owner.token not in _live_tokens:
             return True  # a release failed
         if ended or (ended is False and not self.by_progress):
@@ -170,6 +165,14 @@ class Lease:
             return False
         returned = sum(1 for _ in self.directory.glob(f"*{_RETURNED}"))
         return silent > self.duration * (1 << min(returned, _MAX_DOUBLINGS))
+
+    def silence(self, owner: LeaseOwner, stalls: StallDetector) -> float:
+        """Seconds since the last heartbeat of the owner, or since ``stalls`` saw the owner first."""
+        try:
+            count = stat_uncached(self.directory / owner.file).st_mtime_ns
+        except OSError:
+            count = -1
+        return stalls.seconds(owner.token, count)
 
     def acquire(self, after: LeaseOwner | None, label: str = "", local_rank: int = -1) -> HeldLease | None:
         """The lease, to be held in a ``with`` block; None if another process was faster. Raises OSError.

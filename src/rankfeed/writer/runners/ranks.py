@@ -82,14 +82,6 @@ class RunEnd(msgspec.Struct, frozen=True):
     error: str = ""
 
 
-@decodable
-class RunMember(msgspec.Struct, frozen=True):
-    """A rank that takes part, or has heard of the end and left."""
-
-    process: LeaseOwner
-    has_left: bool = False
-
-
 def write_on_ranks(request: WriteRequest, stall_timeout: float) -> PackedSource:
     """Write together with the other ranks, all of which call this; the dataset, opened."""
     topology = Topology.detect()
@@ -156,14 +148,15 @@ class RankRun:
         self.fingerprint = ""
         self.error: WriteError | None = None
         self.is_removed = False
-        self._has_left = not topology.rank
+        self._member = directory / _MEMBERS / f"{topology.rank}.json"
         self._stalls, self._warned = StallDetector(), False
         self._failed_task: ExitStack | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="rankfeed-ranks", daemon=True)
 
     def __enter__(self) -> Self:
-        self._write_status()
+        if self._topology.rank:
+            write_record(self._member, LeaseOwner.current())
         self._thread.start()
         return self
 
@@ -172,16 +165,10 @@ class RankRun:
         self._thread.join()
         self._leave()
 
-    def _write_status(self) -> None:
-        if self._topology.rank:
-            path = self.directory / _MEMBERS / f"{self._topology.rank}.json"
-            write_record(path, RunMember(LeaseOwner.current(), self._has_left))
-
     def _leave(self) -> None:
-        if not self._has_left:  # else rank 0 may be removing the directory
-            self._has_left = True
-            with suppress(OSError):
-                self._write_status()
+        if self._topology.rank:
+            with suppress(OSError):  # it has left already
+                os.rename(self._member, self._member.with_suffix(".left"))
 
     def check(self) -> bool:
         """Whether the run has succeeded; raises WriteError if it failed."""
@@ -220,18 +207,17 @@ class RankRun:
             self.is_removed = True
             self.error = self._lost("the other ranks ended the write while this one made no progress")
             return
-        limits = self._stall_timeout, _PATIENCE_FACTOR * self._stall_timeout
-        stalled, hanging = (Lease(self.directory / _RANK_0, duration=limit, by_progress=True) for limit in limits)
-        owner = stalled.owner()
-        if owner is None or not stalled.is_expired(owner, self._stalls):
-            self._warned = False
-        elif owner.has_ended:
+        rank_0 = Lease(self.directory / _RANK_0)
+        if (owner := rank_0.owner()) is None:
+            return
+        silent, limit = rank_0.silence(owner, self._stalls), _PATIENCE_FACTOR * self._stall_timeout
+        if owner.has_ended:
             self.error = self._lost(f"rank 0 died ({owner})")
-        elif hanging.is_expired(owner, self._stalls):
-            self.error = self._lost(f"rank 0 made no progress for {limits[1]:g} s ({owner})")
-        elif not self._warned:
-            self._warned = True
-            _warn(f"rank 0 made no progress for {limits[0]:g} s ({owner})")
+        elif silent > limit:
+            self.error = self._lost(f"rank 0 made no progress for {limit:g} s ({owner})")
+        elif silent > self._stall_timeout and not self._warned:
+            _warn(f"rank 0 made no progress for {self._stall_timeout:g} s ({owner})")
+        self._warned = silent > self._stall_timeout
 
     def _lost(self, summary: str) -> WriteError:
         return WriteError(
@@ -373,11 +359,11 @@ class RanksRunner(Runner):
         deadline = time.monotonic() + self._stall_timeout
         while True:
             self._heartbeat.renew()
-            paths = (self._run.directory / _MEMBERS).glob("[0-9]*.json")
-            found = [status for path in paths if (status := read_record(path, RunMember)) is not None]
-            present = [status for status in found if not (status.has_left or status.process.has_ended)]
+            paths = list((self._run.directory / _MEMBERS).glob("[0-9]*"))
+            owners = [read_record(path, LeaseOwner) for path in paths if path.suffix == ".json"]
+            present = any(owner is not None and not owner.has_ended for owner in owners)
             now = time.monotonic()
-            all_left = not present and len(found) == self._topology.world_size - 1
+            all_left = not present and len(paths) == self._topology.world_size - 1
             if all_left or (now > deadline if present else now > arrival):
                 return
             time.sleep(min(0.5, self._stall_timeout / 20))
@@ -474,11 +460,10 @@ def _is_ours(found: RunInfo, mine: RunInfo) -> bool:
 
 def _is_alive(run: Path, stalls: StallDetector) -> bool:
     """Whether the rank 0 of a run is alive: on another host, once it has made a heartbeat."""
-    lease = Lease(run / _RANK_0, by_progress=True)
-    owner = lease.owner()
-    if owner is None:
+    lease = Lease(run / _RANK_0)
+    if (owner := lease.owner()) is None:
         return False
-    lease.is_expired(owner, stalls)
+    lease.silence(owner, stalls)
     return owner.has_ended is False or (owner.has_ended is None and stalls.has_changed(owner.token))
 
 
