@@ -20,7 +20,7 @@ from rankfeed.prepare.layout import control_dir, may_write
 from rankfeed.storage import stat_uncached
 from rankfeed.storage.commit import read_record, temporary_name, write_record
 from rankfeed.storage.decodable import decodable
-from rankfeed.topology.job import ONE_HOST, job_id, launch_id
+from rankfeed.topology.job import is_same_job, job_id, launch_id
 
 _SUFFIX = ".failed"
 _FAILURE = re.compile(rf"[0-9a-f]{{16}}\{_SUFFIX}")
@@ -96,14 +96,9 @@ def raise_failure(control: Path, awaited: set[str], attempt: str, key: str) -> N
         if failure is None or failure.key != key:
             continue
         late = bool(attempt) and failure.attempt == attempt
-        waited = path.name.removesuffix(_SUFFIX) in awaited and not _differ(failure.job, job_id())
+        waited = path.name.removesuffix(_SUFFIX) in awaited and is_same_job(failure.job, job_id()) is not False
         if waited or (late and _is_newer_than_process(path, os.getpid())):
             raise failure.error()
-
-
-def _differ(one: str, other: str) -> bool:
-    """Whether two job ids are of different jobs; ids that only hold on one host say nothing."""
-    return len({each for each in (one, other) if each and not each.startswith(ONE_HOST)}) > 1
 
 
 def forget_failures(control: Path, key: str) -> None:

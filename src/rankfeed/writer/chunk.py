@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from rankfeed.columns import Column, ColumnBuffer, Columns, Dense, Field, Objects, as_array
+from rankfeed.columns.layout import convert_exactly
 from rankfeed.errors import ArgumentError, WriteError
 from rankfeed.storage import digest_of
 
@@ -274,25 +275,16 @@ def _join(name: str, one: Field, other: Field, where: str) -> Field:
     return Field("ragged", dtype.name, inner[0])
 
 
-def _is_lossless(values: Any, dtype: np.dtype[Any]) -> bool:
-    """Whether integers keep their values under another type."""
-    if values.dtype.kind not in "iu" or values.dtype.itemsize < 8 or dtype.kind not in "fc":
-        return True
-    wide = values.astype(np.float64)
-    # Beyond the type's own range, what comes back depends on the machine.
-    return bool((wide < float(np.iinfo(values.dtype).max)).all() and (wide.astype(values.dtype) == values).all())
-
-
 def _converted(stored: ColumnBuffer, old: Field, new: Field, rows: int, where: str = "") -> ColumnBuffer:
     if old == new:
         return stored
-    if not _is_lossless(stored.values, np.dtype(new.dtype)):
+    values, offsets = convert_exactly(stored.values, np.dtype(new.dtype)), stored.offsets
+    if values is None:
         raise WriteError(
             "integers and floats do not fit into one column: float64 cannot hold all digits of the integers",
             where=where or None,
             remedy="convert them with map=..., or use separate fields",
         )
-    values, offsets = stored.values.astype(new.dtype, copy=False), stored.offsets
     if new.kind == "ragged" and offsets is None:
         length = old.shape[0]
         values = values.reshape(rows * length, *new.shape)

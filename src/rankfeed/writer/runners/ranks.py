@@ -32,7 +32,7 @@ from rankfeed.storage.commit import read_record, write_record
 from rankfeed.storage.decodable import decodable
 from rankfeed.storage.lease import HeldLease, Lease, LeaseOwner, StallDetector
 from rankfeed.topology import Topology
-from rankfeed.topology.job import ONE_HOST, job_id
+from rankfeed.topology.job import is_same_job, job_id
 from rankfeed.writer.coordinator import WriteRequest, check_destination, coordinate
 from rankfeed.writer.runners import Runner
 from rankfeed.writer.staging import Part, finished_tasks, is_intact, read_task
@@ -99,21 +99,6 @@ def write_on_ranks(request: WriteRequest, stall_timeout: float) -> PackedSource:
         if not runner.has_begun:
             runner.refuse(request.dest / STAGING_NAME, error)
         raise
-
-
-def is_same_job(one: str, other: str) -> bool | None:
-    """Whether two job ids are of one job; None if they do not say.
-
-    Examples:
-        >>> is_same_job("a:1", "a:1"), is_same_job("a:1", "a:2"), is_same_job("a:1", "")
-        (True, False, None)
-        >>> is_same_job("on host1 parent 5", "on host2 parent 5") is None  # a parent process on each host
-        True
-    """
-    if not one or not other:
-        return None
-    hosts = {job.split(" ")[1] for job in (one, other) if job.startswith(ONE_HOST)}
-    return None if len(hosts) > 1 else one == other
 
 
 def claim_order(rank: int, world_size: int, tasks: Iterable[int]) -> list[int]:
