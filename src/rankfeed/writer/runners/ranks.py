@@ -414,7 +414,10 @@ def _join(ranks: Path, info: RunInfo, topology: Topology, stall_timeout: float) 
     limit = _PATIENCE_FACTOR * stall_timeout
     deadline, stalls = time.monotonic() + limit, StallDetector()
     while time.monotonic() < deadline:
-        for name in sorted(os.listdir(ranks)) if ranks.exists() else []:
+        names: list[str] = []
+        with suppress(FileNotFoundError):  # another job has ended
+            names = sorted(os.listdir(ranks))
+        for name in names:
             found = _read(ranks / name / _INFO, RunInfo)
             with suppress(FileNotFoundError):  # removed meanwhile
                 if found is None or not _is_ours(found, info) or not _is_alive(ranks / name, stalls):
