@@ -1,4 +1,4 @@
-"""One process builds, all others get what it built: whole, or its error."""
+"""One process builds, all others get its complete directory, or its error."""
 
 import logging
 import os

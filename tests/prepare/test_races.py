@@ -1,4 +1,4 @@
-"""Who builds, when all goes wrong that can: lost answers, stopped processes, odd file systems, others' files."""
+"""Which process builds after lost replies and stopped processes, and on unusual file systems."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""One rank of a job that writes: rank_job.py SOURCE DEST TOLD FAULT STALL_TIMEOUT. The outcome goes into TOLD."""
+"""One rank of a job that writes: rank_job.py SOURCE DEST OUT FAULT STALL_TIMEOUT. The outcome goes into OUT."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A pack that is killed leaves nothing that opens, and goes on to the very same bytes."""
+"""A write that is killed leaves nothing that opens, and continues to the same bytes."""
 
 import os
 import random

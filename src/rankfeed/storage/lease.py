@@ -166,6 +166,11 @@ class Lease:
         returned = sum(1 for _ in self.directory.glob(f"*{_RETURNED}"))
         return silent > self.duration * (1 << min(returned, _MAX_DOUBLINGS))
 
+    def is_alive(self, owner: LeaseOwner, stalls: StallDetector) -> bool:
+        """Whether the owner is known to be alive: by its PID, or by a heartbeat since ``stalls`` saw it first."""
+        self.silence(owner, stalls)
+        return owner.has_ended is False or (owner.has_ended is None and stalls.has_changed(owner.token))
+
     def silence(self, owner: LeaseOwner, stalls: StallDetector) -> float:
         """Seconds since the last heartbeat of the owner, or since ``stalls`` saw the owner first."""
         try:

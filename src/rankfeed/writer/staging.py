@@ -83,7 +83,7 @@ def _acquire(staging: Path) -> HeldLease:
             held = lease.acquire(owner)
             if held is not None:
                 return held
-        elif owner.has_ended is False or stalls.has_changed(owner.token):
+        elif lease.is_alive(owner, stalls):
             raise WriteError(
                 "another process is writing to this directory",
                 found=owner,

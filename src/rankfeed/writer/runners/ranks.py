@@ -418,9 +418,11 @@ def _join(ranks: Path, info: RunInfo, topology: Topology, stall_timeout: float) 
         with suppress(FileNotFoundError):  # another job has ended
             names = sorted(os.listdir(ranks))
         for name in names:
-            found = _read(ranks / name / _INFO, RunInfo)
+            found, rank_0 = _read(ranks / name / _INFO, RunInfo), Lease(ranks / name / _RANK_0)
             with suppress(FileNotFoundError):  # removed meanwhile
-                if found is None or not _is_ours(found, info) or not _is_alive(ranks / name, stalls):
+                if found is None or not _is_ours(found, info) or (owner := rank_0.owner()) is None:
+                    continue
+                if not rank_0.is_alive(owner, stalls):
                     continue
                 if found.call > info.call:
                     raise WriteError(
@@ -444,15 +446,6 @@ def _is_ours(found: RunInfo, mine: RunInfo) -> bool:
     if same_job is False or (same_job is None and found.is_refused):
         return False
     return found.world_size == mine.world_size and found.call >= mine.call
-
-
-def _is_alive(run: Path, stalls: StallDetector) -> bool:
-    """Whether the rank 0 of a run is alive: on another host, once it has made a heartbeat."""
-    lease = Lease(run / _RANK_0)
-    if (owner := lease.owner()) is None:
-        return False
-    lease.silence(owner, stalls)
-    return owner.has_ended is False or (owner.has_ended is None and stalls.has_changed(owner.token))
 
 
 def _run_tasks(request: WriteRequest, run: RankRun) -> None:
