@@ -259,6 +259,23 @@ def test_nothing_is_written_through_a_symbolic_link(what: str, tmp_path: Path) -
     assert names(elsewhere) == []
 
 
+def test_a_lease_that_another_user_has_just_created_is_read(
+    held: tuple[Lease, HeldLease], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It becomes readable a moment after it was created."""
+    lease, mine = held
+    real, refused = os.open, iter([PermissionError(errno.EACCES, "Permission denied")])
+
+    def refusing(path: Any, *arguments: Any, **options: Any) -> int:
+        if Path(path).name == "lease" and (error := next(refused, None)) is not None:
+            raise error
+        return real(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", refusing)
+    assert lease.owner() == mine.owner
+    assert next(refused, None) is None
+
+
 def test_without_proc_leases_work_by_heartbeats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on macOS."""
     for name, value in {"boot_id": "", "pid_namespace": 0, "process_start_time": -1}.items():

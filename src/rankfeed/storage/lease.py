@@ -226,8 +226,9 @@ class Lease:
     def _create(self, me: LeaseOwner) -> int | None:
         """Create a lease file, which readers may see incomplete; a descriptor of it, or None if it exists."""
         path, content = self.directory / me.file, msgspec.json.encode(me)
+        mode = stat.S_IMODE(self.directory.stat().st_mode) & 0o444 | 0o600
         try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         except FileExistsError:
             return None
         try:
@@ -235,7 +236,7 @@ class Lease:
             if os.write(descriptor, content) < len(content):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(path))
             with suppress(OSError):  # readable for everyone who may look into the directory, whatever the umask
-                os.fchmod(descriptor, stat.S_IMODE(self.directory.stat().st_mode) & 0o444 | 0o600)
+                os.fchmod(descriptor, mode)
             os.fsync(descriptor)
             fsync_dir(self.directory)
         except BaseException:
@@ -354,7 +355,12 @@ class HeldLease:
 def _read_owner(path: Path) -> LeaseOwner | None:
     """The owner recorded in a lease file; None if there is no file."""
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        except PermissionError:
+            time.sleep(_AFTER_RACE)  # another user is about to make it readable
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        with open(descriptor, "rb") as file:
             return msgspec.json.decode(file.read(), type=LeaseOwner)
     except OSError as error:
         if is_gone(error):
