@@ -69,7 +69,7 @@ class WriteJob:
     batch: int = 1  # rows to read at once
     sample_map: SampleMap | None = None
     plan: Plan | None = None  # order of the rows; None: as stored
-    step: Callable[[], object] = int  # called after each sample or batch of rows
+    step: Callable[[], object] = int  # called after each sample or batch of rows; int does nothing
 
 
 def run_task(job: WriteJob, task: WriteTask) -> list[Part]:
