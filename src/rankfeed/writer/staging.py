@@ -80,9 +80,9 @@ def _acquire(staging: Path) -> HeldLease:
         make_directory(staging)
         owner = lease.owner()
         if owner is None or lease.is_expired(owner, stalls):
-            held = lease.acquire(owner)
-            if held is not None:
-                return held
+            with suppress(FileNotFoundError):  # another writer has ended and removed the directory
+                if (held := lease.acquire(owner)) is not None:
+                    return held
         elif lease.is_alive(owner, stalls):
             raise WriteError(
                 "another process is writing to this directory",
