@@ -62,7 +62,7 @@ def test_what_getitems_returns_without_an_order_of_samples_is_refused(found: Any
         def __getitems__(self, indices: list[int]) -> Any:
             return found
 
-    with pytest.raises(SourceError, match="__getitems__ returned no list of samples"):
+    with pytest.raises(SourceError, match="__getitems__ returned no list of the samples"):
         rf.from_dataset(Unordered()).samples([4, 2])
 
 

@@ -32,8 +32,7 @@ from rankfeed.loading.rng import preserve_rng_state, seed_global_rngs
 from rankfeed.plan import RngStreams, Schedule, wants_rng
 from rankfeed.sources import Source
 from rankfeed.sources.chunked import LOOKUPS
-from rankfeed.sources.scan import MORE_PROBES, PROBES, probe_ids
-from rankfeed.sources.source import Declared
+from rankfeed.sources.source import MORE_PROBES, PROBES, Declared, probe_ids
 
 Int64 = npt.NDArray[np.int64]
 

@@ -11,11 +11,11 @@ import threading
 import warnings
 from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, TypeVar
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -23,11 +23,9 @@ import numpy.typing as npt
 from rankfeed._util.fork_safety import init_in_each_process
 from rankfeed._util.validate import check_int
 from rankfeed.columns import ColumnBuffer, Columns, column_from_parts
-from rankfeed.errors import RankfeedError
 from rankfeed.sources.source import Int64, Source, by_chunk, check_columns, check_ids, starts_of
 
 Chunk = Mapping[str, ColumnBuffer]
-_Key = TypeVar("_Key", bound=Hashable)
 
 #: A chunk is stale after this many of its average intervals between requests.
 _STALE_INTERVALS = 8
@@ -35,9 +33,8 @@ _STALE_INTERVALS = 8
 _KNOWN_REQUESTS = 4
 #: Live chunks evicted before a warning.
 _WARN_EVICTIONS = 64
-_MOST_PREFETCHED = 16
+_MOST_PENDING = 16
 _PREFETCH_THREADS = 2
-
 #: Decoded bytes that a process keeps of one source.
 CACHE_BYTES = 1 << 30
 #: Bytes of a window for data larger than that: 64 lanes each have a window and one or two chunks in use.
@@ -88,21 +85,25 @@ class ChunkedSource(Source):
         ids = check_ids(sample_ids, len(self))
         names = tuple(check_columns(columns, self.fields))
         parts: dict[str, list[Any]] = {name: [] for name in names}
-        single: list[tuple[Int64, Int64 | None]] = []
+        single: list[tuple[Int64, Any]] = []
         can_take = type(self)._take is not ChunkedSource._take
         wanted = by_chunk(ids, self._chunk_starts)
         cached = self._cache.find(
             [(number, names) for number, _, _ in wanted], [len(rows) for _, rows, _ in wanted]
         )
         for (number, rows, slots), chunk in zip(wanted, cached, strict=True):
-            if chunk is None and can_take and not self._cache.has_room:
+            if chunk is None and can_take and not self._cache.has_capacity():
                 single.append((rows + self._chunk_starts[number], slots))
                 continue
             loaded = chunk or self._cache.get((number, names), self._loader(number, names))
             for name in names:
                 parts[name].append(loaded[name].part(rows, slots))
-        if single:
-            self._add_single(single, names, parts)
+        if single:  # rows of chunks that are not worth decoding, in one call
+            unique, places = np.unique(np.concatenate([rows for rows, _ in single]), return_inverse=True)
+            slots = None if single[0][1] is None else np.concatenate([each for _, each in single])
+            taken = self._take(unique, names)
+            for name in names:
+                parts[name].append(taken[name].part(places, slots))
         fields = self.fields
         return Columns({name: column_from_parts(fields[name], parts[name]) for name in names}, len(ids))
 
@@ -111,8 +112,8 @@ class ChunkedSource(Source):
         chunks = self._chunk_starts.searchsorted(check_ids(sample_ids, len(self)), side="right") - 1
         # Most batches lie in one chunk.
         some = chunks[:1] if (chunks == chunks[:1]).all() else np.unique(chunks)
-        for key in self._cache.missing([(number, names) for number in some.tolist()]):
-            self._cache.prefetch(key, self._loader(*key))
+        for number in some.tolist():
+            self._cache.prefetch((number, names), self._loader(number, names))
 
     def _chunk(self, number: int, names: tuple[str, ...], used: int) -> Chunk:
         """A chunk, of which ``used`` rows are read now."""
@@ -120,19 +121,7 @@ class ChunkedSource(Source):
         return cached or self._cache.get((number, names), self._loader(number, names))
 
     def _loader(self, number: int, names: tuple[str, ...]) -> Callable[[], Chunk]:
-        return lambda: self._load_chunk(number, names)
-
-    def _add_single(
-        self, single: list[tuple[Int64, Int64 | None]], names: tuple[str, ...], parts: dict[str, list[Any]]
-    ) -> None:
-        """Read rows of chunks that are not worth decoding, in one call."""
-        unique, places = np.unique(np.concatenate([ids for ids, _ in single]), return_inverse=True)
-        slots = (
-            None if single[0][1] is None else np.concatenate([slots for _, slots in single if slots is not None])
-        )
-        taken = self._take(unique, names)
-        for name in names:
-            parts[name].append(taken[name].part(places, slots))
+        return partial(self._load_chunk, number, names)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in ("_cache", *self._transient)}
@@ -143,24 +132,12 @@ class ChunkedSource(Source):
 
 
 class CacheLookups(threading.local):
-    """Rows that this thread read from decoded chunks, and how many of them were cached.
+    """Rows that this thread read from decoded chunks: how many were cached, and all.
 
     A batch is built in one thread, so the difference of two readings belongs to one batch.
-
-    Examples:
-        >>> lookups = CacheLookups()
-        >>> lookups.add(3, found=True)
-        >>> lookups.add(1, found=False)
-        >>> lookups.so_far
-        (3, 4)
     """
 
     so_far: tuple[int, int] = (0, 0)
-
-    def add(self, rows: int, *, found: bool) -> None:
-        """Count rows of one chunk."""
-        hits, total = self.so_far
-        self.so_far = hits + rows * found, total + rows
 
 
 LOOKUPS = CacheLookups()
@@ -189,14 +166,6 @@ class _Entry:
         )
 
 
-@dataclass
-class _Pending:
-    """A chunk that a thread is decoding."""
-
-    done: threading.Event = field(default_factory=threading.Event)
-    chunk: Chunk | None = None
-
-
 class ChunkCache:
     """A bounded cache of decoded chunks. Safe to use from several threads, and after fork.
 
@@ -223,19 +192,17 @@ class ChunkCache:
     def _init_process(self) -> None:
         """Create locks and threads; a forked child inherits the chunks only."""
         self._lock = threading.Lock()
-        self._pending: dict[Hashable, _Pending] = {}
-        self._prefetched: set[Hashable] = set()
+        #: Chunks that are being decoded, or wait for it.
+        self._pending: dict[Hashable, Future[Chunk]] = {}
         self._pool: ThreadPoolExecutor | None = None
 
-    @property
-    def has_room(self) -> bool:
+    def has_capacity(self) -> bool:
         """Whether another chunk can be cached without evicting a live one."""
         with self._lock:
-            return self._has_room()
+            return self._has_capacity(1)
 
-    def _has_room(self, extra_chunks: int = 0) -> bool:
-        # Chunks that are being decoded need room too.
-        needed = self._bytes + self._largest * (1 + extra_chunks + len(self._pending)) - self.max_bytes
+    def _has_capacity(self, chunks: int) -> bool:
+        needed = self._bytes + self._largest * (chunks + len(self._pending)) - self.max_bytes
         for entry in self._entries.values():
             if needed <= 0 or not entry.is_expired(self._now):
                 break
@@ -250,7 +217,8 @@ class ChunkCache:
     def _use(self, key: Hashable, count: int) -> Chunk | None:
         self._now += count
         entry = self._entries.get(key)
-        LOOKUPS.add(count, found=entry is not None)
+        hits, total = LOOKUPS.so_far
+        LOOKUPS.so_far = hits + count * (entry is not None), total + count
         if entry is None:
             self._uncached_rows[key] = self._uncached_rows.get(key, 0) + count
             return None
@@ -262,66 +230,46 @@ class ChunkCache:
         self._entries.move_to_end(key, last=entry.used < entry.rows)
         return entry.chunk
 
-    def missing(self, keys: Iterable[_Key]) -> list[_Key]:
-        """The keys that are neither cached nor being decoded; none if there is no room for another chunk."""
-        with self._lock:
-            if not self._has_room():
-                return []
-            return [key for key in keys if key not in self._entries and key not in self._pending]
-
     def get(self, key: Hashable, load: Callable[[], Chunk]) -> Chunk:
-        """A chunk, decoded by ``load`` unless another thread did; errors of ``load`` go to its caller."""
-        while True:
-            with self._lock:
-                entry = self._entries.get(key)
-                if entry is not None:
-                    return entry.chunk
-                self._prefetched.discard(key)
-                pending = self._pending.get(key)
-                if pending is None:
-                    mine = self._pending[key] = _Pending()
-                    break
-            pending.done.wait()
-            if pending.chunk is not None:
-                return pending.chunk
-            # The other thread failed: try again, so that this caller gets the error too.
-        return self._load(key, mine, load)
-
-    def _load(self, key: Hashable, mine: _Pending, load: Callable[[], Chunk]) -> Chunk:
+        """A chunk, decoded by ``load`` unless another thread does; raises the errors of ``load``."""
+        with self._lock:
+            if (entry := self._entries.get(key)) is not None:
+                return entry.chunk
+            pending = self._pending.get(key)
+            is_mine = False
+            if pending is None or pending.cancel():  # a prefetch that has not begun
+                pending = self._pending[key] = Future()
+                is_mine = True
+                pending.set_running_or_notify_cancel()
+        if is_mine:
+            try:
+                pending.set_result(self._load(key, load))
+            except BaseException as error:
+                pending.set_exception(error)
         try:
-            mine.chunk = load()
-            self._insert(key, mine.chunk)
-            return mine.chunk
+            return pending.result()
+        finally:
+            del pending  # a cycle: the error refers to this frame
+
+    def prefetch(self, key: Hashable, load: Callable[[], Chunk]) -> None:
+        """Decode a chunk in the background if there is capacity; the reader that needs it meets the errors."""
+        with self._lock:
+            is_known = key in self._entries or key in self._pending
+            # Capacity for another one: that of a reader.
+            if is_known or len(self._pending) >= _MOST_PENDING or not self._has_capacity(2):
+                return
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(_PREFETCH_THREADS, thread_name_prefix="rankfeed-prefetch")
+            self._pending[key] = self._pool.submit(self._load, key, load)
+
+    def _load(self, key: Hashable, load: Callable[[], Chunk]) -> Chunk:
+        try:
+            chunk = load()
+            self._insert(key, chunk)
+            return chunk
         finally:
             with self._lock:
                 self._pending.pop(key, None)
-            mine.done.set()
-
-    def prefetch(self, key: Hashable, load: Callable[[], Chunk]) -> None:
-        """Decode a chunk in the background, unless many are waiting already."""
-        with self._lock:
-            if len(self._prefetched) >= _MOST_PREFETCHED or key in self._prefetched:
-                return
-            self._prefetched.add(key)
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(_PREFETCH_THREADS, thread_name_prefix="rankfeed-prefetch")
-            pool = self._pool
-        pool.submit(self._prefetch, key, load)
-
-    def _prefetch(self, key: Hashable, load: Callable[[], Chunk]) -> None:
-        with self._lock:
-            # A reader that needed the chunk meanwhile removed the key.
-            is_wanted = key in self._prefetched and key not in self._entries and key not in self._pending
-            mine = _Pending() if is_wanted and self._has_room(extra_chunks=1) else None
-            if mine is not None:
-                self._pending[key] = mine
-        try:
-            if mine is not None:
-                with suppress(RankfeedError):  # the reader that needs the chunk meets the error
-                    self._load(key, mine, load)
-        finally:
-            with self._lock:
-                self._prefetched.discard(key)
 
     def _insert(self, key: Hashable, chunk: Chunk) -> None:
         nbytes = sum(stored.nbytes for stored in chunk.values())

@@ -11,14 +11,23 @@ import numpy as np
 import numpy.typing as npt
 
 from rankfeed._util.validate import check_names, invalid
-from rankfeed.columns import Bytes, Column, Columns, Dense, Field, Objects, Ragged, RowSlices, RowTake
+from rankfeed.columns import Column, Columns, Dense, Field, Objects, Ragged, column_from_parts
 from rankfeed.errors import ArgumentError, SourceError, safe_repr
-from rankfeed.sources.source import Int64, Source, SourceView, by_chunk, check_columns, check_ids, starts_of
+from rankfeed.sources.source import (
+    Int64,
+    Source,
+    SourceView,
+    by_chunk,
+    check_columns,
+    check_ids,
+    empty_column,
+    starts_of,
+)
 from rankfeed.storage import digest_of
 
 Fields = Mapping[str, Field]
 
-_REMEDY = "leave the column out with columns=[...], or write one of the sources again with rankfeed.pack"
+_REMEDY = "leave the column out with columns=[...], or write one of the sources again with rankfeed.write"
 
 #: The repr of a wrapped list may have any length.
 _SHORT = reprlib.Repr()
@@ -62,19 +71,19 @@ class ConcatSource(SourceView):
 
     @cached_property
     def fields(self) -> Mapping[str, Field]:
-        named = [(self._name(number), source.fields) for number, source in enumerate(self.sources)]
-        if len({source.as_dicts for source in self.sources}) > 1:
-            others, dicts = (
-                next(name for (name, _), each in zip(named, self.sources, strict=True) if each.as_dicts is kind)
-                for kind in (False, True)
-            )
+        names = range(len(self.sources)) if self.names is None else map(repr, self.names)
+        labels = [f"source {name}, {_SHORT.repr(each)}" for name, each in zip(names, self.sources, strict=True)]
+        fields = [source.fields for source in self.sources]
+        kinds = [source.as_dicts for source in self.sources]
+        if len(set(kinds)) > 1:
+            dicts, others = kinds.index(True), kinds.index(False)
             raise SourceError(
                 "columns are missing in one of the sources: its samples are not dicts of columns",
-                expected=f"{', '.join(map(repr, dict(named)[dicts]))} as in {dicts}",
-                found=f"other samples in {others}",
+                expected=f"{', '.join(map(repr, fields[dicts]))} as in {labels[dicts]}",
+                found=f"other samples in {labels[others]}",
                 remedy="return dicts from its Dataset's __getitem__, and columns=[...] with those that all have",
             )
-        return agreed_fields(named, self._wanted)
+        return agreed_fields(list(zip(labels, fields, strict=True)), self._wanted)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -100,20 +109,12 @@ class ConcatSource(SourceView):
     def samples(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> list[Any]:
         ids = check_ids(sample_ids, len(self))
         wanted = self._wanted if columns is None else columns
-        found: list[Any] = [None] * len(ids)
-        for number, rows, slots in by_chunk(ids, self.starts):
-            places = range(len(ids)) if slots is None else slots.tolist()
-            for place, sample in zip(places, self.sources[number].samples(rows, wanted), strict=True):
-                found[place] = sample
-        return found
+        pieces = by_chunk(ids, self.starts)
+        return _in_slots([(self.sources[number].samples(rows, wanted), slots) for number, rows, slots in pieces])
 
     def expect(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> None:
         for number, rows, _ in by_chunk(check_ids(sample_ids, len(self)), self.starts):
             self.sources[number].expect(rows, self._wanted if columns is None else columns)
-
-    def _name(self, number: int) -> str:
-        name = number if self.names is None else repr(self.names[number])
-        return f"source {name}, {_SHORT.repr(self.sources[number])}"
 
 
 def concat(
@@ -142,10 +143,8 @@ def concat(
     """
     names = list(sources) if isinstance(sources, Mapping) else None
     given: Any = list(sources.values()) if isinstance(sources, Mapping) else sources
-    if not isinstance(given, (list, tuple)):
-        raise invalid("sources", "a list of sources, or a dict of them by name", sources)
-    if not given:
-        raise invalid("sources", "at least one source", sources)
+    if not isinstance(given, (list, tuple)) or not given:
+        raise invalid("sources", "a list of at least one source, or a dict of them by name", sources)
     for number, source in enumerate(given):
         if not isinstance(source, Source):
             raise ArgumentError(
@@ -165,113 +164,94 @@ def concat(
 def agreed_fields(named: Sequence[tuple[str, Fields]], columns: Sequence[str] | None = None) -> dict[str, Field]:
     """The fields of concatenated sources; a column that is dense in one and ragged in another is ragged.
 
-    Args:
-        named: for each source its name in error messages, and its fields.
-        columns: names of the columns to compare; None for all.
-
-    Raises:
-        SourceError: a column is missing in a source, or has another type; names the column and both sources.
+    ``named`` has a name for errors and the fields of each source; ``columns`` those to compare.
 
     Examples:
         >>> frames = {"x": Field("dense", "float32", (7, 2))}
         >>> agreed_fields([("a", frames), ("b", {"x": Field("ragged", "float32", (2,))})])
         {'x': Field(kind='ragged', dtype='float32', shape=(2,))}
     """
-    _check_names(named, columns)
-    first = named[0]
     agreed: dict[str, Field] = {}
-    for name in first[1] if columns is None else columns:
-        # A ragged field accepts dense rows of several lengths, so it is the one to compare with.
-        reference, fields_there = next((each for each in named if each[1][name].kind == "ragged"), first)
-        agreed[name] = fields_there[name]
-        for source, fields in named:
-            if not _accepts(fields_there[name], fields[name]):
-                raise SourceError(
-                    f"column {name!r} is of different types",
-                    expected=f"{_type(fields_there[name])} as in {reference}",
-                    found=f"{_type(fields[name])} in {source}",
-                    remedy=_REMEDY,
-                )
-    return agreed
-
-
-def _check_names(named: Sequence[tuple[str, Fields]], columns: Sequence[str] | None) -> None:
-    wanted = {name: source for source, fields in named for name in fields} if columns is None else columns
-    for name in wanted:
-        owners = [source for source, fields in named if name in fields]
+    for name in dict.fromkeys(name for _, fields in named for name in fields) if columns is None else columns:
+        owners = [(source, fields[name]) for source, fields in named if name in fields]
         for source, fields in named:
             if name not in fields:
                 raise SourceError(
                     f"column {name!r} is missing in one of the sources",
-                    expected=f"{name!r} as in {owners[0]}" if owners else f"{name!r} in all of them",
+                    expected=f"{name!r} as in {owners[0][0]}" if owners else f"{name!r} in all of them",
                     found=f"{', '.join(map(repr, fields))} in {source}",
                     remedy="give columns=[...] with those that all sources have",
                 )
+        # A ragged field accepts dense rows of several lengths, so it is the one to compare with.
+        reference, field = next((each for each in owners if each[1].kind == "ragged"), owners[0])
+        for source, other in owners:
+            is_accepted = other.dtype == field.dtype and _elements(other) == _elements(field) is not None
+            if other != field and not (field.kind == "ragged" and is_accepted):
+                raise SourceError(
+                    f"column {name!r} is of different types",
+                    expected=f"{_type(field)} as in {reference}",
+                    found=f"{_type(other)} in {source}",
+                    remedy=_REMEDY,
+                )
+        agreed[name] = field
+    return agreed
 
 
 def _type(field: Field) -> str:
     return f"{field.kind} {field}" if field.dtype else field.kind
 
 
-def _accepts(field: Field, other: Field) -> bool:
-    """Whether a column of ``field`` can hold rows of ``other``."""
-    if field == other:
-        return True
-    fits = (field.kind, other.kind) == ("ragged", "dense") and other.shape and other.shape[1:] == field.shape
-    return bool(fits) and field.dtype == other.dtype
+def _elements(field: Field) -> tuple[int, ...] | None:
+    """Shape of an element along the first dimension; None if there is none."""
+    if field.kind == "ragged":
+        return field.shape
+    return field.shape[1:] if field.kind == "dense" and field.shape else None
 
 
 def concat_columns(name: str, field: Field, pieces: Sequence[tuple[Column, Int64 | None]]) -> Column:
     """One column from several, without a copy if their rows have the same layout.
 
-    Args:
-        name: of the column, for error messages.
-        field: of the result.
-        pieces: columns, each with the positions of its rows in the result; None for the only column.
-
-    Raises:
-        SourceError: rows differ in type, or in more than their first dimension.
+    ``pieces`` are columns, each with the positions of its rows in the result, None for the only one. Rows that
+    differ in type, or in more than their first dimension, are a SourceError.
 
     Examples:
         >>> one, two = Dense.of(np.array([1, 2])), Dense.of(np.array([3]))
         >>> concat_columns("x", Field("dense", "int64"), [(one, np.array([2, 0])), (two, np.array([1]))]).gather()
         array([2, 3, 1])
     """
-    columns = [column for column, _ in pieces]
-    if all(isinstance(column, Objects) for column in columns):
-        return _objects(pieces)
-    if all(isinstance(column, Bytes) for column in columns):
-        kinds = {column.field.kind for column in columns}
-        if len(kinds) == 1:
-            return Bytes([part for piece in pieces for part in _moved(*piece)], text=kinds == {"str"})
-    if all(isinstance(column, (Dense, Ragged)) for column in columns):
-        found = {column.field for column in columns}
-        if len(found) == 1 and isinstance(columns[0], Dense) and field.kind != "ragged":
-            return Dense([part for piece in pieces for part in _moved(*_native(*piece))])
-        elements = {_element_shape(each) for each in found}
-        if len({each.dtype for each in found}) == 1 and len(elements) == 1 and None not in elements:
-            return Ragged([part for piece in pieces for part in _moved(*_as_ragged(*_native(*piece)))])
+    found = {column.field for column, _ in pieces}
+    kinds, dtypes = {each.kind for each in found}, {each.dtype for each in found}
+    if len(found) == 1 and field.kind in kinds - {"object"}:
+        parts = [part for column, slots in pieces for part in _moved(column, slots)]
+        if all(part.values.dtype.isnative for part in parts):  # else a batch combines files of both byte orders
+            return column_from_parts(field, parts)
+    rows = _in_slots([(column.rows(), slots) for column, slots in pieces])
+    if not rows:
+        return empty_column(field)
+    if kinds == {"object"}:
+        return Objects(rows)
+    if kinds <= {"dense", "ragged"} and len(dtypes) == 1:
+        dtype = np.dtype(dtypes.pop())
+        arrays = [np.asarray(row, dtype) for row in rows]
+        if len(found) == 1 and field.kind == "dense":
+            return Dense.of(np.stack(arrays))
+        elements = {_elements(each) for each in found}
+        if len(elements) == 1 and None not in elements:
+            return Ragged.of(arrays)
     raise SourceError(
         f"rows of column {name!r} do not fit into one batch",
-        found=", ".join(sorted({_type(column.field) for column in columns})),
+        found=", ".join(sorted(map(_type, found))),
         remedy=_REMEDY,
     )
 
 
-def _objects(pieces: Sequence[tuple[Column, Int64 | None]]) -> Objects:
-    values: list[Any] = [None] * sum(len(column) for column, _ in pieces)
-    for column, slots in pieces:
-        places = range(len(column)) if slots is None else slots.tolist()
-        for place, value in zip(places, column.rows(), strict=True):
+def _in_slots(pieces: Sequence[tuple[Sequence[Any], Int64 | None]]) -> list[Any]:
+    """Values at their positions."""
+    values: list[Any] = [None] * sum(len(some) for some, _ in pieces)
+    for some, slots in pieces:
+        for place, value in zip(range(len(some)) if slots is None else slots.tolist(), some, strict=True):
             values[place] = value
-    return Objects(values)
-
-
-def _element_shape(field: Field) -> tuple[int, ...] | None:
-    """Shape of an element along the first dimension; None for a scalar."""
-    if field.kind == "ragged":
-        return field.shape
-    return field.shape[1:] if field.shape else None
+    return values
 
 
 def _moved(column: Any, slots: Int64 | None) -> list[Any]:
@@ -279,30 +259,3 @@ def _moved(column: Any, slots: Int64 | None) -> list[Any]:
     if slots is None:
         return list(column.parts)
     return [part._replace(slots=slots if part.slots is None else slots[part.slots]) for part in column.parts]
-
-
-def _native(column: Any, slots: Int64 | None) -> tuple[Any, Int64 | None]:
-    """The same rows in native byte order: a batch may combine files of both orders."""
-    if all(part.values.dtype.isnative for part in column.parts):
-        return column, slots
-    native = column.parts[0].values.dtype.newbyteorder("=")
-    if isinstance(column, Dense):
-        return Dense.of(column.gather().astype(native)), slots
-    values, offsets = column.compact()
-    return Ragged([RowSlices(values.astype(native), offsets[:-1], np.diff(offsets))]), slots
-
-
-def _as_ragged(column: Any, slots: Int64 | None) -> tuple[Any, Int64 | None]:
-    """Dense rows as runs of their elements."""
-    if isinstance(column, Ragged):
-        return column, slots
-    parts = column.parts
-    if not all(part.values.flags.c_contiguous for part in parts):
-        parts = Dense.of(column.gather()).parts
-    return Ragged([_runs(part) for part in parts]), slots
-
-
-def _runs(part: RowTake) -> RowSlices:
-    length, *inner = part.values.shape[1:]
-    flat = part.values.reshape(len(part.values) * length, *inner)
-    return RowSlices(flat, part.rows * length, np.full(len(part.rows), length, np.int64), part.slots)

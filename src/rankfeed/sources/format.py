@@ -18,19 +18,12 @@ _COMMON = ("columns", "allow_pickle", "cache_dir")
 
 @dataclass(frozen=True)
 class Format:
-    """A format that `rankfeed.open` knows.
+    """A format that `rankfeed.open` knows."""
 
-    Args:
-        name: for ``open(uri, format=name)``.
-        what: its description in error messages.
-        fits: whether data are in this format: looks at names and first bytes, never raises.
-        reader: "module:name" of ``reader(where, *, columns=None, ...) -> Source``, imported when it is called.
-    """
-
-    name: str
-    what: str
-    fits: Callable[[Paths], bool]
-    reader: str
+    name: str  # for ``open(uri, format=name)``
+    what: str  # its description in error messages
+    fits: Callable[[Paths], bool]  # looks at names and first bytes, never raises
+    reader: str  # "module:name" of ``reader(where, *, columns=None, ...) -> Source``, imported when it is called
 
     def open(
         self, where: Paths, columns: Sequence[str] | None, common: dict[str, Any], options: dict[str, Any]

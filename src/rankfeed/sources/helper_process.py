@@ -16,24 +16,19 @@ from typing import Any
 
 from rankfeed.errors import RankfeedError
 
-#: Seconds between two looks of the helper process whether its parent still exists.
+#: Seconds between two checks of the helper process that its parent still exists.
 _PARENT_CHECK_SECONDS = 5.0
+_PROGRAM = "import sys; from rankfeed.sources.helper_process import serve; serve(int(sys.argv[1]))"
 
 
 class HelperCrash(Exception):
-    """The helper process ended during a call; ``returncode`` is its exit status."""
-
-    def __init__(self, returncode: int | None) -> None:
-        super().__init__(f"exit status {returncode}")
-        self.returncode = returncode
+    """The helper process ended during a call."""
 
 
 class HelperProcess:
     """An object in another process, whose methods are called one after the other. It ends with this process.
 
-    Args:
-        factory: "module:name" of what makes the object there.
-        arguments: of the factory.
+    ``factory`` is "module:name" of what makes the object there.
 
     Examples:
         >>> helper = HelperProcess("collections:Counter", "banana")
@@ -44,16 +39,13 @@ class HelperProcess:
 
     def __init__(self, factory: str, *arguments: Any) -> None:
         self._lock = threading.Lock()
-        ours, theirs = Pipe()
-        self._pipe: Connection[Any, Any] = ours
-        program = "import sys; from rankfeed.sources.helper_process import serve; serve(int(sys.argv[1]))"
-        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        self._pipe, theirs = Pipe()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", program, str(theirs.fileno())],
+                [sys.executable, "-c", _PROGRAM, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                env=environ,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
         try:
             self.call(factory, *arguments)
@@ -67,11 +59,10 @@ class HelperProcess:
             try:
                 self._pipe.send((method, arguments))
                 answer = self._pipe.recv()
-            except (EOFError, OSError) as error:
+            except BaseException as error:  # if interrupted, the next call must not receive this answer
                 self.close()
-                raise HelperCrash(self._process.returncode) from error
-            except BaseException:  # interrupted: the next call must not receive this answer
-                self.close()
+                if isinstance(error, (EOFError, OSError)):
+                    raise HelperCrash(f"exit status {self._process.returncode}") from error
                 raise
         if isinstance(answer, RankfeedError):
             raise answer
@@ -90,7 +81,7 @@ class HelperProcess:
 
 
 def serve(descriptor: int) -> None:
-    """The main function of the helper process: answer calls until the parent ends."""
+    """The main function of the helper process: make the object, and answer calls until the parent ends."""
     parent = os.getppid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is for the parent
     target: Any = None

@@ -15,11 +15,10 @@ from rankfeed.sources.paths import Paths, as_paths, check_link, expand, matched
 from rankfeed.sources.source import Source
 from rankfeed.storage import MANIFEST_NAME
 
-#: Where a pack keeps what is not finished.
+#: Directory of an unfinished `rankfeed.write` in its target.
 STAGING_NAME = ".rankfeed-write"
 
-#: Name of each format -> the module and name of its `Format`, in the order of detection. The module detects the
-#: format; it does not import its reader.
+#: Name of each format -> module and name of its `Format`, in the order of detection; the reader is not imported.
 FORMATS: dict[str, tuple[str, str]] = {
     "packed": ("rankfeed.sources.arrow.detect", "PACKED_FORMAT"),
     "numpy": ("rankfeed.sources.npy.detect", "FORMAT"),
@@ -106,17 +105,17 @@ def open(
 
 
 def _refuse_unfinished(uri: Paths) -> None:
-    """Refuse the target of an unfinished pack: without a manifest, its shards may be a part of the data."""
-    # Checked for all formats: the shards of an unfinished pack are valid Arrow files.
+    """Refuse the target of an unfinished write: without a manifest, its shards may be a part of the data."""
+    # Checked for all formats: the shards of an unfinished write are valid Arrow files.
     for folder in dict.fromkeys(path if os.path.isdir(path) else os.path.dirname(path) for path in matched(uri)):
         # In this order: the manifest is written before the staging directory is removed.
         if os.path.isdir(os.path.join(folder, STAGING_NAME)) and not os.path.exists(
             os.path.join(folder, MANIFEST_NAME)
         ):
             raise SourceError(
-                "packing into this folder was not finished",
+                "writing into this folder was not finished",
                 where=folder or os.curdir,
-                remedy="wait for it, or call rankfeed.pack again with the same input to resume it",
+                remedy="wait for it, or call rankfeed.write again with the same input to resume it",
             )
 
 
@@ -131,11 +130,10 @@ def _not_found(uri: Paths, format: str | None) -> SourceError:
         found = str(list(uri)[:4])
         return SourceError("the files are not all of one known format", expected=expected, found=found)
     path = Path(uri)
-    if path.is_dir():
-        names = sorted(os.listdir(path))
-        for name in names:
-            check_link(os.path.join(path, name))
-        names = names[:4]
-        summary = "the folder holds no data that rankfeed reads" if names else "the folder is empty"
-        return SourceError(summary, expected=expected, found=", ".join(names) or None, where=path)
-    return SourceError("unknown format", expected=expected, found=path.suffix or "no suffix", where=path)
+    if not path.is_dir():
+        return SourceError("unknown format", expected=expected, found=path.suffix or "no suffix", where=path)
+    names = sorted(os.listdir(path))
+    for name in names:
+        check_link(os.path.join(path, name))
+    summary = "the folder holds no data that rankfeed reads" if names else "the folder is empty"
+    return SourceError(summary, expected=expected, found=", ".join(names[:4]) or None, where=path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -15,7 +16,16 @@ import numpy.typing as npt
 from rankfeed._util.handle_cache import HandleCache
 from rankfeed.columns import ColumnBuffer, Columns, Field, column_from_parts
 from rankfeed.errors import CorruptError
-from rankfeed.sources.source import Source, by_chunk, check_columns, check_ids
+from rankfeed.sources.source import (
+    Int64,
+    Source,
+    by_chunk,
+    check_columns,
+    check_ids,
+    even_blocks,
+    reopen,
+    starts_of,
+)
 from rankfeed.storage import (
     MANIFEST_NAME,
     DataFiles,
@@ -29,26 +39,18 @@ from rankfeed.storage import (
 )
 from rankfeed.storage.arrow_shard import REMEDY, read_shard
 
-Bytes = npt.NDArray[np.uint8]
-Int64 = npt.NDArray[np.int64]
-
 #: Shards kept open; a batch keeps those that it points into, even if they are closed here.
 OPEN_SHARDS = 256
 
 
 @dataclass(frozen=True)
 class _OpenShard:
-    data: Bytes
+    data: npt.NDArray[np.uint8]
     columns: dict[str, ColumnBuffer]
 
 
 class PackedSource(Source):
-    """A dataset that `rankfeed.write` wrote.
-
-    Args:
-        path: of its folder.
-        columns: names of the columns to offer; None for all.
-        files: as another process of the job first saw them; None in the process that opens the dataset.
+    """A dataset that `rankfeed.write` wrote; ``files`` are as another process of the job first saw them.
 
     Raises:
         SourceError, CorruptError, UnsafeError: there is no manifest, or it is invalid.
@@ -66,25 +68,25 @@ class PackedSource(Source):
         self, path: str | Path, *, columns: Sequence[str] | None = None, files: DataFiles | None = None
     ) -> None:
         self.path = os.path.abspath(path)  # independent of later changes of the working directory
-        self._wanted = None if columns is None else tuple(columns)
         manifest_file = DataFiles([os.path.join(self.path, MANIFEST_NAME)])
         self._manifest = load_manifest(self.path)
-        self._fields = {
-            name: self._manifest.fields[name] for name in check_columns(columns, self._manifest.fields)
-        }
+        self._wanted = None if columns is None else tuple(columns)
+        names = check_columns(columns, self._manifest.fields)
+        self._fields = {name: self._manifest.fields[name] for name in names}
         shards = self._manifest.shards
-        self._starts = np.concatenate([[0], np.cumsum([shard.rows for shard in shards])]).astype(np.int64)
+        self._starts = starts_of([shard.rows for shard in shards])
         self._shards: HandleCache[_OpenShard] = HandleCache(OPEN_SHARDS)
         paths = [os.path.join(self.path, shard.path) for shard in shards]
         for shard, shard_path in zip(shards, paths, strict=True):
-            _check_shard_size(shard, shard_path)
+            _check_size(shard, shard_path)
         self.files = DataFiles(paths) if files is None else files.reopened(paths)
         self.files.content = partial(_matches_checksum, self.path, self._manifest)
         # The manifest is removed before a shard is replaced: these are its shards.
         manifest_file.check(0)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.path, self._wanted, self.fingerprint, self.files)
+        options = {"columns": self._wanted, "files": self.files}
+        return reopen, (PackedSource, self.path, options, self.fingerprint)
 
     def __repr__(self) -> str:
         return f"PackedSource({self.path!r}, {len(self)} samples)"
@@ -104,7 +106,7 @@ class PackedSource(Source):
     @cached_property
     def blocks(self) -> Int64:
         """Samples in each block of about 4 MiB: int64."""
-        return np.concatenate([_block_rows(shard) for shard in self._manifest.shards])
+        return np.concatenate([even_blocks(shard.rows, shard.block_rows) for shard in self._manifest.shards])
 
     @cached_property
     def fingerprint(self) -> str:
@@ -112,18 +114,9 @@ class PackedSource(Source):
         return digest_of(self._manifest.fingerprint.encode(), self.files.fingerprint.encode())
 
     def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
-        """The rows of some samples: pointers into the mapped shards.
-
-        Args:
-            sample_ids: ints in [0, len(self)).
-            columns: names of the columns; None for all.
-
-        Raises:
-            SourceError: no such sample, or a shard cannot be read.
-            CorruptError: a shard is missing or damaged.
-        """
+        """The rows of some samples: pointers into the mapped shards. Arguments and errors: see `Source.fetch`."""
         ids = check_ids(sample_ids, len(self))
-        names = list(self._fields) if columns is None else check_columns(columns, self._fields)
+        names = check_columns(columns, self._fields)
         self.files.check_open(at_intervals=True)
         parts: dict[str, list[Any]] = {name: [] for name in names}
         for number, rows, slots in by_chunk(ids, self._starts):
@@ -139,25 +132,19 @@ class PackedSource(Source):
         shard, path = self._manifest.shards[number], self.files.path(number)
         data = map_file(path)
         self.files.opened(number)
-        _check_size(len(data), shard, path)  # of the file that is mapped
+        _check_size(shard, path, len(data))  # of the file that is mapped
         return _OpenShard(data, read_shard(data, self._manifest.fields, shard.rows, path))
 
 
-def _check_shard_size(shard: ShardInfo, path: str) -> None:
+def _check_size(shard: ShardInfo, path: str | Path, size: int | None = None) -> None:
+    """Compare the size of a shard, by default that on disk, with the manifest."""
     try:
-        size = os.stat(path).st_size
+        size = os.stat(path).st_size if size is None else size
     except OSError as error:
+        expected = f"{shard.bytes} bytes"
         raise CorruptError(
-            "a shard is missing",
-            expected=f"{shard.bytes} bytes",
-            found=error.strerror,
-            where=path,
-            remedy=REMEDY,
+            "a shard is missing", expected=expected, found=error.strerror, where=path, remedy=REMEDY
         ) from error
-    _check_size(size, shard, path)
-
-
-def _check_size(size: int, shard: ShardInfo, path: str | Path) -> None:
     if size != shard.bytes:
         raise CorruptError(
             "a shard has another size than in the manifest",
@@ -170,43 +157,19 @@ def _check_size(size: int, shard: ShardInfo, path: str | Path) -> None:
 
 def _matches_checksum(path: str, manifest: Manifest, number: int) -> bool:
     shard = manifest.shards[number]
-    try:
+    with suppress(OSError):
         return file_digest(Path(path, shard.path)) == shard.xxh3
-    except OSError:
-        return False
-
-
-def _reopen(path: str, columns: tuple[str, ...] | None, fingerprint: str, files: DataFiles) -> PackedSource:
-    source = PackedSource(path, columns=columns, files=files)
-    if source.fingerprint != fingerprint:
-        raise CorruptError(
-            "the dataset was replaced while it was in use",
-            expected=fingerprint,
-            found=source.fingerprint,
-            where=path,
-            remedy="start the job again",
-        )
-    return source
-
-
-def _block_rows(shard: ShardInfo) -> Int64:
-    full, rest = divmod(shard.rows, shard.block_rows)
-    return np.append(np.full(full, shard.block_rows, np.int64), [rest] * (rest > 0)).astype(np.int64)
+    return False
 
 
 def check_shard(folder: str | Path, manifest: Manifest, shard: ShardInfo, step: Callable[[int], None]) -> None:
-    """Read a whole shard and compare size, checksum and columns with the manifest.
-
-    Raises:
-        SourceError, CorruptError: the shard cannot be read, or differs.
-    """
+    """Read a whole shard; a SourceError if it differs from size, checksum or columns in the manifest."""
     path = Path(folder, shard.path)
+    _check_size(shard, path)
     try:
-        _check_size(path.stat().st_size, shard, path)
         digest = file_digest(path, step)
     except OSError as error:
-        summary = "a shard cannot be read" if path.exists() else "a shard is missing"
-        raise CorruptError(summary, expected=f"{shard.bytes} bytes", found=error.strerror, where=path) from error
+        raise CorruptError("a shard cannot be read", found=error.strerror, where=path) from error
     if digest != shard.xxh3:
         raise CorruptError(
             "a shard is damaged", expected=f"checksum {shard.xxh3}", found=f"checksum {digest}", where=path

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -20,23 +19,12 @@ _THREADS = min(16, 4 * (os.cpu_count() or 1))
 def in_parallel(
     work: Callable[[_Item], _Result], items: Sequence[_Item], label: str = "", *, progress: bool = False
 ) -> list[_Result]:
-    """Results of ``work`` for each item, in order; the first error stops the rest."""
-    stop = threading.Event()
-
-    def one(item: _Item) -> _Result:
-        if stop.is_set():
-            return None  # type: ignore[return-value]  # another item's error is raised
-        try:
-            return work(item)
-        except BaseException:
-            stop.set()
-            raise
-
+    """Results of ``work`` for each item, in order; an error stops the rest."""
     if len(items) < 2:
         return [work(item) for item in items]
+    results = []
     with ThreadPoolExecutor(_THREADS) as pool, progress_bar(label, len(items), enabled=progress) as advance:
-        done = []
-        for found in pool.map(one, items):
+        for found in pool.map(work, items):  # if an item raises, those that have not begun are cancelled
+            results.append(found)
             advance()
-            done.append(found)
-        return done
+    return results

@@ -16,11 +16,13 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(-?[0-9]+)\.\.(-?[0-9]+)")
+#: A number with leading zeros.
+_PADDED = re.compile(r"-?0[0-9]+")
 #: Files that one pattern may name.
 _MOST = 10_000_000
 
 
-def is_one(where: Paths) -> bool:
+def is_one(where: Any) -> bool:
     """Whether this is one path or pattern, not a list."""
     return isinstance(where, (str, os.PathLike))
 
@@ -44,7 +46,15 @@ def expand(where: Paths) -> list[str]:
     found: list[str] = []
     for each in [where] if isinstance(where, (str, os.PathLike)) else where:
         text = os.fspath(each)
-        found += [text] if os.path.exists(text) else [path for one in braces(text) for path in _globbed(one)]
+        for path in [text] if os.path.exists(text) else braces(text):
+            if os.path.exists(path):
+                found.append(path)
+            elif not glob.has_magic(path):
+                raise SourceError("no such file or folder", where=path)
+            elif matches := sorted(glob.glob(path, recursive=True), key=natural):
+                found += matches
+            else:
+                raise SourceError("no file matches the pattern", where=path)
     for path in found:
         check_kind(path)
     return found
@@ -104,21 +114,9 @@ def _words(content: str) -> Iterator[str] | None:
     first, last = int(span[1]), int(span[2])
     if abs(last - first) >= _MOST:
         raise ArgumentError("a pattern stands for too many files", expected=f"up to {_MOST}", found=content)
-    is_padded = any(len(each.lstrip("-")) > 1 and each.lstrip("-")[0] == "0" for each in span.groups())
-    width = max(map(len, span.groups())) if is_padded else 0
+    width = max(map(len, span.groups())) if any(map(_PADDED.fullmatch, span.groups())) else 0
     step = 1 if first <= last else -1
     return (f"{number:0{width}d}" for number in range(first, last + step, step))
-
-
-def _globbed(path: str) -> list[str]:
-    if os.path.exists(path):
-        return [path]
-    if not glob.has_magic(path):
-        raise SourceError("no such file or folder", where=path)
-    found = sorted(glob.glob(path, recursive=True), key=natural)
-    if not found:
-        raise SourceError("no file matches the pattern", where=path)
-    return found
 
 
 def files_in(
@@ -139,15 +137,13 @@ def files_in(
             continue  # a cycle of links
         seen.add(real)
         try:
-            with os.scandir(here) as entries:
-                for entry in entries:
-                    if entry.name.startswith(skip):
-                        continue
-                    if recursive and entry.is_dir():
-                        pending.append(entry.path)
-                    elif not entry.name.endswith(tuple(suffixes)):
-                        continue
-                    elif entry.is_file():
+            for entry in os.scandir(here):
+                if entry.name.startswith(skip):
+                    continue
+                if recursive and entry.is_dir():
+                    pending.append(entry.path)
+                elif entry.name.endswith(tuple(suffixes)):
+                    if entry.is_file():
                         found.append(entry.path)
                     else:
                         check_link(entry.path)
@@ -199,23 +195,19 @@ def check_utf8(path: str, where: str, what: str) -> None:
     try:
         path.encode()
     except UnicodeEncodeError as error:
-        raise SourceError(
-            f"{what} has to be UTF-8",
-            found=repr(os.fsencode(path)),
-            where=where,
-            remedy="rename the file or folder",
-        ) from error
+        found, remedy = repr(os.fsencode(path)), "rename the file or folder"
+        raise SourceError(f"{what} has to be UTF-8", found=found, where=where, remedy=remedy) from error
 
 
 def as_paths(uri: Any) -> Paths:
     """The ``uri`` argument of `rankfeed.open` as a str or a list of str."""
-    paths = [uri] if isinstance(uri, (str, os.PathLike)) else uri
-    if not isinstance(paths, (list, tuple)) or not all(isinstance(each, (str, os.PathLike)) for each in paths):
+    paths = [uri] if is_one(uri) else uri
+    if not isinstance(paths, (list, tuple)) or not all(map(is_one, paths)):
         raise invalid("uri", "a path, or a list of paths", uri)
-    texts = [check_path("uri", each) if not isinstance(each, str) or each else "" for each in paths]
+    texts = [each if each == "" else check_path("uri", each) for each in paths]
     for text in texts:
         name = os.fsencode(text)
-        if not text or b"\0" in name or len(name) >= 4096 or any(len(part) > 255 for part in name.split(b"/")):
+        if not text or len(name) >= 4096 or any(len(part) > 255 for part in name.split(b"/")):
             raise SourceError("no such file or folder", where=repr(text[:80]))
         check_kind(text)
     return texts[0] if paths is not uri else texts

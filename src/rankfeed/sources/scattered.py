@@ -22,17 +22,11 @@ _LOOP_ELEMENTS = 64
 
 @dataclass(frozen=True)
 class RowOffsets:
-    """Row ``slots[i]`` of the batch is ``data[starts[i] : starts[i] + size]``, which lies inside ``data``.
-
-    Args:
-        data: uint8, the bytes of a file.
-        starts: int64 [m], in bytes, at any alignment.
-        slots: int64 [m]; None for all rows of the batch, in order.
-    """
+    """Row ``slots[i]`` of the batch is ``data[starts[i] : starts[i] + size]``, which lies inside ``data``."""
 
     data: Bytes
-    starts: Int64
-    slots: Int64 | None = None
+    starts: Int64  # in bytes, at any alignment
+    slots: Int64 | None = None  # None for all rows of the batch, in order
 
 
 class ScatteredRows(Dense):
@@ -68,33 +62,24 @@ class ScatteredRows(Dense):
         size = self.field.row_bytes()
         if not size or not self._length:
             return out
-        flat = out.reshape(-1).view(np.uint8)
+        rows, item = out.reshape(-1).view(np.uint8).reshape(-1, size), self._dtype.itemsize
         for part in self._row_offsets:
-            if size >= _LOOP_ELEMENTS * self._dtype.itemsize:
-                _copy_rows(part, size, flat)
+            if size >= _LOOP_ELEMENTS * item:
+                source, target = memoryview(part.data.data), rows.reshape(-1).data
+                slots = range(len(part.starts)) if part.slots is None else part.slots.tolist()
+                for start, slot in zip(part.starts.tolist(), slots, strict=True):
+                    target[slot * size : (slot + 1) * size] = source[start : start + size]
             elif part.slots is None:
-                rows_at(part.data, part.starts, size, self._dtype.itemsize, flat.reshape(-1, size))
+                rows_at(part.data, part.starts, size, item, rows)
             else:
-                flat.reshape(-1, size)[part.slots] = rows_at(part.data, part.starts, size, self._dtype.itemsize)
+                rows[part.slots] = rows_at(part.data, part.starts, size, item)
         return out
-
-
-def _copy_rows(part: RowOffsets, size: int, flat: Bytes) -> None:
-    source, target = memoryview(part.data.data), flat.data
-    slots = range(len(part.starts)) if part.slots is None else part.slots.tolist()
-    for start, slot in zip(part.starts.tolist(), slots, strict=True):
-        target[slot * size : (slot + 1) * size] = source[start : start + size]
 
 
 def rows_at(data: Bytes, starts: Int64, size: int, item: int = 1, out: Bytes | None = None) -> Bytes:
     """Runs of equal size as rows of bytes: uint8 [m, size].
 
-    Args:
-        data: uint8.
-        starts: int64 [m], in bytes.
-        size: bytes of each run, a multiple of ``item``.
-        item: bytes that are copied at once if the alignment allows it.
-        out: uint8 [m, size], C-contiguous, to write to.
+    ``item`` bytes, a divisor of ``size``, are copied at once if the alignment allows it; ``out`` is C-contiguous.
 
     Examples:
         >>> rows_at(np.arange(10, dtype=np.uint8), np.array([7, 2]), 3)
@@ -116,9 +101,9 @@ def words(data: Bytes, item: int) -> Array:
     return data[: len(data) // item * item].view(f"<u{item}")
 
 
-def packed_runs(data: Bytes, starts: Int64, lengths: Int64) -> tuple[Bytes, Int64]:
-    """Runs copied one behind the other, and the new start of each: uint8 [sum of lengths], int64 [m]."""
+def packed_runs(data: Array, starts: Int64, lengths: Int64) -> tuple[Array, Int64]:
+    """Runs of an array copied one behind the other: [sum of lengths], and the new start of each: int64 [m]."""
     targets = np.cumsum(lengths) - lengths
-    out = np.empty(int(lengths.sum()), np.uint8)
+    out = np.empty(int(lengths.sum()), data.dtype)
     copy_segments(data, starts, lengths, out, targets)
     return out, targets

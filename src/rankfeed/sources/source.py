@@ -1,23 +1,23 @@
-"""The Source contract, its base classes, and functions that all sources share."""
+"""The Source contract, selections and other views of sources, and functions that all sources share."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from functools import cached_property
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from rankfeed._util.progress import progress_bar
 from rankfeed._util.trainer import refuse_trainer_without_mixin
-from rankfeed._util.validate import check_int, check_int_array, check_names
-from rankfeed.columns import Bytes, Column, Columns, Dense, Field, Layout, Objects, Ragged, RowSlices, RowTake
-from rankfeed.errors import ArgumentError, RankfeedError, SourceError
-from rankfeed.storage import DataFiles
-
-if TYPE_CHECKING:
-    from rankfeed.sources.select import Selection, SelectSource
+from rankfeed._util.validate import check_bool, check_int, check_int_array, check_names
+from rankfeed.columns import Column, ColumnBuffer, Columns, Field, Layout, column_from_parts
+from rankfeed.errors import ArgumentError, CorruptError, RankfeedError, SourceError, describe_error
+from rankfeed.sources.selection import Indices, Selection, block_sizes, compose, resolve_selection
+from rankfeed.storage import DataFiles, digest_of
 
 Int64 = npt.NDArray[np.int64]
 Collate = Callable[[Sequence[Any]], Any]
@@ -26,37 +26,41 @@ Sample = dict[str, Any]
 
 #: Approximate size of a block of data that can be read at any place.
 BLOCK_BYTES = 4 << 20
+#: Samples that are read to learn the fields; more are read if these leave a type open (empty lists).
+PROBES, MORE_PROBES = 8, 64
+#: Limits of the rows that `scan` reads at once, and the assumed bytes of a row of unknown length.
+_SCAN_BYTES, _SCAN_ROWS, _UNKNOWN_ROW = 1 << 20, 4096, 4096
 
 
 @dataclass(frozen=True)
 class Declared:
-    """What the user declared about samples whose fields are learned by reading some of them.
+    """What the user declared about samples whose fields are learned by reading some of them."""
 
-    Args:
-        what: the object that returns the samples, for error messages.
-        call: the call that made the source, up to where ``ragged=`` or ``fields=`` would follow, for remedies.
-        layout: the complete layout; None to read some samples.
-        ragged: names of fields that are ragged even if the samples that are read do not show it.
-    """
-
-    what: str
-    call: str
-    layout: Layout | None = None
-    ragged: tuple[str, ...] = ()
+    what: str  # the object that returns the samples, for error messages
+    call: str  # that made the source, up to where ``ragged=`` or ``fields=`` would follow, for remedies
+    layout: Layout | None = None  # complete; None to read some samples
+    ragged: tuple[str, ...] = ()  # fields that are ragged even if the samples that are read do not show it
 
     @staticmethod
     def names(ragged: Any) -> tuple[str, ...]:
         """The names in ``ragged=``; positions in a tuple become text."""
-        names = (
-            [str(each) if type(each) is int else each for each in ragged]
-            if isinstance(ragged, Sequence)
-            else ragged
-        )
-        return tuple(check_names("ragged", ragged if isinstance(ragged, str) else names))
+        if isinstance(ragged, Sequence) and not isinstance(ragged, str):
+            ragged = [str(each) if type(each) is int else each for each in ragged]
+        return tuple(check_names("ragged", ragged))
+
+
+def probe_ids(size: int, count: int = PROBES) -> Int64:
+    """Evenly spaced sample ids, beginning with 0: the same on every rank and after every resume.
+
+    Examples:
+        >>> probe_ids(1001).tolist(), probe_ids(3).tolist()
+        ([0, 125, 250, 375, 500, 625, 750, 875], [0, 1, 2])
+    """
+    return np.arange(size) if size <= count else np.arange(count) * (size - 1) // count
 
 
 class Source(ABC):
-    """ColumnBuffer samples, read in place by sample id. Also a map-style torch Dataset.
+    """Samples in storage, read in place by sample id. Also a map-style torch Dataset.
 
     A source knows nothing of ranks and workers. It pickles as a path and a few integers and opens its files in the
     process that reads them, so it works after fork and spawn.
@@ -67,8 +71,7 @@ class Source(ABC):
         default_shuffle: what ``shuffle=True`` means for this format.
         best_window: samples in a window if the user gives no ``window``; None for the default.
         runs_user_code: whether reading a sample calls user code, which may draw random numbers.
-        supports_batched_getitem: whether such code reads many samples per call, and is seeded once for all of
-            them.
+        supports_batched_getitem: whether such code reads many samples per call, and is seeded once for all.
         collate: makes a batch of samples that are not dicts if the user gives no ``collate_fn``; None for torch's.
         annotate: ``annotate(batch, name, tensor)`` adds a tensor to such a batch; None if it cannot be added.
         prefetch_distance: number of samples ahead of their use that `expect` should announce; 0 for none.
@@ -124,12 +127,7 @@ class Source(ABC):
     def samples(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> list[Any]:
         """The given samples as a list: dicts of columns, or the objects that a wrapped Dataset returns.
 
-        Args:
-            sample_ids: integers in [0, len(self)).
-            columns: names of the columns in the dicts; None for all.
-
-        Raises:
-            SourceError: a sample or column does not exist, or the data cannot be read.
+        Arguments and errors are those of `fetch`.
 
         Examples:
             >>> import rankfeed as rf
@@ -169,10 +167,25 @@ class Source(ABC):
         Raises:
             ArgumentError: an id is invalid or repeated, or the predicate returned neither True nor False.
             SourceError: the selection is empty, the predicate raised, or the data cannot be read.
-        """
-        from rankfeed.sources.select import select
 
-        return select(self, chosen, columns=columns, progress=progress)
+        Examples:
+            >>> import rankfeed as rf
+            >>> source = rf.from_dataset([{"x": number * number} for number in range(10)])
+            >>> int(source.select([7, 2])[0]["x"]), len(source.select(slice(0, None, 3)))
+            (49, 4)
+            >>> source.select(lambda sample: sample["x"] > 50, columns=["x"]).origin_ids([0, 1])
+            array([8, 9])
+        """
+        progress = check_bool("progress", progress)
+        if callable(chosen) and not isinstance(chosen, type):
+            check_columns(columns, self.fields)
+            chosen = _matching_ids(self, chosen, columns, progress)
+        elif columns is not None:
+            raise ArgumentError(
+                "columns= is for a predicate only",
+                remedy="rankfeed.open(..., columns=[...]) restricts the columns",
+            )
+        return SelectSource(self, resolve_selection(chosen, len(self)))
 
     def __len__(self) -> int:
         refuse_trainer_without_mixin("a rankfeed source", is_share=False)
@@ -210,48 +223,26 @@ class SourceView(Source):
         splits: how often the samples were split at random; the next split uses another hash.
     """
 
-    def __init__(self, *sources: Source, splits: int | None = None) -> None:
+    def __init__(self, *sources: Source, splits: int = 0) -> None:
         self.sources = sources
-        inherited = max((source.splits for source in sources if isinstance(source, SourceView)), default=0)
-        self.splits: int = inherited if splits is None else splits
+        self.splits: int = max([splits, *(source.splits for source in sources if isinstance(source, SourceView))])
+        self.best_window = min((each.best_window for each in sources if each.best_window), default=None)
+        self.prefetch_distance = max(source.prefetch_distance for source in sources)
+        first, *others = sources
+        self.collate = first.collate if all(each.collate == first.collate for each in others) else None
+        self.annotate = first.annotate if all(each.annotate == first.annotate for each in others) else None
+        user = [source.supports_batched_getitem for source in sources if source.runs_user_code]
+        self.supports_batched_getitem = bool(user) and all(user)  # otherwise each sample is seeded
 
     @property
     def default_shuffle(self) -> Literal["global", "window"]:  # type: ignore[override]
-        """Windows if one source needs them: the others lose little by it."""
+        """Windows if one source needs them: the others lose little."""
         return "window" if any(source.default_shuffle == "window" for source in self.sources) else "global"
-
-    @property
-    def best_window(self) -> int | None:  # type: ignore[override]
-        """The smallest of all."""
-        return min((each.best_window for each in self.sources if each.best_window is not None), default=None)
 
     @property
     def runs_user_code(self) -> bool:  # type: ignore[override]
         """Whether a source runs user code."""
         return any(source.runs_user_code for source in self.sources)
-
-    @property
-    def supports_batched_getitem(self) -> bool:  # type: ignore[override]
-        """Whether all user code reads batches; otherwise each sample is seeded."""
-        user = [source.supports_batched_getitem for source in self.sources if source.runs_user_code]
-        return bool(user) and all(user)
-
-    @property
-    def collate(self) -> Collate | None:  # type: ignore[override]
-        """That of all sources if it is the same."""
-        first, *others = (source.collate for source in self.sources)
-        return first if all(other == first for other in others) else None
-
-    @property
-    def annotate(self) -> Annotate | None:  # type: ignore[override]
-        """That of all sources if it is the same."""
-        first, *others = (source.annotate for source in self.sources)
-        return first if all(other == first for other in others) else None
-
-    @property
-    def prefetch_distance(self) -> int:  # type: ignore[override]
-        """The largest of all."""
-        return max(source.prefetch_distance for source in self.sources)
 
     @property
     def identified(self) -> bool:
@@ -260,7 +251,7 @@ class SourceView(Source):
 
     @property
     def as_dicts(self) -> bool:  # type: ignore[override]
-        """Whether all samples are dicts of columns."""
+        """Whether all samples are dicts of columns; may read samples."""
         return all(source.as_dicts for source in self.sources)
 
     @property
@@ -280,6 +271,111 @@ class SourceView(Source):
     def check_unchanged(self) -> None:
         for source in self.sources:
             source.check_unchanged()
+
+
+class SelectSource(SourceView):
+    """Some samples of a source in an order of their own, made by `Source.select`.
+
+    Sample ids are positions in the selection. It pickles as the source and the ids, in their smallest
+    representation. A selection of a selection is one of the original source.
+
+    Attributes:
+        source: the source of the samples.
+        indices: which of its samples are selected.
+    """
+
+    def __init__(self, source: Source, indices: Indices, splits: int = 0) -> None:
+        if isinstance(source, SelectSource):
+            indices, splits, source = compose(source.indices, indices), max(splits, source.splits), source.source
+        super().__init__(source, splits=splits)
+        self.source: Source = source
+        self.indices: Indices = indices
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SelectSource, (self.source, self.indices, self.splits)
+
+    def _num_samples(self) -> int:
+        return len(self.indices)
+
+    def __repr__(self) -> str:
+        return f"{len(self)} of the samples of {self.source!r}"
+
+    @cached_property
+    def blocks(self) -> Int64:
+        """Consecutive samples that are in the same block of the source: int64."""
+        return block_sizes(self.indices, starts_of(self.source.blocks))
+
+    @property
+    def fields(self) -> Mapping[str, Field]:
+        return self.source.fields
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return digest_of(b"select", self.source.fingerprint.encode(), self.indices.digest.encode())
+
+    def origin_ids(self, sample_ids: npt.ArrayLike) -> Int64:
+        """Ids of the given samples in the source.
+
+        Args:
+            sample_ids: integers in [0, len(self)).
+
+        Raises:
+            SourceError: no such sample.
+        """
+        return self.indices.ids(check_ids(sample_ids, len(self)))
+
+    def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
+        return self.source.fetch(self.origin_ids(sample_ids), columns)
+
+    def samples(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> list[Any]:
+        return self.source.samples(self.origin_ids(sample_ids), columns)
+
+    def expect(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> None:
+        self.source.expect(self.origin_ids(sample_ids), columns)
+
+
+def scan(
+    source: Source, columns: Sequence[str] | None, label: str, *, progress: bool
+) -> Iterator[tuple[Int64, Columns]]:
+    """All samples of a source in order, as (sample ids, rows); ``label`` is the text of the progress bar."""
+    size, fields = len(source), source.fields
+    wanted = [fields[name] for name in (fields if columns is None else columns)]
+    row_bytes = sum(field.row_bytes() if field.kind == "dense" else _UNKNOWN_ROW for field in wanted)
+    rows = max(1, min(_SCAN_ROWS, _SCAN_BYTES // max(1, row_bytes)))
+    with progress_bar(label, size, enabled=progress) as advance:
+        for first in range(0, size, rows):
+            ids = np.arange(first, min(first + rows, size), dtype=np.int64)
+            source.expect(np.arange(first, min(first + 4 * rows, size), dtype=np.int64), columns)
+            yield ids, source.fetch(ids, columns)
+            advance(len(ids))
+
+
+def _matching_ids(
+    source: Source, predicate: Callable[[Any], Any], columns: Sequence[str] | None, progress: bool
+) -> Int64:
+    """Ids of the samples for which the predicate is true."""
+    found = []
+    for ids, rows in scan(source, columns, "selecting", progress=progress):
+        mask = np.zeros(len(ids), np.bool_)
+        for row, (sample_id, sample) in enumerate(zip(ids.tolist(), rows.samples(), strict=True)):
+            try:
+                answer = predicate(sample)
+            except Exception as error:
+                where = f"sample {sample_id}"
+                raise SourceError("the predicate raised", found=describe_error(error), where=where) from error
+            if getattr(answer, "shape", None) == ():  # a numpy scalar or a tensor
+                answer = answer.item()
+            if not isinstance(answer, bool):
+                raise ArgumentError(
+                    "the predicate returned no truth value",
+                    expected="True or False",
+                    found=f"{type(answer).__name__}",
+                    where=f"sample {sample_id}",
+                    remedy="return a comparison; for an array, .any() or .all() of it",
+                )
+            mask[row] = answer
+        found.append(ids[mask])
+    return np.concatenate(found)
 
 
 def check_ids(sample_ids: npt.ArrayLike, size: int) -> Int64:
@@ -313,9 +409,9 @@ def reopen(kind: Callable[..., Source], where: Any, options: Mapping[str, Any], 
 
 
 def check_same_data(found: str, expected: str, where: object) -> None:
-    """Compare two digests; a SourceError if data are not those that the job opened first."""
+    """Compare two digests; a CorruptError if data are not those that the job opened first."""
     if found != expected:
-        raise SourceError(
+        raise CorruptError(
             "the data were changed or replaced while they were in use",
             expected=f"fingerprint {expected}",
             found=found,
@@ -355,21 +451,13 @@ def even_blocks(rows: int, block_rows: int) -> Int64:
 
 def empty_column(field: Field) -> Column:
     """A column without rows."""
-    if field.kind == "object":
-        return Objects([])
-    none = np.empty(0, np.int64)
-    if field.kind in ("bytes", "str"):
-        return Bytes([RowSlices(np.empty(0, np.uint8), none, none)], text=field.kind == "str")
-    values = np.empty((0, *field.shape), field.dtype)
-    return Dense([RowTake(values, none)]) if field.kind == "dense" else Ragged([RowSlices(values, none, none)])
+    values = np.empty((0, *field.shape), field.dtype or (object if field.kind == "object" else np.uint8))
+    offsets = None if field.kind in ("dense", "object") else np.zeros(1, np.int64)
+    return column_from_parts(field, [ColumnBuffer(values, offsets).part(np.empty(0, np.int64))])
 
 
 def by_chunk(ids: Int64, starts: Int64) -> list[tuple[int, Int64, Int64 | None]]:
-    """Group sample ids by the chunk (shard, file, row group) that contains them.
-
-    Args:
-        ids: int64 [m].
-        starts: int64 [chunks + 1], the first id of each chunk, and the number of samples at the end.
+    """Group sample ids by the chunk (shard, file, row group) that contains them; see `starts_of`.
 
     Returns:
         for each chunk: its number, the rows in it, and their positions in ``ids`` (None for all). For no ids, no

@@ -7,7 +7,7 @@ does not depend on the other samples.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, overload
 
@@ -18,9 +18,8 @@ import xxhash
 from rankfeed._util.validate import check_bool, check_float, check_int, check_str, invalid
 from rankfeed.columns import Bytes, Column, Dense
 from rankfeed.errors import ArgumentError, SourceError, safe_repr
-from rankfeed.sources.scan import scan
-from rankfeed.sources.select import SelectSource, select
-from rankfeed.sources.source import Int64, Source, SourceView, check_columns
+from rankfeed.sources.selection import indices_of
+from rankfeed.sources.source import SelectSource, Source, SourceView, check_columns, scan
 
 UInt64 = npt.NDArray[np.uint64]
 
@@ -88,8 +87,10 @@ def train_test_split(
     progress = check_bool("progress", progress)
     names, shares = _check_fractions(fractions)
     splits = source.splits if isinstance(source, SourceView) else 0
-    hashes = _hashes(source, _key_column(source, key), _salt(seed, splits), progress)
-    part = _part_edges(shares).searchsorted(hashes, side="right")
+    salt = xxhash.xxh3_64_intdigest(f"rankfeed split {check_int('seed', seed)} {splits}".encode())
+    part = _part_edges(shares).searchsorted(
+        _hashes(source, _key_column(source, key), salt, progress), side="right"
+    )
     parts = []
     for index, name in enumerate(names):
         ids = np.flatnonzero(part == index)
@@ -100,8 +101,7 @@ def train_test_split(
                 found="none",
                 remedy="take a larger fraction or another seed; samples with equal keys are in the same part",
             )
-        selected = select(source, ids)
-        parts.append(SelectSource(selected.source, selected.indices, splits + 1))
+        parts.append(SelectSource(source, indices_of(ids), splits + 1))
     return dict(zip(fractions, parts, strict=True)) if isinstance(fractions, Mapping) else tuple(parts)
 
 
@@ -112,8 +112,7 @@ def _check_fractions(fractions: Any) -> tuple[list[str], list[float]]:
     if isinstance(fractions, Mapping):
         names, shares = [repr(name) for name in fractions], list(fractions.values())
     elif isinstance(fractions, Sequence) and not isinstance(fractions, str | bytes):
-        shares = list(fractions)
-        names = [str(number) for number in range(len(shares))]
+        names, shares = [str(number) for number in range(len(fractions))], list(fractions)
     else:
         test = check_float("fractions", fractions, above=0, below=1)
         names, shares = ["'train'", "'test'"], [1 - test, test]
@@ -149,21 +148,16 @@ def _key_column(source: Source, key: str | None) -> str | None:
     return name
 
 
-def _salt(seed: Any, splits: int) -> int:
-    seed = check_int("seed", seed)
-    return xxhash.xxh3_64_intdigest(f"rankfeed split {seed} {splits}".encode())
-
-
 def _hashes(source: Source, key: str | None, salt: int, progress: bool) -> UInt64:
     hashes = np.empty(len(source), np.uint64)
     if key is not None:
         for ids, rows in scan(source, [key], "reading keys", progress=progress):
             hashes[ids] = _hash_column(rows[key], salt)
         return hashes
-    origin: Callable[[Int64], Int64] = source.origin_ids if isinstance(source, SelectSource) else lambda ids: ids
     for first in range(0, len(source), _IDS_AT_ONCE):
         ids = np.arange(first, min(first + _IDS_AT_ONCE, len(source)), dtype=np.int64)
-        hashes[ids] = _hash_integers(origin(ids).view(np.uint64), salt)
+        origin = source.origin_ids(ids) if isinstance(source, SelectSource) else ids
+        hashes[ids] = _hash_integers(origin.view(np.uint64), salt)
     return hashes
 
 

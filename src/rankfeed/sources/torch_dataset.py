@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from functools import cached_property
 from typing import Any, ClassVar
@@ -11,15 +11,18 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.columns import Branch, Columns, Field, Leaf, Mismatch, copy_sample
-from rankfeed.columns.layout import flat_fields, infer_layout, map_leaves, parse_layout, resolve_dtypes
+from rankfeed.columns import Branch, Columns, Field, Mismatch, copy_sample, make_column
+from rankfeed.columns.layout import (
+    flat_fields,
+    infer_layout,
+    leaf_of_field,
+    map_leaves,
+    parse_layout,
+    resolve_dtypes,
+)
 from rankfeed.errors import ArgumentError, SourceError, describe_error
-from rankfeed.sources.scan import probe_ids
-from rankfeed.sources.source import Declared, Int64, Source, check_columns, check_ids
+from rankfeed.sources.source import Declared, Int64, Source, check_columns, check_ids, empty_column, probe_ids
 from rankfeed.storage import digest_of
-
-#: Iterables that are not a list of samples: iterating a dict of columns yields names.
-_NOT_SAMPLES = (Mapping, Set, str, bytes)
 
 
 class TorchDatasetSource(Source):
@@ -61,25 +64,20 @@ class TorchDatasetSource(Source):
         if self.declared.layout is not None:
             return flat_fields(self.declared.layout)
         known = {name: Field("ragged") for name in self.declared.ragged}
-        try:
-            return flat_fields(resolve_dtypes(infer_layout(self._probe(), known)))
-        except ArgumentError:
-            return None
-
-    def _probe(self) -> list[Any]:
-        """A few samples, without those that raise: reading these reports their error."""
         ids = probe_ids(self._length)
         try:
-            return self._read(ids)
-        except SourceError as error:
-            first_error = error
-        samples: list[Any] = []
-        for sample_id in ids:
-            with suppress(SourceError):
-                samples += self._read(np.array([sample_id]))
-        if not samples:
-            raise first_error
-        return samples
+            samples = self._read(ids)
+        except SourceError:  # without those that raise: reading these reports their error
+            samples = []
+            for sample_id in ids:
+                with suppress(SourceError):
+                    samples += self._read(np.array([sample_id]))
+            if not samples:
+                raise
+        try:
+            return flat_fields(resolve_dtypes(infer_layout(samples, known)))
+        except ArgumentError:
+            return None
 
     @property
     def fields(self) -> Mapping[str, Field]:
@@ -121,14 +119,15 @@ class TorchDatasetSource(Source):
         fields = self._columns
         if fields is None:
             return Columns.of_objects(self.samples(sample_ids, columns))
-        check_columns(columns, fields)
+        names = check_columns(columns, fields)
         ids = check_ids(sample_ids, self._length)
         samples = self.samples(ids, columns)
+        if not samples:
+            return Columns({name: empty_column(fields[name]) for name in names}, 0)
         try:
-            if columns is None:
-                every_column = dict.fromkeys(fields, Leaf(Field("object"), "list"))
-                map_leaves(samples, Branch(dict, every_column), lambda *_: None)
-            return Columns.from_samples(samples, fields)
+            layout = Branch(dict, {name: leaf_of_field(fields[name]) for name in names})
+            made = map_leaves(samples, layout, lambda leaf, path, values: make_column(path[0], values, leaf.field))
+            return Columns(made, len(ids))
         except Mismatch as error:
             assert self.declared is not None
             raise SourceError(
@@ -144,34 +143,39 @@ class TorchDatasetSource(Source):
         samples = self._read(ids)
         if columns is None:
             return samples
-        return [_with_columns(sample, columns, each) for sample, each in zip(samples, ids.tolist(), strict=True)]
+        for sample_id, sample in zip(ids.tolist(), samples, strict=True):
+            if not isinstance(sample, Mapping) or not all(name in sample for name in columns):
+                raise SourceError(
+                    "a sample of the Dataset lacks a column",
+                    expected="a dict with " + ", ".join(map(repr, columns)),
+                    found=", ".join(map(repr, sample)) if isinstance(sample, Mapping) else type(sample).__name__,
+                    where=f"sample {sample_id}",
+                )
+        return [{name: sample[name] for name in columns} for sample in samples]
 
     def _read(self, ids: Int64) -> list[Any]:
         wanted = ids.tolist()
-        if not hasattr(self.dataset, "__getitems__"):
-            samples = []
-            for each in wanted:
-                try:
-                    samples.append(copy_sample(self.dataset[each]))
-                except (Exception, SystemExit) as error:
-                    raise _raised(error, f"sample {each}") from error
-            return samples
+        place = ""
+        samples: list[Any] | None = None
         try:
+            if not hasattr(self.dataset, "__getitems__"):
+                read = []
+                for each in wanted:
+                    place = f"sample {each}"
+                    read.append(copy_sample(self.dataset[each]))
+                return read
+            shown = ", ".join(map(str, wanted[:8])) + (f", ... ({len(wanted)})" if len(wanted) > 8 else "")
+            place = f"one of samples {shown}"
             found = self.dataset.__getitems__(wanted)
-            samples = [] if isinstance(found, _NOT_SAMPLES) else list(map(copy_sample, found))
+            # Iterating a dict of columns yields names.
+            samples = None if isinstance(found, (Mapping, Set, str, bytes)) else list(map(copy_sample, found))
         except (Exception, SystemExit) as error:
-            raise _raised(error, f"one of samples {_shortened(ids)}") from error
-        if isinstance(found, _NOT_SAMPLES):
+            raise SourceError("the Dataset raised", found=describe_error(error), where=place) from error
+        if samples is None or len(samples) != len(wanted):
             raise SourceError(
-                "the Dataset's __getitems__ returned no list of samples",
-                expected="a list with a sample for each index, in their order",
-                found=type(found).__name__,
-            )
-        if len(samples) != len(wanted):
-            raise SourceError(
-                "the Dataset's __getitems__ returned another number of samples",
-                expected=len(wanted),
-                found=len(samples),
+                "the Dataset's __getitems__ returned no list of the samples",
+                expected=f"a list with a sample for each of {len(wanted)} indices, in their order",
+                found=type(found).__name__ if samples is None else f"{len(samples)} samples",
             )
         return samples
 
@@ -206,39 +210,32 @@ def from_dataset(dataset: Any, *, fields: Any = None, ragged: Sequence[str | int
         >>> from_dataset([{"x": [1]}, {"x": []}], fields={"x": "int32[*]"}).fetch([0, 1])["x"].pad().tolist()
         [[1], [0]]
     """
-    names = Declared.names(ragged)
-    declared = {"fields": fields} if fields is not None else {"ragged": ragged} if names else {}
+    source: Callable[..., Source] | None = None
     if "torch_geometric" in sys.modules:  # otherwise there are no graphs
         from rankfeed.sources.pyg.source import PyGSource, is_graphs
 
-        if is_graphs(dataset):
-            return PyGSource(dataset, **_without_declared(declared, options))
-    if "datasets" in sys.modules:
+        source = PyGSource if is_graphs(dataset) else None
+    if source is None and "datasets" in sys.modules:
         from rankfeed.sources.hf.source import HuggingFaceSource, is_dataset
 
-        if is_dataset(dataset):
-            return HuggingFaceSource(dataset, **_without_declared(declared, options))
-    if options:
-        raise ArgumentError("a plain Dataset has no options", found=", ".join(options))
-    return TorchDatasetSource(dataset, fields=fields, ragged=names)
-
-
-def _without_declared(declared: Mapping[str, Any], options: dict[str, Any]) -> dict[str, Any]:
-    for name in declared:
-        raise ArgumentError(
-            f"{name} is for plain Datasets: the fields of this one are known", found=declared[name]
-        )
-    return options
+        source = HuggingFaceSource if is_dataset(dataset) else None
+    if source is None:
+        if options:
+            raise ArgumentError("a plain Dataset has no options", found=", ".join(options))
+        return TorchDatasetSource(dataset, fields=fields, ragged=ragged)
+    for name, value in (("fields", fields), ("ragged", Declared.names(ragged) or None)):
+        if value is not None:
+            raise ArgumentError(f"{name} is for plain Datasets: the fields of this one are known", found=value)
+    return source(dataset, **options)
 
 
 def _length(dataset: Any) -> int:
     remedy = "give a map-style Dataset with __len__ and __getitem__; a stream goes to rankfeed.from_iterable"
     found = type(dataset).__name__
-    if not hasattr(dataset, "__getitem__") or isinstance(dataset, (str, bytes, Mapping)):
-        raise SourceError("this is no map-style Dataset", found=found, remedy=remedy)
     # torch's base class has a __getitem__ that is not implemented, also for streams.
-    if any(kind.__name__ == "IterableDataset" for kind in type(dataset).__mro__):
-        raise SourceError("an iterable Dataset has no samples to pick", found=found, remedy=remedy)
+    is_stream = any(kind.__name__ == "IterableDataset" for kind in type(dataset).__mro__)
+    if is_stream or not hasattr(dataset, "__getitem__") or isinstance(dataset, (str, bytes, Mapping)):
+        raise SourceError("this is not a map-style Dataset", found=found, remedy=remedy)
     try:
         length = len(dataset)
     except Exception as error:  # a user's __len__ may raise anything
@@ -246,23 +243,3 @@ def _length(dataset: Any) -> int:
     if length < 1:
         raise SourceError("the Dataset is empty", found=found)
     return length
-
-
-def _with_columns(sample: Any, columns: Sequence[str], sample_id: int) -> dict[str, Any]:
-    if isinstance(sample, Mapping) and all(name in sample for name in columns):
-        return {name: sample[name] for name in columns}
-    raise SourceError(
-        "a sample of the Dataset lacks a column",
-        expected="a dict with " + ", ".join(map(repr, columns)),
-        found=", ".join(map(repr, sample)) if isinstance(sample, Mapping) else type(sample).__name__,
-        where=f"sample {sample_id}",
-    )
-
-
-def _raised(error: BaseException, where: str) -> SourceError:
-    return SourceError("the Dataset raised", found=describe_error(error), where=where)
-
-
-def _shortened(ids: Int64) -> str:
-    shown = ", ".join(map(str, ids[:8].tolist()))
-    return shown + (f", ... ({len(ids)})" if len(ids) > 8 else "")

@@ -13,11 +13,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from rankfeed.errors import SourceError
+import rankfeed as rf
+from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.tar import index_cache as tar_store
-from rankfeed.sources.tar.index import from_bytes, read_summary, to_bytes
+from rankfeed.sources.tar.index import decode, encode, read_summary, scan
 from rankfeed.sources.tar.index_cache import IndexCache, index_places
-from rankfeed.sources.tar.scan import scan
+from rankfeed.storage import digest_of
 
 
 def write_tar(path: Path, names: list[str]) -> Path:
@@ -34,8 +35,8 @@ def shard(tmp_path: Path) -> Path:
 
 def test_an_index_is_read_back_as_it_was_written(shard: Path, tmp_path: Path) -> None:
     index = scan(str(shard))
-    content = to_bytes(index)
-    again = from_bytes(np.frombuffer(content, np.uint8))
+    content = encode(index)
+    again = decode(np.frombuffer(content, np.uint8))
     assert again is not None
     assert again.summary == index.summary
     rows = np.array([2, 0, 1])
@@ -54,14 +55,14 @@ def test_offsets_are_those_of_a_tar_idx(shard: Path) -> None:
 
 
 def test_an_index_that_is_not_whole_is_not_believed(shard: Path, tmp_path: Path) -> None:
-    content = to_bytes(scan(str(shard)))
+    content = encode(scan(str(shard)))
     for size in range(len(content)):
-        assert from_bytes(np.frombuffer(content[:size], np.uint8)) is None
+        assert decode(np.frombuffer(content[:size], np.uint8)) is None
     for place in range(len(content)):
         bad = bytearray(content)
         bad[place] ^= 4
-        assert from_bytes(np.frombuffer(bytes(bad), np.uint8)) is None
-    assert from_bytes(np.frombuffer(content + b"\0", np.uint8)) is None
+        assert decode(np.frombuffer(bytes(bad), np.uint8)) is None
+    assert decode(np.frombuffer(content + b"\0", np.uint8)) is None
 
 
 def test_it_is_kept_beside_the_shard_and_made_once(shard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,6 +108,16 @@ def test_an_index_of_another_shard_is_not_taken(shard: Path, tmp_path: Path) -> 
     assert store.load(str(shard)).key(0) == "1"
 
 
+def test_an_index_of_another_archive_of_the_same_size_and_time_is_not_used(shard: Path) -> None:
+    """Both may be those of a file that was unpacked or copied."""
+    assert [sample["__key__"] for sample in rf.open(shard, missing="mask")] == ["1", "2", "3"]
+    found = shard.stat()
+    write_tar(shard, ["1.a", "1.b", "4.a", "3.b", "3.a"])
+    os.utime(shard, ns=(found.st_atime_ns, found.st_mtime_ns))
+    with pytest.raises(CorruptError, match=r"not the one that was indexed[\s\S]*a\.tar[\s\S]*touch"):
+        rf.open(shard, missing="mask").fetch([0])
+
+
 def _index(tar: str, results: "multiprocessing.Queue[int]") -> None:
     results.put(IndexCache().load(tar).summary.samples)
 
@@ -139,7 +150,7 @@ def test_who_waits_says_for_what_and_goes_on_when_the_other_is_killed(
     holder = context.Process(target=_hold, args=(str(tmp_path), ready))
     holder.start()
     ready.get(timeout=60)
-    monkeypatch.setattr(tar_store, "_PATIENCE", 0.2)
+    monkeypatch.setattr(tar_store, "_REPORT_SECONDS", 0.2)
     said: list[str] = []
 
     def warned(message: str, *about: object) -> None:
@@ -193,8 +204,28 @@ def test_a_header_that_means_no_good_is_not_believed_though_its_checksum_is_righ
         change = {"extensions": [msgspec.structs.replace(first, **change), *others]}
     forged = dataclasses.replace(index, summary=msgspec.structs.replace(summary, **change))
     path = index_places(str(shard), None)[0]
-    path.write_bytes(to_bytes(forged))
+    path.write_bytes(encode(forged))
     assert read_summary(str(path)) is None
+
+
+def test_numbers_outside_the_archive_are_not_believed_though_the_checksums_are_right(shard: Path) -> None:
+    index = scan(str(shard))
+
+    def is_believed(**arrays: Any) -> bool:
+        forged = dataclasses.replace(index, **arrays)
+        names = ("offsets", "key_offsets", "rows", "starts", "sizes", "keys")
+        digest = digest_of(b"".join(getattr(forged, name).tobytes() for name in names))
+        forged = dataclasses.replace(forged, summary=msgspec.structs.replace(index.summary, digest=digest))
+        return decode(np.frombuffer(encode(forged), np.uint8)) is not None
+
+    assert is_believed()
+    for name in ("offsets", "key_offsets", "rows", "starts", "sizes"):
+        for place, value in ((0, -1), (1, -1), (1, 2**63 - 1), (-1, 2**40)):
+            forged = getattr(index, name).copy()
+            forged[place] = value
+            assert not is_believed(**{name: forged})
+    # Differences of these numbers overflow, and are not negative.
+    assert not is_believed(key_offsets=np.array([0, 2**63 - 1, -(2**63), index.summary.key_bytes]))
 
 
 def test_a_process_that_is_killed_while_it_indexes_leaves_nothing_in_the_way(

@@ -17,9 +17,8 @@ from rankfeed.sources.mds.index import ColumnEncodings, MdsShard, examine_index
 from rankfeed.sources.mds.shard import check_hashes, is_hashed, locate, read_shard
 from rankfeed.sources.packed import check_shard
 from rankfeed.sources.tar.detect import is_wids, tars_in
-from rankfeed.sources.tar.index import TarIndex, from_bytes, read_summary
+from rankfeed.sources.tar.index import TarIndex, decode, read_summary, scan
 from rankfeed.sources.tar.index_cache import index_places
-from rankfeed.sources.tar.scan import scan
 from rankfeed.sources.tar.shard_list import ShardList, list_shards, read_wids
 from rankfeed.storage import Manifest, load_manifest, map_file
 from rankfeed.storage.manifest import ShardInfo
@@ -174,7 +173,7 @@ def _md5(path: str, step: Step) -> str:
 def _own_index(place: str, actual: TarIndex) -> Iterator[Damage]:
     """An index that rankfeed made. One of an earlier state of the archive is made anew by whoever reads it."""
     summary = read_summary(place)
-    index = None if summary is None else from_bytes(map_file(place))
+    index = None if summary is None else decode(map_file(place))
     if index is None:
         yield Damage("an index is damaged", place, "an index with the right checksums")
     elif (index.summary.tar_bytes, index.summary.tar_mtime_ns) == (

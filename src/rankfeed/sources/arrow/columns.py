@@ -1,9 +1,11 @@
-"""Columns of Arrow tables and record batches as numpy arrays, and their nulls."""
+"""Columns of Arrow tables and record batches as numpy arrays: views of their buffers if possible."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from decimal import Decimal
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,31 +13,30 @@ import numpy.typing as npt
 
 from rankfeed.columns import ColumnBuffer, Field, Unreadable
 from rankfeed.errors import CorruptError, SourceError
-from rankfeed.sources.arrow.arrays import (
-    Valid,
-    list_elements,
-    numbers_of,
-    objects_of,
-    rows_without_nulls,
-    text_of,
-    valid_of,
-)
-from rankfeed.sources.arrow.errors import arrow_errors, null_error
-from rankfeed.sources.arrow.nested import shaped_arrays
+from rankfeed.sources.arrow.errors import InexactDecimalError, arrow_errors
 from rankfeed.sources.arrow.types import (
     VALID,
     ArrayShape,
     Nulls,
     Path,
-    field_at,
+    element_of,
     field_of,
+    is_list,
+    is_list_view,
     leaves_of,
     shaped_field,
     storage_type,
+    tensor_axes,
 )
+from rankfeed.sources.source import Int64, starts_of
 
-#: Limit of 32-bit offsets: bytes of text, or elements of lists.
-_INT32_MAX = (1 << 31) - 1
+Array = npt.NDArray[Any]
+#: Mask of rows (or elements) that are not null; None if none is null.
+Valid = npt.NDArray[np.bool_] | None
+#: Rows of nested lists of another length than declared: the declared and the found length.
+Misshapen = dict[int, tuple[int, int]]
+#: float64 holds all decimals of this many digits.
+_EXACT_DIGITS = 15
 
 
 def read_columns(
@@ -43,7 +44,7 @@ def read_columns(
     fields: Mapping[str, Field],
     *,
     where: str,
-    first_row: int | npt.NDArray[np.int64] = 0,
+    first_row: int | Int64 = 0,
     nulls: Nulls = "error",
     shapes: Mapping[str, ArrayShape] | None = None,
 ) -> dict[str, ColumnBuffer]:
@@ -51,15 +52,11 @@ def read_columns(
 
     Args:
         table: a `pyarrow.Table` or `pyarrow.RecordBatch` that contains the columns.
-        fields: the columns, as `fields_of` named them.
+        fields: the columns, as `fields_of` named them with the same ``nulls`` and ``shapes``.
         where: file and part of it, for errors.
         first_row: number of the first row in that file, for errors; or int64 [rows], the number of each row.
-        nulls: as for `fields_of`. If nulls are errors, `ColumnBuffer.part` raises a SourceError for their rows.
+        nulls: if they are errors, `ColumnBuffer.part` raises them for the rows that it is asked for.
         shapes: columns of nested lists that are arrays, and their shapes.
-
-    Raises:
-        SourceError: a decimal would lose digits as float64.
-        CorruptError: a column has another type than its field.
 
     Examples:
         >>> import pyarrow as pa
@@ -68,17 +65,17 @@ def read_columns(
         >>> column.values, column.offsets
         (array([1, 2, 3]), array([0, 2, 3]))
     """
-    paths = dict(leaves_of(table.schema))
+    leaves = {name: (path, kind) for name, path, kind in leaves_of(table.schema)}
     shapes = shapes or {}
     out: dict[str, ColumnBuffer] = {}
     for name, field in fields.items():
         if name in out:
             continue  # a mask, created with its column
-        is_mask = nulls == "mask" and name not in paths
+        is_mask = nulls == "mask" and name not in leaves
         column = name.removesuffix(VALID) if is_mask else name
-        kind = None if column not in paths else field_at(table.schema, paths[column]).type
+        path, kind = leaves.get(column, (None, None))
         own = None if kind is None else shaped_field(kind, shapes[column]) if column in shapes else field_of(kind)
-        if own is None or (not is_mask and own != field):
+        if path is None or own is None or (not is_mask and own != field):
             raise CorruptError(
                 "a column is missing or of another type than expected",
                 expected=f"{name!r}: {field}",
@@ -86,18 +83,19 @@ def read_columns(
                 where=where,
                 remedy="write the files with one schema",
             )
+        misshapen: Misshapen = {}
         place = f"{where}, column {column!r}"
         with arrow_errors(place):
-            array = array_at(table, paths[column], where)
+            array = _array_at(table, path, kind, where)
             if column in shapes and own.kind != "object":
-                buffer, valid = shaped_arrays(
-                    array, own, shapes[column], where=where, column=column, first_row=first_row, nulls=nulls
-                )
+                buffer, valid, misshapen = _read_shaped(array, own, shapes[column])
             else:
                 buffer, valid = _read(array, own, place)
-                if nulls == "error" and valid is not None and not valid.all():
-                    unreadable = Unreadable(~valid, null_error(field, where, first_row, column))
-                    buffer = replace(buffer, unreadable=unreadable)
+        bad = np.zeros(len(array), np.bool_) if valid is None or nulls == "mask" else ~valid
+        bad[list(misshapen)] = True
+        if bad.any():
+            error = _row_error(own, where, column, first_row, misshapen)
+            buffer = replace(buffer, unreadable=Unreadable(bad, error))
         if column in fields:
             out[column] = buffer
         if column + VALID in fields and nulls == "mask":
@@ -105,7 +103,39 @@ def read_columns(
     return {name: out[name] for name in fields}
 
 
-def array_at(table: Any, path: Path, where: str) -> Any:
+def _row_error(
+    field: Field, where: str, column: str, first_row: int | Int64, misshapen: Misshapen
+) -> Callable[[int], SourceError]:
+    """A function that creates the error for a row that cannot be read."""
+
+    def error(row: int) -> SourceError:
+        number = first_row + row if isinstance(first_row, int) else int(first_row[row])
+        place = f"{where}, row {number}, column {column!r}"
+        if row in misshapen:
+            return shape_error(*misshapen[row], place)
+        return SourceError(
+            "a value is null",
+            expected=f"a value of {field}",
+            found="null",
+            where=place,
+            remedy='leave the column out with columns=, or open with nulls="mask"',
+        )
+
+    return error
+
+
+def shape_error(expected: int, found: int, where: str) -> CorruptError:
+    """The error for a list of another length than its column declares."""
+    return CorruptError(
+        "an array has another shape than its column",
+        expected=f"lists of {expected}",
+        found=f"one of {found}",
+        where=where,
+        remedy="correct the shape, or write the data again",
+    )
+
+
+def _array_at(table: Any, path: Path, kind: Any, where: str) -> Any:
     """A column as one contiguous array; a null struct makes its fields null."""
     import pyarrow as pa
 
@@ -115,26 +145,22 @@ def array_at(table: Any, path: Path, where: str) -> Any:
         arrays = [_struct_field(array, index, where) for array in arrays]
     if len(arrays) == 1:
         return arrays[0]
-    kind = field_at(table.schema, path).type
     if pa.types.is_dictionary(kind) and arrays:
         return _concat_dictionaries(arrays)
-    if sum(array.nbytes for array in arrays) > _INT32_MAX:
-        kind = _with_64_bit_offsets(kind)
-        arrays = [array.cast(kind) for array in arrays]
-    return pa.concat_arrays(arrays) if arrays else pa.array([], kind)
+    kind = _with_64_bit_offsets(kind)
+    return pa.concat_arrays([array.cast(kind) for array in arrays]) if arrays else pa.array([], kind)
 
 
 def _concat_dictionaries(arrays: list[Any]) -> Any:
     """Dictionary arrays as one; pyarrow cannot concatenate those with a null among their values."""
     import pyarrow as pa
 
-    values = [array.dictionary for array in arrays]
-    if sum(each.nbytes for each in values) > _INT32_MAX:
-        values = [each.cast(_with_64_bit_offsets(each.type)) for each in values]
-    firsts = np.cumsum([0, *map(len, values)])
+    kind = _with_64_bit_offsets(arrays[0].type.value_type)
+    values = [array.dictionary.cast(kind) for array in arrays]
+    firsts = starts_of([len(each) for each in values])[:-1]
     indices = [
         array.indices.cast(pa.int64()).fill_null(0).to_numpy() + first
-        for array, first in zip(arrays, firsts, strict=False)
+        for array, first in zip(arrays, firsts, strict=True)
     ]
     null = np.concatenate([array.indices.is_null().to_numpy(zero_copy_only=False) for array in arrays])
     return pa.DictionaryArray.from_arrays(pa.array(np.concatenate(indices), mask=null), pa.concat_arrays(values))
@@ -159,6 +185,7 @@ def _struct_field(array: Any, index: int, where: str) -> Any:
 
 
 def _with_64_bit_offsets(kind: Any) -> Any:
+    """The type for joined arrays: together they may have more text or elements than 32 bits count."""
     import pyarrow as pa
 
     if pa.types.is_list(kind):
@@ -173,23 +200,20 @@ def _read(array: Any, field: Field, where: str) -> tuple[ColumnBuffer, Valid]:
     if pa.types.is_dictionary(array.type):
         return _read_dictionary(array, field, where)
     if field.kind == "dense":
-        values, valid = numbers_of(array)
-        values = values.reshape(len(array), *field.shape)
-        return ColumnBuffer(values), rows_without_nulls(valid)
+        values, valid = _numbers_of(array)
+        return ColumnBuffer(values.reshape(len(array), *field.shape)), valid
     if isinstance(array.type, pa.BaseExtensionType):
         return _read(array.storage, field, where)
+    valid = _valid_of(array)
     if field.kind == "object":
-        return objects_of(array, where)
-    valid = valid_of(array)
+        return _objects_of(array, where), valid
     if field.kind in ("bytes", "str"):
-        return text_of(array), valid
-    child, offsets = list_elements(array)
-    values, inner = numbers_of(child)
-    whole = rows_without_nulls(inner)
-    if whole is not None and not whole.all():
-        bad = np.flatnonzero(~whole)
+        return _text_of(array, is_text=field.kind == "str"), valid
+    child, offsets = _list_elements(array)
+    values, inner = _numbers_of(child)
+    if inner is not None:
         valid = np.ones(len(array), np.bool_) if valid is None else valid.copy()
-        valid[offsets.searchsorted(bad, side="right") - 1] = False
+        valid[_rows_at(np.flatnonzero(~inner), offsets)] = False
     return ColumnBuffer(values, offsets), valid
 
 
@@ -197,20 +221,259 @@ def _read_dictionary(array: Any, field: Field, where: str) -> tuple[ColumnBuffer
     """A dictionary column: its values once, and the value of each row."""
     import pyarrow as pa
 
-    valid = valid_of(array)
     values = array.dictionary
     missing = len(values)  # index of nulls: a value that is null
     indices = array.indices.cast(pa.int64()).fill_null(missing).to_numpy()
-    used = None
     if missing > len(array):  # only the values that are used
         used, indices = np.unique(indices, return_inverse=True)
-    elif valid is not None:
-        used = np.arange(missing + 1)
-    if used is not None:
+    else:
+        used = np.arange(missing + bool(array.indices.null_count))
+    if len(used) != missing:
         values = values.take(pa.array(used, mask=used == missing))
-    buffer, valid_values = _read(values, field, where)
-    if valid_values is not None and not valid_values.all():
-        valid = valid_values[indices] if valid is None else valid & valid_values[indices]
+    buffer, valid = _read(values, field, where)
+    if valid is not None:
+        valid = valid[indices]
     if buffer.index is not None:  # a dictionary of a dictionary
         indices = buffer.index[indices]
-    return replace(buffer, index=indices.copy()), valid
+    return replace(buffer, index=indices.copy()), None if valid is None or valid.all() else valid
+
+
+def _read_shaped(array: Any, field: Field, shape: ArrayShape) -> tuple[ColumnBuffer, Valid, Misshapen]:
+    """A column of nested lists as arrays, the mask of rows without nulls, and the rows of another shape.
+
+    Rows in which a list is null or has another length than declared are zero or empty.
+    """
+    import pyarrow as pa
+
+    elements, starts, ends, valid, misshapen = _descend(array, shape)
+    good = valid.copy()
+    good[list(misshapen)] = False
+    if not good.all():
+        elements, starts, ends, _, _ = _descend(array.filter(pa.array(good)), shape)
+    values, inner = _numbers_of(elements)
+    if inner is not None:
+        valid[np.flatnonzero(good)[_rows_at(np.flatnonzero(~inner), ends)]] = False
+    valid_rows = None if valid.all() else valid
+    if field.kind == "ragged":
+        lengths = np.zeros(len(array), np.int64)
+        lengths[good] = np.diff(starts)
+        offsets = starts_of(lengths)
+        return ColumnBuffer(values.reshape(offsets[-1], *field.shape), offsets), valid_rows, misshapen
+    values = values.reshape(len(starts) - 1, *field.shape)
+    if not good.all():
+        values, taken = np.zeros((len(array), *field.shape), values.dtype), values
+        values[good] = taken
+    return ColumnBuffer(values), valid_rows, misshapen
+
+
+def _descend(array: Any, shape: ArrayShape) -> tuple[Any, Int64, Int64, npt.NDArray[np.bool_], Misshapen]:
+    """The elements of nested lists, and how rows are made of them.
+
+    Returns:
+        the elements of the innermost lists; where each row starts in the lists of the first level and in the
+        elements: int64 [rows + 1] each; mask of the rows without a null list; rows with a list of another length.
+    """
+    import pyarrow as pa
+
+    starts = ends = np.arange(len(array) + 1)
+    whole, misshapen = np.ones(len(array), np.bool_), Misshapen()
+    for level, length in enumerate(shape):
+        array = _plain_of(array)
+        valid = _valid_of(array)
+        if valid is not None:
+            rows = _rows_at(np.flatnonzero(~valid), ends)
+            whole[[row for row in rows.tolist() if row not in misshapen]] = False
+        if pa.types.is_fixed_size_list(array.type):
+            size = array.type.list_size
+            array, offsets = _fixed_size_elements(array), np.arange(len(array) + 1) * size
+        else:
+            array, offsets = _list_elements(array)
+        if length is not None:
+            lengths = np.diff(offsets)
+            wrong = np.flatnonzero(lengths != length)
+            for row, found in zip(_rows_at(wrong, ends).tolist(), lengths[wrong].tolist(), strict=True):
+                if whole[row]:
+                    misshapen.setdefault(row, (length, found))
+        ends = offsets[ends]
+        starts = ends if level == 0 else starts
+    return array, starts, ends, whole, misshapen
+
+
+def _plain_of(array: Any) -> Any:
+    """An array without dictionary and extension types."""
+    import pyarrow as pa
+
+    while True:
+        if isinstance(array.type, pa.BaseExtensionType):
+            array = array.storage
+        elif pa.types.is_dictionary(array.type):
+            array = array.dictionary_decode()
+        else:
+            return array
+
+
+def _valid_of(array: Any) -> Valid:
+    """Mask of the rows that are not null."""
+    import pyarrow as pa
+
+    # Unions and run-end encoded arrays count no nulls.
+    if not array.null_count and not pa.types.is_union(array.type) and not pa.types.is_run_end_encoded(array.type):
+        return None
+    valid: npt.NDArray[np.bool_] = array.is_valid().to_numpy(zero_copy_only=False)
+    return None if valid.all() else valid
+
+
+def _numbers_of(array: Any) -> tuple[Array, Valid]:
+    """Numbers as [rows, *shape], zero if null, and the mask of rows without nulls."""
+    import pyarrow as pa
+
+    if isinstance(array.type, pa.FixedShapeTensorType):
+        values, valid = _numbers_of(array.storage)
+        values = values.reshape(len(array), *array.type.shape, *values.shape[2:])
+        axes = [1 + axis for axis in tensor_axes(array.type)]
+        rest = range(1 + len(axes), values.ndim)
+        return np.ascontiguousarray(values.transpose(0, *axes, *rest)), valid
+    array = _plain_of(array)
+    valid = _valid_of(array)
+    kind = array.type
+    if pa.types.is_fixed_size_list(kind):
+        values, inner = _numbers_of(_fixed_size_elements(array))
+        values = values.reshape(len(array), kind.list_size, *values.shape[1:])
+        if inner is not None:
+            inner = np.logical_and.reduce(inner.reshape(len(array), kind.list_size), axis=1)
+        if valid is None:
+            return values, inner
+        values = np.where(valid.reshape(-1, *[1] * (values.ndim - 1)), values, np.zeros((), values.dtype))
+        return values, valid if inner is None else valid & inner
+    if pa.types.is_boolean(kind):
+        array = array.cast(pa.uint8())
+    elif pa.types.is_decimal(kind):
+        array = _floats(array)
+    elif not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        array = array.view(pa.int32() if kind.bit_width == 32 else pa.int64()).cast(pa.int64())
+    if valid is not None:
+        array = array.fill_null(pa.scalar(0, array.type))
+    numbers = array.to_numpy()
+    return numbers.view(np.bool_) if pa.types.is_boolean(kind) else numbers, valid
+
+
+def _floats(array: Any) -> Any:
+    """Decimals as float64; an InexactDecimalError if a value would lose digits."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    texts = array.cast(pa.string())
+    floats = texts.cast(pa.float64())  # a direct cast is not always exact
+    if array.type.precision <= _EXACT_DIGITS:
+        return floats
+    digits = pc.utf8_trim(pc.replace_substring_regex(texts, r"E.*|[^0-9]", ""), "0")
+    long = pc.greater(pc.utf8_length(digits), _EXACT_DIGITS)
+    if array.type.scale <= 0:
+        long = pc.and_(long, pc.greater_equal(pc.abs(floats), 2.0**53))
+    long = long.fill_null(False)
+    for text, value in zip(texts.filter(long).to_pylist(), floats.filter(long).to_pylist(), strict=True):
+        if Decimal(text) not in (Decimal(value), Decimal(repr(value))):
+            raise InexactDecimalError(f"{text}, which would become {value!r}")
+    return floats
+
+
+def _text_of(array: Any, *, is_text: bool) -> ColumnBuffer:
+    """Text or bytes as views of the buffers; empty if null."""
+    import pyarrow as pa
+
+    array = array.cast(pa.large_string() if is_text else pa.large_binary())  # values are copied if they are views
+    if array.null_count:
+        array = array.fill_null("" if is_text else b"")
+    if not len(array):
+        return ColumnBuffer(np.empty(0, np.uint8), np.zeros(1, np.int64))
+    _, places, data = array.buffers()
+    offsets = np.frombuffer(places, np.int64, len(array) + 1, array.offset * 8)
+    values = np.empty(0, np.uint8) if data is None or not data.size else np.frombuffer(data, np.uint8)
+    _check_offsets(offsets, len(values))
+    if is_text:
+        array.validate(full=True)  # UTF-8, here where the file is known
+    return ColumnBuffer(values[offsets[0] : offsets[-1]], offsets - offsets[0])
+
+
+def _fixed_size_elements(array: Any) -> Any:
+    """The elements of fixed-size lists, also those of null rows."""
+    size = array.type.list_size
+    return array.values.slice(array.offset * size, len(array) * size)
+
+
+def _list_elements(array: Any) -> tuple[Any, Int64]:
+    """The elements of a list column, and int64 [rows + 1] where each row starts; null rows are empty."""
+    import pyarrow.compute as pc
+
+    if not len(array):  # its only offset may have any value
+        return array.values[:0], np.zeros(1, np.int64)
+    if is_list_view(array.type):
+        array.validate(full=True)
+        lengths = pc.list_value_length(array).fill_null(0).to_numpy()
+    else:
+        offsets = array.offsets.to_numpy(zero_copy_only=False).astype(np.int64)
+        _check_offsets(offsets, len(array.values))
+        valid = _valid_of(array)
+        lengths = np.diff(offsets) if valid is None else np.where(valid, np.diff(offsets), 0)
+    return array.flatten(), starts_of(lengths)  # without the elements of null rows
+
+
+def _check_offsets(offsets: Int64, size: int) -> None:
+    """Refuse offsets outside of the values, which a damaged file may have."""
+    if len(offsets) and (offsets[0] < 0 or offsets[-1] > size or (offsets[1:] < offsets[:-1]).any()):
+        raise CorruptError(
+            "the offsets of a column are damaged",
+            expected=f"ascending numbers from 0 to {size}",
+            found=f"{offsets.min()} to {offsets.max()}",
+        )
+
+
+def _objects_of(array: Any, where: str) -> ColumnBuffer:
+    """Rows that are decoded to Python objects when they are read."""
+    import pyarrow as pa
+
+    def decode(rows: Int64) -> Array:
+        decoded = np.empty(len(rows), object)
+        with arrow_errors(where):
+            if len(rows) and (np.diff(rows) == 1).all():
+                decoded[:] = _objects(array.slice(int(rows[0]), len(rows)))
+                return decoded
+            try:
+                decoded[:] = _objects(array.take(pa.array(rows)))
+            except pa.ArrowNotImplementedError:  # run-end encoded
+                decoded[:] = [_objects(array.slice(row, 1))[0] for row in rows.tolist()]
+        return decoded
+
+    # A view of one None: a value per row that takes no memory.
+    values = np.broadcast_to(np.array(None, object), len(array))
+    return ColumnBuffer(values, extra_bytes=int(array.nbytes), decode=decode)
+
+
+def _objects(array: Any) -> list[Any]:
+    """Rows as Python objects; lists of numbers at any depth are arrays, or lists if they contain a null.
+
+    The type of a row does not depend on the rows decoded with it.
+    """
+    array = _plain_of(array)
+    if not is_list(array.type):
+        rows: list[Any] = array.to_pylist()
+        return rows
+    child, offsets = _list_elements(array)
+    if element_of(child.type) is not None:
+        values, inner = _numbers_of(child)
+        # A copy: views of the buffer would keep the file open.
+        rows = list[Any](np.split(values.copy(), offsets[1:-1])) if len(array) else []
+        for row in [] if inner is None else np.unique(_rows_at(np.flatnonzero(~inner), offsets)).tolist():
+            rows[row] = child[offsets[row] : offsets[row + 1]].to_pylist()
+    else:
+        objects = _objects(child)
+        rows = [objects[first:last] for first, last in pairwise(offsets.tolist())]
+    valid = _valid_of(array)
+    for row in [] if valid is None else np.flatnonzero(~valid).tolist():
+        rows[row] = None
+    return rows
+
+
+def _rows_at(places: Int64, starts: Int64) -> Int64:
+    """The rows in which elements are, of rows that start there: int64 [rows + 1]."""
+    return starts.searchsorted(places, side="right") - 1

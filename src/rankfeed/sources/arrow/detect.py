@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from rankfeed.errors import SourceError
+from rankfeed.errors import ArgumentError, SourceError
 from rankfeed.sources.format import Format
-from rankfeed.sources.paths import Paths, expand, files_in, head, matched
+from rankfeed.sources.paths import Paths, expand, files_in, head
 from rankfeed.storage import MANIFEST_NAME
 
 SUFFIXES = (".arrow", ".arrows", ".feather", ".ipc")
@@ -23,24 +23,17 @@ def is_arrow(path: str) -> bool:
 
 def fits(where: Paths) -> bool:
     """Whether these are Arrow IPC files, or folders of them."""
-    found = []
-    for path in matched(where):
-        try:
-            found += files_in(path, SUFFIXES) if os.path.isdir(path) else [path]
-        except SourceError:
-            return False
-        # A folder of Hugging Face datasets lists its files itself.
-        if os.path.isfile(os.path.join(path, "state.json")):
-            return False
-    return bool(found) and all(is_arrow(path) for path in {found[0], found[-1]})
+    try:
+        found = arrow_files(where)
+    except (SourceError, ArgumentError):
+        return False
+    # A folder of Hugging Face datasets lists its files itself.
+    is_dataset = any(os.path.isfile(os.path.join(path, "state.json")) for path in expand(where))
+    return bool(found) and not is_dataset and all(is_arrow(path) for path in {found[0], found[-1]})
 
 
 def arrow_files(where: Paths) -> list[str]:
-    """The files of paths, patterns and folders.
-
-    Raises:
-        SourceError: a folder has none.
-    """
+    """The files of paths, patterns and folders; a SourceError if a folder has none."""
     found: list[str] = []
     for path in expand(where):
         inside = files_in(path, SUFFIXES) if os.path.isdir(path) else [path]
@@ -58,4 +51,6 @@ def is_packed(where: Paths) -> bool:
 FORMAT = Format(
     "arrow", "Arrow IPC files or streams (.arrow, .feather)", fits, "rankfeed.sources.arrow.source:ArrowSource"
 )
-PACKED_FORMAT = Format("packed", "a folder that rankfeed packed", is_packed, "rankfeed.sources.packed:open_packed")
+PACKED_FORMAT = Format(
+    "packed", "a folder that rankfeed.write wrote", is_packed, "rankfeed.sources.packed:open_packed"
+)

@@ -1,14 +1,10 @@
-"""Errors of pyarrow, and of values that cannot be read, as errors that name file and row."""
+"""Errors of pyarrow as errors that name the file."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
-import numpy as np
-import numpy.typing as npt
-
-from rankfeed.columns import Field
 from rankfeed.errors import CorruptError, RankfeedError, SourceError
 
 REMEDY = "fetch or write the file again"
@@ -32,8 +28,6 @@ def arrow_errors(where: str, remedy: str = REMEDY) -> Iterator[None]:
         yield
     except RankfeedError:
         raise
-    except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
-        raise SourceError("the file cannot be read", found=_first_line(error), where=where) from error
     except InexactDecimalError as error:
         raise SourceError(
             "a decimal would lose digits as float64",
@@ -43,26 +37,7 @@ def arrow_errors(where: str, remedy: str = REMEDY) -> Iterator[None]:
             remedy="cast the column when you write it (to int64 or text), or leave it out with columns=",
         ) from error
     except (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError, KeyError) as error:
-        raise CorruptError("the data are damaged", found=_first_line(error), where=where, remedy=remedy) from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:300]
-
-
-def null_error(
-    field: Field, where: str, first_row: int | npt.NDArray[np.int64], column: str
-) -> Callable[[int], SourceError]:
-    """A function that creates the error for a null in a row."""
-
-    def error(row: int) -> SourceError:
-        number = first_row + row if isinstance(first_row, int) else int(first_row[row])
-        return SourceError(
-            "a value is null",
-            expected=f"a value of {field}",
-            found="null",
-            where=f"{where}, row {number}, column {column!r}",
-            remedy='leave the column out with columns=, or open with nulls="mask"',
-        )
-
-    return error
+        found = (str(error).splitlines() or [type(error).__name__])[0][:300]
+        if isinstance(error, (FileNotFoundError, PermissionError, IsADirectoryError)):
+            raise SourceError("the file cannot be read", found=found, where=where) from error
+        raise CorruptError("the data are damaged", found=found, where=where, remedy=remedy) from error

@@ -6,11 +6,10 @@ compressed: then one record batch is decoded to find out.
 
 from __future__ import annotations
 
-import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,119 +17,84 @@ import numpy.typing as npt
 from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.arrow.errors import REMEDY, arrow_errors
 from rankfeed.sources.arrow.plain import PlainColumn, PlainLayout, plain_layout
-from rankfeed.sources.arrow.types import ArrayShape, Nulls, field_at, leaves_of, roots_of, storage_type
+from rankfeed.sources.arrow.types import ArrayShape, Nulls, leaves_of, roots_of, storage_type
+from rankfeed.sources.source import BLOCK_BYTES, Int64, even_blocks, starts_of
 from rankfeed.storage import digest_of, map_file
 
 Bytes = npt.NDArray[np.uint8]
-Int64 = npt.NDArray[np.int64]
 
 MAGIC = b"ARROW1"
-#: Approximate size of a block of an uncompressed file.
-_BLOCK_BYTES = 4 << 20
-#: Rows decoded at once if there are dictionaries, whose values may be much longer than their indices.
-_DICTIONARY_ROWS = 1 << 16
 #: Limit of the rows that a file may claim: columns of nulls take no space.
 _MAX_ROWS = 1 << 48
 _CONTINUATION = b"\xff\xff\xff\xff"
 _END_OF_STREAM = _CONTINUATION + bytes(4)
 
 
-class _IpcFile:
-    """The file format: record batches in any order."""
-
-    def __init__(self, data: Bytes) -> None:
-        import pyarrow as pa
-
-        self._buffer = pa.py_buffer(data)
-        self._reader = pa.ipc.open_file(self._buffer, options=pa.ipc.IpcReadOptions(use_threads=False))
-        self._data = data
-        self.schema = self._reader.schema
-
-    def batches(self) -> Iterator[Any]:
-        """All record batches, in order."""
-        return (self._reader.get_batch(number) for number in range(self._reader.num_record_batches))
-
-    def count_rows(self) -> list[int]:
-        """Rows of each record batch, without decoding it."""
-        import pyarrow as pa
-
-        try:
-            # By the specification, the messages of a stream follow the magic.
-            messages = list(_scan(self._data, 8, self._reader.num_record_batches))
-        except (pa.ArrowException, OSError, ValueError):
-            messages = []
-        rows = [message.rows for message in messages if message.kind == "record batch"]
-        if len(rows) == self._reader.num_record_batches:
-            return rows
-        return [batch.num_rows for batch in self.batches()]
-
-    def read(self, number: int, columns: Sequence[int], *, is_compressed: bool) -> Any:
-        """A record batch; if it is compressed, with these columns only."""
-        import pyarrow as pa
-
-        if not is_compressed:
-            return self._reader.get_batch(number)
-        options = pa.ipc.IpcReadOptions(included_fields=list(columns), use_threads=False)
-        return pa.ipc.open_file(self._buffer, options=options).get_batch(number)
-
-
-class _IpcStream:
-    """The stream format: messages in sequence, which is scanned once."""
+class _Ipc:
+    """The schema and record batches of a file, or of a stream, whose messages are scanned once."""
 
     def __init__(self, data: Bytes, where: str, *, unended: bool) -> None:
         import pyarrow as pa
 
-        self._data = data
+        self._data, self._buffer = data, pa.py_buffer(data)
+        self.is_file = data[: len(MAGIC)].tobytes() == MAGIC
+        if self.is_file:
+            self._reader = pa.ipc.open_file(self._buffer, options=pa.ipc.IpcReadOptions(use_threads=False))
+            self.schema, count = self._reader.schema, self._reader.num_record_batches
+            self.rows: list[int] = []
+            with suppress(pa.ArrowException, OSError, ValueError):  # polars leaves gaps between the messages
+                self.rows += [message.rows for message in _scan(data, 8, count) if message.is_batch]
+            if len(self.rows) != count:
+                self.rows = [self._reader.get_batch(number).num_rows for number in range(count)]
+            return
         messages = list(_scan(data, 0))
+        self._batches = [message for message in messages if message.is_batch]
+        self._others = [message for message in messages if not message.is_batch]  # schema and dictionaries
+        self.rows = [message.rows for message in self._batches]
         end = messages[-1].end if messages else 0
         tail = data[end : end + 8].tobytes()
-        self._batches = [message for message in messages if message.kind == "record batch"]
         if not unended and tail[:4] != bytes(4) and tail != _END_OF_STREAM:
             raise CorruptError(
                 "a stream of Arrow data has no end",
                 expected="the end-of-stream marker (four bytes 0xFF, four 0)",
                 found=f"the end of the file at byte {len(data)}",
-                where=f"{where}, after {len(self._batches)} record batches",
+                where=f"{where}, after {len(self.rows)} record batches",
                 remedy="the file was truncated or is unfinished: write it again, or pass unended=True to read it",
             )
         content = data[: messages[0].end].tobytes() if messages else b""
         self.schema = pa.ipc.open_stream(content + _END_OF_STREAM).schema
-        # A batch needs the schema and all dictionaries before it: later ones may extend earlier ones.
-        self._head = messages[:1]
-        self._dictionaries = [message for message in messages if message.kind == "dictionary"]
 
     def batches(self) -> Iterator[Any]:
         """All record batches, in order."""
         import pyarrow as pa
 
-        reader = pa.ipc.open_stream(pa.py_buffer(self._data), options=pa.ipc.IpcReadOptions(use_threads=False))
-        return (reader.read_next_batch() for _ in self._batches)
-
-    def count_rows(self) -> list[int]:
-        """Rows of each record batch, without decoding it."""
-        return [message.rows for message in self._batches]
+        if self.is_file:
+            return (self._reader.get_batch(number) for number in range(len(self.rows)))
+        stream = pa.ipc.open_stream(self._buffer, options=pa.ipc.IpcReadOptions(use_threads=False))
+        return (stream.read_next_batch() for _ in self.rows)
 
     def read(self, number: int, columns: Sequence[int], *, is_compressed: bool) -> Any:
-        """A record batch; if it is compressed or there are dictionaries, with these columns only."""
+        """A record batch; other columns than the given ones are not decoded."""
         import pyarrow as pa
 
-        message = self._batches[number]
-        if not is_compressed and not self._dictionaries:
-            content = pa.ipc.read_message(pa.py_buffer(self._data[message.start : message.end]))
-            return pa.ipc.read_record_batch(content, self.schema)
-        needed = [*self._head, *(each for each in self._dictionaries if each.start < message.start), message]
-        pieces = _Pieces([self._data[each.start : each.end].data for each in needed])
+        if self.is_file and not is_compressed:
+            return self._reader.get_batch(number)
         options = pa.ipc.IpcReadOptions(included_fields=list(columns), use_threads=False)
+        if self.is_file:
+            return pa.ipc.open_file(self._buffer, options=options).get_batch(number)
+        batch = self._batches[number]
+        # A record batch needs the schema and all dictionaries before it: later ones may extend earlier ones.
+        before = [each for each in self._others if each.start < batch.start]
+        pieces = _Pieces([self._data[each.start : each.end].data for each in [*before, batch]])
         return pa.ipc.open_stream(pieces, options=options).read_next_batch()
 
 
-@dataclass(frozen=True)
-class _Message:
-    """A message: its kind as pyarrow names it, its bytes in the file, and the rows of a record batch."""
+class _Message(NamedTuple):
+    """A message of a stream: its bytes in the file, and the rows if it is a record batch."""
 
-    kind: str
     start: int
     end: int
+    is_batch: bool
     rows: int
 
 
@@ -146,15 +110,14 @@ def _scan(data: Bytes, start: int, max_batches: int = _MAX_ROWS) -> Iterator[_Me
             message = reader.read_next_message()
         except StopIteration:
             return
-        kind, body = message.type, message.body
         prefix = 8 if view[start : start + 4] == _CONTINUATION else 4  # since Arrow 0.15, or before
-        end = start + prefix + message.metadata.size + (0 if body is None else body.size)
-        rows = 0
-        if kind == "record batch":
-            rows = pa.ipc.read_record_batch(message, no_columns).num_rows
-            max_batches -= 1
-        yield _Message(kind, start, end, rows)
+        end = start + prefix + message.metadata.size + (0 if message.body is None else message.body.size)
+        is_batch = message.type == "record batch"
+        # Without decoding it.
+        rows = pa.ipc.read_record_batch(message, no_columns).num_rows if is_batch else 0
+        yield _Message(start, end, is_batch, rows)
         start = end
+        max_batches -= is_batch
 
 
 class _Pieces:
@@ -172,36 +135,38 @@ class _Pieces:
         return found  # never more than one message: reads beyond it mean that it is damaged
 
 
-@dataclass(frozen=True)
 class ArrowFile:
     """An open file.
 
-    Args:
-        path: of the file.
+    Attributes:
         data: its bytes, mapped.
         schema: a `pyarrow.Schema`.
         starts: int64 [batches + 1], the first row of each record batch.
         plain: the columns that are read in place.
         is_compressed: whether record batches are decoded into memory: compressed, or of the other byte order.
         digest: changes with columns and the rows of record batches.
+
+    Raises:
+        SourceError: the file cannot be read.
+        CorruptError: the file is damaged.
     """
 
-    path: str
-    data: Bytes
-    schema: Any
-    starts: Int64
-    plain: Mapping[str, PlainColumn]
-    is_compressed: bool
-    digest: str
-    _ipc: _IpcFile | _IpcStream
+    def __init__(self, path: str, shapes: Mapping[str, ArrayShape], *, unended: bool = False) -> None:
+        self.path = path
+        self.data = map_file(path)
+        with arrow_errors(path):
+            self._ipc = _Ipc(self.data, path, unended=unended)
+            self.schema, rows = self._ipc.schema, self._ipc.rows
+            if min(rows, default=0) < 0 or sum(rows) > _MAX_ROWS:
+                raise _damaged(f"{sum(rows)} rows", path)
+            self.plain, self.is_compressed = _find_plain(self._ipc, self.data, shapes, path)
+            # Names inside of types may be invalid text, which raises here.
+            types = [(field.name, _type_text(field.type)) for field in self.schema]
+        self.starts = starts_of(rows)
+        self.digest = digest_of(repr((len(self.data), types)).encode(), self.starts.tobytes())
 
     def read(self, number: int, names: Sequence[str], nulls: Nulls, first: int, rows: int) -> Any:
-        """Rows of a record batch, with the top-level columns that contain some fields.
-
-        Raises:
-            pyarrow.ArrowException, OSError: the record batch is damaged.
-            CorruptError: the record batch has another number of rows than its metadata.
-        """
+        """Rows of a record batch, with the top-level columns that contain some fields."""
         wanted = roots_of(self.schema, names, nulls=nulls)
         columns = [index for index, name in enumerate(self.schema.names) if name in wanted]
         batch = self._ipc.read(number, columns, is_compressed=self.is_compressed).select(wanted)
@@ -213,173 +178,101 @@ class ArrowFile:
 
     def chunks(self) -> Iterator[tuple[int, int, int]]:
         """Rows that are decoded together: record batch, first row and number of rows."""
-        has_dictionaries = any(_contains_dictionary(field.type) for field in self.schema)
-        step = _DICTIONARY_ROWS if has_dictionaries and not self.is_compressed else _MAX_ROWS
-        for batch, edges in self._edges():
-            for low, high in pairwise(edges):
-                yield from ((batch, first, min(step, high - first)) for first in range(low, high, step))
+        step = _MAX_ROWS if self.is_compressed else self._block_rows
+        for batch, rows in enumerate(np.diff(self.starts).tolist()):
+            yield from ((batch, first, min(step, rows - first)) for first in range(0, rows, step))
 
-    def blocks(self) -> list[int]:
+    def blocks(self) -> Int64:
         """Rows of each block: of a compressed record batch, or of about 4 MiB."""
-        blocks: list[int] = []
-        limit = 0 if self.is_compressed else _BLOCK_BYTES / self._row_bytes
-        filled = 0
-        for _, edges in self._edges():
-            rows = edges[-1]
-            if blocks and filled + rows <= limit and len(edges) == 2:  # small record batches share a block
-                blocks[-1] += rows
-                filled += rows
-            else:
-                blocks += [high - low for low, high in pairwise(edges)]
-                filled = rows
-        return blocks
+        rows = np.diff(self.starts)
+        return rows[rows > 0] if self.is_compressed else even_blocks(int(self.starts[-1]), self._block_rows)
 
     @property
-    def _row_bytes(self) -> float:
-        return len(self.data) / max(1, int(self.starts[-1]))
-
-    def _edges(self) -> Iterator[tuple[int, list[int]]]:
-        """For each record batch with rows, the rows at which it is divided."""
-        row_bytes = 0 if self.is_compressed else self._row_bytes
-        for batch, rows in enumerate(np.diff(self.starts).tolist()):
-            if rows:
-                parts = min(rows, max(1, math.ceil(rows * row_bytes / _BLOCK_BYTES)))
-                yield batch, [rows * part // parts for part in range(parts + 1)]
-
-
-def open_arrow(path: str, shapes: Mapping[str, ArrayShape], *, unended: bool = False) -> ArrowFile:
-    """Open a file.
-
-    Raises:
-        SourceError: the file cannot be read.
-        CorruptError: the file is damaged.
-    """
-    data = map_file(path)
-    with arrow_errors(path):
-        ipc = _open_ipc(data, path, unended=unended)
-        rows = ipc.count_rows()
-        if min(rows, default=0) < 0 or sum(rows) > _MAX_ROWS:
-            raise _damaged(f"{sum(rows)} rows", path)
-        plain, is_compressed = _find_plain(ipc, data, rows, shapes, path)
-        # Names inside of types may be invalid text, which raises here.
-        types = [(field.name, _type_text(field.type)) for field in ipc.schema]
-    starts = np.concatenate([[0], np.cumsum(rows)]).astype(np.int64)
-    digest = digest_of(repr((len(data), types)).encode(), starts.tobytes())
-    return ArrowFile(path, data, ipc.schema, starts, plain, is_compressed, digest, ipc)
+    def _block_rows(self) -> int:
+        return max(1, BLOCK_BYTES * int(self.starts[-1]) // len(self.data))
 
 
 def read_schema(path: str) -> Any:
     """The `pyarrow.Schema` of a file."""
     data = map_file(path)
     with arrow_errors(path):
-        return _open_ipc(data, path, unended=True).schema
-
-
-def _open_ipc(data: Bytes, path: str, *, unended: bool) -> _IpcFile | _IpcStream:
-    is_file = data[: len(MAGIC)].tobytes() == MAGIC
-    return _IpcFile(data) if is_file else _IpcStream(data, path, unended=unended)
+        return _Ipc(data, path, unended=True).schema
 
 
 def _find_plain(
-    ipc: _IpcFile | _IpcStream, data: Bytes, rows: list[int], shapes: Mapping[str, ArrayShape], path: str
+    ipc: _Ipc, data: Bytes, shapes: Mapping[str, ArrayShape], path: str
 ) -> tuple[dict[str, PlainColumn], bool]:
     """The columns that are read in place, and whether record batches are decoded into memory."""
     names = ipc.schema.names
     columns = {
-        name: _BufferTable(names.index(column[0]), column[1:], layout)
-        for name, column in leaves_of(ipc.schema)
-        if names.count(column[0]) == 1
-        and (layout := plain_layout(field_at(ipc.schema, column).type, shapes.get(name))) is not None
+        name: (column, layout)
+        for name, column, kind in leaves_of(ipc.schema)
+        if names.count(column[0]) == 1 and (layout := plain_layout(kind, shapes.get(name))) is not None
     }
-    first = next((number for number, count in enumerate(rows) if count), None)
-    if first is None:
-        return {}, False
+    #: Address and size of each buffer of each record batch.
+    buffers: dict[str, list[int]] = {name: [] for name in columns}
+    has_rows = False
     batches = ipc.batches()
-    for number, count in enumerate(rows):
+    for number, count in enumerate(ipc.rows):
         with arrow_errors(f"{path}, record batch {number}"):
             batch = next(batches)
             if batch.num_rows != count:
                 raise ValueError(f"{batch.num_rows} rows, but {count} in its metadata")
-            if number == first and not _is_stored(batch, data):
-                return {}, True
-            columns = {name: table for name, table in columns.items() if table.add(batch)}
-        if not columns and number >= first:
+            if count and not has_rows:
+                has_rows = True
+                if not _is_stored(batch, data):
+                    return {}, True
+            for name in list(buffers):
+                column, layout = columns[name]
+                if (found := _column_buffers(batch, names.index(column[0]), column[1:], layout)) is None:
+                    del buffers[name]
+                else:
+                    buffers[name] += found
+        if has_rows and not buffers:
             break
-    found = {}
-    for name, table in columns.items():
-        buffers = table.in_file(data, len(rows))
-        if buffers is None:
-            return {}, True
-        if (problem := table.layout.problem(np.array(rows, np.int64), buffers[:, :, 1])) is not None:
-            raise _damaged(problem, f"{path}, column {name!r}")
-        found[name] = PlainColumn(table.layout, data, buffers)
-    return found, False
-
-
-class _BufferTable:
-    """Addresses and sizes of the buffers of a column in all record batches.
-
-    Args:
-        index: of the top-level column.
-        inner: field numbers in structs.
-        layout: of the column.
-    """
-
-    def __init__(self, index: int, inner: Sequence[int], layout: PlainLayout) -> None:
-        self.layout = layout
-        self._index = index
-        self._inner = inner
-        self._numbers = layout.buffers
-        self._values: list[int] = []
-
-    def add(self, batch: Any) -> bool:
-        """Add the buffers of a record batch; False if the column has nulls."""
-        array = batch.column(self._index)
-        for field in self._inner:
-            if array.buffers()[0] is not None:
-                return False
-            array = array.field(field)
-            if len(array) != batch.num_rows:
-                raise ValueError(f"a field has {len(array)} rows, its struct {batch.num_rows}")
-        buffers = array.buffers()
-        for number in self.layout.validity:
-            if buffers[number] is not None:
-                return False
-        for number in self._numbers:
-            buffer = buffers[number]
-            self._values += (0, 0) if buffer is None else (buffer.address, buffer.size)
-        return True
-
-    def in_file(self, data: Bytes, batches: int) -> Int64 | None:
-        """int64 [batches, buffers, 2], start in the file and size; None if a buffer is not in the file."""
-        buffers = np.array(self._values, np.int64).reshape(batches, -1, 2)
-        starts, sizes = buffers[:, :, 0], buffers[:, :, 1]
+    if not has_rows:
+        return {}, False
+    plain = {}
+    for name, found in buffers.items():
+        layout = columns[name][1]
+        table = np.array(found, np.int64).reshape(len(ipc.rows), -1, 2)
+        starts, sizes = table[:, :, 0], table[:, :, 1]
         starts -= data.ctypes.data
         starts[sizes == 0] = 0
-        is_inside = (starts >= 0) & (starts <= len(data) - sizes)
-        return buffers if is_inside.all() else None
+        if (starts < 0).any() or (starts > len(data) - sizes).any():
+            return {}, True  # not in the file
+        if layout.is_aligned(starts):
+            if (problem := layout.problem(np.array(ipc.rows, np.int64), sizes)) is not None:
+                raise _damaged(problem, f"{path}, column {name!r}")
+            plain[name] = PlainColumn(layout, data, table)
+    return plain, False
+
+
+def _column_buffers(batch: Any, index: int, inner: Sequence[int], layout: PlainLayout) -> list[int] | None:
+    """Address and size of each buffer of a column, in structs by their numbers; None if the column has nulls."""
+    array = batch.column(index)
+    for field in inner:
+        if array.buffers()[0] is not None:
+            return None
+        array = array.field(field)
+        if len(array) != batch.num_rows:
+            raise ValueError(f"a field has {len(array)} rows, its struct {batch.num_rows}")
+    buffers = array.buffers()
+    if any(buffers[number] is not None for number in layout.validity):
+        return None
+    found = [buffers[number] for number in layout.buffers]
+    return [number for each in found for number in ((0, 0) if each is None else (each.address, each.size))]
 
 
 def _is_stored(batch: Any, data: Bytes) -> bool:
     """Whether the buffers of a record batch are parts of the file, and not decoded."""
     base = data.ctypes.data
-    buffers = [
-        buffer for column in batch.columns for buffer in column.buffers() if buffer is not None and buffer.size
-    ]
+    buffers = [each for column in batch.columns for each in column.buffers() if each is not None and each.size]
     return all(base <= each.address <= base + len(data) - each.size for each in buffers)
 
 
 def _damaged(found: str, where: str) -> CorruptError:
     return CorruptError("an Arrow file is damaged", found=found, where=where, remedy=REMEDY)
-
-
-def _contains_dictionary(kind: Any) -> bool:
-    import pyarrow as pa
-
-    kind = storage_type(kind)
-    return pa.types.is_dictionary(kind) or any(
-        _contains_dictionary(kind.field(index).type) for index in range(kind.num_fields)
-    )
 
 
 def _type_text(kind: Any) -> str:
@@ -393,17 +286,10 @@ def _type_text(kind: Any) -> str:
 
 
 def check_same_schema(first: Any, other: Any, first_path: str, path: str) -> None:
-    """Compare the schemas of two files.
-
-    Raises:
-        SourceError: they differ; names the column.
-    """
+    """Compare the schemas of two files; a SourceError names the first column that differs."""
     if not first.equals(other, check_metadata=False):
-        differing = [
-            name
-            for name in dict.fromkeys([*first.names, *other.names])
-            if [each for each in first if each.name == name] != [each for each in other if each.name == name]
-        ]
+        columns = [Counter((each.name, str(each)) for each in schema) for schema in (first, other)]
+        differing = [name for name, _ in (columns[0] - columns[1]) + (columns[1] - columns[0])]
         raise SourceError(
             "files differ in their columns",
             expected=f"{first_path}: " + ", ".join(f"{each.name!r}: {each.type}" for each in first)[:300],

@@ -1,26 +1,25 @@
 """Columns that are read in place: numbers, text, bytes, and (nested) lists of numbers, without nulls.
 
 pyarrow needs several microseconds to create a record batch. So the buffer addresses of all record batches are
-taken once into arrays, and the rows of a batch are found by arithmetic on them, whatever the record batches. The
-offsets of lists and text are checked when they are used: damaged ones must not lead out of their buffer.
+taken once into arrays, and the rows of a batch are found by arithmetic on them. The offsets of lists and text are
+checked when they are used: damaged ones must not lead out of their buffer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.columns import Bytes as BytesColumn
-from rankfeed.columns import Column, Field, Ragged, RowSlices
+from rankfeed.columns import Field, RowSlices
 from rankfeed.errors import CorruptError
+from rankfeed.sources.arrow.columns import shape_error
 from rankfeed.sources.arrow.errors import REMEDY
-from rankfeed.sources.arrow.nested import shape_error
 from rankfeed.sources.arrow.types import ArrayShape, field_of, shaped_field, storage_type, tensor_axes
-from rankfeed.sources.scattered import RowOffsets, ScatteredRows, packed_runs, rows_at, words
+from rankfeed.sources.scattered import RowOffsets, packed_runs, words
 
 Bytes = npt.NDArray[np.uint8]
 Int64 = npt.NDArray[np.int64]
@@ -29,38 +28,31 @@ Where = Callable[[int], str]
 
 @dataclass(frozen=True)
 class PlainLayout:
-    """The buffers of a column that can be read in place, numbered as ``Array.buffers()`` lists them.
-
-    Args:
-        field: type of the column.
-        validity: the validity buffers; all must be absent.
-        offsets: for each level of lists (text and bytes have one): its offsets, their width in bytes, and the
-            length that all lists of the level are declared to have; empty if all rows have one size.
-        data: the buffer of the elements.
-    """
+    """The buffers of a column that can be read in place, numbered as ``Array.buffers()`` lists them."""
 
     field: Field
-    validity: tuple[int, ...]
+    validity: tuple[int, ...]  # all must be absent
+    #: For each level of lists (text and bytes have one): its offsets, their width in bytes, and the length that
+    #: its lists are declared to have; empty if all rows have one size.
     offsets: tuple[tuple[int, int, int | None], ...]
-    data: int
+    data: int  # the elements
 
     @property
     def buffers(self) -> tuple[int, ...]:
         """The buffers that are read: offsets, then data."""
         return (*(number for number, _, _ in self.offsets), self.data)
 
-    def problem(self, rows: Int64, sizes: Int64) -> str | None:
-        """Why buffers cannot hold the rows of a record batch, or None; lists are checked when they are read.
+    def is_aligned(self, starts: Int64) -> bool:
+        """Whether offsets that start there, int64 [batches, buffers], can be read as integers."""
+        return not any((starts[:, level] % width).any() for level, (_, width, _) in enumerate(self.offsets))
 
-        Args:
-            rows: int64 [batches].
-            sizes: int64 [batches, buffers], of ``buffers``.
-        """
+    def problem(self, rows: Int64, sizes: Int64) -> str | None:
+        """Why buffers of these sizes, int64 [batches, buffers], cannot hold the rows of a record batch."""
+        row_bytes = self.field.row_bytes()
         if self.offsets:
             short = (rows > 0) & (sizes[:, 0] // self.offsets[0][1] <= rows)
         else:
-            short = sizes[:, -1] // max(1, self.field.row_bytes()) < rows
-            short &= self.field.row_bytes() > 0
+            short = (sizes[:, -1] // max(1, row_bytes) < rows) & (row_bytes > 0)
         return f"record batch {int(np.argmax(short))} has a buffer that is too short" if short.any() else None
 
 
@@ -108,21 +100,12 @@ def _is_permuted(kind: Any) -> bool:
 
 
 class _Level(NamedTuple):
-    """The offsets of one level of lists in all record batches.
+    """The offsets of one level of lists in all record batches."""
 
-    Args:
-        base: int64 [batches], byte offset in the file.
-        width: bytes of each offset.
-        top: int64 [batches], limit of the offsets: lists of the next level, or elements.
-        length: of all lists; None if it varies.
-        words: the file as integers of that width if all offsets are aligned, else None.
-    """
-
-    base: Int64
-    width: int
-    top: Int64
-    length: int | None
-    words: npt.NDArray[Any] | None
+    first: Int64  # [batches], number of the first offset in `words`
+    words: npt.NDArray[Any]  # the file as integers of the width of the offsets
+    top: Int64  # [batches], limit of the offsets: lists of the next level, or elements
+    length: int | None  # of all lists; None if it varies
 
 
 class PlainColumn:
@@ -138,45 +121,35 @@ class PlainColumn:
         field = layout.field
         self._field, self._data = field, data
         self._begin = buffers[:, -1, 0].copy()
-        element = 1 if field.kind in ("bytes", "str") else np.dtype(field.dtype).itemsize
-        per_offset = 1  # elements that an innermost offset counts: several for fixed-size lists
-        if field.kind in ("dense", "ragged"):
-            lists = len(layout.offsets) - (field.kind == "ragged")
-            per_offset = int(np.prod(field.shape[lists:], dtype=np.int64))
         #: Bytes that an innermost offset counts; of a row, without offsets.
-        self._step = element * per_offset if layout.offsets else field.row_bytes()
+        self._step = field.row_bytes()
+        if layout.offsets and field.kind in ("dense", "ragged"):
+            lists = len(layout.offsets) - (field.kind == "ragged")
+            # Several elements for fixed-size lists.
+            per_offset = int(np.prod(field.shape[lists:], dtype=np.int64))
+            self._step = np.dtype(field.dtype).itemsize * per_offset
+        # An offset counts elements, or lists, which have one offset more.
+        units = [*((width, 1) for _, width, _ in layout.offsets[1:]), (self._step, 0)]
         self._levels = []
-        for level, (_, width, length) in enumerate(layout.offsets):
-            is_last = level + 1 == len(layout.offsets)
-            # An offset counts elements, or lists, which have one offset more.
-            size, more = (self._step, 0) if is_last else (layout.offsets[level + 1][1], 1)
+        for level, ((_, width, length), (size, more)) in enumerate(zip(layout.offsets, units, strict=False)):
             top = np.maximum(0, buffers[:, level + 1, 1] // max(1, size) - more)
-            base = buffers[:, level, 0].copy()
-            aligned = not (base % width).any() and data.ctypes.data % width == 0
-            numbers = words(data, width).view(f"<i{width}") if aligned else None
-            self._levels.append(_Level(base, width, top, length, numbers))
+            numbers = words(data, width).view(f"<i{width}")
+            self._levels.append(_Level(buffers[:, level, 0] // width, numbers, top, length))
 
     def part(self, batch: Int64, row: Int64, slots: Int64 | None, where: Where) -> RowOffsets | RowSlices:
-        """Some rows, as a part of a column.
-
-        Args:
-            batch: int64 [m], the record batch of each row.
-            row: int64 [m], its number in the record batch.
-            slots: int64 [m], the rows of the batch that they fill; None for all, in order.
-            where: names a row in errors.
-
-        Raises:
-            CorruptError: a row is outside of its buffer.
-        """
+        """Some rows by record batch and number in it, as a part of a column; ``where`` names a row in errors."""
         begin = self._begin.take(batch)
         if not self._levels:
             return RowOffsets(self._data, begin + row * self._step, slots)
         first, last = row, row + 1
         for number, level in enumerate(self._levels):
-            base, top, length = level.base.take(batch), level.top.take(batch), level.length
+            base, top, length = level.first.take(batch), level.top.take(batch), level.length
             if number and length is not None:
-                _check_lengths(self._data, base, level.width, first, last, length, where)
-            first, last = self._offsets(level, base, first, last, may_be_empty=number > 0)
+                _check_lengths(level.words, base, first, last, length, where)
+            empty = first == last if number else None
+            first, last = (level.words.take(base + at, mode="clip").astype(np.int64) for at in (first, last))
+            if empty is not None and empty.any():  # rows without lists, whose offsets may not exist
+                first[empty] = last[empty] = 0
             # Compared, not subtracted: the difference of two 64-bit numbers may overflow.
             bad = (first < 0) | (last < first) | (last > top)
             if number == 0 and length is not None:
@@ -195,23 +168,6 @@ class PlainColumn:
             return RowOffsets(self._data, starts, slots)
         return self._slices(starts, nbytes, slots, where)
 
-    def _offsets(
-        self, level: _Level, base: Int64, first: Int64, last: Int64, *, may_be_empty: bool
-    ) -> tuple[Int64, Int64]:
-        """The offsets ``first`` and ``last``; 0 for rows without lists, whose offsets may not exist."""
-        width = level.width
-        empty = first == last if may_be_empty else None
-        if level.words is not None and (empty is None or not empty.any()):
-            at = base // width
-            starts, stops = level.words.take(at + first, mode="clip"), level.words.take(at + last, mode="clip")
-            return starts.astype(np.int64), stops.astype(np.int64)
-        if empty is None:
-            empty = np.zeros(len(first), np.bool_)
-        pair = np.stack([np.where(empty, 0, base + first * width), np.where(empty, 0, base + last * width)], 1)
-        ends = rows_at(self._data, pair.reshape(-1), width, width).view(f"<i{width}").reshape(-1, 2)
-        ends = np.where(empty[:, None], 0, ends.astype(np.int64))
-        return ends[:, 0], ends[:, 1]
-
     def _slices(self, starts: Int64, nbytes: Int64, slots: Int64 | None, where: Where) -> RowSlices:
         """Slices of the file if they are aligned to the element size, else of a copy."""
         field = self._field
@@ -227,27 +183,14 @@ class PlainColumn:
 
 
 def _check_lengths(
-    data: Bytes, base: Int64, width: int, first: Int64, last: Int64, length: int, where: Where
+    offsets: npt.NDArray[Any], base: Int64, first: Int64, last: Int64, length: int, where: Where
 ) -> None:
-    """Check that all lists from ``first`` to ``last`` have one length.
-
-    Raises:
-        CorruptError: one has another length.
-    """
+    """Check that all lists from ``first`` to ``last`` have one length; a CorruptError if one has another."""
     counts = np.where(first == last, 0, last - first + 1)
-    copied, targets = packed_runs(data, base + first * width, counts * width)
-    offsets = copied.view(f"<i{width}").astype(np.int64)
-    steps = np.append(np.diff(offsets), length)
-    ends = (targets // width + counts - 1)[counts > 0]
-    steps[ends] = length  # from the last offset of a row to the first one of the next
+    copied, targets = packed_runs(offsets, base + first, counts)
+    steps = np.append(np.diff(copied.astype(np.int64)), length)
+    steps[(targets + counts - 1)[counts > 0]] = length  # from the last offset of a row to the next row's first
     if (steps != length).any():
         wrong = int(np.argmax(steps != length))
-        which = int(np.searchsorted(targets // width, wrong, side="right")) - 1
+        which = int(np.searchsorted(targets, wrong, side="right")) - 1
         raise shape_error(length, int(steps[wrong]), where(which))
-
-
-def column_from_plain_parts(field: Field, parts: Sequence[Any]) -> Column:
-    """The column with these parts."""
-    if field.kind == "dense":
-        return ScatteredRows(parts, np.dtype(field.dtype), field.shape)
-    return Ragged(parts) if field.kind == "ragged" else BytesColumn(parts, text=field.kind == "str")

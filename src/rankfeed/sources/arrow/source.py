@@ -13,17 +13,17 @@ import numpy.typing as npt
 
 from rankfeed._util.handle_cache import HandleCache
 from rankfeed._util.validate import check_bool, invalid
-from rankfeed.columns import ColumnBuffer, Columns, Field, column_from_parts
+from rankfeed.columns import Column, ColumnBuffer, Columns, Dense, Field, column_from_parts
 from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.arrow.columns import read_columns
 from rankfeed.sources.arrow.detect import arrow_files
 from rankfeed.sources.arrow.errors import arrow_errors
-from rankfeed.sources.arrow.file import ArrowFile, check_same_schema, open_arrow
-from rankfeed.sources.arrow.plain import column_from_plain_parts
+from rankfeed.sources.arrow.file import ArrowFile, check_same_schema
 from rankfeed.sources.arrow.types import VALID, ArrayShape, Nulls, fields_of
 from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
-from rankfeed.sources.paths import Paths, common_root
-from rankfeed.sources.source import Int64, by_chunk, check_columns, check_ids
+from rankfeed.sources.paths import Paths, common_root, label
+from rankfeed.sources.scattered import ScatteredRows
+from rankfeed.sources.source import Int64, by_chunk, check_columns, check_ids, starts_of
 from rankfeed.storage import DataFiles, check_not_truncated, digest_of
 
 #: Files kept open; a batch keeps those that it points into, even if they are closed here.
@@ -74,20 +74,14 @@ class ArrowSource(ChunkedSource):
         self._paths = [os.path.abspath(path) for path in arrow_files(where)]
         self._nulls: Nulls = nulls
         self._unended = check_bool("unended", unended)
-        if shapes is not None and not isinstance(shapes, Mapping):
-            raise invalid("shapes", "a dict of shapes by column", shapes)
-        shape: Any
-        for shape in (shapes or {}).values():
-            if not isinstance(shape, list | tuple) or not all(each is None or type(each) is int for each in shape):
-                raise invalid("shapes", 'a dict of shapes by column, such as {"x": (None, 3)}', shapes)
-        self._shapes = dict(shapes or {})
+        self._shapes = _check_shapes(shapes)
         self._open: HandleCache[ArrowFile] = HandleCache(OPEN_FILES)
         self.files = DataFiles(self._paths)
         self._digests: list[str] = []
         schema: Any = None
         plain: set[str] | None = None
         rows: list[int] = []
-        blocks: list[int] = []
+        blocks: list[Int64] = []
         chunks: list[tuple[int, int, int, int]] = []
         for number, path in enumerate(self._paths):
             file = self._file(number)
@@ -97,7 +91,7 @@ class ArrowSource(ChunkedSource):
             if rows[-1]:  # else it has no record batch that tells how its columns are stored
                 plain = set(file.plain) if plain is None else plain & set(file.plain)
             chunks += [(number, *chunk) for chunk in file.chunks()]
-            blocks += file.blocks()
+            blocks.append(file.blocks())
             self._digests.append(file.digest)
         if plain is None:
             raise SourceError("there are no rows", where=self._paths[0])
@@ -109,10 +103,10 @@ class ArrowSource(ChunkedSource):
         masks = {name + VALID for name in plain} if nulls == "mask" else set()
         self._all_valid = frozenset(masks & set(self._fields))
         self._decoded = frozenset(self._fields) - self._plain - self._all_valid
-        self._file_starts = np.concatenate([[0], np.cumsum(rows)]).astype(np.int64)
+        self._file_starts = starts_of(rows)
         #: int64 [chunks, 4]: file, record batch, first row, rows.
         self._chunks = np.array(chunks, np.int64)
-        self._blocks = np.array(blocks, np.int64)
+        self._blocks = np.concatenate(blocks)
         root = common_root(self._paths)
         names = [os.fsencode(os.path.relpath(path, root)) for path in self._paths]
         self._fingerprint = digest_of(*names, *map(str.encode, (*self._digests, self.files.fingerprint)))
@@ -121,9 +115,7 @@ class ArrowSource(ChunkedSource):
             self.prefetch_distance = 0
 
     def __repr__(self) -> str:
-        one = len(self._paths) == 1
-        what = self._paths[0] if one else f"{len(self._paths)} files in {common_root(self._paths)}"
-        return f"ArrowSource({what!r}, {len(self)} samples)"
+        return f"ArrowSource({label(self._paths)!r}, {len(self)} samples)"
 
     @property
     def default_shuffle(self) -> Literal["global", "window"]:  # type: ignore[override]
@@ -145,16 +137,7 @@ class ArrowSource(ChunkedSource):
         return self._fingerprint
 
     def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
-        """The rows of some samples: pointers into the mapped files if possible.
-
-        Args:
-            sample_ids: ints in [0, len(self)).
-            columns: names of the columns; None for all.
-
-        Raises:
-            SourceError: no such sample, or a null; names file and row.
-            CorruptError: a file is damaged.
-        """
+        """The rows of some samples: pointers into the mapped files if possible. See `Source.fetch`."""
         ids = check_ids(sample_ids, len(self))
         names = check_columns(columns, self._fields)
         self.files.check_open(at_intervals=True)
@@ -171,11 +154,14 @@ class ArrowSource(ChunkedSource):
 
             for name in plain:
                 parts[name].append(file.plain[name].part(batch, within, slots, where))
-        found = {name: column_from_plain_parts(self._fields[name], parts[name]) for name in plain}
-        if self._all_valid:
-            mask = ColumnBuffer(np.ones(len(ids), np.bool_)).part(np.arange(len(ids)))
-            valid = [name for name in names if name in self._all_valid]
-            found |= {name: column_from_parts(self._fields[name], [mask]) for name in valid}
+        found: dict[str, Column] = {}
+        for name in plain:
+            field = self._fields[name]
+            if field.kind == "dense":
+                found[name] = ScatteredRows(parts[name], np.dtype(field.dtype), field.shape)
+            else:
+                found[name] = column_from_parts(field, parts[name])
+        found |= {name: Dense.of(np.ones(len(ids), np.bool_)) for name in names if name in self._all_valid}
         if decoded := [name for name in names if name in self._decoded]:
             found |= super().fetch(ids, decoded)
         return Columns({name: found[name] for name in names}, len(ids))
@@ -195,13 +181,9 @@ class ArrowSource(ChunkedSource):
             found = file.read(batch, names, self._nulls, first, rows)
             if any(field.kind == "object" for field in fields.values()):
                 found = _copy_batch(found)  # objects are decoded from it later
+            first_row = int(file.starts[batch]) + first
             columns = read_columns(
-                found,
-                fields,
-                where=where,
-                first_row=int(file.starts[batch]) + first,
-                nulls=self._nulls,
-                shapes=self._shapes,
+                found, fields, where=where, first_row=first_row, nulls=self._nulls, shapes=self._shapes
             )
         # A view would keep its file open as long as the chunk is cached.
         return {
@@ -216,11 +198,21 @@ class ArrowSource(ChunkedSource):
 
     def _open_file(self, number: int) -> ArrowFile:
         path = self._paths[number]
-        file = open_arrow(path, self._shapes, unended=self._unended)
+        file = ArrowFile(path, self._shapes, unended=self._unended)
         self.files.opened(number)
         if number < len(self._digests) and file.digest != self._digests[number]:
             raise CorruptError("a file was replaced while it was in use", where=path, remedy="start the job again")
         return file
+
+
+def _check_shapes(shapes: Any) -> dict[str, ArrayShape]:
+    expected = 'a dict of shapes by column, such as {"x": (None, 3)}'
+    if shapes is not None and not isinstance(shapes, Mapping):
+        raise invalid("shapes", expected, shapes)
+    for shape in (shapes or {}).values():
+        if not isinstance(shape, list | tuple) or not all(each is None or type(each) is int for each in shape):
+            raise invalid("shapes", expected, shapes)
+    return dict(shapes or {})
 
 
 def _copy_batch(batch: Any) -> Any:

@@ -24,17 +24,8 @@ _CHUNK_ROWS = 1 << 16
 class ArrowTableSource(ChunkedSource):
     """The rows of a `pyarrow.Table`; its record batches are blocks.
 
-    Args:
-        table: the table; it is pickled as a whole to worker processes.
-        columns: names of the columns to offer; None for all.
-        nulls: as for `ArrowSource`.
-        shapes: as for `ArrowSource`.
-        name: of the table, for errors.
-        cache_bytes: of decoded columns that are kept; columns that are views of the table take none.
-
-    Raises:
-        SourceError: the table is empty, or two columns have one name.
-        ArgumentError: no such column.
+    It is pickled as a whole to worker processes; ``name`` is for errors. The options are those of `ArrowSource`;
+    columns that are views of the table take no bytes of the cache.
 
     Examples:
         >>> import pyarrow as pa
@@ -89,25 +80,17 @@ class ArrowTableSource(ChunkedSource):
 
     def _load_chunk(self, number: int, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
         batch = self._batches[number]
+        fields, first_row = {name: self._fields[name] for name in names}, int(self._chunk_starts[number])
         with arrow_errors(self._name):
             batch.validate(full=True)
             found = read_columns(
-                batch,
-                {name: self._fields[name] for name in names},
-                where=self._name,
-                first_row=int(self._chunk_starts[number]),
-                nulls=self._nulls,
-                shapes=self._shapes,
+                batch, fields, where=self._name, first_row=first_row, nulls=self._nulls, shapes=self._shapes
             )
-        buffers = [
-            np.frombuffer(buffer, np.uint8)
-            for column in batch.columns
-            for buffer in column.buffers()
-            if buffer is not None and buffer.size
-        ]
+        buffers = [each for column in batch.columns for each in column.buffers() if each is not None and each.size]
+        own = [np.frombuffer(each, np.uint8) for each in buffers]
         return {
             name: replace(
-                column, borrowed=any(np.may_share_memory(column.values, each) for each in buffers), extra_bytes=0
+                column, borrowed=any(np.may_share_memory(column.values, each) for each in own), extra_bytes=0
             )
             for name, column in found.items()
         }

@@ -20,8 +20,7 @@ ArrayShape = tuple[int | None, ...]
 
 #: Suffix of the column that masks nulls.
 VALID = "_valid"
-#: Name of a column without a name, such as the index that pandas writes to CSV; "" marks samples that are no
-#: dicts.
+#: Name of a column without one, such as the index that pandas writes to CSV; "" marks samples that are no dicts.
 UNNAMED = "unnamed"
 
 
@@ -37,16 +36,8 @@ def fields_of(
     Numbers and booleans are dense, fixed-size lists dense with a shape, lists of these ragged, text and bytes str
     and bytes; structs become columns "outer.inner". Timestamps, dates, times and durations are int64 in their own
     unit, decimals float64. Everything else (lists of lists or text, maps) becomes Python objects.
-
-    Args:
-        schema: of the data.
-        nulls: "mask" adds a boolean column ``<name>_valid`` for each column.
-        columns: names of the wanted columns; None for all. Unwanted columns may share a name.
-        shapes: columns of nested lists that are arrays, and their shapes.
-
-    Raises:
-        ArgumentError: ``nulls`` has another value.
-        SourceError: two columns have one name.
+    ``nulls="mask"`` adds a boolean column ``<name>_valid`` for each; ``shapes`` has the nested lists that are
+    arrays. Two columns of one name are a SourceError, unless ``columns``, the wanted ones, are others.
 
     Examples:
         >>> import pyarrow as pa
@@ -58,14 +49,12 @@ def fields_of(
     top_level = Counter(schema.names)
     fields: dict[str, Field] = {}
     duplicates: list[str] = []
-    for name, path, kind in _leaves(schema):
+    for name, path, kind in leaves_of(schema):
         added = {name: shaped_field(kind, shapes[name]) if shapes and name in shapes else field_of(kind)}
         if nulls == "mask":
             added[name + VALID] = Field("dense", "bool")
-        for each, field in added.items():
-            if each in fields or top_level[path[0]] > 1:
-                duplicates.append(each)
-            fields[each] = field
+        duplicates += [each for each in added if each in fields or top_level[path[0]] > 1]
+        fields |= added
     for name in duplicates:
         if columns is None or name in columns:
             raise duplicate_name_error(name)
@@ -84,21 +73,13 @@ def duplicate_name_error(name: str) -> SourceError:
 
 def roots_of(schema: Any, names: Sequence[str], *, nulls: Nulls = "error") -> list[str]:
     """The top-level columns that contain some fields, in the order of the schema."""
-    chosen = set(names)
-    wanted = {
-        path[0]
-        for name, path in leaves_of(schema)
-        if name in chosen or (nulls == "mask" and name + VALID in chosen)
-    }
+    chosen = set(names) | {name.removesuffix(VALID) for name in names if nulls == "mask"}
+    wanted = {path[0] for name, path, _ in leaves_of(schema) if name in chosen}
     return [name for name in schema.names if name in wanted]
 
 
-def leaves_of(schema: Any) -> list[tuple[str, Path]]:
-    """Names and paths of the columns, with structs taken apart."""
-    return [(name, path) for name, path, _ in _leaves(schema)]
-
-
-def _leaves(schema: Any) -> Iterator[tuple[str, Path, Any]]:
+def leaves_of(schema: Any) -> Iterator[tuple[str, Path, Any]]:
+    """Name, path and type of each column, with structs taken apart."""
     import pyarrow as pa
 
     def walk(name: str, kind: Any, path: Path) -> Iterator[tuple[str, Path, Any]]:
@@ -113,39 +94,22 @@ def _leaves(schema: Any) -> Iterator[tuple[str, Path, Any]]:
         yield from walk(field.name or UNNAMED, field.type, (field.name,))
 
 
-def field_at(schema: Any, path: Path) -> Any:
-    """The Arrow field at a path."""
-    field = schema.field(path[0])
-    for index in path[1:]:
-        field = field.type.field(index)
-    return field
-
-
 def field_of(kind: Any) -> Field:
     """The field of a column of an Arrow type."""
     import pyarrow as pa
 
     types = pa.types
-    if isinstance(kind, pa.BaseExtensionType) and not isinstance(kind, pa.FixedShapeTensorType):
-        return field_of(kind.storage_type)
-    if types.is_dictionary(kind):
-        return field_of(kind.value_type)
+    kind = _value_type(kind)
     if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
         return Field("str")
-    if (
-        types.is_binary(kind)
-        or types.is_large_binary(kind)
-        or types.is_binary_view(kind)
-        or types.is_fixed_size_binary(kind)
-    ):
+    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind):
         return Field("bytes")
-    element = element_of(kind)
-    if element is not None:
+    if types.is_fixed_size_binary(kind):
+        return Field("bytes")
+    if (element := element_of(kind)) is not None:
         return Field("dense", element[0].name, element[1])
-    if is_list(kind):
-        element = element_of(kind.value_type)
-        if element is not None:
-            return Field("ragged", element[0].name, element[1])
+    if is_list(kind) and (element := element_of(kind.value_type)) is not None:
+        return Field("ragged", element[0].name, element[1])
     return Field("object")
 
 
@@ -154,25 +118,18 @@ def element_of(kind: Any) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
     import pyarrow as pa
 
     types = pa.types
-    if isinstance(kind, pa.FixedShapeTensorType):
+    kind = _value_type(kind)
+    if isinstance(kind, pa.FixedShapeTensorType) or types.is_fixed_size_list(kind):
         inner = element_of(kind.value_type)
-        return None if inner is None else (inner[0], (*tensor_shape(kind), *inner[1]))
-    if isinstance(kind, pa.BaseExtensionType):
-        return element_of(kind.storage_type)
-    if types.is_dictionary(kind):
-        return element_of(kind.value_type)
-    if types.is_fixed_size_list(kind):
-        inner = element_of(kind.value_type)
-        return None if inner is None else (inner[0], (kind.list_size, *inner[1]))
+        shape = (kind.list_size,) if types.is_fixed_size_list(kind) else tensor_shape(kind)
+        return None if inner is None else (inner[0], (*shape, *inner[1]))
     if types.is_boolean(kind):
         return np.dtype(np.bool_), ()
     if types.is_integer(kind) or types.is_floating(kind):
         return np.dtype(kind.to_pandas_dtype()), ()
     if types.is_timestamp(kind) or types.is_date(kind) or types.is_time(kind) or types.is_duration(kind):
         return np.dtype(np.int64), ()
-    if types.is_decimal(kind):
-        return np.dtype(np.float64), ()
-    return None
+    return (np.dtype(np.float64), ()) if types.is_decimal(kind) else None
 
 
 def tensor_shape(kind: Any) -> tuple[int, ...]:
@@ -196,12 +153,14 @@ def is_list(kind: Any) -> bool:
     import pyarrow as pa
 
     types = pa.types
-    return bool(
-        types.is_list(kind)
-        or types.is_large_list(kind)
-        or types.is_list_view(kind)
-        or types.is_large_list_view(kind)
-    )
+    return types.is_list(kind) or types.is_large_list(kind) or is_list_view(kind)
+
+
+def is_list_view(kind: Any) -> bool:
+    """Whether rows of an Arrow type may lie anywhere in its values."""
+    import pyarrow as pa
+
+    return bool(pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind))
 
 
 def storage_type(kind: Any) -> Any:
@@ -211,6 +170,19 @@ def storage_type(kind: Any) -> Any:
     while isinstance(kind, pa.BaseExtensionType):
         kind = kind.storage_type
     return kind
+
+
+def _value_type(kind: Any) -> Any:
+    """An Arrow type without dictionaries and extension types around it, except tensors."""
+    import pyarrow as pa
+
+    while True:
+        if pa.types.is_dictionary(kind):
+            kind = kind.value_type
+        elif isinstance(kind, pa.BaseExtensionType) and not isinstance(kind, pa.FixedShapeTensorType):
+            kind = kind.storage_type
+        else:
+            return kind
 
 
 def shaped_field(kind: Any, shape: ArrayShape) -> Field:

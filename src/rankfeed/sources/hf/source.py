@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -31,6 +31,7 @@ _MAPPED_ROWS = 4096
 #: Features that are stored as a struct of the bytes of a file and its name.
 _FILE_FEATURES = ("Image", "Audio", "Video", "Pdf", "Mesh", "Nifti")
 _ARRAY_FEATURES = ("Array2D", "Array3D", "Array4D", "Array5D")
+_Length = Annotated[int, msgspec.Meta(ge=0)]
 
 
 @decodable
@@ -61,15 +62,10 @@ class _Splits(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Features:
-    """What `datasets` knows about columns beyond their Arrow types.
+    """What `datasets` knows about columns beyond their Arrow types."""
 
-    Args:
-        shapes: of arrays; None for a dimension that varies.
-        files: columns of encoded files, of which the bytes are delivered.
-    """
-
-    shapes: Mapping[str, ArrayShape] = field(default_factory=dict)
-    files: frozenset[str] = frozenset()
+    shapes: Mapping[str, ArrayShape] = field(default_factory=dict)  #: of arrays
+    files: frozenset[str] = frozenset()  #: columns of encoded files, of which the bytes are delivered
 
     @classmethod
     def read(cls, features: Mapping[str, Any] | None, where: str) -> Features:
@@ -81,13 +77,13 @@ class Features:
             if kind in _FILE_FEATURES:
                 files.add(name)
             elif kind in _ARRAY_FEATURES:
-                shape = feature.get("shape")
-                is_shape = isinstance(shape, (list, tuple)) and len(shape) == int(kind[5])
-                if not is_shape or not all(each is None or (type(each) is int and each >= 0) for each in shape):
-                    raise CorruptError(
-                        "an array has no proper shape", found=repr(shape)[:80], where=f"{where}, column {name!r}"
-                    )
-                shapes[name] = tuple(shape)
+                try:
+                    shapes[name] = msgspec.convert(feature.get("shape"), tuple[_Length | None, ...])
+                    if len(shapes[name]) != int(kind[5]):
+                        raise ValueError(f"{len(shapes[name])} dimensions")
+                except (ValueError, msgspec.ValidationError) as error:
+                    where = f"{where}, column {name!r}"
+                    raise CorruptError("an array has no proper shape", found=error, where=where) from error
         return cls(shapes, frozenset(files))
 
     def column_name(self, stored: str) -> str | None:
@@ -143,36 +139,61 @@ class HuggingFaceSource(Source):
         elif split is not None:
             raise ArgumentError("a Dataset is one split", found=f"split={split!r}", remedy="leave split out")
         else:
-            _check_dataset(where)
+            if not is_dataset(where):
+                raise ArgumentError(
+                    "this is no folder and no Dataset without a transform",
+                    expected="a path, or a datasets.Dataset",
+                    found=type(where).__name__,
+                    remedy="give the transform to rankfeed.Loader, or wrap the Dataset with rankfeed.from_dataset",
+                )
             self._dataset, self._folder = where, ""
         self._read()
 
     def _read(self) -> None:
+        table: Any
+        mapping: Any
         if self._dataset is None:
             place = self._folder
-            state_path = os.path.join(place, STATE_NAME)
-            state = read_json(state_path, _State)
+            where = os.path.join(place, STATE_NAME)
+            state = read_json(where, _State)
             features = Features.read(read_json(os.path.join(place, INFO_NAME), _Info).features, place)
-            own_fingerprint = state.fingerprint
-            table: Any = [resolve_data_name(place, each.filename, state_path) for each in state.data_files]
-            mapping: Any = [
-                resolve_data_name(place, each.filename, state_path) for each in state.indices or ()
-            ] or None
-            format_columns = None if state.all_columns else state.columns
+            table, mapping = (
+                [resolve_data_name(place, each.filename, where) for each in files]
+                for files in (state.data_files, state.indices or ())
+            )
+            mapping = mapping or None
+            if not table:
+                raise SourceError("the dataset is empty", where=place)
+            own_fingerprint, format_columns = state.fingerprint, None if state.all_columns else state.columns
         else:
             dataset, place = self._dataset, "the Dataset"
             features = Features.read(dataset.features.to_dict(), place)
-            own_fingerprint, table = dataset._fingerprint, _files_or_table(dataset.data)
-            mapping = None if dataset._indices is None else _files_or_table(dataset._indices)
+            table, mapping = _files_or_table(dataset.data), _files_or_table(dataset._indices)
+            own_fingerprint = dataset._fingerprint
             format_columns = None if dataset._output_all_columns else dataset._format_columns
-        columns = None if self._wanted is None else [*self._wanted, *(f"{each}.bytes" for each in self._wanted)]
-        stored = _stored_fields(table, features, place, self._options["nulls"], columns)
+        nulls, wanted = self._options["nulls"], self._wanted
+        columns = None if wanted is None else [*wanted, *(f"{each}.bytes" for each in wanted)]
+        where = table[0] if isinstance(table, list) else place
+        with arrow_errors(where):
+            schema = read_schema(where) if isinstance(table, list) else table.schema
+            stored = fields_of(schema, nulls=nulls, columns=columns, shapes=features.shapes)
         known = {name: each for each in stored if (name := features.column_name(each)) is not None}
-        wanted = self._wanted if self._wanted is not None else _with_struct_fields(format_columns, known)
+        if wanted is None and format_columns is not None:  # with the fields of structs
+            wanted = tuple(name for name in known if any(f"{name}.".startswith(f"{c}.") for c in format_columns))
         #: Name of each column -> name in the table.
         self._names = {name: known[name] for name in check_columns(wanted, known)}
-        self._table = _table_source(table, list(self._names.values()), features, place, self._options)
-        self._mapping = None if mapping is None else _mapping_source(mapping, place)
+        columns, options = list(self._names.values()), {**self._options, "shapes": features.shapes}
+        self._table = _open_table(table, place, columns=columns, **options)
+        self._mapping = None
+        if mapping is not None:
+            self._mapping = _open_table(mapping, place)
+            if list(self._mapping.fields.values()) != [Field("dense", "uint64")]:
+                raise CorruptError(
+                    "the indices mapping has other columns",
+                    expected="one column of uint64",
+                    found=self._mapping.fields,
+                    where=place,
+                )
         self.prefetch_distance = self._table.prefetch_distance
         parts = [own_fingerprint, self._table.fingerprint, self._mapping.fingerprint if self._mapping else ""]
         self._fingerprint = digest_of(*(str(part).encode() for part in parts))
@@ -251,66 +272,23 @@ class HuggingFaceSource(Source):
 
 def is_dataset(where: Any) -> bool:
     """Whether this is a `datasets.Dataset` without a transform of its own."""
+    names = [(kind.__module__, kind.__name__) for kind in type(where).__mro__]
+    return ("datasets.arrow_dataset", "Dataset") in names and where._format_type != "custom"
+
+
+def _open_table(table: Any, place: str, **options: Any) -> ArrowSource | ArrowTableSource:
+    """A source of files or of a table in memory."""
     return (
-        any(
-            kind.__module__ == "datasets.arrow_dataset" and kind.__name__ == "Dataset"
-            for kind in type(where).__mro__
-        )
-        and where._format_type != "custom"
+        ArrowSource(table, **options)
+        if isinstance(table, list)
+        else ArrowTableSource(table, name=place, **options)
     )
 
 
-def _check_dataset(where: Any) -> None:
-    if not is_dataset(where):
-        raise ArgumentError(
-            "this is no folder and no Dataset without a transform",
-            expected="a path, or a datasets.Dataset",
-            found=type(where).__name__,
-            remedy="give the transform to rankfeed.Loader, or wrap the Dataset with rankfeed.from_dataset",
-        )
-
-
-def _stored_fields(
-    table: Any, features: Features, place: str, nulls: Nulls, columns: Sequence[str] | None
-) -> dict[str, Field]:
-    """The fields of files (from the first) or of a table in memory."""
-    if isinstance(table, list) and not table:
-        raise SourceError("the dataset is empty", where=place)
-    schema = read_schema(table[0]) if isinstance(table, list) else table.schema
-    with arrow_errors(table[0] if isinstance(table, list) else place):
-        return fields_of(schema, nulls=nulls, columns=columns, shapes=features.shapes)
-
-
-def _table_source(
-    table: Any, columns: list[str] | None, features: Features, place: str, options: Mapping[str, Any]
-) -> ArrowSource | ArrowTableSource:
-    """A source of files or of a table in memory."""
-    if isinstance(table, list):
-        return ArrowSource(table, columns=columns, shapes=features.shapes, **options)
-    return ArrowTableSource(table, columns=columns, shapes=features.shapes, name=place, **options)
-
-
-def _mapping_source(mapping: Any, place: str) -> ArrowSource | ArrowTableSource:
-    source = _table_source(mapping, None, Features(), place, {"nulls": "error"})
-    if list(source.fields.values()) != [Field("dense", "uint64")]:
-        raise CorruptError(
-            "the indices mapping has other columns",
-            expected="one column of uint64",
-            found=source.fields,
-            where=place,
-        )
-    return source
-
-
-def _with_struct_fields(columns: Sequence[str] | None, known: Mapping[str, str]) -> list[str] | None:
-    """The columns of a format, with the fields of structs."""
-    if columns is None:
-        return None
-    return [name for name in known if any(name == each or name.startswith(f"{each}.") for each in columns)]
-
-
 def _files_or_table(table: Any) -> Any:
-    """The paths of a table of `datasets`, or the table itself if it was changed in memory."""
+    """The paths of a table of `datasets`, or the table itself if it was changed in memory; None for None."""
+    if table is None:
+        return None
     blocks = getattr(table, "blocks", [[table]])
     parts = [part for row in blocks for part in row]
     if all(len(row) == 1 for row in blocks) and all(

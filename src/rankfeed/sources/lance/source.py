@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal
@@ -19,7 +19,7 @@ from rankfeed.sources.arrow.types import duplicate_name_error, fields_of
 from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
 from rankfeed.sources.lance.process import TableHandle, inspect_table
 from rankfeed.sources.paths import check_utf8
-from rankfeed.sources.source import Int64, check_columns, check_ids, starts_of
+from rankfeed.sources.source import Int64, check_columns, check_ids, even_blocks, starts_of
 from rankfeed.storage import DataFiles, digest_of
 
 #: Approximate decoded bytes of a range, and the number of ranges that fit in the cache: two for each of 64 lanes
@@ -28,7 +28,7 @@ _CHUNK_BYTES = 8 << 20
 _CACHED_CHUNKS = 256
 #: Assumed bytes of a row of a column of varying length, if the files do not tell.
 _VARYING_BYTES = 256
-#: Rows that a filter accepts are read with those between them if they are at least one in this many.
+#: Rows of a fragment are read with those between them if they are at least one in this many.
 _SPARSE = 4
 
 Nulls = Literal["error", "mask"]
@@ -83,8 +83,9 @@ class LanceSource(ChunkedSource):
             raise invalid("filter", "a condition in SQL", filter)
         self._nulls: Nulls = nulls
         self._info = inspect_table(self.path, _check_version(version), filter)
+        self._where = f"{self.path}, version {self.version}"
         self._handle = TableHandle(self._info)
-        self._parents, self._blobs, self._fields = _columns_of(self._info.schema, columns, nulls, self._where())
+        self._parents, self._blobs, self._fields = _columns_of(self._info.schema, columns, nulls, self._where)
         self._has_blobs = any(map(_is_blob, self._info.schema))
         paths = self._info.files
         if any(paths):
@@ -95,14 +96,13 @@ class LanceSource(ChunkedSource):
         self._row_starts = starts_of(self._info.rows)
         chosen = self._info.chosen
         self._per_fragment = self._info.rows if chosen is None else np.diff(chosen.searchsorted(self._row_starts))
-        self._fragment_starts = starts_of(self._per_fragment)
         if not self._per_fragment.sum():
             raise SourceError(
                 "the table has no rows" if filter is None else "no row fits the filter",
                 found=filter,
-                where=self._where(),
+                where=self._where,
             )
-        self._init_chunks(self._cut(cache_bytes), cache_bytes, data_bytes=int(self._info.data_bytes.sum()))
+        self._init_chunks(self._ranges(cache_bytes), cache_bytes, data_bytes=int(self._info.data_bytes.sum()))
 
     @property
     def version(self) -> int:
@@ -133,7 +133,7 @@ class LanceSource(ChunkedSource):
         names = check_columns(columns, self._fields)
         if self.files is not None:
             self.files.check_open(at_intervals=True)
-        plain = [name for name in names if self._parents[name] not in self._blobs]
+        plain = self._without_blobs(names)
         if len(plain) == len(names):
             return super().fetch(sample_ids, names)
         ids = check_ids(sample_ids, len(self))
@@ -146,10 +146,12 @@ class LanceSource(ChunkedSource):
         return Columns({name: found[name] for name in names}, len(ids))
 
     def expect(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> None:
-        names = check_columns(columns, self._fields)
-        plain = [name for name in names if self._parents[name] not in self._blobs]
+        plain = self._without_blobs(check_columns(columns, self._fields))
         if plain:
             super().expect(sample_ids, plain)
+
+    def _without_blobs(self, names: Iterable[str]) -> list[str]:
+        return [name for name in names if self._parents[name] not in self._blobs]
 
     def _read_blobs(self, column: str, ids: Int64) -> dict[str, ColumnBuffer]:
         rows = self._rows(ids)
@@ -158,7 +160,7 @@ class LanceSource(ChunkedSource):
         if self._nulls == "error" and not valid.all():
             raise SourceError(
                 "a blob is null",
-                where=f"{self._where()}, column {column!r}, row {rows[int(np.argmin(valid))]}",
+                where=f"{self._where}, column {column!r}, row {rows[int(np.argmin(valid))]}",
                 remedy='leave the column out with columns=..., or open the table with nulls="mask"',
             )
         offsets = starts_of([len(content or b"") for content in contents])
@@ -166,37 +168,24 @@ class LanceSource(ChunkedSource):
         return {column: ColumnBuffer(values, offsets), f"{column}_valid": ColumnBuffer(valid)}
 
     def _load_chunk(self, number: int, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
-        fragment, first, count = (int(each[number]) for each in self._chunks)
-        fragment_id = int(self._info.fragments[fragment])
-        parents = self._parents_of(names)
-        if self._info.chosen is None:
-            start = first - int(self._fragment_starts[fragment])
-            table = self._read([fragment], "span", fragment_id, start, count, parents)
-            return self._stored(table, names, first, f"fragment {fragment_id}")
-        rows = self._info.chosen[first : first + count]
-        start, span = int(rows[0]), int(rows[-1] - rows[0]) + 1
-        if span > _SPARSE * len(rows):
-            table = self._take_rows(rows, parents)
-        else:  # with the rows between them
-            offset = start - int(self._row_starts[fragment])
-            table = self._read([fragment], "span", fragment_id, offset, span, parents)
-            table = table if span == len(rows) else table.take(rows - start)
-        return self._stored(table, names, rows, f"fragment {fragment_id}")
+        return self._take(np.arange(self._chunk_starts[number], self._chunk_starts[number + 1]), names)
 
     def _take(self, ids: Int64, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
         rows = self._rows(ids)
-        table = self._take_rows(rows, self._parents_of(names))
-        return self._stored(table, names, rows, "rows from several fragments")
-
-    def _stored(
-        self, table: Any, names: tuple[str, ...], first: int | Int64, place: str
-    ) -> dict[str, ColumnBuffer]:
+        fragments = self._fragments_of(rows)
+        numbers = self._info.fragments[fragments].tolist()
+        # Fields of a struct are columns here, but not in the table.
+        parents = list(dict.fromkeys(self._parents[name] for name in names))
+        start, span, where = int(rows[0]), int(rows[-1] - rows[0]) + 1, self._where
+        if len(fragments) == 1 and span <= _SPARSE * len(rows):
+            where = f"{where}, fragment {numbers[0]}"
+            offset = start - int(self._row_starts[fragments[0]])
+            table = self._read(fragments, "span", numbers[0], offset, span, parents)
+            table = table.take(rows - start) if span > len(rows) else table
+        else:
+            table = self._read(fragments, "take", rows, numbers, parents)
         fields = {name: self._fields[name] for name in names}
-        return read_columns(table, fields, where=f"{self._where()}, {place}", first_row=first, nulls=self._nulls)
-
-    def _parents_of(self, names: Sequence[str]) -> list[str]:
-        """The columns of the table that contain these (fields of a struct are columns here)."""
-        return list(dict.fromkeys(self._parents[name] for name in names))
+        return read_columns(table, fields, where=where, first_row=rows, nulls=self._nulls)
 
     def _rows(self, ids: Int64) -> Int64:
         """Samples as rows of the table, counted over the rows that are not deleted."""
@@ -205,10 +194,6 @@ class LanceSource(ChunkedSource):
     def _fragments_of(self, rows: Int64) -> list[int]:
         fragments: list[int] = np.unique(self._row_starts.searchsorted(rows, side="right") - 1).tolist()
         return fragments
-
-    def _take_rows(self, rows: Int64, parents: list[str]) -> Any:
-        fragments = self._fragments_of(rows)
-        return self._read(fragments, "take", rows, self._info.fragments[fragments].tolist(), parents)
 
     def _read(self, fragments: Sequence[int], method: str, *arguments: Any) -> Any:
         """Call a method that reads some fragments, then check that their files were not changed."""
@@ -219,30 +204,18 @@ class LanceSource(ChunkedSource):
                     self.files.opened(number)
         return found
 
-    def _cut(self, cache_bytes: int) -> Int64:
-        """Samples of each range; sets ``_chunks``: fragment, first sample and count of each."""
-        most = np.maximum(1, min(_CHUNK_BYTES, cache_bytes / _CACHED_CHUNKS) / self._row_bytes()).astype(np.int64)
-        ranges = -(-self._per_fragment // most)
-        fragment = np.repeat(np.arange(len(ranges)), ranges)
-        index = np.arange(len(fragment)) - np.repeat(starts_of(ranges)[:-1], ranges)
-        first = index * most[fragment]
-        count = np.minimum(most[fragment], self._per_fragment[fragment] - first)
-        self._chunks = fragment, self._fragment_starts[fragment] + first, count
-        return count
-
-    def _row_bytes(self) -> npt.NDArray[np.float64]:
-        """Approximate bytes of a row in each fragment, without blobs."""
-        fields = [field for name, field in self._fields.items() if self._parents[name] not in self._blobs]
+    def _ranges(self, cache_bytes: int) -> Int64:
+        """Samples of each range, from the approximate bytes of a row in each fragment (without blobs)."""
+        fields = [self._fields[name] for name in self._without_blobs(self._fields)]
         fixed = sum(field.row_bytes() for field in fields if field.kind == "dense")
         varying = sum(field.kind != "dense" for field in fields)
-        guess = np.full(len(self._info.rows), max(1.0, fixed + _VARYING_BYTES * varying))
-        if not varying or self._has_blobs:
-            return guess
-        stored = self._info.data_bytes / np.maximum(1, self._info.rows)
-        return np.where(stored > 0, np.maximum(stored, fixed), guess)
-
-    def _where(self) -> str:
-        return f"{self.path}, version {self.version}"
+        row_bytes = np.full(len(self._info.rows), max(1.0, fixed + _VARYING_BYTES * varying))
+        if varying and not self._has_blobs:
+            stored = self._info.data_bytes / np.maximum(1, self._info.rows)
+            row_bytes = np.where(stored > 0, np.maximum(stored, fixed), row_bytes)
+        most = np.maximum(1, min(_CHUNK_BYTES, cache_bytes / _CACHED_CHUNKS) / row_bytes).astype(np.int64)
+        sizes = zip(self._per_fragment.tolist(), most.tolist(), strict=True)
+        return np.concatenate([even_blocks(rows, most_rows) for rows, most_rows in sizes])
 
 
 def _columns_of(
@@ -255,11 +228,8 @@ def _columns_of(
     found: dict[str, Field] = {}
     blobs = {field.name for field in schema if _is_blob(field)}
     for field in schema:
-        if field.name not in blobs:
-            fields = dict(fields_of(pa.schema([field]), nulls=nulls, columns=columns))
-        else:
-            masks = {f"{field.name}_valid": Field("dense", "bool")} if nulls == "mask" else {}
-            fields = {field.name: Field("bytes"), **masks}
+        plain = pa.field(field.name, pa.binary()) if field.name in blobs else field
+        fields = fields_of(pa.schema([plain]), nulls=nulls, columns=columns)
         for name in fields:
             if name in found and (columns is None or name in columns):
                 raise duplicate_name_error(name)

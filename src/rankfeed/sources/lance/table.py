@@ -6,57 +6,50 @@ Nothing here may run in a process that is forked later: see `rankfeed.sources.la
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.errors import ArgumentError, CorruptError, UnsafeError
+from rankfeed.errors import ArgumentError, CorruptError, RankfeedError, SourceError, UnsafeError
 from rankfeed.sources.extras import need
-from rankfeed.sources.lance.errors import DAMAGED, check_file, lance_errors, no_such_version, short_message
 from rankfeed.sources.parallel import in_parallel
 from rankfeed.storage import check_data_name, digest_of
 
 Int64 = npt.NDArray[np.int64]
 
+_MAGIC = b"LANC"
+#: Major and minor version of a data file, and the magic bytes.
+_FOOTER = struct.Struct("<HH4s")
+_CLEANED_UP = "open the table again; to keep a version from being cleaned up while it is read, tag it"
+_DAMAGED = "restore the file from a copy, or open an older version of the table (version=...)"
+
 
 @dataclass(frozen=True)
 class TableInfo:
-    """What is known of a version before rows are read.
-
-    Args:
-        uri: of the table.
-        version: number of the version.
-        schema: a `pyarrow.Schema`.
-        fragments: int64 [f], their ids.
-        rows: int64 [f], rows of each that are not deleted.
-        data_bytes: int64 [f], size of the data files of each.
-        digest: of all this except the URI, and of the names of the data files, which Lance draws at random.
-        chosen: int64 [k], sorted: the rows that a filter accepts, counted over the rows that are not deleted.
-        files: for each fragment, the paths of its files that are in the table's directory.
-    """
+    """What is known of a version before rows are read."""
 
     uri: str
     version: int
-    schema: Any
-    fragments: Int64
-    rows: Int64
-    data_bytes: Int64
+    schema: Any  #: a `pyarrow.Schema`
+    fragments: Int64  #: [f], their ids
+    rows: Int64  #: [f], rows of each that are not deleted
+    data_bytes: Int64  #: [f], size of the data files of each
+    #: Of all this except the URI, and of the names of the data files, which Lance draws at random.
     digest: str
+    #: int64 [k], sorted: the rows that a filter accepts, counted over the rows that are not deleted.
     chosen: Int64 | None = None
-    files: tuple[tuple[str, ...], ...] = ()
+    files: tuple[tuple[str, ...], ...] = ()  #: the paths of the files of each fragment, if they are local
 
 
 class LanceTable:
-    """An open version of a table.
+    """An open version of a table: a number or a tag; None for the latest. ``table`` is an open `LanceDataset`."""
 
-    Args:
-        uri: of the table.
-        version: its number or a tag; None for the latest.
-        table: an open `lance.LanceDataset`; None to open one.
-    """
+    closed = False
 
     def __init__(self, uri: str, version: int | str | None, table: Any = None) -> None:
         lance = need("lance", extra="lance")
@@ -65,31 +58,41 @@ class LanceTable:
             try:
                 self._table = lance.dataset(uri, version=version) if table is None else table
             except ValueError as error:
-                if "not found" in str(error).lower():
-                    raise no_such_version(uri, version, error) from error
-                raise
+                if "not found" not in str(error).lower():
+                    raise
+                raise SourceError(
+                    "there is no such table" if version is None else f"the table has no version {version}",
+                    found=_short_message(error),
+                    where=uri,
+                    remedy=None if version is None else _CLEANED_UP,
+                ) from error
             self.version = int(self._table.version)
             self._fragments = {fragment.fragment_id: fragment for fragment in self._table.get_fragments()}
         self._where = f"{uri}, version {self.version}"
-        self._checked: set[int] = set()
+        self._checked: set[int] = set()  # fragments
 
-    def resolved_version(self) -> int:
-        """Number of the version."""
-        return self.version
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Call a method, as `IsolatedTable` does in another process."""
+        return getattr(self, method)(*arguments)
+
+    def describe(self) -> str:
+        """The version, for error messages."""
+        return self._where
 
     def info(self, condition: str | None = None) -> TableInfo:
         """Schema, fragments and counts, and the rows that a condition in SQL accepts."""
-        rows, sizes, names, paths = [], [], [], []
+        rows, sizes, paths = [], [], []
         with lance_errors(self._where):
             schema = self._table.schema
-            for fragment in self._fragments.values():
-                files = [_checked_file(file, self._where) for file in fragment.metadata.files]
+            names = [str(self.version), str(schema)]
+            for number, fragment in self._fragments.items():
+                data = _data_files(fragment, self._where)
                 rows.append(int(fragment.count_rows()))
-                sizes.append(sum(size for _, size in files))
-                names.append(f"{fragment.fragment_id}:{fragment.metadata.physical_rows}:{rows[-1]}:{files}")
-                paths.append(self._paths(fragment))
+                sizes.append(sum(size for _, size in data))
+                names.append(f"{number}:{fragment.metadata.physical_rows}:{rows[-1]}:{data}")
+                paths.append(tuple(path for path, _ in self._files(fragment, self._where)))
         if rows and min(rows) < 0:
-            raise CorruptError("a fragment has a negative number of rows", where=self._where, remedy=DAMAGED)
+            raise CorruptError("a fragment has a negative number of rows", where=self._where, remedy=_DAMAGED)
         return TableInfo(
             self.uri,
             self.version,
@@ -97,19 +100,10 @@ class LanceTable:
             np.array(list(self._fragments), np.int64),
             np.array(rows, np.int64),
             np.array(sizes, np.int64),
-            digest_of(str(self.version).encode(), str(schema).encode(), "\n".join(names).encode()),
+            digest_of(*(name.encode() for name in names)),
             None if condition is None else self._matching_rows(condition),
             tuple(paths),
         )
-
-    def _paths(self, fragment: Any) -> tuple[str, ...]:
-        """Paths of the files of a fragment, without those of other tables (in a shallow clone)."""
-        metadata = fragment.metadata
-        files = [f"data/{each.path}" for each in metadata.files if getattr(each, "base_id", None) is None]
-        deletions = metadata.deletion_file
-        if deletions is not None and getattr(deletions, "base_id", None) is None:
-            files += filter(None, [fragment.deletion_file()])
-        return () if "://" in self.uri else tuple(os.path.join(self.uri, each) for each in files)
 
     def _matching_rows(self, condition: str) -> Int64:
         with lance_errors(self._where):
@@ -122,40 +116,26 @@ class LanceTable:
                 raise ArgumentError(
                     "the filter cannot be used",
                     expected="a condition in SQL on the table's columns, such as: label = 3 AND year > 1999",
-                    found=f"{condition!r}: {short_message(error)}",
+                    found=f"{condition!r}: {_short_message(error)}",
                     where=self._where,
                 ) from error
-        return np.sort(np.concatenate(parts)) if parts else np.empty(0, np.int64)
+        return np.sort(np.concatenate([np.empty(0, np.int64), *parts]))
 
-    def fragments_with_deletions(self) -> list[int]:
-        """Fragments that have a list of deleted rows."""
-        with lance_errors(self._where):
-            return [number for number, each in self._fragments.items() if each.metadata.deletion_file]
+    def check(self) -> list[int]:
+        """Check that all files exist and are complete; returns the fragments with a list of deleted rows."""
+        in_parallel(self._check_fragment, list(self._fragments))
+        return [number for number, fragment in self._fragments.items() if fragment.metadata.deletion_file]
 
-    def check(self) -> None:
-        """Check that all files exist and are complete, by their sizes and ends."""
-        self._each_fragment(self._check_files, self._fragments)
-
-    def read_deletions(self, fragments: Sequence[int]) -> None:
-        """Read lists of deleted rows; damaged ones may crash the process."""
-
-        def read(number: int) -> None:
-            self._fragments[number].scanner(columns=[], with_row_address=True, limit=1).to_table()
-
-        self._each_fragment(read, fragments)
-
-    def _each_fragment(self, work: Callable[[int], None], fragments: Iterable[int]) -> None:
-        def one(number: int) -> None:
-            with lance_errors(self._fragment_name(number)):
-                work(number)
-
-        in_parallel(one, list(fragments))
+    def read_deletions(self, fragment: int) -> None:
+        """Read a list of deleted rows; a damaged one may crash the process."""
+        with lance_errors(self._fragment_name(fragment)):
+            self._fragments[fragment].scanner(columns=[], with_row_address=True, limit=1).to_table()
 
     def span(self, fragment: int, first: int, count: int, columns: Sequence[str]) -> Any:
         """A range of the rows of a fragment that are not deleted, as a `pyarrow.Table`."""
+        self._check_fragment(fragment)
         where = self._fragment_name(fragment)
         with lance_errors(where):
-            self._check_files(fragment)
             scanner = self._fragments[fragment].scanner(
                 columns=list(columns), offset=first, limit=count, batch_size=max(1, count)
             )
@@ -169,11 +149,9 @@ class LanceTable:
             fragments: those that contain the rows.
             columns: names of columns of the table.
         """
+        for fragment in fragments:
+            self._check_fragment(fragment)
         with lance_errors(self._where):
-            for fragment in fragments:
-                if fragment not in self._checked:
-                    self._check_files(fragment)
-                    self._checked.add(fragment)
             return _counted(self._table.take(rows, columns=list(columns)), len(rows), self._where)
 
     def batch(self, rows: Int64, columns: Any, row_ids: bool) -> Any:
@@ -200,34 +178,76 @@ class LanceTable:
     def _fragment_name(self, fragment: int) -> str:
         return f"{self._where}, fragment {fragment}"
 
-    def _check_files(self, fragment: int) -> None:
-        """Compare the files with the manifest: Lance reads truncated files without an error."""
-        metadata = self._fragments[fragment].metadata
-        if "://" in self.uri:
+    def _check_fragment(self, fragment: int) -> None:
+        """Check the files of a fragment before it is read: Lance reads truncated files without an error."""
+        if fragment in self._checked:
             return
         where = self._fragment_name(fragment)
-        for file in metadata.files:
-            path, _ = _checked_file(file, where)
-            check_file(os.path.join(self.uri, "data", path), file.file_size_bytes, where)
-        deletions = metadata.deletion_file
-        if deletions is not None and getattr(deletions, "base_id", None) is None:
-            path = self._fragments[fragment].deletion_file()
-            if path is not None:
-                check_file(os.path.join(self.uri, path), None, where)
+        with lance_errors(where):
+            for path, size in self._files(self._fragments[fragment], where):
+                _check_file(path, size, where)
+        self._checked.add(fragment)
+
+    def _files(self, fragment: Any, where: str) -> list[tuple[str, int]]:
+        """Paths and sizes (0 if unknown) of the files of a fragment; none if they are not local."""
+        if "://" in self.uri:
+            return []
+        files = [(f"data/{path}", size) for path, size in _data_files(fragment, where)]
+        if fragment.metadata.deletion_file is not None:
+            files += [(path, 0) for path in [fragment.deletion_file()] if path is not None]
+        return [(os.path.join(self.uri, path), size) for path, size in files]
 
 
-def _checked_file(file: Any, where: str) -> tuple[str, int]:
-    """Path and size of a data file, which must be in the table's directory; 0 if the size is not recorded."""
-    check_data_name(file.path, where)
-    if getattr(file, "base_id", None) is not None:
-        raise UnsafeError(
-            "the table names files of another table (a shallow clone)",
-            expected="files in the directory of the table",
-            found=f"{file.path} of base {file.base_id}",
+def _data_files(fragment: Any, where: str) -> list[tuple[str, int]]:
+    """Paths and sizes (0 if not recorded) of data files, which must be in the table's directory."""
+    files = fragment.metadata.files
+    for file in files:
+        check_data_name(file.path, where)
+        if getattr(file, "base_id", None) is not None:
+            raise UnsafeError(
+                "the table names files of another table (a shallow clone)",
+                expected="files in the directory of the table",
+                found=f"{file.path} of base {file.base_id}",
+                where=where,
+                remedy="open the other table; or copy it by LanceDataset.deep_clone()",
+            )
+    return [(file.path, file.file_size_bytes or 0) for file in files]
+
+
+def _check_file(path: str, size: int, where: str) -> None:
+    """Check the size (0 if unknown) of a file, and the metadata at the end of a data file."""
+    try:
+        with open(path, "rb") as file:
+            found = os.fstat(file.fileno()).st_size
+            file.seek(max(0, found - _FOOTER.size))
+            end = file.read(_FOOTER.size)
+    except FileNotFoundError as error:
+        raise _file_missing(path, where) from error
+    except OSError as error:
+        raise SourceError("a file of the table cannot be read", found=error, where=where) from error
+    is_data = path.endswith(".lance")
+    if (size and found != size) or (is_data and not end.endswith(_MAGIC)):
+        raise CorruptError(
+            "a data file has another size than the table's manifest says, or no end",
+            expected=f"{size or found} bytes, ending with {_MAGIC!r}",
+            found=f"{found} bytes, ending with {end[-4:]!r}, in {path}",
             where=where,
-            remedy="open the other table; or copy it by LanceDataset.deep_clone()",
+            remedy=_DAMAGED,
         )
-    return file.path, file.file_size_bytes or 0
+    if is_data and _FOOTER.unpack(end)[:2] >= (0, 3):  # older files have other metadata
+        # If a page has an encoding with an unknown name and a zero byte in it, a scan ends the process
+        # (pylance 14: `CString::new` in arrow-rs' `ffi_stream`). Here it raises an error.
+        need("lance.file", extra="lance").LanceFileReader(path).metadata()
+
+
+def _file_missing(found: str, where: str) -> CorruptError:
+    return CorruptError(
+        "a file of the table is missing",
+        expected="all files of this version: was it cleaned up while it was in use?",
+        found=found,
+        where=where,
+        remedy=_CLEANED_UP,
+    )
 
 
 def _counted(table: Any, rows: int, where: str) -> Any:
@@ -237,6 +257,33 @@ def _counted(table: Any, rows: int, where: str) -> Any:
             expected=rows,
             found=table.num_rows,
             where=where,
-            remedy=DAMAGED,
+            remedy=_DAMAGED,
         )
     return table
+
+
+@contextmanager
+def lance_errors(where: str) -> Iterator[None]:
+    """Convert errors of the library to errors that name the table.
+
+    A Rust panic arrives as `PanicException`, which is not an `Exception`.
+    """
+    try:
+        yield
+    except RankfeedError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise  # an interrupt, or the end of the program
+        text = _short_message(error)
+        if "not found" in text.lower() or "No such file" in text:
+            raise _file_missing(text, where) from error
+        raise CorruptError(
+            "the table cannot be read: it may be damaged", found=text, where=where, remedy=_DAMAGED
+        ) from error
+
+
+def _short_message(error: object) -> str:
+    """The message of an error of the library, without positions in its source."""
+    text = str(error).split(", /home/")[0].split(", /Users/")[0].splitlines()
+    return f"{type(error).__name__}: {text[0][:400] if text else ''}"

@@ -89,7 +89,7 @@ class ParquetSource(ChunkedSource):
         self._partitions = Partitions(found, own, nulls)
         known = {**own, **self._partitions.fields}
         self._fields = {name: known[name] for name in check_columns(columns, known)}
-        roots = {name: path[0] for name, path in leaves_of(schema)}
+        roots = {name: path[0] for name, path, _ in leaves_of(schema)}
         self._roots = {name: roots.get(name) or roots[name.removesuffix(VALID)] for name in own}
         self._rows = np.array([rows for footer in footers for rows in footer.rows], np.int64)
         if not self._rows.sum():

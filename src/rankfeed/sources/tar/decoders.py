@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -29,29 +29,17 @@ from rankfeed.sources.npy.npz import members_of, read_member
 #: Bytes that one member may expand to.
 LIMIT = 1 << 29
 
-_TEXT = ("txt", "text", "transcript")
-_CLASS = ("cls", "cls2", "index", "inx", "id")
-_IMAGES = ("jpg", "jpeg", "jpe", "jfif", "png", "ppm", "pgm", "pbm", "pnm", "bmp", "gif", "webp", "tif", "tiff")
 #: Formats that Pillow may detect: others run programs, or fetch fonts.
 _PILLOW = ("JPEG", "PNG", "PPM", "BMP", "GIF", "WEBP", "TIFF")
-_AUDIO = ("wav", "flac", "ogg", "opus", "mp3", "aiff")
-_PICKLES = ("pyd", "pkl", "pickle", "pth", "pt", "ten", "tb")
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """How members of an extension are decoded.
+    """How members of an extension are decoded."""
 
-    Args:
-        kind: "bytes", "text", "npy" (delivered without a copy), "audio" (an array and a rate), "pickle" or
-            "value".
-        decode: bytes to a value; None for bytes and text, which are delivered unchanged.
-        field: of the column, if it is known without looking at members.
-    """
-
-    kind: str
-    decode: Callable[[bytes], Any] | None = None
-    field: Field | None = None
+    kind: Literal["bytes", "text", "npy", "audio", "pickle", "value"]
+    decode: Callable[[bytes], Any] | None = None  #: None for bytes and text, which are delivered unchanged
+    field: Field | None = None  #: of the column, if it is known without looking at members
 
 
 def decoder_of(extension: str, *, allow_pickle: bool = False) -> Decoder:
@@ -67,27 +55,15 @@ def decoder_of(extension: str, *, allow_pickle: bool = False) -> Decoder:
         inner = decoder_of(extension[:-3], allow_pickle=allow_pickle)
         decode = inner.decode or (bytes.decode if inner.kind == "text" else bytes)
         kind = inner.kind if inner.kind in ("audio", "pickle") else "value"
-        return Decoder(kind, partial(_gunzip_and, decode), inner.field)
+        return Decoder(kind, lambda data: decode(gunzip(data)), inner.field)
     last = extension.rpartition(".")[2]
-    if last in _TEXT:
-        return Decoder("text", None, Field("str"))
-    if last in _CLASS:
-        return Decoder("value", _integer, Field("dense", "int64"))
-    if last in ("json", "jsn"):
-        return Decoder("value", json.loads, Field("object"))
-    if last in ("mp", "msg"):
-        return Decoder("value", msgspec.msgpack.decode, Field("object"))
+    if last in _PICKLES:
+        return Decoder("pickle", partial(_pickle, last, allow_pickle), Field("object"))
     if last == "npy":
         return Decoder("npy", partial(_npy, allow_pickle=allow_pickle))
     if last == "npz":
         return Decoder("value", partial(_npz, allow_pickle=allow_pickle), Field("object"))
-    if last in _IMAGES:
-        return Decoder("value", _image, Field("object"))
-    if last in _AUDIO:
-        return Decoder("audio", _audio)
-    if last in _PICKLES:
-        return Decoder("pickle", partial(_pickle if allow_pickle else _refused, last), Field("object"))
-    return Decoder("bytes", None, Field("bytes"))
+    return _DECODERS.get(last, Decoder("bytes", None, Field("bytes")))
 
 
 def _integer(data: bytes) -> int:
@@ -95,10 +71,6 @@ def _integer(data: bytes) -> int:
     if not -(2**63) <= value < 2**63:
         raise CorruptError("a number does not fit in 64 bits", found=data[:40])
     return value
-
-
-def _gunzip_and(decode: Callable[[bytes], Any], data: bytes) -> Any:
-    return decode(gunzip(data))
 
 
 def gunzip(data: bytes, limit: int = LIMIT) -> bytes:
@@ -180,10 +152,6 @@ def _audio(data: bytes) -> tuple[Any, int]:
         return samples, int(file.samplerate)
 
 
-def _refused(extension: str, _data: bytes) -> Any:
-    raise pickle_refused(extension)
-
-
 def pickle_refused(extension: str, **details: Any) -> UnsafeError:
     """The error for members that may run code."""
     return UnsafeError(
@@ -194,7 +162,9 @@ def pickle_refused(extension: str, **details: Any) -> UnsafeError:
     )
 
 
-def _pickle(extension: str, data: bytes) -> Any:
+def _pickle(extension: str, allow_pickle: bool, data: bytes) -> Any:
+    if not allow_pickle:
+        raise pickle_refused(extension)
     if extension in ("ten", "tb"):
         return need("webdataset.tenbin", extra="webdataset").decode_buffer(data)
     if extension in ("pth", "pt"):
@@ -204,3 +174,18 @@ def _pickle(extension: str, data: bytes) -> Any:
     import pickle
 
     return pickle.loads(data)  # noqa: S301  (allowed by the caller)
+
+
+_PICKLES = ("pyd", "pkl", "pickle", "pth", "pt", "ten", "tb")
+_DECODERS = {
+    last: decoder
+    for extensions, decoder in (
+        ("txt text transcript", Decoder("text", None, Field("str"))),
+        ("cls cls2 index inx id", Decoder("value", _integer, Field("dense", "int64"))),
+        ("json jsn", Decoder("value", json.loads, Field("object"))),
+        ("mp msg", Decoder("value", msgspec.msgpack.decode, Field("object"))),
+        ("jpg jpeg jpe jfif png ppm pgm pbm pnm bmp gif webp tif tiff", Decoder("value", _image, Field("object"))),
+        ("wav flac ogg opus mp3 aiff", Decoder("audio", _audio)),
+    )
+    for last in extensions.split()
+}

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import lzma
 import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from rankfeed.errors import CorruptError, SourceError, UnsafeError
 from rankfeed.sources.parallel import in_parallel
 from rankfeed.sources.paths import head
 from rankfeed.sources.tar.headers import compression_of
-from rankfeed.sources.tar.index_cache import cache_folder, locked
+from rankfeed.sources.tar.index_cache import cache_folder, locked, not_writable
 from rankfeed.sources.tar.shard_list import ShardList
 from rankfeed.storage import atomic_file, digest_of
 from rankfeed.storage.commit import TEMPORARY
 
 #: A compressed shard may expand to this multiple of its size, and this many bytes more.
-_RATIO, _MORE = 200, 1 << 28
-_CHUNK = 1 << 20
+_RATIO, _MORE_BYTES = 200, 1 << 28
+_CHUNK_BYTES = 1 << 20
 
 
 def decompressed(listed: ShardList, cache_dir: str | os.PathLike[str] | None) -> ShardList:
@@ -29,17 +32,12 @@ def decompressed(listed: ShardList, cache_dir: str | os.PathLike[str] | None) ->
     """
     folder = cache_folder(cache_dir) / "decompressed"
     copies = {shard: _copy_path(folder, shard) for shard in listed.shards if compression_of(head(shard, 8))}
-    missing = [shard for shard, copy in copies.items() if not copy.is_file()]
-    if missing:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise _not_writable(folder, error) from error
+    if not all(copy.is_file() for copy in copies.values()):
         with locked(folder / ".lock", f"decompressed shards in {folder}"):
             # Left by a process that was killed: only the owner of the lock writes copies.
             for leftover in folder.glob(f"{TEMPORARY}*"):
                 leftover.unlink(missing_ok=True)
-            missing = [shard for shard in missing if not copies[shard].is_file()]
+            missing = [shard for shard, copy in copies.items() if not copy.is_file()]
             in_parallel(lambda shard: _decompress(shard, copies[shard]), missing, "decompressing", progress=True)
     return replace(listed, shards=[os.fspath(copies.get(shard, shard)) for shard in listed.shards])
 
@@ -54,13 +52,11 @@ def _copy_path(folder: Path, shard: str) -> Path:
 
 
 def _decompress(shard: str, copy: Path) -> None:
-    limit = _RATIO * os.path.getsize(shard) + _MORE
-    size = 0
+    limit = _RATIO * os.path.getsize(shard) + _MORE_BYTES
     try:
         with atomic_file(copy) as out, _open(shard) as file:
             while chunk := _read(file, shard):
-                size += len(chunk)
-                if size > limit:
+                if out.tell() + len(chunk) > limit:
                     raise UnsafeError(
                         "a compressed shard expands too much",
                         expected=f"up to {limit} bytes",
@@ -70,38 +66,23 @@ def _decompress(shard: str, copy: Path) -> None:
                     )
                 out.write(chunk)
     except OSError as error:
-        raise _not_writable(copy, error) from error
+        raise not_writable("a decompressed copy", copy, error) from error
 
 
-def _open(shard: str) -> IO[Any]:
+def _open(shard: str) -> Any:
     kind = compression_of(head(shard, 8))
     if kind == "zstd":
         import pyarrow as pa
 
-        stream: IO[Any] = pa.input_stream(pa.OSFile(os.fsencode(shard)), compression="zstd")
-        return stream
-    import bz2
-    import gzip
-    import lzma
-
-    openers: dict[str | None, Callable[..., Any]] = {"bzip2": bz2.open, "xz": lzma.open}
-    opened: IO[Any] = openers.get(kind, gzip.open)(shard, "rb")
-    return opened
+        return pa.input_stream(pa.OSFile(os.fsencode(shard)), compression=kind)
+    openers: dict[str | None, Callable[[str], Any]] = {"bzip2": bz2.open, "xz": lzma.open}
+    return openers.get(kind, gzip.open)(shard)  # all open for reading
 
 
-def _read(file: IO[Any], shard: str) -> bytes:
+def _read(file: Any, shard: str) -> bytes:
     try:
-        return bytes(file.read(_CHUNK))
+        return bytes(file.read(_CHUNK_BYTES))
     except Exception as error:  # the libraries have errors of their own, some of them OSErrors
         raise CorruptError(
             "a compressed shard is damaged", found=error, where=shard, remedy="fetch the shard again"
         ) from error
-
-
-def _not_writable(place: Path, error: OSError) -> SourceError:
-    return SourceError(
-        "a decompressed copy cannot be written",
-        found=error.strerror or error,
-        where=place,
-        remedy="make room, or pass cache_dir= with a folder that has more",
-    )

@@ -37,14 +37,10 @@ def _is_tar(path: str) -> bool:
 
 def is_webdataset(where: Paths) -> bool:
     """Whether these are tar shards, directories of them, or a description of them."""
-    if is_one(where):
-        path = os.fspath(where)  # type: ignore[arg-type]
-        if os.path.isdir(path):
-            return is_energon(path) or bool(tars_in(path))
-        if is_wids(path):
-            return True
-    paths = matched(where)
-    return bool(paths) and (_is_tar(paths[0]) or (os.path.isdir(paths[0]) and bool(tars_in(paths[0]))))
+    for path in matched(where)[:1]:
+        is_described = is_one(where) and (is_energon(path) or is_wids(path))
+        return is_described or (bool(tars_in(path)) if os.path.isdir(path) else _is_tar(path))
+    return False
 
 
 FORMAT = Format(

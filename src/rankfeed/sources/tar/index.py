@@ -1,29 +1,45 @@
-"""The index of a tar shard: its samples, and offset and size of their members.
+"""The index of a tar shard: its samples, as WebDataset groups them, and offset and size of their members.
 
 An index is kept in a file ``X.tar.rankfeed``, since ``X.tar.idx`` has neither the members nor the identity of the
-archive: 32 bytes of magic, lengths and checksums, a JSON header, and arrays, which are memory-mapped. Members are
-sorted by extension, so that a column is one range of each array and a batch finds its rows by array indexing.
+archive: a JSON header with checksums, and arrays, which are memory-mapped. Members are sorted by extension, so a
+column is one range of each array and a batch finds its rows by array indexing.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import struct
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from rankfeed.errors import CorruptError, SourceError, printable
+from rankfeed.sources.tar.headers import BLOCK, TarMember, TarReader
+from rankfeed.storage import check_data_name, digest_of, map_file
 from rankfeed.storage.decodable import decodable
 
 Int64 = npt.NDArray[np.int64]
 Bytes8 = npt.NDArray[np.uint8]
 
-_MAGIC = b"RFTARIX2"
-#: Magic, lengths of the JSON header (4 bytes) and of the arrays (8), checksums of the header and of everything.
-_PREFIX = 32
-_MOST_HEADER_BYTES = 1 << 26
+_MAGIC = b"RFTARIX3"
+#: Magic, length of the JSON header, and its checksum.
+_PREFIX = struct.Struct("<8sQQ")
+#: As in WebDataset: the key is everything up to the first dot of the last component, the extension the rest.
+_KEY = re.compile(rb"^((?:.*/|)[^.]+)[.]([^/]*)$")
+#: As in WebDataset: members that are no data.
+_META = re.compile(rb"__[^/]*__($|/)")
+#: Names that WebDataset gives to columns of its own.
+_RESERVED = ("", "__key__", "__url__", "__local_path__")
+#: Headers by which an archive is compared with its index.
+_COMPARED_HEADERS = 8
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 @decodable
@@ -31,76 +47,53 @@ class Extension(msgspec.Struct, frozen=True, array_like=True):
     """The members of one extension in a shard: how many, and the sizes of the smallest, the largest and all."""
 
     name: str
-    count: int
-    smallest: int
-    largest: int
-    nbytes: int
+    count: Annotated[int, msgspec.Meta(ge=1)]
+    smallest: Count
+    largest: Count
+    nbytes: Count
 
 
 @decodable
 class Summary(msgspec.Struct, frozen=True):
-    """What is known of a shard without its arrays.
+    """What is known of a shard without the arrays of its index."""
 
-    Args:
-        tar_bytes: size of the archive that was indexed.
-        tar_mtime_ns: modification time of that archive.
-        samples: number of samples.
-        key_bytes: length of all keys.
-        end: offset behind the last member.
-        offsets_digest: checksum of the sample offsets.
-        repeated: two samples that are not adjacent and have the same key; None if there are none.
-        extensions: in order of appearance.
-    """
-
-    tar_bytes: int
-    tar_mtime_ns: int
-    samples: int
-    key_bytes: int
-    end: int
-    offsets_digest: str
-    repeated: tuple[int, int] | None
-    extensions: list[Extension]
+    tar_bytes: Count  #: size of the archive that was indexed
+    tar_mtime_ns: int  #: modification time of that archive
+    samples: Count
+    key_bytes: Count  #: length of all keys
+    end: Count  #: offset behind the last member
+    digest: str  #: checksum of the arrays
+    headers: str  #: checksum of some headers of the archive
+    repeated: tuple[Count, Count] | None  #: two samples that are not adjacent and have the same key
+    extensions: list[Extension]  #: in order of appearance
 
 
 @dataclass(frozen=True)
 class TarIndex:
-    """Where the samples of a shard are.
-
-    Args:
-        summary: counts.
-        offsets: int64 [samples + 1], the first header of each sample, and the end of the last.
-        key_offsets: int64 [samples + 1] into ``keys``.
-        starts: int64 [members], offsets of the members' bytes, by extension and then by sample.
-        sizes: int64 [members].
-        rows: int64, the samples of the members, for those extensions that not every sample has.
-        keys: uint8.
-    """
+    """Where the samples of a shard are."""
 
     summary: Summary
-    offsets: Int64
-    key_offsets: Int64
-    starts: Int64
-    sizes: Int64
-    rows: Int64
+    offsets: Int64  #: [samples + 1], the first header of each sample, and the end of the last
+    key_offsets: Int64  #: [samples + 1] into `keys`
+    rows: Int64  #: [members], their samples; by extension and then by sample
+    starts: Int64  #: [members], offsets of their bytes
+    sizes: Int64  #: [members]
     keys: Bytes8
 
     def locate(self, extension: str, rows: Int64) -> tuple[Int64, Int64]:
         """Offset and size of a member of some samples; size -1 if a sample has no such member."""
-        first = first_row = 0
+        first = 0
         for each in self.summary.extensions:
+            members = slice(first, first + each.count)
+            if each.name == extension and each.count == self.summary.samples:
+                return self.starts[members][rows], self.sizes[members][rows]
             if each.name == extension:
-                break
+                having = self.rows[members]
+                place = np.minimum(having.searchsorted(rows), each.count - 1)
+                has = having[place] == rows
+                return np.where(has, self.starts[members][place], 0), np.where(has, self.sizes[members][place], -1)
             first += each.count
-            first_row += each.count if each.count < self.summary.samples else 0
-        else:
-            return np.zeros(len(rows), np.int64), np.full(len(rows), -1, np.int64)
-        starts, sizes = self.starts[first : first + each.count], self.sizes[first : first + each.count]
-        if each.count == self.summary.samples:
-            return starts[rows], sizes[rows]
-        having = self.rows[first_row : first_row + each.count]
-        place = np.minimum(having.searchsorted(rows), each.count - 1)
-        has = having[place] == rows
-        return np.where(has, starts[place], 0), np.where(has, sizes[place], -1)
+        return np.zeros(len(rows), np.int64), np.full(len(rows), -1, np.int64)
 
     def key_runs(self, rows: Int64) -> tuple[Bytes8, Int64, Int64]:
         """Keys of some samples: bytes, and start and length of each in them."""
@@ -112,105 +105,170 @@ class TarIndex:
         return str(self.keys[self.key_offsets[row] : self.key_offsets[row + 1]].data, "utf-8", "backslashreplace")
 
 
-def is_extension(name: str) -> bool:
-    """Whether a member's extension can name a column: WebDataset reserves some names.
+def split_name(name: bytes) -> tuple[bytes, str] | None:
+    """Key and extension of a member as WebDataset defines them; None for a member that is no data.
 
     Examples:
-        >>> is_extension("seg.png"), is_extension("__key__")
-        (True, False)
+        >>> split_name(b"train/0001.Seg.PNG")
+        (b'train/0001', 'seg.png')
+        >>> split_name(b"README"), split_name(b"__meta__/a.txt")
+        (None, None)
     """
-    return name not in ("", "__key__", "__url__", "__local_path__")
+    found = _KEY.match(name)
+    if found is None or (name.startswith(b"__") and _META.match(name)):
+        return None
+    return found[1], found[2].decode("utf-8", "backslashreplace").lower()
 
 
-def to_bytes(index: TarIndex) -> bytes:
+def scan(path: str) -> TarIndex:
+    """The index of an archive, from all of its headers."""
+    offsets, keys = list[int](), list[bytes]()
+    found: dict[str, list[tuple[int, int, int]]] = {}
+    key, seen = b"", dict[str, int]()  # the current sample: its key, and the offset of each of its extensions
+    with TarReader(path) as reader:
+        for member in reader:
+            parts = split_name(member.name)
+            if parts is None:
+                continue
+            _check_member(member, parts[1], path)
+            if parts[0] != key:
+                key, seen = parts[0], {}
+                offsets.append(member.start)
+                # Bytes that are not UTF-8 are escaped, so that different keys stay different.
+                keys.append(key if key.isascii() else key.decode("utf-8", "backslashreplace").encode())
+            if parts[1] in seen:
+                raise CorruptError(
+                    "a sample has two members of one extension",
+                    expected=f"one member .{parts[1]}",
+                    found=f"one at offset {seen[parts[1]]}, and {_shown(member)} at offset {member.start}",
+                    where=f"{path}, offset {member.start}",
+                    remedy="write the archive again without the second; extensions are compared in lower case",
+                )
+            seen[parts[1]] = member.start
+            found.setdefault(parts[1], []).append((len(keys) - 1, member.data, member.size))
+        begins = np.array([*offsets, reader.offset], np.int64)
+        headers = headers_digest(lambda offset: reader.read(offset, BLOCK), begins)
+    columns = {name: np.array(members, np.int64) for name, members in found.items()}
+    rows, starts, sizes = np.concatenate([np.empty((0, 3), np.int64), *columns.values()]).T.copy()
+    key_offsets = np.cumsum([0, *map(len, keys)], dtype=np.int64)
+    arrays = begins, key_offsets, rows, starts, sizes, np.frombuffer(b"".join(keys), np.uint8)
+    summary = Summary(
+        tar_bytes=reader.size,
+        tar_mtime_ns=reader.mtime_ns,
+        samples=len(keys),
+        key_bytes=len(arrays[-1]),
+        end=reader.offset,
+        digest=digest_of(_body(*arrays)),
+        headers=headers,
+        repeated=_repeated(keys),
+        extensions=[
+            Extension(name, len(each), *(int(f(each[:, 2])) for f in (np.min, np.max, np.sum)))
+            for name, each in columns.items()
+        ],
+    )
+    return TarIndex(summary, *arrays)
+
+
+def _check_member(member: TarMember, extension: str, path: str) -> None:
+    """Refuse names that leave the directory, and extensions that cannot name a column."""
+    where = f"{path}, offset {member.start}"
+    check_data_name(member.name, where)
+    if extension in _RESERVED:
+        raise SourceError(
+            "the extension of a tar member cannot name a column",
+            found=_shown(member),
+            where=where,
+            remedy="rename the member",
+        )
+
+
+def _shown(member: TarMember) -> str:
+    return repr(printable(member.name)[:200])
+
+
+def _repeated(keys: list[bytes]) -> tuple[int, int] | None:
+    """Two samples with the same key."""
+    first: dict[bytes, int] = {}
+    return next(((first[key], row) for row, key in enumerate(keys) if first.setdefault(key, row) != row), None)
+
+
+def headers_digest(read: Callable[[int], bytes], offsets: Int64) -> str:
+    """Checksum of the first headers of some samples: their names, sizes and times. ``read`` returns a header."""
+    samples = len(offsets) - 1
+    rows = np.linspace(0, samples - 1, min(_COMPARED_HEADERS, samples)).astype(np.int64)
+    return digest_of(*map(read, offsets[rows].tolist()))
+
+
+def encode(index: TarIndex) -> bytes:
     """The content of an index file."""
     header = msgspec.json.encode(index.summary)
-    header += b" " * (-(_PREFIX + len(header)) % 64)
-    arrays = [index.offsets, index.key_offsets, index.starts, index.sizes, index.rows]
-    body = b"".join([*(array.tobytes() for array in arrays), index.keys.tobytes()])
-    lengths = len(header).to_bytes(4, "little") + len(body).to_bytes(8, "little")
-    # Two checksums, so that the header can be verified without reading the arrays.
-    return _MAGIC + lengths + xxhash.xxh32_digest(header) + xxhash.xxh3_64_digest(header + body) + header + body
+    header += b" " * (-(_PREFIX.size + len(header)) % 8)
+    prefix = _PREFIX.pack(_MAGIC, len(header), xxhash.xxh3_64_intdigest(header))
+    return (
+        prefix
+        + header
+        + _body(index.offsets, index.key_offsets, index.rows, index.starts, index.sizes, index.keys)
+    )
 
 
-def read_summary(path: str) -> Summary | None:
+def _body(*arrays: npt.NDArray[Any]) -> bytes:
+    return b"".join(array.tobytes() for array in arrays)
+
+
+def decode(data: Bytes8) -> TarIndex | None:
+    """The index in the content of a file, as views of it; None if it is not valid."""
+    found = _decode_summary(data)
+    if found is None or digest_of(data[found[1] :].data) != found[0].digest:
+        return None
+    summary, end = found
+    counts = _array_lengths(summary)
+    numbers, keys = data[end : end + 8 * sum(counts)].view(np.int64), data[end + 8 * sum(counts) :]
+    offsets, key_offsets, rows, starts, sizes = np.split(numbers, np.cumsum(counts)[:-1])
+    # A checksum protects against damage, not against a hostile writer.
+    is_valid = (
+        offsets[0] >= 0
+        and offsets[-1] == summary.end <= summary.tar_bytes
+        and (key_offsets[0], key_offsets[-1]) == (0, summary.key_bytes)
+        and all((each[1:] >= each[:-1]).all() for each in (offsets, key_offsets))  # a difference may overflow
+        and all((each >= 0).all() for each in (rows, starts, sizes))
+        and (rows < summary.samples).all()
+        and (sizes <= summary.end).all()
+        and (starts <= summary.end - sizes).all()
+    )
+    return TarIndex(summary, offsets, key_offsets, rows, starts, sizes, keys) if is_valid else None
+
+
+def read_summary(path: str | os.PathLike[str]) -> Summary | None:
     """The header of an index file; None if there is no valid one."""
     try:
-        # O_NONBLOCK: opening a pipe would wait for a writer.
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as file:
-            head = file.read(4096)
-            size = _header_size(head)
-            if size is not None and _PREFIX + size > len(head):
-                head += file.read(_PREFIX + size - len(head))
-            length = file.seek(0, 2)
-    except OSError:
+        found = _decode_summary(map_file(path)) if os.path.isfile(path) else None
+    except SourceError:
         return None
-    return None if size is None else _check_summary(head, size, length)
+    return None if found is None else found[0]
 
 
-def _header_size(head: bytes) -> int | None:
-    size = int.from_bytes(head[8:12], "little")
-    return size if head[:8] == _MAGIC and len(head) >= _PREFIX and size <= _MOST_HEADER_BYTES else None
-
-
-def _check_summary(head: bytes, size: int, length: int) -> Summary | None:
-    header = head[_PREFIX : _PREFIX + size]
-    if xxhash.xxh32_digest(header) != head[20:24]:
+def _decode_summary(data: Bytes8) -> tuple[Summary, int] | None:
+    """The header of an index, and where its arrays begin; None if it is not valid."""
+    if len(data) < _PREFIX.size:
+        return None
+    magic, length, checksum = _PREFIX.unpack_from(data.data)
+    header = data[_PREFIX.size : _PREFIX.size + length].tobytes() if magic == _MAGIC else b""
+    end = _PREFIX.size + len(header)
+    if xxhash.xxh3_64_intdigest(header) != checksum:
         return None
     try:
         summary = msgspec.json.decode(header, type=Summary)
-    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
+    except (msgspec.DecodeError, RecursionError):
         return None
-    # A checksum protects against damage, not against a hostile writer.
-    numbers = [summary.tar_bytes, summary.samples, summary.key_bytes, summary.end]
-    for each in summary.extensions:
-        numbers += [each.count, each.smallest, each.largest, each.nbytes]
-        if not 0 < each.count <= summary.samples or not is_extension(each.name):
-            return None
-    if any(not 0 <= row < summary.samples for row in summary.repeated or ()):
-        return None
-    nbytes = sum(_array_lengths(summary)) * 8 + summary.key_bytes
-    if min(numbers) < 0 or nbytes != int.from_bytes(head[12:20], "little") or nbytes + _PREFIX + size != length:
-        return None
-    return summary
+    is_valid = (
+        all(each.count <= summary.samples and each.name not in _RESERVED for each in summary.extensions)
+        and all(row < summary.samples for row in summary.repeated or ())
+        and len(data) == end + 8 * sum(_array_lengths(summary)) + summary.key_bytes
+    )
+    return (summary, end) if is_valid else None
 
 
 def _array_lengths(summary: Summary) -> list[int]:
-    """Elements of offsets, key_offsets, starts, sizes, rows."""
+    """Elements of offsets, key_offsets, rows, starts, sizes."""
     members = sum(each.count for each in summary.extensions)
-    partial = sum(each.count for each in summary.extensions if each.count < summary.samples)
-    return [summary.samples + 1, summary.samples + 1, members, members, partial]
-
-
-def from_bytes(data: Bytes8) -> TarIndex | None:
-    """The index in the content of a file, as views of it; None if it is not valid."""
-    head = data[:_PREFIX].tobytes()
-    size = _header_size(head)
-    if size is None:
-        return None
-    summary = _check_summary(data[: _PREFIX + size].tobytes(), size, len(data))
-    if summary is None or xxhash.xxh3_64_digest(data[_PREFIX:].data) != head[24:32]:
-        return None
-    counts = _array_lengths(summary)
-    end = _PREFIX + size + sum(counts) * 8
-    numbers = data[_PREFIX + size : end].view(np.int64)
-    offsets, key_offsets, starts, sizes, rows = np.split(numbers, np.cumsum(counts)[:-1])
-    index = TarIndex(summary, offsets, key_offsets, starts, sizes, rows, data[end:])
-    return index if _is_within_archive(index) else None
-
-
-def _is_within_archive(index: TarIndex) -> bool:
-    summary = index.summary
-    keys, offsets, rows = index.key_offsets, index.offsets, index.rows
-    return (
-        summary.end <= summary.tar_bytes
-        and keys[0] == 0
-        and keys[-1] == summary.key_bytes
-        and bool((keys[1:] >= keys[:-1]).all())
-        and offsets[-1] == summary.end
-        and offsets[0] >= 0
-        and bool((offsets[1:] >= offsets[:-1]).all())
-        and bool((index.starts >= 0).all() and (index.sizes >= 0).all())
-        and bool((index.sizes <= summary.end).all() and (index.starts <= summary.end - index.sizes).all())
-        and bool((rows >= 0).all() and (rows < summary.samples).all())
-    )
+    return [summary.samples + 1, summary.samples + 1, members, members, members]

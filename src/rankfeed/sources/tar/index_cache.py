@@ -1,4 +1,4 @@
-"""Storing the indexes of tar shards, and creating them once, under a lock that all processes share."""
+"""Storing the indexes of tar shards, and creating each once, under a lock that all processes share."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from pathlib import Path
 
 from rankfeed.errors import SourceError
 from rankfeed.sources.parallel import in_parallel
-from rankfeed.sources.tar.index import Summary, TarIndex, from_bytes, read_summary, to_bytes
-from rankfeed.sources.tar.scan import scan
+from rankfeed.sources.tar.index import Summary, TarIndex, decode, encode, read_summary, scan
 from rankfeed.storage import digest_of, map_file, write_atomic
 
 #: Appended to the name of a shard.
 SUFFIX = ".rankfeed"
 _LOCK = ".rankfeed-index.lock"
 #: Seconds after which a waiting process says so.
-_PATIENCE = 10.0
+_REPORT_SECONDS = 10.0
 
 _log = logging.getLogger("rankfeed")
 
@@ -56,77 +55,71 @@ class IndexCache:
 
     def summaries(self, tars: Sequence[str]) -> list[Summary]:
         """Summaries of shards; those without a current index are indexed now."""
-        found = self.known(tars)
-        missing = [tar for tar, summary in found.items() if summary is None]
-        if missing:
-            found.update(self._create(missing))
-        return [summary for tar in tars if (summary := found[tar]) is not None]
+        known = self.known(tars)
+        found = {tar: summary for tar, summary in known.items() if summary is not None}
+        found |= self._create([tar for tar in known if tar not in found])
+        return [found[tar] for tar in tars]
 
     def known(self, tars: Sequence[str]) -> dict[str, Summary | None]:
         """Summaries of shards; None for those without a current index."""
-        return dict(zip(tars, in_parallel(self._find, tars, "", progress=False), strict=True))
+
+        def find(tar: str) -> Summary | None:
+            found = (_if_current(read_summary(place), tar) for place in index_places(tar, self._cache_dir))
+            return next(filter(None, found), None)
+
+        return dict(zip(tars, in_parallel(find, tars), strict=True))
 
     def load(self, tar: str) -> TarIndex:
         """The index of one shard, memory-mapped; created if there is no valid one."""
-        for attempt in range(2):
-            is_damaged = False
+        for _ in range(2):
             for place in index_places(tar, self._cache_dir):
-                if _current(read_summary(os.fspath(place)), tar) is None:
-                    continue
-                index = from_bytes(map_file(place))
-                if index is not None and _current(index.summary, tar) is not None:
-                    return index
-                is_damaged = True
-            if attempt == 0:
-                # A damaged one has a valid summary, so it must be replaced.
-                self._create([tar], replace=is_damaged)
+                if _if_current(read_summary(place), tar) is not None:
+                    index = decode(map_file(place))
+                    if index is not None and _if_current(index.summary, tar) is not None:
+                        return index
+            self._create([tar], replace=True)
         raise SourceError("a shard changes while it is read", where=tar, remedy="wait until it is written")
 
-    def _find(self, tar: str) -> Summary | None:
-        for place in index_places(tar, self._cache_dir):
-            summary = _current(read_summary(os.fspath(place)), tar)
-            if summary is not None:
-                return summary
-        return None
-
-    def _create(self, tars: Sequence[str], replace: bool = False) -> dict[str, Summary]:
-        """Index shards; a process that waited for the lock uses what the other one made, unless ``replace``."""
-        made: dict[str, Summary] = {}
+    def _create(self, tars: Sequence[str], *, replace: bool = False) -> dict[str, Summary]:
+        """Index shards; a process that waited for the lock uses the other's indexes, unless ``replace``."""
+        created: dict[str, Summary] = {}
         folders: dict[Path, list[str]] = {}
         for tar in tars:
             folders.setdefault(self._writable_places(tar)[0].parent, []).append(tar)
         for folder, some in folders.items():
             with locked(folder / _LOCK, f"the indexes in {folder}"):
                 found = {} if replace else self.known(some)
-                made.update({tar: summary for tar, summary in found.items() if summary is not None})
-                missing = [tar for tar in dict.fromkeys(some) if tar not in made]
+                created |= {tar: summary for tar, summary in found.items() if summary is not None}
+                missing = [tar for tar in dict.fromkeys(some) if tar not in created]
                 indexed = in_parallel(self._create_one, missing, "indexing", progress=self._progress)
-                made.update(zip(missing, indexed, strict=True))
-        return made
+                created |= dict(zip(missing, indexed, strict=True))
+        return created
 
     def _create_one(self, tar: str) -> Summary:
         index = scan(tar)
-        if _current(index.summary, tar) is None:
+        if _if_current(index.summary, tar) is None:
             raise SourceError("a shard changes while it is indexed", where=tar, remedy="wait until it is written")
-        content = to_bytes(index)
-        for place in self._writable_places(tar):
+        *others, last = self._writable_places(tar)
+        for place in (*others, last):
             try:
                 place.parent.mkdir(parents=True, exist_ok=True)
-                write_atomic(place, content)
-                return index.summary
+                write_atomic(place, encode(index))
+                break
             except OSError as error:
-                failed = _not_writable(place, error)
-        raise failed
+                if place == last:
+                    raise not_writable("an index", place, error) from error
+        return index.summary
 
     def _writable_places(self, tar: str) -> list[Path]:
-        beside, apart = index_places(tar, self._cache_dir)
-        folder = beside.parent
-        if not os.access(folder, os.W_OK | os.X_OK) or _is_through_link(folder, self._within):
-            return [apart]
-        return [beside, apart]
+        places = index_places(tar, self._cache_dir)
+        folder, within = places[0].parent, self._within
+        # A symbolic link on the way from `within` leads elsewhere.
+        straight = os.path.join(os.path.realpath(within), os.path.relpath(folder, within or "/"))
+        is_through_link = bool(within) and os.path.realpath(folder) != os.path.normpath(straight)
+        return places if os.access(folder, os.W_OK | os.X_OK) and not is_through_link else places[1:]
 
 
-def _current(summary: Summary | None, tar: str) -> Summary | None:
+def _if_current(summary: Summary | None, tar: str) -> Summary | None:
     """The summary if size and time of the shard are still the same, otherwise None."""
     try:
         found = os.stat(tar)
@@ -137,18 +130,13 @@ def _current(summary: Summary | None, tar: str) -> Summary | None:
     return summary
 
 
-def _is_through_link(folder: Path, within: str) -> bool:
-    """Whether a symbolic link is on the path from ``within`` to a directory below it."""
-    straight = os.path.join(os.path.realpath(within), os.path.relpath(folder, within or "/"))
-    return bool(within) and os.path.realpath(folder) != os.path.normpath(straight)
-
-
-def _not_writable(place: Path, error: OSError | NotImplementedError) -> SourceError:
+def not_writable(what: str, place: Path, error: OSError | NotImplementedError) -> SourceError:
+    """The error for a file that cannot be stored."""
     return SourceError(
-        "an index cannot be written",
+        f"{what} cannot be written",
         found=getattr(error, "strerror", None) or error,
         where=place,
-        remedy="make room, or pass cache_dir= with a folder that can be written",
+        remedy="free disk space, or pass cache_dir= with a folder that can be written",
     )
 
 
@@ -161,12 +149,12 @@ def locked(path: Path, what: str) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(path)
         try:
-            lock.acquire(timeout=_PATIENCE)
+            lock.acquire(timeout=_REPORT_SECONDS)
         except Timeout:
             _log.warning("waiting for another process that creates %s (lock %s)", what, path)
             lock.acquire()
     except (OSError, NotImplementedError) as error:  # NotImplementedError: a file system without locks
-        raise _not_writable(path, error) from error
+        raise not_writable(what, path, error) from error
     try:
         yield
     finally:

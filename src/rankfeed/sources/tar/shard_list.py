@@ -5,48 +5,41 @@ A description is not trusted: its counts are compared with the shards, and its n
 
 from __future__ import annotations
 
-import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Annotated, TypeVar
 
-import msgspec
+import msgspec.yaml
 
 from rankfeed.errors import ArgumentError, CorruptError, SourceError
 from rankfeed.sources.extras import need
+from rankfeed.sources.json_index import read_json
 from rankfeed.sources.paths import Paths, braces, common_root, expand, is_one
 from rankfeed.sources.tar.detect import META, is_energon, is_wids, tars_in
 from rankfeed.storage import check_data_name, resolve_data_name
 from rankfeed.storage.decodable import decodable
 
-_MOST_BYTES = 1 << 28
+_MAX_YAML_BYTES = 1 << 28
 #: Names that the patterns of one split may stand for.
-_MOST = 1 << 20
+_MAX_NAMES = 1 << 20
+
+_Description = TypeVar("_Description")
 
 
 @dataclass(frozen=True)
 class ShardList:
-    """Shards, and what a description says of them.
+    """Shards, and what a description says about them; lists of None if it does not."""
 
-    Args:
-        shards: paths.
-        names: names in the description, or relative paths.
-        counts: samples in each, to be checked; None if unknown.
-        excluded: names of samples to leave out, ``shard/key``.
-        where: path of the description; "" for none.
-        sizes: bytes of each shard, if the description has them.
-        md5s: hexadecimal MD5 of each shard, if the description has them.
-    """
-
-    shards: list[str]
-    names: list[str]
-    counts: list[int | None]
-    excluded: frozenset[str] = field(default_factory=frozenset)
-    where: str = ""
-    sizes: list[int | None] = field(default_factory=list)
-    md5s: list[str | None] = field(default_factory=list)
+    shards: list[str]  #: paths
+    names: list[str]  #: names in the description, or relative paths
+    counts: Sequence[int | None]  #: samples in each, to be checked
+    excluded: frozenset[str] = field(default_factory=frozenset)  #: samples to leave out, ``shard/key``
+    where: str = ""  #: path of the description; "" for none
+    sizes: list[int | None] = field(default_factory=list)  #: bytes of each
+    md5s: list[str | None] = field(default_factory=list)  #: hexadecimal
 
     @property
     def folder(self) -> str:
@@ -56,17 +49,16 @@ class ShardList:
 
 def list_shards(where: Paths, split: str | None = None) -> ShardList:
     """The shards of a path, pattern or list, or of a description; ``split`` is a part that Energon's names."""
-    if is_one(where):
-        path = os.fspath(where)  # type: ignore[arg-type]
-        if os.path.isdir(path) and is_energon(path):
-            return read_energon(path, split)
+    path = os.fspath(where) if is_one(where) else ""  # type: ignore[arg-type]
+    if path and is_energon(path):
+        return _read_energon(path, split)
     if split is not None:
         raise ArgumentError(
             "only folders that Energon prepared have splits",
             expected=f"a folder with {META}/split.yaml",
             found=split,
         )
-    if is_one(where) and is_wids(path):
+    if path and is_wids(path):
         return read_wids(path)
     shards: list[str] = []
     for each in expand(where):
@@ -103,10 +95,7 @@ class _Wids(msgspec.Struct):
 
 def read_wids(path: str, *, check: bool = True) -> ShardList:
     """The shards of a wids descriptor; ``check`` compares the sizes of the files."""
-    try:
-        found = msgspec.json.decode(_content(path), type=_Wids)
-    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
-        raise CorruptError("a wids descriptor is damaged", found=error, where=path) from error
+    found = read_json(path, _Wids)
     if found.wids_version != 1:
         raise SourceError("an unknown version of wids", expected="1", found=found.wids_version, where=path)
     pairs = [(shard, found.base) for shard in found.shardlist]
@@ -121,124 +110,115 @@ def read_wids(path: str, *, check: bool = True) -> ShardList:
         pairs += [(shard, component.base) for shard in component.shardlist]
     if not pairs:
         raise SourceError("a wids descriptor names no shards", where=path)
-    for shard, _ in pairs:
+    described = [shard for shard, _ in pairs]
+    for shard in described:
         check_data_name(shard.url, path)  # also behind a base
     folder = os.path.dirname(os.path.abspath(path))
-    names = [f"{base}/{shard.url}" if base else shard.url for shard, base in pairs]
-    shards = [resolve_data_name(folder, name, path) for name in names]
-    if check:
-        for place, (shard, _) in zip(shards, pairs, strict=True):
-            _check_size(place, shard, path)
+    shards = [
+        resolve_data_name(folder, f"{base}/{shard.url}" if base else shard.url, path) for shard, base in pairs
+    ]
+    for place, shard in zip(shards, described, strict=True) if check else ():
+        _check_size(place, shard.filesize, path)
     return ShardList(
         shards,
-        [shard.url for shard, _ in pairs],
-        [shard.nsamples for shard, _ in pairs],
+        [shard.url for shard in described],
+        [shard.nsamples for shard in described],
         where=path,
-        sizes=[shard.filesize for shard, _ in pairs],
-        md5s=[shard.md5sum for shard, _ in pairs],
+        sizes=[shard.filesize for shard in described],
+        md5s=[shard.md5sum for shard in described],
     )
 
 
-def _check_size(place: str, shard: _WidsShard, path: str) -> None:
+def _check_size(shard: str, expected: int | None, where: object) -> None:
+    """Check that a shard that a description names exists and has the size that it says."""
     try:
-        size = os.stat(place).st_size
+        size = os.stat(shard).st_size
     except OSError as error:
-        raise SourceError("a shard is missing", found=error.strerror, where=f"{place}, named in {path}") from error
-    if shard.filesize is not None and shard.filesize != size:
+        raise SourceError(
+            "a shard is missing", found=error.strerror, where=f"{shard}, named in {where}"
+        ) from error
+    if expected not in (None, size):
         raise CorruptError(
             "a shard has another size than its descriptor says",
-            expected=f"{shard.filesize} bytes",
+            expected=f"{expected} bytes",
             found=f"{size} bytes",
-            where=place,
+            where=shard,
             remedy="fetch the shard again; if it was changed, write a new descriptor with `wids-index create`",
         )
 
 
-def read_energon(folder: str, split: str | None) -> ShardList:
+@decodable
+class _EnergonInfo(msgspec.Struct):
+    shard_counts: dict[str, Annotated[int, msgspec.Meta(ge=0)]]
+
+
+@decodable
+class _EnergonSplit(msgspec.Struct):
+    split_parts: dict[str, list[str]]
+    exclude: list[str] | None = None
+
+
+def _read_energon(folder: str, split: str | None) -> ShardList:
     """The shards of a directory that Energon prepared; ``split`` is needed if it has several parts."""
     meta = Path(folder, META)
-    info = _load_description(meta / ".info.json", meta / ".info.yaml")
-    counts = info.get("shard_counts") if isinstance(info, dict) else None
-    if not isinstance(counts, dict) or not all(
-        isinstance(name, str) and isinstance(count, int) and count >= 0 for name, count in counts.items()
-    ):
-        raise CorruptError("Energon's description has no counts of shards", where=meta / ".info.json")
-    parts = _load_description(meta / "split.yaml", meta / "split.json", missing={})
-    names, excluded = _part(parts, split, meta) if parts else (list(counts), frozenset[str]())
-    unknown = [name for name in names if name not in counts]
-    if unknown:
-        raise CorruptError(
-            "a shard of the split is not among those that Energon counted",
-            found=unknown[0],
-            where=meta / "split.yaml",
-            remedy="run `energon prepare` again",
-        )
+    info = _read_description(_EnergonInfo, meta / ".info.json", meta / ".info.yaml")
+    parts = _read_description(_EnergonSplit, meta / "split.yaml", meta / "split.json")
+    counts = {} if info is None else info.shard_counts
+    names, excluded = list(counts), frozenset[str]()
+    if parts is not None:
+        names, excluded = _part(parts, split, meta / "split.yaml")
+    for name in names:
+        if name not in counts:
+            raise CorruptError(
+                "a shard of the split is not among those that Energon counted",
+                found=name,
+                where=meta / "split.yaml",
+                remedy="run `energon prepare` again",
+            )
     shards = [resolve_data_name(os.path.abspath(folder), name, meta) for name in names]
     for shard in shards:
-        if not os.path.isfile(shard):
-            raise SourceError("a shard is missing", where=f"{shard}, named in {meta}")
+        _check_size(shard, None, meta)
     return ShardList(shards, names, [counts[name] for name in names], excluded, str(meta))
 
 
-def _part(parts: Any, split: str | None, meta: Path) -> tuple[list[str], frozenset[str]]:
+def _part(parts: _EnergonSplit, split: str | None, where: Path) -> tuple[list[str], frozenset[str]]:
     """The names of the shards of a split, and the names that it excludes."""
-    table = parts.get("split_parts") if isinstance(parts, dict) else None
-    exclude = (parts.get("exclude") or []) if isinstance(parts, dict) else None
-    if not isinstance(table, dict) or not _is_texts(exclude) or not all(map(_is_texts, table.values())):
-        raise CorruptError("Energon's split has no lists of shards", where=meta / "split.yaml")
-    chosen = [name for name, names in table.items() if names]
-    if split is None and len(chosen) != 1:
+    table = parts.split_parts
+    chosen = [name for name, names in table.items() if names] if split is None else [split]
+    if len(chosen) != 1 or chosen[0] not in table:
         raise ArgumentError(
-            "the dataset has several splits: choose one",
+            "the dataset has several splits: choose one" if split is None else "no such split",
             expected="split=" + " or split=".join(map(repr, table)),
-            where=meta / "split.yaml",
+            found=split,
+            where=where,
         )
-    if split is not None and split not in table:
-        raise ArgumentError("no such split", expected=" or ".join(map(repr, table)), found=repr(split), where=meta)
-    excluded = frozenset(_expanded(exclude or [], meta))
-    names = _expanded(table[split or chosen[0]], meta)
-    return [name for name in names if name not in excluded], excluded
+    excluded = frozenset(_expanded(parts.exclude or [], where))
+    return [name for name in _expanded(table[chosen[0]], where) if name not in excluded], excluded
 
 
-def _expanded(patterns: list[str], meta: Path) -> list[str]:
-    names = list(islice((name for pattern in patterns for name in braces(pattern)), _MOST + 1))
-    if len(names) > _MOST:
+def _expanded(patterns: list[str], where: Path) -> list[str]:
+    names = list(islice((name for pattern in patterns for name in braces(pattern)), _MAX_NAMES + 1))
+    if len(names) > _MAX_NAMES:
         raise CorruptError(
             "the patterns of Energon's split stand for too many names",
-            expected=f"up to {_MOST}",
+            expected=f"up to {_MAX_NAMES}",
             found=", ".join(patterns)[:80],
-            where=meta / "split.yaml",
+            where=where,
         )
     return names
 
 
-def _is_texts(values: Any) -> bool:
-    return isinstance(values, list) and all(isinstance(value, str) for value in values)
-
-
-def _load_description(*places: Path, missing: Any = None) -> Any:
-    """The content of the first of these files that exists: JSON, or the safe subset of YAML."""
-    for place in places:
-        if not place.is_file():
-            continue
-        content = _content(str(place))
-        try:
-            if place.suffix == ".json":
-                return json.loads(content)
-            yaml = need("yaml", extra="webdataset")
-            try:
-                return yaml.safe_load(content)
-            except yaml.YAMLError as error:
-                raise ValueError(str(error)) from error
-        except (ValueError, RecursionError) as error:
-            raise CorruptError("a description is damaged", found=str(error)[:200], where=place) from error
-    return missing
-
-
-def _content(path: str) -> bytes:
+def _read_description(kind: type[_Description], *places: Path) -> _Description | None:
+    """The first of these files that exists: JSON, or the safe subset of YAML; None if it is empty."""
+    path = next((place for place in places if place.is_file()), None)
+    if path is None or path.suffix == ".json":
+        return None if path is None else read_json(path, kind)
+    need("yaml", extra="webdataset")  # by msgspec
     try:
-        if os.path.getsize(path) > _MOST_BYTES:
-            raise CorruptError("a description is too large", found=f"{os.path.getsize(path)} bytes", where=path)
-        return Path(path).read_bytes()
+        if path.stat().st_size > _MAX_YAML_BYTES:
+            raise ValueError(f"more than {_MAX_YAML_BYTES} bytes")
+        return msgspec.yaml.decode(path.read_bytes(), type=kind | None)
     except OSError as error:
         raise SourceError("the file cannot be read", found=error, where=path) from error
+    except (ValueError, RecursionError, msgspec.DecodeError) as error:
+        raise CorruptError("a description is damaged", found=str(error)[:200], where=path) from error

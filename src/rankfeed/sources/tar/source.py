@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankfeed._util.validate import check_bool, check_choice, check_name, check_optional
-from rankfeed.columns import Bytes, Column, Columns, Dense, Field, RowSlices
+from rankfeed.columns import Columns, Field
 from rankfeed.errors import SourceError
 from rankfeed.sources.paths import Paths
 from rankfeed.sources.source import (
@@ -25,16 +25,15 @@ from rankfeed.sources.source import (
     check_columns,
     check_ids,
     even_blocks,
+    probe_ids,
     reopen,
 )
-from rankfeed.sources.tar.columns import Members, MemberText, column_of_values, read_values
+from rankfeed.sources.tar.columns import Decode, SampleBatch, schema_of
 from rankfeed.sources.tar.decompress import decompressed
 from rankfeed.sources.tar.index_cache import IndexCache
-from rankfeed.sources.tar.npy_columns import NpyColumns
-from rankfeed.sources.tar.schema import ColumnSpec, Decode, Missing, extensions_of, schema_of
 from rankfeed.sources.tar.shard_list import list_shards
-from rankfeed.sources.tar.shards import SampleNumbers, ShardSet, refuse_repeated_keys
-from rankfeed.storage import DataFiles, digest_of
+from rankfeed.sources.tar.shards import Missing, ShardSet
+from rankfeed.storage import DataFiles
 from rankfeed.storage.mapped import ReadHandle
 
 #: Smaller datasets stay in the page cache: announcing reads would only cost time.
@@ -103,43 +102,26 @@ class WebDatasetSource(Source):
         listed = list_shards(self.where, split)
         if decompress:
             listed = decompressed(listed, cache_dir)
-        self._shards = ShardSet(listed, IndexCache(cache_dir, within=listed.folder), files=files)
+        cache = IndexCache(cache_dir, within=listed.folder)
+        self._shards = ShardSet(listed, cache, files=files, keep_repeated=duplicate_keys == "keep")
         self.files = self._shards.files
         if hasattr(os, "posix_fadvise") and sum(self._shards.sizes) > _PREFETCH_BYTES:
             self.prefetch_distance = 1
-        if duplicate_keys == "error":
-            refuse_repeated_keys(self._shards)
-        extensions = extensions_of(self._shards)
-        self._samples = SampleNumbers(self._shards)
         if not len(self):
             raise SourceError("the shards hold no samples", where=self.where)
+        probe = SampleBatch(self._shards, probe_ids(len(self)))
         self._specs = schema_of(
-            self._shards,
-            extensions,
-            columns,
-            decode=decode,
-            missing=missing,
-            allow_pickle=allow_pickle,
-            probe=self._probe,
+            self._shards, columns, probe, decode=decode, missing=missing, allow_pickle=allow_pickle
         )
         if missing != "mask":
             needed = [spec.extension for spec in self._specs.values() if spec.role in ("member", "rate")]
-            self._samples.check_missing(needed, skip=missing == "skip")
-        self._npy_columns = {
-            spec.extension: NpyColumns(spec.extension, spec.field)
-            for spec in self._specs.values()
-            if spec.decoder.kind == "npy" and spec.field.kind in ("dense", "ragged") and spec.role == "member"
-        }
-
-    def _probe(self, extension: str, count: int) -> list[Members]:
-        ids = np.unique(np.linspace(0, len(self) - 1, min(count, len(self))).astype(np.int64))
-        return self._locate(ids, [extension])[1][extension]
+            self._shards.check_missing(needed, skip=missing == "skip")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return reopen, (WebDatasetSource, self.where, {**self._options, "files": self.files}, self.fingerprint)
 
     def _num_samples(self) -> int:
-        return int(self._samples.starts[-1])
+        return int(self._shards.starts[-1])
 
     def __repr__(self) -> str:
         return f"WebDatasetSource({self.where!r}, {len(self)} samples)"
@@ -151,70 +133,24 @@ class WebDatasetSource(Source):
     @cached_property
     def blocks(self) -> Int64:
         """Consecutive samples of about 4 MiB in a shard: int64."""
-        sizes = zip(self._samples.counts.tolist(), self._shards.sizes, strict=True)
+        sizes = zip(self._shards.counts.tolist(), self._shards.sizes, strict=True)
         return np.concatenate([even_blocks(rows, BLOCK_BYTES * rows // max(1, size)) for rows, size in sizes])
 
     @cached_property
     def fingerprint(self) -> str:
-        """Digest of names, sizes, sample offsets, content samples, and the samples that are left out."""
-        return digest_of(self._shards.fingerprint().encode(), *self._samples.digest_pieces())
+        """Digest of names, sizes, indexes, content samples, and the samples that are left out."""
+        return self._shards.fingerprint()
 
     def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
         ids = check_ids(sample_ids, len(self))
-        names = list(self._specs) if columns is None else check_columns(columns, self.fields)
+        names = check_columns(columns, self._specs)
         self.files.check_open(at_intervals=True)
-        specs = {name: self._specs[name] for name in names}
-        extensions = dict.fromkeys(spec.extension for spec in specs.values() if spec.extension)
-        samples, members = self._locate(ids, list(extensions))
-        audio: dict[str, list[Any]] = {}
-        out = {
-            name: self._column(spec, samples, members.get(spec.extension, []), audio)
-            for name, spec in specs.items()
-        }
-        return Columns(out, len(ids))
-
-    def _locate(self, ids: Int64, extensions: Sequence[str]) -> tuple[list[Members], dict[str, list[Members]]]:
-        """Samples by shard, and their members by extension."""
-        samples: list[Members] = []
-        members: dict[str, list[Members]] = {extension: [] for extension in extensions}
-        none = np.empty(0, np.int64)
-        for number, rows, slots in self._samples.places(ids):
-            shard = self._shards.open(number)
-            samples.append(Members(shard, rows, slots, none, none))
-            for extension, some in members.items():
-                starts, sizes = shard.index.locate(extension, rows)
-                some.append(Members(shard, rows, slots, starts, sizes))
-        return samples, members
-
-    def _column(
-        self, spec: ColumnSpec, samples: list[Members], parts: list[Members], audio: dict[str, list[Any]]
-    ) -> Column:
-        extension, decoder = spec.extension, spec.decoder
-        if spec.role == "key":
-            return Bytes(
-                [RowSlices(*part.shard.index.key_runs(part.rows), part.slots) for part in samples], text=True
-            )
-        if spec.role == "valid":
-            return Dense.of(_sizes(parts) >= 0)
-        if decoder.decode is None:
-            if decoder.kind == "text":
-                return MemberText(parts, extension)
-            return Bytes([part.runs() for part in parts])
-        if decoder.kind == "audio":
-            if extension not in audio:
-                audio[extension] = read_values(parts, extension, decoder.decode)
-            which, missing = (0, None) if spec.role == "member" else (1, 0)
-            values = [missing if value is None else value[which] for value in audio[extension]]
-            return column_of_values(spec.field, values, parts, extension)
-        if extension in self._npy_columns:
-            column = self._npy_columns[extension].column(parts)
-            if column is not None:
-                return column
-        return column_of_values(spec.field, read_values(parts, extension, decoder.decode), parts, extension)
+        batch = SampleBatch(self._shards, ids)
+        return Columns({name: self._specs[name].read(batch) for name in names}, len(ids))
 
     def shards_of(self, sample_ids: npt.ArrayLike) -> list[str]:
         """The path of the shard that contains each sample."""
-        numbers = self._samples.starts.searchsorted(check_ids(sample_ids, len(self)), side="right") - 1
+        numbers = self._shards.starts.searchsorted(check_ids(sample_ids, len(self)), side="right") - 1
         return [self._shards.paths[number] for number in numbers.tolist()]
 
     def expect(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> None:
@@ -225,9 +161,9 @@ class WebDatasetSource(Source):
             self._batches_to_skip -= 1
             return
         is_cached = True
-        for number, rows, _ in self._samples.places(check_ids(sample_ids, len(self))):
+        for number, rows, _ in self._shards.places(check_ids(sample_ids, len(self))):
             offsets = self._shards.open(number).index.offsets
-            with suppress(SourceError):  # the shard was moved or removed: it is read from its mapping
+            with suppress(SourceError):  # moved or removed: it is read from its mapping
                 file = ReadHandle(self._shards.paths[number])
                 # If the first sample is cached, the others probably are.
                 if len(rows) and not file.is_cached(int(offsets[rows[0]])):
@@ -235,14 +171,6 @@ class WebDatasetSource(Source):
                     for first, last in zip(offsets[rows].tolist(), offsets[rows + 1].tolist(), strict=True):
                         os.posix_fadvise(file.handle, first, last - first, os.POSIX_FADV_WILLNEED)
         self._batches_to_skip = _BATCHES_BETWEEN_LOOKS if is_cached else 0
-
-
-def _sizes(parts: list[Members]) -> Int64:
-    """Sizes of members in the order of the batch."""
-    out = np.empty(sum(len(part.rows) for part in parts), np.int64)
-    for part in parts:
-        out[slice(None) if part.slots is None else part.slots] = part.sizes
-    return out
 
 
 def _absolute(where: Paths) -> Paths:
