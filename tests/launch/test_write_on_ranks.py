@@ -1,4 +1,4 @@
-"""Packing on ranks that real launchers start: all that a rank knows is its number."""
+"""Writing on ranks that real launchers start."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""One process builds, all others get what it built: whole, or its error."""
+"""One process builds, all others get its complete directory, or its error."""
 
 import logging
 import os
@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from tests.support.prepared import build, control
 import rankfeed as rf
 from rankfeed.errors import ArgumentError, PrepareError
 from rankfeed.prepare.build import BuildAttempt
-from rankfeed.prepare.failure import BuilderTraceback, Failure, find_failure, write_failure
+from rankfeed.prepare.failure import BuilderTraceback, Failure, raise_failure, write_failure
 from rankfeed.prepare.marker import MARKER_NAME, changed_files, key_with_inputs
 from rankfeed.prepare.wait import WaitReporter
 from rankfeed.storage import lease
@@ -305,7 +305,8 @@ def test_the_failure_that_was_waited_for_is_not_of_another_launch(
     failure = Failure.of(ValueError("full"), "process 1 on host1", tmp_path, "key", "parent 1 2 0 1")
     write_failure(tmp_path, holder, failure)
     monkeypatch.setattr("rankfeed.prepare.failure.job_id", lambda: job)
-    assert find_failure(tmp_path, {holder}, "parent 7 8 0 1", "key") == (failure if found else None)
+    with pytest.raises(PrepareError, match="full") if found else nullcontext():
+        raise_failure(tmp_path, {holder}, "parent 7 8 0 1", "key")
 
 
 def test_a_turn_that_was_lost_is_no_attempt_of_its_own(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Who builds, when all goes wrong that can: lost answers, stopped processes, odd file systems, others' files."""
+"""Which process builds after lost replies and stopped processes, and on unusual file systems."""
 
 import errno
 import os
@@ -30,6 +30,12 @@ from rankfeed.storage.lease import HeldLease, Lease, LeaseOwner
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+
+def acquire(lease: Lease, after: LeaseOwner | None = None) -> HeldLease:
+    held = lease.acquire(after)
+    assert held is not None
+    return held
 
 
 def test_whoever_was_taken_for_dead_gives_way(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,14 +337,12 @@ def test_a_lost_builder_that_tries_again_leaves_its_successors_build_alone(path:
         starts.wait(30)
         return BuildAttempt(path, lease_dir.directory, "", lease).run(first, 1)
 
-    with ThreadPoolExecutor(1) as pool, lease_dir.acquire(None) as lease:
-        assert lease is not None
+    with ThreadPoolExecutor(1) as pool, acquire(lease_dir) as lease:
         ours = pool.submit(run_first, lease)
         if not late:
             starts.set()
             assert begun.wait(30)
-        with lease_dir.acquire(lease.owner) as next_lease:
-            assert next_lease is not None
+        with acquire(lease_dir, lease.owner) as next_lease:
             assert BuildAttempt(path, lease_dir.directory, "", next_lease).run(second, 0)
     assert tried == Counter({"first": 1})
     assert {"first half", "second half"} <= set(os.listdir(path))
@@ -348,9 +352,7 @@ def test_a_lost_builder_that_tries_again_leaves_its_successors_build_alone(path:
 def test_only_builds_of_the_dead_are_swept(tmp_path: Path, seen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "data"
     lease_dir = Lease(control(path))
-    with lease_dir.acquire(None) as lease, lease_dir.acquire(lease and lease.owner) as next_lease:
-        assert lease is not None
-        assert next_lease is not None
+    with acquire(lease_dir) as lease, acquire(lease_dir, lease.owner) as next_lease:
         turn, successor = (BuildAttempt(path, lease_dir.directory, "", each) for each in (lease, next_lease))
         theirs = []
         if seen:

@@ -1,4 +1,4 @@
-"""A builder that wants what it builds is told so, as far as that can be known; others wait."""
+"""A build that waits for itself is an error as far as that can be detected; other processes wait."""
 
 import logging
 import os

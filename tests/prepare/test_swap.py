@@ -1,4 +1,4 @@
-"""What lies where data belong: others' files are not removed, and nothing is built that cannot get there."""
+"""Publishing a build: files of others are not removed, and nothing is built that cannot be published."""
 
 import logging
 import os

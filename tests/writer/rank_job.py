@@ -1,4 +1,4 @@
-"""One rank of a job that writes: rank_job.py SOURCE DEST TOLD FAULT STALL_TIMEOUT. The outcome goes into TOLD."""
+"""One rank of a job that writes: rank_job.py SOURCE DEST OUT FAULT STALL_TIMEOUT. The outcome goes into OUT."""
 
 import json
 import os
@@ -128,7 +128,7 @@ def main(source: str, dest: str, told: str, fault: str, stall_timeout: str) -> N
     if kind == "other" and not mine:
 
         def awaited() -> bool:  # the other rank has told what is wrong
-            return any("different arguments" in path.read_text() for path in Path(dest).rglob("failure.json"))
+            return any("different arguments" in path.read_text() for path in Path(dest).rglob("end.json"))
 
     mapped = Mapped(mine, awaited, happened, here.world_size - 1, dest)
     with warnings.catch_warnings(record=True) as caught:

@@ -1,4 +1,4 @@
-"""Adding to a packed data set: what is there stays as it is, and what is added is added once."""
+"""Appending to a written dataset: existing shards stay unchanged, and rows are added once."""
 
 import os
 from collections import Counter

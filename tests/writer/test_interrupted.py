@@ -1,4 +1,4 @@
-"""A pack that is killed leaves nothing that opens, and goes on to the very same bytes."""
+"""A write that is killed leaves nothing that opens, and continues to the same bytes."""
 
 import os
 import random
@@ -12,13 +12,14 @@ from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import rankfeed as rf
 from rankfeed.errors import ArgumentError, SourceError, WriteError
-from rankfeed.storage.lease import LeaseOwner
+from rankfeed.storage.lease import Lease, LeaseOwner
 from rankfeed.writer import staging as staging_module
 
 #: The module; its name in the package is the function's.
@@ -230,6 +231,20 @@ def test_of_two_packs_at_once_one_succeeds_and_the_other_says_why(tmp_path: Path
         assert said[0] == "100"
         assert said[1] in ("100", "another process is writing to this directory")
         assert len(rf.open(tmp_path / f"{attempt}")) == 100
+
+
+def test_a_writer_begins_though_another_one_has_just_removed_the_staging_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, errors = Lease.acquire, iter([FileNotFoundError(2, "No such file or directory")])
+
+    def acquire(lease: Lease, *arguments: Any) -> Any:
+        if (error := next(errors, None)) is not None:
+            raise error
+        return real(lease, *arguments)
+
+    monkeypatch.setattr(Lease, "acquire", acquire)
+    assert len(rf.write([{"x": 1}], tmp_path / "p", progress=False)) == 1
 
 
 def test_a_writer_that_was_killed_on_another_host_is_taken_over_from(

@@ -204,15 +204,15 @@ def test_an_append_whose_session_ends_badly_after_the_commit_is_added_once(
 def test_rows_whose_files_are_removed_before_the_commit_are_an_error(
     base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_atomic = journal.write_atomic
+    write_record = journal.write_record
 
-    def removing(path: Path, content: bytes) -> None:
-        write_atomic(path, content)
+    def removing(path: Path, record: Any) -> None:
+        write_record(path, record)
         for staged in (base / STAGING).glob("*.arrow"):
             staged.unlink()
 
     with monkeypatch.context() as patch:
-        patch.setattr(journal, "write_atomic", removing)
+        patch.setattr(journal, "write_record", removing)
         with pytest.raises(WriteError, match="are gone"):
             append(base)
     assert ids(rf.open(base)) == [*range(100)]

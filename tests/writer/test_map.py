@@ -1,4 +1,4 @@
-"""A function between input and pack: what it makes is packed, whoever calls it, and its faults are named."""
+"""A map function: its samples are written the same by every runner, and its errors are named."""
 
 from collections import Counter
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Packing on the ranks of a job: the bytes of a local pack, whichever rank dies, and no rank is left waiting."""
+"""Writing on the ranks of a job: the bytes of a local write, whichever rank dies, and no rank is left waiting."""
 
 import json
 import os
@@ -85,7 +85,7 @@ def written(
     return told(said), codes
 
 
-def test_all_ranks_of_a_torchrun_job_pack_the_bytes_of_a_local_pack(data: Path, tmp_path: Path) -> None:
+def test_ranks_of_a_torchrun_job_write_the_bytes_of_a_local_write(data: Path, tmp_path: Path) -> None:
     command = torchrun(3, SCRIPT, data / "source", tmp_path / "p", tmp_path, "", 20)
     run(command, tmp_path / "log", timeout=90)
     assert contents(tmp_path / "p") == contents(data / "local")
@@ -97,13 +97,25 @@ def test_all_ranks_of_a_torchrun_job_pack_the_bytes_of_a_local_pack(data: Path, 
 
 
 @pytest.mark.slow
-def test_a_rank_that_comes_late_finds_its_share_done_or_to_do(data: Path, tmp_path: Path) -> None:
+def test_a_rank_that_comes_late_joins_the_run(data: Path, tmp_path: Path) -> None:
     outcomes, _ = written(2, data, tmp_path / "p", "late:1")
     assert contents(tmp_path / "p") == contents(data / "local")
     assert outcomes[0]["fingerprint"] == outcomes[1]["fingerprint"]
 
 
-def test_what_a_killed_rank_was_at_falls_to_the_others(data: Path, tmp_path: Path) -> None:
+def test_files_of_an_earlier_job_are_not_taken_for_those_of_this_one(data: Path, tmp_path: Path) -> None:
+    left = tmp_path / "p" / ".rankfeed-write" / "ranks" / "0123456789abcdef"
+    (left / "rank-0").mkdir(parents=True)
+    info = {"job": "", "world_size": 2, "call": 1, "digest": "of other arguments"}
+    (left / "run.json").write_text(json.dumps(info))
+    (left / "rank-0" / "lease").write_text(json.dumps({"token": "x", "file": "lease", "host": "elsewhere"}))
+    outcomes, codes = written(2, data, tmp_path / "p")
+    assert codes == [0, 0]
+    assert outcomes[0]["fingerprint"] == outcomes[1]["fingerprint"]
+    assert not left.parent.parent.exists()
+
+
+def test_the_task_of_a_killed_rank_is_reassigned(data: Path, tmp_path: Path) -> None:
     outcomes, codes = written(3, data, tmp_path / "p", "kill:1", stall_timeout=4)
     assert codes == [0, -signal.SIGKILL, 0]
     assert [list(outcomes[rank]) for rank in (0, 2)] == [["fingerprint", "calls", "warnings"]] * 2
@@ -111,7 +123,7 @@ def test_what_a_killed_rank_was_at_falls_to_the_others(data: Path, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_ranks_whose_rank_0_was_killed_say_so_and_the_next_job_goes_on(data: Path, tmp_path: Path) -> None:
+def test_ranks_report_that_rank_0_was_killed_and_the_next_job_continues(data: Path, tmp_path: Path) -> None:
     outcomes, codes = written(3, data, tmp_path / "p", "kill:0", stall_timeout=4, PACK_KEY="1")
     assert codes == [-signal.SIGKILL, 0, 0]
     for rank in (1, 2):
@@ -130,7 +142,7 @@ def test_ranks_whose_rank_0_was_killed_say_so_and_the_next_job_goes_on(data: Pat
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_an_error_of_one_rank_reaches_all(rank: int, data: Path, tmp_path: Path) -> None:
+def test_an_error_of_one_rank_is_raised_on_all(rank: int, data: Path, tmp_path: Path) -> None:
     outcomes, codes = written(3, data, tmp_path / "p", f"raise:{rank}")
     assert codes == [0, 0, 0]
     for other in range(3):
@@ -140,7 +152,7 @@ def test_an_error_of_one_rank_reaches_all(rank: int, data: Path, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_ranks_that_were_asked_for_different_packs_are_all_told(data: Path, tmp_path: Path) -> None:
+def test_different_arguments_are_an_error_on_all_ranks(data: Path, tmp_path: Path) -> None:
     outcomes, _ = written(2, data, tmp_path / "p", "other:1")
     for rank in range(2):
         assert "with different arguments" in outcomes[rank]["error"]
@@ -157,7 +169,7 @@ def ended(process: subprocess.Popen[bytes], seconds: float) -> int | None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["hang", "stop"])
-def test_nobody_waits_for_a_rank_that_lives_and_does_not_get_on(fault: str, data: Path, tmp_path: Path) -> None:
+def test_no_rank_waits_for_one_that_is_alive_without_progress(fault: str, data: Path, tmp_path: Path) -> None:
     with ranks(3, data / "source", tmp_path / "p", tmp_path, f"{fault}:1", 3) as started:
         codes = [ended(started[rank], 80) for rank in (0, 2)]
         assert codes == [0, 0]
@@ -170,7 +182,7 @@ def test_nobody_waits_for_a_rank_that_lives_and_does_not_get_on(fault: str, data
 
 
 @pytest.mark.slow
-def test_a_rank_that_was_only_slow_has_what_the_others_packed(data: Path, tmp_path: Path) -> None:
+def test_a_slow_rank_opens_the_dataset_that_the_others_wrote(data: Path, tmp_path: Path) -> None:
     """It comes back when they have finished and their folder is gone."""
     outcomes, codes = written(2, data, tmp_path / "p", "slow:1", stall_timeout=3)
     assert codes == [0, 0]
@@ -181,7 +193,7 @@ def test_a_rank_that_was_only_slow_has_what_the_others_packed(data: Path, tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("key", ["", "1"])
-def test_a_rank_that_was_stopped_meanwhile_has_it_or_says_why(key: str, data: Path, tmp_path: Path) -> None:
+def test_a_rank_that_was_stopped_opens_the_dataset_or_raises(key: str, data: Path, tmp_path: Path) -> None:
     with ranks(2, data / "source", tmp_path / "p", tmp_path, "stop:1", 3, PACK_KEY=key) as started:
         assert ended(started[0], 80) == 0
         started[1].send_signal(signal.SIGCONT)
@@ -196,7 +208,7 @@ def test_a_rank_that_was_stopped_meanwhile_has_it_or_says_why(key: str, data: Pa
 
 
 @pytest.mark.slow
-def test_ranks_whose_rank_0_hangs_give_it_up(data: Path, tmp_path: Path) -> None:
+def test_ranks_raise_if_rank_0_hangs(data: Path, tmp_path: Path) -> None:
     with ranks(3, data / "source", tmp_path / "p", tmp_path, "hang:0", 3) as started:
         assert [ended(started[rank], 80) for rank in (1, 2)] == [0, 0]
         assert started[0].poll() is None
@@ -208,7 +220,7 @@ def test_ranks_whose_rank_0_hangs_give_it_up(data: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_sample_that_hangs_on_every_rank_is_an_error_that_names_its_stretch(data: Path, tmp_path: Path) -> None:
+def test_a_sample_that_hangs_on_every_rank_is_an_error_that_names_its_task(data: Path, tmp_path: Path) -> None:
     with ranks(3, data / "source", tmp_path / "p", tmp_path, "same:", 3) as started:
         deadline = time.monotonic() + 90
         while Counter(process.poll() for process in started)[0] < 2:  # one has the user's function to wait for
@@ -223,7 +235,7 @@ def test_a_sample_that_hangs_on_every_rank_is_an_error_that_names_its_stretch(da
 
 
 @pytest.mark.slow
-def test_all_ranks_are_told_at_once_that_rank_0_may_not_pack(data: Path, tmp_path: Path) -> None:
+def test_all_ranks_raise_at_once_if_rank_0_cannot_begin(data: Path, tmp_path: Path) -> None:
     outcomes = {}
 
     def rows() -> Iterator[dict[str, Any]]:
@@ -239,14 +251,14 @@ def test_all_ranks_are_told_at_once_that_rank_0_may_not_pack(data: Path, tmp_pat
 
 
 @pytest.mark.slow
-def test_two_jobs_in_one_folder_do_not_take_each_other_for_their_own(data: Path, tmp_path: Path) -> None:
+def test_two_jobs_in_one_directory_do_not_mix(data: Path, tmp_path: Path) -> None:
     said = tmp_path / "first", tmp_path / "second"
     for folder in said:
         folder.mkdir()
     dest = tmp_path / "p"
     go = tmp_path / "go"
     with ranks(2, data / "source", dest, said[0], "late:1", 30, HELD_UNTIL=str(go)) as first:
-        while not (dest / ".rankfeed-write" / "ranks" / "coordinators").exists():
+        while not list(dest.glob(".rankfeed-write/ranks/*/run.json")):
             assert first[0].poll() is None
         with ranks(2, data / "source", dest, said[1], "other:0", 30, PACK_KEY="other") as second:
             assert [ended(process, 80) for process in second] == [0, 0]
@@ -260,7 +272,7 @@ def test_two_jobs_in_one_folder_do_not_take_each_other_for_their_own(data: Path,
 
 @pytest.mark.slow
 @pytest.mark.timeout(150)
-def test_packs_into_one_folder_after_each_other_keep_apart(data: Path, tmp_path: Path) -> None:
+def test_consecutive_writes_to_one_directory_do_not_mix(data: Path, tmp_path: Path) -> None:
     """A rank that is done with the first is at the second while rank 0 is at the first; and one comes too late."""
     said = tmp_path / "told"
     said.mkdir()
@@ -281,7 +293,7 @@ def test_packs_into_one_folder_after_each_other_keep_apart(data: Path, tmp_path:
     assert len(rf.open(dest)) == len(rf.open(data / "local")) + 100
 
 
-def test_a_rank_that_cannot_write_there_says_so_at_once(tmp_path: Path, data: Path) -> None:
+def test_a_rank_that_cannot_write_raises_at_once(tmp_path: Path, data: Path) -> None:
     (tmp_path / "file").touch()
     outcomes, codes = written(2, data, tmp_path / "file" / "p", stall_timeout=1000, said=tmp_path / "told")
     assert codes == [0, 0]
@@ -289,7 +301,7 @@ def test_a_rank_that_cannot_write_there_says_so_at_once(tmp_path: Path, data: Pa
         assert "cannot write" in outcomes[rank]["error"]
 
 
-def test_one_rank_alone_packs_as_well(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_rank_alone_writes_too(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith(("SLURM_", "OMPI_", "PMI")):
             monkeypatch.delenv(name)

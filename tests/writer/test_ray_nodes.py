@@ -1,4 +1,4 @@
-"""Packing on two nodes of a Ray cluster, one of which is lost half-way: the bytes of a local pack all the same."""
+"""Writing on two nodes of a Ray cluster, one of which is lost: the bytes of a local write all the same."""
 
 import sysconfig
 import threading

@@ -1,4 +1,4 @@
-"""Packing on Ray: the bytes of a local pack, though workers, nodes and drivers die."""
+"""Writing on Ray: the bytes of a local write, though workers, nodes and drivers die."""
 
 import os
 import signal

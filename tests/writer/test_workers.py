@@ -1,4 +1,4 @@
-"""Processes that pack: whatever the user's code does in them, no pack waits for ever and none of them is left."""
+"""Worker processes of a local write: no user code makes a write hang or leaves a process."""
 
 import multiprocessing
 import os
@@ -72,12 +72,22 @@ def pack(source: rf.Source, dest: Path, function: Any) -> rf.Source:
     return rf.write(source, dest, map=function, shard_bytes=500, workers=2, progress=False)
 
 
-def test_what_a_function_reads_is_not_what_the_worker_is_told(source: rf.Source, tmp_path: Path) -> None:
+def test_a_closure_runs_in_worker_processes(source: rf.Source, tmp_path: Path) -> None:
+    caller = os.getpid()
+    written = pack(source, tmp_path / "p", lambda sample: {"pid": os.getpid(), "caller": caller})
+    pids = {int(sample["pid"]) for sample in written}
+    assert os.getpid() not in pids
+    assert {int(sample["caller"]) for sample in written} == {caller}
+
+
+def test_a_function_does_not_read_the_messages_of_its_worker(source: rf.Source, tmp_path: Path) -> None:
     assert [sample["id"] for sample in pack(source, tmp_path / "p", starts_what_reads)] == list(range(500))
 
 
-def test_a_worker_that_died_is_missed_though_its_pipe_is_held_open(source: rf.Source, tmp_path: Path) -> None:
-    with pytest.raises(WriteError, match=r"(?s)worker process died.*exit status -9.*task"):
+def test_the_death_of_a_worker_is_noticed_while_its_child_keeps_the_pipe_open(
+    source: rf.Source, tmp_path: Path
+) -> None:
+    with pytest.raises(WriteError, match=r"(?s)worker process died.*killed by SIGKILL.*task"):
         pack(source, tmp_path / "p", leaves_a_child_and_dies)
     with pytest.raises(WriteError, match=r"(?s)worker process died.*exit status 4.*task"):
         pack(source, tmp_path / "p", exits)
@@ -95,7 +105,7 @@ def test_a_process_with_thousands_of_open_files_writes_with_workers(source: rf.S
         assert len(pack(source, tmp_path / "p", dict)) == 500
 
 
-def test_processes_that_a_function_started_end_with_the_pack(
+def test_processes_that_a_function_started_end_with_the_write(
     source: rf.Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = tmp_path / "pids"
@@ -115,7 +125,7 @@ rf.write(rf.open(sys.argv[1]), sys.argv[2], map=hanging.hangs, shard_bytes=500, 
 """
 
 
-def test_workers_end_with_a_killed_driver_though_they_hang(source: rf.Source, tmp_path: Path) -> None:
+def test_workers_that_hang_end_with_a_killed_driver(source: rf.Source, tmp_path: Path) -> None:
     (tmp_path / "hanging.py").write_text(
         "import os, pathlib, time\n"
         "def hangs(sample):\n"

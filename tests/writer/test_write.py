@@ -1,4 +1,4 @@
-"""What goes into a pack comes out of it, and what cannot be stored is refused by name."""
+"""What is written can be read back, and what cannot be stored is refused by name."""
 
 import os
 import pickle

@@ -10,10 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from rankfeed.errors import PrepareError
-from rankfeed.prepare.failure import Failure, forget_failures, remove_unfinished, write_failure
+from rankfeed.prepare.failure import Failure, forget_failures, write_failure
 from rankfeed.prepare.layout import BUILD_PREFIX
 from rankfeed.prepare.marker import inspect_dir, refuse_foreign_files, write_marker
 from rankfeed.prepare.swap import discard, remove, remove_leftovers, swap_dir
+from rankfeed.storage.commit import remove_temporaries
 from rankfeed.storage.lease import HeldLease
 
 Build = Callable[[Path], object]
@@ -22,22 +23,13 @@ _BUILD = re.compile(rf"{BUILD_PREFIX}.+-\d+-[0-9a-f]{{16}}-\d+")
 
 
 class BuildAttempt:
-    """A build by this process.
-
-    Args:
-        path: of the directory to prepare.
-        control: the directory beside it.
-        key: of the build.
-        lease: held by this process.
-        attempt: see `failure.next_attempt`.
-    """
+    """A build by this process, which holds the lease; ``attempt`` as of `failure.next_attempt`."""
 
     def __init__(self, path: Path, control: Path, key: str, lease: HeldLease, attempt: str = "") -> None:
         self.path, self.control, self.key, self.lease, self.attempt = path, control, key, lease, attempt
         self._began = time.monotonic()
         self._tries = 0
-        owner = lease.owner
-        self._name = f"{BUILD_PREFIX}{owner.host}-{owner.pid}-{owner.token}"
+        self._name = f"{BUILD_PREFIX}{lease.owner.host}-{lease.owner.pid}-{lease.owner.token}"
         self.staging = control / self._name
 
     def new_staging_dir(self) -> Path:
@@ -63,7 +55,7 @@ class BuildAttempt:
         for path in builds:
             discard(path)
         remove_leftovers(self.control, self.path)
-        remove_unfinished(self.control)
+        remove_temporaries(self.control)
 
     def clean_up(self) -> None:
         """Remove what other processes left; the directory is prepared."""
@@ -93,17 +85,23 @@ class BuildAttempt:
                         self.discard()
                         return False
                     build(self.new_staging_dir())
-        except (Exception, SystemExit) as error:
-            if not self.lease.is_current_process:
-                raise  # in a child that the build function forked
-            if self.lease.is_lost():
-                self.discard()  # it may have been created after the successor removed its predecessors'
+        except BaseException as error:
+            if not self.end(error):
                 return False
-            raise self.failed(error) from error
-        except BaseException:  # an interrupt says nothing about the data: another process builds
-            self.discard()
             raise
         return self.publish()
+
+    def end(self, error: BaseException) -> bool:
+        """End a build that raised; False if another process took over. Raises PrepareError if the build failed."""
+        if not self.lease.is_current_process:
+            return True  # in a child that the build function forked
+        if not isinstance(error, (Exception, SystemExit)):
+            self.discard()  # an interrupt says nothing about the data: another process builds
+            return True
+        if self.lease.is_lost():
+            self.discard()  # it may have been created after the successor removed its predecessors'
+            return False
+        raise self.failed(error) from error
 
     def publish(self) -> bool:
         """Write the marker and rename the build to its place; False if another process took over meanwhile."""
@@ -120,9 +118,7 @@ class BuildAttempt:
                 return False
             swap_dir(self.staging, self.path, self.control)
         except Exception as error:
-            if self.lease.is_lost():
-                return False
-            raise self.failed(error) from error
+            return self.end(error)
         finally:
             self.discard()
         with suppress(OSError):  # the directory is prepared, for all other processes too

@@ -17,14 +17,13 @@ import msgspec
 from rankfeed._util.process_info import process_age
 from rankfeed.errors import PrepareError
 from rankfeed.prepare.layout import control_dir, may_write
-from rankfeed.storage import stat_uncached, write_atomic
-from rankfeed.storage.commit import TEMPORARY, temporary_name
+from rankfeed.storage import stat_uncached
+from rankfeed.storage.commit import read_record, temporary_name, write_record
 from rankfeed.storage.decodable import decodable
-from rankfeed.topology.job import ONE_HOST, job_id, launch_id
+from rankfeed.topology.job import is_same_job, job_id, launch_id
 
 _SUFFIX = ".failed"
 _FAILURE = re.compile(rf"[0-9a-f]{{16}}\{_SUFFIX}")
-_UNFINISHED = re.compile(rf"\{TEMPORARY}.+-\d+-[0-9a-f]{{8}}")
 #: Seconds for which a failure of another key is kept for processes that wait for it.
 _KEPT = 3600.0
 #: Seconds by which clocks of hosts may differ where they, and not a server, give files their times.
@@ -42,27 +41,16 @@ class BuilderTraceback(Exception):
 
 @decodable
 class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A failed build, as text: unpickling an exception could run code.
+    """A failed build, as text: unpickling an exception could run code."""
 
-    Args:
-        kind: name of the exception's class.
-        text: its message.
-        traceback: of the exception.
-        builder: the process.
-        path: of the directory.
-        key: of the build.
-        attempt: see `next_attempt`.
-        job: id of the builder's job; empty if unknown.
-    """
-
-    kind: str
+    kind: str  # name of the exception's class
     text: str
     traceback: str
-    builder: str
+    builder: str  # the process
     path: str
     key: str
-    attempt: str
-    job: str
+    attempt: str  # see `next_attempt`
+    job: str  # id of the builder's job; empty if unknown
 
     @classmethod
     def of(cls, error: BaseException, builder: str, path: Path, key: str, attempt: str) -> Failure:
@@ -93,35 +81,24 @@ def next_attempt(path: Path) -> str:
 
 
 def write_failure(control: Path, token: str, failure: Failure) -> None:
-    """Record a failure under the token of the builder's lease; raises OSError if that is not possible."""
-    write_atomic(control / f"{token}{_SUFFIX}", msgspec.json.encode(failure))
+    """Record a failure under the token of the builder's lease; raises OSError."""
+    write_record(control / f"{token}{_SUFFIX}", failure)
 
 
-def find_failure(control: Path, awaited: set[str], attempt: str, key: str) -> Failure | None:
-    """The failure of a build that this process takes part in.
+def raise_failure(control: Path, awaited: set[str], attempt: str, key: str) -> None:
+    """Raise the failure of a build that this process takes part in.
 
-    That is a build it waited for, unless another job is known to have run it, or one of the same attempt. Launches
-    may have equal names, so the latter counts only if this process had started before the build failed.
-
-    Args:
-        control: directory of the failures.
-        awaited: tokens of the lease owners that this process waited for.
-        attempt: of this process.
-        key: of the build.
+    That is a build it waited for (whose lease token is in ``awaited``), unless another job is known to have run
+    it, or one of the same attempt. Launches may have equal names, so the latter counts only if this process had
+    started before the build failed.
     """
     for path, failure in _failures(control):
         if failure is None or failure.key != key:
             continue
         late = bool(attempt) and failure.attempt == attempt
-        waited = path.name.removesuffix(_SUFFIX) in awaited and not _differ(failure.job, job_id())
+        waited = path.name.removesuffix(_SUFFIX) in awaited and is_same_job(failure.job, job_id()) is not False
         if waited or (late and _is_newer_than_process(path, os.getpid())):
-            return failure
-    return None
-
-
-def _differ(one: str, other: str) -> bool:
-    """Whether two job ids are of different jobs; ids that only hold on one host say nothing."""
-    return len({each for each in (one, other) if each and not each.startswith(ONE_HOST)}) > 1
+            raise failure.error()
 
 
 def forget_failures(control: Path, key: str) -> None:
@@ -131,25 +108,16 @@ def forget_failures(control: Path, key: str) -> None:
             path.unlink(missing_ok=True)
 
 
-def remove_unfinished(control: Path) -> None:
-    """Remove what processes left that were killed while they wrote a failure; called by the lease owner."""
-    for path in control.iterdir():
-        if _UNFINISHED.fullmatch(path.name):
-            with suppress(OSError):  # only its owner can remove it
-                path.unlink()
-
-
 def _failures(control: Path) -> Iterator[tuple[Path, Failure | None]]:
     """All failures in the order of their names; None if one cannot be read."""
-    try:
+    names: list[str] = []
+    with suppress(OSError):
         names = sorted(name for name in os.listdir(control) if _FAILURE.fullmatch(name))
-    except OSError:
-        return
     for name in names:
-        try:
-            yield control / name, msgspec.json.decode((control / name).read_bytes(), type=Failure)
-        except (OSError, msgspec.DecodeError, msgspec.ValidationError):
-            yield control / name, None
+        failure = None
+        with suppress(OSError):
+            failure = read_record(control / name, Failure)
+        yield control / name, failure
 
 
 @cache

@@ -22,8 +22,8 @@ from rankfeed.storage import (
     is_gone,
     refresh_path,
     stat_uncached,
-    write_atomic,
 )
+from rankfeed.storage.commit import read_record, write_record
 from rankfeed.storage.decodable import decodable
 
 MARKER_NAME = ".rankfeed-prepared.json"
@@ -32,36 +32,22 @@ _VERSION = 1
 
 @decodable
 class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """A file of a prepared directory.
+    """A file of a prepared directory."""
 
-    Args:
-        name: relative to the directory, with slashes.
-        nbytes: its size; -1 for a symbolic link.
-        digest: XXH3 of its bytes, or of the target of the link.
-    """
-
-    name: str
-    nbytes: int
-    digest: str
+    name: str  # relative to the directory, with slashes
+    nbytes: int  # -1 for a symbolic link
+    digest: str  # XXH3 of its bytes, or of the target of the link
 
 
 @decodable
 class Marker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Record of a finished build.
+    """Record of a finished build."""
 
-    Args:
-        version: of this layout.
-        key: of the build.
-        host: where it was built.
-        seconds: how long it took.
-        files: sorted by name.
-    """
-
-    version: int
+    version: int  # of this layout
     key: str
     host: str
     seconds: float
-    files: list[FileEntry]
+    files: list[FileEntry]  # sorted by name
 
 
 class DirState(Enum):
@@ -80,25 +66,20 @@ def inspect_dir(path: Path, key: str) -> DirState:
         refreshed = False
         while True:
             before = _identity(path)
-            error: OSError | None = None
-            state = DirState.FOREIGN
             try:
                 state = _inspect(path, key)
-            except OSError as found:
-                if not is_gone(found):
+            except OSError as error:
+                if not is_gone(error) or (refreshed and _identity(path) == before):
                     raise
-                error = found
-            if error is None and state is not DirState.FOREIGN:
+                state = DirState.FOREIGN
+            if state is not DirState.FOREIGN:
                 return state
             if _identity(path) != before:
                 continue  # another process committed meanwhile
-            if not refreshed:  # on another host, perhaps, of which this host has not heard yet
-                refresh_path(path)
-                refreshed = True
-            elif error is not None:
-                raise error
-            else:
+            if refreshed:
                 return state
+            refresh_path(path)  # changed on another host, perhaps, of which this host has not heard yet
+            refreshed = True
     except OSError as error:
         raise _unreadable(error, path) from error
 
@@ -134,17 +115,12 @@ def _inspect(path: Path, key: str) -> DirState:
 
 def read_marker(path: Path) -> Marker | None:
     """The marker of a directory; None if there is no valid one."""
-    try:
-        marker = msgspec.json.decode((path / MARKER_NAME).read_bytes(), type=Marker)
-    except OSError as error:
-        if is_gone(error):
-            return None
-        raise
-    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
+    marker = read_record(path / MARKER_NAME, Marker)
+    if marker is None or marker.version != _VERSION:
         return None
     for entry in marker.files:
         check_data_name(entry.name, path / MARKER_NAME)
-    return marker if marker.version == _VERSION else None
+    return marker
 
 
 def _exists(path: Path, entry: FileEntry) -> bool:
@@ -220,12 +196,7 @@ def key_with_inputs(key: str, inputs: Sequence[str | os.PathLike[str]]) -> str:
 def walk_links(
     top: Path, onerror: Callable[[OSError], object] | None = None
 ) -> Iterator[tuple[str, list[str], list[str]]]:
-    """`os.walk` in the order of names that follows links to directories, except links back to a parent.
-
-    Args:
-        top: where to begin.
-        onerror: called with the error if a directory cannot be listed; None: the directory is left out.
-    """
+    """`os.walk` in the order of names that follows links to directories, except links back to a parent."""
     for place, folders, files in os.walk(top, followlinks=True, onerror=onerror):
         is_link = os.path.islink(place) and place != os.fspath(top)
         if is_link and os.path.realpath(place) in map(os.path.realpath, Path(place).parents):
@@ -247,8 +218,7 @@ def write_marker(staging: Path, key: str, host: str, seconds: float) -> None:
         files = list(pool.map(lambda path: _flushed(staging, path), paths))
     for folder, _, _ in os.walk(staging, topdown=False):
         fsync_dir(folder)
-    marker = Marker(_VERSION, key, host, round(seconds, 3), files)
-    write_atomic(staging / MARKER_NAME, msgspec.json.encode(marker))
+    write_record(staging / MARKER_NAME, Marker(_VERSION, key, host, round(seconds, 3), files))
 
 
 def _files(folder: Path) -> Iterator[Path]:

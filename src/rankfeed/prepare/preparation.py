@@ -27,7 +27,7 @@ from rankfeed._util.validate import (
 )
 from rankfeed.errors import PrepareError, RankfeedError
 from rankfeed.prepare.build import Build, BuildAttempt
-from rankfeed.prepare.failure import cannot_prepare, find_failure, next_attempt
+from rankfeed.prepare.failure import cannot_prepare, next_attempt, raise_failure
 from rankfeed.prepare.layout import check_target, control_dir
 from rankfeed.prepare.marker import DirState, inspect_dir, key_with_inputs, refuse_foreign_files
 from rankfeed.prepare.reentrancy import building, refuse_reentry
@@ -175,13 +175,10 @@ class Preparation:
         with stack:
             if attempt is None:
                 return
-            if error is not None and not isinstance(error, (Exception, SystemExit)):
-                attempt.discard()  # an interrupt says nothing about the data
-                return
             if error is not None:
-                if not attempt.lease.is_current_process:
-                    return  # raised in a child that the body forked
-                raise (self._lost() if attempt.lease.is_lost() else attempt.failed(error)) from error
+                if not attempt.end(error):
+                    raise self._lost() from error
+                return
             published = attempt.publish()
         if not published:
             with ExitStack() as stack:
@@ -206,12 +203,7 @@ class Preparation:
         )
 
     def _wait(self, stack: ExitStack, attempt: str) -> BuildAttempt | None:
-        """Wait until the directory is prepared (None) or this process holds the lease.
-
-        Args:
-            stack: closed at the end of the build.
-            attempt: name of this call.
-        """
+        """Wait until the directory is prepared (None), or until this process holds the lease."""
         try:
             with WaitReporter(self.path, self.timeout) as reporter:
                 return self._wait_or_acquire(stack, attempt, reporter)
@@ -228,7 +220,7 @@ class Preparation:
             if self._is_prepared(key):
                 self._clean_up(lease, key)
                 return None
-            self._raise_failure(awaited, attempt, key)
+            raise_failure(self._control, awaited, attempt, key)
             owner = lease.owner()
             if owner is not None and not lease.is_expired(owner, stalls):
                 awaited.add(owner.token)
@@ -238,11 +230,12 @@ class Preparation:
                     os.close(os.open(self.path.parent, os.O_RDONLY))
                 continue
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            held = lease.enter(stack, owner, reporter.label, reporter.local_rank)
+            held = lease.acquire(owner, reporter.label, reporter.local_rank)
             if held is None:
                 continue
+            stack.enter_context(held)
             # What was seen before may have changed meanwhile: look again, now that no other process builds.
-            self._raise_failure(awaited, attempt, key)
+            raise_failure(self._control, awaited, attempt, key)
             refresh_path(self.path)
             if self._is_prepared(key):
                 return None
@@ -250,19 +243,15 @@ class Preparation:
             stack.enter_context(building(held.owner.token))
             return BuildAttempt(self.path, self._control, key, held, attempt)
 
-    def _raise_failure(self, awaited: set[str], attempt: str, key: str) -> None:
-        failure = find_failure(self._control, awaited, attempt, key)
-        if failure is not None:
-            raise failure.error()
-
     def _clean_up(self, lease: Lease, key: str) -> None:
         """Remove what processes left that died, after their commit perhaps."""
         with suppress(OSError):  # the prepared directory may be all that this process can see or write
             if self._control.exists():
                 owner = lease.owner()
                 if owner is None or lease.is_expired(owner, StallDetector()):
-                    with lease.acquire(owner) as held:
-                        if held is not None:
+                    held = lease.acquire(owner)
+                    if held is not None:
+                        with held:
                             BuildAttempt(self.path, self._control, key, held).clean_up()
 
     def _is_prepared(self, key: str) -> bool:

@@ -33,29 +33,25 @@ _builds = _Builds()
 def building(token: str) -> Iterator[None]:
     """Mark the code of a ``with`` block, in this thread, as part of a build."""
     exported = threading.current_thread() is threading.main_thread()
-    before = os.environ.get(_VARIABLE)
+    before = os.environ.get(_VARIABLE, "")
     _builds.tokens.append(token)
     if exported:
-        os.environ[_VARIABLE] = " ".join([*_inherited(), token])
+        os.environ[_VARIABLE] = f"{before} {token}".strip()
     try:
         yield
     finally:
         _builds.tokens.remove(token)
-        if exported and before is None:
-            os.environ.pop(_VARIABLE, None)
-        elif exported and before is not None:
+        if exported and before:
             os.environ[_VARIABLE] = before
-
-
-def _inherited() -> list[str]:
-    return os.environ.get(_VARIABLE, "").split()
+        elif exported:
+            os.environ.pop(_VARIABLE, None)
 
 
 def refuse_reentry(owner: LeaseOwner, path: Path) -> None:
     """Raise PrepareError if waiting for this owner would be a deadlock."""
     if owner.token in _builds.tokens:
         who = "this thread"
-    elif owner.token in _inherited() and owner.pid != os.getpid():
+    elif owner.token in os.environ.get(_VARIABLE, "").split() and owner.pid != os.getpid():
         who = "the process that started this one"
     else:
         return

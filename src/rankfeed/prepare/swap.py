@@ -33,13 +33,7 @@ def _has_prefix(name: str, prefix: str) -> bool:
 
 
 def refuse_irreplaceable(path: Path, state: DirState, control: Path) -> None:
-    """Check, before a long build, that its result can be published.
-
-    Args:
-        path: of the directory to prepare.
-        state: of it.
-        control: directory that it would be moved to, on the same file system.
-    """
+    """Check, before a long build, that its result can replace the directory, which moves to ``control``."""
     refuse_foreign_files(path, state)
     found = ""
     if os.path.ismount(path):

@@ -31,10 +31,6 @@ class WaitReporter:
     """Reports for which process this one waits: a status line at a terminal of its own, else lines in the log.
 
     Of the ranks of a node only one reports.
-
-    Args:
-        path: of the directory that is awaited.
-        timeout: seconds; None: no limit.
     """
 
     def __init__(self, path: Path, timeout: float | None) -> None:

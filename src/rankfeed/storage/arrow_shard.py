@@ -62,11 +62,7 @@ def _arrow_type(field: Field) -> Any:
 def write_shard(
     file: BinaryIO, columns: Mapping[str, ColumnBuffer], fields: Mapping[str, Field], rows: int
 ) -> None:
-    """Write a shard; the same bytes for the same columns.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Write a shard: the same bytes for the same columns."""
     import pyarrow as pa
 
     schema = arrow_schema(fields)
@@ -102,11 +98,7 @@ def _nested(kind: Any, data: Any, length: int) -> Any:
 def read_shard(
     data: npt.NDArray[np.uint8], fields: Mapping[str, Field], rows: int, where: str
 ) -> dict[str, ColumnBuffer]:
-    """The columns of a shard, as views of its bytes.
-
-    Raises:
-        CorruptError: it is no Arrow file, or differs from what is expected.
-    """
+    """The columns of a shard, as views of its bytes; raises CorruptError."""
     import pyarrow as pa
 
     try:

@@ -11,11 +11,7 @@ _CHUNK = 1 << 20
 
 
 def file_digest(path: str | PathLike[str], progress: Callable[[int], None] | None = None) -> str:
-    """The checksum of a file: 32 hexadecimal digits.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """The checksum of a file: 32 hexadecimal digits; raises OSError."""
     state = xxhash.xxh3_128()
     buffer = bytearray(_CHUNK)
     view = memoryview(buffer)

@@ -1,18 +1,25 @@
-"""Atomic file creation: write under a temporary name, fsync, rename."""
+"""Atomic files: written under a temporary name, flushed, and renamed; records are such files with a struct."""
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
+
+import msgspec
+
+from rankfeed.storage.network_fs import is_gone
 
 #: Prefix of temporary names.
 TEMPORARY = ".tmp-"
+_TEMPORARY_NAME = re.compile(rf"\{TEMPORARY}.+-\d+-[0-9a-f]{{8}}")
+_Record = TypeVar("_Record", bound=msgspec.Struct)
 
 
 def temporary_name(path: Path) -> Path:
@@ -25,18 +32,7 @@ def temporary_name(path: Path) -> Path:
 def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Open a file for writing that appears under its name when the block succeeds, replacing an existing file.
 
-    Raises:
-        OSError: it cannot be written; nothing is left behind.
-
-    Examples:
-        >>> import tempfile
-        >>> target = Path(tempfile.mkdtemp(), "a")
-        >>> with atomic_file(target) as file:
-        ...     _ = file.write(b"content")
-        ...     target.exists()
-        False
-        >>> target.read_bytes()
-        b'content'
+    Raises OSError, and leaves nothing behind if the block fails.
     """
     target = Path(path)
     temporary = temporary_name(target)
@@ -54,21 +50,38 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def write_atomic(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write a small file atomically.
-
-    Raises:
-        OSError: it cannot be written; nothing is left behind.
-    """
+    """Write a small file atomically; raises OSError and leaves nothing behind if that fails."""
     with atomic_file(path) as file:
         file.write(content)
 
 
-def make_directory(path: Path) -> None:
-    """Create a directory for files of rankfeed, unless it exists.
+def write_record(path: Path, record: msgspec.Struct) -> None:
+    """Write a struct as JSON, atomically; raises OSError."""
+    write_atomic(path, msgspec.json.encode(record))
 
-    Raises:
-        OSError: it cannot be created, or is a symbolic link, through which nothing is written.
-    """
+
+def read_record(path: Path, kind: type[_Record]) -> _Record | None:
+    """The struct in a file; None if the file does not exist, or contains something else. Raises OSError."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except OSError as error:
+        if is_gone(error):
+            return None
+        raise
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+def remove_temporaries(folder: Path) -> None:
+    """Remove the temporary files of dead processes, as far as possible; called where no other process writes."""
+    for path in folder.iterdir():
+        if _TEMPORARY_NAME.fullmatch(path.name):
+            with suppress(OSError):  # only its owner can remove it
+                path.unlink()
+
+
+def make_directory(path: Path) -> None:
+    """Create a directory, unless it exists; raises OSError if it is a symbolic link: nothing is written there."""
     path.mkdir(parents=True, exist_ok=True)
     if path.is_symlink():
         raise OSError(errno.ELOOP, "is a symbolic link, through which nothing is written", os.fspath(path))

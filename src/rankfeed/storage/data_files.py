@@ -12,7 +12,6 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -48,24 +47,9 @@ class DataFiles:
         names: names for the fingerprint; None for the paths relative to their common folder.
         content: for formats with checksums: whether a file has its expected content. Used for files whose content
             is not sampled. Not pickled.
-
-    Raises:
-        SourceError: a file cannot be read.
-
-    Examples:
-        >>> import tempfile
-        >>> path = tempfile.mkdtemp() + "/data.bin"
-        >>> _ = open(path, "wb").write(b"some bytes")
-        >>> files = DataFiles([path])
-        >>> files.check(0)
-        >>> _ = open(path, "wb").write(b"other data")
-        >>> os.utime(path, ns=(0, 0))
-        >>> files.check(0)
-        Traceback (most recent call last):
-            ...
-        rankfeed.errors.CorruptError: a file was changed or replaced while it was in use
-          ...
     """
+
+    _PICKLED = ("_root", "_names", "_names_digest", "_host", "_seen", "_samples", "fingerprint")
 
     def __init__(
         self,
@@ -82,7 +66,6 @@ class DataFiles:
         self._observe(_choose_sampled(fingerprint_names.split(b"\0")))
 
     def _init_transient(self) -> None:
-        """Set the attributes that are not pickled."""
         #: Start of each name in `_names`, and the end of the last one plus 1.
         self._starts = np.zeros(self._names.count(b"\0") + 2, np.int64)
         self._starts[1:-1] = np.flatnonzero(np.frombuffer(self._names, np.uint8) == 0) + 1
@@ -121,13 +104,9 @@ class DataFiles:
         return self._seen[:, _SIZE]
 
     def check(self, number: int) -> None:
-        """Compare a file with what this job first saw, after opening it or reading it to its end.
+        """Compare a file with what this job first saw; raises CorruptError, or SourceError if it is gone.
 
-        A check before the file is opened would not detect that it is replaced in between.
-
-        Raises:
-            CorruptError: it is another file.
-            SourceError: it is gone.
+        Called after opening it or reading it to its end: it may be replaced before.
         """
         self._adapt_to_host()
         self._compare(number, self._stat(number))
@@ -145,13 +124,8 @@ class DataFiles:
         """Check that no open or sampled file was rewritten in place.
 
         Files that were moved, removed or replaced do not affect processes that have them open; :meth:`check`
-        detects this when the path is opened again.
-
-        Args:
-            at_intervals: skip the check if the last one was less than a second ago.
-
-        Raises:
-            CorruptError: a file was rewritten.
+        detects this when the path is opened again. ``at_intervals`` skips the check if the last one was less than
+        a second ago.
         """
         if at_intervals and time.monotonic() < self._next_check:
             return
@@ -164,12 +138,7 @@ class DataFiles:
         self._next_check = time.monotonic() + CHECK_SECONDS
 
     def reopened(self, paths: Sequence[str]) -> DataFiles:
-        """These files, for a source that finds its files again in another process.
-
-        Raises:
-            CorruptError: other files were found, or one was changed.
-            SourceError: a file cannot be read.
-        """
+        """These files, for a source that finds its files again in another process; raises CorruptError."""
         if _split_paths(paths) != (self._root, self._names):
             raise CorruptError(
                 "files were added, removed or renamed while the data set was in use",
@@ -252,24 +221,10 @@ class DataFiles:
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            "paths": (self._root, self._names),
-            "names_digest": self._names_digest,
-            "host": self._host,
-            "seen": self._seen.tobytes(),
-            "samples": self._samples,
-            "fingerprint": self.fingerprint,
-        }
+        return {name: getattr(self, name) for name in self._PICKLED}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._root, self._names = state["paths"]
-        self._names_digest, self._host, self.fingerprint = (
-            state["names_digest"],
-            state["host"],
-            state["fingerprint"],
-        )
-        self._seen = np.frombuffer(bytearray(state["seen"]), np.int64).reshape(-1, 3)
-        self._samples = state["samples"]
+        self.__dict__.update(state)
         self.content = None
         self._init_transient()
 
@@ -279,10 +234,7 @@ def _attributes(found: os.stat_result) -> tuple[int, int, int]:
 
 
 def _time_text(nanoseconds: int) -> str:
-    seconds, rest = divmod(int(nanoseconds), 10**9)
-    with suppress(ValueError, OverflowError, OSError):
-        return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}.{rest:09d} UTC"
-    return f"at {nanoseconds} ns"
+    return f"{np.datetime64(int(nanoseconds), 'ns')} UTC"
 
 
 def _split_paths(paths: Sequence[str]) -> tuple[str, bytes]:

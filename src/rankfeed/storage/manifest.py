@@ -29,42 +29,24 @@ Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
 
 @decodable
 class ShardInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A shard in the manifest.
+    """A shard in the manifest."""
 
-    Args:
-        path: relative to the manifest, with forward slashes.
-        rows: number of rows.
-        bytes: size of the file.
-        xxh3: checksum of the file, XXH3 with 128 bits.
-        block_rows: rows per block, which is read in one piece; the last block may be smaller.
-        content: checksum of the rows, independent of how they are stored.
-    """
-
-    path: Annotated[str, msgspec.Meta(min_length=1)]
+    path: Annotated[str, msgspec.Meta(min_length=1)]  # relative to the manifest, with forward slashes
     rows: Count
     bytes: Count
-    xxh3: Digest
-    block_rows: Count
-    content: Digest
+    xxh3: Digest  # of the file, XXH3 with 128 bits
+    block_rows: Count  # rows per block, which is read in one piece; the last block may be smaller
+    content: Digest  # of the rows, independent of how they are stored
 
 
 @decodable
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The parts of a written dataset.
-
-    Args:
-        num_rows: of all shards.
-        fields: type of each column.
-        shards: in the order of sample ids.
-        origin: digest of the input and parameters it was written from; empty if the input has no identity.
-        format: name of this format.
-        version: of the layout.
-    """
+    """The parts of a written dataset."""
 
     num_rows: Count
     fields: dict[str, Field]
-    shards: list[ShardInfo]
-    origin: str = ""
+    shards: list[ShardInfo]  # in the order of sample ids
+    origin: str = ""  # digest of the input and parameters it was written from; empty if the input has no identity
     format: Literal["rankfeed-packed"] = "rankfeed-packed"
     version: int = VERSION
 
@@ -87,13 +69,7 @@ class _Head(msgspec.Struct):
 
 
 def load_manifest(folder: str | os.PathLike[str]) -> Manifest:
-    """Read and check the manifest of a dataset.
-
-    Raises:
-        SourceError: there is no manifest, or its version is not supported.
-        CorruptError: the manifest is damaged or contradicts itself.
-        UnsafeError: the path of a shard is absolute, contains ".." or is a URL.
-    """
+    """Read and check the manifest of a dataset; raises SourceError, CorruptError or UnsafeError."""
     root = Path(folder)
     path = root / MANIFEST_NAME
     try:

@@ -14,20 +14,9 @@ from rankfeed.errors import CorruptError, SourceError
 
 
 def map_file(path: str | os.PathLike[str]) -> npt.NDArray[np.uint8]:
-    """The bytes of a file as a read-only array; pages are read when they are accessed.
+    """The bytes of a file as a read-only array, which keeps the mapping alive; raises SourceError.
 
-    Arrays over it keep the mapping alive. It can be used by several threads, and by forked children.
-
-    Raises:
-        SourceError: the file does not exist or cannot be read.
-
-    Examples:
-        >>> import tempfile, pathlib
-        >>> path = pathlib.Path(tempfile.mkdtemp(), "three")
-        >>> path.write_bytes(b"abc")
-        3
-        >>> map_file(path)
-        array([97, 98, 99], dtype=uint8)
+    It can be used by several threads, and by forked children.
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -44,17 +33,10 @@ def map_file(path: str | os.PathLike[str]) -> npt.NDArray[np.uint8]:
 
 
 def check_not_truncated(array: npt.NDArray[Any], where: str | os.PathLike[str]) -> None:
-    """Check with fstat that a mapped file is not truncated.
+    """Check with fstat that the file below an array of `map_file` is not truncated; other arrays pass.
 
     Accessing truncated pages kills the process (SIGBUS). A file that is truncated between this check and the
     access is not detected.
-
-    Args:
-        array: of :func:`map_file`, or a view of it; other arrays pass.
-        where: the file, for the error.
-
-    Raises:
-        CorruptError: the file is shorter than it was, or gone.
     """
     base: Any = array.base
     while type(base) is np.ndarray:
@@ -79,11 +61,7 @@ def check_not_truncated(array: npt.NDArray[Any], where: str | os.PathLike[str]) 
 
 
 class ReadHandle:
-    """A file open for reading, for hints to the kernel.
-
-    Raises:
-        SourceError: it cannot be opened.
-    """
+    """A file open for reading, for hints to the kernel; raises SourceError."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         try:

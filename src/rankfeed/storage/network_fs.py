@@ -22,11 +22,7 @@ def is_gone(error: OSError) -> bool:
 
 
 def stat_uncached(path: str | os.PathLike[str]) -> os.stat_result:
-    """Size and times of a file: opening it invalidates its cached attributes.
-
-    Raises:
-        OSError: it does not exist, or cannot be opened.
-    """
+    """Size and times of a file: opening it invalidates its cached attributes. Raises OSError."""
     handle = os.open(path, os.O_RDONLY)
     try:
         return os.fstat(handle)
@@ -39,14 +35,6 @@ def refresh_path(path: str | os.PathLike[str]) -> None:
 
     Listing the directory and creating a directory of that name are both answered by the server. If the name is
     gone, an empty directory exists for a moment.
-
-    Examples:
-        >>> import tempfile
-        >>> folder = tempfile.mkdtemp()
-        >>> refresh_path(folder)
-        >>> refresh_path(folder + "/none")
-        >>> os.listdir(folder)
-        []
     """
     folder, name = os.path.split(os.path.abspath(path))
     with suppress(OSError):

@@ -21,10 +21,7 @@ _UNSAFE = re.compile(
 
 
 def check_data_name(name: str | bytes, where: object) -> None:
-    """Refuse a name read from data that is absolute, contains ``..`` or a URL scheme.
-
-    Raises:
-        UnsafeError: the name is unsafe, or no valid file name.
+    """Raise UnsafeError if a name read from data is absolute, contains ``..`` or a URL scheme, or is invalid.
 
     Examples:
         >>> check_data_name("train/0001.jpg", "a.tar")
@@ -49,14 +46,6 @@ def check_data_name(name: str | bytes, where: object) -> None:
 
 
 def resolve_data_name(folder: str | os.PathLike[str], name: str, where: object) -> str:
-    """The path of a file that is named in the data, relative to ``folder``.
-
-    Raises:
-        UnsafeError: see :func:`check_data_name`.
-
-    Examples:
-        >>> resolve_data_name("/data", "part/./shard.0.mds", "index.json")
-        '/data/part/shard.0.mds'
-    """
+    """The path of a file that is named in the data, relative to ``folder``; raises UnsafeError."""
     check_data_name(name, where)
     return os.path.join(folder, os.path.normpath(name))

@@ -87,3 +87,18 @@ def job_id(environ: Mapping[str, str] | None = None) -> str:
     if environ.get("MASTER_ADDR") and environ.get("MASTER_PORT"):
         return f"{environ['MASTER_ADDR']}:{environ['MASTER_PORT']}"
     return f"{ONE_HOST}{socket.gethostname()} {launch}"
+
+
+def is_same_job(one: str, other: str) -> bool | None:
+    """Whether two job ids are of one job; None if they do not say.
+
+    Examples:
+        >>> is_same_job("a:1", "a:1"), is_same_job("a:1", "a:2"), is_same_job("a:1", "")
+        (True, False, None)
+        >>> is_same_job("on host1 parent 5", "on host2 parent 5") is None  # a parent process on each host
+        True
+    """
+    if not one or not other:
+        return None
+    hosts = [job.split(" ")[1] if job.startswith(ONE_HOST) else "" for job in (one, other)]
+    return one == other if hosts[0] == hosts[1] else None

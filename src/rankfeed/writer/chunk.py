@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from rankfeed.columns import Column, ColumnBuffer, Columns, Dense, Field, Objects, as_array
+from rankfeed.columns.layout import convert_exactly
 from rankfeed.errors import ArgumentError, WriteError
 from rankfeed.storage import digest_of
 
@@ -24,13 +25,7 @@ BATCH_ROWS, BATCH_BYTES = 256, 1 << 20
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some rows in memory.
-
-    Args:
-        rows: how many.
-        fields: of the columns.
-        columns: laid out as the fields say.
-    """
+    """Some rows in memory, laid out as the fields say."""
 
     rows: int
     fields: dict[str, Field]
@@ -38,7 +33,6 @@ class Chunk:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all columns."""
         return sum(stored.nbytes for stored in self.columns.values())
 
     @property
@@ -62,13 +56,7 @@ class Chunk:
 
 
 def chunks_of_samples(samples: Iterable[tuple[int, Any]], shard_bytes: int, noun: str) -> Iterator[Chunk]:
-    """Gather samples into chunks.
-
-    Args:
-        samples: dicts, each with the number that errors name.
-        shard_bytes: of the shards they are for; a chunk is an eighth at most.
-        noun: what errors call a sample.
-    """
+    """Gather samples, each with the number that errors name, into chunks of an eighth of a shard at most."""
     limit = batch_bytes(shard_bytes)
     waiting: list[tuple[int, dict[str, Any]]] = []
     nbytes = 0
@@ -132,12 +120,7 @@ def _chunk_of_dicts(numbered: list[tuple[int, dict[str, Any]]], noun: str) -> Ch
 
 
 def chunk_of(columns: Columns, where: str) -> Chunk:
-    """Copy the columns of a batch into memory.
-
-    Args:
-        columns: of any kind but objects.
-        where: the rows, for errors.
-    """
+    """Copy the columns of a batch, of any kind but objects, into memory."""
     if not columns.as_dicts:
         values = columns.samples()
         if not all(isinstance(value, dict) for value in values):
@@ -171,7 +154,7 @@ def _not_dicts(values: Iterable[Any], where: str) -> WriteError:
 
 def _stored(name: Any, column: Column, where: str) -> tuple[Field, ColumnBuffer]:
     place = f"{where}, field {name!r}"
-    if type(name) is not str or not name or not _is_encodable(name):
+    if type(name) is not str or not name or name.encode(errors="replace").decode() != name:
         raise WriteError("a field name must be a non-empty str", found=repr(name), where=where)
     if isinstance(column, Objects):
         raise WriteError(
@@ -199,14 +182,6 @@ def _stored(name: Any, column: Column, where: str) -> tuple[Field, ColumnBuffer]
     if 0 in field.shape:
         raise WriteError("arrays with an inner dimension of 0 cannot be written", found=field, where=place)
     return field, stored
-
-
-def _is_encodable(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _native(array: Any) -> Any:
@@ -260,12 +235,7 @@ def gather_shards(chunks: Iterable[Chunk], limit: int) -> Iterator[Chunk]:
 
 
 def join_fields(one: Fields, other: Fields, where: str) -> dict[str, Field]:
-    """The fields of columns that hold the rows of both.
-
-    Examples:
-        >>> join_fields({"x": Field("dense", "int32", (3,))}, {"x": Field("dense", "int64", (5,))}, "row 7")
-        {'x': Field(kind='ragged', dtype='int64', shape=())}
-    """
+    """The fields of columns that hold the rows of both."""
     if one.keys() != other.keys():
         raise WriteError(
             "samples have different fields",
@@ -305,30 +275,16 @@ def _join(name: str, one: Field, other: Field, where: str) -> Field:
     return Field("ragged", dtype.name, inner[0])
 
 
-def is_lossless(values: Any, dtype: np.dtype[Any]) -> bool:
-    """Whether integers keep their values under another type.
-
-    Examples:
-        >>> is_lossless(np.array([2**53]), np.dtype("float64")), is_lossless(np.array([2**53 + 1]), np.dtype("f8"))
-        (True, False)
-    """
-    if values.dtype.kind not in "iu" or values.dtype.itemsize < 8 or dtype.kind not in "fc":
-        return True
-    wide = values.astype(np.float64)
-    # Beyond the type's own range, what comes back depends on the machine.
-    return bool((wide < float(np.iinfo(values.dtype).max)).all() and (wide.astype(values.dtype) == values).all())
-
-
 def _converted(stored: ColumnBuffer, old: Field, new: Field, rows: int, where: str = "") -> ColumnBuffer:
     if old == new:
         return stored
-    if not is_lossless(stored.values, np.dtype(new.dtype)):
+    values, offsets = convert_exactly(stored.values, np.dtype(new.dtype)), stored.offsets
+    if values is None:
         raise WriteError(
             "integers and floats do not fit into one column: float64 cannot hold all digits of the integers",
             where=where or None,
             remedy="convert them with map=..., or use separate fields",
         )
-    values, offsets = stored.values.astype(new.dtype, copy=False), stored.offsets
     if new.kind == "ragged" and offsets is None:
         length = old.shape[0]
         values = values.reshape(rows * length, *new.shape)

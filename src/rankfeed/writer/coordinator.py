@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rankfeed._util.progress import progress_bar
-from rankfeed.errors import RankfeedError, WriteError, listed
+from rankfeed.errors import WriteError, listed
 from rankfeed.plan import Plan
 from rankfeed.sources import PackedSource, Source
 from rankfeed.sources.open import STAGING_NAME
@@ -34,7 +34,7 @@ from rankfeed.writer.staging import (
     widened,
     write_part,
 )
-from rankfeed.writer.tasks import WriteJob, chunks_of_iterable, chunks_of_task, partition
+from rankfeed.writer.tasks import WriteJob, chunks_of_iterable, chunks_of_task, convert_os_error, partition
 
 #: Changes if the same input would be written as different bytes.
 _LAYOUT = "3"
@@ -88,13 +88,16 @@ class WriteRequest:
 def coordinate(request: WriteRequest, runner: Runner) -> PackedSource:
     """Write the dataset, as the only process that does so in this directory."""
     dest = request.dest
-    try:
+    remedy = "free disk space or choose another directory; called again, write continues where it stopped"
+    with convert_os_error("cannot write the dataset", dest, remedy):
         check_destination(dest, append=request.append)
         is_new = not dest.exists() or not any(path.name != STAGING_NAME for path in dest.iterdir())
+        total = len(request.given) if isinstance(request.given, Source) else None
+        bar = progress_bar("writing", total, enabled=request.progress)
         try:
             with lock_staging(dest) as staging:
                 try:
-                    with runner.session(staging), _progress_bar(request) as advance:
+                    with runner.session(staging), bar as advance:
                         _write(request, runner, staging, advance)
                     return PackedSource(dest)
                 finally:
@@ -107,22 +110,18 @@ def coordinate(request: WriteRequest, runner: Runner) -> PackedSource:
                 with suppress(OSError):  # not empty
                     dest.rmdir()
             raise
-    except OSError as error:
-        if isinstance(error, RankfeedError):
-            raise
-        raise WriteError(
-            "cannot write the dataset",
-            found=error,
-            where=dest,
-            remedy="free disk space or choose another directory; called again, write continues where it stopped",
-        ) from error
 
 
 def check_destination(dest: Path, *, append: bool) -> None:
     """Raise WriteError if the destination contains other files, or no dataset to append to."""
     finished = (dest / MANIFEST_NAME).exists()
     if append and not finished:
-        raise _nothing_to_append_to(dest)
+        raise WriteError(
+            "there is no finished dataset to append to",
+            expected=f"a directory with a {MANIFEST_NAME}",
+            where=dest,
+            remedy="write the first data without append=True, and let an unfinished write finish first",
+        )
     if not dest.exists() or finished or (dest / STAGING_NAME).is_dir():
         return
     if not dest.is_dir():
@@ -138,24 +137,11 @@ def check_destination(dest: Path, *, append: bool) -> None:
         )
 
 
-def _nothing_to_append_to(dest: Path) -> WriteError:
-    return WriteError(
-        "there is no finished dataset to append to",
-        expected=f"a directory with a {MANIFEST_NAME}",
-        where=dest,
-        remedy="write the first data without append=True, and let an unfinished write finish first",
-    )
-
-
-def _progress_bar(request: WriteRequest) -> Any:
-    total = len(request.given) if isinstance(request.given, Source) else None
-    return progress_bar("writing", total, enabled=request.progress)
-
-
 def _write(request: WriteRequest, runner: Runner, staging: Path, advance: Callable[[int], None]) -> None:
     origin = request.origin
     complete_commit(staging, runner.step)
     base: Manifest | None = None
+    check_destination(request.dest, append=request.append)  # again, now that no other process writes
     if (request.dest / MANIFEST_NAME).exists():
         existing = PackedSource(request.dest)
         if not request.append:
@@ -165,8 +151,6 @@ def _write(request: WriteRequest, runner: Runner, staging: Path, advance: Callab
         if request.is_in(base):
             clear(staging)
             return
-    elif request.append:
-        raise _nothing_to_append_to(request.dest)
     stamp = origin if base is None else digest_of(b"append", base.fingerprint.encode(), origin.encode())
     begin(staging, stamp, resume=request.resume)
     # Records of an earlier run are used if they are certain to be of the same rows.

@@ -22,6 +22,7 @@ from rankfeed.storage import (
     load_manifest,
     write_atomic,
 )
+from rankfeed.storage.commit import read_record, write_record
 from rankfeed.storage.decodable import decodable
 from rankfeed.writer.chunk import Fields
 from rankfeed.writer.staging import JOURNAL_NAME, Part, clear
@@ -32,15 +33,10 @@ ORIGIN_SEPARATOR = "+"
 
 @decodable
 class CommitJournal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The renames of a commit.
+    """The renames of a commit."""
 
-    Args:
-        manifest: of the committed dataset.
-        staged: names of the staged shards, in the order of the last shards of the manifest.
-    """
-
-    manifest: Manifest
-    staged: list[str]
+    manifest: Manifest  # of the committed dataset
+    staged: list[str]  # names of the staged shards, in the order of the last shards of the manifest
 
     @property
     def old(self) -> list[ShardInfo]:
@@ -61,16 +57,7 @@ def commit(
     base: Manifest | None,
     step: Callable[[], object],
 ) -> None:
-    """Publish staged shards.
-
-    Args:
-        staging: the directory.
-        parts: all with these fields, in the order of their rows.
-        fields: of the dataset.
-        origin: of these rows, for the manifest.
-        base: manifest of the dataset that they are appended to; its shards stay as they are.
-        step: called with each rename.
-    """
+    """Publish staged shards that all have these fields, after the shards of ``base`` if rows are appended."""
     shards = [] if base is None else list(base.shards)
     taken = {shard.path for shard in shards}
     number = len(shards)
@@ -83,7 +70,7 @@ def commit(
     origins = origin if base is None else base.origin + ORIGIN_SEPARATOR + origin
     manifest = Manifest(num_rows=total, fields=dict(fields), shards=shards, origin=origins)
     journal = CommitJournal(manifest, [part.shard.path for part in parts])
-    write_atomic(staging / JOURNAL_NAME, msgspec.json.encode(journal))
+    write_record(staging / JOURNAL_NAME, journal)
     if not complete_commit(staging, step):
         raise WriteError(
             "cannot commit: files of this call, or of the dataset it appends to, are gone",
@@ -131,12 +118,10 @@ def _committed_shards(dest: Path) -> list[ShardInfo]:
 
 
 def _read_journal(path: Path) -> CommitJournal | None:
-    try:
-        journal = msgspec.json.decode(path.read_bytes(), type=CommitJournal)
-    except (FileNotFoundError, msgspec.DecodeError):
-        return None
-    for name in (*journal.staged, *(shard.path for shard in journal.manifest.shards)):
-        check_data_name(name, path)
+    journal = read_record(path, CommitJournal)
+    if journal is not None:
+        for name in (*journal.staged, *(shard.path for shard in journal.manifest.shards)):
+            check_data_name(name, path)
     return journal
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -19,37 +20,17 @@ from rankfeed.plan import RngStreams, wants_rng
 
 @dataclass(frozen=True)
 class SampleMap:
-    """A function of a sample, or of a list of samples, that returns no sample, one or several.
+    """A function of a sample, or of a list of samples, that returns no sample, one or several."""
 
-    Args:
-        function: called with a generator as well if it takes a second argument.
-        batch: number of samples in a list; 0: called with a sample.
-        seed: of the generators.
-
-    Examples:
-        >>> twice = SampleMap(lambda sample: [sample, sample])
-        >>> list(twice.apply([(7, {"x": 1})]))
-        [(7, {'x': 1}), (7, {'x': 1})]
-        >>> list(SampleMap(lambda samples: samples[1:], batch=2).apply(enumerate([{"x": 1}, {"x": 2}, {"x": 3}])))
-        [(0, {'x': 2})]
-    """
-
-    function: Callable[..., Any]
-    batch: int = 0
-    seed: int = 0
+    function: Callable[..., Any]  # called with a generator as well if it takes a second argument
+    batch: int = 0  # number of samples in a list; 0: called with a sample
+    seed: int = 0  # of the generators
 
     def __post_init__(self) -> None:
         check_callable("map", self.function)
 
     def apply(self, samples: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
-        """Call the function.
-
-        Args:
-            samples: each with its id.
-
-        Yields:
-            The new samples, each with the id of the sample it was made of, or of the first one of the batch.
-        """
+        """The new samples, each with the id of the sample it was made of, or of the first one of the batch."""
         # The name is part of the keys: the same seed gives the same generators as ever.
         streams = RngStreams("pack", self.seed, 0) if wants_rng(self.function) else None
         for first, given, where in self._calls(samples):
@@ -85,23 +66,18 @@ class SampleMap:
         if not self.batch:
             yield from ((number, sample, f"sample {number}") for number, sample in samples)
             return
-        waiting: list[tuple[int, Any]] = []
-        for each in samples:
-            waiting.append(each)
-            if len(waiting) == self.batch:
-                yield _batch(waiting)
-                waiting = []
-        if waiting:
-            yield _batch(waiting)
+        remaining = iter(samples)
+        while batch := list(islice(remaining, self.batch)):
+            first = batch[0][0]
+            yield (
+                first,
+                [sample for _, sample in batch],
+                f"the batch of {len(batch)} samples from sample {first} on",
+            )
 
 
 class _InvalidResult(Exception):
     """What the function returned is not a sample."""
-
-
-def _batch(waiting: list[tuple[int, Any]]) -> tuple[int, list[Any], str]:
-    first = waiting[0][0]
-    return first, [sample for _, sample in waiting], f"the batch of {len(waiting)} samples from sample {first} on"
 
 
 def _iterate(result: Any) -> Iterator[Any]:

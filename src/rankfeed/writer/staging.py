@@ -12,7 +12,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -31,6 +31,7 @@ from rankfeed.storage import (
     write_atomic,
 )
 from rankfeed.storage.arrow_shard import read_shard, write_shard
+from rankfeed.storage.commit import read_record, remove_temporaries, write_record
 from rankfeed.storage.decodable import decodable
 from rankfeed.storage.lease import HeldLease, Lease, StallDetector
 from rankfeed.writer.chunk import Chunk, Fields
@@ -46,27 +47,16 @@ _LOOK = 0.2
 
 @decodable
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A staged shard.
+    """A staged shard."""
 
-    Args:
-        needed: fields as its rows need them.
-        fields: as they are stored; they differ if other parts needed wider ones.
-        shard: its entry in the manifest, with its name in the staging directory.
-    """
-
-    needed: dict[str, Field]
-    fields: dict[str, Field]
-    shard: ShardInfo
+    needed: dict[str, Field]  # fields as its rows need them
+    fields: dict[str, Field]  # as they are stored: wider, if other parts needed that
+    shard: ShardInfo  # its entry in the manifest, with its name in the staging directory
 
 
 @decodable
 class TaskRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A finished task.
-
-    Args:
-        job: name of the job.
-        parts: in order; none if the map function left no rows.
-    """
+    """A finished task of a job; without parts if the map function left no rows."""
 
     job: str
     parts: list[Part]
@@ -77,36 +67,35 @@ def lock_staging(dest: Path) -> Iterator[Path]:
     """The staging directory, for one writer at a time; removed at the end if it is empty."""
     staging = dest / STAGING_NAME
     try:
-        with ExitStack() as stack:
-            _acquire(stack, staging)
+        with _acquire(staging):
             yield staging
     finally:
         with suppress(OSError):
             staging.rmdir()
 
 
-def _acquire(stack: ExitStack, staging: Path) -> HeldLease:
+def _acquire(staging: Path) -> HeldLease:
     lease, stalls, began, reported = Lease(staging / _LEASE), StallDetector(), time.monotonic(), False
     while True:
         make_directory(staging)
         owner = lease.owner()
         if owner is None or lease.is_expired(owner, stalls):
-            held = lease.enter(stack, owner)
-            if held is not None:
-                return held
-            continue
-        if owner.has_ended is False or stalls.has_changed(owner.token):
+            with suppress(FileNotFoundError):  # another writer has ended and removed the directory
+                if (held := lease.acquire(owner)) is not None:
+                    return held
+        elif lease.is_alive(owner, stalls):
             raise WriteError(
                 "another process is writing to this directory",
                 found=owner,
                 where=staging.parent,
                 remedy="wait for it, or choose another directory",
             )
-        if not reported and time.monotonic() - began > 2:
-            reported = True
-            text = "%s was writing to %s; waiting up to %.0f s to see whether it is alive"
-            _log.warning(text, owner, staging.parent, lease.duration)
-        time.sleep(_LOOK)
+        else:
+            if not reported and time.monotonic() - began > 2:
+                reported = True
+                text = "%s was writing to %s; waiting up to %.0f s to see whether it is alive"
+                _log.warning(text, owner, staging.parent, lease.duration)
+            time.sleep(_LOOK)
 
 
 def begin(staging: Path, origin: str, *, resume: bool) -> None:
@@ -121,8 +110,7 @@ def begin(staging: Path, origin: str, *, resume: bool) -> None:
                 remedy="repeat the call that was interrupted, or start over with resume=False",
             )
         if resume and found == origin:
-            for leftover in staging.glob(".tmp-*"):
-                leftover.unlink(missing_ok=True)
+            remove_temporaries(staging)
             return
     clear(staging)
     write_atomic(job, origin.encode())
@@ -139,12 +127,7 @@ def is_resumable(staging: Path) -> bool:
 
 
 def clear(staging: Path, *, ranks: bool = False) -> None:
-    """Remove all staged files.
-
-    Args:
-        staging: the directory.
-        ranks: remove the directories by which ranks communicate, too.
-    """
+    """Remove all staged files, and the directories by which ranks communicate if asked to."""
     # The job first, so that no leftover is taken for an unfinished write; the journal last.
     for path in sorted(staging.iterdir(), key=lambda each: (each.name != JOB_NAME, each.name == JOURNAL_NAME)):
         if not path.is_dir():
@@ -154,14 +137,7 @@ def clear(staging: Path, *, ranks: bool = False) -> None:
 
 
 def write_part(staging: Path, task: int, number: int, chunk: Chunk) -> Part:
-    """Write a shard and its record, unless the same rows are staged already.
-
-    Args:
-        staging: the directory.
-        task: number of the task.
-        number: of the shard within it.
-        chunk: the rows.
-    """
+    """Write a shard of a task and its record, unless the same rows are staged already."""
     return _write_part(staging, f"{task:05d}-{number:05d}", chunk, chunk.fields, chunk.digest)
 
 
@@ -170,10 +146,9 @@ def _write_part(staging: Path, prefix: str, chunk: Chunk, needed: Fields, conten
     name = digest_of(content.encode(), msgspec.json.encode(list(chunk.fields.items())))
     path = staging / f"{prefix}-{name}.arrow"
     record = path.with_suffix(".json")
-    with suppress(OSError, msgspec.DecodeError):
-        part = msgspec.json.decode(record.read_bytes(), type=Part)
-        if part.shard.path == path.name and is_intact(staging, part):
-            return part
+    part = read_record(record, Part)
+    if part is not None and part.shard.path == path.name and is_intact(staging, part):
+        return part
     with atomic_file(path) as file:
         write_shard(file, chunk.columns, chunk.fields, chunk.rows)
     shard = ShardInfo(
@@ -185,7 +160,7 @@ def _write_part(staging: Path, prefix: str, chunk: Chunk, needed: Fields, conten
         content=content,
     )
     part = Part(dict(needed), dict(chunk.fields), shard)
-    write_atomic(record, msgspec.json.encode(part))
+    write_record(record, part)
     return part
 
 
@@ -210,18 +185,19 @@ def widened(staging: Path, part: Part, fields: Fields) -> Part:
 
 def write_task(staging: Path, task: int, job: str, parts: list[Part]) -> None:
     """Record that a task is finished; raises OSError."""
-    write_atomic(_task_path(staging, task, job), msgspec.json.encode(TaskRecord(job, parts)))
+    write_record(_task_path(staging, task, job), TaskRecord(job, parts))
 
 
 def read_task(staging: Path, task: int, job: str) -> list[Part] | None:
     """The parts of a finished task of this job, whose bytes are not checked; None if it is not finished."""
-    try:
-        record = msgspec.json.decode(_task_path(staging, task, job).read_bytes(), type=TaskRecord)
-    except (OSError, msgspec.DecodeError):
+    record = None
+    with suppress(OSError):
+        record = read_record(_task_path(staging, task, job), TaskRecord)
+    if record is None or record.job != job:
         return None
     for part in record.parts:
         check_data_name(part.shard.path, staging)
-    return record.parts if record.job == job else None
+    return record.parts
 
 
 def forget_task(staging: Path, task: int, job: str) -> None:

@@ -6,6 +6,7 @@ Partitioning and writing are pure functions of the data, so a task that is writt
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -39,10 +40,6 @@ _PROBES, _PROBE_BYTES = 256, 64 << 20
 _MAP_PROBES = 32
 
 
-def ignore_progress() -> None:
-    """The default callback for progress."""
-
-
 class WriteTask(NamedTuple):
     """A range of positions to write: its number, first position, and the position after the last."""
 
@@ -63,27 +60,16 @@ class Partition(NamedTuple):
 
 @dataclass(frozen=True)
 class WriteJob:
-    """What a process needs to run a task.
+    """What a process needs to run a task."""
 
-    Args:
-        name: of the job; records of other jobs are not used.
-        source: the input.
-        staging: directory that is written to.
-        shard_bytes: size of a shard.
-        batch: rows to read at once.
-        sample_map: applied to the samples.
-        plan: order of the rows; None: as stored.
-        step: called after each sample or batch of rows.
-    """
-
-    name: str
+    name: str  # records of other jobs are not used
     source: Source
     staging: Path
     shard_bytes: int
-    batch: int = 1
+    batch: int = 1  # rows to read at once
     sample_map: SampleMap | None = None
-    plan: Plan | None = None
-    step: Callable[[], object] = ignore_progress
+    plan: Plan | None = None  # order of the rows; None: as stored
+    step: Callable[[], object] = int  # called after each sample or batch of rows; int does nothing
 
 
 def run_task(job: WriteJob, task: WriteTask) -> list[Part]:
@@ -91,15 +77,22 @@ def run_task(job: WriteJob, task: WriteTask) -> list[Part]:
     found = read_task(job.staging, task.number, job.name)
     if found is not None and all(is_intact(job.staging, part) for part in found):
         return found
-    try:
+    with convert_os_error("cannot write a shard", job.staging.parent):
         shards = gather_shards(chunks_of_task(job, task), 2 * job.shard_bytes)
         parts = [write_part(job.staging, task.number, number, shard) for number, shard in enumerate(shards)]
         write_task(job.staging, task.number, job.name, parts)
+    return parts
+
+
+@contextmanager
+def convert_os_error(summary: str, where: object, remedy: str | None = None) -> Iterator[None]:
+    """Raise an OSError of the block as a WriteError."""
+    try:
+        yield
     except OSError as error:
         if isinstance(error, RankfeedError):
             raise
-        raise WriteError("cannot write a shard", found=error, where=job.staging.parent) from error
-    return parts
+        raise WriteError(summary, found=error, where=where, remedy=remedy) from error
 
 
 def partition(job: WriteJob) -> Partition:
@@ -157,12 +150,7 @@ def _row_bytes(job: WriteJob, unit: int) -> tuple[int, int]:
 
 
 def align_to_blocks(bounds: Int64, blocks: Int64) -> Int64:
-    """Move each of some equally spaced bounds to the end of a block within a quarter of their distance.
-
-    Examples:
-        >>> align_to_blocks(np.array([0, 10, 20, 30]), np.array([11, 5, 14])).tolist()
-        [0, 11, 20, 30]
-    """
+    """Move each of some equally spaced bounds to the end of a block within a quarter of their distance."""
     ends = np.concatenate([[0], np.cumsum(blocks)])
     after = np.searchsorted(ends, bounds).clip(1, len(ends) - 1)
     nearest = np.where(bounds - ends[after - 1] <= ends[after] - bounds, ends[after - 1], ends[after])

@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
+import pickle
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from rankfeed.errors import WriteError, safe_str
 from rankfeed.writer.staging import Part
 from rankfeed.writer.tasks import WriteJob, WriteTask
 
 
-class Runner(Protocol):
+class Runner(ABC):
     """Executes tasks."""
 
-    @property
-    def is_remote(self) -> bool:
-        """Whether other machines write shards, so that they are read again before the commit."""
+    #: Whether other machines write shards, so that they are read again before the commit.
+    is_remote = False
 
     def session(self, staging: Path) -> AbstractContextManager[Any]:
         """Entered around the whole write, by the process that holds the lease of the staging directory."""
+        return nullcontext()
 
-    def step(self) -> None:
+    def step(self) -> None:  # noqa: B027  (most runners need none)
         """Called by the coordinator whenever it has made progress."""
 
+    @abstractmethod
     def run(self, job: WriteJob, tasks: list[WriteTask]) -> Iterable[tuple[WriteTask, list[Part]]]:
         """Have each task run; yields the tasks, in any order, with the shards that were written."""
+
+
+def picklable_error(error: Exception) -> Exception:
+    """An error that another process can unpickle and print, which not all can."""
+    try:
+        str(pickle.loads(pickle.dumps(error)))  # noqa: S301
+    except Exception:
+        return WriteError("writing failed", found=f"{type(error).__name__}: {safe_str(error)}")
+    return error

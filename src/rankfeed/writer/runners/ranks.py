@@ -1,43 +1,48 @@
 """Runs tasks on the ranks of a job, which share nothing but the file system.
 
-Rank 0 partitions and commits. All ranks claim tasks through leases: first every world_size-th one, then the
-others' from the end. A lease is renewed by progress, so the task of a rank that dies or hangs is reassigned. No
-collective is called, so none can hang.
+Rank 0 partitions and commits. It describes the run in a directory; the other ranks join the run that belongs to
+their call and whose rank 0 is alive, so files of an earlier job are never taken for those of this one. All ranks
+claim tasks through leases: first every world_size-th one, then the others' from the end. A lease is renewed by
+progress, so the task of a rank that dies or hangs is reassigned. No collective is called, so none can hang.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Self, TypeVar
 
 import msgspec
 
 from rankfeed.errors import RankfeedError, WriteError, safe_str
 from rankfeed.sources import PackedSource, Source
 from rankfeed.sources.open import STAGING_NAME
-from rankfeed.storage import MANIFEST_NAME, digest_of, load_manifest, write_atomic
+from rankfeed.storage import MANIFEST_NAME, digest_of, load_manifest, make_directory
+from rankfeed.storage.commit import read_record, write_record
 from rankfeed.storage.decodable import decodable
 from rankfeed.storage.lease import HeldLease, Lease, LeaseOwner, StallDetector
-from rankfeed.storage.rendezvous import Coordinator, Member
 from rankfeed.topology import Topology
-from rankfeed.topology.job import ONE_HOST, job_id
+from rankfeed.topology.job import is_same_job, job_id
 from rankfeed.writer.coordinator import WriteRequest, check_destination, coordinate
+from rankfeed.writer.runners import Runner
 from rankfeed.writer.staging import Part, finished_tasks, is_intact, read_task
-from rankfeed.writer.tasks import WriteJob, WriteTask, run_task
+from rankfeed.writer.tasks import WriteJob, WriteTask, convert_os_error, run_task
 
-#: Name of the directory of the rendezvous in the staging directory.
+#: Name of the directory of all runs in the staging directory.
 _RANKS = "ranks"
-#: Files of a run: the tasks, the first error, the end. Directories: leases of tasks, lease of the coordinator.
-_PLAN, _FAILURE, _RESULT, _TASKS, _PROGRESS = "plan.json", "failure.json", "result.json", "tasks", "coordinator"
+#: Files of a run: its description, the tasks, the end. Directories: leases of the tasks, lease of rank 0, files of
+#: the other ranks.
+_INFO, _PLAN, _END, _TASKS, _RANK_0, _MEMBERS = "run.json", "plan.json", "end.json", "tasks", "rank-0", "members"
 #: Ranks may call `write` this many times the stall timeout apart, since each opens the source before; for that
 #: long rank 0, or a reassigned task, may make no progress.
 _PATIENCE_FACTOR = 5
@@ -45,55 +50,18 @@ _PATIENCE_FACTOR = 5
 _VISIBLE = 10.0
 #: Number of calls of this process for each destination: the n-th calls of all ranks belong together.
 _calls: Counter[Path] = Counter()
-
-
-@decodable
-class RankInfo(msgspec.Struct, frozen=True):
-    """Registration of a rank: the call it makes, and its process."""
-
-    rank: int
-    world_size: int
-    job: str
-    call: int
-    process: LeaseOwner
-
-
-@decodable
-class RankFailure(msgspec.Struct, frozen=True):
-    """An error of a rank as text, since unpickling could run code."""
-
-    rank: int
-    summary: str
-    expected: str | None = None
-    found: str | None = None
-    where: str | None = None
-    remedy: str | None = None
-
-    @classmethod
-    def of(cls, error: BaseException, rank: int) -> RankFailure:
-        """The failure that an exception describes."""
-        if isinstance(error, RankfeedError):
-            facts = (error.expected, error.found, error.where, error.remedy)
-            return cls(rank, error.summary, *(None if fact is None else safe_str(fact) for fact in facts))
-        return cls(rank, f"{type(error).__name__}: {safe_str(error)}")
-
-    def error(self) -> WriteError:
-        """The error that the other ranks raise."""
-        return WriteError(
-            f"rank {self.rank} failed: {self.summary}",
-            expected=self.expected,
-            found=self.found,
-            where=self.where,
-            remedy=self.remedy,
-        )
+_Record = TypeVar("_Record", bound=msgspec.Struct)
 
 
 @decodable
 class RunInfo(msgspec.Struct, frozen=True):
-    """Reply of rank 0: its call, and the digest of its arguments."""
+    """The call of rank 0."""
 
+    job: str
+    world_size: int
     call: int
-    digest: str
+    digest: str  # of the arguments
+    is_refused: bool = False  # rank 0 could not begin: another job may be writing there
 
 
 @decodable
@@ -106,20 +74,25 @@ class RunPlan(msgspec.Struct, frozen=True):
 
 
 @decodable
-class RunResult(msgspec.Struct, frozen=True):
-    """End of a run: fingerprint of the manifest."""
+class RunEnd(msgspec.Struct, frozen=True):
+    """End of a run: fingerprint of the manifest, or the first error as text, since unpickling could run code."""
 
-    fingerprint: str
+    fingerprint: str = ""
+    rank: int = 0
+    error: str = ""
 
 
 def write_on_ranks(request: WriteRequest, stall_timeout: float) -> PackedSource:
     """Write together with the other ranks, all of which call this; the dataset, opened."""
     topology = Topology.detect()
     _calls[request.dest] += 1
+    assert isinstance(request.given, Source)
+    facts = f"{len(request.given)} {request.append} {request.resume}"
+    digest = digest_of(request.digest.encode(), facts.encode())
+    info = RunInfo(job_id(), topology.world_size, _calls[request.dest], digest)
     if topology.rank:
-        _participate(request, topology, stall_timeout)
-        return PackedSource(request.dest)
-    runner = RanksRunner(topology, stall_timeout, _digest(request), _calls[request.dest])
+        return _participate(request, info, topology, stall_timeout)
+    runner = RanksRunner(info, topology, stall_timeout)
     try:
         return coordinate(request, runner)
     except (RankfeedError, OSError) as error:
@@ -128,89 +101,153 @@ def write_on_ranks(request: WriteRequest, stall_timeout: float) -> PackedSource:
         raise
 
 
-def _digest(request: WriteRequest) -> str:
-    """Of what must be equal on all ranks."""
-    assert isinstance(request.given, Source)
-    return digest_of(request.digest.encode(), f"{len(request.given)} {request.append} {request.resume}".encode())
-
-
-def is_same_job(one: str, other: str) -> bool | None:
-    """Whether two job ids are of one job; None if they do not say.
-
-    Examples:
-        >>> is_same_job("a:1", "a:1"), is_same_job("a:1", "a:2"), is_same_job("a:1", "")
-        (True, False, None)
-        >>> is_same_job("on host1 parent 5", "on host2 parent 5") is None  # a parent process on each host
-        True
-    """
-    if not one or not other:
-        return None
-    hosts = {job.split(" ")[1] for job in (one, other) if job.startswith(ONE_HOST)}
-    return None if len(hosts) > 1 else one == other
-
-
 def claim_order(rank: int, world_size: int, tasks: Iterable[int]) -> list[int]:
-    """The order in which a rank claims tasks: its own share, then the others' from the end.
-
-    Examples:
-        >>> claim_order(1, 3, [0, 1, 2, 3, 4, 5])
-        [1, 4, 5, 3, 2, 0]
-    """
+    """The order in which a rank claims tasks: its own share, then the others' from the end."""
     own = sorted(task for task in tasks if task % world_size == rank)
     return own + sorted(set(tasks) - set(own), reverse=True)
 
 
-class TaskClaims:
-    """The leases of the tasks of a run.
+def _warn(text: str) -> None:
+    with suppress(RuntimeWarning):  # where warnings are errors
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
 
-    Args:
-        directory: of the leases.
-        topology: of this rank.
-        stall_timeout: seconds without progress after which a task is reassigned.
-        step: called whenever this rank makes progress, or waits; may raise the error that ended the run.
+
+def _read(path: Path, kind: type[_Record]) -> _Record | None:
+    """A record of a run; None if there is none."""
+    with suppress(OSError):
+        # Listed: a network file system may remember for long that a name was missing.
+        if path.name in os.listdir(path.parent):
+            return read_record(path, kind)
+    return None
+
+
+class RankRun:
+    """A write by the ranks of a job, as one of them sees it.
+
+    A thread follows the files of the run, so that a rank hears of the end, and leaves, even during a long sample.
     """
 
-    def __init__(
-        self, directory: Path, topology: Topology, stall_timeout: float, step: Callable[[], object]
-    ) -> None:
-        self._directory, self._topology, self._step = directory, topology, step
-        self._stall_timeout = stall_timeout
-        self._stalls = StallDetector()
-        self._failed: ExitStack | None = None
+    def __init__(self, directory: Path, topology: Topology, stall_timeout: float) -> None:
+        self.directory, self._topology, self._stall_timeout = directory, topology, stall_timeout
+        self._interval = min(0.5, stall_timeout / 20)
+        self.fingerprint = ""
+        self.error: WriteError | None = None
+        self.is_removed = False
+        self._member = directory / _MEMBERS / f"{topology.rank}.json"
+        self._stalls, self._warned = StallDetector(), False
+        self._failed_task: ExitStack | None = None
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="rankfeed-ranks", daemon=True)
+
+    def __enter__(self) -> Self:
+        if self._topology.rank:
+            write_record(self._member, LeaseOwner.current())
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._topology.rank:
+            with suppress(OSError):  # it has left already
+                os.rename(self._member, self._member.with_suffix(".left"))
+
+    def check(self) -> bool:
+        """Whether the run has succeeded; raises WriteError if it failed."""
+        if self.error is not None:
+            raise self.error
+        return bool(self.fingerprint)
+
+    def wait(self) -> bool:
+        """Wait a moment; whether the run has ended."""
+        return self._ended.wait(self._interval)
+
+    def fail(self, error: BaseException) -> None:
+        """Record the first error of the run for all ranks."""
+        text = str(error) if isinstance(error, RankfeedError) else f"{type(error).__name__}: {safe_str(error)}"
+        with suppress(OSError):
+            if self.directory.is_dir() and not (self.directory / _END).exists():
+                write_record(self.directory / _END, RunEnd(rank=self._topology.rank, error=text))
+
+    def _follow(self) -> None:
+        while not self.wait():
+            end = _read(self.directory / _END, RunEnd)
+            if end is not None and end.error:
+                self.error = WriteError(f"rank {end.rank} failed: {end.error}")
+            elif end is not None:
+                self.fingerprint = end.fingerprint
+            elif self._topology.rank:
+                with suppress(OSError):
+                    self._check_rank_0()
+            if self.error is not None or self.fingerprint:
+                self._leave()
+                self._ended.set()
+
+    def _check_rank_0(self) -> None:
+        """Report that rank 0 makes no progress: as a warning first, as the error later."""
+        if not self.directory.exists():
+            self.is_removed = True
+            self.error = self._lost("the other ranks ended the write while this one made no progress")
+            return
+        rank_0 = Lease(self.directory / _RANK_0)
+        if (owner := rank_0.owner()) is None:
+            return
+        silent, limit = rank_0.silence(owner, self._stalls), _PATIENCE_FACTOR * self._stall_timeout
+        if owner.has_ended:
+            self.error = self._lost(f"rank 0 died ({owner})")
+        elif silent > limit:
+            self.error = self._lost(f"rank 0 made no progress for {limit:g} s ({owner})")
+        elif silent > self._stall_timeout and not self._warned:
+            _warn(f"rank 0 made no progress for {self._stall_timeout:g} s ({owner})")
+        self._warned = silent > self._stall_timeout
+
+    def _lost(self, summary: str) -> WriteError:
+        return WriteError(
+            summary,
+            expected="rank 0 to partition and commit the dataset, and this rank to hear of it",
+            where=self.directory.parent.parent.parent,
+            remedy="started again, the job continues where it stopped; if map, or reading a sample, takes that "
+            "long, raise stall_timeout=; with key=... a rank can identify a dataset that was finished without it",
+        )
 
     def run_next(self, job: WriteJob, tasks: dict[int, WriteTask]) -> tuple[WriteTask, list[Part]] | None:
         """Claim one of the unfinished tasks and run it; None if all of them are claimed."""
-        claimed = {int(name) for name in os.listdir(self._directory)} & tasks.keys()
+        claimed = {int(name) for name in os.listdir(self.directory / _TASKS)} & tasks.keys()
         # Unclaimed tasks first. There are at most as many claimed ones as ranks.
         free = claim_order(self._topology.rank, self._topology.world_size, tasks.keys() - claimed)
         for number in [*free, *sorted(claimed)]:
-            with ExitStack() as stack:
-                held, stalled = self._claim(stack, tasks[number], is_claimed=number in claimed)
-                if held is not None:
+            held, hangs = self._claim(tasks[number], is_claimed=number in claimed)
+            if held is not None:
+                with ExitStack() as stack:
+                    stack.enter_context(held)
                     try:
-                        return tasks[number], self._run(job, tasks[number], held, in_thread=stalled)
+                        return tasks[number], self._run(job, tasks[number], held, in_thread=hangs)
                     except BaseException:
-                        self._failed = stack.pop_all()  # no other rank claims it before it hears of the error
+                        self._failed_task = stack.pop_all()  # no other rank claims it before it hears of the error
                         raise
         return None
 
-    def _claim(self, stack: ExitStack, task: WriteTask, is_claimed: bool) -> tuple[HeldLease | None, bool]:
+    def _claim(self, task: WriteTask, is_claimed: bool) -> tuple[HeldLease | None, bool]:
         """The lease, and whether it was taken over from an owner that hangs."""
-        lease = Lease(self._directory / f"{task.number:05d}", duration=self._stall_timeout, by_progress=True)
+        lease = Lease(
+            self.directory / _TASKS / f"{task.number:05d}", duration=self._stall_timeout, by_progress=True
+        )
         chain = lease.chain() if is_claimed else []
-        if chain and not lease.is_expired(chain[-1], self._stalls):
+        owner = chain[-1] if chain else None
+        hanging = sum(not each.has_ended for each in chain)
+        # If two ranks hang, the second one raises an error.
+        if (owner is not None and not lease.is_expired(owner, self._stalls)) or hanging > 1:
             return None, False
-        hanging = [owner for owner in chain if not owner.has_ended]
-        if len(hanging) > 1:
-            return None, False  # the second one raises an error, unless it makes progress
         label = f"rank {self._topology.rank} of {self._topology.world_size}"
-        held = lease.enter(stack, chain[-1] if chain else None, label, self._topology.local_rank)
-        if held is not None and chain:
-            owner = chain[-1]
+        held = lease.acquire(owner, label, self._topology.local_rank)
+        if held is not None and owner is not None:
             what = "died" if owner.has_ended else f"made no progress for {self._stall_timeout:g} s"
             what = f"is alive but {what}" if owner.has_ended is False else what
             _warn(f"{owner.label} {what} (task {task.number}); reassigning its work")
-        return held, bool(hanging)
+        return held, hanging > 0
 
     def _run(self, job: WriteJob, task: WriteTask, held: HeldLease, in_thread: bool) -> list[Part]:
         """Run a task; one on which another rank hangs in a thread, so that this rank can give it up."""
@@ -221,25 +258,25 @@ class TaskClaims:
             steps += 1
             held.renew()
             if not in_thread:
-                self._step()
+                job.step()
 
         watched = replace(job, step=step)
         if not in_thread:
             return run_task(watched, task)
-        outcome: list[Any] = []
+        future = Future[list[Part]]()
 
         def work() -> None:
             try:
-                outcome.append(run_task(watched, task))
+                future.set_result(run_task(watched, task))
             except BaseException as error:
-                outcome.append(error)
+                future.set_exception(error)
 
-        thread = threading.Thread(target=work, name="rankfeed-write", daemon=True)
-        thread.start()
+        threading.Thread(target=work, name="rankfeed-write", daemon=True).start()
         stalls = StallDetector()
-        while thread.is_alive():
-            thread.join(_interval(self._stall_timeout) / 2)
-            self._step()
+        while True:
+            with suppress(TimeoutError):
+                return future.result(self._interval)
+            job.step()
             parts = read_task(job.staging, task.number, job.name)
             if parts is not None and all(is_intact(job.staging, part) for part in parts):
                 return parts  # the other rank was only slow
@@ -250,75 +287,29 @@ class TaskClaims:
                     where=task,
                     remedy="does map, or reading a sample, hang? If it only takes that long, raise stall_timeout=",
                 )
-        if isinstance(outcome[0], BaseException):
-            raise outcome[0]
-        return outcome[0]  # type: ignore[no-any-return]
 
 
-def _interval(stall_timeout: float) -> float:
-    """Seconds between looks at the files of other ranks."""
-    return min(1.0, stall_timeout / 10)
+class RanksRunner(Runner):
+    """Rank 0. What other ranks write is checked as it is collected."""
 
-
-def _warn(text: str) -> None:
-    with suppress(RuntimeWarning):  # where warnings are errors
-        warnings.warn(text, RuntimeWarning, stacklevel=3)
-
-
-def _read(path: Path, kind: type[Any]) -> Any:
-    """A file of a run; None if it does not exist."""
-    with suppress(OSError, msgspec.DecodeError):
-        # Listed: a network file system may remember for long that a name was missing.
-        if path.name in os.listdir(path.parent):
-            return msgspec.json.decode(path.read_bytes(), type=kind)
-    return None
-
-
-def _record_failure(run: Path, error: BaseException, rank: int) -> None:
-    """Record the first error of a run for all ranks."""
-    with suppress(OSError):
-        if run.is_dir() and not (run / _FAILURE).exists():
-            write_atomic(run / _FAILURE, msgspec.json.encode(RankFailure.of(error, rank)))
-
-
-class RanksRunner:
-    """Rank 0.
-
-    Args:
-        topology: of this rank.
-        stall_timeout: seconds without progress after which a task is reassigned.
-        digest: of the arguments.
-        call: number of this call.
-    """
-
-    is_remote = False  # what other ranks write is checked as it is collected
-
-    def __init__(self, topology: Topology, stall_timeout: float, digest: str, call: int) -> None:
-        self._topology, self._stall_timeout = topology, stall_timeout
-        self._info = RunInfo(call, digest)
+    def __init__(self, info: RunInfo, topology: Topology, stall_timeout: float) -> None:
+        self._info, self._topology, self._stall_timeout = info, topology, stall_timeout
         self.has_begun = False
-        self._progress: HeldLease | None = None
-        self._known: dict[str, RankInfo] = {}
-        self._left: set[int] = set()
-        self._present: list[RankInfo] = []
-        self._heard: list[str] | None = None
-        self._failure: RankFailure | None = None
-        self._looking, self._closed = threading.Lock(), threading.Event()
 
     @contextmanager
     def session(self, staging: Path) -> Iterator[None]:
-        """Ranks register, hear of errors, and hear of the end."""
+        """A run that the other ranks join; they hear of its error or its end."""
         self.has_begun = True
         began = time.monotonic()
         with ExitStack() as stack:
-            self._open(stack, staging)
+            self._open(stack, staging, self._info)
             try:
                 yield
-                result = RunResult(load_manifest(staging.parent).fingerprint)
-                write_atomic(self._run / _RESULT, msgspec.json.encode(result))
+                fingerprint = load_manifest(staging.parent).fingerprint
+                write_record(self._run.directory / _END, RunEnd(fingerprint))
                 self._wait_until_left(began + _PATIENCE_FACTOR * self._stall_timeout)
             except BaseException as error:
-                _record_failure(self._run, error, 0)
+                self._run.fail(error)
                 with suppress(OSError, RankfeedError):
                     self._wait_until_left(began + self._stall_timeout)
                 raise
@@ -327,83 +318,45 @@ class RanksRunner:
         """Tell the other ranks why there is no session: another job may be writing to the directory."""
         if job_id():  # else ranks of this job cannot be told from those of others
             with suppress(OSError), ExitStack() as stack:
-                self._open(stack, staging)
-                _record_failure(self._run, error, 0)
+                self._open(stack, staging, msgspec.structs.replace(self._info, is_refused=True))
+                self._run.fail(error)
                 self._wait_until_left(time.monotonic() + self._stall_timeout)
 
-    def _open(self, stack: ExitStack, staging: Path) -> None:
-        self._coordinator = Coordinator(staging / _RANKS, RankInfo)
-        self._run = self._coordinator.directory / self._coordinator.token
-        stack.callback(self._coordinator.leave)
-        stack.callback(shutil.rmtree, self._run, ignore_errors=True)
-        (self._run / _TASKS).mkdir(parents=True)
-        progress = Lease(self._run / _PROGRESS, duration=self._stall_timeout, by_progress=True)
-        self._progress = stack.enter_context(progress.acquire(None))
-        # Ranks are answered even while this one is at a long sample; its progress is shown by `step` alone.
-        thread = threading.Thread(target=self._answer, name="rankfeed-ranks", daemon=True)
-        thread.start()
-        stack.callback(thread.join)
-        stack.callback(self._closed.set)
-
-    def _answer(self) -> None:
-        while not self._closed.wait(_interval(self._stall_timeout) / 2):
-            with suppress(OSError):
-                self._look()
+    def _open(self, stack: ExitStack, staging: Path, info: RunInfo) -> None:
+        directory = staging / _RANKS / secrets.token_hex(8)
+        for name in (_TASKS, _MEMBERS):
+            make_directory(directory / name)
+        stack.callback(_remove_empty, directory.parent)
+        stack.callback(shutil.rmtree, directory, ignore_errors=True)
+        held = Lease(directory / _RANK_0, duration=self._stall_timeout, by_progress=True).acquire(None)
+        assert held is not None  # the name of the directory is new
+        self._heartbeat = stack.enter_context(held)
+        self._run = stack.enter_context(RankRun(directory, self._topology, self._stall_timeout))
+        write_record(directory / _INFO, info)
 
     def step(self) -> None:
         """Show progress; raise the error of a rank that failed."""
-        if self._progress is not None:
-            self._progress.renew()
-        if self._failure is not None:
-            raise self._failure.error()
-
-    def _look(self) -> None:
-        """Read the registrations and the first error of the other ranks; reply if there are new ones."""
-        with self._looking:
-            self._failure = self._failure or _read(self._run / _FAILURE, RankFailure)
-            self._read_members()
-
-    def _read_members(self) -> None:
-        heard, present = [], []
-        members = self._coordinator.members()
-        for token, info in sorted(members.items()):
-            is_rank = 0 < info.rank < self._topology.world_size == info.world_size
-            same_job = is_same_job(info.job, job_id())
-            if not is_rank or same_job is False or (same_job is None and not self.has_begun):
-                continue
-            if info.call > self._info.call:
-                continue  # it has finished this call already
-            heard.append(token)
-            if info.process.has_ended:
-                self._left.add(info.rank)
-            elif info.call == self._info.call:
-                present.append(info)
-        # One that was heard and has left came; files of an earlier job do not leave.
-        self._left |= {self._known[token].rank for token in self._known.keys() - members.keys()}
-        self._known.update((token, members[token]) for token in heard)
-        if heard != self._heard:
-            self._heard = heard
-            self._coordinator.reply(self._info, heard)
-        self._present = present
+        self._heartbeat.renew()
+        self._run.check()
 
     def _wait_until_left(self, arrival: float) -> None:
-        """Wait until all ranks have heard of the end, which they show by leaving."""
+        """Wait until all ranks have heard of the end; for those that did not come, until the time of arrival."""
         deadline = time.monotonic() + self._stall_timeout
         while True:
-            if self._progress is not None:
-                self._progress.renew()
-            self._look()
+            self._heartbeat.renew()
+            paths = list((self._run.directory / _MEMBERS).glob("[0-9]*"))
+            owners = [read_record(path, LeaseOwner) for path in paths if path.suffix == ".json"]
+            present = any(owner is not None and not owner.has_ended for owner in owners)
             now = time.monotonic()
-            all_left = len(self._left) == self._topology.world_size - 1
-            if all_left or (now > deadline if self._present else now > arrival):
+            all_left = not present and len(paths) == self._topology.world_size - 1
+            if all_left or (now > deadline if present else now > arrival):
                 return
-            time.sleep(_interval(self._stall_timeout) / 2)
+            time.sleep(min(0.5, self._stall_timeout / 20))
 
     def run(self, job: WriteJob, tasks: list[WriteTask]) -> Iterator[tuple[WriteTask, list[Part]]]:
         """Run tasks, and collect those that other ranks ran."""
         plan = RunPlan(job.name, job.batch, [(task.start, task.stop) for task in tasks])
-        write_atomic(self._run / _PLAN, msgspec.json.encode(plan))
-        claims = TaskClaims(self._run / _TASKS, self._topology, self._stall_timeout, self.step)
+        write_record(self._run.directory / _PLAN, plan)
         missing = {task.number: task for task in tasks}
         while missing:
             for number in finished_tasks(job.staging, job.name) & missing.keys():
@@ -412,186 +365,109 @@ class RanksRunner:
                 if parts is not None and all(self._is_intact(job.staging, part) for part in parts):
                     yield missing.pop(number), parts
             self.step()
-            done = claims.run_next(job, missing) if missing else None
+            done = self._run.run_next(job, missing) if missing else None
             if done is not None:
                 del missing[done[0].number]
                 yield done
             elif missing:
-                time.sleep(_interval(self._stall_timeout) / 2)
+                self._run.wait()
 
     def _is_intact(self, staging: Path, part: Part) -> bool:
         self.step()
         return is_intact(staging, part)
 
 
-class RunMonitor:
-    """A thread of another rank than 0 that follows the run, even while the rank is busy.
-
-    Args:
-        member: registration of the rank; it leaves as soon as the run has ended.
-        run: directory of the run.
-        stall_timeout: seconds without progress of rank 0 after which it warns.
-    """
-
-    def __init__(self, member: Member[RunInfo], run: Path, stall_timeout: float) -> None:
-        self.result: RunResult | None = None
-        self.error: WriteError | None = None
-        self.is_removed = False
-        self._member, self._run, self._stall_timeout = member, run, stall_timeout
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._follow, name="rankfeed-monitor", daemon=True)
-
-    def __enter__(self) -> RunMonitor:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def check(self) -> bool:
-        """Whether the run has succeeded; raises WriteError if it failed."""
-        if self.error is not None:
-            raise self.error
-        return self.result is not None
-
-    def wait(self, seconds: float) -> bool:
-        """Whether the run ends within some seconds."""
-        return self._ended.wait(seconds)
-
-    def _follow(self) -> None:
-        stalls, warned = StallDetector(), False
-        while not self._ended.wait(_interval(self._stall_timeout) / 2):
-            failure = _read(self._run / _FAILURE, RankFailure)
-            self.result = _read(self._run / _RESULT, RunResult)
-            if failure is not None:
-                self.error = failure.error()
-            elif self.result is None and not self._run.exists():
-                self.is_removed = True
-                self.error = self._lost("the other ranks ended the write while this one made no progress")
-            elif self.result is None:
-                with suppress(OSError):
-                    warned = self._check_progress(stalls, warned)
-            if self.error is not None or self.result is not None:
-                self._member.leave()
-                self._ended.set()
-
-    def _check_progress(self, stalls: StallDetector, warned: bool) -> bool:
-        """Report that rank 0 makes no progress: as a warning first, as the error later."""
-        limits = self._stall_timeout, _PATIENCE_FACTOR * self._stall_timeout
-        stalled, hanging = (Lease(self._run / _PROGRESS, duration=limit, by_progress=True) for limit in limits)
-        owner = stalled.owner()
-        if owner is None or not stalled.is_expired(owner, stalls):
-            return False
-        if owner.has_ended:
-            self.error = self._lost(f"rank 0 died ({owner})")
-        elif hanging.is_expired(owner, stalls):
-            self.error = self._lost(f"rank 0 made no progress for {limits[1]:g} s ({owner})")
-        elif not warned:
-            _warn(f"rank 0 made no progress for {limits[0]:g} s ({owner})")
-        return True
-
-    def _lost(self, summary: str) -> WriteError:
-        return WriteError(
-            summary,
-            expected="rank 0 to partition and commit the dataset, and this rank to hear of it",
-            where=self._run.parent.parent.parent,
-            remedy="started again, the job continues where it stopped; if map, or reading a sample, takes that "
-            "long, raise stall_timeout=; with key=... a rank can identify a dataset that was finished without it",
-        )
+def _remove_empty(ranks: Path) -> None:
+    for directory in (ranks, ranks.parent):
+        with suppress(OSError):
+            directory.rmdir()
 
 
-def _participate(request: WriteRequest, topology: Topology, stall_timeout: float) -> None:
+def _participate(request: WriteRequest, info: RunInfo, topology: Topology, stall_timeout: float) -> PackedSource:
     """The part of all ranks but 0."""
-    try:
+    ranks = request.dest / STAGING_NAME / _RANKS
+    with convert_os_error("cannot write the dataset", request.dest), ExitStack() as stack:
         check_destination(request.dest, append=request.append)
-        call = _calls[request.dest]
-        info = RankInfo(topology.rank, topology.world_size, job_id(), call, LeaseOwner.current())
-        member = Member(request.dest / STAGING_NAME / _RANKS, info, RunInfo)
-        try:
-            run = _join(request, topology, member, call, stall_timeout)
-            with RunMonitor(member, run, stall_timeout) as monitor:
-                try:
-                    _run_tasks(request, topology, run, monitor, stall_timeout)
-                except BaseException as error:
-                    # The files of a run that has ended may be gone.
-                    if not monitor.wait(2 * _interval(stall_timeout)):
-                        _record_failure(run, error, topology.rank)
-                        raise
-            fingerprint = _outcome(request, monitor)
-        finally:
-            member.leave()
-            with suppress(OSError):
-                member.directory.parent.rmdir()
-        _wait_until_visible(request.dest, fingerprint)
-    except OSError as error:
-        if isinstance(error, RankfeedError):
-            raise
-        raise WriteError("cannot write the dataset", found=error, where=request.dest) from error
+        stack.callback(_remove_empty, ranks)
+        directory, found = _join(ranks, info, topology, stall_timeout)
+        with RankRun(directory, topology, stall_timeout) as run:
+            try:
+                if found.digest != info.digest and not found.is_refused:
+                    raise WriteError(
+                        "the ranks called write with different arguments",
+                        expected="the same source and arguments on all ranks",
+                        where=f"rank {topology.rank}, which differs from rank 0",
+                    )
+                _run_tasks(request, run)
+            except BaseException as error:
+                # The files of a run that has ended may be gone.
+                if not (run.wait() or run.wait()):
+                    run.fail(error)
+                    raise
+        return _open_when_visible(request.dest, _outcome(request, run))
 
 
-def _join(
-    request: WriteRequest, topology: Topology, member: Member[RunInfo], call: int, stall_timeout: float
-) -> Path:
-    """Wait for the reply of rank 0; the directory of the run."""
-    where = f"rank {topology.rank} of {topology.world_size}, at {request.dest}"
-    deadline = time.monotonic() + _PATIENCE_FACTOR * stall_timeout
-    while not (replies := member.replies()):
-        if time.monotonic() > deadline:
-            raise WriteError(
-                f"rank 0 did not call write within {_PATIENCE_FACTOR * stall_timeout:g} s",
-                expected="all ranks to write to the same directory",
-                where=where,
-                remedy="did rank 0 end, or does it see another directory? stall_timeout=... waits longer",
-            )
-        time.sleep(_interval(stall_timeout) / 2)
-    token, info = next(iter(replies.items()))
-    if info.call > call:
-        raise WriteError(
-            "this rank came too late: rank 0 is at its next write to this directory",
-            expected=f"all ranks to call write within {_PATIENCE_FACTOR * stall_timeout:g} s",
-            where=where,
-            remedy="start the job again: what the others wrote is there; stall_timeout=... waits longer",
-        )
-    run = member.directory / token
-    failure = _read(run / _FAILURE, RankFailure)
-    if failure is not None:
-        raise failure.error()
-    if info.digest != _digest(request):
-        error = WriteError(
-            "the ranks called write with different arguments",
-            expected="the same source and arguments on all ranks",
-            where=f"rank {topology.rank}, which differs from rank 0",
-        )
-        _record_failure(run, error, topology.rank)
-        raise error
-    return run
+def _join(ranks: Path, info: RunInfo, topology: Topology, stall_timeout: float) -> tuple[Path, RunInfo]:
+    """Wait for the run that rank 0 opens for this call: its directory and description."""
+    make_directory(ranks)  # an error, if this rank cannot write there
+    where = f"rank {topology.rank} of {topology.world_size}, at {ranks.parent.parent}"
+    limit = _PATIENCE_FACTOR * stall_timeout
+    deadline, stalls = time.monotonic() + limit, StallDetector()
+    while time.monotonic() < deadline:
+        names: list[str] = []
+        with suppress(FileNotFoundError):  # another job has ended
+            names = sorted(os.listdir(ranks))
+        for name in names:
+            found, rank_0 = _read(ranks / name / _INFO, RunInfo), Lease(ranks / name / _RANK_0)
+            with suppress(FileNotFoundError):  # removed meanwhile
+                if found is None or not _is_ours(found, info) or (owner := rank_0.owner()) is None:
+                    continue
+                if not rank_0.is_alive(owner, stalls):
+                    continue
+                if found.call > info.call:
+                    raise WriteError(
+                        "this rank came too late: rank 0 is at its next write to this directory",
+                        expected=f"all ranks to call write within {limit:g} s",
+                        where=where,
+                        remedy="start the job again, which continues; stall_timeout=... waits longer",
+                    )
+                return ranks / name, found
+        time.sleep(min(0.5, stall_timeout / 20))
+    raise WriteError(
+        f"rank 0 did not call write within {limit:g} s",
+        expected="all ranks to write to the same directory",
+        where=where,
+        remedy="did rank 0 end, or does it see another directory? stall_timeout=... waits longer",
+    )
 
 
-def _run_tasks(
-    request: WriteRequest, topology: Topology, run: Path, monitor: RunMonitor, stall_timeout: float
-) -> None:
+def _is_ours(found: RunInfo, mine: RunInfo) -> bool:
+    same_job = is_same_job(found.job, mine.job)
+    if same_job is False or (same_job is None and found.is_refused):
+        return False
+    return found.world_size == mine.world_size and found.call >= mine.call
+
+
+def _run_tasks(request: WriteRequest, run: RankRun) -> None:
     """Run tasks until the run has ended."""
-    pause = _interval(stall_timeout) / 2
-    while (plan := _read(run / _PLAN, RunPlan)) is None:
-        if monitor.wait(pause):
+    while (plan := _read(run.directory / _PLAN, RunPlan)) is None:
+        if run.wait():
             return
 
     def step() -> None:
-        if monitor.check():
+        if run.check():
             raise _RunEndedError
 
-    job = request.job(plan.job, run.parent.parent, step, plan.batch)
-    claims = TaskClaims(run / _TASKS, topology, stall_timeout, step)
+    job = request.job(plan.job, run.directory.parent.parent, step, plan.batch)
     missing = {number: WriteTask(number, *bounds) for number, bounds in enumerate(plan.ranges)}
     with suppress(_RunEndedError):
-        while not monitor.check():
+        while not run.check():
             for number in finished_tasks(job.staging, job.name) & missing.keys():
                 del missing[number]
-            done = claims.run_next(job, missing)
+            done = run.run_next(job, missing)
             if done is not None:
                 del missing[done[0].number]
-            elif monitor.wait(pause):
+            elif run.wait():
                 return
 
 
@@ -599,25 +475,26 @@ class _RunEndedError(Exception):
     """The run succeeded while this rank was at a task, which another rank has run."""
 
 
-def _outcome(request: WriteRequest, monitor: RunMonitor) -> str:
+def _outcome(request: WriteRequest, run: RankRun) -> str:
     """Fingerprint of the dataset that the ranks wrote."""
-    if monitor.result is not None:
-        return monitor.result.fingerprint
-    assert monitor.error is not None
-    if monitor.is_removed and (request.dest / MANIFEST_NAME).exists():
+    if run.fingerprint:
+        return run.fingerprint
+    assert run.error is not None
+    if run.is_removed and (request.dest / MANIFEST_NAME).exists():
         manifest = load_manifest(request.dest)
         if request.is_in(manifest):
             return manifest.fingerprint
-    raise monitor.error
+    raise run.error
 
 
-def _wait_until_visible(dest: Path, fingerprint: str) -> None:
-    """Wait until this host sees what rank 0 committed."""
+def _open_when_visible(dest: Path, fingerprint: str) -> PackedSource:
+    """The dataset, once this host sees what rank 0 committed."""
     deadline = time.monotonic() + _VISIBLE
     while True:
         try:
-            if PackedSource(dest).manifest.fingerprint == fingerprint:
-                return
+            source = PackedSource(dest)
+            if source.manifest.fingerprint == fingerprint:
+                return source
             problem = "another dataset, written before or after it"
         except (RankfeedError, OSError) as error:
             problem = str(error).splitlines()[0]

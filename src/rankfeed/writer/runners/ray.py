@@ -21,7 +21,7 @@ from typing import Any
 from rankfeed.errors import RankfeedError, WriteError, listed, safe_str
 from rankfeed.sources.extras import need
 from rankfeed.storage import write_atomic
-from rankfeed.writer.runners.local import picklable_error
+from rankfeed.writer.runners import Runner, picklable_error
 from rankfeed.writer.staging import Part
 from rankfeed.writer.tasks import WriteJob, WriteTask, run_task
 
@@ -35,16 +35,11 @@ _NO_CORES_FACTOR = 5
 
 
 @dataclass
-class RayRunner:
-    """The workers of a Ray cluster.
+class RayRunner(Runner):
+    """The workers of a Ray cluster."""
 
-    Args:
-        workers: tasks at once; None: one per core of the cluster.
-        stall_timeout: seconds without a finished task after which it warns.
-    """
-
-    workers: int | None
-    stall_timeout: float
+    workers: int | None  # tasks at once; None: one per core of the cluster
+    stall_timeout: float  # seconds without a finished task after which it warns
     is_remote: bool = True
     _token: str = field(default_factory=lambda: secrets.token_hex(16))
 
@@ -68,9 +63,6 @@ class RayRunner:
         finally:
             if not is_connected:
                 ray.shutdown()
-
-    def step(self) -> None:
-        """No other process waits for progress."""
 
     def run(self, job: WriteJob, tasks: list[WriteTask]) -> Iterator[tuple[WriteTask, list[Part]]]:
         ray = need("ray", extra="ray")
@@ -148,7 +140,12 @@ def _result(ray: Any, done: Any, task: WriteTask) -> list[Part]:
     try:
         succeeded, result = ray.get(done)
     except ray.exceptions.RayTaskError as error:  # the worker returns errors of a task: rankfeed is missing there
-        raise _no_rankfeed(error, str(task)) from error
+        raise WriteError(
+            "a node of the Ray cluster cannot run rankfeed",
+            found=error.cause or error,
+            where=task,
+            remedy="install the same rankfeed on all nodes, or name it in ray.init's runtime_env",
+        ) from error
     except ray.exceptions.RayError as error:
         raise WriteError(
             "a write task failed repeatedly: its workers crashed",
@@ -160,24 +157,6 @@ def _result(ray: Any, done: Any, task: WriteTask) -> list[Part]:
     if not succeeded:
         raise result
     return result  # type: ignore[no-any-return]
-
-
-def _no_rankfeed(error: Any, where: str) -> WriteError:
-    return WriteError(
-        "a node of the Ray cluster cannot run rankfeed",
-        found=error.cause or error,
-        where=where,
-        remedy="install the same rankfeed on all nodes, or name it in ray.init's runtime_env",
-    )
-
-
-def _not_shared(staging: Path | str, node: str) -> WriteError:
-    return WriteError(
-        "a node of the Ray cluster does not see the destination",
-        expected="a file system that all nodes share, under the same path",
-        where=f"{Path(staging).parent} on {node}",
-        remedy='choose a shared directory, or use runner="local"',
-    )
 
 
 def _sees_token(staging: str, token: str) -> bool:
@@ -204,7 +183,12 @@ def _run_on_worker(job: bytes, staging: str, token: str, task: WriteTask) -> tup
 
     try:
         if not _sees_token(staging, token):
-            return False, _not_shared(staging, socket.gethostname())
+            return False, WriteError(
+                "a node of the Ray cluster does not see the destination",
+                expected="a file system that all nodes share, under the same path",
+                where=f"{Path(staging).parent} on {socket.gethostname()}",
+                remedy='choose a shared directory, or use runner="local"',
+            )
         return True, run_task(replace(_unpickled(job), staging=Path(staging)), task)
     except Exception as error:
         return False, picklable_error(error)
