@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankfeed.errors import ArgumentError
-from rankfeed.integrations.webdataset.resampling import ResamplingPlan
+from rankfeed.integrations.webdataset.samples import ResamplingPlan
 from rankfeed.plan import Schedule
 from rankfeed.topology import Topology
 

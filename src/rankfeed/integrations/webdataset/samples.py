@@ -16,17 +16,17 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import IterableDataset
 
-from rankfeed._util.validate import check_choice, check_int
+from rankfeed._util.validate import check_bool, check_choice, check_int, check_optional
 from rankfeed.columns import Field
 from rankfeed.errors import PlanError, StateError
 from rankfeed.integrations.shared_epoch import SharedEpoch
-from rankfeed.integrations.webdataset.resampling import ResamplingPlan
 from rankfeed.loading._compat import refuse_double_sharding
 from rankfeed.loading.lazy_topology import LazyTopology, check_topology
 from rankfeed.loading.options import check_batch_size, make_plan
 from rankfeed.loading.samplers import StepsWithRest
 from rankfeed.loading.state import decode_state, encode_state, resume_cursor
-from rankfeed.plan import Cursor, Plan, Tail
+from rankfeed.plan import Cursor, Key, Tail
+from rankfeed.plan.permutation import mix, permutation
 from rankfeed.plan.plan import Int64
 from rankfeed.sources import Source, open
 from rankfeed.sources.source import check_columns
@@ -39,7 +39,131 @@ Urls = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 Bools = npt.NDArray[np.bool_]
 
 
-class ShardedSamples(IterableDataset[dict[str, Any]]):
+class _SampleStage(IterableDataset[dict[str, Any]]):
+    """A stage that yields this worker's samples in the order of a plan."""
+
+    def __init__(
+        self,
+        source: Source,
+        plan: Any,
+        batch_size: int | None,
+        tail: Tail,
+        columns: Sequence[str] | None,
+        topology: Topology | None,
+    ) -> None:
+        self.source, self.plan = source, plan
+        self.tail: Tail = check_choice("tail", tail, get_args(Tail))
+        self.batch_size = None if batch_size is None else check_batch_size(batch_size)
+        fields, flag = source.fields, Field("dense", "bool")
+        #: Columns that some samples lack, and the mask column of each.
+        self._masks = {name: f"{name}_valid" for name in fields if fields.get(f"{name}_valid") == flag}
+        self._columns: list[str] | None = None
+        if columns is not None:  # also read the key of a sample and the masks
+            requested = check_columns(columns, fields)
+            self._masks = {name: mask for name, mask in self._masks.items() if name in requested}
+            needed = [name for name in fields if name.startswith("__") or name in self._masks.values()]
+            self._columns = list(dict.fromkeys([*needed, *requested]))
+        self._topology = LazyTopology(topology)
+        self._epochs = SharedEpoch()
+
+    @property
+    def topology(self) -> Topology:
+        """Rank and world size, detected when they are first needed."""
+        return self._topology.resolve()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next iteration."""
+        return self._epochs.next().epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Every iteration from now on is this epoch; a loaded position in it is kept."""
+        epoch = check_int("epoch", epoch, at_least=0)
+        if not self._epochs.is_set or epoch != self.epoch:
+            self._epochs.set(Cursor(epoch), every=True)
+
+    def num_batches(self) -> int:
+        """Batches of every rank in the next iteration.
+
+        Raises:
+            PlanError: no ``batch_size`` was given.
+        """
+        if self.batch_size is None:
+            raise PlanError("the number of batches is known only where batch_size is given")
+        return len(_StageSteps(self, self._epochs.next(), self.topology))
+
+    def share(self, topology: Topology | None = None, *, worker: int = 0, num_workers: int = 1) -> list[Int64]:
+        """Ids of the samples that a worker of a rank reads in the next iteration, batch by batch."""
+        num_workers = check_int("num_workers", num_workers, at_least=1)
+        worker = check_int("worker", worker, at_least=0, at_most=num_workers - 1)
+        steps = _StageSteps(self, self._epochs.next(), check_topology(topology) or self.topology)
+        return [ids for ids, _ in steps.of_worker(worker, num_workers)]
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        topology = self.topology
+        steps = _StageSteps(self, self._epochs.begin(topology.rank), topology)
+        return self._read(steps.of_worker(*Topology.worker()))
+
+    def _read(self, steps: Iterator[tuple[Int64, Bools]]) -> Iterator[dict[str, Any]]:
+        refuse_double_sharding(self.topology)  # now: the consumer is among the callers only when it takes a sample
+        together = max(1, _FETCH_SIZE // (self.batch_size or 1))
+        group = list(islice(steps, together))
+        while group:
+            following = list(islice(steps, together))
+            if following:
+                self.source.expect(np.concatenate([ids for ids, _ in following]), self._columns)
+            ids, valid = (np.concatenate(each) for each in zip(*group, strict=True))
+            for sample, is_valid in zip(self._samples(ids), valid.tolist(), strict=True):
+                yield {**sample, "__valid__": is_valid} if self.tail == "pad" else sample
+            group = following
+
+    def _samples(self, ids: Int64) -> list[dict[str, Any]]:
+        """Samples as WebDataset's reader returns them: a missing member is not in the dict."""
+        samples = self.source.fetch(ids, self._columns).samples()
+        for name, mask in self._masks.items():
+            for sample in samples:
+                if not sample.pop(mask):
+                    del sample[name]
+        if hasattr(self.source, "shards_of"):
+            for sample, shard in zip(samples, self.source.shards_of(ids), strict=True):
+                sample["__url__"] = sample["__local_path__"] = shard
+        return samples
+
+    def state_dict(self, delivered_steps: int) -> dict[str, Any]:
+        """The position in the data, the same on every rank.
+
+        Args:
+            delivered_steps: batches that the training loop has received in this iteration; workers read ahead, so
+                only the loop knows.
+
+        Raises:
+            StateError: ``set_epoch`` was not called, or ``batch_size`` not given, so that the position is unknown.
+        """
+        is_set = self._epochs.is_set
+        if not is_set or self.batch_size is None:
+            raise StateError(
+                "this stage does not know the position in the data",
+                expected="a batch_size, and set_epoch() called before each epoch",
+                found=f"batch_size={self.batch_size}, set_epoch() {'' if is_set else 'not '}called",
+            )
+        cursor, steps = self._epochs.next(), check_int("delivered_steps", delivered_steps, at_least=0)
+        position = _StageSteps(self, cursor, self.topology).position_after(steps)
+        begun = Cursor(cursor.epoch, position, cursor.steps + steps)
+        return encode_state(begun, self.plan.describe(), self.source.fingerprint)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where a state was taken, on any number of ranks and workers and with any batch size.
+
+        The rest of the epoch is divided as a whole epoch is: one that makes no equal batches is refused.
+
+        Raises:
+            StateError: it belongs to other data or another plan; says what differs.
+        """
+        cursor = resume_cursor(decode_state(state), self.plan.describe(), self.source.fingerprint)
+        self._epochs.set(cursor, every=True)
+
+
+class ShardedSamples(_SampleStage):
     """First stage of a ``wds.DataPipeline``: this worker's samples, as WebDataset's own reader returns them.
 
     Each sample is a dict of ``__key__``, ``__url__`` and the bytes under each extension, ready for ``wds.decode``
@@ -89,150 +213,21 @@ class ShardedSamples(IterableDataset[dict[str, Any]]):
         lanes: int | None = None,
         topology: Topology | None = None,
     ) -> None:
-        source = _opened(urls_or_source)
+        source = _open_shards(urls_or_source)
         plan = make_plan(source, shuffle, seed, window, lanes)
-        self._init_stage(source, plan, batch_size, tail, columns, topology)
-
-    def _init_stage(
-        self,
-        source: Source,
-        plan: Plan | ResamplingPlan,
-        batch_size: int | None,
-        tail: Tail,
-        columns: Sequence[str] | None,
-        topology: Topology | None,
-    ) -> None:
-        self.source, self.plan = source, plan
-        self.tail: Tail = check_choice("tail", tail, get_args(Tail))
-        self.batch_size = None if batch_size is None else check_batch_size(batch_size)
-        self._masks = _masks(source)
-        self._columns = None if columns is None else self._columns_to_read(columns)
-        self._topology = LazyTopology(topology)
-        self._epochs = SharedEpoch()
-
-    @property
-    def topology(self) -> Topology:
-        """Rank and world size, detected when they are first needed."""
-        return self._topology.resolve()
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of the next iteration."""
-        return self._epochs.next().epoch
-
-    def set_epoch(self, epoch: int) -> None:
-        """Every iteration from now on is this epoch; a loaded position in it is kept."""
-        epoch = check_int("epoch", epoch, at_least=0)
-        if not self._epochs.is_set or epoch != self.epoch:
-            self._epochs.set(Cursor(epoch), every=True)
-
-    def num_batches(self) -> int:
-        """Batches of every rank in the next iteration.
-
-        Raises:
-            PlanError: no ``batch_size`` was given.
-        """
-        if self.batch_size is None:
-            raise PlanError("the number of batches is known only where batch_size is given")
-        return len(_StageSteps(self, self._epochs.next(), self.topology))
-
-    def share(self, topology: Topology | None = None, *, worker: int = 0, num_workers: int = 1) -> list[Int64]:
-        """Ids of the samples that a worker of a rank reads in the next iteration, batch by batch."""
-        num_workers = check_int("num_workers", num_workers, at_least=1)
-        worker = check_int("worker", worker, at_least=0, at_most=num_workers - 1)
-        steps = _StageSteps(self, self._epochs.next(), check_topology(topology) or self.topology)
-        return [ids for ids, _ in steps.of_worker(worker, num_workers)]
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        worker, num_workers = Topology.worker()
-        topology = self.topology
-        steps = _StageSteps(self, self._epochs.begin(topology.rank), topology)
-        return self._read(steps.of_worker(worker, num_workers))
-
-    def _read(self, steps: Iterator[tuple[Int64, Bools]]) -> Iterator[dict[str, Any]]:
-        refuse_double_sharding(self.topology)  # now: the consumer is among the callers only when it takes a sample
-        together = max(1, _FETCH_SIZE // (self.batch_size or 1))
-        group = list(islice(steps, together))
-        while group:
-            following = list(islice(steps, together))
-            if following:
-                self.source.expect(np.concatenate([ids for ids, _ in following]), self._columns)
-            ids, valid = (np.concatenate(each) for each in zip(*group, strict=True))
-            for sample, is_valid in zip(self._samples(ids), valid.tolist(), strict=True):
-                yield {**sample, "__valid__": is_valid} if self.tail == "pad" else sample
-            group = following
-
-    def _columns_to_read(self, columns: Sequence[str]) -> list[str]:
-        """The requested columns, and those with the key of a sample and the masks of its members."""
-        fields = self.source.fields
-        requested = check_columns(columns, fields)
-        self._masks = {name: mask for name, mask in self._masks.items() if name in requested}
-        needed = [name for name in fields if name.startswith("__") or name in self._masks.values()]
-        return list(dict.fromkeys([*needed, *requested]))
-
-    def _samples(self, ids: Int64) -> list[dict[str, Any]]:
-        """Samples as WebDataset's reader returns them: a missing member is not in the dict."""
-        samples = self.source.fetch(ids, self._columns).samples()
-        for name, mask in self._masks.items():
-            for sample in samples:
-                if not sample.pop(mask):
-                    del sample[name]
-        if hasattr(self.source, "shards_of"):
-            for sample, shard in zip(samples, self.source.shards_of(ids), strict=True):
-                sample["__url__"] = sample["__local_path__"] = shard
-        return samples
-
-    def state_dict(self, delivered_steps: int) -> dict[str, Any]:
-        """The position in the data, the same on every rank.
-
-        Args:
-            delivered_steps: batches that the training loop has received in this iteration; workers read ahead, so
-                only the loop knows.
-
-        Raises:
-            StateError: ``set_epoch`` was not called, or ``batch_size`` not given, so that the position is unknown.
-        """
-        is_set = self._epochs.is_set
-        if not is_set or self.batch_size is None:
-            raise StateError(
-                "this stage does not know the position in the data",
-                expected="a batch_size, and set_epoch() called before each epoch",
-                found=f"batch_size={self.batch_size}, set_epoch() {'' if is_set else 'not '}called",
-            )
-        cursor, steps = self._epochs.next(), check_int("delivered_steps", delivered_steps, at_least=0)
-        position = _StageSteps(self, cursor, self.topology).position_after(steps)
-        place = Cursor(cursor.epoch, position, cursor.steps + steps)
-        return encode_state(place, self.plan.describe(), self.source.fingerprint)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where a state was taken, on any number of ranks and workers and with any batch size.
-
-        The rest of the epoch is divided as a whole epoch is: one that makes no equal batches is refused.
-
-        Raises:
-            StateError: it belongs to other data or another plan; says what differs.
-        """
-        self._epochs.set(
-            resume_cursor(decode_state(state), self.plan.describe(), self.source.fingerprint), every=True
-        )
+        super().__init__(source, plan, batch_size, tail, columns, topology)
 
 
-class Resampled(ShardedSamples):
+class Resampled(_SampleStage):
     """First stage of a ``wds.DataPipeline``: samples drawn at random in each epoch, with or without replacement.
 
     All ranks draw from one sequence: draw i of an epoch is a function of (seed, epoch, i), and i determines the
     rank. ``epoch_size`` counts the draws of the whole job, where WebDataset's ``with_epoch(n)`` counts those of
-    each worker. Otherwise as :class:`ShardedSamples`.
+    each worker. Methods and all other arguments are those of :class:`ShardedSamples`.
 
     Args:
-        urls_or_source: tar shards (path, list, glob or brace pattern), or any source.
-        batch_size: as of :class:`ShardedSamples`.
         epoch_size: draws in an epoch, over all ranks; None for as many as there are samples.
         replacement: True: every draw is independent. False: a sample is drawn again only when all have been.
-        seed: of the draws.
-        tail: as of :class:`ShardedSamples`.
-        columns: the extensions wanted; None for all.
-        topology: rank and world size; detected when iteration starts, or when it is pickled, if left out.
 
     Examples:
         >>> import rankfeed as rf
@@ -255,15 +250,60 @@ class Resampled(ShardedSamples):
         columns: Sequence[str] | None = None,
         topology: Topology | None = None,
     ) -> None:
-        source = _opened(urls_or_source)
+        source = _open_shards(urls_or_source)
         plan = ResamplingPlan(len(source), epoch_size, replacement=replacement, seed=seed)
-        self._init_stage(source, plan, batch_size, tail, columns, topology)
+        super().__init__(source, plan, batch_size, tail, columns, topology)
+
+
+class ResamplingPlan:
+    """Which sample is drawn at a position of an epoch, as a pure function.
+
+    Without replacement, draws ``k * population`` to ``(k + 1) * population - 1`` of an epoch are a permutation of
+    the population. Draws of different (seed, epoch) are independent.
+
+    Examples:
+        >>> ResamplingPlan(4, 6, replacement=False).sample_ids(0, range(6)).tolist()
+        [3, 2, 0, 1, 1, 2]
+    """
+
+    lanes = 1
+
+    def __init__(
+        self, population: int, epoch_size: int | None = None, *, replacement: bool = True, seed: int = 0
+    ) -> None:
+        self.population = check_int("population", population, at_least=1)
+        size = check_optional(check_int, "epoch_size", epoch_size, at_least=1, at_most=2**62)
+        self.num_samples = self.population if size is None else size
+        self.replacement = check_bool("replacement", replacement)
+        self.seed = check_int("seed", seed)
+
+    def describe(self) -> dict[str, int | str]:
+        """What the draws depend on."""
+        shuffle = "resampled" if self.replacement else "redealt"
+        return {
+            "samples": self.num_samples,
+            "shuffle": shuffle,
+            "seed": self.seed,
+            "population": self.population,
+        }
+
+    def sample_ids(self, epoch: int, positions: npt.ArrayLike) -> Int64:
+        """The samples drawn at some positions of an epoch: int64, in [0, population)."""
+        draws = np.asarray(positions, np.int64)
+        if not self.replacement:
+            rounds, places = np.divmod(draws, self.population)
+            key = Key.of("redealt", self.seed, epoch)
+            return permutation(places, self.population, key, tweaks=mix(rounds.view(np.uint64)))
+        first, second = (np.uint64(word) for word in Key.of("resampled", self.seed, epoch).rounds[:2])
+        bits = mix(mix(draws.view(np.uint64) + first) ^ second)
+        # The modulo bias is at most one in 2**64 / population.
+        return (bits % np.uint64(self.population)).astype(np.int64)
 
 
 class _StageSteps(StepsWithRest):
     """The batches of a rank; the pipeline after the stage divides the stream into batches."""
 
-    def __init__(self, stage: ShardedSamples, begin: Cursor, topology: Topology) -> None:
+    def __init__(self, stage: _SampleStage, begin: Cursor, topology: Topology) -> None:
         super().__init__(
             stage.plan,
             batch_size=stage.batch_size or 1,
@@ -302,16 +342,9 @@ class _StageSteps(StepsWithRest):
                 yield ids, np.ones(len(ids), np.bool_)
 
 
-def _opened(urls_or_source: Urls | Source) -> Source:
+def _open_shards(urls_or_source: Urls | Source) -> Source:
     if isinstance(urls_or_source, Source):
         return urls_or_source
     # As WebDataset reads: samples may lack members that others have, and keys may repeat.
     options: dict[str, Any] = {"decode": False, "missing": "mask", "duplicate_keys": "keep"}
     return open(urls_or_source, format="webdataset", **options)
-
-
-def _masks(source: Source) -> dict[str, str]:
-    """Columns that some samples lack, and the mask column of each."""
-    masks = {name: f"{name}_valid" for name in source.fields}
-    there = Field("dense", "bool")
-    return {name: mask for name, mask in masks.items() if source.fields.get(mask) == there}
