@@ -6,16 +6,16 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 
-from rankfeed._util.validate import check_bool, check_choice, check_int, check_optional, invalid
+from rankfeed._util.validate import check_bool, check_choice, check_int, check_optional
 from rankfeed.integrations.shared_epoch import SharedEpoch
 from rankfeed.loading._compat import refuse_double_sharding
 from rankfeed.loading.lazy_topology import LazyTopology
 from rankfeed.loading.samplers import StepsWithRest
-from rankfeed.plan import Cursor, Plan, Tail
+from rankfeed.plan import Cursor, Plan
 from rankfeed.sources.extras import need
 from rankfeed.sources.lance.process import IsolatedTable, forked_from_lance
 from rankfeed.sources.lance.table import LanceTable, TableInfo
@@ -38,8 +38,7 @@ class ShardedSampler:
 
     Each iteration is an epoch with its own order, also without :meth:`set_epoch`, which persistent workers follow
     too. Only where torch's seed is set to the same number before each epoch, new workers cannot distinguish it
-    from
-    the last one: there :meth:`set_epoch` is needed.
+    from the last one: there :meth:`set_epoch` is needed.
 
     Args:
         shuffle: whether to shuffle rows by a keyed order.
@@ -73,13 +72,11 @@ class ShardedSampler:
         topology: Topology | None = None,
     ) -> None:
         shuffle = check_bool("shuffle", shuffle)
-        if check_choice("tail", tail, get_args(Tail)) == "pad":
-            raise invalid("tail", '"even" or "drop": Lance\'s batches have no mask', tail)
+        self.tail: Literal["even", "drop"] = check_choice("tail", tail, ("even", "drop"))
         need("lance.sampler", extra="lance").Sampler.register(type(self))
         self.shuffle = shuffle
         self.run = check_optional(check_int, "run", run, at_least=1, at_most=2**62)
         self.seed = check_int("seed", seed)
-        self.tail: Literal["even", "drop"] = tail
         self._topology = LazyTopology(topology)
         self._epochs = SharedEpoch()
 
@@ -114,24 +111,20 @@ class ShardedSampler:
             PlanError: there are fewer rows than ranks.
             RankfeedError: the table cannot be read.
         """
-        refuse_double_sharding(self.topology)
+        topology = self.topology
+        refuse_double_sharding(topology)
         worker, num_workers = Topology.worker()
-        epoch = self._epochs.begin(self.topology.rank).epoch
+        epoch = self._epochs.begin(topology.rank).epoch
         with ExitStack() as stack:
             call = _reader(dataset, stack)
-            found: TableInfo = call("info", filter)
-            steps = LanceSteps(
-                self._plan(found, batch_size),
-                batch_size=batch_size,
-                topology=self.topology,
-                epoch=epoch,
-                tail=self.tail,
-            )
+            table: TableInfo = call("info", filter)
+            plan = self._plan(table, batch_size)
+            steps = LanceSteps(plan, batch_size=batch_size, topology=topology, epoch=epoch, tail=self.tail)
             names = dataset.schema.names if columns is None else columns
 
             def read(step: int) -> Any:
                 ids = steps.batch(step)
-                rows = ids if found.chosen is None else found.chosen[ids]
+                rows = ids if table.chosen is None else table.chosen[ids]
                 return call("batch", rows, names, bool(with_row_id))
 
             ahead = max(1, min(_MAX_READ_AHEAD, batch_readahead))
@@ -145,8 +138,10 @@ class ShardedSampler:
             while waiting:
                 yield waiting.popleft().result()
 
-    def _plan(self, found: TableInfo, batch_size: int) -> Plan:
-        counts = rows_of(found)
+    def _plan(self, table: TableInfo, batch_size: int) -> Plan:
+        counts = table.rows  # of each fragment
+        if table.chosen is not None:
+            counts = np.diff(table.chosen.searchsorted(np.cumsum(table.rows)), prepend=0)
         total = int(counts.sum())
         run = max(self.run or batch_size, -(-total // _MAX_RUNS) if self.run != 1 else 1)
         if not self.shuffle or run == 1:
@@ -180,14 +175,6 @@ class LanceSteps(StepsWithRest):
         if self.rest is None or step < len(self) - 1:
             return self.full.batch(step)
         return np.concatenate([self.full.batch(step), self.rest_ids()]) if self._is_joined else self.rest_ids()
-
-
-def rows_of(found: TableInfo) -> Int64:
-    """Rows of each fragment that are delivered: int64."""
-    if found.chosen is None:
-        return found.rows
-    ends = np.cumsum(found.rows)
-    return np.diff(found.chosen.searchsorted(ends), prepend=0)
 
 
 def runs_of(counts: Int64, run: int) -> Int64:
