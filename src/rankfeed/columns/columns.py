@@ -295,30 +295,22 @@ class Unreadable:
 class ColumnBuffer:
     """All rows of a column in a file or chunk: as stored, or decoded.
 
-    Args:
-        values: dense: [rows, *shape]; ragged: [elements, *shape]; bytes and text: uint8 [bytes]; objects: [rows].
-        offsets: int64 [rows + 1], where each row starts; None for dense and objects.
-        origin: file and column, for errors.
-        extra_bytes: memory of the data that objects are decoded from.
-        borrowed: whether another object owns the memory of the values.
-        unreadable: rows that cannot be read; None if all can.
-        index: int [rows], the value of each row, for dictionary columns: values and offsets are the dictionary's.
-        decode: decodes rows int64 [m] to objects [m]; None if the values are decoded.
-
     Examples:
         >>> buffer = ColumnBuffer(np.frombuffer(b"abcde", np.uint8), np.array([0, 2, 5]))
         >>> column_from_parts(Field("bytes"), [buffer.part(np.array([1, 0]))]).rows()
         [b'cde', b'ab']
     """
 
+    #: Dense: [rows, *shape]; ragged: [elements, *shape]; bytes and text: uint8 [bytes]; objects: [rows].
     values: Array
-    offsets: Int64 | None = None
-    origin: str = ""
-    extra_bytes: int = 0
-    borrowed: bool = False
+    offsets: Int64 | None = None  # int64 [rows + 1], where each row starts; None for dense and objects
+    origin: str = ""  # file and column, for errors
+    extra_bytes: int = 0  # memory of the data that objects are decoded from
+    borrowed: bool = False  # whether another object owns the memory of the values
     unreadable: Unreadable | None = None
+    #: Int [rows], the value of each row, for dictionary columns: values and offsets are the dictionary's.
     index: npt.NDArray[np.integer[Any]] | None = None
-    decode: Callable[[Int64], Array] | None = None
+    decode: Callable[[Int64], Array] | None = None  # decodes rows int64 [m] to objects [m]
 
     @property
     def nbytes(self) -> int:
@@ -335,12 +327,7 @@ class ColumnBuffer:
         return len(self.values) if self.offsets is None else len(self.offsets) - 1
 
     def part(self, rows: Int64, slots: Int64 | None = None) -> RowTake | RowSlices:
-        """Some rows, as a part of a column; raises for an unreadable one.
-
-        Args:
-            rows: int64 [m].
-            slots: the rows of the batch, None for all in order.
-        """
+        """Some rows, as the part of a column that fills ``slots``; raises for an unreadable one."""
         if self.unreadable is not None:
             self.unreadable.refuse(rows)
         if self.index is not None:

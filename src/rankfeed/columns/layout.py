@@ -131,15 +131,7 @@ def leaves(layout: Layout, path: Path = ()) -> Iterable[tuple[Path, Leaf]]:
 
 
 def describe_sample(value: Any, known: Fields | None = None, path: Path = (), *, in_dict: bool = False) -> Layout:
-    """The layout of a sample, or of a value in it; in a dict, a tuple of numbers is an array, as a list is.
-
-    Raises:
-        ArgumentError: a number that no dtype holds.
-
-    Examples:
-        >>> str(describe_sample([1, 2]).field), str(describe_sample(2.5).field)
-        ('int64[*]', 'float64')
-    """
+    """The layout of a sample, or of a value in it; in a dict, a tuple of numbers is an array, as a list is."""
     known = known or {}
     declared = known.get(dotted_name(path)) if path else None
     if declared is not None and declared.kind == "object":
@@ -192,13 +184,8 @@ def _has_only_numbers(value: Any) -> bool:
 def infer_layout(samples: Iterable[Any], known: Fields | None = None, *, loose: bool = False) -> Layout:
     """The common layout of several samples (at least one).
 
-    Args:
-        samples: dicts, tuples or values.
-        known: fields declared as ragged or as objects.
-        loose: whether arrays that differ in more than their first dimension become a list of arrays.
-
-    Raises:
-        Mismatch: no layout holds all of them without loss; its ``row`` is a sample that differs from the first.
+    ``known`` are fields declared as ragged or as objects; ``loose`` makes arrays that differ in more than their
+    first dimension a list of arrays. Raises Mismatch, with the sample's ``row``, if none holds all without loss.
 
     Examples:
         >>> str(infer_layout([{"x": np.zeros((3, 2))}, {"x": np.zeros((5, 2))}]).parts["x"])
@@ -222,17 +209,7 @@ def infer_layout(samples: Iterable[Any], known: Fields | None = None, *, loose: 
 
 
 def join_layouts(one: Layout, other: Layout, path: Path = (), *, loose: bool = False) -> Layout:
-    """The common layout of two.
-
-    Raises:
-        Mismatch: there is none.
-
-    Examples:
-        >>> str(join_layouts(describe_sample([]), describe_sample([1, 2])))
-        'int64[*]'
-        >>> str(join_layouts(describe_sample(1), describe_sample(2.5)))
-        'float64'
-    """
+    """The common layout of two; raises Mismatch if there is none."""
     if one == other:
         return one
     if isinstance(one, Branch) and isinstance(other, Branch):
@@ -320,8 +297,7 @@ def is_unknown(leaf: Leaf) -> bool:
 def map_leaves(values: Sequence[Any], layout: Layout, function: Any, path: Path = ()) -> Any:
     """``function(leaf, path, values)`` of each field of some samples, in the structure of the layout.
 
-    Raises:
-        Mismatch: a sample has another structure, or ``function`` raises it.
+    Raises Mismatch for a sample of another structure.
 
     Examples:
         >>> samples = [{"x": 1, "y": (2, "a")}, {"x": 3, "y": (4, "b")}]
@@ -347,17 +323,9 @@ def map_leaves(values: Sequence[Any], layout: Layout, function: Any, path: Path 
 
 
 def fit_values(values: Sequence[Any], leaf: Leaf, path: Path = ()) -> Sequence[Any] | Array:
-    """The values of a field, converted to its type without loss.
+    """The values of a field, converted to its type without loss; raises Mismatch for one that does not fit.
 
-    Returns:
-        one array [rows] for a dense field of scalars, a list of arrays for other arrays, else the values.
-
-    Raises:
-        Mismatch: a value does not fit; names its shape or type.
-
-    Examples:
-        >>> fit_values([[], [1]], leaf_of_field(Field.of("uint8[*]")))
-        [array([], dtype=uint8), array([1], dtype=uint8)]
+    One array [rows] for a dense field of scalars, a list of arrays for other arrays, else the values.
     """
     if leaf.how == "list":
         return values
@@ -415,13 +383,7 @@ def _fit_array(value: Any, array: Array, leaf: Leaf, path: Path, row: int) -> Ar
 
 
 def convert_exactly(array: Array, dtype: np.dtype[Any]) -> Array | None:
-    """The same numbers in another dtype; None if one could change, or floats would become integers.
-
-    Examples:
-        >>> float64 = np.dtype("float64")
-        >>> convert_exactly(np.array([2**53]), float64), convert_exactly(np.array([2**53 + 1]), float64)
-        (array([9.00719925e+15]), None)
-    """
+    """The same numbers in another dtype; None if one could change, or floats would become integers."""
     if array.dtype == dtype or not array.size:
         return array.astype(dtype, copy=False)
     if array.dtype.kind not in "iu":

@@ -47,6 +47,7 @@ class ShardedSampler:
         seed: of the order.
         tail: "even": the last step is smaller, and the ranks differ by at most one row; where fewer rows than
             ranks are left, they join the step before on some ranks. "drop": leaves out what makes no full step.
+            Lance's batches have no mask, so there is no "pad".
         topology: rank and world size; detected when iteration starts if left out.
 
     Raises:
