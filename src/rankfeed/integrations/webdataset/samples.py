@@ -39,10 +39,61 @@ Urls = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 Bools = npt.NDArray[np.bool_]
 
 
-class _SampleStage(IterableDataset[dict[str, Any]]):
-    """A stage that yields this worker's samples in the order of a plan."""
+class ShardedSamples(IterableDataset[dict[str, Any]]):
+    """First stage of a ``wds.DataPipeline``: this worker's samples, as WebDataset's own reader returns them.
+
+    Each sample is a dict of ``__key__``, ``__url__`` and the bytes under each extension, ready for ``wds.decode``
+    and the stages after it. Every sample goes to one worker of one rank, and the totals of ranks differ by at most
+    one, for any number and size of shards.
+
+    Each epoch has its own order. Call :meth:`set_epoch` before each: workers, also persistent ones, follow it.
+    Without it, each iteration is the next epoch (but see `SharedEpoch` for scripts that set torch's seed each
+    time).
+
+    Args:
+        urls_or_source: tar shards (path, list, glob or brace pattern), or any source.
+        batch_size: samples in the batches built after this stage (``wds.batched(n)``, or the DataLoader's
+            batch_size): then all ranks have the same number of batches. None: it may differ.
+        shuffle: False, True (what suits the source), "global" or "window".
+        seed: of the order.
+        tail: how an epoch ends that is no multiple of the global batch: "even" (the last batch of every rank is
+            smaller), "drop", or "pad" (samples then have a ``__valid__``, False for padding).
+        columns: the extensions wanted; None for all.
+        window: samples mixed with each other under "window".
+        lanes: independent streams of the order; a property of the data set, never of the topology.
+        topology: rank and world size; detected when iteration starts, or when it is pickled, if left out.
+
+    Raises:
+        SourceError: the shards cannot be read.
+        PlanError: when iteration starts: fewer samples than ranks, or a rest that cannot be divided into equal
+            batches.
+
+    Examples:
+        >>> import rankfeed as rf
+        >>> source = rf.from_dataset([{"__key__": str(i), "cls": b"%d" % i} for i in range(5)])
+        >>> stage = ShardedSamples(source, topology=rf.Topology(rank=1, world_size=2))
+        >>> [sample["cls"] for sample in stage]
+        [b'1', b'3', b'4']
+    """
 
     def __init__(
+        self,
+        urls_or_source: Urls | Source,
+        batch_size: int | None = None,
+        *,
+        shuffle: bool | str = False,
+        seed: int = 0,
+        tail: Tail = "even",
+        columns: Sequence[str] | None = None,
+        window: int = 65536,
+        lanes: int | None = None,
+        topology: Topology | None = None,
+    ) -> None:
+        source = _open_shards(urls_or_source)
+        plan = make_plan(source, shuffle, seed, window, lanes)
+        self._init_stage(source, plan, batch_size, tail, columns, topology)
+
+    def _init_stage(
         self,
         source: Source,
         plan: Any,
@@ -163,67 +214,13 @@ class _SampleStage(IterableDataset[dict[str, Any]]):
         self._epochs.set(cursor, every=True)
 
 
-class ShardedSamples(_SampleStage):
-    """First stage of a ``wds.DataPipeline``: this worker's samples, as WebDataset's own reader returns them.
-
-    Each sample is a dict of ``__key__``, ``__url__`` and the bytes under each extension, ready for ``wds.decode``
-    and the stages after it. Every sample goes to one worker of one rank, and the totals of ranks differ by at most
-    one, for any number and size of shards.
-
-    Each epoch has its own order. Call :meth:`set_epoch` before each: workers, also persistent ones, follow it.
-    Without it, each iteration is the next epoch (but see `SharedEpoch` for scripts that set torch's seed each
-    time).
-
-    Args:
-        urls_or_source: tar shards (path, list, glob or brace pattern), or any source.
-        batch_size: samples in the batches built after this stage (``wds.batched(n)``, or the DataLoader's
-            batch_size): then all ranks have the same number of batches. None: it may differ.
-        shuffle: False, True (what suits the source), "global" or "window".
-        seed: of the order.
-        tail: how an epoch ends that is no multiple of the global batch: "even" (the last batch of every rank is
-            smaller), "drop", or "pad" (samples then have a ``__valid__``, False for padding).
-        columns: the extensions wanted; None for all.
-        window: samples mixed with each other under "window".
-        lanes: independent streams of the order; a property of the data set, never of the topology.
-        topology: rank and world size; detected when iteration starts, or when it is pickled, if left out.
-
-    Raises:
-        SourceError: the shards cannot be read.
-        PlanError: when iteration starts: fewer samples than ranks, or a rest that cannot be divided into equal
-            batches.
-
-    Examples:
-        >>> import rankfeed as rf
-        >>> source = rf.from_dataset([{"__key__": str(i), "cls": b"%d" % i} for i in range(5)])
-        >>> stage = ShardedSamples(source, topology=rf.Topology(rank=1, world_size=2))
-        >>> [sample["cls"] for sample in stage]
-        [b'1', b'3', b'4']
-    """
-
-    def __init__(
-        self,
-        urls_or_source: Urls | Source,
-        batch_size: int | None = None,
-        *,
-        shuffle: bool | str = False,
-        seed: int = 0,
-        tail: Tail = "even",
-        columns: Sequence[str] | None = None,
-        window: int = 65536,
-        lanes: int | None = None,
-        topology: Topology | None = None,
-    ) -> None:
-        source = _open_shards(urls_or_source)
-        plan = make_plan(source, shuffle, seed, window, lanes)
-        super().__init__(source, plan, batch_size, tail, columns, topology)
-
-
-class Resampled(_SampleStage):
+class Resampled(ShardedSamples):
     """First stage of a ``wds.DataPipeline``: samples drawn at random in each epoch, with or without replacement.
 
     All ranks draw from one sequence: draw i of an epoch is a function of (seed, epoch, i), and i determines the
     rank. ``epoch_size`` counts the draws of the whole job, where WebDataset's ``with_epoch(n)`` counts those of
-    each worker. Methods and all other arguments are those of :class:`ShardedSamples`.
+    each worker. All other arguments are those of
+    :class:`ShardedSamples`.
 
     Args:
         epoch_size: draws in an epoch, over all ranks; None for as many as there are samples.
@@ -252,7 +249,7 @@ class Resampled(_SampleStage):
     ) -> None:
         source = _open_shards(urls_or_source)
         plan = ResamplingPlan(len(source), epoch_size, replacement=replacement, seed=seed)
-        super().__init__(source, plan, batch_size, tail, columns, topology)
+        self._init_stage(source, plan, batch_size, tail, columns, topology)
 
 
 class ResamplingPlan:
@@ -303,7 +300,7 @@ class ResamplingPlan:
 class _StageSteps(StepsWithRest):
     """The batches of a rank; the pipeline after the stage divides the stream into batches."""
 
-    def __init__(self, stage: _SampleStage, begin: Cursor, topology: Topology) -> None:
+    def __init__(self, stage: ShardedSamples, begin: Cursor, topology: Topology) -> None:
         super().__init__(
             stage.plan,
             batch_size=stage.batch_size or 1,
