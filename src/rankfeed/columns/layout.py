@@ -141,38 +141,30 @@ def describe_sample(value: Any, known: Fields | None = None, path: Path = (), *,
         return Branch(dict, parts)
     if isinstance(value, (bytes, str)):
         return Leaf(Field("bytes" if isinstance(value, bytes) else "str"), "text")
-    if isinstance(value, (list, tuple)) and _is_branch(value, in_dict):
+    is_list = isinstance(value, (list, tuple))
+    numbers = is_list and _has_only_numbers(value)
+    # As in torch, a list or tuple becomes a list or tuple of batches; lists of numbers are arrays.
+    is_branch = is_list and (hasattr(value, "_fields") or not (in_dict or (numbers and isinstance(value, list))))
+    if not is_branch:
+        try:
+            array = as_array(dotted_name(path), value)
+        except ArgumentError:
+            is_branch = is_list and not numbers
+            if not is_branch and isinstance(value, (int, list, tuple, np.ndarray, np.generic)):
+                raise  # numbers without a dtype that holds them
+            if is_tensor(value):
+                shape = () if getattr(value, "is_nested", False) else tuple(value.shape)
+                return Leaf(Field("object", str(value.dtype).removeprefix("torch."), shape), "torch")
+            if not is_branch:
+                return Leaf(Field("object"), "torch")
+    if is_branch:
         kind = type(value) if hasattr(value, "_fields") or type(value) in (list, tuple) else tuple
         return Branch(kind, {at: describe_sample(each, known, (*path, at)) for at, each in enumerate(value)})
-    try:
-        array = as_array(dotted_name(path), value)
-    except ArgumentError:
-        if isinstance(value, (int, list, tuple, np.ndarray, np.generic)):
-            raise  # numbers without a dtype that holds them
-        if is_tensor(value):
-            shape = () if getattr(value, "is_nested", False) else tuple(value.shape)
-            return Leaf(Field("object", str(value.dtype).removeprefix("torch."), shape), "torch")
-        return Leaf(Field("object"), "torch")
     if isinstance(value, list):
         return Leaf(Field("ragged", array.dtype.name if array.size else "", array.shape[1:]))
     if array.ndim and declared is not None and declared.kind == "ragged":
         return Leaf(Field("ragged", array.dtype.name, array.shape[1:]))
     return Leaf(Field("dense", array.dtype.name, array.shape))
-
-
-def _is_branch(value: Sequence[Any], in_dict: bool) -> bool:
-    """Whether a list or tuple becomes a list or tuple of batches, as in torch, rather than an array."""
-    if hasattr(value, "_fields") or (isinstance(value, tuple) and not in_dict):
-        return True
-    if _has_only_numbers(value):
-        return False
-    if in_dict:
-        try:
-            as_array("", value)
-            return False
-        except ArgumentError:
-            pass
-    return True
 
 
 def _has_only_numbers(value: Any) -> bool:
@@ -213,13 +205,11 @@ def join_layouts(one: Layout, other: Layout, path: Path = (), *, loose: bool = F
     if one == other:
         return one
     if isinstance(one, Branch) and isinstance(other, Branch):
-        check_keys(one, other.parts, path)
         if one.kind is not other.kind:
             raise Mismatch.of("samples differ in type", path, "value", expected=one, found=other)
-        parts = one.parts.items()
-        return Branch(
-            one.kind, {key: join_layouts(part, other.parts[key], (*path, key), loose=loose) for key, part in parts}
-        )
+        check_keys(one, other.parts.keys(), path)
+        pairs = ((key, part, other.parts[key]) for key, part in one.parts.items())
+        return Branch(one.kind, {key: join_layouts(a, b, (*path, key), loose=loose) for key, a, b in pairs})
     if isinstance(one, Leaf) and isinstance(other, Leaf) and {one.how, other.how} <= {"tensor", "arrays"}:
         return _join_numbers(one, other, path, loose)
     summary = f"values of field {dotted_name(path)!r} differ in type" if path else "samples differ in type"
@@ -228,7 +218,7 @@ def join_layouts(one: Layout, other: Layout, path: Path = (), *, loose: bool = F
 
 def check_keys(layout: Branch, keys: Collection[Any], path: Path, row: int = 0) -> None:
     """Raise Mismatch if a dict has other keys, or a list or tuple (whose keys are positions) another length."""
-    if len(keys) == len(layout.parts) and all(key in layout.parts for key in keys):
+    if keys == layout.parts.keys() if layout.kind is dict else len(keys) == len(layout.parts):
         return
     if layout.kind is not dict:
         summary = f"a {layout.kind.__name__} has another length than those of other samples"
