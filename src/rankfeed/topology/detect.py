@@ -37,12 +37,7 @@ _ELASTIC = "TORCHELASTIC_RUN_ID"
 def detect_launcher(environ: Mapping[str, str]) -> LauncherEnv | None:
     """The launcher to believe, with rank and size; None if no variable indicates several processes.
 
-    Raises:
-        TopologyError: incomplete, unreadable or contradictory variables.
-
-    Examples:
-        >>> detect_launcher({"RANK": "1", "WORLD_SIZE": "4"}).size
-        4
+    Raises TopologyError for incomplete, invalid or contradictory variables.
     """
     if _ELASTIC in environ:
         found = read_launcher(TORCHRUN, environ)

@@ -121,15 +121,7 @@ class LauncherEnv:
 
 
 def read_launcher(row: Launcher, environ: Mapping[str, str]) -> LauncherEnv | None:
-    """The values of one row of the table, or None if the row does not apply.
-
-    Raises:
-        TopologyError: a value is no number, or a list of nodes cannot be parsed.
-
-    Examples:
-        >>> read_launcher(MPICH, {"PMI_RANK": "1", "PMI_SIZE": "2"}).variables
-        'PMI_RANK=1, PMI_SIZE=2'
-    """
+    """The values of one row of the table, or None if the row does not apply; raises for an invalid value."""
     if not _applies(row, environ):
         return None
     fields = (row.rank, row.size, row.local_rank, row.local_size, row.node, row.num_nodes)
@@ -146,11 +138,6 @@ def node_layout(env: LauncherEnv) -> tuple[int, int, int, int]:
 
     One node is assumed if the processes per node are unknown, or differ while the nodes are not numbered; no share
     of the data depends on it.
-
-    Examples:
-        >>> node_layout(read_launcher(OPENMPI, {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8",
-        ...     "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}))
-        (1, 4, 1, 2)
     """
     rank, size = env.rank or 0, env.size or 1
     local_size, num_nodes = env.local_size, env.num_nodes
