@@ -8,7 +8,7 @@ buffer that becomes the tensor.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -408,13 +408,6 @@ class Columns(Mapping[str, Column]):
 
     def __len__(self) -> int:
         return len(self._columns)
-
-    # The views of the dict: those of Mapping look each column up by its name.
-    def items(self) -> ItemsView[str, Column]:
-        return self._columns.items()
-
-    def values(self) -> ValuesView[Column]:
-        return self._columns.values()
 
     def samples(self) -> list[Any]:
         """Each row as a sample: a dict, unless samples are something else."""

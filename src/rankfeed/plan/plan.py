@@ -74,7 +74,7 @@ class Plan:
         self.num_samples = int(self._starts[-1])
         if self.num_samples == 0:
             raise PlanError(
-                "cannot plan without samples", found="0 samples", remedy="check that the data set is not empty"
+                "cannot plan without samples", found="0 samples", remedy="check that the dataset is not empty"
             )
         self._sequence: tuple[int, Int64, Int64] | None = None
 

@@ -59,7 +59,7 @@ def find_contradictions(reports: Sequence[ProcessReport]) -> list[str]:
         hosts = sorted({report.host for report in members})
         if len(hosts) > 1:
             found.append(f"node {node} is on {len(hosts)} hosts: {', '.join(hosts)}")
-    found += _differences("data sets", ((report.data, report) for report in reports if report.data))
+    found += _differences("datasets", ((report.data, report) for report in reports if report.data))
     return found
 
 

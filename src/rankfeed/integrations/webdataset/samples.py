@@ -60,7 +60,7 @@ class ShardedSamples(IterableDataset[dict[str, Any]]):
             smaller), "drop", or "pad" (samples then have a ``__valid__``, False for padding).
         columns: the extensions wanted; None for all.
         window: samples mixed with each other under "window".
-        lanes: independent streams of the order; a property of the data set, never of the topology.
+        lanes: independent streams of the order; a property of the dataset, never of the topology.
         topology: rank and world size; detected when iteration starts, or when it is pickled, if left out.
 
     Raises:
