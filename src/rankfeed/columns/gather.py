@@ -18,7 +18,7 @@ Array = npt.NDArray[Any]
 #: From this many bytes per row, a Python loop of slice copies beats index arrays (equal between 1 and 4 KiB).
 _LOOP_BYTES = 2048
 #: Bytes copied through a temporary array, which stays in the processor's cache.
-_TEMPORARY_BYTES = 1 << 16
+_TEMPORARY_BYTES = 1 << 18
 #: Cells of a padded batch that may be copied per needed cell.
 _MAX_WASTE = 4
 
@@ -55,33 +55,35 @@ def copy_padded(values: Array, starts: Int64, lengths: Int64, out: Array, slots:
     strided view, which numpy indexes without an index per element. Consecutive rows, as in a pass without
     shuffling, are copied with one mask. ``out`` is [k, longest, ...], C-contiguous.
     """
-    longest = out.shape[1]
-    total = int(lengths.sum())
-    windowed = longest * len(lengths) <= _MAX_WASTE * total and total * values[:1].nbytes < _LOOP_BYTES * len(
-        lengths
-    )
+    longest, width = out.shape[1], math.prod(out.shape[2:])
+    total, cells = int(lengths.sum()), longest * width
+    rows_are_small = total * values[:1].nbytes < _LOOP_BYTES * len(lengths)
+    windowed = rows_are_small and longest * len(lengths) <= _MAX_WASTE * total
     if windowed and (np.diff(slots) == 1).all() and (np.diff(starts) == lengths[:-1]).all():
         consecutive = out[slots[0] : slots[0] + len(slots)]
         consecutive[...] = fill
-        consecutive[np.arange(longest) < lengths[:, None]] = values[starts[0] : starts[0] + total]
+        consecutive[_is_filled(lengths, longest)] = values[starts[0] : starts[0] + total]
         return
     fits = starts + longest <= len(values) if windowed else np.zeros(len(starts), np.bool_)
     alone = (each[~fits].tolist() for each in (starts, lengths, slots))
     for start, length, slot in zip(*alone, strict=True):
         out[slot, :length] = values[start : start + length]
         out[slot, length:] = fill
-    width = math.prod(out.shape[2:])
-    cells = longest * width
     if not fits.any() or not cells:
         return
     starts, lengths, slots = starts[fits], lengths[fits], slots[fits]
     flat, rows = np.ascontiguousarray(values).reshape(-1), out.reshape(len(out), cells)
     windows = np.ndarray((len(flat) - cells + 1, cells), flat.dtype, flat, 0, flat.strides * 2)
-    narrow: Any = np.int16 if cells < 2**15 else np.int64  # comparisons of narrow numbers are vectorised better
-    columns, ends = np.arange(cells, dtype=narrow), (lengths * width).astype(narrow)[:, None]
     step = max(1, _TEMPORARY_BYTES // (cells * flat.itemsize))
     for at in range(0, len(starts), step):
         some = slice(at, at + step)
         copied = windows[starts[some] * width]
-        np.copyto(copied, fill, where=columns >= ends[some])
+        np.copyto(copied, fill, where=~_is_filled(lengths[some] * width, cells))
         rows[slots[some]] = copied
+
+
+def _is_filled(lengths: Int64, cells: int) -> npt.NDArray[np.bool_]:
+    """Bool [rows, cells], True for the first ``lengths[i]`` cells of row i; at most 2**15 cells."""
+    # Comparisons of narrow numbers are vectorised better.
+    filled: npt.NDArray[np.bool_] = np.arange(cells, dtype=np.int16) < lengths.astype(np.int16)[:, None]
+    return filled

@@ -6,12 +6,50 @@ integrations is ``rankfeed.loading._compat``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from rankfeed.loading import Loader
-from rankfeed.plan import Cursor
+from rankfeed.plan import Cursor, Schedule
+
+_T = TypeVar("_T")
+
+# Accelerate 1.15 learns the end of an epoch from attributes of its own DataLoaders, which its GradientState keeps
+# (huggingface/accelerate, data_loader.DataLoaderStateMixin).
+
+
+class ActiveEpoch:
+    """The rest of an epoch that is being read, with the attributes of a DataLoader that GradientState reads."""
+
+    remainder = 0  # samples to keep of the last step; 0 for all, since no padding is gathered
+
+    def __init__(self, loader: Loader, state: Mapping[str, Any]) -> None:
+        self.schedule = Schedule(
+            loader.plan,
+            batch_size=loader.batch_size,
+            topology=loader.topology,
+            epoch=state["epoch"],
+            start=state["position"],
+            tail=loader.tail,
+        )
+        self.step = -1
+
+    @property
+    def end_of_dataloader(self) -> bool:
+        """Whether the current batch is the last."""
+        return self.step == len(self.schedule) - 1
+
+    def count(self, batches: Iterable[_T], gradient_state: Any) -> Iterator[_T]:
+        """The batches, while GradientState knows this epoch; it forgets it also if the loop is left early."""
+        gradient_state._add_dataloader(self)
+        try:
+            for batch in batches:
+                self.step += 1
+                yield batch
+        finally:
+            gradient_state._remove_dataloader(self)
+
 
 # Lightning 2.6 counts the batches of an epoch before its loaders resume, takes the end of an epoch for progress in
 # the next one, and saves the state of loaders that are one batch ahead (Lightning-AI/pytorch-lightning#19764).

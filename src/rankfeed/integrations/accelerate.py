@@ -15,9 +15,9 @@ import torch
 
 from rankfeed._util.validate import check_bool, check_int, invalid
 from rankfeed.errors import ArgumentError, StateError, listed
+from rankfeed.integrations._compat import ActiveEpoch
 from rankfeed.loading import Loader
 from rankfeed.loading.device import to_device
-from rankfeed.plan import Schedule
 from rankfeed.sources import Source
 from rankfeed.sources.extras import need
 
@@ -141,14 +141,8 @@ class AcceleratedLoader:
         loader, gradients = self.loader, self.accelerator.gradient_state
         device = self.accelerator.device if self.accelerator.device_placement and loader.device is None else None
         batches = iter(loader)
-        iteration = _Iteration(_schedule(loader, loader.state_dict()))
-        gradients._add_dataloader(iteration)
-        try:
-            for batch in batches:
-                iteration.step += 1
-                yield batch if device is None else to_device(batch, device)
-        finally:  # also if the loop is left early: accumulate and metrics of other loops would use this state
-            gradients._remove_dataloader(iteration)
+        for batch in ActiveEpoch(loader, loader.state_dict()).count(batches, gradients):
+            yield batch if device is None else to_device(batch, device)
 
     def skip_first_batches(self, num_batches: int) -> AcceleratedLoader:
         """Go to a step of the current epoch, counted from its start, in constant time.
@@ -165,7 +159,7 @@ class AcceleratedLoader:
             state = ended  # the script's epoch is the one that has ended
         if steps < state["steps"]:
             state |= {"position": 0, "steps": 0}
-        schedule, more = _schedule(self.loader, state), steps - state["steps"]
+        schedule, more = ActiveEpoch(self.loader, state).schedule, steps - state["steps"]
         if more > len(schedule):
             raise ArgumentError(
                 "the epoch has fewer batches than are to be skipped",
@@ -186,25 +180,9 @@ class AcceleratedLoader:
         loader.load_state_dict(state)
         end = loader.state_dict()
         self._epoch_boundary = None
-        if not len(_schedule(loader, end)):
+        if not len(ActiveEpoch(loader, end).schedule):
             loader.set_epoch(loader.epoch + 1)
             self._epoch_boundary = end, loader.state_dict()
-
-
-class _Iteration:
-    """The attributes of an active DataLoader that GradientState reads."""
-
-    #: Samples to keep of the last step; 0 for all, since no padding is gathered.
-    remainder = 0
-
-    def __init__(self, schedule: Schedule) -> None:
-        self.schedule = schedule
-        self.step = -1
-
-    @property
-    def end_of_dataloader(self) -> bool:
-        """Whether the current batch is the last."""
-        return self.step == len(self.schedule) - 1
 
 
 class _LoaderCheckpoint:
@@ -229,18 +207,6 @@ class _LoaderCheckpoint:
         self._loader.accelerator.step = state["accumulate_step"]
 
 
-def _schedule(loader: Loader, state: Mapping[str, Any]) -> Schedule:
-    """The rest of the epoch of a state."""
-    return Schedule(
-        loader.plan,
-        batch_size=loader.batch_size,
-        topology=loader.topology,
-        epoch=state["epoch"],
-        start=state["position"],
-        tail=loader.tail,
-    )
-
-
 def _skip_first_batches(original: Any, dataloader: Any, num_batches: int = 0) -> Any:
     if isinstance(dataloader, AcceleratedLoader):
         return dataloader.skip_first_batches(num_batches)
@@ -253,10 +219,10 @@ def _gather_for_metrics(accelerator: Any, original: Any, input_data: Any, use_ga
     It would gather tensors of different sizes, which aborts a process under gloo and is undefined under NCCL, and
     drop padding only from the end.
     """
-    iteration = accelerator.gradient_state.active_dataloader
-    if not isinstance(iteration, _Iteration) or iteration.step < 0:
+    epoch = accelerator.gradient_state.active_dataloader
+    if not isinstance(epoch, ActiveEpoch) or epoch.step < 0:
         return original(input_data, use_gather_object)
-    shares = iteration.schedule.shares(iteration.step)
+    shares = epoch.schedule.shares(epoch.step)
     if all(share == (shares[0][0], shares[0][0]) for share in shares):
         return original(input_data, use_gather_object)
     if len(shares) != accelerator.num_processes:

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from rankfeed.errors import ArgumentError, StateError, describe_error
+from rankfeed.integrations._compat import ActiveEpoch
 from rankfeed.integrations.transformers.tokens import IGNORED, PadTokens
 from rankfeed.loading import Loader, Stream
-from rankfeed.plan import Schedule
 from rankfeed.sources import Source
 from rankfeed.sources.extras import need
 
@@ -70,8 +70,6 @@ class TrainerFeed:
         loader.is_integrated = True
         self.dataset = loader.source
         self.batch_size = loader.batch_size
-        self.end_of_dataloader = False
-        self.remainder = -1
         #: Rows of the current batch that are no padding.
         self.rows = 0
         #: Which rows of the current step are no padding, over all ranks: bool [world_size * batch_size].
@@ -97,16 +95,11 @@ class TrainerFeed:
             yield from self._training_batches()
             return
         self.rewind()
-        self.end_of_dataloader = False
-        self._gradient_state._add_dataloader(self)
-        try:
-            last = len(self) - 1
-            for step, batch in enumerate(self.loader):
-                self.kept = self._kept_rows(step)
-                self.end_of_dataloader = step == last
-                yield self._select(batch)
-        finally:
-            self._gradient_state._remove_dataloader(self)
+        epoch = ActiveEpoch(self.loader, self.loader.state_dict())
+        for batch in epoch.count(self.loader, self._gradient_state):
+            samples = torch.tensor([samples for _, samples in epoch.schedule.shares(epoch.step)])
+            self.kept = (torch.arange(self.batch_size) < samples[:, None]).flatten()
+            yield self._select(batch)
 
     def _training_batches(self) -> Iterator[Any]:
         batches = iter(self.loader)
@@ -147,14 +140,6 @@ class TrainerFeed:
             )
         if self.rows == 0:
             batch["labels"] = torch.full_like(labels, IGNORED)
-
-    def _kept_rows(self, step: int) -> torch.Tensor:
-        loader = self.loader
-        if (step + 1) * len(self.kept) <= loader.plan.num_samples:
-            return torch.ones_like(self.kept)
-        schedule = Schedule(loader.plan, batch_size=loader.batch_size, topology=loader.topology, tail="pad")
-        samples = torch.tensor([samples for _, samples in schedule.shares(step)])
-        return (torch.arange(loader.batch_size) < samples[:, None]).flatten()
 
 
 @dataclass
