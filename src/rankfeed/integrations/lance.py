@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
@@ -131,12 +132,10 @@ class ShardedSampler:
             ahead = max(1, min(_MAX_READ_AHEAD, batch_readahead))
             pool = ThreadPoolExecutor(ahead, thread_name_prefix="rankfeed-lance")
             stack.callback(pool.shutdown, cancel_futures=True)
-            waiting: deque[Future[Any]] = deque()
-            for step in range(worker, len(steps), num_workers):
-                waiting.append(pool.submit(read, step))
-                if len(waiting) > ahead:
-                    yield waiting.popleft().result()
+            mine = iter(range(worker, len(steps), num_workers))
+            waiting = deque(pool.submit(read, step) for step in islice(mine, ahead))
             while waiting:
+                waiting.extend(pool.submit(read, step) for step in islice(mine, 1))
                 yield waiting.popleft().result()
 
     def _plan(self, table: TableInfo, batch_size: int) -> Plan:
