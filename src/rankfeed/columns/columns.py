@@ -293,13 +293,7 @@ class Unreadable:
 
 @dataclass(frozen=True)
 class ColumnBuffer:
-    """All rows of a column in a file or chunk: as stored, or decoded.
-
-    Examples:
-        >>> buffer = ColumnBuffer(np.frombuffer(b"abcde", np.uint8), np.array([0, 2, 5]))
-        >>> column_from_parts(Field("bytes"), [buffer.part(np.array([1, 0]))]).rows()
-        [b'cde', b'ab']
-    """
+    """All rows of a column in a file or chunk: as stored, or decoded."""
 
     #: Dense: [rows, *shape]; ragged: [elements, *shape]; bytes and text: uint8 [bytes]; objects: [rows].
     values: Array

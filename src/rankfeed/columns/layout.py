@@ -178,10 +178,6 @@ def infer_layout(samples: Iterable[Any], known: Fields | None = None, *, loose: 
 
     ``known`` are fields declared as ragged or as objects; ``loose`` makes arrays that differ in more than their
     first dimension a list of arrays. Raises Mismatch, with the sample's ``row``, if none holds all without loss.
-
-    Examples:
-        >>> str(infer_layout([{"x": np.zeros((3, 2))}, {"x": np.zeros((5, 2))}]).parts["x"])
-        'float64[*, 2]'
     """
     found: Layout | None = None
     rows = list(samples)
@@ -288,11 +284,6 @@ def map_leaves(values: Sequence[Any], layout: Layout, function: Any, path: Path 
     """``function(leaf, path, values)`` of each field of some samples, in the structure of the layout.
 
     Raises Mismatch for a sample of another structure.
-
-    Examples:
-        >>> samples = [{"x": 1, "y": (2, "a")}, {"x": 3, "y": (4, "b")}]
-        >>> map_leaves(samples, describe_sample(samples[0]), lambda leaf, path, values: list(values))
-        {'x': [1, 3], 'y': ([2, 4], ['a', 'b'])}
     """
     if isinstance(layout, Leaf):
         return function(layout, path, values)
@@ -366,7 +357,7 @@ def _fit_array(value: Any, array: Array, leaf: Leaf, path: Path, row: int) -> Ar
     if isinstance(value, (int, float, np.generic)):
         found += f", {value!r:.60}"
     if array.dtype.kind in "iu" and dtype.kind == "f":
-        found += f", which {dtype} cannot hold exactly"
+        found += f", beyond the range in which {dtype} holds all integers"
     wider = np.dtype(array.dtype.name if leaf.guessed else _join_dtypes(array.dtype.name, dtype.name))
     holds = wider != dtype and convert_exactly(array, wider) is not None
     raise _misfit(path, "type", leaf, found, row, becomes=replace(field, dtype=wider.name) if holds else "")

@@ -155,12 +155,6 @@ class LanceSteps(StepsWithRest):
 
     The rest of an epoch is one step after the full ones; where it has too few rows for all ranks, it joins the
     last full one.
-
-    Examples:
-        >>> topology = Topology(rank=1, world_size=2)
-        >>> steps = LanceSteps(Plan(9, shuffle="none"), batch_size=2, topology=topology, epoch=0, tail="even")
-        >>> [steps.batch(step).tolist() for step in range(len(steps))]
-        [[2, 3], [6, 7, 8]]
     """
 
     @property
@@ -178,12 +172,7 @@ class LanceSteps(StepsWithRest):
 
 
 def runs_of(counts: Int64, run: int) -> Int64:
-    """Rows of each run, if fragments of these sizes are divided into runs: int64.
-
-    Examples:
-        >>> runs_of(np.array([5, 0, 4]), 2).tolist()
-        [2, 2, 1, 2, 2]
-    """
+    """Rows of each run, if fragments of these sizes are divided into runs: int64."""
     pieces = -(-counts // run)
     sizes = np.full(int(pieces.sum()), run, np.int64)
     ends = np.cumsum(pieces)[pieces > 0] - 1

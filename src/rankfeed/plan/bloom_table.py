@@ -39,15 +39,7 @@ class MultisetDifference:
 
 @dataclass
 class InvertibleBloomTable:
-    """A multiset of sample ids in 18 KiB.
-
-    Examples:
-        >>> delivered, expected = InvertibleBloomTable(), InvertibleBloomTable()
-        >>> delivered.add(np.array([0, 1, 1, 3]))
-        >>> expected.add(np.arange(4))
-        >>> delivered.difference(expected)
-        MultisetDifference(missing=1, repeated=1, exact=True, ids={1: 1, 2: -1})
-    """
+    """A multiset of sample ids in 18 KiB."""
 
     cells: npt.NDArray[np.uint64] = field(default_factory=lambda: np.zeros((3, _ROWS, _CELLS), np.uint64))
 

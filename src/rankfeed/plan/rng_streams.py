@@ -14,13 +14,7 @@ _U64 = 2**64
 
 
 class RngStreams:
-    """Generators keyed by (purpose, seed, epoch, index): independent of ranks, workers and order.
-
-    Examples:
-        >>> one, same = (RngStreams("transform", seed=1, epoch=2).generator(7) for _ in range(2))
-        >>> bool(one.integers(1 << 30) == same.integers(1 << 30))
-        True
-    """
+    """Generators keyed by (purpose, seed, epoch, index): independent of ranks, workers and order."""
 
     def __init__(self, purpose: str, seed: int, epoch: int) -> None:
         self._first, self._second = Key.of(purpose, seed, epoch).rounds[:2]

@@ -231,14 +231,7 @@ class Schedule:
 
 
 def split_steps(samples: int, batch_size: int, world_size: int, tail: Tail) -> tuple[int, list[int]]:
-    """Number of full steps, and the samples of the steps after them (at most two).
-
-    Examples:
-        >>> split_steps(10, batch_size=2, world_size=2, tail="even")
-        (1, [3, 3])
-        >>> split_steps(10, batch_size=2, world_size=2, tail="pad")
-        (2, [2])
-    """
+    """Number of full steps, and the samples of the steps after them (at most two)."""
     global_batch = batch_size * world_size
     full, rest = divmod(samples, global_batch)
     if rest == 0 or tail == "drop":
@@ -255,10 +248,6 @@ def sorted_by_lane(low: int, high: int, lanes: int, first: int, last: int) -> In
     """Positions ``first`` to ``last`` of the interval [low, high) sorted by (lane, place): int64.
 
     So a rank reads few lanes, and computes its share without sorting the global batch.
-
-    Examples:
-        >>> sorted_by_lane(4, 12, lanes=3, first=0, last=8).tolist()
-        [6, 9, 4, 7, 10, 5, 8, 11]
     """
     if lanes == 1:
         return np.arange(low + first, low + last)

@@ -43,20 +43,7 @@ def is_fed(dataset: Any) -> bool:
 
 
 class TrainerFeed:
-    """The batches of a loader without padding rows and with the columns that the model uses.
-
-    Args:
-        loader: the loader.
-        columns: names of the columns to keep; None for all.
-        gradient_state: accelerate's, which is informed of the last batch; None in training.
-        masks_loss: whether a batch of padding rows only does not affect the loss once its labels are masked.
-
-    Examples:
-        >>> import rankfeed as rf
-        >>> source = rf.from_dataset([{"x": i, "note": 0} for i in range(3)])
-        >>> [batch["x"].tolist() for batch in TrainerFeed(rf.Loader(source, 2, tail="pad"), {"x"})]
-        [[0, 1], [2]]
-    """
+    """The batches of a loader without padding rows and with the columns that the model uses."""
 
     def __init__(
         self,
@@ -74,9 +61,9 @@ class TrainerFeed:
         self.rows = 0
         #: Which rows of the current step are no padding, over all ranks: bool [world_size * batch_size].
         self.kept = torch.ones(loader.batch_size * loader.topology.world_size, dtype=torch.bool)
-        self._columns = columns
-        self._gradient_state = gradient_state
-        self._masks_loss = masks_loss
+        self._columns = columns  # that are kept; None for all
+        self._gradient_state = gradient_state  # accelerate's, in evaluation
+        self._masks_loss = masks_loss  # whether rows with masked labels do not affect the loss
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -492,12 +479,7 @@ def _weight(inputs: Any, rows: int, *, shifted: bool) -> int:
 
 
 def _padded(data: torch.Tensor, rows: int, valid: int) -> torch.Tensor:
-    """A tensor of this rank's rows, padded to the same number on every rank.
-
-    Examples:
-        >>> _padded(torch.tensor([4, 5]), rows=3, valid=2)
-        tensor([4, 5, 0])
-    """
+    """A tensor of this rank's rows, padded to the same number on every rank."""
     if data.dim() == 0 or len(data) not in (valid, rows):
         raise ArgumentError(
             "a prediction does not have one row for each sample",

@@ -257,10 +257,6 @@ class ResamplingPlan:
 
     Without replacement, draws ``k * population`` to ``(k + 1) * population - 1`` of an epoch are a permutation of
     the population. Draws of different (seed, epoch) are independent.
-
-    Examples:
-        >>> ResamplingPlan(4, 6, replacement=False).sample_ids(0, range(6)).tolist()
-        [3, 2, 0, 1, 1, 2]
     """
 
     lanes = 1

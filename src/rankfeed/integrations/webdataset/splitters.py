@@ -23,14 +23,7 @@ MAX_SHARDS = 2**20
 def split_shards(
     shards: Iterable[_Shard], parts: int, part: int, strategy: ByRank | ByWorker, what: str = "rank"
 ) -> list[_Shard]:
-    """The shards that one part (a rank, or a worker of a rank) reads.
-
-    Examples:
-        >>> [split_shards(range(5), 2, part, "uneven") for part in range(2)]
-        [[0, 2, 4], [1, 3]]
-        >>> [split_shards(range(5), 2, part, "repeat") for part in range(2)]
-        [[0, 2, 4], [1, 3, 0]]
-    """
+    """The shards that one part (a rank, or a worker of a rank) reads."""
     listed = list(islice(check_iterable("shards", shards), MAX_SHARDS + 1))
     count = len(listed)
     if count > MAX_SHARDS:
