@@ -324,10 +324,10 @@ def fit_values(values: Sequence[Any], leaf: Leaf, path: Path = ()) -> Sequence[A
             fits = convert_exactly(numbers, dtype) if exact else None
             if fits is not None:
                 return fits
-    arrays: list[Array] = []
+    name, arrays = dotted_name(path), []
     for row, value in enumerate(values):
         try:
-            arrays.append(as_array(dotted_name(path), value))
+            arrays.append(as_array(name, value))
         except ArgumentError as error:
             raise _misfit(path, "value", leaf, error.found, row) from error
     if all(array.dtype == dtype and _has_shape(field, array) for array in arrays):
