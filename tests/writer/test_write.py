@@ -221,7 +221,7 @@ def test_whole_numbers_do_not_lose_digits_to_a_float(
             packed = rf.write(rows, tmp_path / "q", shard_bytes=shard_bytes, progress=False)
             assert [sample["id"] for sample in packed] == [7.0] * count + [0.5]
             continue
-        message = r"(?s)float64 (has not all their digits|holds all integers).*field 'id'"
+        message = r"(?s)float64 (has not all their digits|cannot hold exactly).*field 'id'"
         with pytest.raises(WriteError, match=message):
             rf.write(rows, tmp_path / "p", shard_bytes=shard_bytes, progress=False)
 

@@ -357,26 +357,28 @@ def _fit_array(value: Any, array: Array, leaf: Leaf, path: Path, row: int) -> Ar
     if isinstance(value, (int, float, np.generic)):
         found += f", {value!r:.60}"
     if array.dtype.kind in "iu" and dtype.kind == "f":
-        found += f", beyond the range in which {dtype} holds all integers"
+        found += f", which {dtype} cannot hold exactly"
     wider = np.dtype(array.dtype.name if leaf.guessed else _join_dtypes(array.dtype.name, dtype.name))
     holds = wider != dtype and convert_exactly(array, wider) is not None
     raise _misfit(path, "type", leaf, found, row, becomes=replace(field, dtype=wider.name) if holds else "")
 
 
 def convert_exactly(array: Array, dtype: np.dtype[Any]) -> Array | None:
-    """The same numbers in another dtype; None if one could change, or floats would become integers."""
+    """The same numbers in another dtype; None if one would change, or floats would become integers."""
     if array.dtype == dtype or not array.size:
         return array.astype(dtype, copy=False)
     if array.dtype.kind not in "iu":
         return array.astype(dtype) if np.can_cast(array.dtype, dtype, "safe") else None
+    low, high = int(array.min()), int(array.max())
     if dtype.kind in "iu":
-        low, high = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
-    elif dtype.kind in "fc":
-        high = 2 ** (np.finfo(dtype).nmant + 1)  # beyond, a float skips integers
-        low = -high
-    else:
+        limits = np.iinfo(dtype)
+        return array.astype(dtype) if limits.min <= low and high <= limits.max else None
+    if dtype.kind not in "fc":
         return None
-    return array.astype(dtype) if low <= int(array.min()) and int(array.max()) <= high else None
+    converted, limit = array.astype(dtype), 2 ** (np.finfo(dtype).nmant + 1)  # above it, floats skip integers
+    # As objects they are Python's numbers, which compare exactly.
+    same = (-limit <= low and high <= limit) or (converted.real.astype(object) == array.astype(object)).all()
+    return converted if same else None
 
 
 def _check_values(values: Sequence[Any], leaf: Leaf, path: Path) -> None:
