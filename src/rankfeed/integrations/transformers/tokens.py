@@ -49,17 +49,14 @@ class PadTokens:
             if name.endswith("_lengths") and name.removesuffix("_lengths") in batch:
                 continue
             target = "labels" if name in _LABELS else name
-            if not torch.is_tensor(column):
-                converted[target] = column
-                continue
-            if not (column.is_floating_point() or column.dtype == torch.bool):
-                column = column.long()
             lengths = batch.get(f"{name}_lengths")
-            if lengths is not None:
-                column, inside = self._padded(column, lengths, self._padding_value(target))
+            if torch.is_tensor(column) and not (column.is_floating_point() or column.dtype == torch.bool):
+                column = column.long()
+            if torch.is_tensor(column) and lengths is not None:
+                fill = {"input_ids": self.pad_token_id, "labels": IGNORED}.get(target, 0)
+                column, inside = self._padded(column, lengths, fill)
                 if name == "input_ids" and "attention_mask" not in batch:
-                    converted[target] = column
-                    converted["attention_mask"] = inside.long()
+                    converted |= {name: column, "attention_mask": inside.long()}
             converted[target] = column
         if self.causal and "labels" not in converted and "input_ids" in converted:
             labels = converted["input_ids"].clone()
@@ -67,9 +64,6 @@ class PadTokens:
                 labels[converted["attention_mask"] == 0] = IGNORED
             converted["labels"] = labels
         return converted
-
-    def _padding_value(self, name: str) -> int:
-        return {"input_ids": self.pad_token_id, "labels": IGNORED}.get(name, 0)
 
     def _padded(
         self, column: torch.Tensor, lengths: torch.Tensor, value: int
