@@ -43,21 +43,20 @@ def detect_launcher(environ: Mapping[str, str]) -> LauncherEnv | None:
         found = read_launcher(TORCHRUN, environ)
         return _complete(found or LauncherEnv(TORCHRUN.name, variables=f"{_ELASTIC}={environ[_ELASTIC]}"))
     inner, outer = _inner(environ), _outer(environ)
-    if inner is None:
-        if outer is None:
+    if inner is None or outer is None:
+        found = inner or outer
+        if found is None:
             _refuse_partial(environ)
             return None
-        return _complete(outer)
-    if outer is None:
         # WORLD_SIZE=1 needs no rank.
-        return _complete(replace(inner, rank=0) if inner.rank is None and inner.size == 1 else inner)
+        return _complete(replace(found, rank=0) if inner and found.rank is None and found.size == 1 else found)
     if inner.size is not None and outer.size is not None and inner.size > outer.size:
-        if not _started_by(inner, outer):
-            raise _contradiction(inner, outer)
-        return _complete(inner)
-    if not _agree(inner, outer):
+        is_consistent, believed = _started_by(inner, outer), inner
+    else:
+        is_consistent, believed = _agree(inner, outer), inner if outer.size is None else outer
+    if not is_consistent:
         raise _contradiction(inner, outer)
-    return _complete(outer if outer.size is not None else inner)
+    return _complete(believed)
 
 
 def _inner(environ: Mapping[str, str]) -> LauncherEnv | None:
