@@ -1,9 +1,9 @@
-"""rankfeed feeds the ranks of a PyTorch training job.
+"""rankfeed: the data loader for distributed PyTorch training.
 
-Every rank, and every data-loading worker under it, reads its own share of a data set: each sample exactly
-once an epoch, in an order that can be repeated, in the same number of steps on every rank.
+Each rank, and each worker inside it, reads its own share of a dataset: every sample exactly once per epoch, in a
+reproducible order, in the same number of steps on every rank.
 
-Names are loaded when they are first asked for, so that ``import rankfeed`` brings in neither torch nor Arrow.
+Names are imported when they are first used, so that ``import rankfeed`` imports neither torch nor pyarrow.
 
 Examples:
     >>> import rankfeed as rf
@@ -53,36 +53,25 @@ __all__ = [
     "write",
 ]
 
-# Public name -> the room that holds it; the same as the imports above, which only type checkers follow.
-_ROOMS = {
-    "AuditReport": "rankfeed.proof",
-    "DistributedBatchSampler": "rankfeed.loading",
-    "DistributedSampler": "rankfeed.loading",
-    "Loader": "rankfeed.loading",
-    "Lockstep": "rankfeed.proof",
-    "Plan": "rankfeed.plan",
-    "Schedule": "rankfeed.plan",
-    "Source": "rankfeed.sources",
-    "Topology": "rankfeed.topology",
-    "audit": "rankfeed.proof",
-    "concat": "rankfeed.sources",
-    "from_dataset": "rankfeed.sources",
-    "from_iterable": "rankfeed.loading",
-    "open": "rankfeed.sources",
-    "prepare_once": "rankfeed.prepare",
-    "split": "rankfeed.loading",
-    "train_test_split": "rankfeed.sources",
-    "watch": "rankfeed.proof",
-    "write": "rankfeed.writer",
+#: The packages that the names are imported from; the imports above are for type checkers.
+_PACKAGES = {
+    "loading": "DistributedBatchSampler DistributedSampler Loader from_iterable split",
+    "plan": "Plan Schedule",
+    "prepare": "prepare_once",
+    "proof": "AuditReport Lockstep audit watch",
+    "sources": "Source concat from_dataset open train_test_split",
+    "topology": "Topology",
+    "writer": "write",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _ROOMS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_ROOMS[name]), name)
-    globals()[name] = value  # found at once the next time
-    return value
+    for package, names in _PACKAGES.items():
+        if name in names.split():
+            value = getattr(import_module(f"rankfeed.{package}"), name)
+            globals()[name] = value  # found at once the next time
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -1,23 +1,23 @@
 """Every error that a user can meet.
 
-All derive from :class:`RankfeedError`. An error is a short summary and up to four facts that turn it into
-something to act on: what was expected, what was found, where, and what to do about it.
+All derive from :class:`RankfeedError`: a one-line summary and up to four facts, namely what was expected, what was
+found, where, and the remedy.
 
 Examples:
     >>> raise CorruptError(
-    ...     "checksum does not match",
+    ...     "checksum mismatch",
     ...     expected="9f3c",
     ...     found="01aa",
     ...     where="data/shard-00003.arrow",
-    ...     remedy="pack the data set again, or fetch this shard anew",
+    ...     remedy="write the dataset again, or fetch this shard again",
     ... )
     Traceback (most recent call last):
         ...
-    rankfeed.errors.CorruptError: checksum does not match
+    rankfeed.errors.CorruptError: checksum mismatch
       expected: 9f3c
       found: 01aa
       where: data/shard-00003.arrow
-      remedy: pack the data set again, or fetch this shard anew
+      remedy: write the dataset again, or fetch this shard again
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class RankfeedError(Exception):
     """Base of all errors of rankfeed.
 
     Args:
-        summary: one line that says what went wrong.
+        summary: one line that names the failed operation.
         expected: what would have been right.
-        found: what there was instead.
-        where: file and offset, key, rank, step: whatever leads there.
+        found: what was there instead.
+        where: file and offset, key, rank, step.
         remedy: what the user can do.
     """
 
@@ -56,17 +56,20 @@ class RankfeedError(Exception):
         super().__init__(printable("\n".join([self.summary, *lines])))
 
     def __reduce__(self) -> tuple[Callable[..., RankfeedError], tuple[Any, ...]]:
-        # Errors travel from workers and other ranks by pickle; keyword arguments need help to survive that,
-        # and a fact that cannot be pickled (an exception, a handle) must not keep the error from arriving.
-        facts = tuple(
-            None if fact is None else safe_str(fact)
-            for fact in (self.expected, self.found, self.where, self.remedy)
-        )
-        return _rebuild, (type(self), self.summary, *facts)
+        # Workers and other ranks send errors by pickle. A fact that cannot be pickled (an exception, a handle)
+        # must not prevent that, so facts become text.
+        facts = (self.expected, self.found, self.where, self.remedy)
+        return _rebuild, (type(self), self.summary, *(None if fact is None else safe_str(fact) for fact in facts))
+
+
+def _rebuild(
+    kind: type[RankfeedError], summary: str, expected: Any, found: Any, where: Any, remedy: Any
+) -> RankfeedError:
+    return kind(summary, expected=expected, found=found, where=where, remedy=remedy)
 
 
 def printable(text: str | bytes) -> str:
-    r"""Text that can be printed: file names may have bytes that are not UTF-8, which are escaped.
+    r"""Printable text: bytes that are not UTF-8, as file names may contain, are escaped.
 
     Examples:
         >>> printable(b"caf\xe9.npy"), printable("caf\udce9.npy")
@@ -84,7 +87,7 @@ def printable(text: str | bytes) -> str:
 
 
 def listed(names: Sequence[str], most: int = 4) -> str:
-    """The first of some names, for an error that need not tell all.
+    """The first of some names, for a message.
 
     Examples:
         >>> listed(["a", "b"]), listed(["a", "b", "c"], most=2)
@@ -94,7 +97,7 @@ def listed(names: Sequence[str], most: int = 4) -> str:
 
 
 def safe_str(value: object) -> str:
-    """``str(value)``; for a value whose ``__str__`` fails, such as an exception of user code, its class and that.
+    """``str(value)``, or the class of a value whose ``__str__`` raises.
 
     Examples:
         >>> class Broken(Exception):
@@ -112,7 +115,7 @@ def safe_str(value: object) -> str:
 
 
 def safe_repr(value: object, limit: int = 200) -> str:
-    """``repr(value)`` of at most ``limit`` characters; for a value whose ``__repr__`` fails, its class.
+    """``repr(value)`` of at most ``limit`` characters, or the class of a value whose ``__repr__`` raises.
 
     Examples:
         >>> safe_repr(["a"]), safe_repr("x" * 300, limit=10)
@@ -126,7 +129,7 @@ def safe_repr(value: object, limit: int = 200) -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    """The class of an exception and its message, of a :class:`RankfeedError` the summary; never raises.
+    """The class of an exception and its message (the summary of a RankfeedError); never raises.
 
     Examples:
         >>> describe_error(ValueError("bad row"))
@@ -136,47 +139,36 @@ def describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {safe_str(message)}"
 
 
-def _rebuild(
-    kind: type[RankfeedError],
-    summary: str,
-    expected: str | None,
-    found: str | None,
-    where: str | None,
-    remedy: str | None,
-) -> RankfeedError:
-    return kind(summary, expected=expected, found=found, where=where, remedy=remedy)
-
-
 class ArgumentError(RankfeedError, ValueError):
     """An argument has an invalid type or value."""
 
 
 class MissingExtraError(RankfeedError, ImportError):
-    """A feature needs a package that is not installed; the message names the extra that brings it."""
+    """A feature needs a package that is not installed; the message names the extra to install."""
 
 
 class TopologyError(RankfeedError):
-    """The environment does not say, or contradicts itself about, which process of how many this is."""
+    """The environment does not determine rank and world size, or contradicts itself."""
 
 
 class PlanError(RankfeedError, ValueError):
-    """A plan or schedule that cannot be carried out, such as fewer samples than ranks."""
+    """An impossible plan or schedule, such as fewer samples than ranks."""
 
 
 class StateError(RankfeedError, ValueError):
-    """A checkpoint that belongs to other data or another plan, or is no checkpoint at all."""
+    """A checkpoint of other data or another plan, or no checkpoint."""
 
 
 class SourceError(RankfeedError):
-    """Data that cannot be read: no such path, an empty data set, an unknown format, an unknown column."""
+    """Data that cannot be read: no such path, an empty dataset, an unknown format or column."""
 
 
 class CorruptError(SourceError):
-    """Data that are damaged: truncated, flipped bits, a missing shard, a manifest that does not fit."""
+    """Damaged data: a truncated file, flipped bits, a missing shard, a manifest of other files."""
 
 
 class UnsafeError(SourceError):
-    """Data whose reading could run code or leave its folder, refused unless the caller allows it."""
+    """Data that could run code or name files outside of their directory; refused unless the caller allows it."""
 
 
 class WriteError(RankfeedError):
@@ -184,7 +176,7 @@ class WriteError(RankfeedError):
 
 
 class PrepareError(RankfeedError):
-    """Data that could not be prepared: the builder raised or cannot write, or the wait for it was too long."""
+    """`prepare_once` failed: the builder raised or cannot write, or waiting for it timed out."""
 
 
 class TransformError(RankfeedError):
@@ -192,22 +184,18 @@ class TransformError(RankfeedError):
 
 
 class StreamError(RankfeedError):
-    """A stream that raised on some rank, is empty or used up, or differs between ranks that share it out."""
+    """A stream raised on some rank, is empty or exhausted, or differs between the ranks that share it."""
 
 
 class WorkerError(RankfeedError):
-    """A worker process died again and again on the same step."""
+    """A worker process died repeatedly on the same step."""
 
 
 class AuditError(RankfeedError):
-    """What the ranks delivered is not what the plan promised: samples missing or repeated."""
+    """The ranks did not deliver each sample once: samples are missing or repeated."""
 
 
 class LockstepError(RankfeedError):
-    """A rank of a running job failed, ended before its peers, or holds them up; raised on all of them.
+    """A rank of a running job failed, ended before its peers, or blocks them; raised on all of them."""
 
-    Attributes:
-        rank: which; -1 where that is not known.
-    """
-
-    rank: int = -1
+    rank: int = -1  # the rank at fault; -1 if unknown

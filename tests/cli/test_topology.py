@@ -151,7 +151,7 @@ def test_other_data_on_one_rank_end_every_rank(tmp_path: Path, data: Path) -> No
         for rank, path in enumerate((data, other))
     ]
     for code, _, err in ended(*jobs):
-        assert (code, "data sets differ" in err) == (1, True), err
+        assert (code, "datasets differ" in err) == (1, True), err
 
 
 @pytest.mark.slow

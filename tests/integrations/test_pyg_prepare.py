@@ -71,7 +71,7 @@ def test_a_raw_file_is_asked_afresh(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     file = tmp_path / "raw.txt"
     keys: list[str] = []
     monkeypatch.setattr(
-        "rankfeed.integrations.pyg.datasets.prepare_once", lambda path, build, *, key, **_: keys.append(key)
+        "rankfeed.integrations.pyg.prepare_once", lambda path, build, *, key, **_: keys.append(key)
     )
     file.write_text("1")
     before, real = os.stat(file), os.stat

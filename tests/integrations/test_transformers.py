@@ -20,7 +20,7 @@ import rankfeed as rf
 from rankfeed.errors import ArgumentError, StateError
 from rankfeed.integrations.accelerate import accelerated
 from rankfeed.integrations.transformers import FeedMixin, PadTokens
-from rankfeed.integrations.transformers.feed import TrainerFeed
+from rankfeed.integrations.transformers.trainer import TrainerFeed
 
 SCRIPT = Path(__file__).parent / "jobs" / "transformers_feed.py"
 SAMPLES, BATCH = 83, 4

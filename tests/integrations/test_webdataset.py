@@ -67,9 +67,9 @@ def test_shards_are_dealt_as_the_strategy_says_or_not_at_all(shards: int, parts:
     if not possible.get(strategy, True):
         for part in range(parts):  # on every rank, so that none goes on alone
             with pytest.raises(PlanError, match="cannot be divided"):
-                split_shards(shards, parts, part, strategy)
+                split_shards(range(shards), parts, part, strategy)
         return
-    dealt = [split_shards(shards, parts, part, strategy) for part in range(parts)]
+    dealt = [split_shards(range(shards), parts, part, strategy) for part in range(parts)]
     read = Counter(each for part in dealt for each in part)
     if strategy in ("even", "uneven", "idle"):
         assert read == Counter(range(shards))
@@ -108,7 +108,7 @@ def test_shards_that_cannot_be_dealt_are_an_error_that_says_what_to_do(
     shards: int, parts: int, what: str, said: list[str]
 ) -> None:
     with pytest.raises(PlanError) as caught:
-        split_shards(shards, parts, 1, "even", what)
+        split_shards(range(shards), parts, 1, "even", what)
     assert [text for text in said if text not in str(caught.value)] == []
 
 

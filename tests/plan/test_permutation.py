@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankfeed.plan.permutation import MAX_SIZE, Key, mix, permutation
+from rankfeed.plan.permutation import MAX_SIZE, Key, mix, mix_one, permutation
 
 Orders = npt.NDArray[np.int64]  # [orders, n]
 
@@ -322,3 +322,8 @@ def test_the_order_under_tweaks_and_sizes_is_the_one_that_was_first_released() -
     sizes = np.array([5, 5, 5, 5, 5, 4, 4, 4, 4], np.uint64)
     order = permutation([0, 1, 2, 3, 4, 0, 1, 2, 3], 5, Key.of("pinned", 7), tweaks=tweaks[:9], sizes=sizes)
     assert order.tolist() == [4, 2, 3, 1, 0, 1, 3, 0, 2]
+
+
+def test_one_value_is_mixed_as_in_an_array() -> None:
+    values = [0, 1, 2**63, 2**64 - 1]
+    assert list(map(mix_one, values)) == mix(np.array(values, np.uint64)).tolist()

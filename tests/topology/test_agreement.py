@@ -75,7 +75,7 @@ WRONG = {
         moved(moved(world(1, 1), 1, node=0), 1, local_world_size=1),
         ["node 0 is on 2 hosts: h0, h1"],
     ),
-    "data": ([replace(one, data=f"d{one.host}") for one in world(1, 1)], ["data sets differ"]),
+    "data": ([replace(one, data=f"d{one.host}") for one in world(1, 1)], ["datasets differ"]),
     "problem": (
         [*world(1, 1), ProcessReport("h9", 7, problem="no size")],
         ["a process (h9, pid 7) failed: no size"],

@@ -2,11 +2,12 @@
 
 from rankfeed.columns.arrays import as_array, copy_sample
 from rankfeed.columns.buffers import BufferPool, retain_heap
-from rankfeed.columns.column import (
+from rankfeed.columns.columns import (
     Allocate,
     Bytes,
     Column,
     ColumnBuffer,
+    Columns,
     Dense,
     Objects,
     Ragged,
@@ -14,8 +15,8 @@ from rankfeed.columns.column import (
     RowTake,
     Unreadable,
     column_from_parts,
+    make_column,
 )
-from rankfeed.columns.columns import Columns, make_column
 from rankfeed.columns.field import Field, Kind
 from rankfeed.columns.layout import Branch, Layout, Leaf, Mismatch
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, MutableMapping
 from copy import copy
-from numbers import Integral, Number
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.errors import ArgumentError
+from rankfeed.errors import ArgumentError, safe_repr
 
 #: float64 holds all integers up to this.
 _EXACT = 2.0**53
@@ -49,10 +49,12 @@ def as_array(name: str, value: Any) -> npt.NDArray[Any]:
     except Exception:  # the value's own __array__ may raise anything
         array = np.empty(0, object)
     if array.dtype.kind not in "biufc":
-        what = f"{type(value).__name__} of dtype {array.dtype}"
+        kind = type(value).__name__
         raise ArgumentError(
             f"{name!r} is not a number, string, bytes or numeric array",
-            found=what if hasattr(value, "dtype") else f"{type(value).__name__}: {_short_repr(value)}",
+            found=f"{kind} of dtype {array.dtype}"
+            if hasattr(value, "dtype")
+            else f"{kind}: {safe_repr(value, 60)}",
             remedy="convert it to one of these; objects are not stored, because reading them would run code",
         )
     if array.dtype.kind in "fc":
@@ -65,6 +67,30 @@ def as_array(name: str, value: Any) -> npt.NDArray[Any]:
         if isinstance(value, (list, tuple)) and bool((np.abs(array) >= _EXACT).any()):
             array = _with_exact_integers(name, value, array)
     return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+def _with_exact_integers(name: str, value: Any, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The floats that numpy made of a list if no integer lost digits, else the list as uint64."""
+    items = list(_items(value))
+    integers = [int(item) for item in items if isinstance(item, Integral)]
+    only_integers = len(integers) == len(items)
+    if only_integers and min(integers) >= 0 and max(integers) < 2**64:
+        return np.array(value, np.uint64)
+    if only_integers or any(int(float(item)) != item for item in integers):
+        raise ArgumentError(
+            f"{name!r} has integers that no dtype holds together with the other numbers",
+            found=f"{max(integers, key=abs)} in a {type(value).__name__} of {len(items)}",
+            remedy="convert them in the sample, or pass a collate_fn",
+        )
+    return array
+
+
+def _items(value: Any) -> Iterator[Any]:
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _items(item)
+    else:
+        yield from value.reshape(-1).tolist() if hasattr(value, "reshape") else (value,)
 
 
 def is_tensor(value: Any) -> bool:
@@ -106,45 +132,3 @@ def _copy(value: Any) -> Any:
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*map(_copy, value))
     return copy(value) if hasattr(value, "__copy__") else value
-
-
-def is_list_of_numbers(value: Any) -> bool:
-    """Whether a (nested) list or tuple contains only plain numbers, or nothing."""
-    return all(
-        is_list_of_numbers(item)
-        if isinstance(item, (list, tuple))
-        else isinstance(item, (Number, np.generic)) and not isinstance(item, (str, bytes))
-        for item in value
-    )
-
-
-def _with_exact_integers(name: str, value: Any, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The floats that numpy made of a list if no integer lost digits, else the list as uint64."""
-    items = list(_items(value))
-    integers = [int(item) for item in items if isinstance(item, Integral)]
-    if len(integers) == len(items) and min(integers) >= 0 and max(integers) < 2**64:
-        return np.array(value, np.uint64)
-    if len(integers) == len(items) or any(int(float(item)) != item for item in integers):
-        raise ArgumentError(
-            f"{name!r} has integers that no dtype holds together with the other numbers",
-            found=f"{max(integers, key=abs)} in a {type(value).__name__} of {len(items)}",
-            remedy="convert them in the sample, or pass a collate_fn",
-        )
-    return array
-
-
-def _items(value: Any) -> Iterator[Any]:
-    if isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _items(item)
-    elif hasattr(value, "reshape"):
-        yield from value.reshape(-1).tolist()
-    else:
-        yield value
-
-
-def _short_repr(value: Any) -> str:
-    try:
-        return f"{value!r:.60}"
-    except Exception:  # user code
-        return "..."

@@ -25,16 +25,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 class BufferPool:
-    """Allocates arrays from recycled memory. Thread-safe.
-
-    Examples:
-        >>> pool = BufferPool()
-        >>> first = pool.allocate((1024, 64), np.dtype("float32"))
-        >>> address = first.ctypes.data
-        >>> del first
-        >>> pool.allocate((1024, 60), np.dtype("float32")).ctypes.data == address
-        True
-    """
+    """Allocates arrays from recycled memory. Thread-safe."""
 
     def __init__(self) -> None:
         # Only atomic deque operations: the garbage collector may return a buffer at any point, also inside this

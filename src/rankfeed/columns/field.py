@@ -21,7 +21,7 @@ class Field:
     """The type of a column.
 
     Args:
-        kind: "dense" (all rows have one shape; a scalar has shape ()), "ragged" (rows differ in their first
+        kind: "dense" (all rows have one shape; that of a scalar is ()), "ragged" (rows differ in their first
             dimension), "bytes", "str", or "object" (any Python objects).
         dtype: numpy's name of the element type; empty for bytes, str and object.
         shape: of a row; for a ragged field, of an element along its first dimension.

@@ -7,14 +7,15 @@ not fit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from numbers import Number
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.columns.arrays import as_array, is_list_of_numbers, is_tensor
+from rankfeed.columns.arrays import as_array, is_tensor
 from rankfeed.columns.field import Field
 from rankfeed.errors import ArgumentError, safe_repr
 
@@ -27,36 +28,21 @@ Cure = Literal["ragged", "type", "list", "keys", "names", "value"]
 
 
 class Mismatch(ArgumentError):
-    """A sample that does not fit the others, or the fixed fields.
+    """A sample that does not fit the others, or the fixed fields."""
 
-    Attributes:
-        row: number of the sample.
-        path: keys and positions that lead to the value.
-        cure: kind of remedy.
-        becomes: a field that would hold this sample too; empty if there is none.
-    """
-
-    row: int = 0
-    path: Path = ()
+    row: int = 0  # of the sample
+    path: Path = ()  # keys and positions that lead to the value
     cure: Cure = "value"
-    becomes: str = ""
+    becomes: str = ""  # a field that would hold this sample too
 
     @classmethod
     def of(
-        cls,
-        summary: str,
-        path: Path,
-        cure: Cure,
-        *,
-        expected: object,
-        found: object,
-        row: int = 0,
-        becomes: object = "",
+        cls, summary: str, path: Path, cure: Cure, *, expected: object, found: object, row: int = 0
     ) -> Mismatch:
         """The error for the value at ``path`` of sample ``row``."""
         where = f"field {dotted_name(path)!r}" if path else None
         error = cls(summary, expected=expected, found=found, where=where)
-        error.row, error.path, error.cure, error.becomes = row, path, cure, str(becomes)
+        error.row, error.path, error.cure = row, path, cure
         return error
 
     def at(self, row: int) -> Mismatch:
@@ -67,18 +53,13 @@ class Mismatch(ArgumentError):
 
 @dataclass(frozen=True)
 class Leaf:
-    """A field of a sample.
+    """A field of a sample."""
 
-    Args:
-        field: its type; the dtype is "" if all values were empty lists.
-        how: "tensor" (dense, ragged), "text" (and bytes), "list" (objects), "arrays" (of any shape, delivered as a
-            list of tensors), "torch" (what numpy cannot hold, left to torch's collation).
-        guessed: whether the dtype is the default for empty lists: numbers of another dtype do not fit.
-    """
-
-    field: Field
+    field: Field  # its dtype is "" if all values were empty lists
+    #: "tensor" (dense, ragged), "text" (and bytes), "list" (objects), "arrays" (of any shape, delivered as a list
+    #: of tensors), "torch" (what numpy cannot hold, left to torch's collation).
     how: Literal["tensor", "text", "list", "arrays", "torch"] = "tensor"
-    guessed: bool = False
+    guessed: bool = False  # the dtype is the default for empty lists: numbers of another dtype do not fit
 
     def __str__(self) -> str:
         if is_unknown(self):
@@ -88,12 +69,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Branch:
-    """A dict, list or tuple of layouts.
-
-    Args:
-        kind: dict, list, tuple, or a class of named tuples.
-        parts: layouts by key or position.
-    """
+    """A dict, list, tuple or named tuple of layouts, by key or position."""
 
     kind: Any
     parts: Mapping[Any, Layout]
@@ -113,24 +89,20 @@ def dotted_name(path: Path) -> str:
 
 
 def leaf_of_field(field: Field) -> Leaf:
-    """The leaf of a field."""
+    """The leaf of a declared field."""
     hows: dict[str, Any] = {"bytes": "text", "str": "text", "object": "list"}
     return Leaf(field, hows.get(field.kind, "tensor"))
 
 
 def parse_layout(fields: Any) -> Layout:
-    """The layout that ``fields=`` declares: fields or their text in a dict, list or tuple, or a single one.
-
-    Raises:
-        ArgumentError: it contains something else.
-    """
+    """The layout that ``fields=`` declares: fields or their text in a dict, list or tuple, or a single one."""
     if isinstance(fields, (str, Field)):
         return leaf_of_field(Field.of(fields))
     try:
         if isinstance(fields, Mapping) and fields:
             return Branch(dict, {name: parse_layout(each) for name, each in fields.items()})
         if isinstance(fields, (tuple, list)) and fields:
-            return Branch(type(fields), {number: parse_layout(each) for number, each in enumerate(fields)})
+            return Branch(type(fields), dict(enumerate(map(parse_layout, fields))))
     except RecursionError:  # a container that contains itself
         pass
     raise ArgumentError(
@@ -142,14 +114,11 @@ def parse_layout(fields: Any) -> Layout:
 
 def flat_fields(layout: Layout) -> dict[str, Field] | None:
     """The fields by name if samples are flat dicts of columns, else None."""
-    if not isinstance(layout, Branch) or layout.kind is not dict:
+    if isinstance(layout, Leaf) or layout.kind is not dict:
         return None
-    found: dict[str, Field] = {}
-    for name, part in layout.parts.items():
-        if not isinstance(part, Leaf) or part.how not in ("tensor", "text"):
-            return None
-        found[name] = part.field
-    return found
+    parts = layout.parts.items()
+    found = {name: part.field for name, part in parts if isinstance(part, Leaf) and part.how in ("tensor", "text")}
+    return found if len(found) == len(parts) else None
 
 
 def leaves(layout: Layout, path: Path = ()) -> Iterable[tuple[Path, Leaf]]:
@@ -162,15 +131,7 @@ def leaves(layout: Layout, path: Path = ()) -> Iterable[tuple[Path, Leaf]]:
 
 
 def describe_sample(value: Any, known: Fields | None = None, path: Path = (), *, in_dict: bool = False) -> Layout:
-    """The layout of a sample, or of a value in it; in a dict, a tuple of numbers is an array, as a list is.
-
-    Raises:
-        ArgumentError: a number that no dtype holds.
-
-    Examples:
-        >>> str(describe_sample([1, 2]).field), str(describe_sample(2.5).field)
-        ('int64[*]', 'float64')
-    """
+    """The layout of a sample, or of a value in it; in a dict, a tuple of numbers is an array, as a list is."""
     known = known or {}
     declared = known.get(dotted_name(path)) if path else None
     if declared is not None and declared.kind == "object":
@@ -180,18 +141,25 @@ def describe_sample(value: Any, known: Fields | None = None, path: Path = (), *,
         return Branch(dict, parts)
     if isinstance(value, (bytes, str)):
         return Leaf(Field("bytes" if isinstance(value, bytes) else "str"), "text")
-    if _is_branch(value, in_dict):
+    is_list = isinstance(value, (list, tuple))
+    numbers = is_list and _has_only_numbers(value)
+    # As in torch, a list or tuple becomes a list or tuple of batches; lists of numbers are arrays.
+    is_branch = is_list and (hasattr(value, "_fields") or not (in_dict or (numbers and isinstance(value, list))))
+    if not is_branch:
+        try:
+            array = as_array(dotted_name(path), value)
+        except ArgumentError:
+            is_branch = is_list and not numbers
+            if not is_branch and isinstance(value, (int, list, tuple, np.ndarray, np.generic)):
+                raise  # numbers without a dtype that holds them
+            if is_tensor(value):
+                shape = () if getattr(value, "is_nested", False) else tuple(value.shape)
+                return Leaf(Field("object", str(value.dtype).removeprefix("torch."), shape), "torch")
+            if not is_branch:
+                return Leaf(Field("object"), "torch")
+    if is_branch:
         kind = type(value) if hasattr(value, "_fields") or type(value) in (list, tuple) else tuple
         return Branch(kind, {at: describe_sample(each, known, (*path, at)) for at, each in enumerate(value)})
-    try:
-        array = as_array(dotted_name(path), value)
-    except ArgumentError:
-        if isinstance(value, (int, list, tuple, np.ndarray, np.generic)):
-            raise  # numbers without a dtype that holds them
-        if is_tensor(value):
-            shape = () if getattr(value, "is_nested", False) else tuple(value.shape)
-            return Leaf(Field("object", str(value.dtype).removeprefix("torch."), shape), "torch")
-        return Leaf(Field("object"), "torch")
     if isinstance(value, list):
         return Leaf(Field("ragged", array.dtype.name if array.size else "", array.shape[1:]))
     if array.ndim and declared is not None and declared.kind == "ragged":
@@ -199,32 +167,17 @@ def describe_sample(value: Any, known: Fields | None = None, path: Path = (), *,
     return Leaf(Field("dense", array.dtype.name, array.shape))
 
 
-def _is_branch(value: Any, in_dict: bool) -> bool:
-    """Whether a list or tuple becomes a list or tuple of batches, as in torch, rather than an array."""
-    if not isinstance(value, (list, tuple)):
-        return False
-    if hasattr(value, "_fields"):
-        return True
-    if not in_dict:
-        return isinstance(value, tuple) or not is_list_of_numbers(value)
-    if is_list_of_numbers(value):
-        return False
-    try:
-        as_array("", value)
-    except ArgumentError:
-        return True
-    return False
+def _has_only_numbers(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_has_only_numbers, value))
+    return isinstance(value, (Number, np.generic)) and not isinstance(value, (str, bytes))
 
 
 def infer_layout(samples: Iterable[Any], known: Fields | None = None, *, loose: bool = False) -> Layout:
     """The common layout of several samples (at least one).
 
-    Raises:
-        Mismatch: no layout holds all of them without loss; its ``row`` is a sample that differs from the first.
-
-    Examples:
-        >>> str(infer_layout([{"x": np.zeros((3, 2))}, {"x": np.zeros((5, 2))}]).parts["x"])
-        'float64[*, 2]'
+    ``known`` are fields declared as ragged or as objects; ``loose`` makes arrays that differ in more than their
+    first dimension a list of arrays. Raises Mismatch, with the sample's ``row``, if none holds all without loss.
     """
     found: Layout | None = None
     rows = list(samples)
@@ -235,9 +188,8 @@ def infer_layout(samples: Iterable[Any], known: Fields | None = None, *, loose: 
         except Mismatch as error:
             raise error.at(row) from None
         except ArgumentError as error:
-            raise Mismatch.of(
-                error.summary, (), "value", expected=error.expected, found=error.found, row=row
-            ) from error
+            expected, actual = error.expected, error.found
+            raise Mismatch.of(error.summary, (), "value", expected=expected, found=actual, row=row) from error
     assert found is not None
     # Integers must keep their digits in the common dtype.
     map_leaves(rows, found, lambda leaf, path, values: fit_values(values, leaf, path))
@@ -245,73 +197,63 @@ def infer_layout(samples: Iterable[Any], known: Fields | None = None, *, loose: 
 
 
 def join_layouts(one: Layout, other: Layout, path: Path = (), *, loose: bool = False) -> Layout:
-    """The common layout of two.
-
-    Raises:
-        Mismatch: there is none.
-
-    Examples:
-        >>> str(join_layouts(describe_sample([]), describe_sample([1, 2])))
-        'int64[*]'
-        >>> str(join_layouts(describe_sample(1), describe_sample(2.5)))
-        'float64'
-    """
+    """The common layout of two; raises Mismatch if there is none."""
     if one == other:
         return one
     if isinstance(one, Branch) and isinstance(other, Branch):
-        missing = [key for key in one.parts if key not in other.parts]
-        extra = [key for key in other.parts if key not in one.parts]
-        if missing or extra:
-            raise mismatch_of_keys(one.kind, list(one.parts), missing, extra, path)
         if one.kind is not other.kind:
             raise Mismatch.of("samples differ in type", path, "value", expected=one, found=other)
-        parts = one.parts.items()
-        return Branch(
-            one.kind, {key: join_layouts(part, other.parts[key], (*path, key), loose=loose) for key, part in parts}
-        )
+        check_keys(one, other.parts.keys(), path)
+        pairs = ((key, part, other.parts[key]) for key, part in one.parts.items())
+        return Branch(one.kind, {key: join_layouts(a, b, (*path, key), loose=loose) for key, a, b in pairs})
     if isinstance(one, Leaf) and isinstance(other, Leaf) and {one.how, other.how} <= {"tensor", "arrays"}:
         return _join_numbers(one, other, path, loose)
     summary = f"values of field {dotted_name(path)!r} differ in type" if path else "samples differ in type"
     raise Mismatch.of(summary, path, "value", expected=one, found=other)
 
 
-def mismatch_of_keys(
-    kind: Any, keys: Sequence[Any], missing: Sequence[Any], extra: Sequence[Any], path: Path
-) -> Mismatch:
-    """The error for a dict, list or tuple with missing or additional elements."""
-    if kind is not dict:
-        found = len(keys) - len(missing) + len(extra)
-        summary = f"a {kind.__name__} has another length than those of other samples"
-        return Mismatch.of(summary, path, "keys", expected=len(keys), found=found)
+def check_keys(layout: Branch, keys: Collection[Any], path: Path, row: int = 0) -> None:
+    """Raise Mismatch if a dict has other keys, or a list or tuple (whose keys are positions) another length."""
+    if keys == layout.parts.keys() if layout.kind is dict else len(keys) == len(layout.parts):
+        return
+    if layout.kind is not dict:
+        summary = f"a {layout.kind.__name__} has another length than those of other samples"
+        raise Mismatch.of(summary, path, "keys", expected=len(layout.parts), found=len(keys), row=row)
+    missing = [key for key in layout.parts if key not in keys]
+    extra = [key for key in keys if key not in layout.parts]
     words = [f"{word} {', '.join(map(repr, some))}" for word, some in (("no", missing), ("also", extra)) if some]
-    return Mismatch.of(
-        "samples have different keys",
-        path,
-        "keys",
-        expected=", ".join(map(repr, keys)),
-        found="a sample with " + " and ".join(words),
-    )
+    expected, found = ", ".join(map(repr, layout.parts)), "a sample with " + " and ".join(words)
+    raise Mismatch.of("samples have different keys", path, "keys", expected=expected, found=found, row=row)
 
 
 def _join_numbers(one: Leaf, other: Leaf, path: Path, loose: bool) -> Leaf:
-    dtype = _join_dtypes(one.field.dtype, other.field.dtype)
-    for each, its in ((one, other), (other, one)):
-        if is_empty_list(each) and (its.field.kind != "dense" or its.field.shape):  # fits all but scalars
-            if its.how == "arrays":
-                return its
-            return Leaf(Field("ragged", dtype, its.field.shape[its.field.kind == "dense" :]))
+    a, b = one.field, other.field
+    dtype = _join_dtypes(a.dtype, b.dtype)
     if one.how == other.how == "tensor":
-        if one.field.kind == other.field.kind and one.field.shape == other.field.shape:
-            return Leaf(Field(one.field.kind, dtype, one.field.shape))
-        fields = (one.field, other.field)
-        inners = [field.shape if field.kind == "ragged" else field.shape[1:] for field in fields]
-        scalars = [field.kind == "dense" and not field.shape for field in fields]
-        if inners[0] == inners[1] and not any(scalars):
-            return Leaf(Field("ragged", dtype, inners[0]))
+        if (a.kind, a.shape) == (b.kind, b.shape):
+            return Leaf(replace(a, dtype=dtype))
+        inner, its_inner = _element_shape(a), _element_shape(b)
+        if one == _EMPTY_LIST:
+            inner = its_inner
+        elif other == _EMPTY_LIST:
+            its_inner = inner
+        if inner is not None and inner == its_inner:
+            return Leaf(Field("ragged", dtype, inner))
     if loose:
         return Leaf(Field("object", dtype), "arrays")
     what = f"arrays of field {dotted_name(path)!r}" if path else "samples"
     raise Mismatch.of(f"{what} differ in more than their first dimension", path, "list", expected=one, found=other)
+
+
+#: The leaf of values that were all ``[]``.
+_EMPTY_LIST = Leaf(Field("ragged"))
+
+
+def _element_shape(field: Field) -> tuple[int, ...] | None:
+    """Shape of an element along the first dimension; None for scalars."""
+    if field.kind == "ragged":
+        return field.shape
+    return field.shape[1:] if field.shape else None
 
 
 def _join_dtypes(one: str, other: str) -> str:
@@ -329,13 +271,8 @@ def resolve_dtypes(layout: Layout) -> Layout:
     if isinstance(layout, Branch):
         return Branch(layout.kind, {key: resolve_dtypes(part) for key, part in layout.parts.items()})
     if is_unknown(layout):
-        return Leaf(Field(layout.field.kind, "float64", layout.field.shape), layout.how, guessed=True)
+        return replace(layout, field=replace(layout.field, dtype="float64"), guessed=True)
     return layout
-
-
-def is_empty_list(leaf: Leaf) -> bool:
-    """Whether all values of a field were ``[]``."""
-    return leaf == Leaf(Field("ragged"))
 
 
 def is_unknown(leaf: Leaf) -> bool:
@@ -346,133 +283,88 @@ def is_unknown(leaf: Leaf) -> bool:
 def map_leaves(values: Sequence[Any], layout: Layout, function: Any, path: Path = ()) -> Any:
     """``function(leaf, path, values)`` of each field of some samples, in the structure of the layout.
 
-    Raises:
-        Mismatch: a sample has another structure, or ``function`` raises it.
-
-    Examples:
-        >>> samples = [{"x": 1, "y": (2, "a")}, {"x": 3, "y": (4, "b")}]
-        >>> map_leaves(samples, describe_sample(samples[0]), lambda leaf, path, values: list(values))
-        {'x': [1, 3], 'y': ([2, 4], ['a', 'b'])}
+    Raises Mismatch for a sample of another structure.
     """
     if isinstance(layout, Leaf):
         return function(layout, path, values)
-    parts = layout.parts
-    is_dict = layout.kind is dict
-    kinds: Any = Mapping if is_dict else (list, tuple) if layout.kind in (list, tuple) else layout.kind
+    kind, parts = layout.kind, layout.parts
+    accepted: Any = Mapping if kind is dict else (list, tuple) if kind in (list, tuple) else kind
     for row, value in enumerate(values):
-        if not isinstance(value, kinds):
-            what = f"a value of field {dotted_name(path)!r}" if path else "a sample"
-            raise Mismatch.of(
-                f"{what} is of another type", path, "value", expected=layout, found=type(value).__name__, row=row
-            )
-        keys = value.keys() if is_dict else range(len(value))
-        if keys != parts.keys() if is_dict else len(value) != len(parts):
-            missing = [key for key in parts if key not in keys]
-            extra = [key for key in keys if key not in parts]
-            raise mismatch_of_keys(layout.kind, list(parts), missing, extra, path).at(row)
+        if not isinstance(value, accepted):
+            found, what = type(value).__name__, f"a value of field {dotted_name(path)!r}" if path else "a sample"
+            raise Mismatch.of(f"{what} is of another type", path, "value", expected=layout, found=found, row=row)
+        check_keys(layout, value.keys() if kind is dict else range(len(value)), path, row)
     mapped = {
         key: map_leaves([value[key] for value in values], part, function, (*path, key))
         for key, part in parts.items()
     }
-    if is_dict:
+    if kind is dict:
         return mapped
-    return layout.kind(*mapped.values()) if hasattr(layout.kind, "_fields") else layout.kind(mapped.values())
+    return kind(*mapped.values()) if hasattr(kind, "_fields") else kind(mapped.values())
 
 
 def fit_values(values: Sequence[Any], leaf: Leaf, path: Path = ()) -> Sequence[Any] | Array:
-    """The values of a field, converted to its type without loss.
+    """The values of a field, converted to its type without loss; raises Mismatch for one that does not fit.
 
-    Returns:
-        one array [rows] for a dense field of scalars, a list of arrays for other arrays, else the values.
-
-    Raises:
-        Mismatch: a value does not fit; names its shape or type.
-
-    Examples:
-        >>> fit_values([[], [1]], leaf_of_field(Field.of("uint8[*]")))
-        [array([], dtype=uint8), array([1], dtype=uint8)]
+    One array [rows] for a dense field of scalars, a list of arrays for other arrays, else the values.
     """
-    if leaf.how == "text":
-        return _fit_texts(values, leaf, path)
     if leaf.how == "list":
         return values
-    if leaf.how == "torch":
-        return _fit_for_torch(values, leaf, path)
+    if leaf.how in ("text", "torch"):
+        _check_values(values, leaf, path)
+        return values
     field = leaf.field
     dtype = np.dtype(field.dtype or np.bool_)  # only empty lists: any dtype
     if field.kind == "dense" and not field.shape:
         kinds = set(map(type, values))
-        kind = kinds.pop() if len(kinds) == 1 else object
-        if issubclass(kind, (bool, int, float, np.generic)):
+        if len(kinds) == 1 and issubclass(kinds.pop(), (bool, int, float, np.generic)):
             numbers = np.array(values)
             # numpy makes floats of integers without a common dtype, which may lose digits.
-            rounded = numbers.dtype.kind == "f" and issubclass(kind, int)
-            exact = numbers.dtype.kind in "iu" or (numbers.dtype == dtype and not rounded)
+            exact = numbers.dtype.kind in "iu" or (numbers.dtype == dtype and not isinstance(values[0], int))
             fits = convert_exactly(numbers, dtype) if exact else None
             if fits is not None:
                 return fits
-    name = dotted_name(path)
-    arrays: list[Array] = []
+    name, arrays = dotted_name(path), []
     for row, value in enumerate(values):
         try:
             arrays.append(as_array(name, value))
         except ArgumentError as error:
-            is_text = isinstance(value, (str, bytes))
-            found = f"{type(value).__name__} {str(value)[:60]!r}" if is_text else error.found
-            raise Mismatch.of(_misfit(path), path, "value", expected=leaf, found=found, row=row) from error
-    if all(_is_of(field, dtype, array) for array in arrays):
+            raise _misfit(path, "value", leaf, error.found, row) from error
+    if all(array.dtype == dtype and _has_shape(field, array) for array in arrays):
         return arrays
-    pairs = zip(values, arrays, strict=True)
-    return [_fit_array(value, array, leaf, dtype, path, row) for row, (value, array) in enumerate(pairs)]
+    return [_fit_array(values[row], array, leaf, path, row) for row, array in enumerate(arrays)]
 
 
-def _is_of(field: Field, dtype: np.dtype[Any], array: Array) -> bool:
+def _has_shape(field: Field, array: Array) -> bool:
     if field.kind == "ragged":
-        return array.dtype == dtype and array.ndim > 0 and array.shape[1:] == field.shape
-    return array.dtype == dtype and (field.kind == "object" or array.shape == field.shape)
+        return array.ndim > 0 and array.shape[1:] == field.shape
+    return field.kind == "object" or array.shape == field.shape
 
 
-def _fit_array(value: Any, array: Array, leaf: Leaf, dtype: np.dtype[Any], path: Path, row: int) -> Array:
-    field = leaf.field
-    if array.shape == (0,) and isinstance(value, list) and (field.kind == "ragged" or field.shape[:1] == (0,)):
-        return np.empty((0, *field.shape[field.kind == "dense" :]), dtype)
+def _fit_array(value: Any, array: Array, leaf: Leaf, path: Path, row: int) -> Array:
+    field, dtype = leaf.field, np.dtype(leaf.field.dtype or np.bool_)
+    if field.kind == "ragged" and isinstance(value, list) and array.shape == (0,):
+        return np.empty((0, *field.shape), dtype)
     found = str(Field("dense", array.dtype.name, array.shape))
-    if field.kind == "ragged" and not (array.ndim and array.shape[1:] == field.shape):
-        raise Mismatch.of(_misfit(path), path, "list", expected=leaf, found=found, row=row)
-    if field.kind == "dense" and array.shape != field.shape:
-        if array.ndim and field.shape and array.shape[1:] == field.shape[1:]:
-            wider = Field("ragged", field.dtype, field.shape[1:])
-            raise Mismatch.of(_misfit(path), path, "ragged", expected=leaf, found=found, row=row, becomes=wider)
-        raise Mismatch.of(_misfit(path), path, "list", expected=leaf, found=found, row=row)
-    converted = None if leaf.guessed and array.size else convert_exactly(array, dtype)
-    if converted is not None or array.dtype == dtype:
-        return array if converted is None else converted
-    number = f", {value!r:.60}" if isinstance(value, (int, float, np.generic)) else ""
+    if not _has_shape(field, array):
+        ragged = Field("ragged", field.dtype, field.shape[1:])
+        if field.kind == "dense" and field.shape and _has_shape(ragged, array):
+            raise _misfit(path, "ragged", leaf, found, row, becomes=ragged)
+        raise _misfit(path, "list", leaf, found, row)
+    converted = None if leaf.guessed and array.size and array.dtype != dtype else convert_exactly(array, dtype)
+    if converted is not None:
+        return converted
+    if isinstance(value, (int, float, np.generic)):
+        found += f", {value!r:.60}"
     if array.dtype.kind in "iu" and dtype.kind == "f":
-        number += f", which {dtype} cannot hold exactly"
-    becomes = _wider_field(array, leaf)
-    raise Mismatch.of(_misfit(path), path, "type", expected=leaf, found=found + number, row=row, becomes=becomes)
-
-
-def _wider_field(array: Array, leaf: Leaf) -> Field | str:
-    """The field with a dtype that holds these numbers too; empty if there is none."""
-    field = leaf.field
-    if leaf.guessed:
-        return Field(field.kind, array.dtype.name, field.shape)
-    dtype = _join_dtypes(array.dtype.name, field.dtype)
-    if dtype == field.dtype or convert_exactly(array, np.dtype(dtype)) is None:
-        return ""
-    return Field(field.kind, dtype, field.shape)
+        found += f", which {dtype} cannot hold exactly"
+    wider = np.dtype(array.dtype.name if leaf.guessed else _join_dtypes(array.dtype.name, dtype.name))
+    holds = wider != dtype and convert_exactly(array, wider) is not None
+    raise _misfit(path, "type", leaf, found, row, becomes=replace(field, dtype=wider.name) if holds else "")
 
 
 def convert_exactly(array: Array, dtype: np.dtype[Any]) -> Array | None:
-    """The same numbers in another dtype; None if one would change, or floats would become integers.
-
-    Examples:
-        >>> float64 = np.dtype("float64")
-        >>> convert_exactly(np.array([2**53]), float64), convert_exactly(np.array([2**53 + 1]), float64)
-        (array([9.00719925e+15]), None)
-    """
+    """The same numbers in another dtype; None if one would change, or floats would become integers."""
     if array.dtype == dtype or not array.size:
         return array.astype(dtype, copy=False)
     if array.dtype.kind not in "iu":
@@ -483,39 +375,33 @@ def convert_exactly(array: Array, dtype: np.dtype[Any]) -> Array | None:
         return array.astype(dtype) if limits.min <= low and high <= limits.max else None
     if dtype.kind not in "fc":
         return None
-    converted = array.astype(dtype)
-    exact = 2 ** (np.finfo(dtype).nmant + 1)
-    if -exact <= low and high <= exact:
-        return converted
-    real = converted.real.astype(np.float64)
-    if not np.isfinite(real).all():
-        return None
-    same = all(int(new) == int(old) for new, old in zip(real.ravel(), array.ravel(), strict=True))
+    converted, limit = array.astype(dtype), 2 ** (np.finfo(dtype).nmant + 1)  # above it, floats skip integers
+    # As objects they are Python's numbers, which compare exactly.
+    same = (-limit <= low and high <= limit) or (converted.real.astype(object) == array.astype(object)).all()
     return converted if same else None
 
 
-def _fit_texts(values: Sequence[Any], leaf: Leaf, path: Path) -> Sequence[Any]:
+def _check_values(values: Sequence[Any], leaf: Leaf, path: Path) -> None:
+    """Check texts, or values that torch collates: tensors must have one type, which torch does not require."""
     kind: type = bytes if leaf.field.kind == "bytes" else str
     for row, value in enumerate(values):
-        if not isinstance(value, kind):
-            raise Mismatch.of(_misfit(path), path, "value", expected=leaf, found=type(value).__name__, row=row)
-        if isinstance(value, str) and not value.isascii():
+        if leaf.how == "torch":
+            found = describe_sample(value) if is_tensor(value) else Leaf(Field("object"), "torch")
+            if found != leaf:
+                raise _misfit(path, "list", leaf, found, row)
+        elif not isinstance(value, kind):
+            raise _misfit(path, "value", leaf, type(value).__name__, row)
+        elif isinstance(value, str) and not value.isascii():
             try:
                 value.encode()
             except UnicodeEncodeError as error:
                 summary = f"text of field {dotted_name(path)!r} is no Unicode"
                 raise Mismatch.of(summary, path, "value", expected="text", found=error, row=row) from error
-    return values
 
 
-def _fit_for_torch(values: Sequence[Any], leaf: Leaf, path: Path) -> Sequence[Any]:
-    """Values that torch collates; tensors must have one type, which torch itself does not require."""
-    for row, value in enumerate(values):
-        found = describe_sample(value) if is_tensor(value) else Leaf(Field("object"), "torch")
-        if found != leaf:
-            raise Mismatch.of(_misfit(path), path, "list", expected=leaf, found=found, row=row)
-    return values
-
-
-def _misfit(path: Path) -> str:
-    return f"a value does not fit field {dotted_name(path)!r}" if path else "a sample does not fit the others"
+def _misfit(path: Path, cure: Cure, leaf: Leaf, found: object, row: int, *, becomes: object = "") -> Mismatch:
+    name = dotted_name(path)
+    summary = f"a value does not fit field {name!r}" if path else "a sample does not fit the others"
+    error = Mismatch.of(summary, path, cure, expected=leaf, found=found, row=row)
+    error.becomes = str(becomes)
+    return error

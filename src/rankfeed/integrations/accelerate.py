@@ -15,9 +15,9 @@ import torch
 
 from rankfeed._util.validate import check_bool, check_int, invalid
 from rankfeed.errors import ArgumentError, StateError, listed
+from rankfeed.integrations._compat import ActiveEpoch
 from rankfeed.loading import Loader
 from rankfeed.loading.device import to_device
-from rankfeed.plan import Schedule
 from rankfeed.sources import Source
 from rankfeed.sources.extras import need
 
@@ -26,8 +26,8 @@ def accelerated(loader: Loader, accelerator: Any, *, checkpoint: bool = True) ->
     """Connect a loader to an Accelerator.
 
     ``accelerator.prepare`` returns it unchanged, and ``split_batches``, ``dispatch_batches`` and ``even_batches``
-    do
-    not apply: ``batch_size`` is per rank, each sample is delivered once, all ranks take the same number of steps.
+    do not apply: ``batch_size`` is per rank, each sample is delivered once, all ranks take the same number of
+    steps.
 
     - Batches are moved to the accelerator's device, unless ``device_placement=False``.
     - ``accelerator.accumulate`` steps the optimizer at the end of an epoch.
@@ -42,8 +42,7 @@ def accelerated(loader: Loader, accelerator: Any, *, checkpoint: bool = True) ->
         loader: not iterated so far, or at a loaded position.
         accelerator: an ``accelerate.Accelerator``.
         checkpoint: whether its position is part of checkpoints. False for a loader that is created repeatedly,
-            such as one for each evaluation: checkpoints of an accelerator need the same number of objects on
-                loading.
+            such as one for each evaluation: checkpoints need the same number of objects on loading.
 
     Raises:
         ArgumentError: no :class:`rankfeed.Loader`, or one of a stream, whose last batch is not known in advance;
@@ -61,7 +60,21 @@ def accelerated(loader: Loader, accelerator: Any, *, checkpoint: bool = True) ->
         ([2.0, 3.0], False)
         ([4.0], True)
     """
-    _check_loader(loader)
+    if not isinstance(loader, Loader):
+        raise ArgumentError(
+            "only a rankfeed.Loader can be used with an Accelerator this way",
+            expected="rankfeed.Loader",
+            found=type(loader).__name__,
+            remedy="create one: rankfeed.Loader(rankfeed.from_dataset(dataset), batch_size=...)",
+        )
+    if loader.is_stream:
+        raise ArgumentError(
+            "the loader of a stream does not know its last batch in advance, as an Accelerator needs",
+            expected="a rankfeed.Loader with a length",
+            found=repr(loader.source),
+            remedy="iterate it directly, created with device=accelerator.device; for checkpoints call "
+            "accelerator.register_for_checkpointing(loader)",
+        )
     if isinstance(accelerator, type) or not hasattr(accelerator, "gather_for_metrics"):
         raise invalid("accelerator", "an accelerate.Accelerator", accelerator)
     checkpoint = check_bool("checkpoint", checkpoint)
@@ -73,6 +86,23 @@ def accelerated(loader: Loader, accelerator: Any, *, checkpoint: bool = True) ->
         accelerator.gather_for_metrics = partial(_gather_for_metrics, accelerator, accelerator.gather_for_metrics)
         accelerator.skip_first_batches = partial(_skip_first_batches, accelerator.skip_first_batches)
     return connected
+
+
+def _check_ranks(loader: Loader, accelerator: Any) -> None:
+    meshes = getattr(accelerator, "parallelism_config", None)
+    peers = 1 if meshes is None else meshes.non_data_parallel_size
+    expected, topology = accelerator.num_processes // peers, loader.topology
+    if topology.world_size != expected or (peers == 1 and topology.rank != accelerator.process_index):
+        remedy = "leave out the loader's topology"
+        if peers > 1:
+            remedy = "give the loader topology=rankfeed.Topology.from_mesh(mesh, its data-parallel dimensions)"
+        raise ArgumentError(
+            "the loader's ranks are not those of the accelerator",
+            expected=f"{expected} ranks that read different samples",
+            found=f"rank {topology.rank} of {topology.world_size}",
+            where=f"process {accelerator.process_index} of {accelerator.num_processes}",
+            remedy=remedy,
+        )
 
 
 class AcceleratedLoader:
@@ -111,14 +141,8 @@ class AcceleratedLoader:
         loader, gradients = self.loader, self.accelerator.gradient_state
         device = self.accelerator.device if self.accelerator.device_placement and loader.device is None else None
         batches = iter(loader)
-        iteration = _Iteration(_schedule(loader, loader.state_dict()))
-        gradients._add_dataloader(iteration)
-        try:
-            for batch in batches:
-                iteration.step += 1
-                yield batch if device is None else to_device(batch, device)
-        finally:  # also if the loop is left early: accumulate and metrics of other loops would use this state
-            gradients._remove_dataloader(iteration)
+        for batch in ActiveEpoch(loader, loader.state_dict()).count(batches, gradients):
+            yield batch if device is None else to_device(batch, device)
 
     def skip_first_batches(self, num_batches: int) -> AcceleratedLoader:
         """Go to a step of the current epoch, counted from its start, in constant time.
@@ -130,15 +154,12 @@ class AcceleratedLoader:
         """
         steps = check_int("num_batches", num_batches, at_least=0)
         state = self.loader.state_dict()
-        if (
-            self._epoch_boundary is not None
-            and state == self._epoch_boundary[1]
-            and steps == self._epoch_boundary[0]["steps"]
-        ):
-            state = self._epoch_boundary[0]  # the script's epoch is the one that has ended
+        ended, begun = self._epoch_boundary or (state, None)
+        if state == begun and steps == ended["steps"]:
+            state = ended  # the script's epoch is the one that has ended
         if steps < state["steps"]:
             state |= {"position": 0, "steps": 0}
-        schedule, more = _schedule(self.loader, state), steps - state["steps"]
+        schedule, more = ActiveEpoch(self.loader, state).schedule, steps - state["steps"]
         if more > len(schedule):
             raise ArgumentError(
                 "the epoch has fewer batches than are to be skipped",
@@ -159,25 +180,9 @@ class AcceleratedLoader:
         loader.load_state_dict(state)
         end = loader.state_dict()
         self._epoch_boundary = None
-        if not len(_schedule(loader, end)):
+        if not len(ActiveEpoch(loader, end).schedule):
             loader.set_epoch(loader.epoch + 1)
             self._epoch_boundary = end, loader.state_dict()
-
-
-class _Iteration:
-    """The attributes of an active DataLoader that GradientState reads."""
-
-    #: Samples to keep of the last step; 0 for all, since no padding is gathered.
-    remainder = 0
-
-    def __init__(self, schedule: Schedule) -> None:
-        self.schedule = schedule
-        self.step = -1
-
-    @property
-    def end_of_dataloader(self) -> bool:
-        """Whether the current batch is the last."""
-        return self.step == len(self.schedule) - 1
 
 
 class _LoaderCheckpoint:
@@ -202,54 +207,6 @@ class _LoaderCheckpoint:
         self._loader.accelerator.step = state["accumulate_step"]
 
 
-def _schedule(loader: Loader, state: Mapping[str, Any]) -> Schedule:
-    """The rest of the epoch of a state."""
-    return Schedule(
-        loader.plan,
-        batch_size=loader.batch_size,
-        topology=loader.topology,
-        epoch=state["epoch"],
-        start=state["position"],
-        tail=loader.tail,
-    )
-
-
-def _check_loader(loader: Any) -> None:
-    if not isinstance(loader, Loader):
-        raise ArgumentError(
-            "only a rankfeed.Loader can be used with an Accelerator this way",
-            expected="rankfeed.Loader",
-            found=type(loader).__name__,
-            remedy="create one: rankfeed.Loader(rankfeed.from_dataset(dataset), batch_size=...)",
-        )
-    if loader.is_stream:
-        raise ArgumentError(
-            "the loader of a stream does not know its last batch in advance, as an Accelerator needs",
-            expected="a rankfeed.Loader with a length",
-            found=repr(loader.source),
-            remedy="iterate it directly, created with device=accelerator.device; for checkpoints call "
-            "accelerator.register_for_checkpointing(loader)",
-        )
-
-
-def _check_ranks(loader: Loader, accelerator: Any) -> None:
-    meshes = getattr(accelerator, "parallelism_config", None)
-    peers = 1 if meshes is None else meshes.non_data_parallel_size
-    expected = accelerator.num_processes // peers
-    topology = loader.topology
-    remedy = "leave out the loader's topology"
-    if peers > 1:
-        remedy = "give the loader topology=rankfeed.Topology.from_mesh(mesh, its data-parallel dimensions)"
-    if topology.world_size != expected or (peers == 1 and topology.rank != accelerator.process_index):
-        raise ArgumentError(
-            "the loader's ranks are not those of the accelerator",
-            expected=f"{expected} ranks that read different samples",
-            found=f"rank {topology.rank} of {topology.world_size}",
-            where=f"process {accelerator.process_index} of {accelerator.num_processes}",
-            remedy=remedy,
-        )
-
-
 def _skip_first_batches(original: Any, dataloader: Any, num_batches: int = 0) -> Any:
     if isinstance(dataloader, AcceleratedLoader):
         return dataloader.skip_first_batches(num_batches)
@@ -257,15 +214,15 @@ def _skip_first_batches(original: Any, dataloader: Any, num_batches: int = 0) ->
 
 
 def _gather_for_metrics(accelerator: Any, original: Any, input_data: Any, use_gather_object: bool = False) -> Any:
-    """Accelerate's own, except where ranks have different numbers of rows, or padding rows.
+    """Accelerate's own, except in a last step where ranks have different numbers of rows, or padding rows.
 
     It would gather tensors of different sizes, which aborts a process under gloo and is undefined under NCCL, and
     drop padding only from the end.
     """
-    iteration = accelerator.gradient_state.active_dataloader
-    if not isinstance(iteration, _Iteration) or iteration.step < 0:
+    epoch = accelerator.gradient_state.active_dataloader
+    if not isinstance(epoch, ActiveEpoch) or epoch.step < 0:
         return original(input_data, use_gather_object)
-    shares = iteration.schedule.shares(iteration.step)
+    shares = epoch.schedule.shares(epoch.step)
     if all(share == (shares[0][0], shares[0][0]) for share in shares):
         return original(input_data, use_gather_object)
     if len(shares) != accelerator.num_processes:
@@ -275,50 +232,39 @@ def _gather_for_metrics(accelerator: Any, original: Any, input_data: Any, use_ga
             found=len(shares),
             remedy="gather over the data-parallel group of the mesh",
         )
-    rows, samples = shares[accelerator.process_index]
     operations = need("accelerate.utils.operations", extra="accelerate")
-    if use_gather_object or not _all_tensors(operations, input_data):
-        if samples == rows or isinstance(input_data, Mapping) or not hasattr(input_data, "__len__"):
-            return original(input_data, True)
-        return original(input_data[:samples] if len(input_data) == rows else input_data, True)
-    most = max(samples for _, samples in shares)
-    kept = [rank * most + row for rank, (_, samples) in enumerate(shares) for row in range(samples)]
-    are_rows = iter(_are_rows(operations, input_data, [rows for rows, _ in shares]))
+    mine: list[torch.Tensor] = []
+    try:
+        operations.recursively_apply(mine.append, input_data, error_on_other_type=True)
+    except TypeError:
+        use_gather_object = True
+    if use_gather_object:
+        rows, samples = shares[accelerator.process_index]
+        is_rows = (
+            not isinstance(input_data, Mapping) and hasattr(input_data, "__len__") and len(input_data) == rows
+        )
+        return original(input_data[:samples] if is_rows else input_data, True)
+    # As objects: no rank can decide alone which of its tensors have one entry for each row.
+    ranks = operations.gather_object([[values.detach().cpu().clone() for values in mine]])
+    joined = [_joined(values, shares) for values in zip_longest(*ranks, fillvalue=torch.empty(0))]
+    values = iter(joined)
+    return operations.recursively_apply(lambda tensor: next(values).to(tensor.device), input_data)
 
-    def gather(values: Any) -> Any:
-        if not next(are_rows):
-            return accelerator.gather(values)  # not one entry for each row, and the same shape on all ranks
-        missing = values.new_zeros((most - samples, *values.shape[1:]))
-        return accelerator.gather(torch.cat([values[:samples], missing]))[kept]
 
-    return operations.recursively_apply(gather, input_data, error_on_other_type=True)
-
-
-def _are_rows(operations: Any, data: Any, rows: list[int]) -> list[bool]:
-    """For each tensor, whether it has one entry for each row on all ranks: no rank can decide that alone."""
-    mine: list[tuple[int, ...]] = []
-    operations.recursively_apply(lambda values: mine.append(tuple(values.shape)), data)
-    found = []
-    for shapes in zip_longest(*operations.gather_object([mine]), fillvalue=()):
-        lengths = [shape[:1] for shape in shapes]
-        found.append(lengths == [(each,) for each in rows])
-        if not found[-1] and lengths.count(lengths[0]) != len(lengths):
-            raise ArgumentError(
-                "a tensor for metrics has neither one entry for each row of the batch nor one length on all ranks",
-                expected=f"{_by_rank(rows)}, or one length",
-                found=f"shapes {_by_rank(shapes)}",
-                remedy="gather the whole batch: padding is left out here",
-            )
-    return found
+def _joined(ranks: Sequence[torch.Tensor], shares: Sequence[tuple[int, int]]) -> torch.Tensor:
+    """One tensor of all ranks, without padding rows if it has one entry for each row."""
+    lengths = [tuple(values.shape[:1]) for values in ranks]
+    if lengths == [(rows,) for rows, _ in shares]:
+        return torch.cat([values[:samples] for values, (_, samples) in zip(ranks, shares, strict=True)])
+    if lengths.count(lengths[0]) == len(lengths):
+        return torch.cat([torch.atleast_1d(values) for values in ranks])
+    raise ArgumentError(
+        "a tensor for metrics has neither one entry for each row of the batch nor one length on all ranks",
+        expected=f"{_by_rank([rows for rows, _ in shares])}, or one length",
+        found=f"shapes {_by_rank([tuple(values.shape) for values in ranks])}",
+        remedy="gather the whole batch: padding is left out here",
+    )
 
 
 def _by_rank(each: Sequence[Any]) -> str:
     return listed([f"{value} on rank {rank}" for rank, value in enumerate(each)], most=16)
-
-
-def _all_tensors(operations: Any, data: Any) -> bool:
-    try:
-        operations.recursively_apply(lambda values: values, data, error_on_other_type=True)
-    except TypeError:
-        return False
-    return True

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import Any, Literal, get_args
+from itertools import islice
+from typing import Any, Literal
 
 import numpy as np
 
-from rankfeed._util.validate import check_bool, check_choice, check_int, check_optional, invalid
+from rankfeed._util.validate import check_bool, check_choice, check_int, check_optional
 from rankfeed.integrations.shared_epoch import SharedEpoch
 from rankfeed.loading._compat import refuse_double_sharding
 from rankfeed.loading.lazy_topology import LazyTopology
 from rankfeed.loading.samplers import StepsWithRest
-from rankfeed.plan import Cursor, Plan, Tail
+from rankfeed.plan import Cursor, Plan
 from rankfeed.sources.extras import need
 from rankfeed.sources.lance.process import IsolatedTable, forked_from_lance
 from rankfeed.sources.lance.table import LanceTable, TableInfo
@@ -38,8 +39,7 @@ class ShardedSampler:
 
     Each iteration is an epoch with its own order, also without :meth:`set_epoch`, which persistent workers follow
     too. Only where torch's seed is set to the same number before each epoch, new workers cannot distinguish it
-    from
-    the last one: there :meth:`set_epoch` is needed.
+    from the last one: there :meth:`set_epoch` is needed.
 
     Args:
         shuffle: whether to shuffle rows by a keyed order.
@@ -48,6 +48,7 @@ class ShardedSampler:
         seed: of the order.
         tail: "even": the last step is smaller, and the ranks differ by at most one row; where fewer rows than
             ranks are left, they join the step before on some ranks. "drop": leaves out what makes no full step.
+            Lance's batches have no mask, so there is no "pad".
         topology: rank and world size; detected when iteration starts if left out.
 
     Raises:
@@ -73,13 +74,11 @@ class ShardedSampler:
         topology: Topology | None = None,
     ) -> None:
         shuffle = check_bool("shuffle", shuffle)
-        if check_choice("tail", tail, get_args(Tail)) == "pad":
-            raise invalid("tail", '"even" or "drop": Lance\'s batches have no mask', tail)
+        self.tail: Literal["even", "drop"] = check_choice("tail", tail, ("even", "drop"))
         need("lance.sampler", extra="lance").Sampler.register(type(self))
         self.shuffle = shuffle
         self.run = check_optional(check_int, "run", run, at_least=1, at_most=2**62)
         self.seed = check_int("seed", seed)
-        self.tail: Literal["even", "drop"] = tail
         self._topology = LazyTopology(topology)
         self._epochs = SharedEpoch()
 
@@ -114,39 +113,35 @@ class ShardedSampler:
             PlanError: there are fewer rows than ranks.
             RankfeedError: the table cannot be read.
         """
-        refuse_double_sharding(self.topology)
+        topology = self.topology
+        refuse_double_sharding(topology)
         worker, num_workers = Topology.worker()
-        epoch = self._epochs.begin(self.topology.rank).epoch
+        epoch = self._epochs.begin(topology.rank).epoch
         with ExitStack() as stack:
             call = _reader(dataset, stack)
-            found: TableInfo = call("info", filter)
-            steps = LanceSteps(
-                self._plan(found, batch_size),
-                batch_size=batch_size,
-                topology=self.topology,
-                epoch=epoch,
-                tail=self.tail,
-            )
+            table: TableInfo = call("info", filter)
+            plan = self._plan(table, batch_size)
+            steps = LanceSteps(plan, batch_size=batch_size, topology=topology, epoch=epoch, tail=self.tail)
             names = dataset.schema.names if columns is None else columns
 
             def read(step: int) -> Any:
                 ids = steps.batch(step)
-                rows = ids if found.chosen is None else found.chosen[ids]
+                rows = ids if table.chosen is None else table.chosen[ids]
                 return call("batch", rows, names, bool(with_row_id))
 
             ahead = max(1, min(_MAX_READ_AHEAD, batch_readahead))
             pool = ThreadPoolExecutor(ahead, thread_name_prefix="rankfeed-lance")
             stack.callback(pool.shutdown, cancel_futures=True)
-            waiting: deque[Future[Any]] = deque()
-            for step in range(worker, len(steps), num_workers):
-                waiting.append(pool.submit(read, step))
-                if len(waiting) > ahead:
-                    yield waiting.popleft().result()
+            mine = iter(range(worker, len(steps), num_workers))
+            waiting = deque(pool.submit(read, step) for step in islice(mine, ahead))
             while waiting:
+                waiting.extend(pool.submit(read, step) for step in islice(mine, 1))
                 yield waiting.popleft().result()
 
-    def _plan(self, found: TableInfo, batch_size: int) -> Plan:
-        counts = rows_of(found)
+    def _plan(self, table: TableInfo, batch_size: int) -> Plan:
+        counts = table.rows  # of each fragment
+        if table.chosen is not None:
+            counts = np.diff(table.chosen.searchsorted(np.cumsum(table.rows)), prepend=0)
         total = int(counts.sum())
         run = max(self.run or batch_size, -(-total // _MAX_RUNS) if self.run != 1 else 1)
         if not self.shuffle or run == 1:
@@ -160,12 +155,6 @@ class LanceSteps(StepsWithRest):
 
     The rest of an epoch is one step after the full ones; where it has too few rows for all ranks, it joins the
     last full one.
-
-    Examples:
-        >>> topology = Topology(rank=1, world_size=2)
-        >>> steps = LanceSteps(Plan(9, shuffle="none"), batch_size=2, topology=topology, epoch=0, tail="even")
-        >>> [steps.batch(step).tolist() for step in range(len(steps))]
-        [[2, 3], [6, 7, 8]]
     """
 
     @property
@@ -182,21 +171,8 @@ class LanceSteps(StepsWithRest):
         return np.concatenate([self.full.batch(step), self.rest_ids()]) if self._is_joined else self.rest_ids()
 
 
-def rows_of(found: TableInfo) -> Int64:
-    """Rows of each fragment that are delivered: int64."""
-    if found.chosen is None:
-        return found.rows
-    ends = np.cumsum(found.rows)
-    return np.diff(found.chosen.searchsorted(ends), prepend=0)
-
-
 def runs_of(counts: Int64, run: int) -> Int64:
-    """Rows of each run, if fragments of these sizes are divided into runs: int64.
-
-    Examples:
-        >>> runs_of(np.array([5, 0, 4]), 2).tolist()
-        [2, 2, 1, 2, 2]
-    """
+    """Rows of each run, if fragments of these sizes are divided into runs: int64."""
     pieces = -(-counts // run)
     sizes = np.full(int(pieces.sum()), run, np.int64)
     ends = np.cumsum(pieces)[pieces > 0] - 1

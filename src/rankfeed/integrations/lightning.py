@@ -8,7 +8,6 @@ epoch is set, and its position is in the Trainer's checkpoints. Works with ``lig
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -57,10 +56,9 @@ class LoaderCheck(_callback_class()):  # type: ignore[misc]
     compared.
 
     It also lets the Trainer continue where a checkpoint was taken. Batches are recounted where an epoch was
-    resumed
-    on another number of ranks: Lightning would limit all later epochs to the number of that one. After the last
-    batch of an epoch the next one begins. A checkpoint that is written during a batch, because of an exception or
-    a signal, has the position before that batch.
+    resumed on another number of ranks: Lightning would limit all later epochs to the number of that one. After
+    the last batch of an epoch the next one begins. A checkpoint that is written during a batch, because of an
+    exception or a signal, has the position before that batch.
 
     Raises:
         PlanError: the ranks would take different numbers of batches; names them.
@@ -75,20 +73,13 @@ class LoaderCheck(_callback_class()):  # type: ignore[misc]
     #: How many batches have been trained on, and the positions of the loaders after the last of them.
     _trained: tuple[int, dict[Loader, Cursor]] = (-1, {})
 
-    def __init__(self) -> None:
-        super().__init__()
-        _compat.warn_without_mpi()
-
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        loaders = _refuse_reuse(trainer.fit_loop)
         if trainer.overfit_batches > 0:
-            for loader in _nested_loaders((trainer.train_dataloader, trainer.val_dataloaders)):
-                _refuse_shuffle(loader)
-        _refuse_reuse(trainer.fit_loop)
+            _refuse_shuffle(loaders)
         _compat.correct_resumed_epoch(trainer.fit_loop)
-        _compat.recount_batches(trainer)
-        _compare_ranks("train", [trainer.num_training_batches])
+        self.on_train_epoch_start(trainer, pl_module)
         _compare_ranks("val", trainer.num_val_batches)
-        self._record_positions(trainer, _compat.positions_after_batch(trainer.fit_loop))
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         _compat.recount_batches(trainer)
@@ -239,16 +230,18 @@ def _compare_ranks(stage: str, batches: list[int | float]) -> None:
         )
 
 
-def _refuse_shuffle(loader: Loader) -> None:
-    if not loader.is_stream and loader.plan.shuffle != "none":
-        raise ArgumentError(
-            "overfit_batches needs the same batches in every epoch",
-            expected="a Loader with shuffle=False",
-            found=f"one with shuffle={loader.plan.shuffle!r}",
-        )
+def _refuse_shuffle(loaders: list[Loader]) -> None:
+    for loader in loaders:
+        if not loader.is_stream and loader.plan.shuffle != "none":
+            raise ArgumentError(
+                "overfit_batches needs the same batches in every epoch",
+                expected="a Loader with shuffle=False",
+                found=f"one with shuffle={loader.plan.shuffle!r}",
+            )
 
 
-def _refuse_reuse(loop: Any) -> None:
+def _refuse_reuse(loop: Any) -> list[Loader]:
+    """The rankfeed loaders of a fit loop, of which none may train and be read elsewhere."""
     training = _compat.rankfeed_loaders(loop)
     used = [*training, *_compat.rankfeed_loaders(loop.epoch_loop.val_loop)]
     if any(used.count(loader) > 1 for loader in training):
@@ -257,14 +250,4 @@ def _refuse_reuse(loop: Any) -> None:
             expected="a Loader for training that nothing else reads",
             remedy="create another Loader, over the same source if you like",
         )
-
-
-def _nested_loaders(value: Any) -> Iterator[Loader]:
-    """The rankfeed loaders among the dataloaders of a Trainer."""
-    if isinstance(value, Loader):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from _nested_loaders(tuple(value.values()))
-    elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _nested_loaders(each)
+    return used

@@ -38,8 +38,7 @@ class SharedEpoch:
     with a copy, has its own from its first use on.
 
     Where torch's seed is set to the same number before each epoch, new workers cannot distinguish an iteration
-    from
-    the last one: there `set` is needed.
+    from the last one: there `set` is needed.
 
     Examples:
         >>> epochs = SharedEpoch()
@@ -54,14 +53,13 @@ class SharedEpoch:
     """
 
     def __init__(self) -> None:
-        self._file = _unnamed_file()
-        self._reset()
+        self._own(_unnamed_file(b""))
 
-    def _reset(self) -> None:
-        self._owner = os.getpid()
+    def _own(self, file: FileIO, owner: int | None = None) -> None:
+        self._file = file
+        self._owner = owner or os.getpid()
         self._lock = threading.Lock()
-        #: Iterations that this process has begun.
-        self._begun = 0
+        self._begun = 0  # iterations that this process has begun
 
     def begin(self, rank: int) -> Cursor:
         """Where the iteration that begins now starts; the same for all workers of a rank.
@@ -70,7 +68,7 @@ class SharedEpoch:
         """
         self._separate()
         if self._owner != os.getpid():  # a forked worker
-            self._reset()
+            self._own(self._file)
         key = _iteration_key(), self._begun
         self._begun += 1
         with self._locked():
@@ -94,12 +92,12 @@ class SharedEpoch:
     def is_set(self) -> bool:
         """Whether `set` was called."""
         with self._locked():
-            return any(record[0] < 0 for record in self._records())
+            return any(record[0] < 0 for record in _RECORD.iter_unpack(self._records()))
 
     def _start(self, rank: int | None, key: tuple[int, int] | None) -> tuple[Cursor, Cursor | None]:
         """Where the next iteration of a rank starts, and where the one with this key does, if it has begun."""
         start, known, every = Cursor(), None, False
-        for other, *its_key, epoch, position, steps in self._records():
+        for other, *its_key, epoch, position, steps in _RECORD.iter_unpack(self._records()):
             if other < 0:
                 start, known, every = Cursor(epoch, position, steps), None, other == _EVERY
             elif rank in (None, other) and not every:
@@ -112,10 +110,8 @@ class SharedEpoch:
         """Leave the file of the process that this one is a copy of, unless this one is its worker."""
         if self._owner != os.getpid() and get_worker_info() is None:
             with self._locked():
-                records = os.pread(self._file.fileno(), self._size(), 0)
-            self._file = _unnamed_file()
-            os.pwrite(self._file.fileno(), records, 0)
-            self._reset()
+                records = self._records()
+            self._own(_unnamed_file(records))
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -126,31 +122,25 @@ class SharedEpoch:
             finally:
                 fcntl.lockf(self._file, fcntl.LOCK_UN)
 
-    def _records(self) -> Iterator[tuple[int, ...]]:
-        return _RECORD.iter_unpack(os.pread(self._file.fileno(), self._size(), 0))
+    def _records(self) -> bytes:
+        return os.pread(self._file.fileno(), os.fstat(self._file.fileno()).st_size, 0)
 
     def _append(self, rank: int, key: int, begun: int, at: Cursor) -> None:
         record = _RECORD.pack(rank, key, begun, at.epoch, at.position, at.steps)
-        os.pwrite(self._file.fileno(), record, self._size())
-
-    def _size(self) -> int:
-        return os.fstat(self._file.fileno()).st_size
+        os.pwrite(self._file.fileno(), record, os.fstat(self._file.fileno()).st_size)
 
     def __getstate__(self) -> dict[str, Any]:
         self._separate()
         if get_spawning_popen() is not None:
             return {"file": reduction.DupFd(self._file.fileno()), "owner": self._owner}
         with self._locked():
-            return {"records": os.pread(self._file.fileno(), self._size(), 0)}
+            return {"records": self._records()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "file" in state:
-            self._file = FileIO(state["file"].detach(), "r+")
+            self._own(FileIO(state["file"].detach(), "r+"), state["owner"])
         else:
-            self._file = _unnamed_file()
-            os.pwrite(self._file.fileno(), state["records"], 0)
-        self._reset()
-        self._owner = state.get("owner", self._owner)
+            self._own(_unnamed_file(state["records"]))
 
 
 def _iteration_key() -> int:
@@ -162,8 +152,11 @@ def _iteration_key() -> int:
     return -os.getpid() if info is None else int(info.seed) - info.id
 
 
-def _unnamed_file() -> FileIO:
+def _unnamed_file(records: bytes) -> FileIO:
     if hasattr(os, "memfd_create"):
-        return FileIO(os.memfd_create("rankfeed-epochs"), "r+")
-    with tempfile.TemporaryFile() as file:
-        return FileIO(os.dup(file.fileno()), "r+")
+        file = FileIO(os.memfd_create("rankfeed-epochs"), "r+")
+    else:
+        with tempfile.TemporaryFile() as temporary:
+            file = FileIO(os.dup(temporary.fileno()), "r+")
+    os.pwrite(file.fileno(), records, 0)
+    return file

@@ -26,19 +26,12 @@ _CHECK = np.uint64(0xD6E8FEB86659FD93)
 
 @dataclass(frozen=True)
 class MultisetDifference:
-    """Difference of a multiset to the expected one.
-
-    Attributes:
-        missing: ids missing, with multiplicity.
-        repeated: surplus ids, with multiplicity.
-        exact: whether both numbers are exact; otherwise they are lower bounds.
-        ids: the ids that differ and their surplus (negative if missing): all if ``exact``, else those found.
-    """
+    """Difference of a multiset to the expected one, with multiplicity."""
 
     missing: int
     repeated: int
-    exact: bool
-    ids: dict[int, int]
+    exact: bool  # whether both numbers are exact; otherwise they are lower bounds
+    ids: dict[int, int]  # the ids that differ and their surplus (negative if missing): all if exact, else some
 
     def __bool__(self) -> bool:
         return bool(self.missing or self.repeated)
@@ -46,27 +39,14 @@ class MultisetDifference:
 
 @dataclass
 class InvertibleBloomTable:
-    """A multiset of sample ids in 18 KiB.
-
-    Examples:
-        >>> delivered, expected = InvertibleBloomTable(), InvertibleBloomTable()
-        >>> delivered.add(np.array([0, 1, 1, 3]))
-        >>> expected.add(np.arange(4))
-        >>> delivered.difference(expected)
-        MultisetDifference(missing=1, repeated=1, exact=True, ids={1: 1, 2: -1})
-    """
+    """A multiset of sample ids in 18 KiB."""
 
     cells: npt.NDArray[np.uint64] = field(default_factory=lambda: np.zeros((3, _ROWS, _CELLS), np.uint64))
 
     def add(self, sample_ids: npt.NDArray[np.int64]) -> None:
         """Add ids, with multiplicity: int64 array, none negative."""
         ids = np.asarray(sample_ids, np.int64).reshape(-1).view(np.uint64)
-        places, checks = _places(ids)
-        one = np.uint64(1)
-        for row in range(_ROWS):
-            np.add.at(self.cells[0, row], places[row], one)
-            np.add.at(self.cells[1, row], places[row], ids)
-            np.add.at(self.cells[2, row], places[row], checks)
+        _add(self.cells, ids, np.ones_like(ids))
 
     def merge(self, other: InvertibleBloomTable) -> None:
         """Add the ids of another table."""
@@ -81,18 +61,11 @@ class InvertibleBloomTable:
         """Missing and repeated ids, compared with ``expected``."""
         rest = self.cells - expected.cells
         found: dict[int, int] = {}
-        while True:
-            single = _singles(rest)
-            if not single:
-                break
+        while single := _singles(rest):
             for sample_id, count in single.items():
                 found[sample_id] = found.get(sample_id, 0) + count
-            ids = np.array(list(single), np.uint64)
-            counts = np.array(list(single.values()), np.int64).view(np.uint64)
-            places, checks = _places(ids)
-            for row in range(_ROWS):
-                for layer, value in enumerate((counts, counts * ids, counts * checks)):
-                    np.subtract.at(rest[layer, row], places[row], value)
+            counts = -np.array(list(single.values()), np.int64)
+            _add(rest, np.array(list(single), np.uint64), counts.view(np.uint64))
         left = rest[0].view(np.int64)
         found = {sample_id: count for sample_id, count in sorted(found.items()) if count}
         missing = -sum(count for count in found.values() if count < 0)
@@ -100,6 +73,13 @@ class InvertibleBloomTable:
         missing += int(-np.minimum(left, 0).sum(axis=1).min())
         repeated += int(np.maximum(left, 0).sum(axis=1).max())
         return MultisetDifference(missing, repeated, not rest.any(), found)
+
+
+def _add(cells: npt.NDArray[np.uint64], ids: npt.NDArray[np.uint64], counts: npt.NDArray[np.uint64]) -> None:
+    places, checks = _places(ids)
+    for row in range(_ROWS):
+        for layer, values in enumerate((counts, counts * ids, counts * checks)):
+            np.add.at(cells[layer, row], places[row], values)
 
 
 def _places(ids: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.uint64]]:

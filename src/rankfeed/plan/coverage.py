@@ -54,18 +54,7 @@ class IntervalRun:
 
 
 class Coverage:
-    """The positions that were delivered, with repetitions.
-
-    Examples:
-        >>> ranks = [Coverage(), Coverage()]
-        >>> for step in range(1000):
-        ...     for rank, coverage in enumerate(ranks):
-        ...         coverage.add(step * 8 + rank * 4, step * 8 + rank * 4 + 4)
-        >>> len(ranks[0].runs), len(ranks[0] | ranks[1]), (ranks[0] | ranks[1]).missing(0, 8010)
-        (1, 8000, [(8000, 8010)])
-        >>> (ranks[0] | ranks[0]).repeated()
-        [(0, 4), (8, 12), (16, 20), (24, 28), (32, 36), (40, 44), (48, 52), (56, 60)]
-    """
+    """The positions that were delivered, with repetitions."""
 
     def __init__(self, runs: Iterable[IntervalRun] = ()) -> None:
         self.runs: list[IntervalRun] = []

@@ -12,20 +12,11 @@ class Cursor:
     """A position between two steps, the same on every rank.
 
     Positions count samples over all ranks, so that any number of ranks and any batch size can continue from it.
-
-    Args:
-        epoch: current epoch.
-        position: samples consumed in this epoch.
-        steps: steps taken in this epoch, by any topology.
-
-    Examples:
-        >>> Cursor(epoch=1, position=96, steps=3).next_epoch()
-        Cursor(epoch=2, position=0, steps=0)
     """
 
     epoch: int = 0
-    position: int = 0
-    steps: int = 0
+    position: int = 0  # samples consumed in this epoch
+    steps: int = 0  # steps taken in this epoch, by any topology
 
     def __post_init__(self) -> None:
         for name in ("epoch", "position", "steps"):

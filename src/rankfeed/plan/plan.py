@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import Literal, TypeVar, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,6 @@ from rankfeed.plan.permutation import CHUNK, MAX_SIZE, Key, UInt64, mix, permuta
 
 Int64 = npt.NDArray[np.int64]
 Shuffle = Literal["none", "global", "window"]
-_Number = TypeVar("_Number", int, float)
 
 #: Default number of lanes: a property of the order, never derived from the number of ranks.
 DEFAULT_LANES: dict[str, int] = {"none": 1, "global": 1, "window": 64}
@@ -74,7 +73,7 @@ class Plan:
         self.num_samples = int(self._starts[-1])
         if self.num_samples == 0:
             raise PlanError(
-                "cannot plan without samples", found="0 samples", remedy="check that the data set is not empty"
+                "cannot plan without samples", found="0 samples", remedy="check that the dataset is not empty"
             )
         self._sequence: tuple[int, Int64, Int64] | None = None
 
@@ -117,7 +116,14 @@ class Plan:
             PlanError: a position lies outside the epoch.
         """
         epoch = check_int("epoch", epoch, at_least=0)
-        places = _checked_positions(positions, self.num_samples)
+        places = check_int_array("positions", positions)
+        # As unsigned numbers, negative positions are huge: one comparison detects both.
+        if places.size and int(np.ascontiguousarray(places).view(np.uint64).max()) >= self.num_samples:
+            raise PlanError(
+                "position outside the epoch",
+                expected=f"0 to {self.num_samples - 1}",
+                found=f"{places.min()} to {places.max()}",
+            )
         ids = np.empty_like(places)
         flat, out = places.reshape(-1), ids.reshape(-1)
         for start in range(0, flat.size, CHUNK):
@@ -131,7 +137,9 @@ class Plan:
             lanes: Int64 | int = 0
             offsets: Int64 | int = 0
         else:
-            lanes, places = _lanes_of(places, self.lanes)
+            # numpy vectorises floor division, but not the remainder
+            in_lane = places // self.lanes
+            lanes, places = places - in_lane * self.lanes, in_lane
             offsets = lanes * short
             offsets += np.minimum(lanes, longer)
         if self.shuffle == "none":
@@ -215,32 +223,13 @@ def _block_starts(blocks: int | Sequence[int] | npt.NDArray[np.integer], implied
     if sizes.min() < 0 or sizes.max() > MAX_SIZE:
         bad = int(np.argmax((sizes < 0) | (sizes > MAX_SIZE)))
         raise PlanError("invalid block size", expected="0 to 2**62", found=int(sizes[bad]), where=f"block {bad}")
-    _checked_total(float(sizes.sum(dtype=np.float64)))
     starts = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=starts[1:], dtype=np.int64)
-    _checked_total(int(starts[-1]))  # the sum of floats cannot overflow, but is not exact
+    _checked_total(int(starts.view(np.uint64).max()))  # the first sum above 2**62 has not wrapped around
     return starts
 
 
-def _checked_total(total: _Number) -> _Number:
+def _checked_total(total: int) -> int:
     if total > MAX_SIZE:
         raise PlanError("too many samples for one plan", expected="at most 2**62", found=total)
     return total
-
-
-def _lanes_of(positions: Int64, lanes: int) -> tuple[Int64, Int64]:
-    """Lane and place of each position (numpy vectorises floor division, but not the remainder)."""
-    places = positions // lanes
-    return positions - places * lanes, places
-
-
-def _checked_positions(positions: npt.ArrayLike, num_samples: int) -> Int64:
-    checked = check_int_array("positions", positions)
-    # As unsigned numbers, negative positions are huge: one comparison detects both.
-    if checked.size and int(np.ascontiguousarray(checked).view(np.uint64).max()) >= num_samples:
-        raise PlanError(
-            "position outside the epoch",
-            expected=f"0 to {num_samples - 1}",
-            found=f"{checked.min()} to {checked.max()}",
-        )
-    return checked

@@ -14,16 +14,7 @@ _U64 = 2**64
 
 
 class RngStreams:
-    """Generators keyed by (seed, epoch, index): independent of ranks, workers and order.
-
-    Args:
-        purpose: separates the streams of different uses.
-
-    Examples:
-        >>> one, same = (RngStreams("transform", seed=1, epoch=2).generator(7) for _ in range(2))
-        >>> bool(one.integers(1 << 30) == same.integers(1 << 30))
-        True
-    """
+    """Generators keyed by (purpose, seed, epoch, index): independent of ranks, workers and order."""
 
     def __init__(self, purpose: str, seed: int, epoch: int) -> None:
         self._first, self._second = Key.of(purpose, seed, epoch).rounds[:2]
@@ -44,10 +35,6 @@ def wants_rng(function: Callable[..., Any]) -> bool:
         parameters = list(inspect.signature(function).parameters.values())
     except Exception:  # a callable object of the user's may raise anything
         return False
-    positional = [
-        parameter
-        for parameter in parameters
-        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-    ]
-    required = [parameter for parameter in positional if parameter.default is parameter.empty]
-    return len(required) >= 2 or any(parameter.name == "rng" for parameter in positional[1:])
+    positional = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    required = [each for each in positional if each.default is each.empty]
+    return len(required) >= 2 or any(each.name == "rng" for each in positional[1:])

@@ -89,11 +89,9 @@ class Schedule:
         start: int = 0,
         tail: Tail = "even",
     ) -> None:
-        if isinstance(plan, type) or not all(
-            hasattr(plan, name) for name in ("num_samples", "lanes", "sample_ids")
-        ):
+        if isinstance(plan, type) or not isinstance(plan, SampleOrder):
             raise invalid("plan", "a rankfeed.Plan", plan)
-        if isinstance(topology, type) or not all(hasattr(topology, name) for name in ("rank", "world_size")):
+        if isinstance(topology, type) or not isinstance(topology, TopologyLike):
             raise invalid("topology", "a rankfeed.Topology", topology)
         self.plan = plan
         self.batch_size = check_int("batch_size", batch_size, at_least=1, at_most=MAX_BATCH_SIZE)
@@ -172,14 +170,7 @@ class Schedule:
         return self._bounds(step)[0] + self._share(step)[0]
 
     def shares(self, step: int) -> list[tuple[int, int]]:
-        """For each rank, the number of rows at ``step``, and how many of them are no padding.
-
-        Examples:
-            >>> from rankfeed.plan import Plan
-            >>> from rankfeed.topology import Topology
-            >>> Schedule(Plan(5), batch_size=4, topology=Topology(rank=1, world_size=2), tail="pad").shares(0)
-            [(4, 2), (4, 3)]
-        """
+        """For each rank, the number of rows at ``step``, and how many of them are no padding."""
         step = self._checked(step)
         shares = (self._share(step, rank) for rank in range(self.world_size))
         return [(rows, last - first) for first, last, rows in shares]
@@ -240,14 +231,7 @@ class Schedule:
 
 
 def split_steps(samples: int, batch_size: int, world_size: int, tail: Tail) -> tuple[int, list[int]]:
-    """Number of full steps, and the samples of the steps after them (at most two).
-
-    Examples:
-        >>> split_steps(10, batch_size=2, world_size=2, tail="even")
-        (1, [3, 3])
-        >>> split_steps(10, batch_size=2, world_size=2, tail="pad")
-        (2, [2])
-    """
+    """Number of full steps, and the samples of the steps after them (at most two)."""
     global_batch = batch_size * world_size
     full, rest = divmod(samples, global_batch)
     if rest == 0 or tail == "drop":
@@ -261,16 +245,9 @@ def split_steps(samples: int, batch_size: int, world_size: int, tail: Tail) -> t
 
 
 def sorted_by_lane(low: int, high: int, lanes: int, first: int, last: int) -> Int64:
-    """Positions ``first`` to ``last`` of the interval [low, high) sorted by (lane, place).
+    """Positions ``first`` to ``last`` of the interval [low, high) sorted by (lane, place): int64.
 
     So a rank reads few lanes, and computes its share without sorting the global batch.
-
-    Returns:
-        int64 array of ``last - first`` positions.
-
-    Examples:
-        >>> sorted_by_lane(4, 12, lanes=3, first=0, last=8).tolist()
-        [6, 9, 4, 7, 10, 5, 8, 11]
     """
     if lanes == 1:
         return np.arange(low + first, low + last)

@@ -17,29 +17,17 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class ProcessReport:
-    """What one process of a launch knows about itself.
+    """What one process of a launch knows about itself."""
 
-    Args:
-        host: name of the machine, or of the container.
-        pid: of the process there.
-        topology: as it detected it; None if it could not.
-        problem: its error, if any.
-        local_known: whether the launcher sets local rank and size; otherwise they were inferred.
-        node_known: the same for the node.
-        data: fingerprint of the data set that it opened, if any.
-        steps: of its first epoch over these data.
-        first: the first sample ids that it reads.
-    """
-
-    host: str
+    host: str  # name of the machine or container
     pid: int
-    topology: Topology | None = None
-    problem: str = ""
-    local_known: bool = False
+    topology: Topology | None = None  # None if it could not be detected
+    problem: str = ""  # the error of the detection
+    local_known: bool = False  # whether the launcher sets local rank and size; otherwise they were inferred
     node_known: bool = False
-    data: str = ""
-    steps: int = 0
-    first: tuple[int, ...] = ()
+    data: str = ""  # fingerprint of the dataset that it opened
+    steps: int = 0  # of its first epoch
+    first: tuple[int, ...] = ()  # the first sample ids that it reads
 
     @property
     def name(self) -> str:
@@ -71,7 +59,7 @@ def find_contradictions(reports: Sequence[ProcessReport]) -> list[str]:
         hosts = sorted({report.host for report in members})
         if len(hosts) > 1:
             found.append(f"node {node} is on {len(hosts)} hosts: {', '.join(hosts)}")
-    found += _differences("data sets", ((report.data, report) for report in reports if report.data))
+    found += _differences("datasets", ((report.data, report) for report in reports if report.data))
     return found
 
 
@@ -82,12 +70,7 @@ def missing_ranks(reports: Iterable[ProcessReport], world_size: int) -> list[int
 
 
 def format_ranks(ranks: Sequence[int]) -> str:
-    """Ranks for a message.
-
-    Examples:
-        >>> format_ranks([3]), format_ranks([0, 2]), format_ranks(range(100))
-        ('rank 3', 'ranks 0, 2', 'ranks 0, 1, 2, 3, 4, 5, 6, 7 and 92 more')
-    """
+    """Ranks for a message, such as "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 92 more"."""
     more = f" and {len(ranks) - _LISTED} more" if len(ranks) > _LISTED else ""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:_LISTED]))}{more}"
 

@@ -37,32 +37,26 @@ _ELASTIC = "TORCHELASTIC_RUN_ID"
 def detect_launcher(environ: Mapping[str, str]) -> LauncherEnv | None:
     """The launcher to believe, with rank and size; None if no variable indicates several processes.
 
-    Raises:
-        TopologyError: incomplete, unreadable or contradictory variables.
-
-    Examples:
-        >>> detect_launcher({"RANK": "1", "WORLD_SIZE": "4"}).size
-        4
+    Raises TopologyError for incomplete, invalid or contradictory variables.
     """
     if _ELASTIC in environ:
         found = read_launcher(TORCHRUN, environ)
         return _complete(found or LauncherEnv(TORCHRUN.name, variables=f"{_ELASTIC}={environ[_ELASTIC]}"))
     inner, outer = _inner(environ), _outer(environ)
-    if inner is None:
-        if outer is None:
+    if inner is None or outer is None:
+        found = inner or outer
+        if found is None:
             _refuse_partial(environ)
             return None
-        return _complete(outer)
-    if outer is None:
         # WORLD_SIZE=1 needs no rank.
-        return _complete(replace(inner, rank=0) if inner.rank is None and inner.size == 1 else inner)
+        return _complete(replace(found, rank=0) if inner and found.rank is None and found.size == 1 else found)
     if inner.size is not None and outer.size is not None and inner.size > outer.size:
-        if not _started_by(inner, outer):
-            raise _contradiction(inner, outer)
-        return _complete(inner)
-    if not _agree(inner, outer):
+        is_consistent, believed = _started_by(inner, outer), inner
+    else:
+        is_consistent, believed = _agree(inner, outer), inner if outer.size is None else outer
+    if not is_consistent:
         raise _contradiction(inner, outer)
-    return _complete(outer if outer.size is not None else inner)
+    return _complete(believed)
 
 
 def _inner(environ: Mapping[str, str]) -> LauncherEnv | None:

@@ -26,60 +26,34 @@ def launch_id(environ: Mapping[str, str] | None = None) -> str:
     """Identifies the launch that this process belongs to; empty without a launcher.
 
     If the launcher does not identify its launches, the parent process does, which is the launcher on this host.
-
-    Examples:
-        >>> launch_id({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"})
-        'SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_RESTART_COUNT='
-        >>> launch_id({"LOCAL_RANK": "1", "MASTER_ADDR": "node1", "MASTER_PORT": "5000"})  # Lightning's own
-        'MASTER_ADDR=node1 MASTER_PORT=5000 '
-        >>> agent = {"TORCHELASTIC_RUN_ID": "none", "LOCAL_WORLD_SIZE": "8", "TORCHELASTIC_RESTART_COUNT": "0"}
-        >>> launch_id({**agent, "WORLD_SIZE": "16", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"})
-        'MASTER_ADDR=node1 MASTER_PORT=29500 0'
-        >>> launch_id({"RANK": "1", "WORLD_SIZE": "8", "MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456"})
-        'MASTER_ADDR=job-master-0 MASTER_PORT=23456 '
-        >>> launch_id({"HOME": "/root"})
-        ''
     """
     environ = os.environ if environ is None else environ
+    by_torchrun = "TORCHELASTIC_RUN_ID" in environ  # inside another launcher too; it restarts processes
     restart = environ.get("TORCHELASTIC_RESTART_COUNT")
+    address, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT", "")
     for names in _LAUNCH_VARIABLES:
-        if environ.get(names[0]) and (names[0] != "SLURM_JOB_ID" or environ.get("SLURM_STEP_ID")):
-            if "TORCHELASTIC_RUN_ID" in environ:
-                break  # torchrun inside it, which may restart its processes
+        in_launch = environ.get(names[0]) and (names[0] != "SLURM_JOB_ID" or environ.get("SLURM_STEP_ID"))
+        if in_launch and not by_torchrun:
             return " ".join(f"{name}={environ.get(name, '')}" for name in names)
-    run = environ.get("TORCHELASTIC_RUN_ID", "none")
-    if run != "none":
-        return f"TORCHELASTIC_RUN_ID={run} {restart}"
-    if (
-        "TORCHELASTIC_RUN_ID" in environ
-        and environ.get("LOCAL_WORLD_SIZE") != environ.get("WORLD_SIZE")
-        and environ.get("MASTER_ADDR")
-    ):
+    if by_torchrun and environ["TORCHELASTIC_RUN_ID"] != "none":
+        return f"TORCHELASTIC_RUN_ID={environ['TORCHELASTIC_RUN_ID']} {restart}"
+    if by_torchrun and address and environ.get("LOCAL_WORLD_SIZE") != environ.get("WORLD_SIZE"):
         # torchrun on several hosts without a run id: each host has its own parent.
-        return f"MASTER_ADDR={environ['MASTER_ADDR']} MASTER_PORT={environ.get('MASTER_PORT', '')} {restart}"
+        return f"MASTER_ADDR={address} MASTER_PORT={port} {restart}"
     anonymous = any(name in environ for name in _ANONYMOUS)
     # Lightning, whose rank 0 starts the others, so that their parents differ; and RANK without any launcher.
     by_lightning = "LOCAL_RANK" in environ and "RANK" not in environ
-    if environ.get("MASTER_PORT") and (by_lightning or ("RANK" in environ and not anonymous)):
+    if port and (by_lightning or ("RANK" in environ and not anonymous)):
         address = environ.get("MASTER_ADDR", "localhost")
         host = socket.gethostname() if address in ("localhost", "127.0.0.1", "::1") else ""
-        return f"MASTER_ADDR={address} MASTER_PORT={environ['MASTER_PORT']} {host}"
+        return f"MASTER_ADDR={address} MASTER_PORT={port} {host}"
     if anonymous:
         return f"{PARENT}{os.getppid()} {process_start_time(os.getppid())} {restart}"
     return ""
 
 
 def job_id(environ: Mapping[str, str] | None = None) -> str:
-    """Tells the job of this process from others that run at the same time; empty if nothing does.
-
-    Examples:
-        >>> job_id({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"})
-        'SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_RESTART_COUNT='
-        >>> job_id({"PMI_RANK": "0", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"})
-        'node1:29500'
-        >>> job_id({})
-        ''
-    """
+    """Distinguishes the job of this process from others that run at the same time; empty if nothing does."""
     environ = os.environ if environ is None else environ
     launch = launch_id(environ)
     if not launch.startswith(PARENT):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from rankfeed.errors import TopologyError
@@ -12,9 +12,6 @@ REMEDY = (
     "unset what an earlier job or another launcher left behind, or initialise torch.distributed first, "
     "or pass topology=rankfeed.Topology(rank=..., world_size=...)"
 )
-
-# Slurm numbers steps that are no tasks (batch script, interactive shell, prolog) from the top of 32 bits down.
-_FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
 
 @dataclass(frozen=True)
@@ -27,9 +24,8 @@ class Launcher:
         local_rank, local_size: of this process on its node.
         node, num_nodes: of this node in the launch.
         tasks_per_node: Slurm's list of tasks per node, which contains the local size.
-        inside: the row applies only if this variable is set.
-        marks, without: the row applies only if some variable, or no variable, has this prefix.
-        unless: the row does not apply if this ``NAME=value`` is in the environment.
+        step: of the launch in its allocation.
+        applies: whether the row applies to an environment.
     """
 
     name: str
@@ -40,10 +36,22 @@ class Launcher:
     node: tuple[str, ...] = ()
     num_nodes: tuple[str, ...] = ()
     tasks_per_node: tuple[str, ...] = ()
-    inside: str = ""
-    marks: str = ""
-    without: str = ""
-    unless: str = ""
+    step: tuple[str, ...] = ()
+    applies: Callable[[Mapping[str, str]], bool] = lambda environ: True
+
+
+def _is_slurm_task(environ: Mapping[str, str]) -> bool:
+    """Whether this process is a task of a step: a batch script has a rank and a size, and yet is one process.
+
+    Slurm numbers steps that are no tasks (batch script, interactive shell, prolog) from the top of 32 bits down.
+    """
+    step = environ.get("SLURM_STEP_ID")
+    is_number = step is not None and re.fullmatch(r"[0-9]{1,18}", step.strip())
+    return step is not None and not (is_number and int(step) >= 0xFFFFFFF0)
+
+
+def _is_intel_mpi(environ: Mapping[str, str]) -> bool:
+    return any(name.startswith("I_MPI_") for name in environ)
 
 
 TORCHRUN = Launcher(
@@ -65,8 +73,8 @@ SLURM = Launcher(
     node=("SLURM_NODEID",),
     num_nodes=("SLURM_STEP_NUM_NODES", "SLURM_NNODES"),
     tasks_per_node=("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"),
-    # In a batch script without srun PROCID is 0 and NTASKS is 2, and yet there is one process.
-    inside="SLURM_STEP_ID",
+    step=("SLURM_STEP_ID",),
+    applies=_is_slurm_task,
 )
 OPENMPI = Launcher(
     "openmpi",
@@ -82,9 +90,9 @@ MPICH = Launcher(
     size=("PMI_SIZE",),
     local_rank=("MPI_LOCALRANKID", "PMI_LOCAL_RANK"),
     local_size=("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"),
-    without="I_MPI_",
+    applies=lambda environ: not _is_intel_mpi(environ),
 )
-INTEL_MPI = replace(MPICH, name="intelmpi", marks="I_MPI_", without="")
+INTEL_MPI = replace(MPICH, name="intelmpi", applies=_is_intel_mpi)
 MVAPICH2 = Launcher(
     "mvapich2",
     rank=("MV2_COMM_WORLD_RANK",),
@@ -94,7 +102,7 @@ MVAPICH2 = Launcher(
 )
 # PMIx sets no size: another launcher must. Open MPI also sets PMIX_RANK in a process without a launcher when MPI
 # is initialised (Lightning does so if mpi4py is installed), and its children inherit that.
-PMIX = Launcher("pmix", rank=("PMIX_RANK",), unless="OMPI_MCA_ess=singleton")
+PMIX = Launcher("pmix", rank=("PMIX_RANK",), applies=lambda environ: environ.get("OMPI_MCA_ess") != "singleton")
 LSF = Launcher(
     "lsf",
     rank=("JSM_NAMESPACE_RANK",),
@@ -121,22 +129,14 @@ class LauncherEnv:
 
 
 def read_launcher(row: Launcher, environ: Mapping[str, str]) -> LauncherEnv | None:
-    """The values of one row of the table, or None if the row does not apply.
-
-    Raises:
-        TopologyError: a value is no number, or a list of nodes cannot be parsed.
-
-    Examples:
-        >>> read_launcher(MPICH, {"PMI_RANK": "1", "PMI_SIZE": "2"}).variables
-        'PMI_RANK=1, PMI_SIZE=2'
-    """
-    if not _applies(row, environ):
+    """The values of one row of the table, or None if the row does not apply; raises for an invalid value."""
+    if not row.applies(environ):
         return None
     fields = (row.rank, row.size, row.local_rank, row.local_size, row.node, row.num_nodes)
     rank, size, local_rank, local_size, node, num_nodes = (_number(names, environ) for names in fields)
     if row.tasks_per_node:
         local_size = _local_tasks(row.tasks_per_node, environ, node or 0)
-    names = [name for group in (*fields, row.tasks_per_node, (row.inside,)) for name in group if name in environ]
+    names = [name for group in (*fields, row.tasks_per_node, row.step) for name in group if name in environ]
     variables = ", ".join(f"{name}={environ[name]}" for name in names)
     return LauncherEnv(row.name, rank, size, local_rank, local_size, node, num_nodes, variables) if names else None
 
@@ -146,11 +146,6 @@ def node_layout(env: LauncherEnv) -> tuple[int, int, int, int]:
 
     One node is assumed if the processes per node are unknown, or differ while the nodes are not numbered; no share
     of the data depends on it.
-
-    Examples:
-        >>> node_layout(read_launcher(OPENMPI, {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8",
-        ...     "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}))
-        (1, 4, 1, 2)
     """
     rank, size = env.rank or 0, env.size or 1
     local_size, num_nodes = env.local_size, env.num_nodes
@@ -174,21 +169,6 @@ def _node(rank: int, local_rank: int, local_size: int, num_nodes: int) -> int:
     if num_nodes and rank % local_size != local_rank and rank // num_nodes == local_rank:
         return rank % num_nodes
     return min(rank // local_size, num_nodes - 1)
-
-
-def _applies(row: Launcher, environ: Mapping[str, str]) -> bool:
-    if row.inside:
-        step = environ.get(row.inside)
-        if step is None:
-            return False
-        if row is SLURM and re.fullmatch(r"[0-9]{1,18}", step.strip()) and int(step) >= _FIRST_SPECIAL_STEP:
-            return False
-    name, _, value = row.unless.partition("=")
-    if name and environ.get(name) == value:
-        return False
-    if row.marks and not any(name.startswith(row.marks) for name in environ):
-        return False
-    return not (row.without and any(name.startswith(row.without) for name in environ))
 
 
 def _number(names: Iterable[str], environ: Mapping[str, str]) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -49,17 +49,14 @@ class PadTokens:
             if name.endswith("_lengths") and name.removesuffix("_lengths") in batch:
                 continue
             target = "labels" if name in _LABELS else name
-            if not torch.is_tensor(column):
-                converted[target] = column
-                continue
-            if not (column.is_floating_point() or column.dtype == torch.bool):
-                column = column.long()
             lengths = batch.get(f"{name}_lengths")
-            if lengths is not None:
-                column, inside = self._padded(column, lengths, self._padding_value(target))
+            if torch.is_tensor(column) and not (column.is_floating_point() or column.dtype == torch.bool):
+                column = column.long()
+            if torch.is_tensor(column) and lengths is not None:
+                fill = {"input_ids": self.pad_token_id, "labels": IGNORED}.get(target, 0)
+                column, inside = self._padded(column, lengths, fill)
                 if name == "input_ids" and "attention_mask" not in batch:
-                    converted[target] = column
-                    converted["attention_mask"] = inside.long()
+                    converted |= {name: column, "attention_mask": inside.long()}
             converted[target] = column
         if self.causal and "labels" not in converted and "input_ids" in converted:
             labels = converted["input_ids"].clone()
@@ -67,9 +64,6 @@ class PadTokens:
                 labels[converted["attention_mask"] == 0] = IGNORED
             converted["labels"] = labels
         return converted
-
-    def _padding_value(self, name: str) -> int:
-        return {"input_ids": self.pad_token_id, "labels": IGNORED}.get(name, 0)
 
     def _padded(
         self, column: torch.Tensor, lengths: torch.Tensor, value: int
@@ -80,34 +74,3 @@ class PadTokens:
         out[:, : column.size(1)] = column
         out[~inside] = value
         return out, inside
-
-
-class PlainDictCollator:
-    """Wraps a collator so that its batches are plain dicts, to which a loader can add its mask."""
-
-    def __init__(self, collator: Callable[[list[Any]], Any]) -> None:
-        self.collator = collator
-
-    def __call__(self, samples: list[Any]) -> Any:
-        batch = self.collator(samples)
-        return dict(batch) if isinstance(batch, Mapping) else batch
-
-
-def without_padding(batch: dict[str, Any]) -> tuple[dict[str, Any], int]:
-    """A batch without the padding rows of its mask ``valid``, and how many rows are no padding.
-
-    If all rows are padding one is kept: every rank has to take part in the step.
-
-    Examples:
-        >>> without_padding({"x": torch.tensor([1, 2, 3]), "valid": torch.tensor([True, False, False])})
-        ({'x': tensor([1])}, 1)
-    """
-    valid = batch.get("valid")
-    others = {name: column for name, column in batch.items() if name != "valid"}
-    if valid is None:
-        first = next((column for column in others.values() if torch.is_tensor(column) and column.dim()), None)
-        return others, 0 if first is None else len(first)
-    rows = int(valid.sum())  # padding is at the end
-    if rows == len(valid):
-        return others, rows
-    return {name: column[: max(rows, 1)] for name, column in others.items()}, rows

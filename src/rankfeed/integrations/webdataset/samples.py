@@ -16,17 +16,17 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import IterableDataset
 
-from rankfeed._util.validate import check_choice, check_int
+from rankfeed._util.validate import check_bool, check_choice, check_int, check_optional
 from rankfeed.columns import Field
 from rankfeed.errors import PlanError, StateError
 from rankfeed.integrations.shared_epoch import SharedEpoch
-from rankfeed.integrations.webdataset.resampling import ResamplingPlan
 from rankfeed.loading._compat import refuse_double_sharding
 from rankfeed.loading.lazy_topology import LazyTopology, check_topology
 from rankfeed.loading.options import check_batch_size, make_plan
 from rankfeed.loading.samplers import StepsWithRest
 from rankfeed.loading.state import decode_state, encode_state, resume_cursor
-from rankfeed.plan import Cursor, Plan, Tail
+from rankfeed.plan import Cursor, Key, Tail
+from rankfeed.plan.permutation import mix, permutation
 from rankfeed.plan.plan import Int64
 from rankfeed.sources import Source, open
 from rankfeed.sources.source import check_columns
@@ -60,7 +60,7 @@ class ShardedSamples(IterableDataset[dict[str, Any]]):
             smaller), "drop", or "pad" (samples then have a ``__valid__``, False for padding).
         columns: the extensions wanted; None for all.
         window: samples mixed with each other under "window".
-        lanes: independent streams of the order; a property of the data set, never of the topology.
+        lanes: independent streams of the order; a property of the dataset, never of the topology.
         topology: rank and world size; detected when iteration starts, or when it is pickled, if left out.
 
     Raises:
@@ -89,14 +89,14 @@ class ShardedSamples(IterableDataset[dict[str, Any]]):
         lanes: int | None = None,
         topology: Topology | None = None,
     ) -> None:
-        source = _opened(urls_or_source)
+        source = _open_shards(urls_or_source)
         plan = make_plan(source, shuffle, seed, window, lanes)
         self._init_stage(source, plan, batch_size, tail, columns, topology)
 
     def _init_stage(
         self,
         source: Source,
-        plan: Plan | ResamplingPlan,
+        plan: Any,
         batch_size: int | None,
         tail: Tail,
         columns: Sequence[str] | None,
@@ -105,8 +105,15 @@ class ShardedSamples(IterableDataset[dict[str, Any]]):
         self.source, self.plan = source, plan
         self.tail: Tail = check_choice("tail", tail, get_args(Tail))
         self.batch_size = None if batch_size is None else check_batch_size(batch_size)
-        self._masks = _masks(source)
-        self._columns = None if columns is None else self._columns_to_read(columns)
+        fields, flag = source.fields, Field("dense", "bool")
+        #: Columns that some samples lack, and the mask column of each.
+        self._masks = {name: f"{name}_valid" for name in fields if fields.get(f"{name}_valid") == flag}
+        self._columns: list[str] | None = None
+        if columns is not None:  # also read the key of a sample and the masks
+            requested = check_columns(columns, fields)
+            self._masks = {name: mask for name, mask in self._masks.items() if name in requested}
+            needed = [name for name in fields if name.startswith("__") or name in self._masks.values()]
+            self._columns = list(dict.fromkeys([*needed, *requested]))
         self._topology = LazyTopology(topology)
         self._epochs = SharedEpoch()
 
@@ -144,10 +151,9 @@ class ShardedSamples(IterableDataset[dict[str, Any]]):
         return [ids for ids, _ in steps.of_worker(worker, num_workers)]
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        worker, num_workers = Topology.worker()
         topology = self.topology
         steps = _StageSteps(self, self._epochs.begin(topology.rank), topology)
-        return self._read(steps.of_worker(worker, num_workers))
+        return self._read(steps.of_worker(*Topology.worker()))
 
     def _read(self, steps: Iterator[tuple[Int64, Bools]]) -> Iterator[dict[str, Any]]:
         refuse_double_sharding(self.topology)  # now: the consumer is among the callers only when it takes a sample
@@ -161,14 +167,6 @@ class ShardedSamples(IterableDataset[dict[str, Any]]):
             for sample, is_valid in zip(self._samples(ids), valid.tolist(), strict=True):
                 yield {**sample, "__valid__": is_valid} if self.tail == "pad" else sample
             group = following
-
-    def _columns_to_read(self, columns: Sequence[str]) -> list[str]:
-        """The requested columns, and those with the key of a sample and the masks of its members."""
-        fields = self.source.fields
-        requested = check_columns(columns, fields)
-        self._masks = {name: mask for name, mask in self._masks.items() if name in requested}
-        needed = [name for name in fields if name.startswith("__") or name in self._masks.values()]
-        return list(dict.fromkeys([*needed, *requested]))
 
     def _samples(self, ids: Int64) -> list[dict[str, Any]]:
         """Samples as WebDataset's reader returns them: a missing member is not in the dict."""
@@ -201,8 +199,8 @@ class ShardedSamples(IterableDataset[dict[str, Any]]):
             )
         cursor, steps = self._epochs.next(), check_int("delivered_steps", delivered_steps, at_least=0)
         position = _StageSteps(self, cursor, self.topology).position_after(steps)
-        place = Cursor(cursor.epoch, position, cursor.steps + steps)
-        return encode_state(place, self.plan.describe(), self.source.fingerprint)
+        begun = Cursor(cursor.epoch, position, cursor.steps + steps)
+        return encode_state(begun, self.plan.describe(), self.source.fingerprint)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where a state was taken, on any number of ranks and workers and with any batch size.
@@ -212,9 +210,8 @@ class ShardedSamples(IterableDataset[dict[str, Any]]):
         Raises:
             StateError: it belongs to other data or another plan; says what differs.
         """
-        self._epochs.set(
-            resume_cursor(decode_state(state), self.plan.describe(), self.source.fingerprint), every=True
-        )
+        cursor = resume_cursor(decode_state(state), self.plan.describe(), self.source.fingerprint)
+        self._epochs.set(cursor, every=True)
 
 
 class Resampled(ShardedSamples):
@@ -222,17 +219,12 @@ class Resampled(ShardedSamples):
 
     All ranks draw from one sequence: draw i of an epoch is a function of (seed, epoch, i), and i determines the
     rank. ``epoch_size`` counts the draws of the whole job, where WebDataset's ``with_epoch(n)`` counts those of
-    each worker. Otherwise as :class:`ShardedSamples`.
+    each worker. All other arguments are those of
+    :class:`ShardedSamples`.
 
     Args:
-        urls_or_source: tar shards (path, list, glob or brace pattern), or any source.
-        batch_size: as of :class:`ShardedSamples`.
         epoch_size: draws in an epoch, over all ranks; None for as many as there are samples.
         replacement: True: every draw is independent. False: a sample is drawn again only when all have been.
-        seed: of the draws.
-        tail: as of :class:`ShardedSamples`.
-        columns: the extensions wanted; None for all.
-        topology: rank and world size; detected when iteration starts, or when it is pickled, if left out.
 
     Examples:
         >>> import rankfeed as rf
@@ -255,9 +247,50 @@ class Resampled(ShardedSamples):
         columns: Sequence[str] | None = None,
         topology: Topology | None = None,
     ) -> None:
-        source = _opened(urls_or_source)
+        source = _open_shards(urls_or_source)
         plan = ResamplingPlan(len(source), epoch_size, replacement=replacement, seed=seed)
         self._init_stage(source, plan, batch_size, tail, columns, topology)
+
+
+class ResamplingPlan:
+    """Which sample is drawn at a position of an epoch, as a pure function.
+
+    Without replacement, draws ``k * population`` to ``(k + 1) * population - 1`` of an epoch are a permutation of
+    the population. Draws of different (seed, epoch) are independent.
+    """
+
+    lanes = 1
+
+    def __init__(
+        self, population: int, epoch_size: int | None = None, *, replacement: bool = True, seed: int = 0
+    ) -> None:
+        self.population = check_int("population", population, at_least=1)
+        size = check_optional(check_int, "epoch_size", epoch_size, at_least=1, at_most=2**62)
+        self.num_samples = self.population if size is None else size
+        self.replacement = check_bool("replacement", replacement)
+        self.seed = check_int("seed", seed)
+
+    def describe(self) -> dict[str, int | str]:
+        """What the draws depend on."""
+        shuffle = "resampled" if self.replacement else "redealt"
+        return {
+            "samples": self.num_samples,
+            "shuffle": shuffle,
+            "seed": self.seed,
+            "population": self.population,
+        }
+
+    def sample_ids(self, epoch: int, positions: npt.ArrayLike) -> Int64:
+        """The samples drawn at some positions of an epoch: int64, in [0, population)."""
+        draws = np.asarray(positions, np.int64)
+        if not self.replacement:
+            rounds, places = np.divmod(draws, self.population)
+            key = Key.of("redealt", self.seed, epoch)
+            return permutation(places, self.population, key, tweaks=mix(rounds.view(np.uint64)))
+        first, second = (np.uint64(word) for word in Key.of("resampled", self.seed, epoch).rounds[:2])
+        bits = mix(mix(draws.view(np.uint64) + first) ^ second)
+        # The modulo bias is at most one in 2**64 / population.
+        return (bits % np.uint64(self.population)).astype(np.int64)
 
 
 class _StageSteps(StepsWithRest):
@@ -302,16 +335,9 @@ class _StageSteps(StepsWithRest):
                 yield ids, np.ones(len(ids), np.bool_)
 
 
-def _opened(urls_or_source: Urls | Source) -> Source:
+def _open_shards(urls_or_source: Urls | Source) -> Source:
     if isinstance(urls_or_source, Source):
         return urls_or_source
     # As WebDataset reads: samples may lack members that others have, and keys may repeat.
     options: dict[str, Any] = {"decode": False, "missing": "mask", "duplicate_keys": "keep"}
     return open(urls_or_source, format="webdataset", **options)
-
-
-def _masks(source: Source) -> dict[str, str]:
-    """Columns that some samples lack, and the mask column of each."""
-    masks = {name: f"{name}_valid" for name in source.fields}
-    there = Field("dense", "bool")
-    return {name: mask for name, mask in masks.items() if source.fields.get(mask) == there}

@@ -20,70 +20,59 @@ _Shard = TypeVar("_Shard")
 MAX_SHARDS = 2**20
 
 
-def split_shards(shards: int, parts: int, part: int, strategy: ByRank | ByWorker, what: str = "rank") -> list[int]:
-    """The shards that one part (a rank, or a worker of a rank) reads.
-
-    Examples:
-        >>> [split_shards(5, 2, part, "uneven") for part in range(2)]
-        [[0, 2, 4], [1, 3]]
-        >>> [split_shards(5, 2, part, "repeat") for part in range(2)]
-        [[0, 2, 4], [1, 3, 0]]
-    """
-    over = shards % parts
-    if shards == 0 or (shards < parts and strategy not in ("repeat", "idle")) or (over and strategy == "even"):
-        raise _split_error(shards, parts, part, what)
-    if strategy == "drop":
-        shards -= over
-    mine = list(range(part, shards, parts))
-    if strategy == "repeat" and over and part >= over:
-        mine.append((part - over) % shards)
-    return mine
-
-
-def _split_error(shards: int, parts: int, part: int, what: str) -> PlanError:
-    found, where = f"{shards} shard{'s' * (shards != 1)}", f"{what} {part} of {parts}"
-    if shards == 0:
-        return PlanError(
-            f"there are no shards for {parts} {what}s",
-            where=where,
-            remedy="check the list of shards: a pattern without a matching file is an empty list",
-        )
-    few = shards < parts
-    if what == "worker":
-        ways = [
-            f"num_workers={shards}" if few else "a num_workers that divides the shards of a rank",
-            'WorkerSplitter("idle") with empty_check=False' if few else 'WorkerSplitter("uneven")',
-        ]
-    elif few:
-        ways = ["fewer ranks", 'NodeSplitter("repeat") reads some of them several times']
-    else:
-        ways = [
-            f'NodeSplitter("drop") leaves {shards % parts} of them out',
-            f'NodeSplitter("repeat") reads {parts - shards % parts} of them twice',
-            'NodeSplitter("uneven") lets ranks differ, which then take different numbers of steps',
-        ]
-    return PlanError(
-        f"{found} cannot be divided {'' if few else 'evenly '}among {parts} {what}s"
-        + (f": {parts - shards} would be empty" if few else ""),
-        expected=f"at least {parts} shards" if few else f"a multiple of {parts} shards",
-        found=found,
-        where=where,
-        remedy="rankfeed.integrations.webdataset.ShardedSamples divides samples, for any shards; or "
-        + "; ".join(ways),
-    )
-
-
-def _as_list(shards: Iterable[_Shard]) -> list[_Shard]:
-    """All shards of a finite list."""
+def split_shards(
+    shards: Iterable[_Shard], parts: int, part: int, strategy: ByRank | ByWorker, what: str = "rank"
+) -> list[_Shard]:
+    """The shards that one part (a rank, or a worker of a rank) reads."""
     listed = list(islice(check_iterable("shards", shards), MAX_SHARDS + 1))
-    if len(listed) > MAX_SHARDS:
+    count = len(listed)
+    if count > MAX_SHARDS:
         raise ArgumentError(
             "the list of shards is endless",
             expected=f"at most {MAX_SHARDS} shards",
             remedy="leave resampled=True out: rankfeed.integrations.webdataset.Resampled draws samples over all "
             "ranks from one sequence",
         )
-    return listed
+    over = count % parts
+    if count == 0 or (count < parts and strategy not in ("repeat", "idle")) or (over and strategy == "even"):
+        raise _split_error(count, parts, part, what)
+    mine = listed[part : count - over if strategy == "drop" else count : parts]
+    if strategy == "repeat" and over and part >= over:
+        mine.append(listed[(part - over) % count])
+    return mine
+
+
+def _split_error(shards: int, parts: int, part: int, what: str) -> PlanError:
+    few, where = shards < parts, f"{what} {part} of {parts}"
+    if shards == 0:
+        return PlanError(
+            f"there are no shards for {parts} {what}s",
+            where=where,
+            remedy="check the list of shards: a pattern without a matching file is an empty list",
+        )
+    if what == "worker":
+        ways = (
+            f'num_workers={shards}; or WorkerSplitter("idle") with empty_check=False'
+            if few
+            else 'a num_workers that divides the shards of a rank; or WorkerSplitter("uneven")'
+        )
+    elif few:
+        ways = 'fewer ranks; or NodeSplitter("repeat") reads some of them several times'
+    else:
+        ways = (
+            f'NodeSplitter("drop") leaves {shards % parts} of them out; or NodeSplitter("repeat") reads '
+            f"{parts - shards % parts} of them twice; or "
+            'NodeSplitter("uneven") lets ranks differ, which then take different numbers of steps'
+        )
+    found = f"{shards} shard{'s' * (shards != 1)}"
+    summary = f"{found} cannot be divided {'' if few else 'evenly '}among {parts} {what}s"
+    return PlanError(
+        f"{summary}: {parts - shards} would be empty" if few else summary,
+        expected=f"at least {parts} shards" if few else f"a multiple of {parts} shards",
+        found=found,
+        where=where,
+        remedy=f"rankfeed.integrations.webdataset.ShardedSamples divides samples, for any shards; or {ways}",
+    )
 
 
 class NodeSplitter:
@@ -93,7 +82,8 @@ class NodeSplitter:
     divides samples. The list must be in the same order on all ranks.
 
     Args:
-        strategy: "even", "drop", "repeat" or "uneven", see :func:`split_shards`. No rank is empty.
+        strategy: "even" (or an error), "drop" (leaves shards out), "repeat" (reads some twice) or "uneven". No
+            rank is empty.
         topology: rank and world size; found when iteration starts, or when it is pickled, if left out.
 
     Raises:
@@ -117,9 +107,10 @@ class NodeSplitter:
         return self._topology.peek()
 
     def __call__(self, shards: Iterable[_Shard]) -> Iterator[_Shard]:
-        here, listed = self.topology, _as_list(shards)
-        refuse_double_sharding(here)
-        yield from (listed[each] for each in split_shards(len(listed), here.world_size, here.rank, self.strategy))
+        topology = self.topology
+        mine = split_shards(shards, topology.world_size, topology.rank, self.strategy)
+        refuse_double_sharding(topology)
+        yield from mine
 
     def __repr__(self) -> str:
         return f"NodeSplitter({self.strategy!r})"
@@ -129,8 +120,8 @@ class WorkerSplitter:
     """This worker's part of its rank's shards: for ``wds.WebDataset(urls, workersplitter=WorkerSplitter())``.
 
     Args:
-        strategy: "even", "uneven" or "idle", see :func:`split_shards`. The rank reads the same shards with all
-            three.
+        strategy: "even" (or an error), "uneven" or "idle" (workers may be empty). The rank reads the same shards
+            with all three.
 
     Raises:
         ArgumentError: no such strategy.
@@ -146,10 +137,7 @@ class WorkerSplitter:
 
     def __call__(self, shards: Iterable[_Shard]) -> Iterator[_Shard]:
         worker, num_workers = Topology.worker()
-        listed = _as_list(shards)
-        yield from (
-            listed[each] for each in split_shards(len(listed), num_workers, worker, self.strategy, "worker")
-        )
+        yield from split_shards(shards, num_workers, worker, self.strategy, "worker")
 
     def __repr__(self) -> str:
         return f"WorkerSplitter({self.strategy!r})"

@@ -1,4 +1,4 @@
-"""A mixin for the Trainer of Transformers that reads its data through rankfeed loaders.
+"""Reads the data of a Trainer of Transformers through rankfeed loaders.
 
 Written for Transformers 5, whose Trainer saves the number of updates and skips batches of the present number of
 processes when it resumes (huggingface/transformers#34365 on its sharding).
@@ -7,17 +7,19 @@ processes when it resumes (huggingface/transformers#34365 on its sharding).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from math import ceil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rankfeed.errors import ArgumentError, StateError, safe_str
-from rankfeed.integrations.transformers.evaluation import ExactEvaluation
-from rankfeed.integrations.transformers.feed import TrainerFeed, is_fed
-from rankfeed.integrations.transformers.tokens import PadTokens, PlainDictCollator
-from rankfeed.loading import Loader
+import torch
+
+from rankfeed.errors import ArgumentError, StateError, describe_error
+from rankfeed.integrations._compat import ActiveEpoch
+from rankfeed.integrations.transformers.tokens import IGNORED, PadTokens
+from rankfeed.loading import Loader, Stream
 from rankfeed.sources import Source
 from rankfeed.sources.extras import need
 
@@ -25,17 +27,119 @@ from rankfeed.sources.extras import need
 _STATE_KEY = "rankfeed"
 #: Undocumented methods that the mixin overrides; Trainers before version 5 have others.
 _OVERRIDDEN = ("_run_epoch", "_init_training_state", "_save_checkpoint", "set_initial_training_values")
+_Trainer: Any = object
 
 
-@dataclass(frozen=True)
-class _TrainerCheckpoint:
-    """Updates of the model, and the state of the loader."""
+def is_fed(dataset: Any) -> bool:
+    """Whether a Trainer's dataset is read by rankfeed; refuses a stream."""
+    if isinstance(dataset, Stream) or (isinstance(dataset, Loader) and dataset.is_stream):
+        raise ArgumentError(
+            "a Trainer cannot train on a stream, which has no length",
+            expected="a source, or a rankfeed.Loader of one",
+            found=repr(getattr(dataset, "source", dataset)),
+            remedy="write the samples once, rankfeed.write(samples, folder), and pass rankfeed.open(folder)",
+        )
+    return isinstance(dataset, (Source, Loader))
 
-    global_step: int
-    state: Mapping[str, Any]
+
+class TrainerFeed:
+    """The batches of a loader without padding rows and with the columns that the model uses."""
+
+    def __init__(
+        self,
+        loader: Loader,
+        columns: set[str] | None = None,
+        gradient_state: Any = None,
+        *,
+        masks_loss: bool = True,
+    ) -> None:
+        self.loader = loader
+        loader.is_integrated = True
+        self.dataset = loader.source
+        self.batch_size = loader.batch_size
+        #: Rows of the current batch that are no padding.
+        self.rows = 0
+        #: Which rows of the current step are no padding, over all ranks: bool [world_size * batch_size].
+        self.kept = torch.ones(loader.batch_size * loader.topology.world_size, dtype=torch.bool)
+        self._columns = columns  # that are kept; None for all
+        self._gradient_state = gradient_state  # accelerate's, in evaluation
+        self._masks_loss = masks_loss  # whether rows with masked labels do not affect the loss
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    @property
+    def steps_left(self) -> int:
+        """Steps left of the current epoch."""
+        return len(self.loader) - int(self.loader.state_dict()["steps"])
+
+    def rewind(self) -> None:
+        """Go to the start of epoch 0."""
+        self.loader.load_state_dict({**self.loader.state_dict(), "epoch": 0, "position": 0, "steps": 0})
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._gradient_state is None:
+            yield from self._training_batches()
+            return
+        self.rewind()
+        epoch = ActiveEpoch(self.loader, self.loader.state_dict())
+        for batch in epoch.count(self.loader, self._gradient_state):
+            samples = torch.tensor([samples for _, samples in epoch.schedule.shares(epoch.step)])
+            self.kept = (torch.arange(self.batch_size) < samples[:, None]).flatten()
+            yield self._select(batch)
+
+    def _training_batches(self) -> Iterator[Any]:
+        batches = iter(self.loader)
+        position = self.loader.state_dict()["position"]
+        for batch in batches:
+            before, position = position, self.loader.state_dict()["position"]
+            selected = self._select(batch)
+            some_rank_is_empty = 0 < position - before < self.loader.topology.world_size
+            if some_rank_is_empty and isinstance(selected, dict):
+                self._mask_loss(selected)
+            yield selected
+
+    def _select(self, batch: Any) -> Any:
+        """The batch without padding rows; if all rows are padding one is kept, since every rank takes the step."""
+        self.rows = self.batch_size
+        if not isinstance(batch, dict):
+            return batch
+        valid = batch.get("valid")
+        if valid is None:
+            columns = (column for column in batch.values() if torch.is_tensor(column) and column.dim())
+            self.rows = next(map(len, columns), 0)
+        else:
+            self.rows = int(valid.sum())  # padding is at the end
+        chosen = {name for name in batch if name != "valid" and (self._columns is None or name in self._columns)}
+        if valid is None or self.rows == len(valid):
+            return {name: batch[name] for name in batch if name in chosen}
+        return {name: batch[name][: max(self.rows, 1)] for name in batch if name in chosen}
+
+    def _mask_loss(self, batch: dict[str, Any]) -> None:
+        """Exclude the padding row of a rank without samples from the loss."""
+        labels = batch.get("labels")
+        if not self._masks_loss or not torch.is_tensor(labels) or labels.is_floating_point():
+            raise ArgumentError(
+                "fewer samples are left in this epoch than there are ranks, and the loss cannot exclude a rank",
+                expected="integer labels, and a model or compute_loss_func that accepts num_items_in_batch",
+                where=f"rank {self.loader.topology.rank}",
+                remedy="resume on fewer ranks, or at the start of an epoch",
+            )
+        if self.rows == 0:
+            batch["labels"] = torch.full_like(labels, IGNORED)
 
 
-class FeedMixin(ExactEvaluation):
+@dataclass
+class _Losses:
+    """The weighted sum of this rank's losses, and the sum of the weights."""
+
+    feed: TrainerFeed
+    shifted: bool  # whether the model predicts the next label, so that the first of a row has no loss
+    total: float = 0.0
+    weight: float = 0.0
+
+
+class FeedMixin(_Trainer):  # type: ignore[misc]
     """Lets a Trainer read rankfeed sources and loaders: ``class Trainer(FeedMixin, transformers.Trainer): ...``.
 
     ``train_dataset``, ``eval_dataset`` (or a dict of them) and the dataset of ``predict`` may be a source or a
@@ -58,10 +162,15 @@ class FeedMixin(ExactEvaluation):
     """
 
     _feed: TrainerFeed | None = None
-    _checkpoint: _TrainerCheckpoint | None = None
+    #: Updates of the model and state of the loader in the checkpoint that training resumes from.
+    _checkpoint: tuple[int, Mapping[str, Any]] | None = None
     _first_epoch: int | None = None
     #: The loader's state at the last update; the Trainer reads the batches of the next update before it.
     _state_at_update: Mapping[str, Any] | None = None
+    _losses: _Losses | None = None
+    # Attributes of the Trainer.
+    gather_function: Any
+    model_accepts_loss_kwargs: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         trainer = super()
@@ -195,7 +304,7 @@ class FeedMixin(ExactEvaluation):
             num_workers=args.dataloader_num_workers,
             prefetch_factor=args.dataloader_prefetch_factor or 2,
             batch_transform=collator if pads else None,
-            collate_fn=None if pads else PlainDictCollator(collator),
+            collate_fn=None if pads else partial(_plain_dict, collator),
         )
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -214,18 +323,18 @@ class FeedMixin(ExactEvaluation):
         values = super().set_initial_training_values(args, dataloader, *rest, **more)
         if self._checkpoint is None or not isinstance(dataloader, TrainerFeed):
             return values
-        dataloader.loader.load_state_dict(self._checkpoint.state)
-        if dataloader.left == 0:
-            dataloader.set_epoch(dataloader.loader.epoch + 1)
-        self._first_epoch = dataloader.loader.epoch
+        global_step, state = self._checkpoint
+        loader = dataloader.loader
+        loader.load_state_dict(state)
+        if dataloader.steps_left == 0:
+            loader.set_epoch(loader.epoch + 1)
+        self._first_epoch = loader.epoch
         epochs, updates, examples, samples, total, steps, max_steps = values
         # Updates that an uninterrupted run of this topology would have made here, and the difference to this run.
-        uninterrupted = (self._first_epoch + 1) * updates - ceil(
-            dataloader.left / args.gradient_accumulation_steps
-        )
-        ahead = self._checkpoint.global_step - uninterrupted
+        updates_left = math.ceil(dataloader.steps_left / args.gradient_accumulation_steps)
+        ahead = global_step - ((self._first_epoch + 1) * updates - updates_left)
         if args.max_steps > 0:
-            epochs = max(ceil((max_steps - ahead) / updates), self._first_epoch)
+            epochs = max(math.ceil((max_steps - ahead) / updates), self._first_epoch)
         else:
             max_steps += ahead
         return epochs, updates, examples, samples, total, steps, max_steps
@@ -236,14 +345,14 @@ class FeedMixin(ExactEvaluation):
 
     def _run_epoch(self, *, epoch: int, train_dataloader: Any, **rest: Any) -> Any:
         if isinstance(train_dataloader, TrainerFeed):
-            train_dataloader.set_epoch(epoch)
+            train_dataloader.loader.set_epoch(epoch)
             self._state_at_update = train_dataloader.loader.state_dict()
             if self.state.global_step >= self.state.max_steps:  # resumed at its end
                 self.control.should_training_stop = True
                 return None
-            left = train_dataloader.left
+            left = train_dataloader.steps_left
             rest["steps_in_epoch"] = left
-            rest["num_update_steps_per_epoch"] = ceil(left / self.args.gradient_accumulation_steps)
+            rest["num_update_steps_per_epoch"] = math.ceil(left / self.args.gradient_accumulation_steps)
             rest["steps_trained_in_current_epoch"] = 0
         return super()._run_epoch(epoch=epoch, train_dataloader=train_dataloader, **rest)
 
@@ -253,9 +362,73 @@ class FeedMixin(ExactEvaluation):
             self.state.stateful_callbacks[_STATE_KEY] = self._state_at_update
         return super()._save_checkpoint(*args, **kwargs)
 
+    def evaluation_loop(
+        self,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> Any:
+        """As the Trainer's, with exact rows and loss for a TrainerFeed."""
+        rest = (description, prediction_loss_only, ignore_keys, metric_key_prefix)
+        if not isinstance(dataloader, TrainerFeed):
+            return super().evaluation_loop(dataloader, *rest)
+        args = self.args
+        original = self.gather_function, self.model_accepts_loss_kwargs, args.average_tokens_across_devices
+        self._losses = losses = _Losses(dataloader, shifted=self._shifts_labels())
+        self.gather_function = lambda data, **_: self._gathered(dataloader, data)
+        # A rank's loss must be the model's mean over its rows, which is weighted here. The Trainer would divide it
+        # by a count over all ranks, which is too high for some models (it includes the first labels of GPT-2).
+        self.model_accepts_loss_kwargs = args.average_tokens_across_devices = False
+        try:
+            output = super().evaluation_loop(dataloader, *rest)
+        finally:
+            self.gather_function, self.model_accepts_loss_kwargs, args.average_tokens_across_devices = original
+            self._losses = None
+        if output.metrics is not None and f"{metric_key_prefix}_loss" in output.metrics:
+            mine = torch.tensor([losses.total, losses.weight], dtype=torch.float64, device=self.args.device)
+            total, weight = self.accelerator.gather(mine).view(-1, 2).sum(0).tolist()
+            output.metrics[f"{metric_key_prefix}_loss"] = total / weight if weight else math.nan
+        return output
 
-def _read_checkpoint(checkpoint: Path) -> _TrainerCheckpoint:
-    """The state of a checkpoint."""
+    def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """As the Trainer's; the loss is weighted by the number of labels or rows that it is the mean of."""
+        losses = self._losses
+        if losses is None:
+            return super().prediction_step(model, inputs, *args, **kwargs)
+        weight = _weight(inputs, losses.feed.rows, shifted=losses.shifted)
+        done = super().prediction_step(model, inputs, *args, **kwargs)
+        if done[0] is not None and weight:
+            loss = float(done[0])
+            if math.isfinite(loss) or not self.args.logging_nan_inf_filter:
+                losses.total += loss * weight
+                losses.weight += weight
+        return done
+
+    def _shifts_labels(self) -> bool:
+        auto = need("transformers.models.auto.modeling_auto", extra="transformers")
+        names = set(auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+        model = self.accelerator.unwrap_model(self.model)
+        inner = getattr(getattr(model, "base_model", None), "model", model)  # of a PEFT model, or itself
+        causal = (
+            getattr(self, "_loss_shifts_labels", False) or {type(each).__name__ for each in (model, inner)} & names
+        )
+        return bool(causal) and not getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+
+    def _gathered(self, feed: TrainerFeed, data: Any) -> Any:
+        """Rows of all ranks, in the source's order, without padding."""
+
+        def gather(values: torch.Tensor) -> torch.Tensor:
+            rows: torch.Tensor = self.accelerator.gather(_padded(values, feed.batch_size, max(feed.rows, 1)))
+            return rows[feed.kept.to(rows.device)]
+
+        operations = need("accelerate.utils.operations", extra="accelerate")
+        return operations.recursively_apply(gather, data, error_on_other_type=True)
+
+
+def _read_checkpoint(checkpoint: Path) -> tuple[int, Mapping[str, Any]]:
+    """Updates of the model, and the state of the loader."""
     path = checkpoint / "trainer_state.json"
     try:
         read = json.loads(path.read_bytes())
@@ -263,7 +436,7 @@ def _read_checkpoint(checkpoint: Path) -> _TrainerCheckpoint:
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise StateError(
             "the checkpoint has no readable trainer_state.json",
-            found=f"{type(error).__name__}: {safe_str(error)}",
+            found=describe_error(error),
             where=str(path),
             remedy="a job that is killed while saving leaves such a folder: remove it, and use the one before",
         ) from error
@@ -273,7 +446,7 @@ def _read_checkpoint(checkpoint: Path) -> _TrainerCheckpoint:
             where=str(path),
             remedy="ignore_data_skip=True begins its epoch again",
         )
-    return _TrainerCheckpoint(global_step, callbacks[_STATE_KEY])
+    return global_step, callbacks[_STATE_KEY]
 
 
 def _epoch_keeper(trainer: FeedMixin) -> Any:
@@ -286,3 +459,34 @@ def _epoch_keeper(trainer: FeedMixin) -> Any:
                 state.epoch = state_dict["epoch"] + state_dict["steps"] / max(len(trainer._feed), 1)
 
     return EpochOfFeed()
+
+
+def _plain_dict(collator: Callable[[list[Any]], Any], samples: list[Any]) -> Any:
+    """A collator's batch as a plain dict, to which a loader can add its mask."""
+    batch = collator(samples)
+    return dict(batch) if isinstance(batch, Mapping) else batch
+
+
+def _weight(inputs: Any, rows: int, *, shifted: bool) -> int:
+    """Number of labels or rows that the loss of a batch is the mean of."""
+    labels = inputs.get("labels") if hasattr(inputs, "get") else None
+    if rows == 0:
+        return 0
+    if not torch.is_tensor(labels) or labels.is_floating_point():
+        return rows
+    predicted = labels[..., 1:] if shifted and labels.dim() > 1 else labels
+    return int(predicted.ne(IGNORED).sum())
+
+
+def _padded(data: torch.Tensor, rows: int, valid: int) -> torch.Tensor:
+    """A tensor of this rank's rows, padded to the same number on every rank."""
+    if data.dim() == 0 or len(data) not in (valid, rows):
+        raise ArgumentError(
+            "a prediction does not have one row for each sample",
+            expected=f"{valid} rows",
+            found=f"a tensor of shape {tuple(data.shape)}",
+            remedy="leave it out with ignore_keys, or with preprocess_logits_for_metrics",
+        )
+    if len(data) == rows:
+        return data.contiguous()
+    return torch.cat([data, data.new_zeros(rows - len(data), *data.shape[1:])])

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankfeed.errors import ArgumentError
-from rankfeed.integrations.webdataset.resampling import ResamplingPlan
+from rankfeed.integrations.webdataset.samples import ResamplingPlan
 from rankfeed.plan import Schedule
 from rankfeed.topology import Topology
 
@@ -85,3 +85,8 @@ def test_other_seeds_and_epochs_draw_something_else(replacement: bool) -> None:
 def test_no_samples_or_no_draws_are_refused(arguments: tuple[int, ...], named: str) -> None:
     with pytest.raises(ArgumentError, match=named):
         ResamplingPlan(*arguments)
+
+
+def test_the_draws_stay_what_they_are() -> None:
+    """Checkpoints name a position among them."""
+    assert ResamplingPlan(4, 6, replacement=False).sample_ids(0, range(6)).tolist() == [3, 2, 0, 1, 1, 2]

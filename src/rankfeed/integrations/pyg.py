@@ -1,8 +1,4 @@
-"""Datasets of PyTorch Geometric, downloaded and processed once for any number of processes.
-
-Their ``download()`` and ``process()`` run unchanged, in one process and in a private folder; all processes open
-the result.
-"""
+"""PyTorch Geometric: datasets prepared once; seed nodes for loaders that sample around them."""
 
 from __future__ import annotations
 
@@ -17,16 +13,20 @@ from pathlib import Path
 from types import FunctionType, MethodType
 from typing import Any, TypeVar
 
+import numpy as np
+
 from rankfeed._util.validate import check_path, check_str, invalid
-from rankfeed.errors import ArgumentError
+from rankfeed.errors import ArgumentError, safe_repr
+from rankfeed.loading import DistributedBatchSampler
+from rankfeed.plan import Tail
 from rankfeed.prepare import prepare_once
 from rankfeed.prepare.marker import MARKER_NAME, walk_links
+from rankfeed.sources.extras import need
 from rankfeed.storage import digest_of, stat_uncached
+from rankfeed.topology import Topology
 
 T = TypeVar("T")
 
-#: Folder of processed files: never copied from a root, where they may be incomplete.
-_PROCESSED = "processed"
 #: Names of folders of downloaded files.
 _RAW = re.compile(r"raw(_|$)")
 #: Arguments that do not change what is processed.
@@ -46,10 +46,11 @@ def prepare(
 ) -> T:
     """A PyG dataset, downloaded and processed by one process, opened in every process that calls.
 
-    It has its own folder under ``root``, named after the class and its arguments. Existing raw files under
-    ``root``, in folders named ``raw`` (or ``raw_...``), are copied into it, are not changed, and are checked for
-    changes; processed ones are not used, since they may be incomplete. After a build that was killed, an
-    incomplete download or a file that was truncated later, the dataset is built again.
+    Its ``download()`` and ``process()`` run unchanged, in a private folder. The dataset has its own folder under
+    ``root``, named after the class and its arguments. Existing raw files under ``root``, in folders named ``raw``
+    (or ``raw_...``), are copied into it, are not changed, and are checked for changes; processed ones are not
+    used, since they may be incomplete. After a build that was killed, an incomplete download or a file that was
+    truncated later, the dataset is built again.
 
     Args:
         dataset: the class; called as ``dataset(root, *arguments, **options)``. A `functools.partial` of a class
@@ -89,7 +90,7 @@ def prepare(
         cls, before, options = cls.func, cls.args, {**cls.keywords, **options}
     if not isinstance(cls, type):
         remedy = (
-            "pass the class itself, and its arguments after the root: they distinguish one data set from another"
+            "pass the class itself, and its arguments after the root: they distinguish one dataset from another"
         )
         raise invalid("dataset", "a class of PyG, or functools.partial of one", dataset, remedy)
     root, key = check_path("root", root), check_str("key", key)
@@ -119,9 +120,7 @@ def prepare(
             close()  # a database
 
     files = [
-        f"{file.relative_to(top).as_posix()} {found.st_size} {found.st_mtime_ns}".encode(
-            "utf-8", "surrogateescape"
-        )
+        os.fsencode(f"{file.relative_to(top).as_posix()} {found.st_size} {found.st_mtime_ns}")
         for file, found in raw
     ]
     prepare_once(path, build, key=digest_of(key.encode(), *files), retries=retries, timeout=timeout)
@@ -157,33 +156,121 @@ def _describe(value: Any, within: tuple[int, ...] = ()) -> str:
         return f"a {describe(type(value))} {describe(vars(value))}"
     if callable(value) and getattr(
         value, "__dict__", None
-    ):  # a transform, whose repr may be only its class's name
+    ):  # a transform, whose repr may be its class's name only
         return f"{type(value).__module__} {text} {describe(vars(value))}"
     return text
 
 
 def _raw_files(top: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Raw files under a root.
+    """Raw files under a root, in their folders, which may be links.
 
-    Only those in their folders, which may be links: other files, such as logs, may differ between ranks, which
-    must compute the same key.
+    Other files, such as logs, may differ between ranks, which must compute the same key; processed ones may be
+    incomplete.
     """
     for place, folders, files in walk_links(top):
         inside = any(_RAW.match(part) for part in Path(place).relative_to(top).parts)
-        folders[:] = [
-            folder
-            for folder in folders
-            if not folder.startswith(".") and (inside or _leads_to_raw(os.path.join(place, folder)))
-        ]
-        for file in files if inside else ():
-            path = Path(place, file)
+        folders[:] = [name for name in folders if name[0] != "." and (inside or _leads_to_raw(Path(place, name)))]
+        for path in (Path(place, file) for file in files if inside):
             with suppress(OSError):  # a broken link, or removed since
                 if stat.S_ISREG(path.stat().st_mode):
                     yield path, stat_uncached(path)  # another host may have changed it
 
 
-def _leads_to_raw(folder: str) -> bool:
-    name = os.path.basename(folder)
-    if name == _PROCESSED or os.path.exists(os.path.join(folder, MARKER_NAME)):
+def _leads_to_raw(folder: Path) -> bool:
+    if folder.name == "processed" or os.path.exists(folder / MARKER_NAME):
         return False
-    return bool(_RAW.match(name)) or not os.path.islink(folder)
+    return bool(_RAW.match(folder.name)) or not folder.is_symlink()
+
+
+class NodeSeeds(DistributedBatchSampler):
+    """This rank's equal share of the seed nodes, for ``NeighborLoader(..., batch_sampler=NodeSeeds(...))``.
+
+    Every seed is drawn once per epoch over all ranks, in the same number of steps on every rank. After the last
+    step of an epoch the next one begins, in another order. ``set_epoch``, ``state_dict`` and
+    ``load_state_dict`` are those of :class:`rankfeed.DistributedBatchSampler`.
+
+    It works with every loader that has ``input_nodes`` (``NeighborLoader``, ``HGTLoader``, ``NodeLoader``), and
+    runs in the process that iterates it, for any number of workers.
+
+    Args:
+        input_nodes: those of the loader: a tensor or list of indices, a boolean mask, in a heterogeneous
+            graph ``(node type, indices or mask or None)`` or a node type; None for all nodes.
+        batch_size: seeds of this rank's batches.
+        data: the graph; needed only where ``input_nodes`` means all nodes (of a type).
+        shuffle: whether to shuffle, by a keyed bijection that takes no memory.
+        seed: of the order.
+        tail: how an epoch ends (see :class:`rankfeed.Schedule`).
+        topology: rank and world size; detected at the first ``len`` or ``iter`` if left out.
+
+    Raises:
+        ArgumentError: ``input_nodes`` is none of these.
+        PlanError: no seeds (at once), or fewer seeds than ranks (at the first ``len`` or ``iter``).
+
+    Examples:
+        >>> import torch, rankfeed as rf
+        >>> train_mask = torch.tensor([True, False, True, True, True])
+        >>> seeds = NodeSeeds(train_mask, 2, shuffle=False, topology=rf.Topology(rank=1, world_size=2))
+        >>> list(seeds)  # indices into the seeds, as the loader expects
+        [[2, 3]]
+        >>> seeds.nodes[[2, 3]]
+        array([3, 4])
+    """
+
+    def __init__(
+        self,
+        input_nodes: Any,
+        batch_size: int = 1,
+        *,
+        data: Any = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        tail: Tail = "even",
+        topology: Topology | None = None,
+    ) -> None:
+        kind, nodes = _seeds(input_nodes, data)
+        super().__init__(len(nodes), batch_size, shuffle=shuffle, seed=seed, tail=tail, topology=topology)
+        #: The seeds, int64, in the loader's order.
+        self.nodes = nodes
+        # A checkpoint is valid for these seeds only.
+        self._fingerprint = digest_of(str(kind or "").encode(), np.ascontiguousarray(nodes).data)
+
+
+def _seeds(input_nodes: Any, data: Any) -> tuple[str | None, np.ndarray[Any, np.dtype[np.int64]]]:
+    """The node type, if any, and the nodes, as PyG's loaders read them."""
+    import torch
+
+    expected = "indices, a boolean mask, or (node type, either of these)"
+    kind = None
+    if isinstance(input_nodes, str):
+        kind, input_nodes = input_nodes, None
+    elif isinstance(input_nodes, (tuple, list)) and len(input_nodes) == 2 and isinstance(input_nodes[0], str):
+        kind, input_nodes = input_nodes
+    if input_nodes is None:
+        return kind, np.arange(_num_nodes(kind, data))
+    try:
+        nodes = torch.as_tensor(input_nodes)
+    except Exception:
+        raise invalid("input_nodes", expected, input_nodes) from None
+    if nodes.dtype == torch.bool:
+        nodes = nodes.nonzero().view(-1)
+    if nodes.dim() != 1 or (nodes.numel() and (nodes.is_floating_point() or nodes.is_complex())):
+        found = f"{nodes.dtype} of shape {tuple(nodes.shape)}"
+        raise ArgumentError("these are no seed nodes", expected=expected, found=found)
+    return kind, nodes.cpu().numpy().astype(np.int64)
+
+
+def _num_nodes(kind: str | None, data: Any) -> int:
+    if data is None:
+        raise ArgumentError(
+            "the nodes of the graph cannot be counted without the graph",
+            found=f"input_nodes={kind!r}",
+            remedy="pass data=, or the nodes",
+        )
+    get_input_nodes = need("torch_geometric.loader.utils", extra="pyg").get_input_nodes
+    try:
+        _, nodes, _ = get_input_nodes(data, kind)
+    except Exception as error:  # AssertionError, KeyError, TypeError or AttributeError
+        raise ArgumentError(
+            "the graph has no such nodes", expected="a node type of the graph", found=safe_repr(kind)
+        ) from error
+    return int(nodes.numel())

@@ -1,0 +1,39 @@
+"""Identifiers of launches and jobs, from the variables of each launcher."""
+
+import pytest
+
+from rankfeed.topology.job import job_id, launch_id
+
+AGENT = {"TORCHELASTIC_RUN_ID": "none", "LOCAL_WORLD_SIZE": "8", "TORCHELASTIC_RESTART_COUNT": "0"}
+STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
+ADDRESS = {"MASTER_ADDR": "node1", "MASTER_PORT": "5000"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        (STEP, "SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_RESTART_COUNT="),
+        ({"SLURM_JOB_ID": "7"}, ""),
+        ({"OMPI_MCA_ess_base_jobid": "9", "RANK": "0"}, "OMPI_MCA_ess_base_jobid=9"),
+        ({"LOCAL_RANK": "1", **ADDRESS}, "MASTER_ADDR=node1 MASTER_PORT=5000 "),  # Lightning's own
+        ({**AGENT, "WORLD_SIZE": "16", **ADDRESS}, "MASTER_ADDR=node1 MASTER_PORT=5000 0"),
+        ({**AGENT, "TORCHELASTIC_RUN_ID": "r1"}, "TORCHELASTIC_RUN_ID=r1 0"),
+        ({**STEP, **AGENT, "TORCHELASTIC_RUN_ID": "r1"}, "TORCHELASTIC_RUN_ID=r1 0"),
+        ({"RANK": "1", "WORLD_SIZE": "8", **ADDRESS}, "MASTER_ADDR=node1 MASTER_PORT=5000 "),
+        ({"HOME": "/root"}, ""),
+    ],
+)
+def test_a_launch_is_identified_by_what_its_launcher_sets(environ: dict[str, str], expected: str) -> None:
+    assert launch_id(environ) == expected
+
+
+@pytest.mark.parametrize("environ", [{"PMI_RANK": "0"}, {**AGENT, "WORLD_SIZE": "8"}])
+def test_a_launcher_without_an_identifier_is_the_parent_process(environ: dict[str, str]) -> None:
+    assert launch_id(environ).startswith("parent ")
+    assert job_id(environ).startswith("on ")
+
+
+def test_a_job_is_its_launch_or_the_address_of_its_rank_0() -> None:
+    assert job_id(STEP) == launch_id(STEP)
+    assert job_id({"PMI_RANK": "0", **ADDRESS}) == "node1:5000"
+    assert job_id({}) == ""
