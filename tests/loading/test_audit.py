@@ -11,7 +11,7 @@ from tests.loading.feeds import ENGINES, NAMES, feed, steps_of, take
 
 import rankfeed as rf
 from rankfeed.errors import AuditError
-from rankfeed.loading import EpochAudit, Loader
+from rankfeed.loading import EpochAudit
 from rankfeed.loading.batch_builder import BatchBuilder
 from rankfeed.plan import Plan, Schedule
 from rankfeed.topology import Topology
@@ -84,7 +84,7 @@ def test_nothing_to_merge_is_an_error_too() -> None:
 
 
 def test_ranks_with_different_orders_are_found() -> None:
-    with pytest.raises(AuditError, match=r"different parts of the data(?s:.*)plan"):
+    with pytest.raises(AuditError, match=r"(?s)different parts of the data.*plan"):
         EpochAudit.merge([report(0, 2), report(1, 2, seed=9)])
 
 
@@ -148,7 +148,7 @@ def test_a_batch_of_another_step_fails_the_audit(monkeypatch: pytest.MonkeyPatch
         return replace(build_step(self, schedule, 0 if step == 2 else step), step=step)
 
     monkeypatch.setattr(BatchBuilder, "build_step", wrong)
-    with pytest.raises(AuditError, match="other samples than the plan(?s:.*)rank 0, epoch 0, step 2"):
+    with pytest.raises(AuditError, match=r"(?s)other samples than the plan.*rank 0, epoch 0, step 2"):
         list(feed(audit=True))
 
 

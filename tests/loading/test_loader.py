@@ -412,7 +412,7 @@ def test_a_misspelt_argument_is_a_type_error_as_of_any_function() -> None:
 
 
 def test_an_epoch_without_samples_is_refused() -> None:
-    with pytest.raises(errors.PlanError, match="no samples"):
+    with pytest.raises(errors.PlanError, match="cannot plan without samples"):
         feed(size=0)
 
 

@@ -16,7 +16,7 @@ from rankfeed.plan.plan import Int64
 
 @dataclass(frozen=True)
 class EpochAudit:
-    """What one or several ranks delivered of an epoch, or of what was left of it. A few integers per rank; pickles.
+    """What one or several ranks delivered of an epoch, or of what was left of it: a few integers per rank.
 
     Attributes:
         ranks: the ranks included.
@@ -88,15 +88,15 @@ class EpochAudit:
                 raise AuditError(
                     "processes of one rank delivered different samples", where=f"rank {report.ranks[0]}"
                 )
-        steps = {rank: step for each in by_ranks.values() for rank, step in zip(each.ranks, each.steps, strict=True)}
-        delivered = Coverage(run for each in by_ranks.values() for run in each.delivered.runs)
+        counted = by_ranks.values()
+        steps = {rank: step for each in counted for rank, step in zip(each.ranks, each.steps, strict=True)}
+        delivered = Coverage(run for each in counted for run in each.delivered.runs)
         bounds = first.plan, first.epoch, first.start, first.end
         ranks = tuple(sorted(steps))
         return cls(ranks, first.world_size, *bounds, tuple(steps[rank] for rank in ranks), delivered)
 
     @property
     def complete(self) -> bool:
-        """Whether all ranks are included."""
         return self.ranks == tuple(range(self.world_size))
 
     @property
@@ -124,8 +124,9 @@ class EpochAudit:
                 remedy="give every process its own rank, or leave topology out so that it is detected",
             )
         if self.missing or self.repeated:
-            some = [f"positions {low} to {high} missing" for low, high in self.delivered.missing(self.start, self.end)]
-            some += [f"positions {low} to {high} repeated" for low, high in self.delivered.repeated()]
+            gaps, repeated = self.delivered.missing(self.start, self.end), self.delivered.repeated()
+            some = [f"positions {low} to {high} missing" for low, high in gaps]
+            some += [f"positions {low} to {high} repeated" for low, high in repeated]
             raise AuditError(
                 f"{self.missing} samples missing, {self.repeated} repeated",
                 expected=f"{planned} samples, each once",
@@ -142,7 +143,8 @@ class EpochAudit:
         )
 
     def _range(self) -> str:
-        return f"plan {self.plan}, epoch {self.epoch}, positions {self.start} to {self.end}, {self.world_size} ranks"
+        positions = f"positions {self.start} to {self.end}"
+        return f"plan {self.plan}, epoch {self.epoch}, {positions}, {self.world_size} ranks"
 
 
 def gather_audits(report: EpochAudit, *, launcher: str) -> EpochAudit | None:

@@ -50,7 +50,6 @@ class BatchResult:
     step: int
     batch: Any  # what the user gets
     sample_ids: Int64  # without padding rows
-    rows: int  # with padding rows
     padding: Padding = (0, 0)
     lookups: tuple[int, int] = (0, 0)  # rows whose chunk was already decoded, and all rows read from chunks
 
@@ -68,11 +67,9 @@ class BatchSpec:
     masked: bool  # whether any rank has padding rows at this step, or may have
     samples: Sequence[Any] | None = None  # of a stream, whose samples cannot be fetched by id
     layout: Layout | None = None  # of a stream, the layout that all ranks agreed on
-    infer_layout: bool = False  # return the layout of the samples (or an error) instead of a batch
 
     @property
     def where(self) -> str:
-        """The location for an error message."""
         return f"rank {self.rank}, epoch {self.epoch}, step {self.step}"
 
 
@@ -113,7 +110,6 @@ class BatchBuilder:
         self.__dict__.update(state, allocate=BufferPool().allocate)
 
     def build_step(self, schedule: Schedule, step: int) -> BatchResult:
-        """The batch of a step of a schedule."""
         if self.prefetch_steps and self.source.prefetch_distance:
             self._announce(schedule, step)
         ids, valid, masked = schedule.batch(step), schedule.valid(step), schedule.is_filled(step)
@@ -124,9 +120,6 @@ class BatchBuilder:
         return result
 
     def build(self, spec: BatchSpec) -> BatchResult:
-        """The batch of a `BatchSpec`."""
-        if spec.infer_layout:
-            return BatchResult(spec.step, self.layout_of(spec), spec.ids, 0)
         if not self.has_layout and spec.samples is None:
             self.fix_layout()
         hits, lookups = LOOKUPS.so_far
@@ -155,7 +148,7 @@ class BatchBuilder:
                     raise _user_error("the batch transform raised", error, spec.where) from error
         delivered = spec.ids if spec.valid.all() else spec.ids[spec.valid]
         found = LOOKUPS.so_far[0] - hits, LOOKUPS.so_far[1] - lookups
-        return BatchResult(spec.step, batch, delivered, len(spec.ids), padding, found)
+        return BatchResult(spec.step, batch, delivered, padding, found)
 
     def fix_layout(self) -> None:
         """Infer the fields of all batches once: from what is declared, or from eight evenly spaced samples.
@@ -295,7 +288,6 @@ class BatchBuilder:
         return found, samples, first_error
 
     def _rows(self, spec: BatchSpec) -> Columns | Sequence[Any]:
-        """The samples of a batch, transformed; as columns where the source has them."""
         rows = self._read(spec.ids, spec.epoch) if spec.samples is None else spec.samples
         if self.transform is None:
             return rows
@@ -359,7 +351,6 @@ class BatchBuilder:
             raise _user_error("the samples could not be collated", error, spec.where) from error
 
     def _add_columns(self, batch: Any, spec: BatchSpec) -> None:
-        """Add the sample ids and the padding mask."""
         extra: dict[str, npt.NDArray[Any]] = {} if self.id_column is None else {self.id_column: spec.ids}
         if spec.masked:
             extra["valid"] = spec.valid

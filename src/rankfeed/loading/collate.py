@@ -32,20 +32,10 @@ def check_ragged(ragged: object, pad_to: object = 1) -> tuple[RaggedAs, int]:
 def collate(
     columns: Columns, ragged: RaggedAs, allocate: Allocate = np.empty, *, pad_to: int = 1
 ) -> dict[str, Any]:
-    """A batch as a dict of tensors.
+    """A batch as a dict of tensors; bytes and text as lists.
 
-    Args:
-        columns: rows of the batch.
-        ragged: "pad" gives a tensor [rows, longest, *inner] and ``<name>_lengths`` (int64 [rows]), "nested" a
-            jagged nested tensor, "list" a list of tensors.
-        allocate: allocates the tensors.
-        pad_to: the longest length is rounded up to a multiple of it.
-
-    Returns:
-        tensors by column name; bytes and text as lists.
-
-    Raises:
-        ArgumentError: the lengths of a ragged column would take the name of another column.
+    A ragged column is padded, with ``<name>_lengths`` (int64 [rows]) beside it and its longest length rounded up
+    to a multiple of ``pad_to``; or it becomes a jagged nested tensor, or a list of tensors.
 
     Examples:
         >>> rows = Columns.from_samples([{"x": [1, 2], "y": 5}, {"x": [3], "y": 6}])
@@ -60,7 +50,7 @@ def collate(
         elif isinstance(column, Ragged):
             if ragged == "pad":
                 if f"{name}_lengths" in columns:
-                    raise _name_conflict(f"{name}_lengths")
+                    raise name_conflict(f"{name}_lengths")
                 batch[name] = torch.from_numpy(column.pad(allocate, multiple=pad_to))
                 batch[f"{name}_lengths"] = torch.from_numpy(column.lengths.copy())
             else:
@@ -150,16 +140,17 @@ def _with_lengths(batch: Any, layout: Layout) -> Any:
         found[name] = _with_lengths(batch[name], part)
         if isinstance(batch[name], _Padded):
             if f"{name}_lengths" in batch or f"{name}_lengths" in found:
-                raise _name_conflict(f"{name}_lengths")
+                raise name_conflict(f"{name}_lengths")
             found[name], found[f"{name}_lengths"] = batch[name]
     return found
 
 
-def _name_conflict(name: str) -> ArgumentError:
+def name_conflict(name: str) -> ArgumentError:
+    """The error for a column of lengths, ids or padding rows that would replace another one."""
     return ArgumentError(
         "the loader would add a column whose name is taken",
         found=repr(name),
-        remedy='rename that column, or take ragged="list"',
+        remedy='rename that column or leave it out (columns=), choose another id_column, or take ragged="list"',
     )
 
 

@@ -63,11 +63,9 @@ class EpochProgress:
         self._started = True
 
     def advance(self, cursor: Cursor) -> None:
-        """Move behind a delivered batch."""
         self.previous, self.cursor = self.cursor, cursor
 
     def finish(self) -> None:
-        """Move to the next epoch."""
         ended = self.cursor
         self.go_to(ended.next_epoch())
         self.previous = ended

@@ -89,8 +89,7 @@ class Loader(DataLoaderCompat):
         num_workers: threads or processes that build batches ahead; 0 builds each when it is asked for. A stream is
             read once per rank, by one thread.
         worker_kind: "thread" or "process". What is delivered is the same.
-        prefetch_factor: batches that each worker builds ahead. A worker process builds only one large batch (above
-            about 200 KiB) ahead: it waits until the loader has received the last one.
+        prefetch_factor: batches that each worker builds ahead.
         device: where tensors are moved; to an accelerator through pinned memory, asynchronously.
         topology: rank and world size; detected at the first ``len`` or ``iter`` if left out.
         on_error: "raise".

@@ -47,20 +47,16 @@ class MapFeed:
         self._takes_lanes, self._audit, self._ledger = takes_lanes, audit, ledger
 
     def schedule(self, begun: Cursor) -> Schedule:
-        """The steps of an epoch from a position on."""
         return self._options.schedule(self.plan, begun)
 
     def steps_left(self, begun: Cursor) -> int:
-        """Steps of the epoch from a position on."""
         return len(self.schedule(begun))
 
     def state_at(self, cursor: Cursor) -> dict[str, Any]:
-        """The state of a position."""
         self.source.check_unchanged()
         return encode_state(cursor, self.plan.describe(), self.source.fingerprint)
 
     def load_state(self, state: Mapping[str, Any]) -> Cursor:
-        """The position of a state, checked against the plan and the data."""
         parsed = decode_state(state)
         plan = self.plan
         lanes = parsed.plan.get("lanes")
@@ -72,7 +68,6 @@ class MapFeed:
         return cursor
 
     def run(self, begun: Cursor) -> Iterator[tuple[BatchResult, Cursor]]:
-        """The batches of what is left of an epoch, each with the position after it."""
         schedule, options, plan = self.schedule(begun), self._options, self.plan
         topology = options.topology.resolve()
         ledger = audit = None

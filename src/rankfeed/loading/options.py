@@ -15,6 +15,7 @@ from rankfeed._util.validate import check_choice, check_int, check_name, check_n
 from rankfeed.columns import Layout
 from rankfeed.columns.layout import parse_layout
 from rankfeed.errors import ArgumentError, safe_repr
+from rankfeed.loading.collate import name_conflict
 from rankfeed.loading.engines import WorkerKind
 from rankfeed.loading.lazy_topology import LazyTopology
 from rankfeed.plan import Cursor, Plan, Schedule, Shuffle, Tail
@@ -139,7 +140,6 @@ class FeedOptions:
             object.__setattr__(self, name, number)
 
     def schedule(self, plan: Plan, begun: Cursor) -> Schedule:
-        """The steps of this rank through an epoch, from a position on."""
         return Schedule(
             plan,
             batch_size=self.batch_size,
@@ -195,11 +195,7 @@ def check_column_names(
     added += ["valid"] if tail == "pad" else []
     for name in added:
         if name in names or added.count(name) > 1:
-            raise ArgumentError(
-                "the loader would add a column whose name is taken",
-                found=repr(name),
-                remedy='choose another id_column, leave that column out with columns=, or take ragged="list"',
-            )
+            raise name_conflict(name)
     return columns
 
 

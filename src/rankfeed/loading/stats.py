@@ -46,7 +46,6 @@ class LoaderStats:
         self._waits = waited + now - requested, 0.0
 
     def deliver(self, result: BatchResult) -> None:
-        """Count a batch."""
         self._steps += 1
         self._epoch_step = self._steps_before + result.step + 1
         self._samples += len(result.sample_ids)
