@@ -57,10 +57,8 @@ class DaemonPool:
     def close(self, last: Callable[[], _Result] | None = None) -> Future[_Result] | None:
         """Cancel the tasks that have not begun and end the threads, without waiting for them.
 
-        ``last`` runs after the current task, in pools of one thread.
-
-        Returns:
-            The future of ``last``; None without one, or if the pool was closed before.
+        ``last`` runs after the current task, in pools of one thread. Returns its future; None if there is none, or
+        if the pool was closed before.
         """
         if self.stopped:
             return None

@@ -25,13 +25,8 @@ _REMEDY = "class Trainer(rankfeed.integrations.transformers.FeedMixin, transform
 def refuse_trainer_without_mixin(what: str, *, is_share: bool) -> None:
     """Refuse a caller of ``__len__`` that is a Trainer about to repeat or lose samples.
 
-    Args:
-        what: names the object in the message.
-        is_share: whether it is one rank's share, which the Trainer does not shard again.
-
-    Raises:
-        ArgumentError: the Trainer would shard the samples itself.
-        StateError: it resumes from a checkpoint.
+    ``what`` names the object in the message; ``is_share`` if it is one rank's share, which the Trainer does not
+    shard again.
     """
     if _TRAINER not in sys.modules:
         return

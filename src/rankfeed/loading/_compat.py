@@ -34,17 +34,12 @@ class DataLoaderAttributeError(ArgumentError, AttributeError):
 
 
 class DataLoaderCompat:
-    """The attributes of a loader that exist for frameworks alone.
-
-    Attributes:
-        batch_size: rows of this rank's batches.
-        is_integrated: whether one of our integrations iterates the loader, which then does what its framework
-            lacks.
-        is_recounted: whether the framework recounts the steps of each epoch, as LoaderCheck makes Lightning do.
-    """
+    """The attributes of a loader that exist for frameworks alone."""
 
     batch_size: int
+    #: Whether one of our integrations iterates the loader, which then does what its framework lacks.
     is_integrated = False
+    #: Whether the framework recounts the steps of each epoch, as LoaderCheck makes Lightning do.
     is_recounted = False
 
     @property

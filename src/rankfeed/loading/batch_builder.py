@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -164,7 +164,11 @@ class BatchBuilder:
             self.layout, self.has_layout = declared.layout, True
             return
         for count in (PROBES, MORE_PROBES):
-            ids, samples = self._probe(probe_ids(len(self.source), count))
+            probes = probe_ids(len(self.source), count)
+            valid = np.ones(len(probes), np.bool_)
+            ids, samples, failure = self._try_samples(BatchSpec(0, probes, valid, 0, 0, 0, False))
+            if failure is not None and not samples:
+                raise failure
             try:
                 layout = self._layout_of(samples)
             except Mismatch as error:
@@ -183,11 +187,7 @@ class BatchBuilder:
 
         Samples that the transform fails on are left to the batch that they are in.
         """
-        specs = (
-            replace(spec, ids=spec.ids[row : row + 1], samples=[copy_sample(sample)])
-            for row, sample in enumerate(spec.samples or ())
-        )
-        ids, transformed, _ = self._try_samples(specs)
+        ids, transformed, _ = self._try_samples(spec)
         try:
             return self._layout_of(transformed) if transformed else None
         except Mismatch as error:
@@ -246,46 +246,38 @@ class BatchBuilder:
         elif self.source.as_dicts:
             known = {name: each for name, each in self.source.fields.items() if each.kind in ("ragged", "object")}
         layout = infer_layout(samples, known, loose=self.ragged == "list")
-        arrays = [
-            dotted_name(path)
-            for path, leaf in leaves(layout)
-            if leaf.how == "arrays" or leaf.field.kind == "ragged"
-        ]
+        named = {dotted_name(path): leaf for path, leaf in leaves(layout)}
+        arrays = [name for name, leaf in named.items() if leaf.how == "arrays" or leaf.field.kind == "ragged"]
         wrong = [name for name in (declared.ragged if declared is not None else ()) if name not in arrays]
         if wrong:
-            found = ", ".join(f"{dotted_name(path)!r}: {leaf}" for path, leaf in leaves(layout))
+            found = ", ".join(f"{name!r}: {leaf}" for name, leaf in named.items())
             raise Mismatch.of("ragged= names a field that is no array", (), "names", expected=wrong, found=found)
         if self.source.collate is None:
             map_leaves(samples, layout, check_collated)
         return layout
 
-    def _probe(self, ids: Int64) -> tuple[list[int], list[Any]]:
-        """Samples transformed as in epoch 0, and their ids; failing ones are left out, unless all fail."""
-        spec = BatchSpec(0, ids, np.ones(len(ids), np.bool_), 0, 0, 0, False)
-        if self.source.supports_batched_getitem:
-            found, samples, error = self._try_samples([spec])
-            if error is None:
-                return found, samples
-        rows = (replace(spec, ids=ids[row : row + 1], valid=spec.valid[:1]) for row in range(len(ids)))
-        found, samples, error = self._try_samples(rows)
-        if error is not None and not samples:
-            raise error
-        return found, samples
+    def _try_samples(self, spec: BatchSpec) -> tuple[list[int], list[Any], Exception | None]:
+        """Samples transformed one by one, the ids of those that did not fail, and the first error.
 
-    def _try_samples(self, specs: Iterable[BatchSpec]) -> tuple[list[int], list[Any], Exception | None]:
-        """Transformed samples, their ids, and the first error; without an effect on later random numbers."""
+        Without an effect on later random numbers.
+        """
         trial = replace(self, seed_globals=True)
         found: list[int] = []
-        samples: list[Any] = []
+        transformed: list[Any] = []
         first_error: Exception | None = None
         with preserve_rng_state():
-            for spec in specs:
+            if spec.samples is None and self.source.supports_batched_getitem:
+                with suppress(Exception):
+                    return spec.ids.tolist(), list(_as_samples(trial._rows(spec))), None
+            for row, sample_id in enumerate(spec.ids.tolist()):
+                samples = None if spec.samples is None else [copy_sample(spec.samples[row])]
                 try:
-                    samples += _as_samples(trial._rows(spec))
-                    found += spec.ids.tolist()
+                    one = replace(spec, ids=spec.ids[row : row + 1], samples=samples)
+                    transformed += _as_samples(trial._rows(one))
+                    found.append(sample_id)
                 except Exception as error:
                     first_error = first_error or error
-        return found, samples, first_error
+        return found, transformed, first_error
 
     def _rows(self, spec: BatchSpec) -> Columns | Sequence[Any]:
         rows = self._read(spec.ids, spec.epoch) if spec.samples is None else spec.samples

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from rankfeed._util.validate import check_int
-from rankfeed.loading.batch_builder import BatchResult
 from rankfeed.loading.device import to_device
+from rankfeed.loading.map_feed import MapFeed
 from rankfeed.loading.stats import LoaderStats
+from rankfeed.loading.streams.feed import StreamFeed
 from rankfeed.plan import Cursor
 
 
@@ -71,59 +72,42 @@ class EpochProgress:
         self.previous = ended
 
 
-class EpochFeed(Protocol):
-    """The batches of a loader, from a source that is read by sample id or from a stream."""
-
-    def steps_left(self, begun: Cursor) -> int | None:
-        """Steps of the epoch from a position on; None for a stream."""
-
-    def run(self, begun: Cursor) -> Iterator[tuple[BatchResult, Cursor]]:
-        """The batches from a position on, each with the position after it. Closing the iterator ends the work."""
-
-
 def iterate_epoch(
-    feed: EpochFeed, progress: EpochProgress, stats: LoaderStats, device: torch.device | None
+    feed: MapFeed | StreamFeed, progress: EpochProgress, stats: LoaderStats, device: torch.device | None
 ) -> Iterator[Any]:
     """A new iteration, which delivers batches and advances the progress as long as it is the latest one."""
     generation, begun = progress.new_iteration(), progress.begun
     feed.steps_left(begun)  # raises here if there are fewer samples than ranks
-    # The generator holds no reference to the loader: an abandoned one is freed at once, and its workers with it.
-    return _iterate(generation, begun, feed, progress, stats, device)
 
-
-def _iterate(
-    generation: int,
-    begun: Cursor,
-    feed: EpochFeed,
-    progress: EpochProgress,
-    stats: LoaderStats,
-    device: torch.device | None,
-) -> Iterator[Any]:
-    is_latest = progress.generation == generation
-    if is_latest:
-        progress.start()
-        begun = progress.begun
-    steps = feed.steps_left(begun)
-    if is_latest:
-        stats.begin(begun, steps)
-    batches = feed.run(begun)
-    while True:
-        stats.request()
-        try:
-            result, cursor = next(batches)
-            batch = result.batch if device is None else to_device(result.batch, device)
-        except StopIteration:
+    # Holds no reference to the loader: an iterator that is abandoned is freed at once, and its workers with it.
+    def batches(begun: Cursor) -> Iterator[Any]:
+        is_latest = progress.generation == generation
+        if is_latest:
+            progress.start()
+            begun = progress.begun
+        steps = feed.steps_left(begun)
+        if is_latest:
+            stats.begin(begun, steps)
+        results = feed.run(begun)
+        while True:
+            stats.request()
+            try:
+                result, cursor = next(results)
+                batch = result.batch if device is None else to_device(result.batch, device)
+            except StopIteration:
+                if progress.generation == generation:
+                    progress.finish()
+                return
+            finally:
+                stats.answer()
+            stats.deliver(result)
             if progress.generation == generation:
-                progress.finish()
-            return
-        finally:
-            stats.answer()
-        stats.deliver(result)
-        if progress.generation == generation:
-            progress.advance(cursor)
-        if result.step + 1 == steps:
-            # A framework that counts steps (Lightning) does not ask once more: free the workers and audit now.
-            next(batches, None)
-        del result
-        yield batch
-        del batch
+                progress.advance(cursor)
+            if result.step + 1 == steps:
+                # A framework that counts steps (Lightning) does not ask once more: free the workers and audit now.
+                next(results, None)
+            del result
+            yield batch
+            del batch
+
+    return batches(begun)

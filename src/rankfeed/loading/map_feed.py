@@ -19,16 +19,7 @@ _MAX_LANES = 2**20
 
 
 class MapFeed:
-    """The batches of a Loader over a source.
-
-    Args:
-        plan: the order.
-        builder: builds batches.
-        options: of the loader.
-        takes_lanes: whether a loaded state decides the number of lanes.
-        audit: compare what is delivered with the plan.
-        ledger: folder for ledgers; None for no ledger.
-    """
+    """The batches of a Loader over a source; with ``takes_lanes`` a loaded state decides the number of lanes."""
 
     def __init__(
         self,

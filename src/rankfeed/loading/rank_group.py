@@ -19,11 +19,7 @@ _groups: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
 class TorchRankGroup:
-    """All processes of ``torch.distributed``, over gloo; each calls the same methods in the same order.
-
-    Args:
-        where: names this rank in an error.
-    """
+    """All processes of ``torch.distributed``, over gloo; each calls the same methods in the same order."""
 
     def __init__(self, where: str) -> None:
         self._where = where

@@ -19,10 +19,6 @@ class Channel:
 
     The end of a process is seen by its pidfd, not by the end of the stream: a child of the peer may have inherited
     the socket and keep it open.
-
-    Args:
-        connected: one end of a socket pair.
-        peer: pidfd of the process at the other end.
     """
 
     def __init__(self, connected: socket.socket, peer: int) -> None:

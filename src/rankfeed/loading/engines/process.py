@@ -71,13 +71,7 @@ class ProcessEngine:
 
 
 class ProcessBuilder:
-    """Builds batches in worker processes, each of which has one task at a time, and a thread that waits for it.
-
-    Args:
-        builder: sent to the workers.
-        rank: of this process.
-        count: number of workers.
-    """
+    """Builds batches in worker processes, each of which has one task at a time, and a thread that waits for it."""
 
     def __init__(self, builder: BatchBuilder, rank: int, count: int) -> None:
         if not is_supported():

@@ -20,13 +20,7 @@ _STEPS_MEASURED = 16
 
 
 class ThreadEngine:
-    """Builds batches in parallel threads, in one thread at a time, or inline: what `EngineTuner` finds fastest.
-
-    Args:
-        builder: builds batches.
-        num_workers: number of threads.
-        prefetch_factor: batches (or groups of small ones) that each thread builds ahead.
-    """
+    """Builds batches in parallel threads, in one thread at a time, or inline: what `EngineTuner` finds fastest."""
 
     def __init__(self, builder: BatchBuilder, num_workers: int, prefetch_factor: int) -> None:
         self._builder, self._num_workers = builder, num_workers

@@ -203,14 +203,8 @@ class StreamFeed:
 class StreamBatches:
     """The batches of a rank as far as its own stream goes; `synchronize_end` limits them to what all ranks have.
 
-    The stream is read once per rank, in its own order, for any number of workers.
-
-    Args:
-        open_stream: opens the stream. Called for the first batch, so that its error reaches all ranks with it.
-        sharding: which samples the rank takes.
-        builder: builds batches.
-        options: of the loader.
-        processes: build batches instead of threads, if given.
+    The stream is read once per rank, in its own order, for any number of workers. It is opened for the first
+    batch, so that an error of opening it reaches all ranks with that batch.
 
     Attributes:
         unfinished_read: after closing, the end of a read that is still in progress, or None.

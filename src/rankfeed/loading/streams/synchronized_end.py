@@ -136,13 +136,9 @@ def check_same_start(
 
 
 class BatchProducer(Protocol[_T]):
-    """The batches that a rank can prepare.
+    """The batches that a rank can prepare."""
 
-    Attributes:
-        filler: a sample for padding rows, in a list; an empty list where there is none yet.
-    """
-
-    filler: list[Any]
+    filler: list[Any]  # a sample for padding rows; empty where there is none yet
 
     def __next__(self) -> _T: ...
 
@@ -156,14 +152,10 @@ class BatchProducer(Protocol[_T]):
 def synchronize_end(
     producer: BatchProducer[_T], group: TorchRankGroup, *, window: int, pads: bool, shared: bool
 ) -> Iterator[_T]:
-    """The batches of this rank, as many as all ranks agree on.
+    """The batches of this rank, as many as all ranks agree on, at most ``window`` of them at once.
 
-    Args:
-        producer: the batches that this rank can prepare.
-        group: of all ranks.
-        window: the maximal number of steps to agree on at once; the same on every rank.
-        pads: whether to continue with padding until the streams of all ranks have ended.
-        shared: whether all ranks read one stream, so that their reports must be equal.
+    With ``pads`` they continue with padding until the streams of all ranks have ended. If all ranks read one
+    ``shared`` stream, their reports must be equal.
     """
     size, over = 1, False  # the first batch waits for few others
     while not over:
