@@ -49,7 +49,7 @@ test-all: setup  ## run all tests but the soaks, as .ci/run does: within 25 minu
 soak: setup  ## run the tests that take hours and print what they measured
 	$(BIN)/python -m pytest -m soak -s -v --timeout 3600 $(ARGS)
 
-lint: setup  ## check style, types and the floors of the house
+lint: setup  ## check style, types and layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

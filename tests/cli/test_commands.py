@@ -158,7 +158,7 @@ def test_pack_shuffles_appends_and_packs_on_ranks(packed: Path, tmp_path: Path) 
         (("inspect", "/nowhere/at/all"), "/nowhere/at/all"),
         (("index", "/nowhere/at/all"), "/nowhere/at/all"),
         (("plan",), "--samples"),
-        (("plan", "--samples", "0"), "no samples"),
+        (("plan", "--samples", "0"), "cannot plan without samples"),
         (("plan", "--samples", "nan"), "numbers"),
         (("plan", "--samples", "5", "--ranks", "9"), "fewer samples than"),
         (("plan", "--samples", "5", "--tail", "odd"), "tail"),

@@ -4,7 +4,8 @@ HIDE_LINUX_CALLS = """
 import builtins, io, mmap, os, signal, socket
 
 for module, names in (
-    (os, "memfd_create pidfd_open posix_fadvise eventfd splice copy_file_range getxattr preadv2"),
+    (os, "memfd_create pidfd_open posix_fadvise posix_fallocate sched_getaffinity "
+     "sched_setaffinity eventfd splice copy_file_range getxattr preadv2"),
     (signal, "pidfd_send_signal"),
     (mmap, "MADV_POPULATE_READ MADV_HUGEPAGE MADV_DONTFORK"),
 ):

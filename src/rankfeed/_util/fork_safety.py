@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable
+from types import MethodType
+from typing import Any, cast
 
-_initialisers: set[weakref.WeakMethod[Callable[[], None]]] = set()
+# By owner, which it does not keep alive.
+_initialisers: weakref.WeakKeyDictionary[Any, Callable[[Any], None]] = weakref.WeakKeyDictionary()
 
 
 def init_in_each_process(initialise: Callable[[], None]) -> None:
@@ -16,14 +19,13 @@ def init_in_each_process(initialise: Callable[[], None]) -> None:
     exist: ``initialise`` creates locks, thread pools and the like.
     """
     initialise()
-    _initialisers.add(weakref.WeakMethod(initialise, _initialisers.discard))
+    method = cast(MethodType, initialise)
+    _initialisers[method.__self__] = method.__func__
 
 
 def _init_child() -> None:
-    for reference in list(_initialisers):
-        initialise = reference()
-        if initialise is not None:
-            initialise()
+    for owner, initialise in list(_initialisers.items()):
+        initialise(owner)
 
 
 if hasattr(os, "register_at_fork"):

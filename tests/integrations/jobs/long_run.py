@@ -27,10 +27,13 @@ from torch.utils.data import DataLoader
 import rankfeed as rf
 from rankfeed.integrations.accelerate import accelerated
 from rankfeed.integrations.lightning import LoaderCheck, log_mean
+from rankfeed.loading.engines import process
 
 DATA = [{"id": each, "x": torch.tensor([float(each)])} for each in range(40)]
 HELD, MEAN = 13, 6.0  # the first 13 of these are validated with
 EVERY = 2
+
+process.INLINE_AFTER = 60.0  # on a busy machine, workers might otherwise start after several of these short epochs
 
 
 def feed(workers: str, rows: int = len(DATA)) -> Any:

@@ -1,19 +1,23 @@
-"""The house stands: style, types, floors and documentation hold, and coming in is quick."""
+"""Layers, style, types and documentation of the code, and how fast rankfeed is imported."""
 
+import ast
 import os
 import re
 import subprocess
 import sys
 import sysconfig
-from collections import Counter
+from collections import Counter, defaultdict
+from graphlib import TopologicalSorter
 from itertools import pairwise
 from pathlib import Path
 
+import grimp
 import pytest
 
 import rankfeed
 
 ROOT = Path(__file__).parent.parent
+SRC = ROOT / "src"
 SCRIPTS = Path(sysconfig.get_path("scripts"))
 
 # Torch is read for its types: a first run without mypy's cache takes a while.
@@ -28,15 +32,47 @@ def run(tool: str, *arguments: str) -> None:
     assert done.returncode == 0, f"{tool} {' '.join(arguments)}\n{done.stdout}\n{done.stderr}"
 
 
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(SRC).with_suffix("").parts)
+
+
+def is_redesigned(module: str) -> bool:
+    """All packages except the diagnostics and the command line, which still have their former structure."""
+    return not re.match(r"rankfeed\.(proof|cli)\b", module)
+
+
 def python(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def test_every_room_imports_only_from_the_floors_below_it() -> None:
+def test_packages_import_only_from_lower_layers() -> None:
     run("lint-imports", "--no-cache")
 
 
-def test_code_keeps_to_the_style() -> None:
+def test_modules_have_no_import_cycle() -> None:
+    graph = grimp.build_graph("rankfeed", cache_dir=None)  # imports inside functions and for types count
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    TopologicalSorter(
+        {module: names - {"rankfeed"} for module, names in imports.items() if is_redesigned(module)}
+    ).prepare()
+
+
+def test_directories_have_at_most_16_modules() -> None:
+    count = Counter(path.parent for path in SRC.rglob("*.py") if path.name != "__init__.py")
+    assert {str(path): n for path, n in count.items() if n > 16 and is_redesigned(module_name(path))} == {}
+
+
+def test_no_class_name_occurs_twice() -> None:
+    modules: dict[str, list[str]] = defaultdict(list)
+    for path in SRC.rglob("*.py"):
+        if is_redesigned(module_name(path)):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ClassDef):
+                    modules[node.name].append(module_name(path))
+    assert {name: found for name, found in modules.items() if len(found) > 1} == {}
+
+
+def test_code_follows_the_style_rules() -> None:
     run("ruff", "check", ".")
 
 
@@ -45,7 +81,7 @@ def test_code_is_formatted() -> None:
 
 
 @pytest.mark.slow
-def test_types_are_complete_and_agree() -> None:
+def test_types_are_complete_and_consistent() -> None:
     run("mypy", "--strict", "src")
 
 
@@ -63,12 +99,12 @@ def test_records_can_be_read_by_several_threads_at_once() -> None:
 @pytest.mark.parametrize(
     "heavy", ["torch", "pyarrow", "lance", "ray", "lightning", "accelerate", "transformers", "typer"]
 )
-def test_importing_rankfeed_leaves_heavy_packages_alone(heavy: str) -> None:
+def test_importing_rankfeed_does_not_import_heavy_packages(heavy: str) -> None:
     assert python(f"import rankfeed, sys; print({heavy!r} in sys.modules)") == "False"
 
 
-def test_making_data_ready_imports_no_torch(tmp_path: Path) -> None:
-    """It takes seconds on each rank, and is needed by whoever trains alone."""
+def test_preparing_and_writing_data_import_no_torch(tmp_path: Path) -> None:
+    """Importing torch takes seconds on each rank."""
     code = f"""if True:
         import pathlib, sys
         import rankfeed as rf
@@ -85,7 +121,7 @@ def test_typing_information_is_shipped() -> None:
 
 
 @pytest.mark.parametrize("name", rankfeed.__all__)
-def test_every_public_name_can_be_had(name: str) -> None:
+def test_every_public_name_can_be_imported(name: str) -> None:
     assert getattr(rankfeed, name) is not None
     assert name in dir(rankfeed)
 
