@@ -148,29 +148,27 @@ def check_instance(name: str, value: object, kind: type[_T], expected: str) -> _
 
 def check_str(name: str, value: object, expected: str = "a str") -> str:
     """A string that can be encoded as UTF-8 and holds no NUL."""
-    if not isinstance(value, str) or not _is_encodable(value):
-        raise invalid(name, expected, value)
-    return str(value)
+    with suppress(UnicodeEncodeError):
+        if isinstance(value, str) and b"\0" not in value.encode():
+            return str(value)
+    raise invalid(name, expected, value)
 
 
 def check_name(name: str, value: object) -> str:
     """A string that is not empty, can be encoded as UTF-8 and holds no NUL."""
-    if not isinstance(value, str) or not value or not _is_encodable(value):
-        raise invalid(name, "a name: a str that is not empty", value)
-    return str(value)
+    expected = "a name: a str that is not empty"
+    text = check_str(name, value, expected)
+    if not text:
+        raise invalid(name, expected, value)
+    return text
 
 
 def check_names(name: str, value: object) -> list[str]:
     """Several strings, in order: a list, a tuple, an array or any other iterable but a string."""
     if isinstance(value, str):
         raise invalid(name, "a list of names", value, remedy=f"pass [{safe_repr(value)}]")
-
-    def check(each: object) -> str:
-        if not isinstance(each, str):
-            raise TypeError
-        return str(each)
-
-    return _check_each(name, value, "a list of names", (bytes, Mapping, set, frozenset), check)
+    refused = (bytes, Mapping, set, frozenset)
+    return _check_each(name, value, "a list of names", refused, str.__str__)  # a TypeError for what is no str
 
 
 def check_environ(value: Mapping[str, str]) -> Mapping[str, str]:
@@ -200,7 +198,7 @@ def check_paths(name: str, value: object) -> list[str]:
 
 
 def _check_each(
-    name: str, value: object, expected: str, refused: tuple[type, ...], check: Callable[[object], str]
+    name: str, value: object, expected: str, refused: tuple[type, ...], check: Callable[[Any], str]
 ) -> list[str]:
     """Check the elements of an iterable one by one: it may be infinite."""
     if isinstance(value, refused) or not isinstance(value, Iterable):
@@ -220,14 +218,6 @@ def _as_int(value: object) -> int | None:
         return operator.index(value)  # type: ignore[arg-type]
     except Exception:
         return None
-
-
-def _is_encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return "\0" not in text
 
 
 def _within(number: float, at_least: float | None, at_most: float | None) -> bool:

@@ -283,7 +283,11 @@ class SamplerIterator(Iterator[_T]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Called by a StatefulDataLoader, after the sampler's own."""
-        saved, skipped = state.get("samples_in_step"), _steps_to_skip()
+        saved, skipped = state.get("samples_in_step"), 0
+        for frame in _callers():
+            if frame.f_globals.get("__name__") == "torchdata.stateful_dataloader.stateful_dataloader":
+                resuming = frame.f_locals.get("next_iter_state") or {}
+                skipped = skipped or int(resuming.get("_steps_since_snapshot", 0))
         if skipped and saved != self._samples_in_step:
             raise StateError(
                 "the DataLoader resumes from an older snapshot by skipping steps, which have another size now",
@@ -292,16 +296,6 @@ class SamplerIterator(Iterator[_T]):
                 remedy="resume with the number of ranks and the batch size of the job that saved; to change them,"
                 " save with StatefulDataLoader(snapshot_every_n_steps=1), or at a multiple of its value",
             )
-
-
-def _steps_to_skip() -> int:
-    """How many steps the StatefulDataLoader among the callers will skip."""
-    for frame in _callers():
-        if frame.f_globals.get("__name__") == "torchdata.stateful_dataloader.stateful_dataloader":
-            state = frame.f_locals.get("next_iter_state") or {}
-            if "_steps_since_snapshot" in state:
-                return int(state["_steps_since_snapshot"])
-    return 0
 
 
 def _callers() -> Iterator[FrameType]:

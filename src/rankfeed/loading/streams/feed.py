@@ -93,12 +93,10 @@ class StreamFeed:
     def steps_left(self, begun: Cursor) -> None: ...
 
     def state_at(self, cursor: Cursor) -> dict[str, Any]:
-        snapshot = _snapshot_at(cursor)
-        own = {} if snapshot is None else {"at": snapshot.num_read, "own": msgspec.json.decode(snapshot.content)}
+        snapshot = _snapshot_at(cursor) or StreamSnapshot(0, b"null")
         position = {"epoch": cursor.epoch, "position": cursor.position, "steps": cursor.steps}
-        state = StreamState(rankfeed=VERSION, **position, seed=self._builder.seed, shards=self._shards, **own)
-        encoded: dict[str, Any] = msgspec.to_builtins(state)
-        return encoded
+        own = {"at": snapshot.num_read, "own": msgspec.json.decode(snapshot.content)}
+        return {"rankfeed": VERSION, **position, "seed": self._builder.seed, "shards": self._shards, **own}
 
     def load_state(self, state: Mapping[str, Any]) -> Cursor:
         parsed, seed = decode_as(StreamState, state), self._builder.seed
