@@ -48,20 +48,13 @@ def collate(
         if isinstance(column, Dense):
             batch[name] = torch.from_numpy(column.gather(allocate))
         elif isinstance(column, Ragged):
-            if ragged == "pad":
-                if f"{name}_lengths" in columns:
-                    raise name_conflict(f"{name}_lengths")
-                batch[name] = torch.from_numpy(column.pad(allocate, multiple=pad_to))
-                batch[f"{name}_lengths"] = torch.from_numpy(column.lengths.copy())
-            else:
-                values, offsets = column.compact(allocate)
-                batch[name] = _jagged(values, offsets) if ragged == "nested" else _pieces(values, offsets)
+            batch[name] = _collate_ragged(column, ragged, allocate, pad_to)
         elif isinstance(column, Bytes):
             retain_heap()
             batch[name] = column.rows()
         else:
             batch[name] = list(column.rows())
-    return batch
+    return _spread_lengths(batch)
 
 
 def collate_samples(
@@ -98,14 +91,11 @@ def collate_samples(
                 return torch.from_numpy(rows)
             return torch.from_numpy(np.stack(rows, out=allocate((len(rows), *field.shape), np.dtype(field.dtype))))
         column = Ragged.of(rows)
-        if ragged == "list":
-            return [torch.from_numpy(np.array(row)) for row in rows]
-        if ragged == "nested":
-            return _jagged(*column.compact(allocate))
-        padded = column.pad(allocate, multiple=pad_to)
-        total += padded.nbytes
-        waste += padded.nbytes - column.nbytes
-        return _Padded(torch.from_numpy(padded), torch.from_numpy(column.lengths))
+        collated = _collate_ragged(column, ragged, allocate, pad_to)
+        if isinstance(collated, _Padded):
+            total += collated.values.nbytes
+            waste += collated.values.nbytes - column.nbytes
+        return collated
 
     return _with_lengths(map_leaves(samples, layout, tensors), layout), (waste, total)
 
@@ -135,13 +125,22 @@ def _with_lengths(batch: Any, layout: Layout) -> Any:
     if layout.kind is not dict:
         parts = [_with_lengths(value, part) for value, part in zip(batch, layout.parts.values(), strict=True)]
         return layout.kind(*parts) if hasattr(layout.kind, "_fields") else layout.kind(parts)
-    found: dict[Any, Any] = {}
+    fields = {name: batch[name] for name in layout.parts}
     for name, part in layout.parts.items():
-        found[name] = _with_lengths(batch[name], part)
-        if isinstance(batch[name], _Padded):
+        if not isinstance(part, Leaf):
+            fields[name] = _with_lengths(batch[name], part)
+    return _spread_lengths(fields)
+
+
+def _spread_lengths(batch: dict[Any, Any]) -> dict[Any, Any]:
+    """The batch with the lengths of each padded field after it."""
+    found: dict[Any, Any] = {}
+    for name, value in batch.items():
+        found[name] = value
+        if isinstance(value, _Padded):
             if f"{name}_lengths" in batch or f"{name}_lengths" in found:
                 raise name_conflict(f"{name}_lengths")
-            found[name], found[f"{name}_lengths"] = batch[name]
+            found[name], found[f"{name}_lengths"] = value
     return found
 
 
@@ -154,12 +153,11 @@ def name_conflict(name: str) -> ArgumentError:
     )
 
 
-def _jagged(values: np.ndarray[Any, Any], offsets: np.ndarray[Any, Any]) -> torch.Tensor:
-    nested: torch.Tensor = torch.nested.nested_tensor_from_jagged(
-        torch.from_numpy(values), offsets=torch.from_numpy(offsets)
-    )
-    return nested
-
-
-def _pieces(values: np.ndarray[Any, Any], offsets: np.ndarray[Any, Any]) -> list[torch.Tensor]:
-    return list(torch.from_numpy(values).split(np.diff(offsets).tolist()))
+def _collate_ragged(column: Ragged, ragged: RaggedAs, allocate: Allocate, pad_to: int) -> Any:
+    if ragged == "pad":
+        padded = column.pad(allocate, multiple=pad_to)
+        return _Padded(torch.from_numpy(padded), torch.from_numpy(column.lengths.copy()))
+    values, offsets = map(torch.from_numpy, column.compact(allocate))
+    if ragged == "nested":
+        return torch.nested.nested_tensor_from_jagged(values, offsets=offsets)
+    return list(values.split(offsets.diff().tolist()))
