@@ -21,7 +21,7 @@ from rankfeed.loading.batch_builder import BatchBuilder, BatchResult, BatchSpec
 from rankfeed.loading.engines.serialization import SerializedBatch, receive, serialize
 from rankfeed.plan import Schedule
 
-#: How many workers may die of the same batch.
+#: How many workers may die of the same batch while no other one is delivered.
 _ATTEMPTS = 3
 #: Seconds to wait for the workers before the first batches are built in this process.
 INLINE_AFTER = 0.05
@@ -67,7 +67,9 @@ class ProcessEngine:
         while step < len(schedule) and not processes.start(0.0 if step else INLINE_AFTER):
             yield self._builder.build_step(schedule, step)
             step += 1
-        yield from run_ahead(range(step, len(schedule)), submit, self._depth)
+        for result in run_ahead(range(step, len(schedule)), submit, self._depth):
+            processes.delivered += 1
+            yield result
 
 
 class ProcessBuilder:
@@ -93,6 +95,8 @@ class ProcessBuilder:
         self._pool = WorkerPool(payload, _PRELOAD)
         self._threads = [DaemonPool(1, "rankfeed-worker") for _ in range(count)]
         self._locks = [threading.Lock() for _ in range(count)]
+        #: Batches that the consumer has received: deaths of workers between two of them count together.
+        self.delivered = 0
         #: The schedule of each worker, by its pid.
         self._schedules: dict[int, Schedule] = {}
 
@@ -116,8 +120,8 @@ class ProcessBuilder:
 
     def _build(self, index: int, task: Task, schedule: Schedule | None) -> BatchResult:
         where, ending = _where(self._rank, task), ""
-        request = _serialize(task, where)
-        for _ in range(_ATTEMPTS):
+        request, deaths, delivered = _serialize(task, where), 0, -1
+        while deaths < _ATTEMPTS:
             worker = self._pool.workers[index]
             try:
                 if schedule is not None and self._schedules.get(worker.pid) is not schedule:
@@ -129,6 +133,8 @@ class ProcessBuilder:
             except PeerGoneError:
                 self._schedules.pop(worker.pid, None)
                 ending = self._pool.replace(index)
+                deaths = deaths + 1 if delivered == self.delivered else 1
+                delivered = self.delivered
                 continue
             if isinstance(result, BatchResult):
                 return result
@@ -159,20 +165,30 @@ class ProcessBuilder:
 
 
 class BuildHandler:
-    """Runs in a worker: builds the batch of each step or BatchSpec that it is sent."""
+    """Runs in a worker: builds the batch of each step or BatchSpec that it is sent, then its next step."""
 
     def __init__(self, builder: BatchBuilder, rank: int) -> None:
         self._builder, self._rank = builder, rank
         self._schedule: Schedule | None = None
+        #: A step that was built before it was requested, and its batch.
+        self._ahead: tuple[int, SerializedBatch] | None = None
 
     def __call__(self, message: bytes, channel: Channel) -> None:
         task = receive(message, channel, np.empty)
         if isinstance(task, Schedule):
-            self._schedule = task
+            self._schedule, self._ahead = task, None
             return
+        ahead, self._ahead = self._ahead, None
+        is_step = isinstance(task, int)
+        batch = ahead[1] if is_step and ahead is not None and ahead[0] == task else self._serialized(task)
+        batch.send(channel)
+        if is_step and self._schedule is not None and (step := task + self._builder.stride) < len(self._schedule):
+            self._ahead = step, self._serialized(step)  # while the rank receives this one
+
+    def _serialized(self, task: Task) -> SerializedBatch:
         where = _where(self._rank, task)
         try:
-            batch = serialize(self._build(task, where))
+            return serialize(self._build(task, where))
         except Exception as error:
             refusal = WorkerError(
                 "a batch cannot be sent from its worker process",
@@ -180,8 +196,7 @@ class BuildHandler:
                 where=where,
                 remedy="let transform and collate_fn return what can be pickled, or use worker_kind='thread'",
             )
-            batch = serialize((refusal, traceback.format_exc()))
-        batch.send(channel)
+            return serialize((refusal, traceback.format_exc()))
 
     def _build(self, task: Task, where: str) -> BatchResult | tuple[RankfeedError, str]:
         try:

@@ -298,6 +298,8 @@ class StreamBatches:
             for batch in run_ahead(count(), submit, options.num_workers * options.prefetch_factor):
                 if batch is None:
                     return
+                if processes is not None:
+                    processes.delivered += 1
                 yield batch
         finally:
             build_pool.close()
