@@ -130,10 +130,10 @@ def test_what_is_neither_a_folder_nor_a_bool_is_refused(audit: Any) -> None:
 
 def test_a_folder_that_cannot_be_written_is_an_error_at_the_first_step(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    batches = iter(rf.Loader(Memory(8), audit=tmp_path / "file"))
+    loader = rf.Loader(Memory(8), audit=tmp_path / "file")
     for _ in range(2):  # and stays one
         with pytest.raises(AuditError, match="cannot be written"):
-            next(batches)
+            next(iter(loader))
 
 
 FULL = """

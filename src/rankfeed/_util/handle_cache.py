@@ -18,10 +18,7 @@ _SHARE = 4
 
 
 class HandleCache(Generic[_Value]):
-    """Open files by number, least recently used first. Thread-safe and fork-safe; pickles empty.
-
-    Args:
-        max_open: files that this cache keeps open.
+    """Open files by number, least recently used first, at most ``max_open``. Thread- and fork-safe; pickles empty.
 
     Examples:
         >>> cache = HandleCache(max_open=2)
@@ -54,7 +51,7 @@ class HandleCache(Generic[_Value]):
         try:
             value = open_file()
         except (OSError, SourceError) as error:
-            if not _too_many_open_files(error):
+            if not _is_too_many_open_files(error):
                 raise
             _shrink_all(0)
             value = _open_again(open_file)
@@ -85,19 +82,18 @@ def _shrink_all(max_open: int) -> None:
             max(caches, key=len)._close_oldest()
 
 
-def _too_many_open_files(error: BaseException | None) -> bool:
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-            return True
-        error = error.__cause__
-    return False
+def _is_too_many_open_files(error: BaseException | None) -> bool:
+    number = getattr(error, "errno", None)
+    return error is not None and (
+        number in (errno.EMFILE, errno.ENFILE) or _is_too_many_open_files(error.__cause__)
+    )
 
 
 def _open_again(open_file: Callable[[], _Value]) -> _Value:
     try:
         return open_file()
     except (OSError, SourceError) as error:
-        if not _too_many_open_files(error):
+        if not _is_too_many_open_files(error):
             raise
         raise SourceError(
             "too many files are open",

@@ -25,9 +25,6 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 def dumps(value: Any) -> tuple[bytes, list[memoryview]]:
     """The pickle of a value, and the buffers of its arrays and tensors, for ``pickle.loads(..., buffers=...)``.
 
-    Raises:
-        Exception: it cannot be pickled.
-
     Examples:
         >>> import numpy as np
         >>> content, buffers = dumps(lambda: np.zeros(1000))

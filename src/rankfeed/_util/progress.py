@@ -9,15 +9,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def progress_bar(description: str, total: float | None, *, enabled: bool = True) -> Iterator[Callable[..., None]]:
-    """Show a progress bar while the block runs, if standard error is a terminal.
+    """Show a progress bar while the block runs, if it is enabled and standard error is a terminal.
 
-    Args:
-        description: text before the bar.
-        total: units of work; None if unknown.
-        enabled: False never shows the bar.
-
-    Yields:
-        ``advance(count=1, total=None)``: count completed units; ``total`` replaces the number of units.
+    Yields ``advance(count=1, total=None)``, which counts completed units; ``total`` replaces their number.
     """
     # rich counts FORCE_COLOR as a terminal, and would write bars into log files.
     if not (enabled and sys.stderr is not None and sys.stderr.isatty()):

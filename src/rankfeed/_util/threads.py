@@ -7,12 +7,15 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, TypeVar
 from weakref import WeakSet
 
 _Result = TypeVar("_Result")
+_Argument = TypeVar("_Argument")
 _Task = tuple["Future[Any]", Callable[..., Any], tuple[Any, ...]]
 
 #: Seconds that the interpreter's exit waits for running tasks, over all pools.
@@ -25,10 +28,6 @@ class DaemonPool:
     The interpreter joins the threads of a ``ThreadPoolExecutor`` when it exits, so that one hanging task keeps the
     process alive after its error. These threads are stopped at exit, which waits for at most a second.
 
-    Args:
-        threads: number of threads, started as tasks come.
-        name: of the threads.
-
     Examples:
         >>> pool = DaemonPool(2, "example")
         >>> pool.submit(sum, [1, 2]).result()
@@ -39,8 +38,7 @@ class DaemonPool:
     def __init__(self, threads: int, name: str) -> None:
         #: Set by :meth:`close`; a task of several steps ends after its current step.
         self.stopped = False
-        self._count = threads
-        self._name = name
+        self._count, self._name = threads, name
         self._threads: list[threading.Thread] = []
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._owner = os.getpid()
@@ -59,34 +57,50 @@ class DaemonPool:
     def close(self, last: Callable[[], _Result] | None = None) -> Future[_Result] | None:
         """Cancel the tasks that have not begun and end the threads, without waiting for them.
 
-        ``last`` runs after the current task, in pools of one thread.
-
-        Returns:
-            The future of ``last``; None without one, or if the pool was closed before.
+        ``last`` runs after the current task, in pools of one thread. Returns its future; None if there is none, or
+        if the pool was closed before.
         """
         if self.stopped:
             return None
         self.stopped = True
-        try:
+        with suppress(queue.Empty):
             while (task := self._tasks.get_nowait()) is not None:
                 task[0].cancel()
-        except queue.Empty:
-            pass
         done = None if last is None else self.submit(last)
         for _ in self._threads:
             self._tasks.put(None)
         return done
 
     def join(self, timeout: float) -> None:
-        """Wait for the threads of a closed pool."""
         deadline = time.monotonic() + timeout
         for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
 
     @property
     def is_mine(self) -> bool:
         """Whether this process created the pool; a forked child has none of its threads."""
         return self._owner == os.getpid()
+
+
+def run_ahead(
+    arguments: Iterable[_Argument], submit: Callable[[_Argument], Future[_Result]], depth: int
+) -> Iterator[_Result]:
+    """Results in the order of the arguments, ``depth`` of them submitted before they are asked for.
+
+    Examples:
+        >>> pool = DaemonPool(2, "example")
+        >>> list(run_ahead([[1], [2, 3]], lambda numbers: pool.submit(sum, numbers), depth=4))
+        [1, 5]
+        >>> pool.close()
+    """
+    pending: deque[Future[_Result]] = deque()
+    for argument in arguments:
+        pending.append(submit(argument))
+        if len(pending) > depth:
+            yield pending.popleft().result()
+    while pending:
+        yield pending.popleft().result()
 
 
 _pools: WeakSet[DaemonPool] = WeakSet()

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import sys
 from types import FrameType
-from typing import Any
 
 from rankfeed.errors import ArgumentError, StateError
 
@@ -26,13 +25,8 @@ _REMEDY = "class Trainer(rankfeed.integrations.transformers.FeedMixin, transform
 def refuse_trainer_without_mixin(what: str, *, is_share: bool) -> None:
     """Refuse a caller of ``__len__`` that is a Trainer about to repeat or lose samples.
 
-    Args:
-        what: names the object in the message.
-        is_share: whether it is one rank's share, which the Trainer does not shard again.
-
-    Raises:
-        ArgumentError: the Trainer would shard the samples itself.
-        StateError: it resumes from a checkpoint.
+    ``what`` names the object in the message; ``is_share`` if it is one rank's share, which the Trainer does not
+    shard again.
     """
     if _TRAINER not in sys.modules:
         return
@@ -42,39 +36,33 @@ def refuse_trainer_without_mixin(what: str, *, is_share: bool) -> None:
     if frame is None or _module(frame) != _TRAINER or frame.f_code.co_name not in _TRAINS:
         return
     trainer = frame.f_locals["self"]
-    where = f"rank {trainer.args.process_index} of {trainer.args.world_size}"
-    as_dataset = frame.f_code.co_name == "_get_train_sampler"
-    if as_dataset if is_share else trainer.args.world_size > 1:
+    processes = trainer.args.world_size
+    where = f"rank {trainer.args.process_index} of {processes}"
+    found = f"{type(trainer).__name__}({', '.join(base.__name__ for base in type(trainer).__bases__)})"
+    if frame.f_code.co_name == "_get_train_sampler" if is_share else processes > 1:
         why = "it would put a DataLoader around it" if is_share else "it repeats samples at the end of each epoch"
         raise ArgumentError(
             f"a Trainer of Transformers without FeedMixin cannot train on {what}"
             f"{'' if is_share else ' in several processes'}: {why}",
             expected=_REMEDY,
-            found=_bases(trainer),
+            found=found,
             where=where,
             remedy="put FeedMixin before the Trainer",
         )
-    if _resumes(frame) and not trainer.args.ignore_data_skip:
+    while frame is not None and frame.f_code.co_name != "_inner_training_loop":
+        frame = frame.f_back
+    resumes = frame is not None and frame.f_locals.get("resume_from_checkpoint") is not None
+    if resumes and not trainer.args.ignore_data_skip:
         raise StateError(
             "resuming a Trainer of Transformers without FeedMixin would lose or repeat samples: its checkpoint "
             "has the number of updates, but not the position in the data",
             expected=_REMEDY,
-            found=f"{_bases(trainer)}, training on {what}",
+            found=f"{found}, training on {what}",
             where=where,
             remedy="put FeedMixin before the Trainer in the script that saves and in the script that resumes, "
             "with train_dataset=source; ignore_data_skip=True begins the epoch again",
         )
 
 
-def _resumes(frame: FrameType | None) -> bool:
-    while frame is not None and frame.f_code.co_name != "_inner_training_loop":
-        frame = frame.f_back
-    return frame is not None and frame.f_locals.get("resume_from_checkpoint") is not None
-
-
 def _module(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", ""))
-
-
-def _bases(trainer: Any) -> str:
-    return f"{type(trainer).__name__}({', '.join(base.__name__ for base in type(trainer).__bases__)})"

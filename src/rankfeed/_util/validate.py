@@ -22,6 +22,7 @@ import math
 import operator
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import numpy as np
@@ -84,14 +85,15 @@ def check_float(
     above: float | None = None,
     at_most: float | None = None,
     below: float | None = None,
-    unit: str = "",
+    what: str = "a number",
 ) -> float:
     """A finite real number, as a float."""
-    number = _as_float(value)
-    if not _within(number, at_least, at_most) or (
-        (above is not None and number <= above) or (below is not None and number >= below)
-    ):
-        what = f"a number of {unit}" if unit else "a number"
+    number = math.nan
+    if isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool):
+        with suppress(OverflowError):
+            number = float(value)
+    is_inside = (above is None or number > above) and (below is None or number < below)
+    if not (math.isfinite(number) and is_inside and _within(number, at_least, at_most)):
         raise invalid(name, what + _bounds(at_least, at_most, above, below), value)
     return number
 
@@ -101,7 +103,8 @@ def check_seconds(name: str, value: object, *, at_least: float | None = None, ab
     if at_least is None and above is None:
         at_least = 0
     # Longer timeouts are an OverflowError in threading and select.
-    return check_float(name, value, at_least=at_least, above=above, below=_MAX_SECONDS, unit="seconds")
+    what = "a number of seconds"
+    return check_float(name, value, at_least=at_least, above=above, below=_MAX_SECONDS, what=what)
 
 
 def check_choice(name: str, value: object, choices: Sequence[_T]) -> _T:
@@ -145,29 +148,27 @@ def check_instance(name: str, value: object, kind: type[_T], expected: str) -> _
 
 def check_str(name: str, value: object, expected: str = "a str") -> str:
     """A string that can be encoded as UTF-8 and holds no NUL."""
-    if not isinstance(value, str) or not _is_encodable(value):
-        raise invalid(name, expected, value)
-    return str(value)
+    with suppress(UnicodeEncodeError):
+        if isinstance(value, str) and b"\0" not in value.encode():
+            return str(value)
+    raise invalid(name, expected, value)
 
 
 def check_name(name: str, value: object) -> str:
     """A string that is not empty, can be encoded as UTF-8 and holds no NUL."""
-    if not isinstance(value, str) or not value or not _is_encodable(value):
-        raise invalid(name, "a name: a str that is not empty", value)
-    return str(value)
+    expected = "a name: a str that is not empty"
+    text = check_str(name, value, expected)
+    if not text:
+        raise invalid(name, expected, value)
+    return text
 
 
 def check_names(name: str, value: object) -> list[str]:
     """Several strings, in order: a list, a tuple, an array or any other iterable but a string."""
     if isinstance(value, str):
         raise invalid(name, "a list of names", value, remedy=f"pass [{safe_repr(value)}]")
-
-    def check(each: object) -> str:
-        if not isinstance(each, str):
-            raise TypeError
-        return str(each)
-
-    return _check_each(name, value, "a list of names", (bytes, Mapping, set, frozenset), check)
+    refused = (bytes, Mapping, set, frozenset)
+    return _check_each(name, value, "a list of names", refused, str.__str__)  # a TypeError for what is no str
 
 
 def check_environ(value: Mapping[str, str]) -> Mapping[str, str]:
@@ -197,7 +198,7 @@ def check_paths(name: str, value: object) -> list[str]:
 
 
 def _check_each(
-    name: str, value: object, expected: str, refused: tuple[type, ...], check: Callable[[object], str]
+    name: str, value: object, expected: str, refused: tuple[type, ...], check: Callable[[Any], str]
 ) -> list[str]:
     """Check the elements of an iterable one by one: it may be infinite."""
     if isinstance(value, refused) or not isinstance(value, Iterable):
@@ -219,27 +220,8 @@ def _as_int(value: object) -> int | None:
         return None
 
 
-def _as_float(value: object) -> float:
-    """The value as a float; NaN if it is no finite number."""
-    if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.integer | np.floating):
-        return math.nan
-    try:
-        number = float(value)
-    except OverflowError:
-        return math.nan
-    return number if math.isfinite(number) else math.nan
-
-
-def _is_encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return "\0" not in text
-
-
 def _within(number: float, at_least: float | None, at_most: float | None) -> bool:
-    return number == number and (at_least is None or number >= at_least) and (at_most is None or number <= at_most)
+    return (at_least is None or number >= at_least) and (at_most is None or number <= at_most)
 
 
 def _bounds(

@@ -34,17 +34,12 @@ class DataLoaderAttributeError(ArgumentError, AttributeError):
 
 
 class DataLoaderCompat:
-    """The attributes of a loader that exist for frameworks alone.
-
-    Attributes:
-        batch_size: rows of this rank's batches.
-        is_integrated: whether one of our integrations iterates the loader, which then does what its framework
-            lacks.
-        is_recounted: whether the framework recounts the steps of each epoch, as LoaderCheck makes Lightning do.
-    """
+    """The attributes of a loader that exist for frameworks alone."""
 
     batch_size: int
+    #: Whether one of our integrations iterates the loader, which then does what its framework lacks.
     is_integrated = False
+    #: Whether the framework recounts the steps of each epoch, as LoaderCheck makes Lightning do.
     is_recounted = False
 
     @property
@@ -76,8 +71,6 @@ class DataLoaderCompat:
 # before the loaders resumed, and counts the batches done by itself (Lightning-AI/pytorch-lightning#19764).
 
 _FIT_LOOPS = ("lightning.pytorch.loops.fit_loop", "pytorch_lightning.loops.fit_loop")
-#: How far above `SamplerShim.set_epoch` the frame of the fit loop is, at most.
-_FIT_LOOP_CALLERS = 4
 _USE_LOADER_CHECK = (
     "give callbacks=[rankfeed.integrations.lightning.LoaderCheck()] to the Trainer that saves and to the Trainer "
     "that resumes"
@@ -87,10 +80,6 @@ _USE_LOADER_CHECK = (
 @dataclass(frozen=True)
 class SamplerShim:
     """Takes the ``set_epoch`` that frameworks call on samplers.
-
-    Args:
-        loader: whose epoch is set.
-        batch_size: of a rank.
 
     Examples:
         >>> import rankfeed as rf
@@ -105,7 +94,6 @@ class SamplerShim:
 
     @property
     def sampler(self) -> SamplerShim:
-        """Itself."""
         return self
 
     def set_epoch(self, epoch: int) -> None:
@@ -114,15 +102,18 @@ class SamplerShim:
         The shorter of several loaders, which begins again within an epoch of the framework, is ahead of its count.
         """
         loader, progress = self.loader, self.loader.progress
-        if not loader.is_stream and not loader.is_recounted and len(loader) != self._steps_of_whole_epoch():
-            raise StateError(
-                "resuming on other ranks or with another batch size would lose samples: Lightning limits each "
-                "epoch to the number of batches that it counted before it resumed",
-                expected=f"{self._steps_of_whole_epoch()} batches in this epoch, as in a whole one",
-                found=f"{len(loader)}, of which {progress.begun.steps} were done before",
-                where=_rank(loader.topology),
-                remedy=_USE_LOADER_CHECK,
-            )
+        if not loader.is_stream and not loader.is_recounted:
+            begun, steps, topology = progress.begun, len(loader), loader.topology
+            whole = len(Schedule(loader.plan, batch_size=self.batch_size, topology=topology, tail=loader.tail))
+            if steps != whole:
+                raise StateError(
+                    "resuming on other ranks or with another batch size would lose samples: Lightning limits each "
+                    "epoch to the number of batches that it counted before it resumed",
+                    expected=f"{whole} batches in this epoch, as in a whole one",
+                    found=f"{steps}, of which {begun.steps} were done before",
+                    where=_rank(topology),
+                    remedy=_USE_LOADER_CHECK,
+                )
         begun, fit_loop = progress.begun, _resuming_fit_loop()
         is_unread = begun.position and progress.cursor == begun
         if epoch >= loader.epoch or not is_unread:
@@ -130,18 +121,10 @@ class SamplerShim:
         if fit_loop is not None:
             _check_batches_done(loader, begun.epoch, epoch, fit_loop)
 
-    def _steps_of_whole_epoch(self) -> int:
-        loader = self.loader
-        return len(Schedule(loader.plan, batch_size=loader.batch_size, topology=loader.topology, tail=loader.tail))
-
 
 def _resuming_fit_loop() -> Any:
     """The fit loop of a Lightning Trainer that is resuming and calls `set_epoch`; None for any other caller."""
-    frame = sys._getframe(1)
-    for _ in range(_FIT_LOOP_CALLERS):
-        if frame.f_back is None:
-            break
-        frame = frame.f_back
+    for frame in _callers():
         if frame.f_code.co_name == "on_advance_start" and frame.f_globals.get("__name__") in _FIT_LOOPS:
             loop = frame.f_locals["self"]
             return loop if loop.restarting else None
@@ -159,16 +142,25 @@ def _check_batches_done(loader: Any, saved_epoch: int, epoch: int, loop: Any) ->
     done = progress.current.completed + inner.restarted_on_train_batch_end
     if inner.restarted_on_train_batch_end and done >= loop.max_batches:
         done = 0  # the next epoch
+    found = f"it has delivered {begun.steps} of epoch {loader.epoch}"
+    differs = begun.steps != done
     if loader.is_stream:
-        if progress.is_last_batch and not begun.steps:
-            return  # both begin an epoch; the Trainer does not count the batches of a stream beforehand
+        # Both may begin an epoch; the Trainer does not count the batches of a stream beforehand.
+        differs = differs and not (progress.is_last_batch and not begun.steps)
     elif len(loader) < max(map(length_or_inf, loop._combined_loader.flattened)):
         # The shorter of several loaders is elsewhere. Under "max_size" it stays at its end until the next epoch.
-        if loop._combined_loader._mode == "max_size" and done and saved_epoch > epoch:
-            raise _lost_batches(loader, epoch, done, f"it is in epoch {saved_epoch}")
-        return
-    if begun.steps != done:
-        raise _lost_batches(loader, epoch, done, f"it has delivered {begun.steps} of epoch {loader.epoch}")
+        differs = bool(loop._combined_loader._mode == "max_size" and done and saved_epoch > epoch)
+        found = f"it is in epoch {saved_epoch}"
+    if differs:
+        raise StateError(
+            "resuming from this checkpoint would lose or repeat samples: the Trainer and the loader are at "
+            "different batches",
+            expected=f"a loader that has delivered the {done} batches of epoch {epoch} that the Trainer has done",
+            found=found,
+            where=_rank(loader.topology),
+            remedy=f"{_USE_LOADER_CHECK}; instead of a checkpoint saved without it, of a stream or during a "
+            "batch, use one saved at the end of an epoch",
+        )
 
 
 def length_or_inf(loader: Any) -> float:
@@ -177,18 +169,6 @@ def length_or_inf(loader: Any) -> float:
         return len(loader)
     except (TypeError, NotImplementedError):
         return math.inf
-
-
-def _lost_batches(loader: Any, epoch: int, done: int, found: str) -> StateError:
-    return StateError(
-        "resuming from this checkpoint would lose or repeat samples: the Trainer and the loader are at different "
-        "batches",
-        expected=f"a loader that has delivered the {done} batches of epoch {epoch} that the Trainer has done",
-        found=found,
-        where=_rank(loader.topology),
-        remedy=f"{_USE_LOADER_CHECK}; instead of a checkpoint saved without it, of a stream or during a batch, "
-        "use one saved at the end of an epoch",
-    )
 
 
 # Ray Train 2.60: the training function gets the checkpoint, and nothing shows whether it loads it into the loader.
@@ -237,9 +217,8 @@ def refuse_unprepared(loader: Any) -> None:
 # (huggingface/accelerate#3520, #4199). WebDataset 1.0: ``split_by_node`` and ``split_by_worker`` take every n-th
 # item of any input (webdataset/webdataset#441). The wrapper that shards is among the callers of the iteration.
 
-_ACCELERATE = "accelerate.data_loader"
+_ACCELERATE, _WEBDATASET = "accelerate.data_loader", "webdataset.shardlists"
 _ACCELERATE_SHARDING = ("BatchSamplerShard", "IterableDatasetShard", "DataLoaderDispatcher")
-_WEBDATASET = "webdataset.shardlists"
 
 
 def refuse_double_sharding(topology: Topology) -> None:
@@ -248,14 +227,14 @@ def refuse_double_sharding(topology: Topology) -> None:
     Examples:
         >>> refuse_double_sharding(Topology(rank=1, world_size=2))
     """
-    num_workers = topology.worker()[1]
-    if topology.world_size == num_workers == 1:
-        return
-    if _ACCELERATE not in sys.modules and _WEBDATASET not in sys.modules:
+    ranks, workers = topology.world_size, topology.worker()[1]
+    if ranks == workers == 1 or (_ACCELERATE not in sys.modules and _WEBDATASET not in sys.modules):
         return
     for frame in _callers():
-        module, name = frame.f_globals.get("__name__"), _callable_name(frame)
-        if module == _ACCELERATE and topology.world_size > 1 and name in _ACCELERATE_SHARDING:
+        module, owner = frame.f_globals.get("__name__"), frame.f_locals.get("self")
+        # type(), since __class__ of Accelerate's loaders is that of the wrapped DataLoader
+        name = frame.f_code.co_name if owner is None else type(owner).__name__
+        if module == _ACCELERATE and ranks > 1 and name in _ACCELERATE_SHARDING:
             framework, share = "Accelerate", "rank"
             expected = "a DataLoader that is not passed to accelerator.prepare"
             remedy = (
@@ -263,8 +242,7 @@ def refuse_double_sharding(topology: Topology) -> None:
                 "rankfeed.integrations.accelerate.accelerated, or leave this DataLoader out of prepare"
             )
         elif module == _WEBDATASET and (
-            (name == "split_by_node" and topology.world_size > 1)
-            or (name == "split_by_worker" and num_workers > 1)
+            (name == "split_by_node" and ranks > 1) or (name == "split_by_worker" and workers > 1)
         ):
             framework, share = "WebDataset", "rank" if name == "split_by_node" else "worker"
             expected, remedy = f"a pipeline without {name}: its input is sharded already", "leave it out"
@@ -279,23 +257,12 @@ def refuse_double_sharding(topology: Topology) -> None:
         )
 
 
-def _callable_name(frame: FrameType) -> str:
-    """Class of the method that the frame runs, or name of the function."""
-    owner = frame.f_locals.get("self")
-    # type(), since __class__ of Accelerate's loaders is that of the wrapped DataLoader
-    return frame.f_code.co_name if owner is None else type(owner).__name__
-
-
 # torchdata 0.11: with workers, StatefulDataLoader goes back to the last of its snapshots, and skips as many of its
 # own steps as the job had taken since: on other ranks those are other samples (meta-pytorch/data#1283).
 
 
 class SamplerIterator(Iterator[_T]):
-    """The iterator of a sampler; its state is the number of samples in a step.
-
-    Args:
-        items: what is yielded.
-        samples_in_step: of a full step, over all ranks.
+    """The iterator of a sampler; its state is the number of samples in a full step, over all ranks.
 
     Examples:
         >>> iterator = SamplerIterator(iter([4, 7]), samples_in_step=2)
@@ -316,7 +283,11 @@ class SamplerIterator(Iterator[_T]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Called by a StatefulDataLoader, after the sampler's own."""
-        saved, skipped = state.get("samples_in_step"), _steps_to_skip()
+        saved, skipped = state.get("samples_in_step"), 0
+        for frame in _callers():
+            if frame.f_globals.get("__name__") == "torchdata.stateful_dataloader.stateful_dataloader":
+                resuming = frame.f_locals.get("next_iter_state") or {}
+                skipped = skipped or int(resuming.get("_steps_since_snapshot", 0))
         if skipped and saved != self._samples_in_step:
             raise StateError(
                 "the DataLoader resumes from an older snapshot by skipping steps, which have another size now",
@@ -325,16 +296,6 @@ class SamplerIterator(Iterator[_T]):
                 remedy="resume with the number of ranks and the batch size of the job that saved; to change them,"
                 " save with StatefulDataLoader(snapshot_every_n_steps=1), or at a multiple of its value",
             )
-
-
-def _steps_to_skip() -> int:
-    """How many steps the StatefulDataLoader among the callers will skip."""
-    for frame in _callers():
-        if frame.f_globals.get("__name__") == "torchdata.stateful_dataloader.stateful_dataloader":
-            state = frame.f_locals.get("next_iter_state") or {}
-            if "_steps_since_snapshot" in state:
-                return int(state["_steps_since_snapshot"])
-    return 0
 
 
 def _callers() -> Iterator[FrameType]:

@@ -1,61 +1,65 @@
-"""Compares what the ranks delivered in an epoch with the plan."""
+"""Compares what the ranks delivered in an epoch with the plan, by intervals of positions."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from rankfeed.errors import AuditError
 from rankfeed.loading.rank_group import TorchRankGroup, is_distributed, process_count
-from rankfeed.plan import InvertibleBloomTable, MultisetDifference, Schedule
-
-_CHUNK = 1 << 16
+from rankfeed.plan import Coverage, Schedule
+from rankfeed.plan.plan import Int64
 
 
 @dataclass(frozen=True)
 class EpochAudit:
-    """What one or several ranks delivered of an epoch, or of what was left of it. About 36 KiB; pickles.
+    """What one or several ranks delivered of an epoch, or of what was left of it: a few integers per rank.
 
     Attributes:
         ranks: the ranks included.
         world_size: number of ranks of the job.
+        plan: fingerprint of the plan.
         epoch: the epoch.
         start: the first position.
         end: the position after the last one.
         steps: of each rank included.
-        delivered: counts of the samples delivered.
-        planned: counts of the samples of the plan; each rank counts an equal part.
+        delivered: the positions of the samples delivered.
     """
 
     ranks: tuple[int, ...]
     world_size: int
+    plan: str
     epoch: int
     start: int
     end: int
     steps: tuple[int, ...]
-    delivered: InvertibleBloomTable
-    planned: InvertibleBloomTable
+    delivered: Coverage = field(default_factory=Coverage)
 
     @classmethod
-    def of_rank(cls, schedule: Schedule, delivered: InvertibleBloomTable) -> EpochAudit:
-        """The report of a rank at the end of its schedule.
-
-        Counting the planned samples costs as much as planning them, so each rank counts an equal range of
-        positions (contiguous, unlike its batches).
-        """
-        end = schedule.end
-        span = end - schedule.start
-        low = schedule.start + schedule.rank * span // schedule.world_size
-        high = schedule.start + (schedule.rank + 1) * span // schedule.world_size
-        planned = InvertibleBloomTable()
-        for first in range(low, high, _CHUNK):
-            positions = np.arange(first, min(first + _CHUNK, high))
-            planned.add(schedule.plan.sample_ids(schedule.epoch, positions))
+    def of_rank(cls, schedule: Schedule, plan: str) -> EpochAudit:
+        """The report of a rank at the start of its schedule, to be completed by `add`."""
         ranks, steps = (schedule.rank,), (len(schedule),)
-        bounds = schedule.epoch, schedule.start, end
-        return cls(ranks, schedule.world_size, *bounds, steps, delivered, planned)
+        return cls(ranks, schedule.world_size, plan, schedule.epoch, schedule.start, schedule.end, steps)
+
+    def add(self, schedule: Schedule, step: int, sample_ids: Int64) -> None:
+        """Count the batch of a step.
+
+        Raises:
+            AuditError: it has other samples than the schedule.
+        """
+        expected = schedule.batch(step)[schedule.valid(step)]
+        if not np.array_equal(sample_ids, expected):
+            raise AuditError(
+                "a batch has other samples than the plan",
+                expected=f"samples {expected[:8].tolist()}",
+                found=f"samples {sample_ids[:8].tolist()}",
+                where=f"rank {schedule.rank}, epoch {schedule.epoch}, step {step}",
+            )
+        first = schedule.first_position(step)
+        self.delivered.add(first, first + len(sample_ids))
 
     @classmethod
     def merge(cls, reports: Sequence[EpochAudit]) -> EpochAudit:
@@ -65,14 +69,13 @@ class EpochAudit:
         reports agree.
 
         Raises:
-            AuditError: there are none, they are of different epochs, positions or world sizes, or peers of one
-                rank disagree.
+            AuditError: there are none, they are of different plans, epochs, positions or world sizes, or peers of
+                one rank disagree.
         """
         if not reports:
             raise AuditError("there are no reports to merge", expected="one report of each rank")
         first = reports[0]
-        by_rank: dict[int, EpochAudit] = {}
-        delivered, planned = InvertibleBloomTable(), InvertibleBloomTable()
+        by_ranks: dict[tuple[int, ...], EpochAudit] = {}
         for report in sorted(reports, key=lambda report: report.ranks):
             if report._range() != first._range():
                 raise AuditError(
@@ -80,64 +83,68 @@ class EpochAudit:
                     expected=f"rank {first.ranks[0]}: {first._range()}",
                     found=f"rank {report.ranks[0]}: {report._range()}",
                 )
-            known = [by_rank[rank] for rank in report.ranks if rank in by_rank]
-            if known:
-                if known[0].delivered.difference(report.delivered):
-                    raise AuditError(
-                        "processes of one rank delivered different samples", where=f"rank {report.ranks[0]}"
-                    )
-                continue
-            by_rank |= dict.fromkeys(report.ranks, report)
-            delivered.merge(report.delivered)
-            planned.merge(report.planned)
-        ranks = tuple(sorted(by_rank))
-        steps = tuple(by_rank[rank].steps[by_rank[rank].ranks.index(rank)] for rank in ranks)
-        bounds = first.epoch, first.start, first.end
-        return cls(ranks, first.world_size, *bounds, steps, delivered, planned)
+            known = by_ranks.setdefault(report.ranks, report)
+            if known.delivered.runs != report.delivered.runs:
+                raise AuditError(
+                    "processes of one rank delivered different samples", where=f"rank {report.ranks[0]}"
+                )
+        counted = by_ranks.values()
+        steps = {rank: step for each in counted for rank, step in zip(each.ranks, each.steps, strict=True)}
+        delivered = Coverage(run for each in counted for run in each.delivered.runs)
+        bounds = first.plan, first.epoch, first.start, first.end
+        ranks = tuple(sorted(steps))
+        return cls(ranks, first.world_size, *bounds, tuple(steps[rank] for rank in ranks), delivered)
 
     @property
     def complete(self) -> bool:
-        """Whether all ranks are included."""
         return self.ranks == tuple(range(self.world_size))
 
-    def difference(self) -> MultisetDifference:
-        """Samples missing and repeated; final once all ranks are included."""
-        return self.delivered.difference(self.planned)
+    @property
+    def missing(self) -> int:
+        """Samples of the plan that were not delivered; final once all ranks are included."""
+        return sum(high - low for low, high in self.delivered.missing(self.start, self.end, most=sys.maxsize))
+
+    @property
+    def repeated(self) -> int:
+        """How often a sample was delivered that had been delivered before."""
+        return len(self.delivered) - (self.end - self.start) + self.missing
 
     def check(self) -> None:
         """Raise AuditError unless every sample was delivered once, in the same number of steps on every rank."""
         where = f"epoch {self.epoch}, positions {self.start} to {self.end}"
+        planned = self.end - self.start
         if not self.complete:
             absent = sorted({*range(self.world_size)} - {*self.ranks})
-            missing = self.end - self.start - self.delivered.count
             raise AuditError(
-                f"{missing} samples missing: some ranks delivered nothing, or with the number of another rank",
-                expected=f"{self.end - self.start} samples from {self.world_size} ranks",
-                found=f"{self.delivered.count} samples from ranks {list(self.ranks)}, none from {absent[:8]}",
+                f"{planned - len(self.delivered)} samples missing: some ranks delivered nothing, or with the "
+                "number of another rank",
+                expected=f"{planned} samples from {self.world_size} ranks",
+                found=f"{len(self.delivered)} samples from ranks {list(self.ranks)}, none from {absent[:8]}",
                 where=where,
                 remedy="give every process its own rank, or leave topology out so that it is detected",
             )
-        difference = self.difference()
-        if difference:
-            least = "" if difference.exact else "at least "
+        if self.missing or self.repeated:
+            gaps, repeated = self.delivered.missing(self.start, self.end), self.delivered.repeated()
+            some = [f"positions {low} to {high} missing" for low, high in gaps]
+            some += [f"positions {low} to {high} repeated" for low, high in repeated]
             raise AuditError(
-                f"{least}{difference.missing} samples missing, {least}{difference.repeated} repeated",
-                expected=f"{self.planned.count} samples, each once",
-                found=f"{self.delivered.count} delivered" + _describe_ids(difference),
+                f"{self.missing} samples missing, {self.repeated} repeated",
+                expected=f"{planned} samples, each once",
+                found="; ".join([f"{len(self.delivered)} delivered", *some]),
                 where=where,
             )
         if len({*self.steps}) > 1:
             raise AuditError("ranks took different numbers of steps", found=list(self.steps), where=where)
 
     def __str__(self) -> str:
-        difference = self.difference()
         return (
-            f"epoch {self.epoch}: {self.delivered.count} samples, ranks {list(self.ranks)} of {self.world_size}, "
-            f"steps {list(self.steps)}, {difference.missing} missing, {difference.repeated} repeated"
+            f"epoch {self.epoch}: {len(self.delivered)} samples, ranks {list(self.ranks)} of {self.world_size}, "
+            f"steps {list(self.steps)}, {self.missing} missing, {self.repeated} repeated"
         )
 
     def _range(self) -> str:
-        return f"epoch {self.epoch}, positions {self.start} to {self.end}, {self.world_size} ranks"
+        positions = f"positions {self.start} to {self.end}"
+        return f"plan {self.plan}, epoch {self.epoch}, {positions}, {self.world_size} ranks"
 
 
 def gather_audits(report: EpochAudit, *, launcher: str) -> EpochAudit | None:
@@ -159,8 +166,3 @@ def gather_audits(report: EpochAudit, *, launcher: str) -> EpochAudit | None:
     # Gloo's thread needs the GIL once more to release the tensors: a process that ends right here aborts.
     group.barrier()
     return EpochAudit.merge(reports)
-
-
-def _describe_ids(difference: MultisetDifference) -> str:
-    some = list(difference.ids.items())[:8]
-    return "; ".join(["", *(f"sample {each} {count:+d}" for each, count in some)])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -44,69 +44,31 @@ _PREFETCH_CALLS = 8
 
 @dataclass(frozen=True)
 class BatchResult:
-    """The batch of a step.
-
-    Attributes:
-        step: counted from the start of the iteration.
-        batch: what the user gets.
-        sample_ids: int64, the samples in it without padding rows.
-        rows: with padding rows.
-        padding: bytes of ragged padding, and of the padded columns.
-        lookups: rows whose chunk was already decoded, and all rows read from chunks.
-    """
+    """The batch of a step, which is counted from the start of the iteration."""
 
     step: int
-    batch: Any
-    sample_ids: Int64
-    rows: int
+    batch: Any  # what the user gets
+    sample_ids: Int64  # without padding rows
     padding: Padding = (0, 0)
-    lookups: tuple[int, int] = (0, 0)
+    lookups: tuple[int, int] = (0, 0)  # rows whose chunk was already decoded, and all rows read from chunks
 
 
 @dataclass(frozen=True)
 class BatchSpec:
-    """What a rank reads at a step.
-
-    Attributes:
-        step: counted from the start of the iteration.
-        ids: int64, the samples.
-        valid: bool, False for padding rows.
-        rank: the rank.
-        epoch: the epoch.
-        position: samples of the epoch before them.
-        masked: whether any rank has padding rows at this step, or may have.
-        samples: of a stream, the samples, which cannot be fetched by id.
-        layout: of a stream, the layout that all ranks agreed on.
-        infer_layout: return the layout of the samples instead of a batch (`BatchBuilder.layout_of`).
-    """
+    """What a rank reads at a step."""
 
     step: int
     ids: Int64
-    valid: npt.NDArray[np.bool_]
+    valid: npt.NDArray[np.bool_]  # False for padding rows
     rank: int
     epoch: int
-    position: int
-    masked: bool
-    samples: Sequence[Any] | None = None
-    layout: Layout | None = None
-    infer_layout: bool = False
-
-    @classmethod
-    def of_step(cls, schedule: Schedule, step: int) -> BatchSpec:
-        """The samples of a step of a schedule."""
-        return cls(
-            step,
-            schedule.batch(step),
-            schedule.valid(step),
-            schedule.rank,
-            schedule.epoch,
-            schedule.first_position(step),
-            schedule.is_filled(step),
-        )
+    position: int  # samples of the epoch before them
+    masked: bool  # whether any rank has padding rows at this step, or may have
+    samples: Sequence[Any] | None = None  # of a stream, whose samples cannot be fetched by id
+    layout: Layout | None = None  # of a stream, the layout that all ranks agreed on
 
     @property
     def where(self) -> str:
-        """The location for an error message."""
         return f"rank {self.rank}, epoch {self.epoch}, step {self.step}"
 
 
@@ -115,7 +77,7 @@ class BatchBuilder:
     """Builds batches. It pickles: a worker process gets a copy, with a source that opens its files there.
 
     Attributes:
-        source: the samples; None where they come with the `BatchSpec`.
+        source: the samples, except those that come with the `BatchSpec`.
         seed_globals: seed the global generators for each sample; not in threads, which share them.
         prefetch_steps: how many steps ahead reads are announced to the source; a multiple of ``stride``.
         stride: a worker process builds one step in ``stride``, and announces only these to its source.
@@ -125,7 +87,6 @@ class BatchBuilder:
     """
 
     source: Source
-    columns: Sequence[str] | None
     transform: Callable[..., Any] | None
     batch_transform: Callable[..., Any] | None
     collate_fn: Callable[[list[Any]], Any] | None
@@ -134,6 +95,7 @@ class BatchBuilder:
     seed: int
     id_column: str | None
     seed_globals: bool
+    columns: Sequence[str] | None = None
     prefetch_steps: int = 0
     stride: int = 1
     layout: Layout | None = None
@@ -147,18 +109,16 @@ class BatchBuilder:
         self.__dict__.update(state, allocate=BufferPool().allocate)
 
     def build_step(self, schedule: Schedule, step: int) -> BatchResult:
-        """The batch of a step of a schedule."""
         if self.prefetch_steps and self.source.prefetch_distance:
             self._announce(schedule, step)
-        result = self.build(BatchSpec.of_step(schedule, step))
+        ids, valid, masked = schedule.batch(step), schedule.valid(step), schedule.is_filled(step)
+        first = schedule.first_position(step)
+        result = self.build(BatchSpec(step, ids, valid, schedule.rank, schedule.epoch, first, masked))
         if step + self.stride >= len(schedule):  # the last step that this process builds
             self.source.check_unchanged()
         return result
 
     def build(self, spec: BatchSpec) -> BatchResult:
-        """The batch of a `BatchSpec`; raises as `build_step` does."""
-        if spec.infer_layout:
-            return BatchResult(spec.step, self.layout_of(spec), spec.ids, 0)
         if not self.has_layout and spec.samples is None:
             self.fix_layout()
         hits, lookups = LOOKUPS.so_far
@@ -171,16 +131,23 @@ class BatchBuilder:
                 seed_global_rngs(streams.word(spec.position))
             batch: Any
             if isinstance(rows, Columns) and self.collate_fn is None:
-                batch = self._collate_columns(rows, spec.where)
+                try:
+                    batch = collate(rows, self.ragged, self.allocate, pad_to=self.pad_to)
+                except ArgumentError as error:
+                    raise _user_error("the samples could not be collated", error, spec.where) from error
                 padding = _padding(rows, self.pad_to) if self.ragged == "pad" else (0, 0)
             else:
                 batch, padding = self._collate_samples(_as_samples(rows), spec)
             self._add_columns(batch, spec)
             if self.batch_transform is not None:
-                batch = self._transform_batch(self.batch_transform, batch, streams, spec)
+                generator = (streams.generator(spec.position),) if wants_rng(self.batch_transform) else ()
+                try:
+                    batch = self.batch_transform(batch, *generator)
+                except (Exception, SystemExit) as error:
+                    raise _user_error("the batch transform raised", error, spec.where) from error
         delivered = spec.ids if spec.valid.all() else spec.ids[spec.valid]
         found = LOOKUPS.so_far[0] - hits, LOOKUPS.so_far[1] - lookups
-        return BatchResult(spec.step, batch, delivered, len(spec.ids), padding, found)
+        return BatchResult(spec.step, batch, delivered, padding, found)
 
     def fix_layout(self) -> None:
         """Infer the fields of all batches once: from what is declared, or from eight evenly spaced samples.
@@ -196,7 +163,11 @@ class BatchBuilder:
             self.layout, self.has_layout = declared.layout, True
             return
         for count in (PROBES, MORE_PROBES):
-            ids, samples = self._probe(probe_ids(len(self.source), count))
+            probes = probe_ids(len(self.source), count)
+            valid = np.ones(len(probes), np.bool_)
+            ids, samples, failure = self._try_samples(BatchSpec(0, probes, valid, 0, 0, 0, False))
+            if failure is not None and not samples:
+                raise failure
             try:
                 layout = self._layout_of(samples)
             except Mismatch as error:
@@ -215,29 +186,35 @@ class BatchBuilder:
 
         Samples that the transform fails on are left to the batch that they are in.
         """
-        samples = spec.samples or ()
-        rows = (
-            replace(spec, ids=spec.ids[row : row + 1], samples=[copy_sample(samples[row])])
-            for row in range(len(samples))
-        )
-        ids, transformed, _ = self._try_samples(rows)
+        ids, transformed, _ = self._try_samples(spec)
         try:
             return self._layout_of(transformed) if transformed else None
         except Mismatch as error:
             return self.field_error(error, f"sample {ids[error.row]}, {spec.where}")
 
     def field_error(self, error: Mismatch, where: str, layout: Layout | None = None) -> RankfeedError:
-        """The error to raise for a sample that does not fit."""
-        declared, transformed = self.source.declared, self.transform is not None
-        return _field_error(
-            error, where, declared=declared, transformed=transformed, ragged=self.ragged, layout=layout
+        """The error to raise for a sample that does not fit the others, or the ``layout`` of the batches."""
+        declared = self.source.declared
+        owner = declared.what if declared is not None else "the Dataset"
+        kind: type[RankfeedError] = StreamError if owner == "the stream" else SourceError
+        if self.transform is not None:
+            kind, owner = TransformError, "the transform"
+        if layout is None:
+            summary = f"samples of {owner} do not have the same fields: {error.summary}"
+        else:
+            summary = f"a sample of {owner} does not fit the fields of the batches: {error.summary}"
+        return kind(
+            summary,
+            expected=error.expected,
+            found=error.found,
+            where=f"{error.where}, {where}" if error.where else where,
+            remedy=_remedy(error, declared, self.ragged, layout),
         )
 
     def _announce(self, schedule: Schedule, step: int) -> None:
         """Tell the source about later steps, a few at a time; at the first step, about all of them until then."""
-        ahead = self.prefetch_steps // self.stride
+        ahead, done = self.prefetch_steps // self.stride, step // self.stride
         group = max(1, ahead // _PREFETCH_CALLS)
-        done = step // self.stride
         if done % group:
             return
         for after in range(ahead - ahead % group if done else 0, ahead + 1, group):
@@ -262,72 +239,53 @@ class BatchBuilder:
 
     def _layout_of(self, samples: Sequence[Any]) -> Layout:
         """The common layout of transformed samples; raises Mismatch if there is none."""
-        declared = self.source.declared
+        declared, known = self.source.declared, {}
         if declared is not None:
             known = {name: Field("ragged") for name in declared.ragged}
         elif self.source.as_dicts:
             known = {name: each for name, each in self.source.fields.items() if each.kind in ("ragged", "object")}
-        else:
-            known = {}
         layout = infer_layout(samples, known, loose=self.ragged == "list")
-        arrays = [
-            dotted_name(path)
-            for path, leaf in leaves(layout)
-            if leaf.how == "arrays" or leaf.field.kind == "ragged"
-        ]
+        named = {dotted_name(path): leaf for path, leaf in leaves(layout)}
+        arrays = [name for name, leaf in named.items() if leaf.how == "arrays" or leaf.field.kind == "ragged"]
         wrong = [name for name in (declared.ragged if declared is not None else ()) if name not in arrays]
         if wrong:
-            found = ", ".join(f"{dotted_name(path)!r}: {leaf}" for path, leaf in leaves(layout))
+            found = ", ".join(f"{name!r}: {leaf}" for name, leaf in named.items())
             raise Mismatch.of("ragged= names a field that is no array", (), "names", expected=wrong, found=found)
         if self.source.collate is None:
             map_leaves(samples, layout, check_collated)
         return layout
 
-    def _probe(self, ids: Int64) -> tuple[list[int], list[Any]]:
-        """Samples transformed as in epoch 0, and their ids; failing ones are left out, unless all fail."""
+    def _try_samples(self, spec: BatchSpec) -> tuple[list[int], list[Any], Exception | None]:
+        """Samples transformed one by one, the ids of those that did not fail, and the first error.
 
-        def spec(some: Int64) -> BatchSpec:
-            return BatchSpec(0, some, np.ones(len(some), np.bool_), 0, 0, 0, False)
-
-        if self.source.supports_batched_getitem:
-            found, samples, error = self._try_samples([spec(ids)])
-            if error is None:
-                return found, samples
-        found, samples, error = self._try_samples(spec(ids[row : row + 1]) for row in range(len(ids)))
-        if error is not None and not samples:
-            raise error
-        return found, samples
-
-    def _try_samples(self, specs: Iterable[BatchSpec]) -> tuple[list[int], list[Any], Exception | None]:
-        """Transformed samples, their ids, and the first error; without an effect on later random numbers."""
+        Without an effect on later random numbers.
+        """
         trial = replace(self, seed_globals=True)
         found: list[int] = []
-        samples: list[Any] = []
+        transformed: list[Any] = []
         first_error: Exception | None = None
         with preserve_rng_state():
-            for spec in specs:
+            if spec.samples is None and self.source.supports_batched_getitem:
+                with suppress(Exception):
+                    return spec.ids.tolist(), list(_as_samples(trial._rows(spec))), None
+            for row, sample_id in enumerate(spec.ids.tolist()):
+                samples = None if spec.samples is None else [copy_sample(spec.samples[row])]
                 try:
-                    samples += _as_samples(trial._rows(spec))
-                    found += spec.ids.tolist()
+                    one = replace(spec, ids=spec.ids[row : row + 1], samples=samples)
+                    transformed += _as_samples(trial._rows(one))
+                    found.append(sample_id)
                 except Exception as error:
                     first_error = first_error or error
-        return found, samples, first_error
+        return found, transformed, first_error
 
     def _rows(self, spec: BatchSpec) -> Columns | Sequence[Any]:
-        """The samples of a batch, transformed; as columns where the source has them."""
         rows = self._read(spec.ids, spec.epoch) if spec.samples is None else spec.samples
         if self.transform is None:
             return rows
         samples: Iterable[Any] = _as_samples(rows)
-        if (
-            self.source.collate is not None
-        ):  # such samples are shared by reference, and a transform may work in place
-            samples = map(copy_sample, samples)
-        return self._transform_samples(self.transform, samples, spec)
-
-    def _transform_samples(
-        self, transform: Callable[..., Any], samples: Iterable[Any], spec: BatchSpec
-    ) -> list[Any]:
+        if self.source.collate is not None:
+            samples = map(copy_sample, samples)  # they are shared by reference, and a transform may work in place
+        transform = self.transform
         streams, with_rng = RngStreams("sample", self.seed, spec.epoch), wants_rng(transform)
         transformed = []
         for sample_id, sample in zip(spec.ids.tolist(), samples, strict=True):
@@ -369,12 +327,6 @@ class BatchBuilder:
         rows = self.source.fetch(ids, self.columns)
         return rows if self.source.as_dicts else rows[""].rows()
 
-    def _collate_columns(self, rows: Columns, where: str) -> dict[str, Any]:
-        try:
-            return collate(rows, self.ragged, self.allocate, pad_to=self.pad_to)
-        except ArgumentError as error:
-            raise _user_error("the samples could not be collated", error, where) from error
-
     def _collate_samples(self, samples: Sequence[Any], spec: BatchSpec) -> tuple[Any, Padding]:
         layout = spec.layout or self.layout
         try:
@@ -389,19 +341,8 @@ class BatchBuilder:
         except (Exception, SystemExit) as error:
             raise _user_error("the samples could not be collated", error, spec.where) from error
 
-    def _transform_batch(
-        self, function: Callable[..., Any], batch: Any, streams: RngStreams, spec: BatchSpec
-    ) -> Any:
-        try:
-            return function(batch, streams.generator(spec.position)) if wants_rng(function) else function(batch)
-        except (Exception, SystemExit) as error:
-            raise _user_error("the batch transform raised", error, spec.where) from error
-
     def _add_columns(self, batch: Any, spec: BatchSpec) -> None:
-        """Add the sample ids and the padding mask."""
-        extra: dict[str, npt.NDArray[Any]] = {}
-        if self.id_column is not None:
-            extra[self.id_column] = spec.ids
+        extra: dict[str, npt.NDArray[Any]] = {} if self.id_column is None else {self.id_column: spec.ids}
         if spec.masked:
             extra["valid"] = spec.valid
         if not extra:
@@ -448,33 +389,6 @@ def _padding(rows: Columns, pad_to: int) -> Padding:
 
 def _user_error(summary: str, error: BaseException, where: str) -> TransformError:
     return TransformError(summary, found=f"{type(error).__name__}: {safe_str(error)}", where=where)
-
-
-def _field_error(
-    error: Mismatch,
-    where: str,
-    *,
-    declared: Declared | None,
-    transformed: bool,
-    ragged: str,
-    layout: Layout | None,
-) -> RankfeedError:
-    """The error to raise for a mismatch."""
-    kind: type[RankfeedError] = TransformError if transformed else SourceError
-    if kind is SourceError and declared is not None and declared.what == "the stream":
-        kind = StreamError
-    owner = "the transform" if transformed else declared.what if declared is not None else "the Dataset"
-    if layout is None:
-        summary = f"samples of {owner} do not have the same fields: {error.summary}"
-    else:
-        summary = f"a sample of {owner} does not fit the fields of the batches: {error.summary}"
-    return kind(
-        summary,
-        expected=error.expected,
-        found=error.found,
-        where=f"{error.where}, {where}" if error.where else where,
-        remedy=_remedy(error, declared, ragged, layout),
-    )
 
 
 def _remedy(error: Mismatch, declared: Declared | None, ragged: str, layout: Layout | None) -> str:

@@ -32,20 +32,10 @@ def check_ragged(ragged: object, pad_to: object = 1) -> tuple[RaggedAs, int]:
 def collate(
     columns: Columns, ragged: RaggedAs, allocate: Allocate = np.empty, *, pad_to: int = 1
 ) -> dict[str, Any]:
-    """A batch as a dict of tensors.
+    """A batch as a dict of tensors; bytes and text as lists.
 
-    Args:
-        columns: rows of the batch.
-        ragged: "pad" gives a tensor [rows, longest, *inner] and ``<name>_lengths`` (int64 [rows]), "nested" a
-            jagged nested tensor, "list" a list of tensors.
-        allocate: allocates the tensors.
-        pad_to: the longest length is rounded up to a multiple of it.
-
-    Returns:
-        tensors by column name; bytes and text as lists.
-
-    Raises:
-        ArgumentError: the lengths of a ragged column would take the name of another column.
+    A ragged column is padded, with ``<name>_lengths`` (int64 [rows]) beside it and its longest length rounded up
+    to a multiple of ``pad_to``; or it becomes a jagged nested tensor, or a list of tensors.
 
     Examples:
         >>> rows = Columns.from_samples([{"x": [1, 2], "y": 5}, {"x": [3], "y": 6}])
@@ -58,20 +48,13 @@ def collate(
         if isinstance(column, Dense):
             batch[name] = torch.from_numpy(column.gather(allocate))
         elif isinstance(column, Ragged):
-            if ragged == "pad":
-                if f"{name}_lengths" in columns:
-                    raise _name_conflict(f"{name}_lengths")
-                batch[name] = torch.from_numpy(column.pad(allocate, multiple=pad_to))
-                batch[f"{name}_lengths"] = torch.from_numpy(column.lengths.copy())
-            else:
-                values, offsets = column.compact(allocate)
-                batch[name] = _jagged(values, offsets) if ragged == "nested" else _pieces(values, offsets)
+            batch[name] = _collate_ragged(column, ragged, allocate, pad_to)
         elif isinstance(column, Bytes):
             retain_heap()
             batch[name] = column.rows()
         else:
             batch[name] = list(column.rows())
-    return batch
+    return _spread_lengths(batch)
 
 
 def collate_samples(
@@ -108,14 +91,11 @@ def collate_samples(
                 return torch.from_numpy(rows)
             return torch.from_numpy(np.stack(rows, out=allocate((len(rows), *field.shape), np.dtype(field.dtype))))
         column = Ragged.of(rows)
-        if ragged == "list":
-            return [torch.from_numpy(np.array(row)) for row in rows]
-        if ragged == "nested":
-            return _jagged(*column.compact(allocate))
-        padded = column.pad(allocate, multiple=pad_to)
-        total += padded.nbytes
-        waste += padded.nbytes - column.nbytes
-        return _Padded(torch.from_numpy(padded), torch.from_numpy(column.lengths))
+        collated = _collate_ragged(column, ragged, allocate, pad_to)
+        if isinstance(collated, _Padded):
+            total += collated.values.nbytes
+            waste += collated.values.nbytes - column.nbytes
+        return collated
 
     return _with_lengths(map_leaves(samples, layout, tensors), layout), (waste, total)
 
@@ -145,30 +125,39 @@ def _with_lengths(batch: Any, layout: Layout) -> Any:
     if layout.kind is not dict:
         parts = [_with_lengths(value, part) for value, part in zip(batch, layout.parts.values(), strict=True)]
         return layout.kind(*parts) if hasattr(layout.kind, "_fields") else layout.kind(parts)
-    found: dict[Any, Any] = {}
+    fields = {name: batch[name] for name in layout.parts}
     for name, part in layout.parts.items():
-        found[name] = _with_lengths(batch[name], part)
-        if isinstance(batch[name], _Padded):
+        if not isinstance(part, Leaf):
+            fields[name] = _with_lengths(batch[name], part)
+    return _spread_lengths(fields)
+
+
+def _spread_lengths(batch: dict[Any, Any]) -> dict[Any, Any]:
+    """The batch with the lengths of each padded field after it."""
+    found: dict[Any, Any] = {}
+    for name, value in batch.items():
+        found[name] = value
+        if isinstance(value, _Padded):
             if f"{name}_lengths" in batch or f"{name}_lengths" in found:
-                raise _name_conflict(f"{name}_lengths")
-            found[name], found[f"{name}_lengths"] = batch[name]
+                raise name_conflict(f"{name}_lengths")
+            found[name], found[f"{name}_lengths"] = value
     return found
 
 
-def _name_conflict(name: str) -> ArgumentError:
+def name_conflict(name: str) -> ArgumentError:
+    """The error for a column of lengths, ids or padding rows that would replace another one."""
     return ArgumentError(
         "the loader would add a column whose name is taken",
         found=repr(name),
-        remedy='rename that column, or take ragged="list"',
+        remedy='rename that column or leave it out (columns=), choose another id_column, or take ragged="list"',
     )
 
 
-def _jagged(values: np.ndarray[Any, Any], offsets: np.ndarray[Any, Any]) -> torch.Tensor:
-    nested: torch.Tensor = torch.nested.nested_tensor_from_jagged(
-        torch.from_numpy(values), offsets=torch.from_numpy(offsets)
-    )
-    return nested
-
-
-def _pieces(values: np.ndarray[Any, Any], offsets: np.ndarray[Any, Any]) -> list[torch.Tensor]:
-    return list(torch.from_numpy(values).split(np.diff(offsets).tolist()))
+def _collate_ragged(column: Ragged, ragged: RaggedAs, allocate: Allocate, pad_to: int) -> Any:
+    if ragged == "pad":
+        padded = column.pad(allocate, multiple=pad_to)
+        return _Padded(torch.from_numpy(padded), torch.from_numpy(column.lengths.copy()))
+    values, offsets = map(torch.from_numpy, column.compact(allocate))
+    if ragged == "nested":
+        return torch.nested.nested_tensor_from_jagged(values, offsets=offsets)
+    return list(values.split(offsets.diff().tolist()))

@@ -17,30 +17,23 @@ def to_device(batch: Any, device: torch.device) -> Any:
         >>> to_device({"x": torch.zeros(2), "names": ["a"]}, torch.device("cpu"))["names"]
         ['a']
     """
-    if isinstance(batch, torch.Tensor):
-        if device.type == "cuda" and batch.device.type == "cpu" and not batch.is_nested:
-            batch = batch.pin_memory()
-        return batch.to(device, non_blocking=True)
     if isinstance(batch, dict):
         return {name: to_device(value, device) for name, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(to_device(value, device) for value in batch))
     if isinstance(batch, (list, tuple)):
         return type(batch)(to_device(value, device) for value in batch)
-    if callable(getattr(batch, "to", None)):  # a batch of graphs, for example, which moves its own tensors
-        if device.type == "cuda" and callable(getattr(batch, "pin_memory", None)):
-            batch = batch.pin_memory()
-        return batch.to(device, non_blocking=True)
-    return batch
+    if not callable(getattr(batch, "to", None)):  # a tensor, or a batch of graphs that moves its own tensors
+        return batch
+    is_tensor = isinstance(batch, torch.Tensor)
+    can_pin = batch.device.type == "cpu" and not batch.is_nested if is_tensor else hasattr(batch, "pin_memory")
+    if device.type == "cuda" and can_pin:
+        batch = batch.pin_memory()
+    return batch.to(device, non_blocking=True)
 
 
 def check_device(device: str | int | torch.device | None) -> torch.device | None:
-    """The device that an argument names.
-
-    Examples:
-        >>> check_device("cpu")
-        device(type='cpu')
-    """
+    """The device that an argument names."""
     if device is None:
         return None
     given = device if isinstance(device, str | torch.device) else check_int("device", device, at_least=0)

@@ -21,9 +21,6 @@ class LazyTopology:
     workers. A process that starts the ranks (``srun --ntasks-per-node=1``, say) pickles the loader for them, but
     its own rank is not theirs.
 
-    Args:
-        given: the topology; None to detect it.
-
     Examples:
         >>> LazyTopology(Topology(rank=1, world_size=2)).resolve().rank
         1
@@ -53,9 +50,9 @@ class LazyTopology:
         # A spawned worker cannot ask torch.distributed, nor can another helper of a rank. But processes that were
         # started by one outside a group may be ranks themselves, and detect their own topology if there is one.
         is_helper = get_worker_info() is not None or detected.launcher == "torch.distributed"
-        if group is None and (is_helper or process == _this_process()):
-            return detected
         if group == (detected.rank, detected.world_size):
+            return detected
+        if group is None and (is_helper or process == _this_process()):
             return detected
         here = Topology.detect()
         return detected if here.launcher == "single" else here

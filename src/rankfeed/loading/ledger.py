@@ -1,7 +1,8 @@
 """Writes which batches a process was given to disk at each step: the ledger that ``rankfeed verify`` reads.
 
-One file per process and folder. Each step is one unbuffered write of 32 bytes before the batch is delivered, so a
-SIGKILL loses no delivered step, and at most one step is recorded whose batch the caller never saw.
+One file per process and folder (format: `rankfeed.storage.ledger`). Each step is one unbuffered write before the
+batch is delivered, so a SIGKILL loses no delivered step, and at most one step is recorded whose batch the caller
+never saw.
 """
 
 from __future__ import annotations
@@ -19,8 +20,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from rankfeed._util.fork_safety import init_in_each_process
-from rankfeed._util.validate import check_path, invalid
-from rankfeed.errors import ArgumentError, AuditError
+from rankfeed.errors import AuditError
 from rankfeed.plan import Plan, Schedule
 from rankfeed.sources import Source
 from rankfeed.storage import digest_of
@@ -30,16 +30,6 @@ from rankfeed.topology.job import launch_id
 
 #: Key of the process group's store under which its ranks agree on a name for their launch.
 _LAUNCH_KEY = "rankfeed/ledger-launch"
-
-
-def ledger_folder(audit: Any) -> Path | None:
-    """The folder that a loader's ``audit=`` names, as an absolute path; None if it is a bool."""
-    if isinstance(audit, bool):
-        return None
-    try:
-        return Path(os.path.abspath(check_path("audit", audit)))
-    except ArgumentError:
-        raise invalid("audit", "True, False or a folder for ledgers", audit) from None
 
 
 class EpochLedger:
@@ -82,10 +72,8 @@ class LedgerFile:
 
     def __init__(self, folder: Path, topology: Topology) -> None:
         self.process, self.launch = secrets.token_hex(8), _launch_id()
-        self._iterations = itertools.count()
+        self._iterations, self._loader_numbers = itertools.count(), itertools.count()
         self._loaders: WeakKeyDictionary[object, int] = WeakKeyDictionary()
-        self._loader_numbers = itertools.count()
-        self._lock = threading.Lock()
         ranks = f"rank-{topology.rank:05}-of-{topology.world_size:05}"
         self._path = folder / f"{ranks}-{self.launch[:8] or 'alone'}-{self.process[:8]}{format.SUFFIX}"
         try:
@@ -97,13 +85,11 @@ class LedgerFile:
 
     def number(self, owner: object) -> tuple[int, int]:
         """Numbers of a new iteration, and of its loader."""
-        with self._lock:
-            if owner not in self._loaders:
-                self._loaders[owner] = next(self._loader_numbers)
-            return next(self._iterations), self._loaders[owner]
+        if owner not in self._loaders:
+            self._loaders[owner] = next(self._loader_numbers)
+        return next(self._iterations), self._loaders[owner]
 
     def write(self, content: bytes) -> None:
-        """Append a few bytes in one write."""
         try:
             written = os.write(self._file, content)
         except OSError as error:
@@ -123,7 +109,7 @@ class LedgerFile:
 class _LedgerFiles:
     """The ledgers of this process, by folder; a forked child writes its own."""
 
-    def start_anew(self) -> None:
+    def init(self) -> None:
         self._lock = threading.Lock()
         self._by_folder: dict[Path, LedgerFile] = {}
 
@@ -135,7 +121,7 @@ class _LedgerFiles:
 
 
 _LEDGERS = _LedgerFiles()
-init_in_each_process(_LEDGERS.start_anew)
+init_in_each_process(_LEDGERS.init)
 
 
 def _describe_source(source: Source) -> str:

@@ -11,8 +11,8 @@ import torch
 from torch.utils.data import Dataset
 
 from rankfeed._util.trainer import refuse_trainer_without_mixin
-from rankfeed._util.validate import check_choice, check_instance, check_int, check_optional
-from rankfeed.errors import ArgumentError, StreamError, safe_repr
+from rankfeed._util.validate import check_callable, check_choice, check_instance, check_int, check_optional
+from rankfeed.errors import ArgumentError, StreamError
 from rankfeed.loading._compat import (
     DataLoaderAttributeError,
     DataLoaderCompat,
@@ -24,18 +24,18 @@ from rankfeed.loading.batch_builder import BatchBuilder
 from rankfeed.loading.collate import Batch, RaggedAs, check_ragged
 from rankfeed.loading.device import check_device
 from rankfeed.loading.engines import WorkerKind
-from rankfeed.loading.epoch import EpochIterator, EpochProgress
+from rankfeed.loading.epoch import EpochProgress, iterate_epoch
 from rankfeed.loading.lazy_topology import LazyTopology
-from rankfeed.loading.ledger import ledger_folder
 from rankfeed.loading.map_feed import MapFeed
 from rankfeed.loading.options import (
     FeedOptions,
     as_source,
     check_column_names,
-    check_functions,
     check_id_column,
     concat_layout,
+    ledger_folder,
     make_plan,
+    refuse_options_for_stream,
     refuse_unknown_options,
 )
 from rankfeed.loading.rng import preserve_rng_state
@@ -89,8 +89,7 @@ class Loader(DataLoaderCompat):
         num_workers: threads or processes that build batches ahead; 0 builds each when it is asked for. A stream is
             read once per rank, by one thread.
         worker_kind: "thread" or "process". What is delivered is the same.
-        prefetch_factor: batches that each worker builds ahead. A worker process builds only one large batch (above
-            about 200 KiB) ahead: it waits until the loader has received the last one.
+        prefetch_factor: batches that each worker builds ahead.
         device: where tensors are moved; to an accelerator through pinned memory, asynchronously.
         topology: rank and world size; detected at the first ``len`` or ``iter`` if left out.
         on_error: "raise".
@@ -152,24 +151,22 @@ class Loader(DataLoaderCompat):
         data = as_source(source) if stream is None else StreamSource(stream.declared)
         #: What it delivers: a source or a stream.
         self.source: Any = data if stream is None else stream
-        options = FeedOptions(
-            batch_size, tail, num_workers, worker_kind, prefetch_factor, topology=LazyTopology(topology)
-        )
-        self.batch_size, self.tail = options.batch_size, options.tail
-        self.num_workers, self.worker_kind = options.num_workers, options.worker_kind
-        self.prefetch_factor = options.prefetch_factor
-        self.device = check_device(device)
-        self.id_column, self.audit, ledger = id_column, audit, ledger_folder(audit)
-        self._topology = options.topology
+        self._topology = LazyTopology(topology)
+        options = FeedOptions(batch_size, tail, num_workers, worker_kind, prefetch_factor, self._topology)
+        self.batch_size, self.tail, self.num_workers = options.batch_size, options.tail, options.num_workers
+        self.worker_kind, self.prefetch_factor = options.worker_kind, options.prefetch_factor
+        self.device, self.id_column, self.audit = check_device(device), id_column, audit
+        ledger = ledger_folder(audit)
         check_choice("on_error", on_error, ("raise",))
         ragged, pad_to = check_ragged(ragged, pad_to)
-        check_functions(transform=transform, batch_transform=batch_transform, collate_fn=collate_fn)
+        functions = {"transform": transform, "batch_transform": batch_transform, "collate_fn": collate_fn}
+        for name, function in functions.items():
+            check_optional(check_callable, name, function)
         check_optional(check_instance, "plan", plan, kind=Plan, expected="a rankfeed.Plan")
         check_id_column(id_column)
-        is_process = self.worker_kind == "process"
+        uses_processes = self.num_workers > 0 and self.worker_kind == "process"
         builder = BatchBuilder(
             source=data,
-            columns=None,
             transform=transform,
             batch_transform=batch_transform,
             collate_fn=collate_fn,
@@ -177,11 +174,11 @@ class Loader(DataLoaderCompat):
             pad_to=pad_to,
             seed=check_int("seed", seed),
             id_column=id_column,
-            seed_globals=self.num_workers == 0 or is_process,
+            seed_globals=self.num_workers == 0 or uses_processes,
         )
         self._feed: MapFeed | StreamFeed
         if stream is not None:
-            _refuse_for_stream(
+            refuse_options_for_stream(
                 shuffle=shuffle, window=window, lanes=lanes, plan=plan, columns=columns, audit=audit
             )
             self._feed = StreamFeed(stream, builder, options)
@@ -202,8 +199,9 @@ class Loader(DataLoaderCompat):
                 with preserve_rng_state():  # wrapped Datasets are asked for samples, and may draw random numbers
                     builder.layout = concat_layout(data, builder.columns)
                 builder.has_layout = builder.layout is not None
-            builder.stride = max(1, self.num_workers) if is_process else 1
-            builder.prefetch_steps = _prefetch_steps(data.prefetch_distance, self.batch_size, builder.stride)
+            builder.stride = self.num_workers if uses_processes else 1
+            steps = -(-data.prefetch_distance // (self.batch_size * builder.stride))
+            builder.prefetch_steps = builder.stride * min(_MAX_PREFETCH_STEPS, max(_MIN_PREFETCH_STEPS, steps))
             self._feed = MapFeed(
                 plan, builder, options, takes_lanes=takes_lanes, audit=audit is True, ledger=ledger
             )
@@ -224,7 +222,7 @@ class Loader(DataLoaderCompat):
             refuse_unprepared(self)
             if self.progress.is_new:
                 refuse_ignored_checkpoint(self)
-        return EpochIterator(self._feed, self.progress, self._stats, self.device)
+        return iterate_epoch(self._feed, self.progress, self._stats, self.device)
 
     @property
     def is_stream(self) -> bool:
@@ -289,31 +287,3 @@ class Loader(DataLoaderCompat):
     def __getstate__(self) -> dict[str, Any]:
         progress, feed = copy.copy(self.progress), copy.copy(self._feed)
         return {**self.__dict__, "progress": progress, "_feed": feed, "_stats": LoaderStats()}
-
-
-#: Options that need samples by id: the value that asks for nothing, and what to do for a stream instead.
-_MAP_OPTIONS: dict[str, tuple[Any, str]] = {
-    "shuffle": (False, "shuffle inside the stream, with one seed on all ranks (a factory is passed the epoch)"),
-    "window": (DEFAULT_WINDOW, "shuffle inside the stream"),
-    "lanes": (None, "leave it out"),
-    "plan": (None, "leave it out"),
-    "columns": (None, "let the stream yield what you need"),
-    "audit": (False, "rankfeed.audit(loader) counts what any loader delivers"),
-}
-
-
-def _refuse_for_stream(**options: Any) -> None:
-    for name, value in options.items():
-        default, remedy = _MAP_OPTIONS[name]
-        if value is not default and not (type(value) is type(default) and value == default):
-            raise ArgumentError(
-                f"a stream has no {name}: its samples come in its own order, once, and cannot be read by id",
-                found=f"{name}={safe_repr(value)}",
-                remedy=remedy,
-            )
-
-
-def _prefetch_steps(samples: int, batch_size: int, stride: int) -> int:
-    """How many steps ahead reads are announced to the source: a multiple of ``stride``."""
-    steps = -(-samples // (batch_size * stride))
-    return stride * min(_MAX_PREFETCH_STEPS, max(_MIN_PREFETCH_STEPS, steps))

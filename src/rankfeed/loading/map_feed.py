@@ -12,23 +12,14 @@ from rankfeed.loading.engines import Engine, make_engine
 from rankfeed.loading.ledger import EpochLedger
 from rankfeed.loading.options import FeedOptions
 from rankfeed.loading.state import decode_state, encode_state, resume_cursor
-from rankfeed.plan import Cursor, InvertibleBloomTable, Plan, Schedule
+from rankfeed.plan import Cursor, Plan, Schedule
 
 #: Lanes accepted from a state: a forged one must not request an array of any length.
 _MAX_LANES = 2**20
 
 
 class MapFeed:
-    """The batches of a Loader over a source.
-
-    Args:
-        plan: the order.
-        builder: builds batches.
-        options: of the loader.
-        takes_lanes: whether a loaded state decides the number of lanes.
-        audit: count what is delivered, and compare it with the plan at the end of each epoch.
-        ledger: folder for ledgers; None for no ledger.
-    """
+    """The batches of a Loader over a source; with ``takes_lanes`` a loaded state decides the number of lanes."""
 
     def __init__(
         self,
@@ -47,27 +38,16 @@ class MapFeed:
         self._takes_lanes, self._audit, self._ledger = takes_lanes, audit, ledger
 
     def schedule(self, begun: Cursor) -> Schedule:
-        """The steps of an epoch from a position on."""
-        return Schedule(
-            self.plan,
-            batch_size=self._options.batch_size,
-            topology=self._options.topology.resolve(),
-            epoch=begun.epoch,
-            start=begun.position,
-            tail=self._options.tail,
-        )
+        return self._options.schedule(self.plan, begun)
 
     def steps_left(self, begun: Cursor) -> int:
-        """Steps of the epoch from a position on."""
         return len(self.schedule(begun))
 
     def state_at(self, cursor: Cursor) -> dict[str, Any]:
-        """The state of a position."""
         self.source.check_unchanged()
         return encode_state(cursor, self.plan.describe(), self.source.fingerprint)
 
     def load_state(self, state: Mapping[str, Any]) -> Cursor:
-        """The position of a state, checked against the plan and the data."""
         parsed = decode_state(state)
         plan = self.plan
         lanes = parsed.plan.get("lanes")
@@ -79,43 +59,33 @@ class MapFeed:
         return cursor
 
     def run(self, begun: Cursor) -> Iterator[tuple[BatchResult, Cursor]]:
-        """The batches of what is left of an epoch, each with the position after it."""
-        schedule = self.schedule(begun)
-        ledger = None
+        schedule, options, plan = self.schedule(begun), self._options, self.plan
+        topology = options.topology.resolve()
+        ledger = audit = None
         if self._ledger is not None:
-            ledger = EpochLedger(
-                self._ledger, schedule, self.plan, self.source, self._options.topology.resolve(), owner=self
-            )
-        return self._run(begun, schedule, ledger)
-
-    def _run(
-        self, begun: Cursor, schedule: Schedule, ledger: EpochLedger | None
-    ) -> Iterator[tuple[BatchResult, Cursor]]:
+            ledger = EpochLedger(self._ledger, schedule, plan, self.source, topology, owner=self)
+        if self._audit:
+            audit = EpochAudit.of_rank(schedule, plan.fingerprint)
         self._builder.fix_layout()  # before the first batch, in the process that iterates
         if self._engine is None:
-            options = self._options
             self._engine = make_engine(
                 self._builder, options.worker_kind, options.num_workers, options.prefetch_factor
             )
-        delivered = InvertibleBloomTable() if self._audit else None
         for result in self._engine.run(schedule):
             if result.step + 1 == len(schedule):
                 self.source.check_unchanged()
             position = schedule.position_after(result.step)
             if ledger is not None:
                 ledger.record(result.step, position)
-            if delivered is not None:
-                delivered.add(result.sample_ids)
+            if audit is not None:
+                audit.add(schedule, result.step, result.sample_ids)
             yield result, Cursor(begun.epoch, position, begun.steps + result.step + 1)
-        if delivered is not None:
-            self._conclude_audit(schedule, delivered)
-
-    def _conclude_audit(self, schedule: Schedule, delivered: InvertibleBloomTable) -> None:
-        self.audit_report = EpochAudit.of_rank(schedule, delivered)
-        all_ranks = gather_audits(self.audit_report, launcher=self._options.topology.resolve().launcher)
-        if all_ranks is not None:
-            self.audit_report = all_ranks
-            all_ranks.check()
+        if audit is not None:
+            self.audit_report = audit
+            all_ranks = gather_audits(audit, launcher=topology.launcher)
+            if all_ranks is not None:
+                self.audit_report = all_ranks
+                all_ranks.check()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_engine": None}

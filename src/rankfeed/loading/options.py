@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import get_args
+from pathlib import Path
+from typing import Any, get_args
 
 from torch.utils.data import DataLoader
 
-from rankfeed._util.validate import (
-    check_callable,
-    check_choice,
-    check_int,
-    check_name,
-    check_names,
-)
+from rankfeed._util.validate import check_choice, check_int, check_name, check_names, check_path, invalid
 from rankfeed.columns import Layout
 from rankfeed.columns.layout import parse_layout
 from rankfeed.errors import ArgumentError, safe_repr
+from rankfeed.loading.collate import name_conflict
 from rankfeed.loading.engines import WorkerKind
 from rankfeed.loading.lazy_topology import LazyTopology
-from rankfeed.plan import Plan, Shuffle, Tail
+from rankfeed.plan import Cursor, Plan, Schedule, Shuffle, Tail
 from rankfeed.plan.plan import DEFAULT_LANES, DEFAULT_WINDOW
 from rankfeed.plan.schedule import MAX_BATCH_SIZE
 from rankfeed.sources import ConcatSource, SelectSource, Source, from_dataset
 
 #: More workers or batches than any machine can serve are a typing error.
-MAX_WORKERS = 4096
-MAX_PREFETCH_FACTOR = 2**20
+_MAX_WORKERS, _MAX_PREFETCH_FACTOR = 4096, 2**20
 
 #: Arguments of torch's DataLoader that a Loader does not have, and the equivalent.
 _DATALOADER_ARGUMENTS = {
@@ -49,6 +45,15 @@ _DATALOADER_ARGUMENTS = {
     "worker_init_fn": "transform(sample, rng), whose rng is keyed by seed, epoch and sample; it opens files on "
     "first use",
 }
+#: Options that need samples by id: the value that asks for nothing, and what to do for a stream instead.
+_MAP_OPTIONS: dict[str, tuple[Any, str]] = {
+    "shuffle": (False, "shuffle inside the stream, with one seed on all ranks (a factory is passed the epoch)"),
+    "window": (DEFAULT_WINDOW, "shuffle inside the stream"),
+    "lanes": (None, "a stream is read in one piece"),
+    "plan": (None, "let the stream yield samples in your order"),
+    "columns": (None, "let the stream yield what you need"),
+    "audit": (False, "rankfeed.audit(loader) counts what any loader delivers"),
+}
 
 
 def refuse_unknown_options(options: Mapping[str, object]) -> None:
@@ -61,6 +66,18 @@ def refuse_unknown_options(options: Mapping[str, object]) -> None:
                 remedy=equivalent if equivalent.startswith("leave it out") else f"use {equivalent}",
             )
         raise TypeError(f"Loader() got an unexpected keyword argument {name!r}")
+
+
+def refuse_options_for_stream(**options: Any) -> None:
+    """Refuse options that need samples by id."""
+    for name, value in options.items():
+        default, remedy = _MAP_OPTIONS[name]
+        if value is not default and not (type(value) is type(default) and value == default):
+            raise ArgumentError(
+                f"a stream has no {name}: its samples come in its own order, once, and cannot be read by id",
+                found=f"{name}={safe_repr(value)}",
+                remedy=remedy,
+            )
 
 
 def as_source(given: object) -> Source:
@@ -114,21 +131,23 @@ class FeedOptions:
     def __post_init__(self) -> None:
         check_choice("tail", self.tail, get_args(Tail))
         check_choice("worker_kind", self.worker_kind, get_args(WorkerKind))
-        for name, value in {
-            "batch_size": check_batch_size(self.batch_size),
-            "num_workers": check_int("num_workers", self.num_workers, at_least=0, at_most=MAX_WORKERS),
-            "prefetch_factor": check_int(
-                "prefetch_factor", self.prefetch_factor, at_least=1, at_most=MAX_PREFETCH_FACTOR
-            ),
+        for name, (at_least, at_most) in {
+            "batch_size": (1, MAX_BATCH_SIZE),
+            "num_workers": (0, _MAX_WORKERS),
+            "prefetch_factor": (1, _MAX_PREFETCH_FACTOR),
         }.items():
-            object.__setattr__(self, name, value)
+            number = check_int(name, getattr(self, name), at_least=at_least, at_most=at_most)
+            object.__setattr__(self, name, number)
 
-
-def check_functions(**functions: object) -> None:
-    """Functions by the name of their argument, or None."""
-    for name, function in functions.items():
-        if function is not None:
-            check_callable(name, function)
+    def schedule(self, plan: Plan, begun: Cursor) -> Schedule:
+        return Schedule(
+            plan,
+            batch_size=self.batch_size,
+            topology=self.topology.resolve(),
+            epoch=begun.epoch,
+            start=begun.position,
+            tail=self.tail,
+        )
 
 
 def make_plan(source: Source, shuffle: bool | str, seed: int, window: int, lanes: int | None) -> Plan:
@@ -147,7 +166,6 @@ def check_column_names(
 ) -> list[str] | None:
     """The columns to read; refuses missing columns, and names that the loader would overwrite."""
     columns = None if columns is None else check_names("columns", columns)
-    check_id_column(id_column)
     if source.declared is not None and source.declared.layout is None:
         return columns  # fields that are inferred from samples are so in the process that iterates
     fields = source.fields
@@ -177,22 +195,26 @@ def check_column_names(
     added += ["valid"] if tail == "pad" else []
     for name in added:
         if name in names or added.count(name) > 1:
-            raise ArgumentError(
-                "the loader would add a column whose name is taken",
-                found=repr(name),
-                remedy='choose another id_column, leave that column out with columns=, or take ragged="list"',
-            )
+            raise name_conflict(name)
     return columns
 
 
 def check_id_column(id_column: object) -> None:
     """The name of the column for sample ids, or None."""
-    if id_column is None:
-        return
-    if check_name("id_column", id_column) == "valid":
+    if id_column is not None and check_name("id_column", id_column) == "valid":
         raise ArgumentError(
             "column name 'valid' is reserved for the padding mask", remedy="choose another id_column"
         )
+
+
+def ledger_folder(audit: Any) -> Path | None:
+    """The folder that a loader's ``audit=`` names, as an absolute path; None if it is a bool."""
+    if isinstance(audit, bool):
+        return None
+    try:
+        return Path(os.path.abspath(check_path("audit", audit)))
+    except ArgumentError:
+        raise invalid("audit", "True, False or a folder for ledgers", audit) from None
 
 
 def concat_layout(source: Source, columns: Sequence[str] | None) -> Layout | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -18,50 +18,37 @@ from rankfeed.errors import StreamError, safe_str
 _groups: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
-class RankGroup(Protocol):
-    """Collectives of all processes of a job; every process calls the same methods in the same order."""
-
-    def all_equal(self, ordinary: bool, word: int) -> bool:
-        """Whether every process passes ``ordinary=True`` and the same ``word`` (of 62 bits)."""
-
-    def gather(self, value: Any) -> list[Any]:
-        """The values of all processes."""
-
-
 class TorchRankGroup:
-    """All processes of ``torch.distributed``, over gloo.
-
-    Args:
-        where: names this rank in an error.
-    """
+    """All processes of ``torch.distributed``, over gloo; each calls the same methods in the same order."""
 
     def __init__(self, where: str) -> None:
         self._where = where
 
     def all_equal(self, ordinary: bool, word: int) -> bool:
-        """One reduction of three numbers."""
+        """Whether every process passes ``ordinary=True`` and the same ``word`` (of 62 bits)."""
         numbers = torch.tensor([int(ordinary), word, -word])
-        with self._collective():
-            dist.all_reduce(numbers, dist.ReduceOp.MIN, _gloo_group())
+        with self._collective() as group:
+            dist.all_reduce(numbers, dist.ReduceOp.MIN, group)
         least, low, high = numbers.tolist()
         return bool(least) and low == -high
 
     def gather(self, value: Any) -> list[Any]:
-        """The values of all processes."""
         values: list[Any] = [None] * dist.get_world_size()
-        with self._collective():
-            dist.all_gather_object(values, value, _gloo_group())
+        with self._collective() as group:
+            dist.all_gather_object(values, value, group)
         return values
 
     def barrier(self) -> None:
-        """Wait for all processes."""
-        with self._collective():
-            dist.barrier(_gloo_group())
+        with self._collective() as group:
+            dist.barrier(group)
 
     @contextmanager
-    def _collective(self) -> Iterator[None]:
+    def _collective(self) -> Iterator[Any]:
+        world = dist.group.WORLD
         try:
-            yield
+            if world not in _groups:
+                _groups[world] = dist.new_group(backend="gloo")
+            yield _groups[world]
         except RuntimeError as error:
             raise StreamError(
                 "a collective between the ranks failed: another rank ended, or did not reach it in time",
@@ -80,10 +67,3 @@ def is_distributed() -> bool:
 def process_count() -> int:
     """Processes of ``torch.distributed``; 1 where it is not initialised."""
     return dist.get_world_size() if is_distributed() else 1
-
-
-def _gloo_group() -> Any:
-    world = dist.group.WORLD
-    if world not in _groups:
-        _groups[world] = dist.new_group(backend="gloo")
-    return _groups[world]

@@ -33,14 +33,9 @@ _Item = TypeVar("_Item")
 
 
 class StepsWithRest:
-    """Full steps, and with tail="even" the rest of the epoch as one smaller step.
+    """Full steps, and with tail="even" the rest of the epoch as one smaller step, of ``rest_size`` samples.
 
     For consumers that divide a stream of ids into batches themselves: only their last batch may be smaller.
-
-    Attributes:
-        full: the full steps (with tail="pad" the last one is padded).
-        rest: the rest, one step; None if there is none.
-        rest_size: samples of the rest, over all ranks.
     """
 
     def __init__(
@@ -117,7 +112,6 @@ class PlanSampler(Generic[_Item]):
         return super().__new__(cls)
 
     def schedule(self) -> Schedule:
-        """The steps of the current epoch."""
         return Schedule(
             self.plan,
             batch_size=self.batch_size,
@@ -143,12 +137,9 @@ class PlanSampler(Generic[_Item]):
             delivered_steps: batches that the training loop has received since it began to iterate. A DataLoader
                 with workers requests batches ahead, so only the loop knows; None counts those requested.
         """
-        steps = (
-            self._steps_yielded
-            if delivered_steps is None
-            else check_int("delivered_steps", delivered_steps, at_least=0)
-        )
-        cursor = self._begun
+        steps, cursor = self._steps_yielded, self._begun
+        if delivered_steps is not None:
+            steps = check_int("delivered_steps", delivered_steps, at_least=0)
         if steps:
             cursor = Cursor(cursor.epoch, self._position_after(steps), cursor.steps + steps)
         return encode_state(cursor, self.plan.describe(), self._fingerprint)
@@ -174,8 +165,7 @@ class PlanSampler(Generic[_Item]):
             self._exhausted = True
 
     @abstractmethod
-    def _steps(self, schedule: Schedule) -> Iterator[list[_Item]]:
-        """The items to yield at each step."""
+    def _steps(self, schedule: Schedule) -> Iterator[list[_Item]]: ...
 
     @abstractmethod
     def _position_after(self, steps: int) -> int: ...
@@ -245,12 +235,10 @@ class DistributedSampler(PlanSampler[int], TorchDistributedSampler[Any]):  # typ
 
     @property
     def rank(self) -> int:  # type: ignore[override]
-        """This process's rank."""
         return self.topology.rank
 
     @property
     def num_replicas(self) -> int:  # type: ignore[override]
-        """Number of ranks."""
         return self.topology.world_size
 
     @property
@@ -313,7 +301,6 @@ class _Split(IterableDataset[_Item]):
 
     @property
     def topology(self) -> Topology:
-        """Rank and world size, detected when they are first needed."""
         return self._topology.resolve()
 
     def __iter__(self) -> Iterator[_Item]:

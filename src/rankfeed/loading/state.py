@@ -17,23 +17,14 @@ _State = TypeVar("_State", bound=msgspec.Struct)
 
 @decodable
 class LoaderState(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """The decoded form of a ``state_dict``.
+    """The decoded form of a ``state_dict``."""
 
-    Args:
-        rankfeed: version of this layout.
-        epoch: the current epoch.
-        position: samples delivered in it, over all ranks.
-        steps: steps delivered in it.
-        plan: what the order depends on (``Plan.describe``).
-        source: fingerprint of the data; empty where only their number was known.
-    """
-
-    rankfeed: int
+    rankfeed: int  # version of this layout
     epoch: int
-    position: int
-    steps: int
-    plan: dict[str, int | str]
-    source: str = ""
+    position: int  # samples delivered in the epoch, over all ranks
+    steps: int  # steps delivered in it
+    plan: dict[str, int | str]  # what the order depends on (``Plan.describe``)
+    source: str = ""  # fingerprint of the data; empty if only their number was known
 
 
 def encode_state(cursor: Cursor, plan: Mapping[str, int | str], source: str) -> dict[str, Any]:
@@ -43,17 +34,8 @@ def encode_state(cursor: Cursor, plan: Mapping[str, int | str], source: str) -> 
         >>> encode_state(Cursor(2, 40, 5), {"samples": 100}, "9f")["position"]
         40
     """
-    state: dict[str, Any] = msgspec.to_builtins(
-        LoaderState(
-            rankfeed=VERSION,
-            epoch=cursor.epoch,
-            position=cursor.position,
-            steps=cursor.steps,
-            plan=dict(plan),
-            source=source,
-        )
-    )
-    return state
+    position = {"epoch": cursor.epoch, "position": cursor.position, "steps": cursor.steps}
+    return {"rankfeed": VERSION, **position, "plan": dict(plan), "source": source}
 
 
 def decode_state(state: object) -> LoaderState:
@@ -73,14 +55,13 @@ def decode_as(kind: type[_State], state: object) -> _State:
             remedy="read it with the rankfeed that wrote it",
         )
     try:
-        parsed = msgspec.convert(state, kind)
+        return msgspec.convert(state, kind)
     except Exception as error:  # ValidationError, but of foreign types and hostile mappings anything
         raise StateError(
             "this is no state of a rankfeed loader or sampler",
             found=safe_str(error),
             remedy="pass what state_dict() returned, unchanged",
         ) from None
-    return parsed
 
 
 def resume_cursor(state: LoaderState, plan: Mapping[str, int | str], source: str) -> Cursor:
@@ -98,20 +79,26 @@ def resume_cursor(state: LoaderState, plan: Mapping[str, int | str], source: str
             found="; ".join(differing),
             remedy="resume with the same data, seed and shuffle; or begin an epoch with set_epoch()",
         )
-    try:
-        cursor = Cursor(state.epoch, state.position, state.steps)
-    except ArgumentError as error:
-        raise StateError("the checkpoint has an impossible position", found=error.summary) from error
-    if cursor.steps > cursor.position:
-        raise StateError(
-            "the checkpoint has an impossible position",
-            expected="at least one sample per step",
-            found=f"{cursor.steps} steps",
-        )
+    cursor = check_cursor(state.epoch, state.position, state.steps)
     if cursor.position > int(plan["samples"]):
         raise StateError(
             "the position of the checkpoint is beyond the epoch",
             expected=f"at most {plan['samples']}",
             found=cursor.position,
+        )
+    return cursor
+
+
+def check_cursor(epoch: int, position: int, steps: int) -> Cursor:
+    """The position of a state, with at least one sample per step."""
+    try:
+        cursor = Cursor(epoch, position, steps)
+    except ArgumentError as error:
+        raise StateError("the checkpoint has an impossible position", found=error.summary) from error
+    if steps > position:
+        raise StateError(
+            "the checkpoint has an impossible position",
+            expected="at least one sample per step",
+            found=f"{steps} steps, {position} samples",
         )
     return cursor

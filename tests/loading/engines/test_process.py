@@ -364,9 +364,10 @@ def killed_at_random(epochs: int) -> int:
     for _ in range(epochs):
         for step, batch in enumerate(feed(size=120, transform=wide, **WORKERS)):
             assert same(batch, expected[step])
-            if chance.random() < 0.4:
-                time.sleep(chance.random() / 200)
-                os.kill(chance.choice(workers()).pid, signal.SIGKILL)
+            time.sleep(chance.random() / 200)
+            running = workers()  # none while both are being replaced
+            if running and chance.random() < 0.4:
+                chance.choice(running).kill()
                 kills += 1
     return kills
 

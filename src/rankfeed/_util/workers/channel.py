@@ -15,44 +15,28 @@ class PeerGoneError(ConnectionError):
 
 
 class Channel:
-    """A socket whose reads and writes end when the peer process does.
+    """A socket whose reads and writes raise PeerGoneError when the peer process ends.
 
     The end of a process is seen by its pidfd, not by the end of the stream: a child of the peer may have inherited
     the socket and keep it open.
-
-    Args:
-        connected: one end of a socket pair.
-        peer: pidfd of the process at the other end.
     """
 
     def __init__(self, connected: socket.socket, peer: int) -> None:
         connected.setblocking(False)
         self.socket, self._peer = connected, peer
-        self._poll = select.poll()
-        self._poll.register(peer, select.POLLIN)
 
     def send(self, message: bytes) -> None:
-        """Send a message; blocks while the peer's buffer is full.
-
-        Raises:
-            PeerGoneError: the peer ended.
-        """
+        """Send a message; blocks while the peer's buffer is full."""
         self.write(_LENGTH.pack(len(message)) + message)
 
     def receive(self) -> bytes:
-        """Receive a message; blocks until there is one.
-
-        Raises:
-            PeerGoneError: the peer ended.
-        """
-        header = bytearray(_LENGTH.size)
-        self.read_into(memoryview(header))
-        message = bytearray(_LENGTH.unpack(header)[0])
+        message = bytearray(_LENGTH.size)
+        self.read_into(memoryview(message))
+        message = bytearray(*_LENGTH.unpack(message))
         self.read_into(memoryview(message))
         return bytes(message)
 
     def write(self, data: bytes | memoryview) -> None:
-        """Send bytes without a header; raises as `send` does."""
         view = memoryview(data).cast("B")
         while view:
             try:
@@ -63,7 +47,6 @@ class Channel:
                 raise PeerGoneError(str(error)) from None
 
     def read_into(self, view: memoryview) -> None:
-        """Fill a buffer with received bytes; raises as `receive` does."""
         while view:
             try:
                 received = self.socket.recv_into(view)
@@ -78,20 +61,27 @@ class Channel:
 
     def poll(self, seconds: float) -> bool:
         """Wait for a message; whether one, or the end of the peer, came in time."""
-        deadline = time.monotonic() + seconds
-        self._poll.register(self.socket, select.POLLIN)
-        while True:
-            if self._poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-                return True
-            if time.monotonic() >= deadline:
-                return False
+        return bool(poll_descriptors({self.socket.fileno(): select.POLLIN, self._peer: select.POLLIN}, seconds))
 
     def _wait(self, event: int) -> None:
-        self._poll.register(self.socket, event)
-        ready = dict(self._poll.poll())
-        if self._peer in ready and not ready.get(self.socket.fileno(), 0) & event:
+        ours = self.socket.fileno()
+        ready = poll_descriptors({ours: event, self._peer: select.POLLIN})
+        if self._peer in ready and not ready.get(ours, 0) & event:
             raise PeerGoneError("the process ended")
 
     def close(self) -> None:
-        """Close the socket."""
         self.socket.close()
+
+
+def poll_descriptors(events: dict[int, int], seconds: float | None = None) -> dict[int, int]:
+    """The events of file descriptors that occurred, waiting for one for at most ``seconds``."""
+    poll = select.poll()
+    for descriptor, event in events.items():
+        poll.register(descriptor, event)
+    if seconds is None:
+        return dict(poll.poll())
+    deadline = time.monotonic() + seconds
+    while not (ready := poll.poll(max(0.0, deadline - time.monotonic()) * 1000)):
+        if time.monotonic() >= deadline:
+            break
+    return dict(ready)

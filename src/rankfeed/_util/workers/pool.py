@@ -6,6 +6,7 @@ import atexit
 import json
 import logging
 import os
+import pickle
 import select
 import signal
 import socket
@@ -18,8 +19,8 @@ from contextlib import suppress
 from typing import Any
 
 from rankfeed._util.pickling import dumps
-from rankfeed._util.workers.channel import Channel, PeerGoneError
-from rankfeed._util.workers.server import BUFFER, HEADER, MESSAGE_BYTES
+from rankfeed._util.workers.channel import Channel, PeerGoneError, poll_descriptors
+from rankfeed._util.workers.server import MESSAGE_BYTES
 from rankfeed.errors import WorkerError
 
 _log = logging.getLogger("rankfeed")
@@ -29,8 +30,8 @@ _REQUEST_LIMIT, _IMPORT_LIMIT = 60.0, 300.0
 _REPORT_INTERVAL = 60.0
 _ALIGNMENT = 64
 _SERVER_COMMAND = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[3]);"
-    "from rankfeed._util.workers.server import serve; serve(int(sys.argv[1]), int(sys.argv[2]))"
+    "import json, sys; sys.path[:], *arguments = json.loads(sys.argv[1]);"
+    "from rankfeed._util.workers.server import serve; serve(*arguments)"
 )
 
 
@@ -53,115 +54,94 @@ class RemoteTraceback(Exception):
 
 
 class Payload:
-    """A pickled handler in a memfd that all workers map, with the environment to run it in.
+    """A handler in a memfd that all workers map: its arrays, then its pickle and the environment to run it in.
 
     Raises:
         Exception: the handler cannot be pickled.
     """
 
     def __init__(self, handler: Any) -> None:
-        content, buffers = dumps(handler)
-        context = json.dumps(
-            {"environ": dict(os.environ), "path": sys.path, "argv": sys.argv, "directory": os.getcwd()}
-        ).encode()
-        end = HEADER.size + len(buffers) * BUFFER.size + len(context) + len(content)
-        header, places = HEADER.pack(len(context), len(content), len(buffers)), []
-        for buffer in buffers:
-            places.append(end + -end % _ALIGNMENT)
-            end = places[-1] + buffer.nbytes
-            header += BUFFER.pack(places[-1], buffer.nbytes)
-        self.descriptor = os.memfd_create("rankfeed-payload", os.MFD_CLOEXEC)
-        with os.fdopen(os.dup(self.descriptor), "wb", buffering=0) as file:
-            file.truncate(end)
-            parts: list[bytes | memoryview] = [header + context + content, *buffers]
-            for place, part in zip([0, *places], parts, strict=True):
-                file.seek(place)
-                view = memoryview(part).cast("B")
-                while view:
-                    view = view[file.write(view) :]
-
-    def __del__(self) -> None:
-        if hasattr(self, "descriptor"):
-            os.close(self.descriptor)
+        content, arrays = dumps(handler)
+        context = {"environ": dict(os.environ), "path": sys.path, "argv": sys.argv, "directory": os.getcwd()}
+        self.file = os.fdopen(os.memfd_create("rankfeed-payload", os.MFD_CLOEXEC), "wb")
+        places, end = [], 0
+        for array in arrays:
+            self.file.seek(end)
+            self.file.write(array)
+            places.append((end, array.nbytes))
+            end += array.nbytes + -array.nbytes % _ALIGNMENT
+        self.file.seek(end)
+        pickle.dump((context, content, places), self.file)
+        self.file.flush()
+        #: Offset of what comes after the arrays.
+        self.offset = end
 
 
 class Server:
-    """The client's side of a server process."""
+    """The client's side of a server process, which imports modules before it forks the first worker."""
 
-    def __init__(self) -> None:
+    def __init__(self, modules: Sequence[str]) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-        arguments = [str(theirs.fileno()), str(os.getpid()), json.dumps(sys.path)]
+        arguments = json.dumps([sys.path, theirs.fileno(), os.getpid(), modules])
         # It is forked, so numpy's BLAS and OpenMP must not start threads.
         single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, *flags, "-c", _SERVER_COMMAND, *arguments],
+                [sys.executable, *flags, "-c", _SERVER_COMMAND, arguments],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, **single},
             )
         self._lock = threading.Lock()
-        self._preloaded: set[str] = set()
-        self._imports = 0
+        self._is_ready = False
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process runs."""
         return self._process.poll() is None
-
-    def preload(self, modules: Sequence[str]) -> None:
-        """Have the server import modules; returns at once."""
-        with self._lock:
-            if not self._preloaded.issuperset(modules):
-                self._send({"preload": modules})
-                self._preloaded.update(modules)
-                self._imports += 1
 
     def is_ready(self, seconds: float) -> bool:
         """Whether its imports are done, after waiting at most ``seconds``."""
-        deadline = time.monotonic() + seconds
         with self._lock:
-            while self._imports:
-                if not _wait_readable(self._socket.fileno(), deadline - time.monotonic()):
-                    return False
+            if not self._is_ready and _is_readable(self._socket.fileno(), seconds):
                 self._receive()
-                self._imports -= 1
-        return True
+                self._is_ready = True
+            return self._is_ready
 
     def fork(self, payload: Payload) -> tuple[int, int, Channel]:
-        """Fork a worker: its pid, pidfd and channel."""
         if not self.is_ready(_IMPORT_LIMIT):
-            raise WorkerError(f"the server of worker processes did not start within {_IMPORT_LIMIT:.0f} s")
+            raise self._error(f"it did not start within {_IMPORT_LIMIT:.0f} s")
         ours, theirs = socket.socketpair()
-        with self._lock, theirs:
-            self._send({"fork": True}, [payload.descriptor, theirs.fileno()])
-            reply, (pidfd,) = self._receive()
+        with theirs:
+            descriptors = [payload.file.fileno(), theirs.fileno()]
+            reply, (pidfd,) = self._request({"fork": payload.offset}, descriptors)
         return reply["pid"], pidfd, Channel(ours, pidfd)
 
     def exit_status(self, pid: int) -> int | None:
         """Exit status of a worker that has ended, negative for a signal; None if it is unknown."""
-        with suppress(WorkerError), self._lock:
-            self._send({"status": pid})
-            status: int | None = self._receive()[0]["status"]
+        with suppress(WorkerError):
+            status: int | None = self._request({"status": pid})[0]["status"]
             return status
         return None
 
     def close(self) -> None:
-        """End the server, and so its workers."""
         self._socket.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_REQUEST_LIMIT)
 
-    def _send(self, request: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
-        try:
-            socket.send_fds(self._socket, [json.dumps(request).encode()], descriptors)
-        except OSError as error:
-            raise self._error(str(error)) from error
+    def _request(
+        self, request: dict[str, Any], descriptors: Sequence[int] = ()
+    ) -> tuple[dict[str, Any], list[int]]:
+        with self._lock:
+            try:
+                socket.send_fds(self._socket, [json.dumps(request).encode()], descriptors)
+            except OSError as error:
+                raise self._error(str(error)) from error
+            if not _is_readable(self._socket.fileno(), _REQUEST_LIMIT):
+                raise self._error(f"no answer within {_REQUEST_LIMIT:.0f} s")
+            return self._receive()
 
     def _receive(self) -> tuple[dict[str, Any], list[int]]:
-        if not _wait_readable(self._socket.fileno(), _REQUEST_LIMIT):
-            raise self._error(f"no answer within {_REQUEST_LIMIT:.0f} s")
         reply, descriptors, _, _ = socket.recv_fds(self._socket, MESSAGE_BYTES, 1)
         if not reply:
             raise self._error("it ended")
@@ -176,12 +156,7 @@ class Server:
 
 
 class Worker:
-    """A worker process.
-
-    Attributes:
-        pid: of the process.
-        channel: to exchange messages with it.
-    """
+    """A worker process."""
 
     def __init__(self, server: Server, payload: Payload) -> None:
         self._server = server
@@ -217,7 +192,7 @@ class Worker:
         if self._has_ended:
             return ""
         self._has_ended = True
-        _wait_readable(self._pidfd, _REQUEST_LIMIT)
+        _is_readable(self._pidfd, _REQUEST_LIMIT)
         status = self._server.exit_status(self.pid)
         self.channel.close()
         os.close(self._pidfd)
@@ -238,10 +213,10 @@ class WorkerPool:
 
     def __init__(self, payload: Payload, preload: Sequence[str] = ()) -> None:
         self.workers: list[Worker] = []
-        self._payload, self._preload = payload, preload
+        self._payload, self._preload = payload, tuple(preload)
         self._owner = os.getpid()
         self._is_closed = False
-        self._server()
+        _server_of(self._preload)  # it starts while the caller goes on
 
     @property
     def is_mine(self) -> bool:
@@ -255,7 +230,7 @@ class WorkerPool:
             WorkerError: the server failed, or a worker cannot unpickle the handler.
         """
         deadline = time.monotonic() + seconds
-        if len(self.workers) < count and not self._server().is_ready(seconds):
+        if len(self.workers) < count and not _server_of(self._preload).is_ready(seconds):
             return False
         while len(self.workers) < count:
             self.workers.append(self._fork())
@@ -298,51 +273,44 @@ class WorkerPool:
         for worker in self.workers if self.is_mine else ():
             worker.end()
 
-    def _server(self) -> Server:
-        server = _shared_server()
-        server.preload(self._preload)
-        return server
-
     def _fork(self) -> Worker:
         if self._is_closed:
             raise WorkerError("the worker processes were ended")
-        return Worker(self._server(), self._payload)
+        return Worker(_server_of(self._preload), self._payload)
 
 
-_server: Server | None = None
-_server_lock = threading.Lock()
+#: The servers of this process, by the modules that they import.
+_servers: dict[tuple[str, ...], Server] = {}
+_servers_lock = threading.Lock()
 _is_exiting = False
 
 
-def _shared_server() -> Server:
-    """The server of this process, started if there is none."""
-    global _server
-    with _server_lock:
+def _server_of(modules: tuple[str, ...]) -> Server:
+    with _servers_lock:
         if _is_exiting:
             raise WorkerError("the interpreter is exiting")
-        if _server is None or not _server.is_alive:
-            _server = Server()
-        return _server
+        server = _servers.get(modules)
+        if server is None or not server.is_alive:
+            server = _servers[modules] = Server(modules)
+        return server
 
 
 @atexit.register
-def _stop_server() -> None:
+def _stop_servers() -> None:
     global _is_exiting
     _is_exiting = True
-    if _server is not None:
-        _server.close()
+    for server in _servers.values():
+        server.close()
 
 
-def _forget_server() -> None:
-    global _server, _server_lock
-    _server, _server_lock = None, threading.Lock()
+def _forget_servers() -> None:
+    global _servers, _servers_lock
+    _servers, _servers_lock = {}, threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_server)  # a forked child starts its own
+    os.register_at_fork(after_in_child=_forget_servers)  # a forked child starts its own
 
 
-def _wait_readable(descriptor: int, seconds: float) -> bool:
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    return bool(poll.poll(max(0.0, seconds) * 1000))
+def _is_readable(descriptor: int, seconds: float) -> bool:
+    return bool(poll_descriptors({descriptor: select.POLLIN}, max(0.0, seconds)))

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import pickle
 import struct
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,15 +16,13 @@ from rankfeed._util.workers import Channel
 from rankfeed.columns import Allocate
 
 
-@dataclass(frozen=True)
-class SerializedBatch:
+class SerializedBatch(NamedTuple):
     """A pickle, and the buffers that are sent separately."""
 
     content: bytes
     buffers: list[memoryview]
 
     def send(self, channel: Channel) -> None:
-        """Send it."""
         count = len(self.buffers)
         header = struct.pack(f"<Q{count}Q", count, *(buffer.nbytes for buffer in self.buffers))
         channel.send(header + self.content)
@@ -41,10 +38,8 @@ def serialize(value: Any) -> SerializedBatch:
 def receive(message: bytes, channel: Channel, allocate: Allocate) -> Any:
     """The value of a message that `SerializedBatch.send` sent."""
     (count,) = struct.unpack_from("<Q", message)
-    start = 8 * (1 + count)
     buffers = []
     for size in struct.unpack_from(f"<{count}Q", message, 8):
-        buffer = allocate((size,), np.dtype(np.uint8)).data
-        channel.read_into(buffer)
-        buffers.append(buffer)
-    return pickle.loads(memoryview(message)[start:], buffers=buffers)  # noqa: S301  (from a worker of our own)
+        buffers.append(allocate((size,), np.dtype(np.uint8)).data)
+        channel.read_into(buffers[-1])
+    return pickle.loads(memoryview(message)[8 + 8 * count :], buffers=buffers)  # noqa: S301  (of our own worker)

@@ -4,32 +4,23 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
 
-from rankfeed._util.threads import DaemonPool
+from rankfeed._util.threads import DaemonPool, run_ahead
 from rankfeed.loading.batch_builder import BatchBuilder, BatchResult
 from rankfeed.loading.engines.tuner import EngineTuner
 from rankfeed.plan import Schedule
 
 #: A thread builds batches in groups that take about this long, since waking it takes about 50 us.
-_GROUP_SECONDS = 1e-3
-_MAX_GROUP = 4
+_GROUP_SECONDS, _MAX_GROUP = 1e-3, 4
 #: Steps whose mean is one measurement.
 _STEPS_MEASURED = 16
 
 
 class ThreadEngine:
-    """Builds batches in parallel threads, in one thread at a time, or inline: what `EngineTuner` finds fastest.
-
-    Args:
-        builder: builds batches.
-        num_workers: number of threads.
-        prefetch_factor: batches (or groups of small ones) that each thread builds ahead.
-    """
+    """Builds batches in parallel threads, in one thread at a time, or inline: what `EngineTuner` finds fastest."""
 
     def __init__(self, builder: BatchBuilder, num_workers: int, prefetch_factor: int) -> None:
         self._builder, self._num_workers = builder, num_workers
@@ -38,7 +29,6 @@ class ThreadEngine:
         self._group_size = 1
 
     def run(self, schedule: Schedule) -> Iterator[BatchResult]:
-        """The batches of all steps."""
         with closing(DaemonPool(self._num_workers, "rankfeed")) as pool:
             # One lock per iteration: a process that is forked while another thread holds it could never take it.
             lock = threading.Lock()
@@ -57,51 +47,39 @@ class ThreadEngine:
     def _measure(self, results: Iterator[BatchResult]) -> Iterator[BatchResult]:
         """The batches, while the time that each takes (that of the consumer included) is measured."""
         means: list[float] = []
-        started, count, steps = time.perf_counter(), 0, 0
+        started, steps = time.perf_counter(), 0
         for result in results:
             yield result
             steps += 1
-            count += 1
-            if count == _STEPS_MEASURED:
+            if steps % _STEPS_MEASURED == 0:
                 now = time.perf_counter()
-                means.append((now - started) / count)
-                started, count = now, 0
+                means.append((now - started) / _STEPS_MEASURED)
+                started = now
         self._tuner.record(steps, means)
 
     def _build_ahead(
         self, pool: DaemonPool, schedule: Schedule, steps: range, lock: threading.Lock | None
     ) -> Iterator[BatchResult]:
-        pending: deque[Future[_Group]] = deque()
-        step = steps.start
-        while pending or step < steps.stop:
-            while step < steps.stop and len(pending) <= self._depth:
-                group = range(step, min(step + self._group_size, steps.stop))
-                pending.append(pool.submit(self._build_group, pool, schedule, group, lock))
-                step = group.stop
-            done = pending.popleft().result()
-            yield from done.results
-            if done.error is not None:
-                raise done.error
-            self._group_size = max(1, min(_MAX_GROUP, round(_GROUP_SECONDS / done.seconds_per_step)))
+        def groups() -> Iterator[range]:
+            step = steps.start
+            while step < steps.stop:
+                yield range(step, step := min(step + self._group_size, steps.stop))
 
-    def _build_group(
-        self, pool: DaemonPool, schedule: Schedule, steps: range, lock: threading.Lock | None
-    ) -> _Group:
-        results: list[BatchResult] = []
-        with lock or nullcontext():
-            started = time.perf_counter()
-            try:
-                for step in steps:
-                    if pool.stopped:
-                        raise CancelledError
-                    results.append(self._builder.build_step(schedule, step))
-            except Exception as error:
-                return _Group(results, 1.0, error)  # the batches before the error are delivered first
-            return _Group(results, max(1e-9, (time.perf_counter() - started) / len(results)))
+        def build(group: range) -> tuple[list[BatchResult], float, Exception | None]:
+            results: list[BatchResult] = []
+            with lock or nullcontext():
+                started = time.perf_counter()
+                try:
+                    for step in group:
+                        if pool.stopped:
+                            raise CancelledError
+                        results.append(self._builder.build_step(schedule, step))
+                except Exception as error:
+                    return results, 1.0, error  # the batches before the error are delivered first
+                return results, (time.perf_counter() - started) / len(group), None
 
-
-@dataclass(frozen=True)
-class _Group:
-    results: list[BatchResult]
-    seconds_per_step: float
-    error: Exception | None = None
+        for results, seconds, error in run_ahead(groups(), lambda group: pool.submit(build, group), self._depth):
+            yield from results
+            if error is not None:
+                raise error
+            self._group_size = max(1, min(_MAX_GROUP, round(_GROUP_SECONDS / max(seconds, 1e-9))))

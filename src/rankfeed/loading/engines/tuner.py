@@ -8,62 +8,45 @@ depends on the batches, the machine and the consumer, so the modes take turns an
 from __future__ import annotations
 
 import statistics
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 #: Steps of a trial.
 TRIAL_STEPS = 64
 #: Steps of the fastest mode after the first trials; doubled after each further round of trials, up to a maximum.
-FIRST_RUN_STEPS = 512
-MAX_RUN_STEPS = 16384
+FIRST_RUN_STEPS, MAX_RUN_STEPS = 512, 16384
 #: Seconds per step above which the first mode is kept without trials: threads do not compete over large batches,
 #: nor where the consumer is slower, and trials would cost seconds.
 SLOW_STEP = 2e-3
 
 
-@dataclass
 class EngineTuner:
-    """Decides which mode is used next, and for how many steps.
-
-    Args:
-        modes: names, the one to begin with first.
+    """Decides which mode is used next, and for how many steps; the first mode is tried first.
 
     Examples:
         >>> tuner = EngineTuner(("threads", "inline"))
         >>> tuner.next()
         ('threads', 64)
         >>> tuner.record(64, [2e-4, 2e-4])
-        >>> tuner.next()
-        ('inline', 64)
         >>> tuner.record(50, [1e-4, 1e-4])  # the epoch ended
         >>> tuner.next()
         ('inline', 14)
     """
 
-    modes: Sequence[str]
-    _seconds: dict[str, float] = field(default_factory=dict)
-    _untried: list[str] = field(default_factory=list)
-    _run_steps: int = FIRST_RUN_STEPS
-    _mode: str = ""
-    _steps_left: int = 0
-    _means: list[float] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._untried = list(self.modes)
+    def __init__(self, modes: Sequence[str]) -> None:
+        self._modes, self._run_steps = modes, FIRST_RUN_STEPS
+        self._turns = deque((mode, TRIAL_STEPS) for mode in modes)
+        self._seconds: dict[str, float] = {}
+        self._means: list[float] = []
 
     def next(self) -> tuple[str, int]:
-        """The mode of the next steps, and their number."""
-        if self._steps_left > 0:
-            return self._mode, self._steps_left
-        self._means = []
-        if self._untried:
-            self._mode, self._steps_left = self._untried.pop(0), TRIAL_STEPS
-        else:
-            self._mode = min(self._seconds, key=lambda mode: self._seconds[mode], default=self.modes[0])
-            self._steps_left, self._run_steps = self._run_steps, min(2 * self._run_steps, MAX_RUN_STEPS)
-            if self._seconds.get(self._mode, 0.0) < SLOW_STEP:
-                self._untried = [mode for mode in self.modes if mode != self._mode]
-        return self._mode, self._steps_left
+        if not self._turns:
+            best = min(self._seconds, key=lambda mode: self._seconds[mode], default=self._modes[0])
+            self._turns.append((best, self._run_steps))
+            self._run_steps = min(2 * self._run_steps, MAX_RUN_STEPS)
+            if self._seconds.get(best, 0.0) < SLOW_STEP:
+                self._turns += [(mode, TRIAL_STEPS) for mode in self._modes if mode != best]
+        return self._turns[0]
 
     def record(self, steps: int, seconds_per_step: Sequence[float]) -> None:
         """Record how many steps were built, and the mean time of each of some groups of them.
@@ -71,14 +54,17 @@ class EngineTuner:
         The mean of the groups counts, since batches that are built ahead come in bursts, but without the slowest
         group, which a pause of the consumer (a checkpoint, for example) falls into.
         """
-        self._steps_left -= steps
         self._means += seconds_per_step
-        if not self._means:
+        mode, left = self._turns[0]
+        if steps < left:
+            self._turns[0] = mode, left - steps
             return
-        mean = statistics.fmean(sorted(self._means)[:-1] or self._means)
-        if self._steps_left <= 0:
-            # Averaged with the earlier value: one measurement at a bad moment must not decide for long.
-            mean = (mean + self._seconds.get(self._mode, mean)) / 2
-            self._seconds[self._mode] = mean
-            if self._mode == self.modes[0] and mean > SLOW_STEP:
-                self._untried = []
+        self._turns.popleft()
+        means, self._means = sorted(self._means), []
+        if not means:
+            return
+        mean = statistics.fmean(means[:-1] or means)
+        # Averaged with the earlier value: one measurement at a bad moment must not decide for long.
+        self._seconds[mode] = mean = (mean + self._seconds.get(mode, mean)) / 2
+        if mode == self._modes[0] and mean > SLOW_STEP:
+            self._turns.clear()

@@ -3,37 +3,38 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, count, islice
 from typing import Any, NoReturn
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed._util.threads import DaemonPool
+from rankfeed._util.threads import DaemonPool, run_ahead
 from rankfeed.columns import Field, Layout, Mismatch
 from rankfeed.columns.layout import join_layouts, resolve_dtypes
-from rankfeed.errors import ArgumentError, RankfeedError, StreamError
+from rankfeed.errors import ArgumentError, RankfeedError, StateError, StreamError
 from rankfeed.loading.batch_builder import BatchBuilder, BatchResult, BatchSpec
-from rankfeed.loading.engines.process import ProcessBuilder
+from rankfeed.loading.engines import process
 from rankfeed.loading.options import FeedOptions
+from rankfeed.loading.state import VERSION, check_cursor, decode_as
 from rankfeed.loading.streams.sharding import StreamPosition, StreamSharding
-from rankfeed.loading.streams.state import StreamCursor, decode_stream_state, encode_stream_state, snapshot_at
-from rankfeed.loading.streams.stream import Stream, StreamReader
+from rankfeed.loading.streams.stream import Stream, StreamReader, StreamSnapshot
 from rankfeed.loading.streams.synchronized_end import (
     RankReport,
-    SynchronizedEnd,
     check_same_start,
     stream_group,
+    synchronize_end,
 )
 from rankfeed.plan import Cursor
 from rankfeed.sources import Source
 from rankfeed.sources.source import Declared
 from rankfeed.storage.checksum import digest_of
+from rankfeed.storage.decodable import decodable
 
 _log = logging.getLogger("rankfeed")
 #: Seconds between messages about a read that is waited for.
@@ -41,18 +42,32 @@ _REPORT_INTERVAL = 10.0
 #: Seconds that closing waits for the read in progress.
 _CLOSE_WAIT = 1.0
 
-Build = Callable[[BatchSpec], BatchResult]
 PositionedBatch = tuple[BatchResult, StreamPosition]
 
 
-class StreamFeed:
-    """The batches of a Loader over a stream.
+@decodable
+class StreamState(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The decoded form of the ``state_dict`` of a stream's loader."""
 
-    Args:
-        stream: the samples.
-        builder: builds batches.
-        options: of the loader.
-    """
+    rankfeed: int  # version of this layout
+    epoch: int
+    position: int  # samples delivered in the epoch, over all ranks (in full steps, where each has its own stream)
+    steps: int  # steps delivered in it
+    seed: int  # of the random generators of transforms
+    shards: int  # number of streams: one for each rank, or 0 where all ranks read the same one
+    at: int = 0  # samples read when the stream returned its own state
+    own: Any = None  # that state
+
+
+@dataclass(frozen=True)
+class StreamCursor(Cursor):
+    """A position between two steps of a stream, with the stream's own state there or before, if it has one."""
+
+    snapshot: StreamSnapshot | None = None
+
+
+class StreamFeed:
+    """The batches of a Loader over a stream."""
 
     plan: None = None
     audit_report: None = None
@@ -71,23 +86,42 @@ class StreamFeed:
         #: Of the samples of all batches, from the first batch on.
         self._layout: Layout | None = None
         #: Worker processes of an iteration that came to its end, for the next one.
-        self._processes: ProcessBuilder | None = None
+        self._processes: process.ProcessBuilder | None = None
         #: A read that was in progress when an iteration was left.
         self._unfinished_read: Future[None] | None = None
 
-    def steps_left(self, begun: Cursor) -> None:
-        """Unknown."""
+    def steps_left(self, begun: Cursor) -> None: ...
 
     def state_at(self, cursor: Cursor) -> dict[str, Any]:
-        """The state of a position."""
-        return encode_stream_state(cursor, self._builder.seed, self._shards)
+        snapshot = _snapshot_at(cursor) or StreamSnapshot(0, b"null")
+        position = {"epoch": cursor.epoch, "position": cursor.position, "steps": cursor.steps}
+        own = {"at": snapshot.num_read, "own": msgspec.json.decode(snapshot.content)}
+        return {"rankfeed": VERSION, **position, "seed": self._builder.seed, "shards": self._shards, **own}
 
     def load_state(self, state: Mapping[str, Any]) -> Cursor:
-        """The position of a state."""
-        return decode_stream_state(state, self._builder.seed, self._shards)
+        parsed, seed = decode_as(StreamState, state), self._builder.seed
+        if parsed.seed != seed:
+            raise StateError(
+                "the checkpoint has another seed", expected=f"seed {seed}", found=f"seed {parsed.seed}"
+            )
+        if parsed.shards != self._shards:
+            raise StateError(
+                "the checkpoint belongs to a stream that was sharded differently",
+                expected=_describe_shards(self._shards),
+                found=_describe_shards(parsed.shards),
+                remedy="resume on the same number of ranks: a stream for each rank cannot be sharded again; one "
+                "that all ranks read (a factory without shard) can",
+            )
+        cursor = check_cursor(parsed.epoch, parsed.position, parsed.steps)
+        if not 0 <= parsed.at <= cursor.position or cursor.position % max(1, parsed.shards):
+            raise StateError(
+                "the checkpoint has an impossible position",
+                found=f"{cursor.position} samples, the stream's own state at {parsed.at}",
+            )
+        snapshot = None if parsed.own is None else StreamSnapshot(parsed.at, msgspec.json.encode(parsed.own))
+        return StreamCursor(cursor.epoch, cursor.position, cursor.steps, snapshot)
 
     def run(self, begun: Cursor) -> Iterator[tuple[BatchResult, Cursor]]:
-        """The batches of what is left of an epoch, each with the position after it."""
         options, stream = self._options, self._stream
         topology = options.topology.resolve()
         self._wait_for_unfinished_read()
@@ -96,8 +130,7 @@ class StreamFeed:
         sharding = StreamSharding(
             options.batch_size, topology.rank, ranks, stream.sharded, options.tail, begun.epoch, start
         )
-        depth = options.num_workers * options.prefetch_factor
-        window = max(1, depth)
+        window = max(1, options.num_workers * options.prefetch_factor)
         group = stream_group(topology, sharded=stream.sharded)
         if group is not None:
             equal = {
@@ -112,16 +145,9 @@ class StreamFeed:
             window = check_same_start(group, topology.rank, equal, ranks, window)
         processes = self._take_processes(topology.rank)
         open_stream = partial(
-            stream.open, epoch=begun.epoch, shard=(topology.rank, ranks), start=start, snapshot=snapshot_at(begun)
+            stream.open, epoch=begun.epoch, shard=(topology.rank, ranks), start=start, snapshot=_snapshot_at(begun)
         )
-        batches = StreamBatches(
-            open_stream,
-            sharding,
-            processes or self._builder.build,
-            replace(self._builder, seed_globals=False).build,
-            options.num_workers,
-            depth,
-        )
+        batches = StreamBatches(open_stream, sharding, self._builder, options, processes)
         try:
             if self._layout is None and self._builder.collate_fn is None:
                 own = batches.infer_layout(all_ranks=group is None and ranks > 1)
@@ -130,7 +156,8 @@ class StreamFeed:
             batches.layout = self._layout
             agreed: Iterable[PositionedBatch] = batches
             if group is not None:
-                agreed = SynchronizedEnd(batches, group, window, options.tail == "pad", not stream.sharded)
+                pads, shared = options.tail == "pad", not stream.sharded
+                agreed = synchronize_end(batches, group, window=window, pads=pads, shared=shared)
             for steps, (result, position) in enumerate(agreed, begun.steps + 1):
                 full_steps = (steps - begun.steps) * options.batch_size * ranks
                 delivered = begun.position + full_steps if stream.sharded else position.num_read
@@ -146,12 +173,12 @@ class StreamFeed:
     def _shards(self) -> int:
         return self._options.topology.resolve().world_size if self._stream.sharded else 0
 
-    def _take_processes(self, rank: int) -> ProcessBuilder | None:
+    def _take_processes(self, rank: int) -> process.ProcessBuilder | None:
         if not self._options.num_workers or self._options.worker_kind != "process":
             return None
         processes, self._processes = self._processes, None
         if processes is None or not processes.is_mine:
-            processes = ProcessBuilder(self._builder, rank, self._options.num_workers)
+            processes = process.ProcessBuilder(self._builder, rank, self._options.num_workers)
         return processes
 
     def _wait_for_unfinished_read(self) -> None:
@@ -172,37 +199,27 @@ class StreamFeed:
 
 
 class StreamBatches:
-    """The batches of a rank as far as its own stream goes; `SynchronizedEnd` limits them to what all ranks have.
+    """The batches of a rank as far as its own stream goes; `synchronize_end` limits them to what all ranks have.
 
-    Args:
-        open_stream: opens the stream. Called for the first batch, so that its error reaches all ranks with it.
-        sharding: which samples the rank takes.
-        build: builds batches, called by ``threads`` threads.
-        build_padding: builds batches of padding rows only, in the calling thread.
-        threads: 0 to build each batch when it is asked for.
-        depth: batches built ahead.
+    The stream is read once per rank, in its own order, for any number of workers. It is opened for the first
+    batch, so that an error of opening it reaches all ranks with that batch.
 
     Attributes:
         unfinished_read: after closing, the end of a read that is still in progress, or None.
         layout: of the samples of all batches, to be set before the first; None where ``collate_fn`` builds them.
+        filler: a sample for padding rows, in a list; an empty list where there is none yet.
     """
 
     def __init__(
         self,
         open_stream: Callable[[], StreamReader],
         sharding: StreamSharding,
-        build: Build,
-        build_padding: Build,
-        threads: int,
-        depth: int,
+        builder: BatchBuilder,
+        options: FeedOptions,
+        processes: process.ProcessBuilder | None,
     ) -> None:
-        self._open_stream, self._sharding, self._build, self._build_padding = (
-            open_stream,
-            sharding,
-            build,
-            build_padding,
-        )
-        self._threads, self._depth = threads, depth
+        self._open_stream, self._sharding, self._builder = open_stream, sharding, builder
+        self._options, self._processes = options, processes
         self.unfinished_read: Future[None] | None = None
         self.layout: Layout | None = None
         self._reader: StreamReader | None = None
@@ -227,21 +244,20 @@ class StreamBatches:
         """
         try:
             reader = self._open()
-            if all_ranks:
-                reader.record(self._sharding.batch_size * self._sharding.stride)
+            reader.recorded = [] if all_ranks else None
             first = list(islice(self._specs, 1))
             if not first:
                 return None
             self._specs = chain(first, self._specs)
             spec = first[0][0]
-            if all_ranks:
-                samples = reader.take_recorded()
+            if reader.recorded is not None:
+                samples = reader.recorded[: self._sharding.batch_size * self._sharding.stride]
+                reader.recorded = None
                 spec = replace(spec, ids=self._sharding.start + np.arange(len(samples)), samples=samples)
-            layout: Layout | RankfeedError | None = self._build(replace(spec, infer_layout=True)).batch
+            return self._builder.layout_of(spec)
         except Exception as error:
             self._failure = error
             return None
-        return layout
 
     def _open(self) -> StreamReader:
         self._reader = self._open_stream()
@@ -254,16 +270,39 @@ class StreamBatches:
             raise self._failure
         reader = self._reader or self._open()
         specs = ((replace(spec, layout=self.layout), position) for spec, position in self._specs)
-        if not self._threads:
-            try:
-                yield from ((self._build(spec), position) for spec, position in specs)
-            finally:
-                reader.close()
-            return
-        read_pool = DaemonPool(1, "rankfeed-read")
+        options, processes = self._options, self._processes
         try:
-            yield from build_ahead(specs, read_pool, self._build, self._threads, self._depth)
+            wait_ready = process.INLINE_AFTER
+            while not options.num_workers or (processes is not None and not processes.start(wait_ready)):
+                item = next(specs, None)
+                if item is None:
+                    return
+                yield self._builder.build(item[0]), item[1]
+                wait_ready = 0.0
+        except BaseException:
+            reader.close()
+            raise
+        read_pool, build_pool = DaemonPool(1, "rankfeed-read"), DaemonPool(options.num_workers, "rankfeed")
+
+        def build(step: int, read: Future[tuple[BatchSpec, StreamPosition] | None]) -> PositionedBatch | None:
+            item = read.result()
+            if item is None:
+                return None
+            return (processes.build(step, item[0]) if processes else self._builder.build(item[0])), item[1]
+
+        def submit(step: int) -> Future[PositionedBatch | None]:
+            pool = processes.thread(step) if processes else build_pool
+            return pool.submit(build, step, read_pool.submit(next, specs, None))
+
+        try:
+            for batch in run_ahead(count(), submit, options.num_workers * options.prefetch_factor):
+                if batch is None:
+                    return
+                if processes is not None:
+                    processes.delivered += 1
+                yield batch
         finally:
+            build_pool.close()
             # A running generator cannot be closed: the thread that reads closes it, after its last read.
             self.unfinished_read = read_pool.close(last=reader.close)
             if self.unfinished_read is not None and wait([self.unfinished_read], _CLOSE_WAIT).done:
@@ -272,7 +311,6 @@ class StreamBatches:
 
     @property
     def filler(self) -> list[Any]:
-        """A sample for padding rows, in a list; an empty list where there is none yet."""
         return self._borrowed_filler or ([] if self._reader is None else self._reader.last)
 
     @filler.setter
@@ -280,7 +318,6 @@ class StreamBatches:
         self._borrowed_filler = sample
 
     def report(self, ready: Sequence[PositionedBatch], ended: bool, error: str) -> RankReport:
-        """The report after these batches."""
         if ready:
             self._position = ready[-1][1]
         self._steps += len(ready)
@@ -289,46 +326,15 @@ class StreamBatches:
         return RankReport(self._sharding.rank, len(ready), ended, num_read, fingerprint, error, bool(self.filler))
 
     def padding_batch(self) -> PositionedBatch:
-        """A batch of padding rows only."""
+        """A batch of padding rows only, built in the calling thread."""
         spec = self._sharding.spec(self._steps, self._position.num_read, 0, [], self.filler)
         self._steps += 1
-        return self._build_padding(replace(spec, layout=self.layout)), self._position
+        return self._builder.build(replace(spec, layout=self.layout)), self._position
 
     def close(self) -> None:
-        """End the iteration."""
         self._batches.close()
         if self._reader is not None and not self._started:
             self._reader.close()
-
-
-def build_ahead(
-    specs: Iterator[tuple[BatchSpec, StreamPosition]],
-    read_pool: DaemonPool,
-    build: Build,
-    threads: int,
-    depth: int,
-) -> Iterator[PositionedBatch]:
-    """Batches in the order of their specs, up to ``depth`` of them built before they are asked for.
-
-    The stream is read once per rank, in its own order, for any number of workers.
-    """
-    build_pool = DaemonPool(threads, "rankfeed")
-
-    def build_one(read: Future[tuple[BatchSpec, StreamPosition] | None]) -> PositionedBatch | None:
-        item = read.result()
-        return None if item is None else (build(item[0]), item[1])
-
-    pending: deque[Future[PositionedBatch | None]] = deque()
-    try:
-        while True:
-            while len(pending) <= depth:
-                pending.append(build_pool.submit(build_one, read_pool.submit(next, specs, None)))
-            batch = pending.popleft().result()
-            if batch is None:
-                return
-            yield batch
-    finally:
-        build_pool.close()
 
 
 def common_layout(
@@ -338,15 +344,15 @@ def common_layout(
     if isinstance(own, RankfeedError):
         raise own
     common: Layout | None = None
-    for process, layout in enumerate(layouts):
+    for index, layout in enumerate(layouts):
         if isinstance(layout, RankfeedError):
-            summary = f"the samples of process {process} do not have the same fields, so all ranks stop"
+            summary = f"the samples of process {index} do not have the same fields, so all ranks stop"
             raise StreamError(summary, found=layout)
         try:
             if layout is not None:
                 common = layout if common is None else join_layouts(common, layout, loose=builder.ragged == "list")
         except Mismatch as error:
-            raise builder.field_error(error, f"first batch of process {process}, and those before it") from error
+            raise builder.field_error(error, f"first batch of process {index}, and those before it") from error
     return None if common is None else resolve_dtypes(common)
 
 
@@ -361,13 +367,19 @@ class StreamSource(Source):
 
     @property
     def blocks(self) -> npt.NDArray[np.int64]:
-        """None."""
         return np.zeros(0, np.int64)
 
     @property
     def fields(self) -> Mapping[str, Field]:
-        """Unknown before the first batch."""
         return {}
 
     def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> NoReturn:
         raise NotImplementedError("samples of a stream come with their BatchSpec")
+
+
+def _snapshot_at(cursor: Cursor) -> StreamSnapshot | None:
+    return cursor.snapshot if isinstance(cursor, StreamCursor) else None
+
+
+def _describe_shards(shards: int) -> str:
+    return f"{shards} streams, one for each rank" if shards else "one stream that all ranks read"

@@ -19,40 +19,24 @@ from rankfeed.storage.checksum import digest_of
 
 @dataclass(frozen=True)
 class StreamPosition:
-    """The position of a stream after a step.
+    """The position of a stream after a step."""
 
-    Attributes:
-        num_read: samples of the stream up to and including this step.
-        snapshot: the stream's own state at this position or before it.
-        fingerprint: of the last sample, to compare ranks (see `sample_fingerprint`).
-    """
-
-    num_read: int
-    snapshot: StreamSnapshot | None = None
-    fingerprint: str = ""
+    num_read: int  # samples of the stream up to and including this step
+    snapshot: StreamSnapshot | None = None  # the stream's own state at this position or before it
+    fingerprint: str = ""  # of the last sample, to compare ranks (see `sample_fingerprint`)
 
 
 @dataclass(frozen=True)
 class StreamSharding:
-    """Which samples of a stream a rank takes: of each step, every ``stride``-th sample from ``offset`` on.
+    """Which samples of a stream a rank takes: of each step, every ``stride``-th sample from ``offset`` on."""
 
-    Attributes:
-        batch_size: samples that it takes for a full step.
-        rank: of this process.
-        world_size: number of ranks.
-        sharded: whether the stream already is this rank's share.
-        tail: how the epoch ends.
-        epoch: the epoch.
-        start: samples of the stream that were read before.
-    """
-
-    batch_size: int
+    batch_size: int  # samples that it takes for a full step
     rank: int
     world_size: int
-    sharded: bool
+    sharded: bool  # whether the stream already is this rank's share
     tail: Tail
     epoch: int = 0
-    start: int = 0
+    start: int = 0  # samples of the stream that were read before
 
     @property
     def stride(self) -> int:
@@ -70,7 +54,7 @@ class StreamSharding:
             yield self.spec(step, position.num_read - count, count, mine, reader.last), position
 
     def spec(self, step: int, first: int, count: int, mine: list[Any], filler: list[Any]) -> BatchSpec:
-        """The BatchSpec of a step."""
+        """The BatchSpec of a step of ``count`` samples from position ``first`` on."""
         is_padded = self.tail == "pad"
         rows = self.batch_size if is_padded else max(1, len(mine))
         # The last step under "even" may begin at a position that is not rank 0's.
@@ -113,24 +97,19 @@ class StreamSharding:
                 yield length, *held
         elif held is None:
             yield count, mine, StreamPosition(reader.num_read, before.snapshot)
-        else:
-            yield from self._halves(held[0] + mine, length + count, held_from)
+        else:  # the last full step and the rest after it as two steps: the larger half, then the smaller
+            total, mine = length + count, held[0] + mine
+            smaller = total // 2 if self.batch_size > 1 else 0
+            split = len(range(self.offset, total - smaller, self.stride))
+            position = StreamPosition(held_from.num_read + total - smaller, held_from.snapshot)
+            yield total - smaller, mine[:split], position
+            if smaller:
+                yield smaller, mine[split:], StreamPosition(held_from.num_read + total, held_from.snapshot)
 
     def _position(self, reader: StreamReader) -> StreamPosition:
         is_compared = self.stride > 1 and reader.last
         fingerprint = sample_fingerprint(reader.last[0]) if is_compared else ""
         return StreamPosition(reader.num_read, reader.snapshot(), fingerprint)
-
-    def _halves(
-        self, mine: list[Any], count: int, begin: StreamPosition
-    ) -> Iterator[tuple[int, list[Any], StreamPosition]]:
-        """The last full step and the rest after it, as two steps: the larger half, then the smaller."""
-        smaller = count // 2 if self.batch_size > 1 else 0
-        larger = count - smaller
-        split = len(range(self.offset, larger, self.stride))
-        yield larger, mine[:split], StreamPosition(begin.num_read + larger, begin.snapshot)
-        if smaller:
-            yield smaller, mine[split:], StreamPosition(begin.num_read + count, begin.snapshot)
 
     def _check_length(self, total: int) -> None:
         if self.start or (self.sharded and self.world_size > 1):  # other ranks may have samples
@@ -183,9 +162,8 @@ def _hashable_parts(value: Any) -> Iterator[bytes]:
     elif isinstance(value, int):
         yield str(int(value)).encode()
     elif isinstance(value, Mapping):
-        for name, each in value.items():
-            yield from _hashable_parts(name)
-            yield from _hashable_parts(each)
+        for item in value.items():
+            yield from _hashable_parts(item)
     elif isinstance(value, (list, tuple)):
         for each in value:
             yield from _hashable_parts(each)

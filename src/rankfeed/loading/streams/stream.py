@@ -7,7 +7,6 @@ import inspect
 import logging
 import time
 import warnings
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -22,7 +21,7 @@ from rankfeed.sources.source import Declared
 _log = logging.getLogger("rankfeed")
 #: Parameters that a factory may have.
 _FACTORY_PARAMETERS = ("epoch", "shard", "start")
-#: Samples skipped in one call, and seconds between messages about the progress.
+#: Samples skipped between looks at the clock, and seconds between messages about the progress.
 _SKIP_CHUNK, _REPORT_INTERVAL = 1 << 16, 10.0
 
 
@@ -74,19 +73,26 @@ class Stream:
         start: int = 0,
         snapshot: StreamSnapshot | None = None,
     ) -> StreamReader:
-        """Begin an epoch, or continue it."""
         arguments = {"epoch": epoch, "shard": shard, "start": start}
         where = f"epoch {epoch}, rank {shard[0]}"
-        if self.sharded:  # its state is that of one rank, and a checkpoint is the same on all ranks
-            snapshot = None
+        # The state of a stream of one rank is not kept: a checkpoint is the same on all ranks.
+        keeps_state = not self.sharded and "start" not in self._parameters
+        step = "the factory of the stream"
         try:
-            iterable = self._factory(**{name: arguments[name] for name in self._parameters})
+            iterable: Any = self._factory(**{name: arguments[name] for name in self._parameters})
             if "epoch" not in self._parameters and hasattr(iterable, "set_epoch"):
                 iterable.set_epoch(epoch)
-            iterator = iter(iterable) if snapshot is None or not _is_stateful(iterable) else None
+            resumes = keeps_state and snapshot is not None and _is_stateful(iterable)
+            if resumes and snapshot is not None:
+                step = "load_state_dict() of the stream"
+                iterable.load_state_dict(msgspec.json.decode(snapshot.content))
+            iterator = iter(iterable)
+            if keeps_state and snapshot is not None and not resumes and _is_stateful(iterator):
+                step, resumes = "load_state_dict() of the stream", True
+                iterator.load_state_dict(msgspec.json.decode(snapshot.content))
         except (Exception, SystemExit) as error:
-            raise _stream_error("the factory of the stream raised", error, where) from error
-        if iterator is iterable:
+            raise _stream_error(f"{step} raised", error, where) from error
+        if iterator is iterable and not resumes:
             if iterable is self._used:
                 raise StreamError(
                     "an iterator can be read only once, and this one was begun before",
@@ -96,20 +102,10 @@ class Stream:
                 )
             self._used = iterable
         if "start" in self._parameters:
-            return StreamReader(iter(iterable) if iterator is None else iterator, None, start, where)
-        owner: Any = iterable if _is_stateful(iterable) else iterator if _is_stateful(iterator) else None
-        if self.sharded:
-            owner = None
-        num_read = 0
-        if snapshot is not None and owner is not None:
-            try:
-                owner.load_state_dict(msgspec.json.decode(snapshot.content))
-                iterator = iter(iterable) if iterator is None else iterator
-            except (Exception, SystemExit) as error:
-                raise _stream_error("load_state_dict() of the stream raised", error, where) from error
-            num_read = snapshot.num_read
-        assert iterator is not None
-        reader = StreamReader(iterator, owner, num_read, where)
+            return StreamReader(iterator, None, start, where)
+        owner = iterable if _is_stateful(iterable) else iterator if _is_stateful(iterator) else None
+        num_read = snapshot.num_read if resumes and snapshot is not None else 0
+        reader = StreamReader(iterator, owner if keeps_state else None, num_read, where)
         reader.skip(start - num_read)
         if reader.num_read < start and not self.sharded:
             raise StateError(
@@ -127,23 +123,14 @@ class StreamReader:
     Attributes:
         num_read: samples of the epoch that were read or skipped.
         last: the last sample, in a list; an empty list before the first one.
+        recorded: if not None, all samples read.
     """
 
     def __init__(self, iterator: Iterator[Any], owner: Any, num_read: int, where: str) -> None:
         self.num_read = num_read
         self.last: list[Any] = []
+        self.recorded: list[Any] | None = None
         self._iterator, self._owner, self._where = iterator, owner, where
-        self._recorded: list[Any] = []
-        self._to_record = 0
-
-    def record(self, number: int) -> None:
-        """Keep the next ``number`` samples for `take_recorded`."""
-        self._to_record = number
-
-    def take_recorded(self) -> list[Any]:
-        """The recorded samples; ends the recording."""
-        recorded, self._recorded, self._to_record = self._recorded, [], 0
-        return recorded
 
     def __iter__(self) -> StreamReader:
         return self
@@ -157,35 +144,21 @@ class StreamReader:
             raise _stream_error("the stream raised", error, f"sample {self.num_read}, {self._where}") from error
         self.num_read += 1
         self.last = [sample]
-        if self._to_record > len(self._recorded):
-            self._recorded.append(sample)
+        if self.recorded is not None:
+            self.recorded.append(sample)
         return sample
 
     def skip(self, number: int) -> None:
         """Read ``number`` samples, fewer where the stream ends, and keep only the last one."""
         started = reported = time.monotonic()
-        first, end = self.num_read, self.num_read + number
-        while self.num_read < end:
-            chunk = min(_SKIP_CHUNK, end - self.num_read)
-            try:
-                skipped = deque(enumerate(islice(self._iterator, chunk), 1), maxlen=1)
-            except (Exception, SystemExit) as error:
-                where = f"after sample {self.num_read}, {self._where}"
-                raise _stream_error("the stream raised while samples were skipped", error, where) from error
-            if skipped:
-                self.num_read += skipped[0][0]
-                self.last = [skipped[0][1]]
-            if not skipped or skipped[0][0] < chunk:
-                return
-            now = time.monotonic()
-            if now - reported > _REPORT_INTERVAL:
+        for done, _ in enumerate(islice(self, number), 1):
+            if done % _SKIP_CHUNK == 0 and (now := time.monotonic()) - reported > _REPORT_INTERVAL:
                 reported = now
-                left = (end - self.num_read) * (now - started) / (self.num_read - first)
                 _log.warning(
                     "skipping to the position of the checkpoint: %d of %d samples, about %.0f s left (%s)",
-                    self.num_read,
-                    end,
-                    left,
+                    done,
+                    number,
+                    (number - done) * (now - started) / done,
                     self._where,
                 )
 

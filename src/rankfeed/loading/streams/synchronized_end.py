@@ -12,10 +12,10 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from rankfeed.errors import RankfeedError, StreamError, TopologyError, safe_str
-from rankfeed.loading.rank_group import RankGroup, TorchRankGroup, process_count
+from rankfeed.loading.rank_group import TorchRankGroup, process_count
 from rankfeed.loading.streams.sharding import empty_stream
 from rankfeed.topology import Topology
 
@@ -24,25 +24,15 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class RankReport:
-    """What a rank reports about the next steps.
-
-    Attributes:
-        rank: the rank.
-        steps: batches that it has prepared.
-        ended: whether its stream has ended after them.
-        num_read: samples of the stream in them and before.
-        fingerprint: of the last sample of each of them (see `sample_fingerprint`).
-        error: why it cannot continue after them, the last lines of a traceback.
-        has_filler: whether it has a sample for padding rows.
-    """
+    """What a rank reports about the next steps."""
 
     rank: int
-    steps: int
-    ended: bool
-    num_read: int = 0
-    fingerprint: str = ""
-    error: str = ""
-    has_filler: bool = True
+    steps: int  # batches that it has prepared
+    ended: bool  # whether its stream has ended after them
+    num_read: int = 0  # samples of the stream in them and before
+    fingerprint: str = ""  # of the last sample of each of them (see `sample_fingerprint`)
+    error: str = ""  # why it cannot continue after them, the last lines of a traceback
+    has_filler: bool = True  # whether it has a sample for padding rows
 
 
 @dataclass(frozen=True)
@@ -65,10 +55,9 @@ def decide(reports: Sequence[RankReport], *, pads: bool) -> StepDecision:
     """
     # Under "drop" the rank with the fewest steps decides, under "pad" the one with the most; none gets past an
     # error.
-    failing = [each.steps for each in reports if each.error]
-    steps = min(failing, default=max(each.steps for each in reports))
-    if not pads:
-        steps = min(each.steps for each in reports)
+    steps = min(each.steps for each in reports)
+    if pads:
+        steps = min((each.steps for each in reports if each.error), default=max(each.steps for each in reports))
     stopping = [each for each in reports if each.ended and each.steps <= steps]
     over = len(stopping) == len(reports) if pads else any(each.steps == steps for each in stopping)
     failed = next((each for each in reports if each.error and each.steps == steps), None)
@@ -100,7 +89,7 @@ def check_same_stream(reports: Sequence[RankReport]) -> None:
         )
 
 
-def stream_group(topology: Topology, *, sharded: bool) -> RankGroup | None:
+def stream_group(topology: Topology, *, sharded: bool) -> TorchRankGroup | None:
     """The group in which the ranks agree; None for one rank, or where every rank reads the whole stream."""
     if topology.world_size == 1:
         return None
@@ -118,8 +107,10 @@ def stream_group(topology: Topology, *, sharded: bool) -> RankGroup | None:
     return None
 
 
-def check_same_start(group: RankGroup, rank: int, start: Mapping[str, Any], world_size: int, window: int) -> int:
-    """Check that all ranks begin an iteration at the same position."""
+def check_same_start(
+    group: TorchRankGroup, rank: int, start: Mapping[str, Any], world_size: int, window: int
+) -> int:
+    """Check that all ranks begin an iteration at the same position. Returns the smallest window."""
     reports: list[tuple[int, dict[str, Any], int]] = group.gather((rank, dict(start), window))
     first, expected, _ = reports[0]
     for other, its_start, _ in reports[1:]:
@@ -133,97 +124,75 @@ def check_same_start(group: RankGroup, rank: int, start: Mapping[str, Any], worl
                 ),
                 remedy="create the loader equally on every rank, and load the same state",
             )
-    counts = [sum(each == number for each, *_ in reports) for number in range(world_size)]
-    if len(set(counts)) > 1:
+    ranks = sorted(each for each, *_ in reports)
+    if ranks != sorted([*range(world_size)] * (len(ranks) // world_size)):
         raise StreamError(
             "the ranks of the processes are inconsistent",
             expected=f"ranks 0 to {world_size - 1}, each equally often",
-            found=sorted(each for each, *_ in reports),
+            found=ranks,
             remedy="leave topology out, so that it is detected",
         )
     return min(window for *_, window in reports)
 
 
 class BatchProducer(Protocol[_T]):
-    """The batches that a rank can prepare.
+    """The batches that a rank can prepare."""
 
-    Attributes:
-        filler: a sample for padding rows, in a list; an empty list where there is none yet.
-    """
-
-    filler: list[Any]
+    filler: list[Any]  # a sample for padding rows; empty where there is none yet
 
     def __next__(self) -> _T: ...
 
     def __iter__(self) -> Iterator[_T]: ...
 
-    def report(self, ready: Sequence[_T], ended: bool, error: str) -> RankReport:
-        """The report after these batches."""
+    def report(self, ready: Sequence[_T], ended: bool, error: str) -> RankReport: ...
 
-    def padding_batch(self) -> _T:
-        """A batch of padding rows only."""
+    def padding_batch(self) -> _T: ...
 
 
-@dataclass
-class SynchronizedEnd(Generic[_T]):
-    """The batches of this rank, as many as all ranks agree on.
+def synchronize_end(
+    producer: BatchProducer[_T], group: TorchRankGroup, *, window: int, pads: bool, shared: bool
+) -> Iterator[_T]:
+    """The batches of this rank, as many as all ranks agree on, at most ``window`` of them at once.
 
-    Attributes:
-        producer: the batches that this rank can prepare.
-        group: of all ranks.
-        window: the maximal number of steps to agree on at once; the same on every rank.
-        pads: whether to continue with padding until the streams of all ranks have ended.
-        shared: whether all ranks read one stream, so that their reports must be equal.
+    With ``pads`` they continue with padding until the streams of all ranks have ended. If all ranks read one
+    ``shared`` stream, their reports must be equal.
     """
-
-    producer: BatchProducer[_T]
-    group: RankGroup
-    window: int
-    pads: bool
-    shared: bool
-
-    def __iter__(self) -> Iterator[_T]:
-        size, over = 1, False  # the first batch waits for few others
-        while not over:
-            ready, error = _prepare(self.producer, size)
-            ordinary = len(ready) == size
-            ended = not ordinary and error is None
-            report = self.producer.report(ready, ended, "" if error is None else last_lines(error))
-            if self.group.all_equal(ordinary, _word(report) if self.shared else 0):
-                yield from ready
-            else:
-                reports: list[RankReport] = self.group.gather(report)
-                decision = self._decide(reports)
-                if any(each.steps < decision.steps for each in reports):
-                    missing = decision.steps - len(ready)
-                    padding, failure = _prepare((self.producer.padding_batch() for _ in range(missing)), missing)
-                    ready, error = ready + padding, failure if error is None else error
-                    # Building these can fail too, which all ranks must know before they deliver them.
-                    text = "" if error is None else last_lines(error)
-                    reports = self.group.gather(replace(report, steps=len(ready), error=text))
-                    decision = decide(reports, pads=self.pads)
-                over = decision.over
-                yield from ready[: decision.steps]
-                if decision.failed is not None:
-                    if error is not None:
-                        raise error
-                    raise StreamError(
-                        f"the stream of rank {decision.failed.rank} failed, so all ranks stop",
-                        found=decision.failed.error,
-                        where=f"rank {report.rank}",
-                    )
-            size = min(2 * size, self.window)
-
-    def _decide(self, reports: Sequence[RankReport]) -> StepDecision:
-        if self.shared and not any(each.error for each in reports):
-            check_same_stream(reports)
-        decision = decide(reports, pads=self.pads)
-        if decision.over and decision.failed is None and not any(each.num_read for each in reports):
-            raise empty_stream("the streams of all ranks are empty")
-        if any(each.steps < decision.steps and not each.has_filler for each in reports):
-            fillers = self.group.gather(self.producer.filler)
-            self.producer.filler = self.producer.filler or next(each for each in fillers if each)
-        return decision
+    size, over = 1, False  # the first batch waits for few others
+    while not over:
+        ready, error = _prepare(producer, size)
+        is_full = len(ready) == size
+        report = producer.report(ready, not is_full and error is None, _text(error))
+        # What must be equal on all ranks in the middle of one stream.
+        word = int(report.fingerprint[:15] or "0", 16) ^ report.num_read if shared else 0
+        if group.all_equal(is_full, word):
+            yield from ready
+        else:
+            reports: list[RankReport] = group.gather(report)
+            if shared and not any(each.error for each in reports):
+                check_same_stream(reports)
+            decision = decide(reports, pads=pads)
+            if decision.over and decision.failed is None and not any(each.num_read for each in reports):
+                raise empty_stream("the streams of all ranks are empty")
+            behind = [each for each in reports if each.steps < decision.steps]
+            if not all(each.has_filler for each in behind):
+                fillers = group.gather(producer.filler)
+                producer.filler = producer.filler or next(each for each in fillers if each)
+            if behind:
+                missing = decision.steps - len(ready)
+                padding, failure = _prepare((producer.padding_batch() for _ in range(missing)), missing)
+                ready, error = ready + padding, error or failure
+                # Building these can fail too, which all ranks must know before they deliver them.
+                reports = group.gather(replace(report, steps=len(ready), error=_text(error)))
+                decision = decide(reports, pads=pads)
+            over = decision.over
+            yield from ready[: decision.steps]
+            if decision.failed is not None:
+                raise error or StreamError(
+                    f"the stream of rank {decision.failed.rank} failed, so all ranks stop",
+                    found=decision.failed.error,
+                    where=f"rank {report.rank}",
+                )
+        size = min(2 * size, window)
 
 
 def _prepare(batches: Iterable[_T], size: int) -> tuple[list[_T], Exception | None]:
@@ -236,15 +205,10 @@ def _prepare(batches: Iterable[_T], size: int) -> tuple[list[_T], Exception | No
     return ready, None
 
 
-def last_lines(error: Exception, most: int = 8) -> str:
-    """The end of a traceback, as another rank reports it."""
+def _text(error: Exception | None, most: int = 8) -> str:
+    """The end of a traceback, as another rank reports it; empty without an error."""
     if isinstance(error, RankfeedError):
         cause = error.__cause__
         lines = "" if cause is None else "\n" + "".join(traceback.format_exception(cause)[-most:]).rstrip()
         return f"{type(error).__name__}: {safe_str(error)}{lines}"
-    return "".join(traceback.format_exception(error)[-most:]).rstrip()
-
-
-def _word(report: RankReport) -> int:
-    """What must be equal on all ranks in the middle of one stream."""
-    return int(report.fingerprint[:15] or "0", 16) ^ report.num_read
+    return "" if error is None else "".join(traceback.format_exception(error)[-most:]).rstrip()
