@@ -1,6 +1,5 @@
 """Which sample is read at which step of which rank: arithmetic on numpy arrays, without I/O and without torch."""
 
-from rankfeed.plan.bloom_table import InvertibleBloomTable, MultisetDifference
 from rankfeed.plan.coverage import Coverage
 from rankfeed.plan.cursor import Cursor
 from rankfeed.plan.permutation import Key, permutation
@@ -11,9 +10,7 @@ from rankfeed.plan.schedule import Schedule, Tail
 __all__ = [
     "Coverage",
     "Cursor",
-    "InvertibleBloomTable",
     "Key",
-    "MultisetDifference",
     "Plan",
     "RngStreams",
     "Schedule",

@@ -24,12 +24,12 @@ from rankfeed.storage import DataFiles, digest_of
 
 #: Files that are held open, and locks of row groups.
 OPEN_FILES, _LOCKS = 256, 128
-#: Cursors that are kept in any case (lanes and threads read at different places), and if there is room: each holds
+#: Cursors that are kept in any case (lanes and threads read at different places), and if their memory allows: each holds
 #: its file open.
 _CURSORS, _MOST_CURSORS = 64, 128
 #: Bytes of parts that were decoded on the way to another one and are kept until they are requested.
 _SKIPPED_BYTES = 256 << 20
-#: Bytes of a column that a cursor reads at once, less if so many cursors had no room. A row group that is decoded
+#: Bytes of a column that a cursor reads at once, less if that exceeds the memory of all cursors. A row group that is decoded
 #: as a whole is read as a whole, so that no page can claim to be longer than its column.
 _BUFFER, _LEAST_BUFFER = 1 << 20, 16 << 10
 #: Approximate bytes that a cursor holds of each column besides: a page.
@@ -323,8 +323,8 @@ class ParquetReader:
         with arrow_errors(self._where(part)):
             leaves = _leaf_columns(file.metadata.schema, names)
             values = {number: 0 for number, column in leaves.items() if column.max_repetition_level}
-            room = self._most_cursor_bytes // (_CURSORS * max(1, len(leaves))) - _PAGE
-            buffer = 0 if part.rows == sum(part.totals) else min(_BUFFER, max(_LEAST_BUFFER, room))
+            share = self._most_cursor_bytes // (_CURSORS * max(1, len(leaves))) - _PAGE
+            buffer = 0 if part.rows == sum(part.totals) else min(_BUFFER, max(_LEAST_BUFFER, share))
             reader = pq.ParquetFile(
                 file.handle,
                 metadata=file.metadata,

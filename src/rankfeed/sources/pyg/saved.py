@@ -171,13 +171,13 @@ def _check_slices(data: Any, slices: dict[Any, Any] | None) -> None:
             if not isinstance(cuts, torch.Tensor) or name not in store:
                 continue
             value = store[name]
-            room = len(value)
+            size = len(value)
             if isinstance(value, torch.Tensor) and not value.is_sparse:
-                room = value.size(data.__cat_dim__(name, value, store) or 0)
+                size = value.size(data.__cat_dim__(name, value, store) or 0)
             if cuts.dim() != 1:
                 continue  # adjacency matrices are cut along two dimensions
-            if len(cuts) < 2 or int(cuts[0]) < 0 or bool((cuts.diff() < 0).any()) or int(cuts[-1]) > room:
-                raise ValueError(f"slices of {name!r} do not rise from 0 to {room}")
+            if len(cuts) < 2 or int(cuts[0]) < 0 or bool((cuts.diff() < 0).any()) or int(cuts[-1]) > size:
+                raise ValueError(f"slices of {name!r} do not rise from 0 to {size}")
             counts.setdefault(len(cuts) - 1, name)
     if len(counts) > 1:
         raise ValueError(f"attributes are of different numbers of graphs: {counts}")
