@@ -24,13 +24,12 @@ from rankfeed.storage import DataFiles, digest_of
 
 #: Files that are held open, and locks of row groups.
 OPEN_FILES, _LOCKS = 256, 128
-#: Cursors that are kept in any case (lanes and threads read at different places), and if their memory allows: each holds
-#: its file open.
+#: Cursors kept in any case (lanes and threads read at different places), and at most. Each holds its file open.
 _CURSORS, _MOST_CURSORS = 64, 128
 #: Bytes of parts that were decoded on the way to another one and are kept until they are requested.
 _SKIPPED_BYTES = 256 << 20
-#: Bytes of a column that a cursor reads at once, less if that exceeds the memory of all cursors. A row group that is decoded
-#: as a whole is read as a whole, so that no page can claim to be longer than its column.
+#: Bytes of a column that a cursor reads at once, less if the memory of all cursors does not allow it. A row group
+#: that is decoded as a whole is read as a whole, so that no page can claim to be longer than its column.
 _BUFFER, _LEAST_BUFFER = 1 << 20, 16 << 10
 #: Approximate bytes that a cursor holds of each column besides: a page.
 _PAGE = 176 << 10
