@@ -38,9 +38,13 @@ NAMES = ["inline", "thread-1", "thread-3", "process-2"]
 
 def workers() -> list[psutil.Process]:
     """Worker processes of this process that are still running."""
-    return [
-        worker for server in servers() for worker in server.children() if worker.status() != psutil.STATUS_ZOMBIE
-    ]
+    found = []
+    for server in servers():
+        for worker in server.children():
+            with suppress(psutil.NoSuchProcess):
+                if worker.status() != psutil.STATUS_ZOMBIE:
+                    found.append(worker)
+    return found
 
 
 def servers() -> list[psutil.Process]:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -367,8 +368,9 @@ def killed_at_random(epochs: int) -> int:
             time.sleep(chance.random() / 200)
             running = workers()  # none while both are being replaced
             if running and chance.random() < 0.4:
-                chance.choice(running).kill()
-                kills += 1
+                with suppress(psutil.NoSuchProcess):
+                    chance.choice(running).kill()
+                    kills += 1
     return kills
 
 

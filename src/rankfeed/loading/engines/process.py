@@ -131,10 +131,10 @@ class ProcessBuilder:
                 message = self._pool.receive(index, f"the batch of {where}")
                 result = receive(message, worker.channel, self._builder.allocate)
             except PeerGoneError:
+                now = self.delivered  # before the replacement, which may be killed before it is seen here
+                deaths, delivered = deaths + 1 if now == delivered else 1, now
                 self._schedules.pop(worker.pid, None)
                 ending = self._pool.replace(index)
-                deaths = deaths + 1 if delivered == self.delivered else 1
-                delivered = self.delivered
                 continue
             if isinstance(result, BatchResult):
                 return result
