@@ -169,7 +169,7 @@ def test_values_that_nothing_holds_together_are_refused_before_the_first_step(va
         ({"x": 2**63 + 1}, {"x": 1}, r'(?s)int64.*9223372036854775809.*fields=\{"x": "uint64"\}'),
         ({"x": np.longdouble(1) / 3}, {"x": 1.5}, "dtype float128"),
         ({"x": "\ud800"}, {"x": "a"}, "surrogates"),
-        ({"x": "a"}, {"x": 1}, "str 'a'"),
+        ({"x": "a"}, {"x": 1}, "str: 'a'"),
         ({"x": None}, {"x": 1}, "None"),
         ({"x": 1}, {"x": b"a"}, "int"),
         ({"x": [0.5]}, {"x": [1]}, r'(?s)int64\[\*\].*fields=\{"x": "float64\[\*\]"\}'),
