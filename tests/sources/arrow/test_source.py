@@ -690,3 +690,19 @@ def test_runs_without_nulls_take_no_memory_for_each_row(tmp_path: Path) -> None:
     most, found = peak(ends)
     assert found == [1.5, 2.5]
     assert most < 16 << 20
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_opening_a_compressed_file_decodes_nothing(tmp_path: Path, stream: bool) -> None:
+    rows = 10_000
+    whole = pa.table({"image": [bytes(1000)] * rows, "label": np.arange(rows)})
+    path = write(tmp_path / "t.arrow", whole.to_batches(), stream=stream, compression="zstd")
+    pool, usual = pa.proxy_memory_pool(pa.default_memory_pool()), pa.default_memory_pool()
+    pa.set_memory_pool(pool)
+    try:
+        source = ArrowSource(str(path))
+    finally:
+        pa.set_memory_pool(usual)
+    assert pool.max_memory() < 1 << 16
+    assert source.default_shuffle == "window"
+    assert source[rows - 1]["label"] == rows - 1
