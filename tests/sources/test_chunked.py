@@ -157,6 +157,13 @@ def test_what_is_expected_is_there_when_it_is_read() -> None:
     assert Counter(source.decoded) == Counter([0, 1])
 
 
+def test_no_more_is_decoded_ahead_than_fits_though_the_size_of_a_chunk_is_not_known_yet() -> None:
+    source = Squares([100] * 16, cache_bytes=2000)
+    source.expect(range(0, 1600, 100), ["x"])
+    source._cache._pool.shutdown(wait=True)  # type: ignore[union-attr]
+    assert len(source.decoded) <= 2
+
+
 def test_an_error_reaches_everybody_who_waits_for_the_chunk() -> None:
     cache, waiting = ChunkCache(1 << 20), threading.Barrier(4)
 

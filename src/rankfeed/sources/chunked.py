@@ -255,8 +255,10 @@ class ChunkCache:
         """Decode a chunk in the background if there is capacity; the reader that needs it meets the errors."""
         with self._lock:
             is_known = key in self._entries or key in self._pending
+            # The size of a chunk is unknown until one is decoded.
+            most_pending = _MOST_PENDING if self._largest else _PREFETCH_THREADS
             # Capacity for another one: that of a reader.
-            if is_known or len(self._pending) >= _MOST_PENDING or not self._has_capacity(2):
+            if is_known or len(self._pending) >= most_pending or not self._has_capacity(2):
                 return
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(_PREFETCH_THREADS, thread_name_prefix="rankfeed-prefetch")

@@ -17,6 +17,7 @@ import pyarrow.feather
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.memory import peak
 from tests.support.seeds import fresh_seed
 
 import rankfeed as rf
@@ -676,3 +677,32 @@ def test_mutations_end_in_an_error_or_a_value_and_never_in_a_crash(
         [sys.executable, "-c", FUZZ, str(path), seed], capture_output=True, text=True, check=False, timeout=100
     )
     assert (done.returncode, done.stdout) == (0, "done\n"), f"seed {seed}: {done.stderr[-2000:]}"
+
+
+def test_runs_without_nulls_take_no_memory_for_each_row(tmp_path: Path) -> None:
+    rows = 1 << 28
+    runs = pa.RunEndEncodedArray.from_arrays(pa.array([5, rows], pa.int32()), pa.array([1.5, 2.5]))
+    path = write(tmp_path / "runs.arrow", pa.table({"x": runs}).to_batches())
+
+    def ends() -> list[Any]:
+        return [rf.open(path)[row]["x"] for row in (0, rows - 1)]
+
+    most, found = peak(ends)
+    assert found == [1.5, 2.5]
+    assert most < 16 << 20
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_opening_a_compressed_file_decodes_nothing(tmp_path: Path, stream: bool) -> None:
+    rows = 10_000
+    whole = pa.table({"image": [bytes(1000)] * rows, "label": np.arange(rows)})
+    path = write(tmp_path / "t.arrow", whole.to_batches(), stream=stream, compression="zstd")
+    pool, usual = pa.proxy_memory_pool(pa.default_memory_pool()), pa.default_memory_pool()
+    pa.set_memory_pool(pool)
+    try:
+        source = ArrowSource(str(path))
+    finally:
+        pa.set_memory_pool(usual)
+    assert pool.max_memory() < 1 << 16
+    assert source.default_shuffle == "window"
+    assert source[rows - 1]["label"] == rows - 1

@@ -457,6 +457,22 @@ def test_an_archive_expands_to_what_the_headers_say(opened: str, honest: bool, t
     assert most < 4 << 20
 
 
+def test_an_array_unlike_the_others_is_refused_before_it_is_decompressed(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "0.npz", x=np.ones(3, np.float32))
+    np.savez_compressed(tmp_path / "1.npz", x=np.zeros((1, 64 << 20), np.uint8))
+    source = rf.open(tmp_path)
+
+    def refused() -> str:
+        with pytest.raises(SourceError) as said:
+            source.fetch([1])
+        return str(said.value)
+
+    most, said = peak(refused)
+    assert "1.npz" in said
+    assert "uint8[1, 67108864]" in said
+    assert most < 4 << 20
+
+
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_an_archive_is_opened_once_for_all_its_members(save: Any, tmp_path: Path, monkeypatch: Any) -> None:
     save(tmp_path / "d.npz", **{f"x{number}": np.arange(3) + number for number in range(300)})

@@ -91,9 +91,10 @@ def read_columns(
                 buffer, valid, misshapen = _read_shaped(array, own, shapes[column])
             else:
                 buffer, valid = _read(array, own, place)
-        bad = np.zeros(len(array), np.bool_) if valid is None or nulls == "mask" else ~valid
-        bad[list(misshapen)] = True
-        if bad.any():
+        is_error = valid is not None and nulls == "error"
+        if is_error or misshapen:
+            bad = ~valid if valid is not None and is_error else np.zeros(len(array), np.bool_)
+            bad[list(misshapen)] = True
             error = _row_error(own, where, column, first_row, misshapen)
             buffer = replace(buffer, unreadable=Unreadable(bad, error))
         if column in fields:
@@ -316,8 +317,10 @@ def _valid_of(array: Any) -> Valid:
     """Mask of the rows that are not null."""
     import pyarrow as pa
 
-    # Unions and run-end encoded arrays count no nulls.
-    if not array.null_count and not pa.types.is_union(array.type) and not pa.types.is_run_end_encoded(array.type):
+    if pa.types.is_run_end_encoded(array.type):
+        if _valid_of(array.values) is None:  # a mask would have a value for each of any number of rows
+            return None
+    elif not array.null_count and not pa.types.is_union(array.type):  # a union counts no nulls
         return None
     valid: npt.NDArray[np.bool_] = array.is_valid().to_numpy(zero_copy_only=False)
     return None if valid.all() else valid

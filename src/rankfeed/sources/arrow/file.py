@@ -1,7 +1,7 @@
 """One Arrow IPC file or stream: its record batches, and the columns that are read in place.
 
 pyarrow reads the metadata; the content of record batches is not accessed when a file is opened, unless it is
-compressed: then one record batch is decoded to find out.
+compressed and has gaps between its messages: then one record batch is decoded to find out.
 """
 
 from __future__ import annotations
@@ -41,16 +41,21 @@ class _Ipc:
         if self.is_file:
             self._reader = pa.ipc.open_file(self._buffer, options=pa.ipc.IpcReadOptions(use_threads=False))
             self.schema, count = self._reader.schema, self._reader.num_record_batches
-            self.rows: list[int] = []
+            batches: list[_Message] = []
             with suppress(pa.ArrowException, OSError, ValueError):  # polars leaves gaps between the messages
-                self.rows += [message.rows for message in _scan(data, 8, count) if message.is_batch]
-            if len(self.rows) != count:
+                batches += [message for message in _scan(data, 8, count) if message.is_batch]
+            if len(batches) != count:
+                batches = []
+            self.rows = [message.rows for message in batches]
+            self.is_compressed = any(message.is_compressed for message in batches)
+            if not batches:
                 self.rows = [self._reader.get_batch(number).num_rows for number in range(count)]
             return
         messages = list(_scan(data, 0))
         self._batches = [message for message in messages if message.is_batch]
         self._others = [message for message in messages if not message.is_batch]  # schema and dictionaries
         self.rows = [message.rows for message in self._batches]
+        self.is_compressed = any(message.is_compressed for message in messages)
         end = messages[-1].end if messages else 0
         tail = data[end : end + 8].tobytes()
         if not unended and tail[:4] != bytes(4) and tail != _END_OF_STREAM:
@@ -96,6 +101,7 @@ class _Message(NamedTuple):
     end: int
     is_batch: bool
     rows: int
+    is_compressed: bool  # it, or a record batch before it; found at the first one with rows
 
 
 def _scan(data: Bytes, start: int, max_batches: int = _MAX_ROWS) -> Iterator[_Message]:
@@ -105,6 +111,7 @@ def _scan(data: Bytes, start: int, max_batches: int = _MAX_ROWS) -> Iterator[_Me
     view = data.data
     reader = pa.ipc.MessageReader.open_stream(pa.BufferReader(pa.py_buffer(data[start:])))
     no_columns = pa.schema([])
+    is_compressed: bool | None = None
     while max_batches:
         try:
             message = reader.read_next_message()
@@ -115,9 +122,30 @@ def _scan(data: Bytes, start: int, max_batches: int = _MAX_ROWS) -> Iterator[_Me
         is_batch = message.type == "record batch"
         # Without decoding it.
         rows = pa.ipc.read_record_batch(message, no_columns).num_rows if is_batch else 0
-        yield _Message(start, end, is_batch, rows)
+        if rows and is_compressed is None:
+            is_compressed = _has_compression(message.metadata.to_pybytes())
+        yield _Message(start, end, is_batch, rows, bool(is_compressed))
         start = end
         max_batches -= is_batch
+
+
+def _has_compression(metadata: bytes) -> bool:
+    """Whether the metadata of a record batch have the field ``compression``, which pyarrow does not tell.
+
+    They are a FlatBuffers table "Message", whose field 2 is a table "RecordBatch", whose field 3 it is.
+    """
+
+    def number(place: int, size: int) -> int:
+        return int.from_bytes(metadata[place : place + size], "little", signed=size == 4)
+
+    def place_of(table: int, field: int) -> int:
+        fields = table - number(table, 4)
+        slot = 4 + 2 * field
+        offset = number(fields + slot, 2) if slot < number(fields, 2) else 0
+        return table + offset if offset else 0
+
+    batch = place_of(number(0, 4), 2)
+    return place_of(batch + number(batch, 4), 3) > 0
 
 
 class _Pieces:
@@ -203,6 +231,8 @@ def _find_plain(
     ipc: _Ipc, data: Bytes, shapes: Mapping[str, ArrayShape], path: str
 ) -> tuple[dict[str, PlainColumn], bool]:
     """The columns that are read in place, and whether record batches are decoded into memory."""
+    if ipc.is_compressed:
+        return {}, True
     names = ipc.schema.names
     columns = {
         name: (column, layout)

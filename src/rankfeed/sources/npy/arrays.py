@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import zipfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -32,8 +32,18 @@ def read_headers(path: str, *, allow_pickle: bool = False) -> dict[str, Header]:
             return {ARRAY: header}
 
 
-def load_arrays(path: str, names: Iterable[str], *, mapped: bool, allow_pickle: bool = False) -> dict[str, Array]:
-    """Arrays of a file: as views of the mapped file where that is possible, or read into memory."""
+def load_arrays(
+    path: str,
+    names: Iterable[str],
+    *,
+    mapped: bool,
+    allow_pickle: bool = False,
+    check: Callable[[str, Header], None] = lambda name, header: None,
+) -> dict[str, Array]:
+    """Arrays of a file: as views of the mapped file where that is possible, or read into memory.
+
+    ``check`` is called with each name and header before memory is allocated for an array.
+    """
     with reading(path):
         if path.endswith(".npz"):
             with zipfile.ZipFile(path) as archive:
@@ -41,10 +51,13 @@ def load_arrays(path: str, names: Iterable[str], *, mapped: bool, allow_pickle: 
                 missing = [name for name in names if name not in members]
                 if missing:
                     raise SourceError("a file lacks arrays that others have", found=", ".join(missing), where=path)
+                for name in names:
+                    check(name, members[name].header)
                 data = map_file(path) if mapped else None
                 return {name: _load_member(archive, members[name], data, allow_pickle) for name in names}
         with open(path, "rb") as file:
             header = read_header(file, path, allow_pickle=allow_pickle)
+            check(ARRAY, header)
             if header.dtype.hasobject:
                 return {ARRAY: load_objects(path, header, path, allow_pickle=allow_pickle)}
             if mapped:

@@ -169,20 +169,20 @@ class NumpySamplesSource(Source):
 
     def _read(self, sample_id: int, names: list[str]) -> dict[str, Array]:
         path = self._path(sample_id)
-        arrays = load_arrays(path, names, mapped=False, allow_pickle=self._allow_pickle)
-        for name in names:
-            field, array = self.fields[name], arrays[name]
-            found = Header(array.dtype, array.shape, False, 0)
-            if field.kind != "object" and not found.fits(field):
+
+        def check(name: str, header: Header) -> None:
+            field = self.fields[name]
+            if field.kind != "object" and not header.fits(field):
                 raise SourceError(
                     "an array is unlike the others of its column",
                     expected=field,
-                    found=found,
+                    found=header,
                     where=path if self._suffix == ".npy" else f"{path}, array {name!r}",
                     remedy="make the arrays agree in dtype and in all dimensions but the first; equally long "
                     'arrays that are columns of one table are read with layout="columns"',
                 )
-        return arrays
+
+        return load_arrays(path, names, mapped=False, allow_pickle=self._allow_pickle, check=check)
 
 
 def _class_of(name: str) -> str:
