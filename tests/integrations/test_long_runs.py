@@ -34,8 +34,7 @@ def check(out: Path, epochs: int, cells: list[str], ranks: int = 2) -> list[str]
             quarter = epochs // 4
             early, late = notes[quarter : 2 * quarter], notes[-quarter:]
             for what in ("files", "threads", "processes", "shared"):
-                # What leaks stays. One look alone may see what others have in shared memory, or a thread of a
-                # queue of torch's that is about to end.
+                # What leaks stays. A single look may see a thread of a queue of torch's that is about to end.
                 most, least = max(note[what] for note in early), min(note[what] for note in late)
                 assert least <= most, (cell, rank, what)
             before, after = (statistics.median(note["memory"] for note in part) for part in (early, late))
