@@ -8,7 +8,6 @@ import gc
 import json
 import logging
 import multiprocessing
-import os
 import sys
 import warnings
 from collections.abc import Callable
