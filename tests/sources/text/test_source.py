@@ -314,6 +314,7 @@ def test_a_cut_gzip_is_named(keep: int, jsonl: Path, tmp_path: Path) -> None:
         ("a.csv", b"a,b\n1,2\n", "csv"),
         ("a.csv", b"PK\x03\x04\x00\x00", None),
         ("a.csv", b"", None),
+        ("a.jsonl", b"\xef\xbb\xbf\n", None),
         ("a.txt", b"a,b\n1,2\n", None),
         ("a.jsonl", b'{"a": 1}\n', "jsonl"),
         ("a.jsonl", b"[1]\n", None),
