@@ -160,6 +160,17 @@ def test_counts_are_checked_and_names_kept_inside(tmp_path: Path) -> None:
         rf.open(folder)
 
 
+@pytest.mark.parametrize(
+    "content", [b"", b"a: " + b"[" * 100_000 + b"\n", b"a: !!bool x\n", b"shard_counts: {a: 2001-13-45}\n"]
+)
+def test_damaged_yaml_is_an_error(content: bytes, tmp_path: Path) -> None:
+    folder = energon(tmp_path / "e", idx=False, split=None)
+    (folder / ".nv-meta" / ".info.json").unlink()
+    (folder / ".nv-meta" / ".info.yaml").write_bytes(content)
+    with pytest.raises(CorruptError, match=r"\.nv-meta"):
+        rf.open(folder)
+
+
 # --- wids
 
 

@@ -314,6 +314,7 @@ def test_a_cut_gzip_is_named(keep: int, jsonl: Path, tmp_path: Path) -> None:
         ("a.csv", b"a,b\n1,2\n", "csv"),
         ("a.csv", b"PK\x03\x04\x00\x00", None),
         ("a.csv", b"", None),
+        ("a.jsonl", b"\xef\xbb\xbf\n", None),
         ("a.txt", b"a,b\n1,2\n", None),
         ("a.jsonl", b'{"a": 1}\n', "jsonl"),
         ("a.jsonl", b"[1]\n", None),
@@ -392,6 +393,33 @@ def test_a_stream_refuses_a_quote_that_is_not_closed(
             list(rows(path))
     else:
         assert [plain(sample) for sample in rows(path)] == samples_of(opened(path))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a\n1\n1.5",  # the last line without an end belongs to the first piece
+        "a\tb\n1\t\n2\tx",
+        "a\tb\nxxxxxxx\ty\n\t",  # two empty texts are a row
+        "a\tb\nx\ty\n\t\n\t\nz\tz\n" + "x\ty\n" * 20 + "\t",
+        "a\tb\n" + "xxxxxx\ty\n\ufeffxxxxx\ty\n" * 30,
+    ],
+)
+@pytest.mark.parametrize("piece", [12, 13, 16, 17, 1000])
+def test_the_border_of_a_piece_changes_no_sample(
+    piece: int, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delimited, "PIECE", piece)
+    path = tmp_path / "t.tsv"
+    path.write_text(text)
+    assert [plain(sample) for sample in rows(path)] == samples_of(opened(path))
+
+
+def test_a_stream_refuses_an_open_quote_beside_a_quote_in_text(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text('a,b\n1,5" pipe\n2,"abc\n3,x\n')
+    with pytest.raises(CorruptError, match=r"a quoted value has no end[\s\S]*t\.csv, line 3"):
+        list(rows(path))
 
 
 def test_damaged_bytes_are_refused_or_read_as_pyarrow_reads_them(csv: Path, jsonl: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Annotated, TypeVar
 
-import msgspec.yaml
+import msgspec
 
 from rankfeed.errors import ArgumentError, CorruptError, SourceError
 from rankfeed.sources.extras import need
@@ -163,7 +163,9 @@ def _read_energon(folder: str, split: str | None) -> ShardList:
     meta = Path(folder, META)
     info = _read_description(_EnergonInfo, meta / ".info.json", meta / ".info.yaml")
     parts = _read_description(_EnergonSplit, meta / "split.yaml", meta / "split.json")
-    counts = {} if info is None else info.shard_counts
+    if info is None:
+        raise CorruptError("Energon's description has no counts of shards", where=meta)
+    counts = info.shard_counts
     names, excluded = list(counts), frozenset[str]()
     if parts is not None:
         names, excluded = _part(parts, split, meta / "split.yaml")
@@ -213,12 +215,13 @@ def _read_description(kind: type[_Description], *places: Path) -> _Description |
     path = next((place for place in places if place.is_file()), None)
     if path is None or path.suffix == ".json":
         return None if path is None else read_json(path, kind)
-    need("yaml", extra="webdataset")  # by msgspec
+    yaml = need("yaml", extra="webdataset")
     try:
         if path.stat().st_size > _MAX_YAML_BYTES:
             raise ValueError(f"more than {_MAX_YAML_BYTES} bytes")
-        return msgspec.yaml.decode(path.read_bytes(), type=kind | None)
+        # Not msgspec.yaml: the C loader that it uses ends the process if lists are nested too deeply.
+        return msgspec.convert(yaml.safe_load(path.read_bytes()), kind | None)
     except OSError as error:
         raise SourceError("the file cannot be read", found=error, where=path) from error
-    except (ValueError, RecursionError, msgspec.DecodeError) as error:
+    except Exception as error:  # for invalid values PyYAML raises KeyError, AttributeError and others too
         raise CorruptError("a description is damaged", found=str(error)[:200], where=path) from error

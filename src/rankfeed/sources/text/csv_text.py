@@ -31,10 +31,23 @@ def parse_csv(
     ``columns`` are those in which integers may not be rounded (None for all). With a ``schema``, the text
     continues a table of these columns and types: it has no header, and begins at ``first_line`` of the file.
     """
-    text = text.removeprefix(BOM)
-    # A scan for quoted values takes longer than parsing.
-    quoted = _quoted(dialect.delimiter_of(path)).finditer(text) if text.count(b'"') % 2 else ()
-    for cell in quoted:
+    if schema is None:
+        text = text.removeprefix(BOM)
+    if text.count(b'"') % 2:  # a scan for quoted values takes longer than parsing
+        check_quotes(text, path, dialect, first_line)
+    parse = partial(_parse, text, path, dialect, None if schema is None else schema.names, first_line)
+    table = parse(dialect.arrow_types() if schema is None else schema)
+    found = (
+        ((name,), line_of_csv_row(text, path, dialect, row, first_line, header=schema is None), value)
+        for name, row, value in _inexact_integers(table, parse, dialect.arrow_types())
+    )
+    remedy = "read the column as text with types={'column': 'string'}"
+    return with_exact_integers(table, found, parse if schema is None else None, columns, path, remedy)
+
+
+def check_quotes(text: bytes, path: str, dialect: Dialect, first_line: int = 1) -> None:
+    """Refuse a quoted value without an end."""
+    for cell in _quoted(dialect.delimiter_of(path)).finditer(text):
         if not cell[1]:  # Arrow reads all following rows as the text of the cell
             line = first_line + text.count(b"\n", 0, cell.start())
             raise CorruptError(
@@ -44,14 +57,6 @@ def parse_csv(
                 where=f"{path}, line {line}",
                 remedy="write the file again, with quotes within values doubled",
             )
-    parse = partial(_parse, text, path, dialect, None if schema is None else schema.names, first_line)
-    table = parse(dialect.arrow_types() if schema is None else schema)
-    found = (
-        ((name,), line_of_csv_row(text, path, dialect, row, first_line, header=schema is None), value)
-        for name, row, value in _inexact_integers(table, parse, dialect.arrow_types())
-    )
-    remedy = "read the column as text with types={'column': 'string'}"
-    return with_exact_integers(table, found, parse if schema is None else None, columns, path, remedy)
 
 
 def end_of_csv_lines(text: bytes, delimiter: str) -> int:
@@ -79,7 +84,7 @@ def _parse(
     import pyarrow.csv as csv
 
     # With threads, errors do not name the line. A line must fit into two blocks.
-    read = csv.ReadOptions(use_threads=False, block_size=len(text) + 1, column_names=names)
+    read = csv.ReadOptions(use_threads=False, block_size=len(text) + len(BOM) + 1, column_names=names)
     parse = csv.ParseOptions(delimiter=dialect.delimiter_of(path), newlines_in_values=True)
     if isinstance(types, pa.Schema):  # without columns of one name, which are refused later
         types = {field.name: field.type for field in types if types.get_field_index(field.name) >= 0}
@@ -88,7 +93,8 @@ def _parse(
     convert.null_values = [each for each in convert.null_values if each.lower().lstrip("-") != "nan"]
     # Arrow counts rows from the first of this text.
     with arrow_errors(path if first_line == 1 else f"{path}, rows from line {first_line}", REMEDY):
-        table = csv.read_csv(BytesIO(text), read, parse, convert)
+        # Arrow removes one byte order mark; the text has its own only if a row begins with it.
+        table = csv.read_csv(BytesIO(BOM + text), read, parse, convert)
         try:
             table.schema.names  # noqa: B018
         except UnicodeDecodeError as error:  # Arrow decodes names when they are used

@@ -57,11 +57,11 @@ def _is_kind(path: str, kind: Kind) -> bool:
             start = zlib.decompressobj(31).decompress(start, _PROBED_BYTES)
         except zlib.error:
             return False
+    start = start.removeprefix(b"\xef\xbb\xbf")
     if b"\0" in start or not start.strip():
         return False
     if kind == "csv":
         return True
-    start = start.removeprefix(b"\xef\xbb\xbf")
     lines = [line for line in start.split(b"\n") if line.strip()]
     if not lines[0].lstrip().startswith(b"{"):
         return False

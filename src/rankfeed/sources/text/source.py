@@ -26,7 +26,7 @@ from rankfeed.sources.source import (
     reopen,
     starts_of,
 )
-from rankfeed.sources.text.csv_text import end_of_csv_lines, line_of_csv_row, parse_csv
+from rankfeed.sources.text.csv_text import check_quotes, end_of_csv_lines, line_of_csv_row, parse_csv
 from rankfeed.sources.text.detect import kind_of, list_files
 from rankfeed.sources.text.dialect import BOM, LIMIT, PIECE, Dialect, file_size, open_text, read_text, too_large
 from rankfeed.sources.text.exact_numbers import InexactError, to_float64
@@ -217,10 +217,13 @@ def rows(where: Paths, *, delimiter: str | None = None, types: Mapping[str, str]
 
 def _stream(path: str, dialect: Dialect) -> Iterator[Any]:
     """The rows as `pyarrow.Table`s of one schema, which the first piece of text defines."""
-    parse, schema, line = _parser(dialect), None, 1
+    parse, schema, line, is_csv = _parser(dialect), None, 1, dialect.kind == "csv"
     with open_text(path) as file:
         for piece in _pieces(file, path, dialect):
-            if piece.strip():
+            # In CSV, a line of spaces or tabs is a row.
+            if piece.strip(b"\r\n" if is_csv else None):
+                if is_csv:  # parse_csv omits this check if the number of quotes is even
+                    check_quotes(piece, path, dialect, line)
                 table = parse(piece, path, dialect, schema=schema, first_line=line)
                 schema = table.schema
                 yield table
@@ -238,6 +241,8 @@ def _pieces(file: BinaryIO, path: str, dialect: Dialect) -> Iterator[bytes]:
     rest, header = file.read(len(BOM)).removeprefix(BOM), True
     while piece := file.read(PIECE):
         rest += piece
+        if len(piece) < PIECE:  # the last line may have no end
+            break
         is_csv = dialect.kind == "csv" and b'"' in rest
         end = end_of_csv_lines(rest, dialect.delimiter_of(path)) if is_csv else rest.rfind(b"\n") + 1
         if end and not (header and b"\n" not in rest[:end].strip()):
