@@ -159,6 +159,20 @@ def test_different_arguments_are_an_error_on_all_ranks(data: Path, tmp_path: Pat
     assert not (tmp_path / "p" / "rankfeed.json").exists()
 
 
+@pytest.mark.slow
+def test_different_arguments_are_an_error_of_a_rank_that_comes_after_the_commit(data: Path, tmp_path: Path) -> None:
+    dest, said, go = tmp_path / "p", tmp_path / "told", tmp_path / "go"
+    said.mkdir()
+    with ranks(2, data / "source", dest, said, "late-other:1", 20, HELD_UNTIL=str(go)) as started:
+        while not (dest / "rankfeed.json").exists():
+            assert started[0].poll() is None
+            time.sleep(0.05)
+        go.touch()
+        assert [ended(process, 80) for process in started] == [0, 0]
+    assert "different arguments" in told(said)[1]["error"]
+    assert contents(dest) == contents(data / "local")
+
+
 def ended(process: subprocess.Popen[bytes], seconds: float) -> int | None:
     """How it ended; None if it did not."""
     try:

@@ -391,8 +391,9 @@ def _participate(request: WriteRequest, info: RunInfo, topology: Topology, stall
         stack.callback(_remove_empty, ranks)
         directory, found = _join(ranks, info, topology, stall_timeout)
         with RankRun(directory, topology, stall_timeout) as run:
+            differs = found.digest != info.digest and not found.is_refused
             try:
-                if found.digest != info.digest and not found.is_refused:
+                if differs:
                     raise WriteError(
                         "the ranks called write with different arguments",
                         expected="the same source and arguments on all ranks",
@@ -401,7 +402,7 @@ def _participate(request: WriteRequest, info: RunInfo, topology: Topology, stall
                 _run_tasks(request, run)
             except BaseException as error:
                 # The files of a run that has ended may be gone.
-                if not (run.wait() or run.wait()):
+                if differs or not isinstance(error, Exception) or not (run.wait() or run.wait()):
                     run.fail(error)
                     raise
         return _open_when_visible(request.dest, _outcome(request, run))
