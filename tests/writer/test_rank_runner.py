@@ -14,11 +14,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from tests.support.jobs import ENVIRON, run, torchrun
 
 import rankfeed as rf
+from rankfeed.storage.lease import LeaseOwner
 from rankfeed.writer.runners.ranks import claim_order
 
 SCRIPT = Path(__file__).parent / "rank_job.py"
@@ -160,7 +162,7 @@ def test_different_arguments_are_an_error_on_all_ranks(data: Path, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_different_arguments_are_an_error_of_a_rank_that_comes_after_the_commit(data: Path, tmp_path: Path) -> None:
+def test_different_arguments_are_an_error_of_a_late_rank_too(data: Path, tmp_path: Path) -> None:
     dest, said, go = tmp_path / "p", tmp_path / "told", tmp_path / "go"
     said.mkdir()
     with ranks(2, data / "source", dest, said, "late-other:1", 20, HELD_UNTIL=str(go)) as started:
@@ -324,6 +326,30 @@ def test_one_rank_alone_writes_too(data: Path, tmp_path: Path, monkeypatch: pyte
     assert contents(tmp_path / "p") == contents(data / "local")
     with pytest.raises(rf.errors.ArgumentError, match="ranks as its workers"):
         rf.write(rf.open(data / "source"), tmp_path / "q", runner="ranks", workers=2)
+
+
+def test_a_task_that_two_ranks_of_other_hosts_left_is_an_error(data: Path, tmp_path: Path) -> None:
+    """From another host, ranks that died cannot be told from ranks that hang."""
+
+    def claimed(sample: dict[str, Any]) -> dict[str, Any]:
+        for tasks in tmp_path.glob("p/.rankfeed-write/ranks/*/tasks"):
+            if not (tasks / "00001").exists():
+                (tasks / "00001").mkdir()
+                for token, name in (("x", "lease"), ("y", "x.next")):
+                    owner = LeaseOwner(token, name, "elsewhere", pid=1, label="rank 1")
+                    (tasks / "00001" / name).write_bytes(msgspec.json.encode(owner))
+        return {"id": sample["id"]}
+
+    with pytest.raises(rf.errors.WriteError, match=r"(?s)no progress for \d+ s, on two ranks.*task 1 \("):
+        rf.write(
+            rf.open(data / "source"),
+            tmp_path / "p",
+            runner="ranks",
+            map=claimed,
+            shard_bytes=1000,
+            stall_timeout=0.3,
+            progress=False,
+        )
 
 
 def test_each_task_is_claimed_by_its_own_rank_and_then_by_any_free_one() -> None:

@@ -238,8 +238,13 @@ class RankRun:
         chain = lease.chain() if is_claimed else []
         owner = chain[-1] if chain else None
         hanging = sum(not each.has_ended for each in chain)
-        # If two ranks hang, the second one raises an error.
-        if (owner is not None and not lease.is_expired(owner, self._stalls)) or hanging > 1:
+        if owner is not None and not lease.is_expired(owner, self._stalls):
+            return None, False
+        if owner is not None and hanging > 1:
+            # The second one raises the error, unless it died on another host.
+            seconds = lease.silence(owner, self._stalls)
+            if seconds > (_PATIENCE_FACTOR + 1) * self._stall_timeout:
+                raise _stalled_task(task, seconds)
             return None, False
         label = f"rank {self._topology.rank} of {self._topology.world_size}"
         held = lease.acquire(owner, label, self._topology.local_rank)
@@ -282,11 +287,15 @@ class RankRun:
                 return parts  # the other rank was only slow
             seconds = stalls.seconds("", steps)
             if seconds > _PATIENCE_FACTOR * self._stall_timeout:
-                raise WriteError(
-                    f"a write task made no progress for {seconds:.0f} s, on two ranks",
-                    where=task,
-                    remedy="does map, or reading a sample, hang? If it only takes that long, raise stall_timeout=",
-                )
+                raise _stalled_task(task, seconds)
+
+
+def _stalled_task(task: WriteTask, seconds: float) -> WriteError:
+    return WriteError(
+        f"a write task made no progress for {seconds:.0f} s, on two ranks",
+        where=task,
+        remedy="does map, or reading a sample, hang? If it only takes that long, raise stall_timeout=",
+    )
 
 
 class RanksRunner(Runner):
