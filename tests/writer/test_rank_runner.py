@@ -361,3 +361,19 @@ def test_each_task_is_claimed_by_its_own_rank_and_then_by_any_free_one() -> None
                 missing.discard(task)
                 claimed[task] += 1
     assert claimed == Counter(range(20))
+
+
+def test_a_failed_write_leaves_no_open_files(data: Path, tmp_path: Path) -> None:
+    source = rf.open(data / "source")
+
+    def broken(sample: dict[str, Any]) -> dict[str, Any]:
+        if list(tmp_path.glob("p/.rankfeed-write/ranks/*/tasks/*")):
+            raise ValueError("the user's own")
+        return sample
+
+    def open_files() -> int:
+        with pytest.raises(rf.errors.WriteError, match="the user's own"):
+            rf.write(source, tmp_path / "p", runner="ranks", map=broken, progress=False)
+        return len(os.listdir("/proc/self/fd"))
+
+    assert open_files() == open_files()

@@ -149,6 +149,8 @@ class RankRun:
         self._ended.set()
         self._thread.join()
         self._leave()
+        if self._failed_task is not None:
+            self._failed_task.close()
 
     def _leave(self) -> None:
         if self._topology.rank:
@@ -357,8 +359,8 @@ class RanksRunner(Runner):
             owners = [read_record(path, LeaseOwner) for path in paths if path.suffix == ".json"]
             present = any(owner is not None and not owner.has_ended for owner in owners)
             now = time.monotonic()
-            all_left = not present and len(paths) == self._topology.world_size - 1
-            if all_left or (now > deadline if present else now > arrival):
+            all_came = len(paths) == self._topology.world_size - 1
+            if (all_came or now > arrival) and (not present or now > deadline):
                 return
             time.sleep(min(0.5, self._stall_timeout / 20))
 
