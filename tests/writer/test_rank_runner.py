@@ -377,3 +377,20 @@ def test_a_failed_write_leaves_no_open_files(data: Path, tmp_path: Path) -> None
         return len(os.listdir("/proc/self/fd"))
 
     assert open_files() == open_files()
+
+
+def test_rank_0_waits_for_a_late_rank_although_another_one_hangs(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("RANK", "0"), ("SIZE", "3"), ("LOCAL_RANK", "0"), ("LOCAL_SIZE", "3")):
+        monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", value)
+    monkeypatch.setenv("OMPI_MCA_ess_base_jobid", secrets.token_hex(4))
+
+    def joined(sample: dict[str, Any]) -> dict[str, Any]:
+        for members in tmp_path.glob("p/.rankfeed-write/ranks/*/members"):
+            (members / "1.json").write_bytes(msgspec.json.encode(LeaseOwner("x", "1.json", "elsewhere")))
+        return {"id": sample["id"]}
+
+    source, began = rf.open(data / "source").select(range(9)), time.monotonic()
+    rf.write(source, tmp_path / "p", runner="ranks", map=joined, stall_timeout=1, progress=False)
+    assert time.monotonic() - began > 5
