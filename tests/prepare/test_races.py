@@ -192,17 +192,18 @@ def test_a_child_that_comes_out_of_the_build_commits_and_tells_nothing(end: str,
     code = (
         "import os, sys, rankfeed as rf\n"
         "def build(staging):\n"
+        "    print('building', flush=True)\n"
         "    (staging / 'a').write_text('a')\n"
         "    pid = os.fork()\n"
         f"    if pid == 0: {end}\n"
         "    os.waitpid(pid, 0)\n"
         "    (staging / 'b').write_text('b')\n"
-        "rf.prepare_once(sys.argv[1], build)\n"
+        "rf.prepare_once(sys.argv[1], build, retries=1)\n"
         "print('built', flush=True)\n"
     )
     command = [sys.executable, "-c", code, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == "built\n"
+    assert done.stdout == "building\nbuilt\n"
     assert ("in the child" if "raise" in end else "os._exit") in done.stderr
     assert sorted(each.name for each in path.iterdir() if each.suffix != ".json") == ["a", "b"]
     assert changed_files(path) == []

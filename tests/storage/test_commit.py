@@ -2,11 +2,12 @@
 
 import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from rankfeed.storage import atomic_file, digest_of, file_digest, write_atomic
+from rankfeed.storage import atomic_file, digest_of, file_digest, make_directory, write_atomic
 
 
 def test_a_reader_sees_the_old_file_or_the_new_one_and_nothing_between(tmp_path: Path) -> None:
@@ -53,3 +54,25 @@ def test_the_checksum_is_of_the_whole_file(tmp_path: Path) -> None:
     assert sum(seen) == len(content)
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     assert file_digest(path) != digest_of(content)
+
+
+def test_a_directory_is_created_although_others_remove_its_parent(tmp_path: Path) -> None:
+    """As ranks do that leave the directory that others join."""
+    path, stop, errors = tmp_path / "staging" / "ranks", threading.Event(), list[OSError]()
+
+    def join() -> None:
+        while not stop.is_set():
+            try:
+                make_directory(path)
+            except OSError as error:
+                errors.append(error)
+
+    thread = threading.Thread(target=join)
+    thread.start()
+    for _ in range(20_000):
+        for each in (path, path.parent):
+            with suppress(OSError):
+                each.rmdir()
+    stop.set()
+    thread.join()
+    assert not errors

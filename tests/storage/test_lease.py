@@ -174,6 +174,26 @@ def test_a_release_that_is_interrupted_removes_the_files(tmp_path: Path, monkeyp
     assert not (tmp_path / "lease").exists()
 
 
+def test_an_acquisition_that_is_interrupted_makes_no_heartbeats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            Lease(tmp_path / "lease").acquire(None)
+    beating = [thread for thread in threading.enumerate() if thread.name == "rankfeed-lease"]
+    for thread in beating:
+        thread.join(5)
+    assert not any(thread.is_alive() for thread in beating)
+    assert not (tmp_path / "lease").exists()
+
+
 def test_a_lease_of_this_process_that_it_does_not_hold_is_expired(tmp_path: Path) -> None:
     left = LeaseOwner.current()
     (tmp_path / "lease").write_bytes(msgspec.json.encode(left))

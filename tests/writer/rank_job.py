@@ -111,7 +111,7 @@ def main(source: str, dest: str, told: str, fault: str, stall_timeout: str) -> N
     here = rf.Topology.detect()
     kind, _, rank = fault.partition(":")
     mine = kind if kind == "same" or (kind and here.rank == int(rank)) else ""
-    if mine == "late":
+    if mine in ("late", "late-other"):
         held = Path(os.environ.get("HELD_UNTIL", "/"))
         time.sleep(3)
         for _ in range(1600):
@@ -119,7 +119,7 @@ def main(source: str, dest: str, told: str, fault: str, stall_timeout: str) -> N
                 break
             time.sleep(0.05)
     opened = rf.open(source)
-    if mine == "other":
+    if mine in ("other", "late-other"):
         opened = opened.select(range(100))
     happened = Path(told, "happened")
     awaited = None

@@ -8,7 +8,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -277,6 +277,25 @@ def test_a_writer_that_is_alive_on_another_host_is_named(tmp_path: Path, monkeyp
             rf.write([{"x": 1}], tmp_path / "p", progress=False)
 
     assert len(rf.write(samples(), tmp_path / "p", progress=False)) == 1
+
+
+def test_a_writer_that_lost_its_lease_leaves_the_files_of_its_successor(tmp_path: Path) -> None:
+    """It was stopped for long, and a process on another host took over."""
+    staging = tmp_path / "p" / ".rankfeed-write"
+    lease = Lease(staging / "lease")
+
+    def samples() -> Iterator[dict[str, int]]:
+        yield {"x": 1}
+        held = lease.acquire(lease.owner())
+        assert held is not None
+        stack.enter_context(held)
+        (staging / "job.json").write_text("of the successor")
+
+    with ExitStack() as stack:
+        with pytest.raises(WriteError, match="another process took over"):
+            rf.write(samples(), tmp_path / "p", progress=False)
+        assert (staging / "job.json").read_text() == "of the successor"
+        assert os.listdir(tmp_path / "p") == [staging.name]
 
 
 def test_an_input_that_cannot_be_read_is_not_blamed_on_the_output(tmp_path: Path) -> None:

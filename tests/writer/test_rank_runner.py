@@ -14,11 +14,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from tests.support.jobs import ENVIRON, run, torchrun
 
 import rankfeed as rf
+from rankfeed.storage.lease import LeaseOwner
 from rankfeed.writer.runners.ranks import claim_order
 
 SCRIPT = Path(__file__).parent / "rank_job.py"
@@ -157,6 +159,20 @@ def test_different_arguments_are_an_error_on_all_ranks(data: Path, tmp_path: Pat
     for rank in range(2):
         assert "with different arguments" in outcomes[rank]["error"]
     assert not (tmp_path / "p" / "rankfeed.json").exists()
+
+
+@pytest.mark.slow
+def test_different_arguments_are_an_error_of_a_late_rank_too(data: Path, tmp_path: Path) -> None:
+    dest, said, go = tmp_path / "p", tmp_path / "told", tmp_path / "go"
+    said.mkdir()
+    with ranks(2, data / "source", dest, said, "late-other:1", 20, HELD_UNTIL=str(go)) as started:
+        while not (dest / "rankfeed.json").exists():
+            assert started[0].poll() is None
+            time.sleep(0.05)
+        go.touch()
+        assert [ended(process, 80) for process in started] == [0, 0]
+    assert "different arguments" in told(said)[1]["error"]
+    assert contents(dest) == contents(data / "local")
 
 
 def ended(process: subprocess.Popen[bytes], seconds: float) -> int | None:
@@ -312,6 +328,30 @@ def test_one_rank_alone_writes_too(data: Path, tmp_path: Path, monkeypatch: pyte
         rf.write(rf.open(data / "source"), tmp_path / "q", runner="ranks", workers=2)
 
 
+def test_a_task_that_two_ranks_of_other_hosts_left_is_an_error(data: Path, tmp_path: Path) -> None:
+    """From another host, ranks that died cannot be told from ranks that hang."""
+
+    def claimed(sample: dict[str, Any]) -> dict[str, Any]:
+        for tasks in tmp_path.glob("p/.rankfeed-write/ranks/*/tasks"):
+            if not (tasks / "00001").exists():
+                (tasks / "00001").mkdir()
+                for token, name in (("x", "lease"), ("y", "x.next")):
+                    owner = LeaseOwner(token, name, "elsewhere", pid=1, label="rank 1")
+                    (tasks / "00001" / name).write_bytes(msgspec.json.encode(owner))
+        return {"id": sample["id"]}
+
+    with pytest.raises(rf.errors.WriteError, match=r"(?s)no progress for \d+ s, on two ranks.*task 1 \("):
+        rf.write(
+            rf.open(data / "source"),
+            tmp_path / "p",
+            runner="ranks",
+            map=claimed,
+            shard_bytes=1000,
+            stall_timeout=0.3,
+            progress=False,
+        )
+
+
 def test_each_task_is_claimed_by_its_own_rank_and_then_by_any_free_one() -> None:
     missing, claimed = set(range(20)), Counter[int]()
     while missing:
@@ -321,3 +361,36 @@ def test_each_task_is_claimed_by_its_own_rank_and_then_by_any_free_one() -> None
                 missing.discard(task)
                 claimed[task] += 1
     assert claimed == Counter(range(20))
+
+
+def test_a_failed_write_leaves_no_open_files(data: Path, tmp_path: Path) -> None:
+    source = rf.open(data / "source")
+
+    def broken(sample: dict[str, Any]) -> dict[str, Any]:
+        if list(tmp_path.glob("p/.rankfeed-write/ranks/*/tasks/*")):
+            raise ValueError("the user's own")
+        return sample
+
+    def open_files() -> int:
+        with pytest.raises(rf.errors.WriteError, match="the user's own"):
+            rf.write(source, tmp_path / "p", runner="ranks", map=broken, progress=False)
+        return len(os.listdir("/proc/self/fd"))
+
+    assert open_files() == open_files()
+
+
+def test_rank_0_waits_for_a_late_rank_although_another_one_hangs(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("RANK", "0"), ("SIZE", "3"), ("LOCAL_RANK", "0"), ("LOCAL_SIZE", "3")):
+        monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", value)
+    monkeypatch.setenv("OMPI_MCA_ess_base_jobid", secrets.token_hex(4))
+
+    def joined(sample: dict[str, Any]) -> dict[str, Any]:
+        for members in tmp_path.glob("p/.rankfeed-write/ranks/*/members"):
+            (members / "1.json").write_bytes(msgspec.json.encode(LeaseOwner("x", "1.json", "elsewhere")))
+        return {"id": sample["id"]}
+
+    source, began = rf.open(data / "source").select(range(9)), time.monotonic()
+    rf.write(source, tmp_path / "p", runner="ranks", map=joined, stall_timeout=1, progress=False)
+    assert time.monotonic() - began > 5

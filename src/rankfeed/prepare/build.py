@@ -69,12 +69,15 @@ class BuildAttempt:
 
     def run(self, build: Build, retries: int) -> bool:
         """Build and publish; False if another process took over meanwhile."""
-        from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+        from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
         tries = Retrying(
             stop=stop_after_attempt(retries + 1),
             wait=wait_random_exponential(multiplier=0.5, max=30),
-            retry=retry_if_exception_type((Exception, SystemExit)),
+            # Not in a child that the build function forked: it would remove what its parent builds.
+            retry=retry_if_exception(
+                lambda error: isinstance(error, (Exception, SystemExit)) and self.lease.is_current_process
+            ),
             reraise=True,
         )
         try:

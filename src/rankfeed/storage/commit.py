@@ -19,6 +19,8 @@ from rankfeed.storage.network_fs import is_gone
 #: Prefix of temporary names.
 TEMPORARY = ".tmp-"
 _TEMPORARY_NAME = re.compile(rf"\{TEMPORARY}.+-\d+-[0-9a-f]{{8}}")
+#: Attempts to create a directory that other processes remove.
+_ATTEMPTS = 8
 _Record = TypeVar("_Record", bound=msgspec.Struct)
 
 
@@ -82,7 +84,13 @@ def remove_temporaries(folder: Path) -> None:
 
 def make_directory(path: Path) -> None:
     """Create a directory, unless it exists; raises OSError if it is a symbolic link: nothing is written there."""
-    path.mkdir(parents=True, exist_ok=True)
+    for remaining in reversed(range(_ATTEMPTS)):
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            break
+        except (FileNotFoundError, FileExistsError):  # another process removes it, or its parent, at this moment
+            if not remaining:
+                raise
     if path.is_symlink():
         raise OSError(errno.ELOOP, "is a symbolic link, through which nothing is written", os.fspath(path))
 

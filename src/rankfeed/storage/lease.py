@@ -291,6 +291,7 @@ class HeldLease:
             if not lease.by_progress:
                 self._thread.start()
         except BaseException:
+            self._released.set()  # the thread may run already: no heartbeat to a descriptor that is reused
             self._reserve.close()
             os.close(descriptor)
             raise

@@ -19,6 +19,7 @@ from rankfeed.plan import Plan
 from rankfeed.sources import PackedSource, Source
 from rankfeed.sources.open import STAGING_NAME
 from rankfeed.storage import MANIFEST_NAME, Manifest, digest_of
+from rankfeed.storage.lease import HeldLease
 from rankfeed.writer.chunk import Chunk, Fields, gather_shards, join_fields
 from rankfeed.writer.journal import ORIGIN_SEPARATOR, commit, complete_commit
 from rankfeed.writer.runners import Runner
@@ -31,6 +32,7 @@ from rankfeed.writer.staging import (
     is_intact,
     is_resumable,
     lock_staging,
+    refuse_lost,
     widened,
     write_part,
 )
@@ -95,16 +97,17 @@ def coordinate(request: WriteRequest, runner: Runner) -> PackedSource:
         total = len(request.given) if isinstance(request.given, Source) else None
         bar = progress_bar("writing", total, enabled=request.progress)
         try:
-            with lock_staging(dest) as staging:
+            with lock_staging(dest) as (staging, held):
                 try:
                     with runner.session(staging), bar as advance:
-                        _write(request, runner, staging, advance)
+                        _write(request, runner, staging, held, advance)
                     return PackedSource(dest)
                 finally:
                     # What a second call continues stays.
                     if not is_resumable(staging) and (is_new or (dest / MANIFEST_NAME).exists()):
                         with suppress(OSError):
-                            clear(staging, ranks=True)
+                            if held.is_held():
+                                clear(staging, ranks=True)
         except BaseException:
             if is_new:
                 with suppress(OSError):  # not empty
@@ -137,9 +140,15 @@ def check_destination(dest: Path, *, append: bool) -> None:
         )
 
 
-def _write(request: WriteRequest, runner: Runner, staging: Path, advance: Callable[[int], None]) -> None:
+def _write(
+    request: WriteRequest, runner: Runner, staging: Path, held: HeldLease, advance: Callable[[int], None]
+) -> None:
+    def step() -> None:
+        runner.step()
+        refuse_lost(held, request.dest)
+
     origin = request.origin
-    complete_commit(staging, runner.step)
+    complete_commit(staging, step)
     base: Manifest | None = None
     check_destination(request.dest, append=request.append)  # again, now that no other process writes
     if (request.dest / MANIFEST_NAME).exists():
@@ -162,13 +171,13 @@ def _write(request: WriteRequest, runner: Runner, staging: Path, advance: Callab
         fields = _common_fields(parts, None if base is None else base.fields)
         wide = []
         for part in parts:
-            runner.step()
+            step()
             wide.append(widened(staging, part, fields))
     except WriteError:
-        if base is not None:
+        if base is not None and held.is_held():
             clear(staging)  # the rows will never fit
         raise
-    commit(staging, wide, fields, origin, base, runner.step)
+    commit(staging, wide, fields, origin, base, step)
 
 
 def _write_parts(

@@ -70,6 +70,7 @@ def commit(
     origins = origin if base is None else base.origin + ORIGIN_SEPARATOR + origin
     manifest = Manifest(num_rows=total, fields=dict(fields), shards=shards, origin=origins)
     journal = CommitJournal(manifest, [part.shard.path for part in parts])
+    step()
     write_record(staging / JOURNAL_NAME, journal)
     if not complete_commit(staging, step):
         raise WriteError(
@@ -94,6 +95,7 @@ def complete_commit(staging: Path, step: Callable[[], object]) -> bool:
                 os.replace(staging / staged, dest / shard.path)
             step()
         fsync_dir(dest)
+        step()
         write_atomic(dest / MANIFEST_NAME, journal.manifest.encode())
     clear(staging)
     return True

@@ -63,12 +63,12 @@ class TaskRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @contextmanager
-def lock_staging(dest: Path) -> Iterator[Path]:
-    """The staging directory, for one writer at a time; removed at the end if it is empty."""
+def lock_staging(dest: Path) -> Iterator[tuple[Path, HeldLease]]:
+    """The staging directory, for one writer at a time, and its lease; removed at the end if it is empty."""
     staging = dest / STAGING_NAME
     try:
-        with _acquire(staging):
-            yield staging
+        with _acquire(staging) as held:
+            yield staging, held
     finally:
         with suppress(OSError):
             staging.rmdir()
@@ -96,6 +96,16 @@ def _acquire(staging: Path) -> HeldLease:
                 text = "%s was writing to %s; waiting up to %.0f s to see whether it is alive"
                 _log.warning(text, owner, staging.parent, lease.duration)
             time.sleep(_LOOK)
+
+
+def refuse_lost(held: HeldLease, dest: Path) -> None:
+    """Raise WriteError if another process has taken over the staging directory."""
+    if not held.is_held():
+        raise WriteError(
+            "lost the lease of the staging directory (no heartbeat); another process took over",
+            where=dest,
+            remedy="call write again when that process has ended; a writer must not be stopped for long",
+        )
 
 
 def begin(staging: Path, origin: str, *, resume: bool) -> None:

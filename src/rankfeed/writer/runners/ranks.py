@@ -149,6 +149,8 @@ class RankRun:
         self._ended.set()
         self._thread.join()
         self._leave()
+        if self._failed_task is not None:
+            self._failed_task.close()
 
     def _leave(self) -> None:
         if self._topology.rank:
@@ -238,8 +240,13 @@ class RankRun:
         chain = lease.chain() if is_claimed else []
         owner = chain[-1] if chain else None
         hanging = sum(not each.has_ended for each in chain)
-        # If two ranks hang, the second one raises an error.
-        if (owner is not None and not lease.is_expired(owner, self._stalls)) or hanging > 1:
+        if owner is not None and not lease.is_expired(owner, self._stalls):
+            return None, False
+        if owner is not None and hanging > 1:
+            # The second one raises the error, unless it died on another host.
+            seconds = lease.silence(owner, self._stalls)
+            if seconds > (_PATIENCE_FACTOR + 1) * self._stall_timeout:
+                raise _stalled_task(task, seconds)
             return None, False
         label = f"rank {self._topology.rank} of {self._topology.world_size}"
         held = lease.acquire(owner, label, self._topology.local_rank)
@@ -282,11 +289,15 @@ class RankRun:
                 return parts  # the other rank was only slow
             seconds = stalls.seconds("", steps)
             if seconds > _PATIENCE_FACTOR * self._stall_timeout:
-                raise WriteError(
-                    f"a write task made no progress for {seconds:.0f} s, on two ranks",
-                    where=task,
-                    remedy="does map, or reading a sample, hang? If it only takes that long, raise stall_timeout=",
-                )
+                raise _stalled_task(task, seconds)
+
+
+def _stalled_task(task: WriteTask, seconds: float) -> WriteError:
+    return WriteError(
+        f"a write task made no progress for {seconds:.0f} s, on two ranks",
+        where=task,
+        remedy="does map, or reading a sample, hang? If it only takes that long, raise stall_timeout=",
+    )
 
 
 class RanksRunner(Runner):
@@ -348,8 +359,8 @@ class RanksRunner(Runner):
             owners = [read_record(path, LeaseOwner) for path in paths if path.suffix == ".json"]
             present = any(owner is not None and not owner.has_ended for owner in owners)
             now = time.monotonic()
-            all_left = not present and len(paths) == self._topology.world_size - 1
-            if all_left or (now > deadline if present else now > arrival):
+            all_came = len(paths) == self._topology.world_size - 1
+            if (all_came or now > arrival) and (not present or now > deadline):
                 return
             time.sleep(min(0.5, self._stall_timeout / 20))
 
@@ -391,8 +402,9 @@ def _participate(request: WriteRequest, info: RunInfo, topology: Topology, stall
         stack.callback(_remove_empty, ranks)
         directory, found = _join(ranks, info, topology, stall_timeout)
         with RankRun(directory, topology, stall_timeout) as run:
+            differs = found.digest != info.digest and not found.is_refused
             try:
-                if found.digest != info.digest and not found.is_refused:
+                if differs:
                     raise WriteError(
                         "the ranks called write with different arguments",
                         expected="the same source and arguments on all ranks",
@@ -401,7 +413,7 @@ def _participate(request: WriteRequest, info: RunInfo, topology: Topology, stall
                 _run_tasks(request, run)
             except BaseException as error:
                 # The files of a run that has ended may be gone.
-                if not (run.wait() or run.wait()):
+                if differs or not isinstance(error, Exception) or not (run.wait() or run.wait()):
                     run.fail(error)
                     raise
         return _open_when_visible(request.dest, _outcome(request, run))
