@@ -502,3 +502,32 @@ def test_a_process_does_not_wait_at_its_end_for_a_server_that_is_still_importing
     environ = {**os.environ, "PYTHONPATH": path}
     subprocess.run([sys.executable, "-c", IMPORTING], cwd=ROOT, env=environ, timeout=200, check=True)
     assert time.monotonic() - started < 50
+
+
+DRAWING = """
+import json, threading, time
+from tests.loading.feeds import *
+from rankfeed.loading.engines import process
+
+process.INLINE_AFTER = 0.05
+
+def noisy(batch):
+    time.sleep(0.01)
+    return batch_from_globals(batch)
+
+def read(**options):
+    results.append(list(feed(batch_transform=noisy, **options)))
+
+results = []
+read()
+threads = [threading.Thread(target=read, kwargs={"num_workers": 2, "worker_kind": "process"}) for _ in range(2)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(json.dumps([same(each, results[0]) for each in results]))
+"""
+
+
+def test_loaders_in_several_threads_do_not_seed_the_generators_of_each_other() -> None:
+    assert run(DRAWING) == [True] * 3

@@ -25,6 +25,8 @@ from rankfeed.plan import Schedule
 _ATTEMPTS = 3
 #: Seconds to wait for the workers before the first batches are built in this process.
 INLINE_AFTER = 0.05
+#: Seconds that other threads than the main thread wait for the workers.
+_START_WAIT = 300.0
 #: Seconds in which builds end whose workers were killed.
 _CLOSE_WAIT = 60.0
 #: What the server imports before it forks a worker: this module, and so torch.
@@ -105,7 +107,13 @@ class ProcessBuilder:
         return self._pool.is_mine
 
     def start(self, seconds: float) -> bool:
-        """Start the workers and wait for them; whether they are ready."""
+        """Start the workers and wait for them; whether they are ready.
+
+        Only the main thread goes on without them: building a batch in this process seeds the global generators of
+        random numbers, which all of its threads share.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            seconds = _START_WAIT
         return self._pool.start(len(self._threads), seconds)
 
     def thread(self, step: int) -> DaemonPool:
