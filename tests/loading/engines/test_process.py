@@ -531,3 +531,27 @@ print(json.dumps([same(each, results[0]) for each in results]))
 
 def test_loaders_in_several_threads_do_not_seed_the_generators_of_each_other() -> None:
     assert run(DRAWING) == [True] * 3
+
+
+CLASSES = """
+import json
+from dataclasses import dataclass
+from tests.loading.feeds import *
+
+@dataclass
+class Batch:
+    samples: list
+    seen = 0
+
+def collate(samples):
+    return Batch([sample["y"] for sample in samples])
+
+for batch in feed(collate_fn=collate, id_column=None, num_workers=2, worker_kind="process"):
+    assert isinstance(batch, Batch)
+    Batch.seen += 1
+print(json.dumps(Batch.seen))
+"""
+
+
+def test_batches_of_a_class_of_the_script_leave_the_attributes_of_the_class_alone() -> None:
+    assert run(CLASSES) == 13

@@ -14,6 +14,7 @@ from concurrent.futures import Future
 
 import numpy as np
 
+from rankfeed._util.pickling import main_classes
 from rankfeed._util.threads import DaemonPool, run_ahead
 from rankfeed._util.workers import Channel, Payload, PeerGoneError, RemoteTraceback, WorkerPool, is_supported
 from rankfeed.errors import ArgumentError, RankfeedError, StreamError, WorkerError, safe_str
@@ -177,6 +178,8 @@ class BuildHandler:
 
     def __init__(self, builder: BatchBuilder, rank: int) -> None:
         self._builder, self._rank = builder, rank
+        #: Created in the rank, which has these classes.
+        self._main_classes = main_classes()
         self._schedule: Schedule | None = None
         #: A step that was built before it was requested, and its batch.
         self._ahead: tuple[int, SerializedBatch] | None = None
@@ -196,7 +199,7 @@ class BuildHandler:
     def _serialized(self, task: Task) -> SerializedBatch:
         where = _where(self._rank, task)
         try:
-            return serialize(self._build(task, where))
+            return serialize(self._build(task, where), self._main_classes)
         except Exception as error:
             refusal = WorkerError(
                 "a batch cannot be sent from its worker process",
