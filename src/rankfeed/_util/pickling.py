@@ -5,14 +5,21 @@ from __future__ import annotations
 import io
 import pickle
 import sys
+from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
 
 import cloudpickle
 
+_MAIN_MODULES = ("__main__", "__mp_main__")  # the second one in a process that multiprocessing spawned
+
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    by_name: Collection[str] = ()
+
     def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, type) and value.__module__ in _MAIN_MODULES and value.__qualname__ in self.by_name:
+            return _main_class, (value.__module__, value.__qualname__)
         torch: Any = sys.modules.get("torch")
         is_tensor = torch is not None and type(value) is torch.Tensor
         # torch would copy the bytes of a tensor into the pickle; as a numpy array they stay out of band.
@@ -22,8 +29,25 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return super().reducer_override(value)
 
 
-def dumps(value: Any) -> tuple[bytes, list[memoryview]]:
+def main_classes() -> frozenset[str]:
+    """Names of the classes that ``__main__`` defines."""
+    main = dict(vars(sys.modules["__main__"]))
+    return frozenset(name for name, each in main.items() if isinstance(each, type) and _is_defined(each, name))
+
+
+def _is_defined(value: type, name: str) -> bool:
+    return value.__module__ in _MAIN_MODULES and value.__qualname__ == name
+
+
+def _main_class(module: str, name: str) -> Any:
+    return getattr(sys.modules[module], name)
+
+
+def dumps(value: Any, by_name: Collection[str] = ()) -> tuple[bytes, list[memoryview]]:
     """The pickle of a value, and the buffers of its arrays and tensors, for ``pickle.loads(..., buffers=...)``.
+
+    Classes of ``__main__`` go ``by_name`` where the receiver has defined them: by value, the attributes of the
+    receiver's own class would be replaced.
 
     Examples:
         >>> import numpy as np
@@ -36,5 +60,7 @@ def dumps(value: Any) -> tuple[bytes, list[memoryview]]:
         cloudpickle.register_pickle_by_value(main)
     buffers: list[pickle.PickleBuffer] = []
     file = io.BytesIO()
-    _Pickler(file, protocol=5, buffer_callback=buffers.append).dump(value)
+    pickler = _Pickler(file, protocol=5, buffer_callback=buffers.append)
+    pickler.by_name = by_name
+    pickler.dump(value)
     return file.getvalue(), [buffer.raw() for buffer in buffers]

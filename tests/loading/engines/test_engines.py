@@ -26,6 +26,7 @@ from tests.loading.feeds import (
     not_picklable,
     plain,
     same,
+    slowly,
     take,
     to_none,
 )
@@ -336,3 +337,8 @@ def test_forking_while_threads_make_small_batches_in_groups_leaves_no_lock_behin
                 code = 0 if len(take(iter(loader), 20)) == 20 else 2
             os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_two_iterations_at_once_end_the_same_trial_of_a_mode() -> None:
+    loader = feed(size=64, batch_size=1, transform=slowly, num_workers=1)
+    assert all(same(one, other) for one, other in zip(loader, loader, strict=True))

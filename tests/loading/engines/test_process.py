@@ -12,8 +12,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -428,3 +430,128 @@ print(1)
 @pytest.mark.parametrize("rounds", [2, pytest.param(50, marks=pytest.mark.soak)])
 def test_loaders_in_several_threads_do_not_hang(rounds: int) -> None:
     assert run(THREADS, str(rounds), timeout=280 * rounds) == 1
+
+
+class InterruptedRequest(Exception):
+    """Raised in the middle of a request to the server of worker processes."""
+
+
+def in_a_request(function: Callable[[], object]) -> Any:
+    """A profiler that calls a function once, while a thread receives what the server answers."""
+
+    def profile(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code.co_name == "_receive":
+            sys.setprofile(None)
+            function()
+
+    return profile
+
+
+def test_a_loader_that_is_collected_in_the_middle_of_a_request_does_not_hang() -> None:
+    dropped, expected = feed(**WORKERS), list(feed())
+    list(dropped)
+    assert workers()
+    cycle: list[Any] = [dropped]
+    cycle.append(cycle)
+    delivered: list[Any] = []
+
+    def read() -> None:
+        sys.setprofile(in_a_request(gc.collect))
+        delivered.extend(feed(**WORKERS))
+
+    gc.disable()
+    try:
+        del dropped, cycle
+        thread = threading.Thread(target=read, daemon=True)
+        thread.start()
+        thread.join(60)
+    finally:
+        gc.enable()
+    assert same(delivered, expected)
+
+
+def test_an_interrupt_in_the_middle_of_a_request_leaves_no_answer_for_the_next_one() -> None:
+    def interrupt() -> None:
+        raise InterruptedRequest
+
+    sys.setprofile(in_a_request(interrupt))
+    try:
+        with pytest.raises(InterruptedRequest):
+            list(feed(transform=slowly, **WORKERS))
+    finally:
+        sys.setprofile(None)
+    loader = feed(transform=slowly, **WORKERS)
+    assert len({pid for batch in loader for pid in batch["pid"].tolist()}) == 2
+
+
+IMPORTING = """
+import os, sys
+from tests.loading.feeds import *
+from rankfeed.loading.engines import process
+process.INLINE_AFTER = 0.05
+os.environ["SECONDS"] = "60"
+next(iter(feed(num_workers=2, worker_kind="process")))
+"""
+
+
+def test_a_process_does_not_wait_at_its_end_for_a_server_that_is_still_importing(tmp_path: Path) -> None:
+    code = "import os, time; time.sleep(float(os.environ.get('SECONDS', '0')))"
+    (tmp_path / "sitecustomize.py").write_text(code)
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    started = time.monotonic()
+    environ = {**os.environ, "PYTHONPATH": path}
+    subprocess.run([sys.executable, "-c", IMPORTING], cwd=ROOT, env=environ, timeout=200, check=True)
+    assert time.monotonic() - started < 50
+
+
+DRAWING = """
+import json, threading, time
+from tests.loading.feeds import *
+from rankfeed.loading.engines import process
+
+process.INLINE_AFTER = 0.05
+
+def noisy(batch):
+    time.sleep(0.01)
+    return batch_from_globals(batch)
+
+def read(**options):
+    results.append(list(feed(batch_transform=noisy, **options)))
+
+results = []
+read()
+threads = [threading.Thread(target=read, kwargs={"num_workers": 2, "worker_kind": "process"}) for _ in range(2)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(json.dumps([same(each, results[0]) for each in results]))
+"""
+
+
+def test_loaders_in_several_threads_do_not_seed_the_generators_of_each_other() -> None:
+    assert run(DRAWING) == [True] * 3
+
+
+CLASSES = """
+import json
+from dataclasses import dataclass
+from tests.loading.feeds import *
+
+@dataclass
+class Batch:
+    samples: list
+    seen = 0
+
+def collate(samples):
+    return Batch([sample["y"] for sample in samples])
+
+for batch in feed(collate_fn=collate, id_column=None, num_workers=2, worker_kind="process"):
+    assert isinstance(batch, Batch)
+    Batch.seen += 1
+print(json.dumps(Batch.seen))
+"""
+
+
+def test_batches_of_a_class_of_the_script_leave_the_attributes_of_the_class_alone() -> None:
+    assert run(CLASSES) == 13

@@ -93,20 +93,22 @@ class Server:
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, **single},
             )
-        self._lock = threading.Lock()
-        self._is_ready = False
+        # Reentrant: the garbage collector may end a worker in the middle of a request.
+        self._lock = threading.RLock()
+        self._is_ready = self._is_busy = self._has_failed = False
 
     @property
     def is_alive(self) -> bool:
-        return self._process.poll() is None
+        return not self._has_failed and self._process.poll() is None
 
     def is_ready(self, seconds: float) -> bool:
         """Whether its imports are done, after waiting at most ``seconds``."""
-        with self._lock:
-            if not self._is_ready and _is_readable(self._socket.fileno(), seconds):
-                self._receive()
-                self._is_ready = True
-            return self._is_ready
+        if not self._is_ready and _is_readable(self._socket.fileno(), seconds):
+            with self._lock:
+                if not self._is_ready:
+                    self._receive()
+                    self._is_ready = True
+        return self._is_ready
 
     def fork(self, payload: Payload) -> tuple[int, int, Channel]:
         if not self.is_ready(_IMPORT_LIMIT):
@@ -125,6 +127,8 @@ class Server:
         return None
 
     def close(self) -> None:
+        if not self._is_ready:
+            self._process.kill()  # it is importing, and has no workers
         self._socket.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_REQUEST_LIMIT)
@@ -133,13 +137,23 @@ class Server:
         self, request: dict[str, Any], descriptors: Sequence[int] = ()
     ) -> tuple[dict[str, Any], list[int]]:
         with self._lock:
+            if self._is_busy:
+                raise self._error("another request is in progress in this thread")
+            self._is_busy = True
             try:
                 socket.send_fds(self._socket, [json.dumps(request).encode()], descriptors)
-            except OSError as error:
-                raise self._error(str(error)) from error
-            if not _is_readable(self._socket.fileno(), _REQUEST_LIMIT):
-                raise self._error(f"no answer within {_REQUEST_LIMIT:.0f} s")
-            return self._receive()
+                if not _is_readable(self._socket.fileno(), _REQUEST_LIMIT):
+                    raise self._error(f"no answer within {_REQUEST_LIMIT:.0f} s")
+                return self._receive()
+            except BaseException as error:
+                # Also an interrupt: the answer would be taken for that of the next request.
+                self._has_failed = True
+                self._process.kill()
+                if isinstance(error, OSError):
+                    raise self._error(str(error)) from error
+                raise
+            finally:
+                self._is_busy = False
 
     def _receive(self) -> tuple[dict[str, Any], list[int]]:
         reply, descriptors, _, _ = socket.recv_fds(self._socket, MESSAGE_BYTES, 1)
@@ -259,6 +273,8 @@ class WorkerPool:
         """End a worker and start another one in its place. Returns how it ended."""
         ending = self.workers[index].end()
         self.workers[index] = self._fork()
+        if self._is_closed:  # by another thread, which has not seen the new one
+            self.workers[index].kill()
         return ending
 
     def kill(self) -> None:

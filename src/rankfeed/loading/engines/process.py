@@ -14,6 +14,7 @@ from concurrent.futures import Future
 
 import numpy as np
 
+from rankfeed._util.pickling import main_classes
 from rankfeed._util.threads import DaemonPool, run_ahead
 from rankfeed._util.workers import Channel, Payload, PeerGoneError, RemoteTraceback, WorkerPool, is_supported
 from rankfeed.errors import ArgumentError, RankfeedError, StreamError, WorkerError, safe_str
@@ -25,6 +26,8 @@ from rankfeed.plan import Schedule
 _ATTEMPTS = 3
 #: Seconds to wait for the workers before the first batches are built in this process.
 INLINE_AFTER = 0.05
+#: Seconds that other threads than the main thread wait for the workers.
+_START_WAIT = 300.0
 #: Seconds in which builds end whose workers were killed.
 _CLOSE_WAIT = 60.0
 #: What the server imports before it forks a worker: this module, and so torch.
@@ -105,7 +108,13 @@ class ProcessBuilder:
         return self._pool.is_mine
 
     def start(self, seconds: float) -> bool:
-        """Start the workers and wait for them; whether they are ready."""
+        """Start the workers and wait for them; whether they are ready.
+
+        Only the main thread goes on without them: building a batch in this process seeds the global generators of
+        random numbers, which all of its threads share.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            seconds = _START_WAIT
         return self._pool.start(len(self._threads), seconds)
 
     def thread(self, step: int) -> DaemonPool:
@@ -169,6 +178,8 @@ class BuildHandler:
 
     def __init__(self, builder: BatchBuilder, rank: int) -> None:
         self._builder, self._rank = builder, rank
+        #: Created in the rank, which has these classes.
+        self._main_classes = main_classes()
         self._schedule: Schedule | None = None
         #: A step that was built before it was requested, and its batch.
         self._ahead: tuple[int, SerializedBatch] | None = None
@@ -188,7 +199,7 @@ class BuildHandler:
     def _serialized(self, task: Task) -> SerializedBatch:
         where = _where(self._rank, task)
         try:
-            return serialize(self._build(task, where))
+            return serialize(self._build(task, where), self._main_classes)
         except Exception as error:
             refusal = WorkerError(
                 "a batch cannot be sent from its worker process",

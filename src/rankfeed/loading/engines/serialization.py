@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pickle
 import struct
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,9 +31,9 @@ class SerializedBatch(NamedTuple):
             channel.write(buffer)
 
 
-def serialize(value: Any) -> SerializedBatch:
+def serialize(value: Any, by_name: Collection[str] = ()) -> SerializedBatch:
     """Pickle a value without sending it, so that a failure can still be reported."""
-    return SerializedBatch(*dumps(value))
+    return SerializedBatch(*dumps(value, by_name))
 
 
 def receive(message: bytes, channel: Channel, allocate: Allocate) -> Any:

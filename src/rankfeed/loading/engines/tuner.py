@@ -54,6 +54,8 @@ class EngineTuner:
         The mean of the groups counts, since batches that are built ahead come in bursts, but without the slowest
         group, which a pause of the consumer (a checkpoint, for example) falls into.
         """
+        if not self._turns:  # of two iterations at once, the other one has ended the last turn
+            return
         self._means += seconds_per_step
         mode, left = self._turns[0]
         if steps < left:
