@@ -329,6 +329,56 @@ def test_a_turn_that_was_lost_is_no_attempt_of_its_own(path: Path, monkeypatch: 
     assert list(attempts.values()) == [2]
 
 
+FAILING_RANK = """
+import sys, time
+from pathlib import Path
+import rankfeed as rf
+
+def build(staging):
+    with open(sys.argv[2], "a") as builds:
+        builds.write("1")
+    while len(list(Path(sys.argv[3]).iterdir())) < 3:
+        time.sleep(0.05)
+    time.sleep(1)  # until the others wait for this build
+    raise ValueError("no data")
+
+(Path(sys.argv[3]) / sys.argv[4]).touch()
+try:
+    rf.prepare_once(sys.argv[1], build)
+except rf.errors.PrepareError as error:
+    assert "no data" in str(error)
+    print("failed")
+"""
+
+
+def test_ranks_with_a_shell_each_get_the_error_of_one_build(path: Path, tmp_path: Path) -> None:
+    (started := tmp_path / "started").mkdir()
+    builds = tmp_path / "builds"
+    ranks = [
+        subprocess.Popen(
+            [
+                "sh",
+                "-c",
+                '"$@"; exit $?',
+                "sh",
+                sys.executable,
+                "-c",
+                FAILING_RANK,
+                path,
+                builds,
+                started,
+                str(rank),
+            ],
+            env=os.environ | {"PMI_RANK": str(rank), "PMI_SIZE": "3"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(3)
+    ]
+    assert [rank.communicate(timeout=100)[0] for rank in ranks] == ["failed\n"] * 3
+    assert builds.read_text() == "1"
+
+
 def test_half_a_failure_is_swept(path: Path) -> None:
     code = (
         "import os, signal, sys\n"

@@ -240,9 +240,8 @@ def _gather_for_metrics(accelerator: Any, original: Any, input_data: Any, use_ga
         use_gather_object = True
     if use_gather_object:
         rows, samples = shares[accelerator.process_index]
-        is_rows = (
-            not isinstance(input_data, Mapping) and hasattr(input_data, "__len__") and len(input_data) == rows
-        )
+        has_rows = not isinstance(input_data, Mapping) and hasattr(input_data, "__len__")
+        is_rows = samples < rows and has_rows and len(input_data) == rows  # sets and deques cannot be sliced
         return original(input_data[:samples] if is_rows else input_data, True)
     # As objects: no rank can decide alone which of its tensors have one entry for each row.
     ranks = operations.gather_object([[values.detach().cpu().clone() for values in mine]])

@@ -20,7 +20,7 @@ from rankfeed.prepare.layout import control_dir, may_write
 from rankfeed.storage import stat_uncached
 from rankfeed.storage.commit import read_record, temporary_name, write_record
 from rankfeed.storage.decodable import decodable
-from rankfeed.topology.job import is_same_job, job_id, launch_id
+from rankfeed.topology.job import ONE_HOST, is_same_job, job_id, launch_id
 
 _SUFFIX = ".failed"
 _FAILURE = re.compile(rf"[0-9a-f]{{16}}\{_SUFFIX}")
@@ -88,15 +88,17 @@ def write_failure(control: Path, token: str, failure: Failure) -> None:
 def raise_failure(control: Path, awaited: set[str], attempt: str, key: str) -> None:
     """Raise the failure of a build that this process takes part in.
 
-    That is a build it waited for (whose lease token is in ``awaited``), unless another job is known to have run
-    it, or one of the same attempt. Launches may have equal names, so the latter counts only if this process had
-    started before the build failed.
+    That is a build it waited for (whose lease token is in ``awaited``), unless another job is known to have run it,
+    or one of the same attempt. Parent processes do not identify a job here: each rank may have a shell of its own.
+    Launches may have equal names, so an attempt counts only if this process had started before the build failed.
     """
     for path, failure in _failures(control):
         if failure is None or failure.key != key:
             continue
         late = bool(attempt) and failure.attempt == attempt
-        waited = path.name.removesuffix(_SUFFIX) in awaited and is_same_job(failure.job, job_id()) is not False
+        is_known = not job_id().startswith(ONE_HOST)
+        is_other = is_known and is_same_job(failure.job, job_id()) is False
+        waited = path.name.removesuffix(_SUFFIX) in awaited and not is_other
         if waited or (late and _is_newer_than_process(path, os.getpid())):
             raise failure.error()
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from rankfeed.errors import ArgumentError, StateError, describe_error
+from rankfeed.errors import ArgumentError, StateError, describe_error, safe_str
 from rankfeed.integrations._compat import ActiveEpoch
 from rankfeed.integrations.transformers.tokens import IGNORED, PadTokens
 from rankfeed.loading import Loader, Stream
@@ -424,7 +424,15 @@ class FeedMixin(_Trainer):  # type: ignore[misc]
             return rows[feed.kept.to(rows.device)]
 
         operations = need("accelerate.utils.operations", extra="accelerate")
-        return operations.recursively_apply(gather, data, error_on_other_type=True)
+        try:
+            return operations.recursively_apply(gather, data, error_on_other_type=True)
+        except TypeError as error:
+            raise ArgumentError(
+                "predictions cannot be gathered",
+                expected="tensors, or lists, tuples and dicts of them",
+                found=safe_str(error),
+                remedy="let the model return tensors, or pass prediction_loss_only=True",
+            ) from error
 
 
 def _read_checkpoint(checkpoint: Path) -> tuple[int, Mapping[str, Any]]:
