@@ -88,8 +88,8 @@ def write_failure(control: Path, token: str, failure: Failure) -> None:
 def raise_failure(control: Path, awaited: set[str], attempt: str, key: str) -> None:
     """Raise the failure of a build that this process takes part in.
 
-    That is a build it waited for (whose lease token is in ``awaited``), unless another job is known to have run it,
-    or one of the same attempt. Parent processes do not identify a job here: each rank may have a shell of its own.
+    That is a build it waited for (whose lease token is in ``awaited``), unless another job ran it, or
+    one of the same attempt. Parent processes do not identify a job here: each rank may have a shell of its own.
     Launches may have equal names, so an attempt counts only if this process had started before the build failed.
     """
     for path, failure in _failures(control):
