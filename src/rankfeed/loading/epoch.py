@@ -41,7 +41,7 @@ class EpochProgress:
             self.go_to(Cursor(epoch))
 
     def go_to(self, cursor: Cursor) -> None:
-        """Continue somewhere else. An iteration that has started goes on, but no longer advances the progress.
+        """Continue somewhere else. An iteration that has started continues, but no longer advances the progress.
 
         One that has not started yet moves along: frameworks call ``iter`` before ``set_epoch``.
         """

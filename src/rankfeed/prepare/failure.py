@@ -96,8 +96,8 @@ def raise_failure(control: Path, awaited: set[str], attempt: str, key: str) -> N
         if failure is None or failure.key != key:
             continue
         late = bool(attempt) and failure.attempt == attempt
-        is_known = not job_id().startswith(ONE_HOST)
-        is_other = is_known and is_same_job(failure.job, job_id()) is False
+        mine = job_id()
+        is_other = not mine.startswith(ONE_HOST) and is_same_job(failure.job, mine) is False
         waited = path.name.removesuffix(_SUFFIX) in awaited and not is_other
         if waited or (late and _is_newer_than_process(path, os.getpid())):
             raise failure.error()

@@ -230,7 +230,7 @@ class WorkerPool:
         self._payload, self._preload = payload, tuple(preload)
         self._owner = os.getpid()
         self._is_closed = False
-        _server_of(self._preload)  # it starts while the caller goes on
+        _server_of(self._preload)  # it starts while the caller continues
 
     @property
     def is_mine(self) -> bool:

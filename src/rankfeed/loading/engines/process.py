@@ -110,8 +110,8 @@ class ProcessBuilder:
     def start(self, seconds: float) -> bool:
         """Start the workers and wait for them; whether they are ready.
 
-        Only the main thread goes on without them: building a batch in this process seeds the global generators of
-        random numbers, which all of its threads share.
+        Only the main thread continues without them: building a batch in this process seeds the global generators
+        of random numbers, which all of its threads share.
         """
         if threading.current_thread() is not threading.main_thread():
             seconds = _START_WAIT
