@@ -11,8 +11,6 @@ Examples:
     4
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

@@ -1,7 +1,5 @@
 """State that must not be inherited across ``fork``: locks and threads of the parent."""
 
-from __future__ import annotations
-
 import os
 import weakref
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Open files that are costly to open again: the most recently used, within the process's limit of open files."""
 
-from __future__ import annotations
-
 import errno
 import sys
 import weakref

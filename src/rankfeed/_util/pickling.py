@@ -1,7 +1,5 @@
 """Pickles functions of ``__main__``, lambdas and closures by value, and large arrays out of band."""
 
-from __future__ import annotations
-
 import io
 import pickle
 import sys

@@ -1,7 +1,5 @@
 """Identity of processes on this host, read from ``/proc``; other systems give the documented fallback."""
 
-from __future__ import annotations
-
 import os
 import time
 from contextlib import suppress

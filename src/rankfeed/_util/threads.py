@@ -1,7 +1,5 @@
 """Worker threads that never keep the interpreter alive."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import queue

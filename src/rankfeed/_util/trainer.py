@@ -7,8 +7,6 @@ sharding repeats samples at the end of an epoch. It calls ``len()`` before it tr
 ``rankfeed.loading._compat``.
 """
 
-from __future__ import annotations
-
 import sys
 from types import FrameType
 

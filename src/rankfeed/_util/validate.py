@@ -16,8 +16,6 @@ Examples:
       found: 'False'
 """
 
-from __future__ import annotations
-
 import math
 import operator
 import os

@@ -1,7 +1,5 @@
 """The ``rankfeed`` command."""
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -1,7 +1,5 @@
 """The command write."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 import typer

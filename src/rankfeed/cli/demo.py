@@ -4,8 +4,6 @@ Everything that a user would write is in ``examples/train.py``; this only starts
 says it delivered.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

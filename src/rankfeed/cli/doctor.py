@@ -1,7 +1,5 @@
 """The command doctor: what is wrong with a loader, found by running it."""
 
-from __future__ import annotations
-
 import os
 import sys
 from typing import Annotated, Any

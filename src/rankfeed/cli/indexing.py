@@ -1,7 +1,5 @@
 """The command index: what reading at random needs to know of tar shards, found out ahead of the job."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """The command inspect: what a data set holds, at a glance."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import typer

@@ -1,7 +1,5 @@
 """How long the rows of a column are: a look at some of them, their quantiles and a histogram."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise

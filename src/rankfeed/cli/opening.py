@@ -1,7 +1,5 @@
 """Opening what a command line names, and what there is to say of any source."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What a command prints: tables and bars for people, JSON for machines."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The command plan: what a plan costs, and what it gives each rank."""
 
-from __future__ import annotations
-
 import math
 import time
 import tracemalloc

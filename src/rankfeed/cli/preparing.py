@@ -1,7 +1,5 @@
 """The command prepare: have a folder built by one process, whoever else wants it too."""
 
-from __future__ import annotations
-
 import os
 import sys
 from importlib import import_module

@@ -1,7 +1,5 @@
 """The command report: a plan, an audit or a run on one page."""
 
-from __future__ import annotations
-
 import webbrowser
 from pathlib import Path
 from typing import Annotated, Any

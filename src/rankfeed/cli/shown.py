@@ -1,7 +1,5 @@
 """Values of samples, shortened: for people, and for JSON."""
 
-from __future__ import annotations
-
 import math
 import reprlib
 from typing import Any

@@ -1,7 +1,5 @@
 """The command topology: where a process stands and who said so; on all ranks, whether they agree."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The command verify: whether data are as they were written, a plan holds, or a job delivered what it should."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Annotated, Any
 

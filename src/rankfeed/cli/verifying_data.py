@@ -1,7 +1,5 @@
 """What the command verify says of a data set."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the command verify says of a run."""
 
-from __future__ import annotations
-
 import sys
 from datetime import UTC, datetime
 from itertools import islice

@@ -1,7 +1,5 @@
 """Conversion of numbers, tensors and lists to numeric arrays, without loss."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, MutableMapping
 from copy import copy

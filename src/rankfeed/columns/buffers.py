@@ -3,8 +3,6 @@
 A buffer returns to its pool when the last array or tensor over it is gone.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 from collections import deque

@@ -4,8 +4,6 @@ Many small rows are gathered by one vectorised call; large rows by a loop of pla
 of memory and outweigh the loop.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -4,8 +4,6 @@ Each entry names the version it was written for and the upstream thread. What a 
 integrations is ``rankfeed.loading._compat``.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import warnings

@@ -1,7 +1,5 @@
 """A sampler for Lance's own loader: each row once, in equal steps, for any ranks, workers and start method."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor

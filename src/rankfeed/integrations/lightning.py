@@ -5,8 +5,6 @@ epoch is set, and its position is in the Trainer's checkpoints. Works with ``lig
 ``pytorch_lightning``.
 """
 
-from __future__ import annotations
-
 import sys
 from importlib import import_module
 from typing import Any

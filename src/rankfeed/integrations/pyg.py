@@ -1,7 +1,5 @@
 """PyTorch Geometric: datasets prepared once; seed nodes for loaders that sample around them."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -6,8 +6,6 @@ rank record in an unnamed file, which all of them have open, that they begin; th
 which epoch it is.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import struct

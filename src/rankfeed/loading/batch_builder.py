@@ -4,8 +4,6 @@ A batch is a pure function of the plan, the source and the step, so any engine m
 necessary.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress

@@ -1,7 +1,5 @@
 """Collates columns and samples into tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, get_args
 

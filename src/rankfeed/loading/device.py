@@ -1,7 +1,5 @@
 """Moves batches to an accelerator."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The progress of a loader through its epochs, and the iteration of one epoch that advances it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

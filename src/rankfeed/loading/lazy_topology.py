@@ -1,7 +1,5 @@
 """Rank and world size, resolved late: when they are first needed, in the process that iterates."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

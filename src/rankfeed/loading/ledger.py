@@ -5,8 +5,6 @@ batch is delivered, so a SIGKILL loses no delivered step, and at most one step i
 never saw.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import secrets

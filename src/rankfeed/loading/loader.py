@@ -1,7 +1,5 @@
 """The loader: batches of one rank, from a source or a stream."""
 
-from __future__ import annotations
-
 import copy
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence

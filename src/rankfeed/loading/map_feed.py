@@ -1,7 +1,5 @@
 """The batches of a source that is read by sample id, on one rank."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any

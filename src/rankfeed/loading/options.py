@@ -1,7 +1,5 @@
 """Validation of the options of loaders and samplers."""
 
-from __future__ import annotations
-
 import inspect
 import os
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Communication between the ranks of a job through torch.distributed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """The global random generators of torch, numpy and Python: seeded for one sample and restored afterwards."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The state of a loader in a checkpoint: a position, and the plan and data that it belongs to."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, TypeVar
 

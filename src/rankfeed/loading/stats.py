@@ -1,7 +1,5 @@
 """Rates, waiting times and memory of a loader."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

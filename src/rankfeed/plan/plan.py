@@ -6,8 +6,6 @@ kind of shuffle: stored order ("none"), a keyed bijection of all samples ("globa
 with the samples mixed inside windows of each lane's part ("window").
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Random streams keyed by what they are used for, not by the process that uses them."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from typing import Any

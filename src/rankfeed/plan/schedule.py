@@ -3,8 +3,6 @@
 Arithmetic on a plan, rank, world size and batch size. Workers do not appear: any of them computes the same batch.
 """
 
-from __future__ import annotations
-
 from typing import Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A build by the process that holds the lease: in a directory of its own, then published or recorded as failed."""
 
-from __future__ import annotations
-
 import os
 import re
 import time

@@ -1,7 +1,5 @@
 """Paths: the prepared directory, and hidden directories beside it for the lease, builds and kept files."""
 
-from __future__ import annotations
-
 import os
 import secrets
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The marker file of a prepared directory, which lists its files: is a build complete, which files are foreign."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence

@@ -5,8 +5,6 @@ inherit the tokens in an environment variable, which only the main thread sets: 
 while another thread builds may rightly wait. A thread started by a build is not detected; it waits, and says so.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Iterator

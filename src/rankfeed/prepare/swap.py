@@ -1,7 +1,5 @@
 """Publish a build by one rename; what was prepared there before is moved aside first and removed afterwards."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

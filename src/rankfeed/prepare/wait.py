@@ -1,7 +1,5 @@
 """Reports of a process that waits for another one's build, and its timeout."""
 
-from __future__ import annotations
-
 import logging
 import os
 import socket

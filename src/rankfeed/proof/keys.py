@@ -4,8 +4,6 @@ A key is one or two words of 64 bits: a whole number is its own key, so that not
 is known by its XXH3 digest of 128 bits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 

@@ -5,8 +5,6 @@ file left by an earlier job is told from one of this by an answer: each process 
 follows only a rank 0 that has heard of this name, and rank 0 counts only who follows it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import time
 import uuid

@@ -1,7 +1,5 @@
 """Which worker of a torch DataLoader made a batch, and from which random numbers: said by the worker itself."""
 
-from __future__ import annotations
-
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping

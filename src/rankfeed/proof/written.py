@@ -1,7 +1,5 @@
 """What a user asked to have written, where it was asked for."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path

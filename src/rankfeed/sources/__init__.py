@@ -1,7 +1,5 @@
 """Reading samples in place: the Source contract, `open`, and one subpackage per format."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 from rankfeed.sources.concat import ConcatSource, concat

@@ -5,8 +5,6 @@ for much longer than its usual interval is stale: other workers read the rest of
 evicting one for another would only decode both again and again.
 """
 
-from __future__ import annotations
-
 import threading
 import warnings
 from abc import abstractmethod

@@ -1,7 +1,5 @@
 """Concatenation of sources: the fields they agree on, and their rows in one batch."""
 
-from __future__ import annotations
-
 import reprlib
 from collections.abc import Mapping, Sequence
 from functools import cached_property

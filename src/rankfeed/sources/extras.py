@@ -1,7 +1,5 @@
 """Importing libraries that only some formats need."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How a format is detected and opened, without importing its reader."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

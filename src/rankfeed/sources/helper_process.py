@@ -3,8 +3,6 @@
 Also for libraries whose threads do not survive a fork: a forked child uses them through a helper process.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

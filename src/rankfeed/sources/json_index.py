@@ -1,7 +1,5 @@
 """Reading JSON files that come with data: untrusted, bounded in size, and checked against a type."""
 
-from __future__ import annotations
-
 import os
 from typing import TypeVar
 

@@ -1,7 +1,5 @@
 """Detecting the format of data, and opening them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from importlib import import_module

@@ -1,7 +1,5 @@
 """Work on many files in threads."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor

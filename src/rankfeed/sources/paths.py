@@ -1,7 +1,5 @@
 """Files named by a path, a pattern or a list of them, in order."""
 
-from __future__ import annotations
-
 import glob
 import os
 import re

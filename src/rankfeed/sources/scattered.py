@@ -1,7 +1,5 @@
 """Rows of equal size at arbitrary byte offsets of a file."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Which samples a selection contains: position -> sample id, in as little memory as the ids allow."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

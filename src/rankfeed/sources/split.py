@@ -4,8 +4,6 @@ Each key is hashed to a number in [0, 2**64), and each part owns a range of thes
 does not depend on the other samples.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise

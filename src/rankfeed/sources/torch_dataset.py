@@ -1,7 +1,5 @@
 """A map-style torch Dataset as a source."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress

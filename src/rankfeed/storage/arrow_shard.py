@@ -6,8 +6,6 @@ Two dtypes have no Arrow type that numpy can view: booleans are stored as uint8,
 floats.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, BinaryIO
 

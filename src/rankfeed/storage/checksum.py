@@ -1,7 +1,5 @@
 """The hash of all our own digests: XXH3 with 128 bits, about as fast as memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from os import PathLike
 

@@ -1,7 +1,5 @@
 """Atomic files: written under a temporary name, flushed, and renamed; records are such files with a struct."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

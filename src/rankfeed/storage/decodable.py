@@ -1,7 +1,5 @@
 """msgspec structs that several threads can decode."""
 
-from __future__ import annotations
-
 from typing import TypeVar
 
 import msgspec

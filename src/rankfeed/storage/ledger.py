@@ -7,8 +7,6 @@ sample is listed. Checksums of steps are seeded with that of their header, so th
 another pass.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from struct import Struct

@@ -3,8 +3,6 @@
 It is untrusted input: decoded into typed structs, then checked.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Annotated, Literal

@@ -1,7 +1,5 @@
 """Memory-mapped files. Their pages belong to the kernel's page cache, which keeps and evicts them."""
 
-from __future__ import annotations
-
 import mmap
 import os
 from collections.abc import Callable

@@ -4,8 +4,6 @@ A host caches which names exist, which directory a name refers to, and the size 
 here uses a call that the host cannot answer from its cache.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 from contextlib import suppress

@@ -4,8 +4,6 @@ Checked for every name in a manifest, descriptor, index or archive, whether or n
 Symbolic links on disk are followed for reading: the caches of model hubs consist of them.
 """
 
-from __future__ import annotations
-
 import os
 import re
 

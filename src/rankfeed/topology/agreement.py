@@ -1,7 +1,5 @@
 """Check whether the topologies that the processes of a launch report are consistent."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

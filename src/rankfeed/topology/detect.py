@@ -12,8 +12,6 @@ daemons with ``srun``, and a shell passes on what an earlier job exported. All r
 Everything else is an error: otherwise every process would read all data without a message.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import combinations

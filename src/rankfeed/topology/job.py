@@ -1,7 +1,5 @@
 """Identifiers of a launch: the same on all processes of a job, another one after a restart."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Launchers and their environment variables: a table, and how to read a row of it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace

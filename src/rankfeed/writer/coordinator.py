@@ -1,7 +1,5 @@
 """Write a dataset from the request to the manifest, whichever runner executes the tasks."""
 
-from __future__ import annotations
-
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator

@@ -4,8 +4,6 @@ The renames are written to a journal first. The next call that finds the journal
 completes the commit, whatever it was called for, so a commit happens once.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -4,8 +4,6 @@ Its result may depend on the sample and on the generator passed to it, and on no
 same in whatever process and order it is called.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice

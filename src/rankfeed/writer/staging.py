@@ -5,8 +5,6 @@ So a staged shard is named by the checksum of its rows: files of one name have t
 The record of a task has the job in its name.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil

@@ -3,8 +3,6 @@
 Partitioning and writing are pure functions of the data, so a task that is written twice gives the same files.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Write any source or iterable of dicts as Arrow IPC shards with a manifest."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path

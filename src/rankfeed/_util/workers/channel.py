@@ -1,7 +1,5 @@
 """Messages between two processes over a socket, while each watches whether the other is alive."""
 
-from __future__ import annotations
-
 import select
 import socket
 import struct

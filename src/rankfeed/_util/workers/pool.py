@@ -1,7 +1,5 @@
 """A pool of worker processes, and the server process that they are forked from."""
 
-from __future__ import annotations
-
 import atexit
 import json
 import logging

@@ -3,8 +3,6 @@
 It is started by exec, has one thread, ends when its client does, and takes its workers with it.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import importlib

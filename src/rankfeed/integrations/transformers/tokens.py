@@ -1,7 +1,5 @@
 """Batches for models of Transformers: padded tokens with masks and labels."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ Written for Transformers 5, whose Trainer saves the number of updates and skips 
 processes when it resumes (huggingface/transformers#34365 on its sharding).
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping

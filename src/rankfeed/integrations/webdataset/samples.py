@@ -5,8 +5,6 @@ A DataLoader takes batches from its workers in turn, so the batches of a rank co
 of workers.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice

@@ -1,7 +1,5 @@
 """Shard splitters for WebDataset pipelines that check their result."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Literal, TypeVar, get_args

@@ -1,7 +1,5 @@
 """Engines build the batches of a schedule: in the calling thread, in threads, or in processes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Literal, Protocol
 

@@ -3,8 +3,6 @@
 The receiver reads them into recycled memory, on which the tensors are built.
 """
 
-from __future__ import annotations
-
 import pickle
 import struct
 from collections.abc import Collection

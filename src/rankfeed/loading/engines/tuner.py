@@ -5,8 +5,6 @@ for the GIL; where the consumer only waits, it builds small batches faster itsel
 depends on the batches, the machine and the consumer, so the modes take turns and the fastest gets most steps.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections import deque
 from collections.abc import Sequence

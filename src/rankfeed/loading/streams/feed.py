@@ -1,7 +1,5 @@
 """The batches of a stream on one rank, from opening it to its end on all ranks."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait

@@ -1,7 +1,5 @@
 """Divides a stream into steps, and the steps among ranks: what a Schedule is for a plan."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice

@@ -6,8 +6,6 @@ streams alone, not on timing, and happens at the same steps on every rank: an it
 leaves none waiting.
 """
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """An audit's report in a file, and back."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

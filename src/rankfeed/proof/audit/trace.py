@@ -1,7 +1,5 @@
 """What one rank was given in an epoch: its keys on disk in the order in which they came, its steps in memory."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass

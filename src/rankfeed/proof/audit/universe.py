@@ -1,7 +1,5 @@
 """The samples that should come, if anybody said which."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence, Sized
 from typing import Any
 

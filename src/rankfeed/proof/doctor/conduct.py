@@ -1,7 +1,5 @@
 """How a loader's processes behave: whether they fail, how long they take, and what memory and files they hold."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise

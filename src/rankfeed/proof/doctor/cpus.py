@@ -1,7 +1,5 @@
 """How many CPUs this process may use: what the machine has is more than what a job is given."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """What is wrong with the samples that the ranks of a probe were given, epoch by epoch."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

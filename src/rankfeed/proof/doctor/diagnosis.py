@@ -1,7 +1,5 @@
 """From what probes saw of a loader to what is wrong with it: nothing but arithmetic."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace

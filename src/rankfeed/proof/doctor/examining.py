@@ -1,7 +1,5 @@
 """Examines any loader: runs its factory in real processes in several ways, and says what is wrong with it."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """What the doctor can find: a code for machines, how bad it is, and what to do about it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Processes of an examination have a mark in their environment, by which they are found and ended for certain."""
 
-from __future__ import annotations
-
 import time
 from contextlib import suppress
 from pathlib import Path

@@ -5,8 +5,6 @@ one rank; it answers with the process id, and says when that has ended. When its
 gone, and so is all that was started, and the folder.
 """
 
-from __future__ import annotations
-
 import atexit
 import faulthandler
 import importlib

@@ -3,8 +3,6 @@
 The lines lie in a file: what a rank said before it was killed is there.
 """
 
-from __future__ import annotations
-
 import msgspec
 
 from rankfeed.storage.decodable import decodable

@@ -1,7 +1,5 @@
 """What is wrong with the order of samples, with random numbers, and with what a resumed run delivers."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, pairwise

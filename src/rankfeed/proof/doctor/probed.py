@@ -4,8 +4,6 @@ All that it says goes into a file, and all that the user's code prints into anot
 whatever happens to this process.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import inspect

@@ -1,7 +1,5 @@
 """What the ranks of a probe were seen to do: what they say, line by line, put together."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any

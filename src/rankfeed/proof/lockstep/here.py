@@ -1,7 +1,5 @@
 """What the training thread says of itself, by plain attributes, and what is seen of it from outside."""
 
-from __future__ import annotations
-
 import linecache
 import re
 import sys

@@ -4,8 +4,6 @@ No time of one machine is compared with that of another: each rank says for how 
 stood still, and the judge counts for how many seconds of its own it has heard nothing new of it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 

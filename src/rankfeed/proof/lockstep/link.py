@@ -5,8 +5,6 @@ read; where it is not heard of any more, the next one takes its place. So a job 
 a few thousand small requests a second, and no rank waits for another.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What becomes of the watches of a process when it fails, ends or forks."""
 
-from __future__ import annotations
-
 import atexit
 import multiprocessing
 import os

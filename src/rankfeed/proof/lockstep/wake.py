@@ -5,8 +5,6 @@ in a collective. Such a wait is ended by taking away what it waits for: NCCL has
 who waits (torch 2.13), but it fails at once when the connection to a peer is shut down, as if the peer had died.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

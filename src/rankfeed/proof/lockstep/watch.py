@@ -3,8 +3,6 @@
 They are two, since a store whose host is stopped does not answer, and whoever asks it does not come back.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import threading

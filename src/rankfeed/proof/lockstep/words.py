@@ -1,7 +1,5 @@
 """What ranks say of themselves, and what is said of one of them in the end."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import msgspec

@@ -1,7 +1,5 @@
 """What is too long for a screen, cut down: evenly spaced picks, and stretches of about equal length."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

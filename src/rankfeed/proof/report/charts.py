@@ -1,7 +1,5 @@
 """Figures laid out as marks on a sheet: one function for each kind."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from rankfeed.proof.report.drawing import (

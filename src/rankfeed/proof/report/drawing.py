@@ -4,8 +4,6 @@ A sheet is 360 units wide, about as many pixels as a phone has, so that letters 
 given. Inks are names of the palette.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

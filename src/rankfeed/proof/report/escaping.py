@@ -1,7 +1,5 @@
 """Text that comes from data: no part of a page, and no order to who draws it."""
 
-from __future__ import annotations
-
 from html import escape
 
 

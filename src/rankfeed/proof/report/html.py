@@ -1,7 +1,5 @@
 """A page as one HTML file that needs nothing else: no script, no font, no request."""
 
-from __future__ import annotations
-
 from importlib.resources import files
 
 from rankfeed.proof.report.charts import sheet_of

@@ -1,7 +1,5 @@
 """What an audit found, as a page."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 

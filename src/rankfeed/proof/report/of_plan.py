@@ -1,7 +1,5 @@
 """What a plan will do, as a page: arithmetic alone, nothing is read."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

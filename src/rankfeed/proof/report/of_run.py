@@ -1,7 +1,5 @@
 """What a job delivered over all its launches, from the ledgers of its ranks, as a page."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from rankfeed.proof.report.binning import ROWS, picks

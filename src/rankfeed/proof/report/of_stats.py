@@ -1,7 +1,5 @@
 """How a run went, from snapshots of ``loader.stats()`` that a job wrote down, as a page."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

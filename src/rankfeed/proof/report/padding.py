@@ -1,7 +1,5 @@
 """What padding will cost: the lengths of some batches, read from the data."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from rankfeed.columns import Ragged

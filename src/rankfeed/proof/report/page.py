@@ -5,8 +5,6 @@ knows nothing of them. A figure carries no more numbers than a screen can show: 
 and says so in the caption.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal
 

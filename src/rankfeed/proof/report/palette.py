@@ -4,8 +4,6 @@ The series are told apart by lightness and by hue along blue and orange, which a
 levels of a grid are one hue from the ground's own lightness away from it, so that they survive a grey printer.
 """
 
-from __future__ import annotations
-
 #: How many levels the cells of a grid have.
 LEVELS = 6
 

@@ -1,7 +1,5 @@
 """A page's charts as one picture, for a notebook or a terminal: the same sheets, drawn by Pillow."""
 
-from __future__ import annotations
-
 import textwrap
 from io import BytesIO
 from itertools import pairwise

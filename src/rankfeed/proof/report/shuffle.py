@@ -6,8 +6,6 @@ Computer Programming", volume 2, 3.3.2: serial tests). The same figures of a per
 how far chance alone leads away from them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import exp, lgamma

@@ -1,7 +1,5 @@
 """How well a plan shuffles, in charts beside numpy's own shuffle and a perfect one."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from rankfeed.plan.schedule import SampleOrder

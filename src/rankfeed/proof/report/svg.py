@@ -1,7 +1,5 @@
 """A sheet as inline SVG: shapes and text by class, so that the page's own style gives them their colours."""
 
-from __future__ import annotations
-
 from itertools import groupby
 
 from rankfeed.proof.report.drawing import INK_OF, WIDTH, Box, Letters, Line, Sheet, Symbol

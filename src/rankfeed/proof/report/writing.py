@@ -1,7 +1,5 @@
 """A page on disk."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

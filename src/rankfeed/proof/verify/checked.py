@@ -1,7 +1,5 @@
 """What an interrupted check has found whole already: a line for each piece, in the user's cache."""
 
-from __future__ import annotations
-
 import os
 import threading
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Is a data set as it was written? All of it is read: by its checksums where it has some, else decoded."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable, Sequence

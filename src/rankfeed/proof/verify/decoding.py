@@ -1,7 +1,5 @@
 """Data without checksums: every sample is read and decoded, which finds what cannot be decoded, and no more."""
 
-from __future__ import annotations
-
 import os
 import re
 import zipfile

@@ -5,8 +5,6 @@ place takes back all that was delivered from there on; what is left is the timel
 reaches to where the next one began, and whatever a rank did not deliver until there is missing.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace

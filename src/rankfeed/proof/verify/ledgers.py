@@ -1,7 +1,5 @@
 """Reading the ledgers in a folder: which process of which launch went how far in which pass."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence

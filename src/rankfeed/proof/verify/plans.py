@@ -1,7 +1,5 @@
 """Does a plan keep its promises? Counted where it is small enough to count, sampled where it is not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The verdict on a run: what was delivered, by loader and epoch, and what is wrong with it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

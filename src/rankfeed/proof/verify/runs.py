@@ -1,7 +1,5 @@
 """What a job delivered, by the ledgers that its ranks left: finished or killed, over all its launches."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace

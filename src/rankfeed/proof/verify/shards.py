@@ -1,7 +1,5 @@
 """Data whose index or manifest says what should be there: packed, MDS, and tar shards with their indexes."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Iterator

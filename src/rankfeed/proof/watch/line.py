@@ -1,7 +1,5 @@
 """How a loader is doing, in one line: in place on a terminal, now and then in a log."""
 
-from __future__ import annotations
-
 import sys
 import threading
 import time

@@ -1,7 +1,5 @@
 """How a loader is doing, as curves in TensorBoard, or wherever a function takes them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

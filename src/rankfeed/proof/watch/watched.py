@@ -1,7 +1,5 @@
 """A loader that is looked at while it is iterated, and how fast it goes now."""
 
-from __future__ import annotations
-
 import weakref
 from collections import deque
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Columns of Arrow tables and record batches as numpy arrays: views of their buffers if possible."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from decimal import Decimal

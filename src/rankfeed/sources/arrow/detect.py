@@ -1,7 +1,5 @@
 """Detection of written datasets, and of Arrow IPC files and streams, without importing pyarrow."""
 
-from __future__ import annotations
-
 import os
 
 from rankfeed.errors import ArgumentError, SourceError

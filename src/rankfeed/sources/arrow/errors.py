@@ -1,7 +1,5 @@
 """Errors of pyarrow as errors that name the file."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

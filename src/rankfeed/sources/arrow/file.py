@@ -4,8 +4,6 @@ pyarrow reads the metadata; the content of record batches is not accessed when a
 compressed and has gaps between its messages: then one record batch is decoded to find out.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress

@@ -5,8 +5,6 @@ taken once into arrays, and the rows of a batch are found by arithmetic on them.
 checked when they are used: damaged ones must not lead out of their buffer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple

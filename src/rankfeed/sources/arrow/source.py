@@ -1,7 +1,5 @@
 """Arrow IPC files and streams (and Feather files) as a source."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """An Arrow table in memory, or mapped by its owner, as a source."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal

@@ -1,7 +1,5 @@
 """Detecting directories that Hugging Face `datasets` saved."""
 
-from __future__ import annotations
-
 import os
 
 from rankfeed.sources.format import Format

@@ -1,7 +1,5 @@
 """Detecting Lance tables."""
 
-from __future__ import annotations
-
 import os
 
 from rankfeed.sources.format import Format

@@ -5,8 +5,6 @@ hang. So opening a table uses a helper process only, and the process that reads 
 process that was forked from one that had imported the library reads through a helper process, which costs a copy.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

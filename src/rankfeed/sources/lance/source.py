@@ -1,7 +1,5 @@
 """Lance tables: fragments are blocks, read in ranges of some MiB."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

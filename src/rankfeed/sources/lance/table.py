@@ -3,8 +3,6 @@
 Nothing here may run in a process that is forked later: see `rankfeed.sources.lance.process`.
 """
 
-from __future__ import annotations
-
 import os
 import struct
 from collections.abc import Iterator, Sequence

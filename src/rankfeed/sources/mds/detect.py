@@ -1,7 +1,5 @@
 """Detecting datasets in the MDS format of MosaicML Streaming."""
 
-from __future__ import annotations
-
 import os
 
 from rankfeed.sources.format import Format

@@ -3,8 +3,6 @@
 Numbers, arrays, bytes and text are read for a whole batch at once; images, JSON and pickles value by value.
 """
 
-from __future__ import annotations
-
 import json
 import pickle
 from abc import ABC, abstractmethod

@@ -1,7 +1,5 @@
 """Images in MDS shards, decoded with Pillow."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from io import BytesIO

@@ -1,7 +1,5 @@
 """The index of an MDS dataset (MosaicML Streaming): its shards, and how their columns are encoded."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections import Counter

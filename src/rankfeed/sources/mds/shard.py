@@ -4,8 +4,6 @@ A shard is ``samples: uint32``, ``offsets: uint32[samples + 1]``, its configurat
 sample is the sizes of its columns that vary (uint32 each), then all columns, in the order of their names.
 """
 
-from __future__ import annotations
-
 import hashlib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """MDS datasets (MosaicML Streaming), read in place: shards are mapped, or decompressed as a whole."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """The arrays of a `.npy` file, or of a `.npz` archive: their headers, and loading them."""
 
-from __future__ import annotations
-
 import os
 import zipfile
 import zlib

@@ -1,7 +1,5 @@
 """Detecting `.npy` and `.npz` files, and listing them."""
 
-from __future__ import annotations
-
 import os
 from itertools import islice
 

@@ -1,7 +1,5 @@
 """The header of a `.npy` file: type and shape of the elements after it. Headers are untrusted."""
 
-from __future__ import annotations
-
 import io
 import lzma
 import math

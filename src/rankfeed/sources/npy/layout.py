@@ -1,7 +1,5 @@
 """How `.npy` and `.npz` files relate: rows of one array, one sample per file, or columns of one table."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Members of `.npz` archives; their headers bound what is decompressed."""
 
-from __future__ import annotations
-
 import io
 import zipfile
 from dataclasses import dataclass

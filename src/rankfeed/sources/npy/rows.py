@@ -1,7 +1,5 @@
 """`.npy` and `.npz` files whose rows along the first dimension are samples: one file, or columns of one table."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Directories, patterns and lists of `.npy` and `.npz` files with one sample per file."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor

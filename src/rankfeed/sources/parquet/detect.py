@@ -4,8 +4,6 @@ Hive, Spark, Polars, DuckDB and others write ``year=2024/month=7/part-0.parquet`
 that the files do not have.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass

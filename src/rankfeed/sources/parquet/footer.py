@@ -6,8 +6,6 @@ of column chunks are left to Arrow's reader: pyarrow's accessor ends the process
 or a column is encrypted.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Columns in the names of directories (``year=2024/month=7``), not in the files."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Sequence
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Parquet files and directories of them, read in place: row groups are blocks."""
 
-from __future__ import annotations
-
 import copy
 import os
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Detecting what PyTorch Geometric saved: a directory, its ``processed`` directory, or the file in it."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

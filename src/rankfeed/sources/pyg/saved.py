@@ -4,8 +4,6 @@ It is a zip archive of a pickle and the bytes of the tensors. The pickle is read
 which builds tensors, plain containers and the classes that PyG registers, and refuses everything else.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import pickle

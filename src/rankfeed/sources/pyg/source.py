@@ -1,7 +1,5 @@
 """Graphs of PyTorch Geometric, which the loader joins to a PyG ``Batch``."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cached_property

@@ -1,7 +1,5 @@
 """The columns of tar shards: which there are, and their values, as pointers into the mapped files or decoded."""
 
-from __future__ import annotations
-
 import io
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -4,8 +4,6 @@ Members are untrusted: nothing here runs code that they contain unless the calle
 memory than :data:`LIMIT` for one of them.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

@@ -1,7 +1,5 @@
 """Decompressed copies of compressed shards, kept in the cache directory."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import lzma

@@ -1,7 +1,5 @@
 """Detecting WebDataset tar shards, and folders that describe them."""
 
-from __future__ import annotations
-
 import os
 
 from rankfeed.sources.format import Format

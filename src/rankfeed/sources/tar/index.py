@@ -5,8 +5,6 @@ archive: a JSON header with checksums, and arrays, which are memory-mapped. Memb
 column is one range of each array and a batch finds its rows by array indexing.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import struct

@@ -1,7 +1,5 @@
 """Storing the indexes of tar shards, and creating each once, under a lock that all processes share."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Iterator, Sequence

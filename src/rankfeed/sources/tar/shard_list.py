@@ -3,8 +3,6 @@
 A description is not trusted: its counts are compared with the shards, and its names may not leave its directory.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field

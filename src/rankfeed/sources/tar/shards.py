@@ -1,7 +1,5 @@
 """The indexed shards of a dataset, opened when they are read, and the samples in them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

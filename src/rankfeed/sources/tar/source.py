@@ -3,8 +3,6 @@
 A shard is memory-mapped and indexed once, so that a sample is found without reading the ones before it.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Parsing CSV with pyarrow, without rounding integers and without accepting unclosed quotes."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from csv import Error as CsvError

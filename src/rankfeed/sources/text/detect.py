@@ -1,7 +1,5 @@
 """Detecting CSV files and files of JSON lines, and listing them."""
 
-from __future__ import annotations
-
 import json
 import os
 import zlib

@@ -1,7 +1,5 @@
 """Reading the text of CSV files and files of JSON lines, and options for parsing it."""
 
-from __future__ import annotations
-
 import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence

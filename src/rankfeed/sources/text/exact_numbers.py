@@ -1,7 +1,5 @@
 """Detecting integers in text that float64 would round: Arrow infers float64 above int64, or beside a fraction."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence

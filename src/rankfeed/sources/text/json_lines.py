@@ -4,8 +4,6 @@ Arrow's parser recurses for each level of nesting, so a line of a hundred thousa
 names another line if one is cut; and it accepts text that is not UTF-8. So all this is checked first, with numpy.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """CSV files and files of JSON lines, parsed into memory with pyarrow."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence

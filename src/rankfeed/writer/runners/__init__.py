@@ -1,7 +1,5 @@
 """Runners execute the tasks of a write: processes of this machine, a Ray cluster, or the ranks of a job."""
 
-from __future__ import annotations
-
 import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Runs tasks in this process, or in worker processes of this machine."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import queue

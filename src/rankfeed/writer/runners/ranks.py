@@ -6,8 +6,6 @@ claim tasks through leases: first every world_size-th one, then the others' from
 progress, so the task of a rank that dies or hangs is reassigned. No collective is called, so none can hang.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import shutil

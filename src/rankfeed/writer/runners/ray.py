@@ -4,8 +4,6 @@ Ray restarts a task whose worker or node died. The first one may still be runnin
 it does no harm, since a task always writes the same bytes under the same names. No rows travel through Ray.
 """
 
-from __future__ import annotations
-
 import pickle
 import secrets
 import time
