@@ -1,10 +1,10 @@
 """Datasets that `rankfeed.write` wrote: Arrow IPC shards and a manifest, read as numpy views of mapped files."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rankfeed._util.handle_cache import HandleCache
-from rankfeed.columns import ColumnBuffer, Columns, Field, column_from_parts
+from rankfeed.columns import Column, ColumnBuffer, column_from_parts
 from rankfeed.errors import CorruptError
-from rankfeed.sources.source import (
-    Int64,
-    Source,
-    by_chunk,
-    check_columns,
-    check_ids,
-    even_blocks,
-    reopen,
-    starts_of,
-)
+from rankfeed.sources.source import Int64, Source, by_chunk, check_columns, even_blocks, reopen, starts_of
 from rankfeed.storage import (
     MANIFEST_NAME,
     DataFiles,
@@ -70,7 +61,7 @@ class PackedSource(Source):
         self._manifest = load_manifest(self.path)
         self._wanted = None if columns is None else tuple(columns)
         names = check_columns(columns, self._manifest.fields)
-        self._fields = {name: self._manifest.fields[name] for name in names}
+        fields = {name: self._manifest.fields[name] for name in names}
         shards = self._manifest.shards
         self._starts = starts_of([shard.rows for shard in shards])
         self._shards: HandleCache[_OpenShard] = HandleCache(OPEN_SHARDS)
@@ -81,50 +72,28 @@ class PackedSource(Source):
         self.files.content = partial(_matches_checksum, self.path, self._manifest)
         # The manifest is removed before a shard is replaced: these are its shards.
         manifest_file.check(0)
+        blocks = np.concatenate([even_blocks(shard.rows, shard.block_rows) for shard in shards])
+        fingerprint = digest_of(self._manifest.fingerprint.encode(), self.files.fingerprint.encode())
+        self._init_samples(self.path, fields, blocks, fingerprint)
 
     def __reduce__(self) -> tuple[Any, ...]:
         options = {"columns": self._wanted, "files": self.files}
         return reopen, (PackedSource, self.path, options, self.fingerprint)
-
-    def __repr__(self) -> str:
-        return f"PackedSource({self.path!r}, {len(self)} samples)"
-
-    def _num_samples(self) -> int:
-        return self._manifest.num_rows
 
     @property
     def manifest(self) -> Manifest:
         """Counts, fields and checksums."""
         return self._manifest
 
-    @property
-    def fields(self) -> Mapping[str, Field]:
-        return self._fields
-
-    @cached_property
-    def blocks(self) -> Int64:
-        """Samples in each block of about 4 MiB: int64."""
-        return np.concatenate([even_blocks(shard.rows, shard.block_rows) for shard in self._manifest.shards])
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """Changes with counts, schema, checksums and the content of the files."""
-        return digest_of(self._manifest.fingerprint.encode(), self.files.fingerprint.encode())
-
-    def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
-        """The rows of some samples: pointers into the mapped shards. Arguments and errors: see `Source.fetch`."""
-        ids = check_ids(sample_ids, len(self))
-        names = check_columns(columns, self._fields)
-        self.files.check_open(at_intervals=True)
+    def _fetch(self, ids: Int64, names: Sequence[str]) -> dict[str, Column]:
+        """Pointers into the mapped shards."""
         parts: dict[str, list[Any]] = {name: [] for name in names}
         for number, rows, slots in by_chunk(ids, self._starts):
             shard = self._shards.get(number, partial(self._open_shard, number))
             check_not_truncated(shard.data, self.files.path(number))
             for name in names:
                 parts[name].append(shard.columns[name].part(rows, slots))
-        return Columns(
-            {name: column_from_parts(self._fields[name], part) for name, part in parts.items()}, len(ids)
-        )
+        return {name: column_from_parts(self._fields[name], part) for name, part in parts.items()}
 
     def _open_shard(self, number: int) -> _OpenShard:
         shard, path = self._manifest.shards[number], self.files.path(number)

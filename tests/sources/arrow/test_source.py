@@ -181,7 +181,7 @@ def test_lists_of_any_lengths_in_batches_of_any_sizes(
     write(path, made, stream=stream)
     rows = [each for batch in batches for each in batch]
     if not rows:
-        with pytest.raises(SourceError, match="no rows"):
+        with pytest.raises(SourceError, match="no samples"):
             rf.open(path)
         return
     found = rf.open(path).fetch(np.arange(len(rows))[::-1]).samples()[::-1]
@@ -273,7 +273,7 @@ def test_a_file_without_rows_changes_nothing_of_how_the_others_are_read(tmp_path
     source = rf.open(tmp_path)
     assert (source.default_shuffle, source._plain) == (alone.default_shuffle, alone._plain) == ("global", {"x"})
     assert source.fetch([2, 0])["x"].gather().tolist() == [3, 1]
-    with pytest.raises(SourceError, match="no rows"):
+    with pytest.raises(SourceError, match="no samples"):
         rf.open(tmp_path / "0.arrow")
 
 

@@ -7,12 +7,11 @@ from functools import partial
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from rankfeed._util.handle_cache import HandleCache
 from rankfeed._util.validate import check_bool, invalid
-from rankfeed.columns import Column, ColumnBuffer, Columns, Dense, Field, column_from_parts
-from rankfeed.errors import CorruptError, SourceError
+from rankfeed.columns import Column, ColumnBuffer, Dense, column_from_parts
+from rankfeed.errors import CorruptError
 from rankfeed.sources.arrow.columns import read_columns
 from rankfeed.sources.arrow.detect import arrow_files
 from rankfeed.sources.arrow.errors import arrow_errors
@@ -21,7 +20,7 @@ from rankfeed.sources.arrow.types import VALID, ArrayShape, Nulls, fields_of
 from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
 from rankfeed.sources.paths import Paths, common_root, label
 from rankfeed.sources.scattered import ScatteredRows
-from rankfeed.sources.source import Int64, by_chunk, check_columns, check_ids, starts_of
+from rankfeed.sources.source import Int64, by_chunk, check_columns, starts_of
 from rankfeed.storage import DataFiles, check_not_truncated, digest_of
 
 #: Files kept open; a batch keeps those that it points into, even if they are closed here.
@@ -91,11 +90,14 @@ class ArrowSource(ChunkedSource):
             chunks += [(number, *chunk) for chunk in file.chunks()]
             blocks.append(file.blocks())
             self._digests.append(file.digest)
-        if plain is None:
-            raise SourceError("there are no rows", where=self._paths[0])
+        plain = plain or set()
         with arrow_errors(self._paths[0]):
             known = fields_of(schema, nulls=nulls, columns=columns, shapes=self._shapes)
-        self._fields = {name: known[name] for name in check_columns(columns, known)}
+        fields = {name: known[name] for name in check_columns(columns, known)}
+        root = common_root(self._paths)
+        names = [os.fsencode(os.path.relpath(path, root)) for path in self._paths]
+        fingerprint = digest_of(*names, *map(str.encode, (*self._digests, self.files.fingerprint)))
+        self._init_samples(label(self._paths), fields, np.concatenate(blocks), fingerprint)
         self._plain = frozenset(plain & set(self._fields))
         # Columns that are read in place have no nulls in any file: their masks need no data.
         masks = {name + VALID for name in plain} if nulls == "mask" else set()
@@ -104,41 +106,17 @@ class ArrowSource(ChunkedSource):
         self._file_starts = starts_of(rows)
         #: int64 [chunks, 4]: file, record batch, first row, rows.
         self._chunks = np.array(chunks, np.int64)
-        self._blocks = np.concatenate(blocks)
-        root = common_root(self._paths)
-        names = [os.fsencode(os.path.relpath(path, root)) for path in self._paths]
-        self._fingerprint = digest_of(*names, *map(str.encode, (*self._digests, self.files.fingerprint)))
         self._init_chunks(self._chunks[:, 3], cache_bytes)
         if not self._decoded:
             self.prefetch_distance = 0
-
-    def __repr__(self) -> str:
-        return f"ArrowSource({label(self._paths)!r}, {len(self)} samples)"
 
     @property
     def default_shuffle(self) -> Literal["global", "window"]:  # type: ignore[override]
         """Global if all columns are read in place, windows if a column is decoded."""
         return "window" if self._decoded else "global"
 
-    @property
-    def fields(self) -> Mapping[str, Field]:
-        return self._fields
-
-    @property
-    def blocks(self) -> Int64:
-        """Rows in about 4 MiB, or in a compressed record batch: int64."""
-        return self._blocks
-
-    @property
-    def fingerprint(self) -> str:
-        """Changes with relative names, sizes, columns, record batches and content samples."""
-        return self._fingerprint
-
-    def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
-        """The rows of some samples: pointers into the mapped files if possible. See `Source.fetch`."""
-        ids = check_ids(sample_ids, len(self))
-        names = check_columns(columns, self._fields)
-        self.files.check_open(at_intervals=True)
+    def _fetch(self, ids: Int64, names: Sequence[str]) -> dict[str, Column]:
+        """Pointers into the mapped files for the columns that are read in place."""
         plain = [name for name in names if name in self._plain]
         parts: dict[str, list[Any]] = {name: [] for name in plain}
         for number, rows, slots in by_chunk(ids, self._file_starts) if plain else ():
@@ -161,13 +139,12 @@ class ArrowSource(ChunkedSource):
                 found[name] = column_from_parts(field, parts[name])
         found |= {name: Dense.of(np.ones(len(ids), np.bool_)) for name in names if name in self._all_valid}
         if decoded := [name for name in names if name in self._decoded]:
-            found |= super().fetch(ids, decoded)
-        return Columns({name: found[name] for name in names}, len(ids))
+            found |= super()._fetch(ids, decoded)
+        return {name: found[name] for name in names}
 
-    def expect(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> None:
-        decoded = [name for name in check_columns(columns, self._fields) if name in self._decoded]
-        if decoded:
-            super().expect(sample_ids, decoded)
+    def _expect(self, ids: Int64, names: Sequence[str]) -> None:
+        if decoded := [name for name in names if name in self._decoded]:
+            super()._expect(ids, decoded)
 
     def _load_chunk(self, number: int, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
         file_number, batch, first, rows = self._chunks[number].tolist()

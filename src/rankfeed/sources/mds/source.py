@@ -1,7 +1,7 @@
 """MDS datasets (MosaicML Streaming), read in place: shards are mapped, or decompressed as a whole."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -10,15 +10,15 @@ import numpy.typing as npt
 
 from rankfeed._util.handle_cache import HandleCache
 from rankfeed._util.validate import check_bool
-from rankfeed.columns import ColumnBuffer, Columns, Field
+from rankfeed.columns import Column, ColumnBuffer
 from rankfeed.errors import SourceError, UnsafeError
 from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
 from rankfeed.sources.mds.detect import INDEX_NAME, mds_folders
 from rankfeed.sources.mds.encodings import StoredValues, encoding_of
 from rankfeed.sources.mds.index import MdsIndex, MdsShard, read_index
 from rankfeed.sources.mds.shard import check_hashes, locate, read_shard
-from rankfeed.sources.paths import Paths
-from rankfeed.sources.source import BLOCK_BYTES, Int64, by_chunk, check_columns, check_ids
+from rankfeed.sources.paths import Paths, label
+from rankfeed.sources.source import BLOCK_BYTES, Int64, by_chunk, check_columns
 from rankfeed.storage import DataFiles, check_not_truncated, digest_of
 
 Bytes = npt.NDArray[np.uint8]
@@ -67,7 +67,6 @@ class MdsSource(ChunkedSource):
         index = _read_indexes(self._folders)
         self._shards, self._columns = index.shards, index.columns
         self.files = DataFiles([shard.path for shard in self._shards])
-        self._fingerprint = digest_of(index.digest, self.files.fingerprint.encode())
         names = check_columns(columns, self._columns)
         check_columns(objects, self._columns)
         place = os.path.join(self._folders[0], INDEX_NAME)
@@ -84,27 +83,14 @@ class MdsSource(ChunkedSource):
                 )
         self._init_chunks([shard.samples for shard in self._shards], cache_bytes)
         self._open: HandleCache[Bytes] = HandleCache(OPEN_SHARDS)
-        self._fields = {name: each.field(partial(self._probe, name)) for name, each in self._encodings.items()}
-
-    def __repr__(self) -> str:
-        name = self._folders[0] if len(self._folders) == 1 else self._folders
-        return f"MdsSource({name!r}, {len(self)} samples)"
+        fields = {name: each.field(partial(self._probe, name)) for name, each in self._encodings.items()}
+        blocks = np.concatenate([_block_rows(shard) for shard in self._shards])
+        fingerprint = digest_of(index.digest, self.files.fingerprint.encode())
+        self._init_samples(label(self._folders), fields, blocks, fingerprint)
 
     @property
     def default_shuffle(self) -> Literal["global", "window"]:  # type: ignore[override]
         return "global" if all(shard.compression is None for shard in self._shards) else "window"
-
-    @property
-    def fields(self) -> Mapping[str, Field]:
-        return self._fields
-
-    @property
-    def blocks(self) -> Int64:
-        return np.concatenate([_block_rows(shard) for shard in self._shards])
-
-    @property
-    def fingerprint(self) -> str:
-        return self._fingerprint
 
     def _probe(self, name: str) -> StoredValues:
         probes = np.unique(np.linspace(0, self._shards[0].samples - 1, _PROBES).astype(np.int64))
@@ -123,19 +109,15 @@ class MdsSource(ChunkedSource):
 
         return [StoredValues(data, *places[name], partial(where, name=name), slots) for name in names]
 
-    def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
-        ids = check_ids(sample_ids, len(self))
-        names = check_columns(columns, self._fields)
-        self.files.check_open(at_intervals=True)
+    def _fetch(self, ids: Int64, names: Sequence[str]) -> dict[str, Column]:
         parts: dict[str, list[Any]] = {name: [] for name in names}
         for number, rows, slots in by_chunk(ids, self._chunk_starts):
             for name, values in zip(names, self._values(number, rows, names, slots), strict=True):
                 parts[name].append(self._encodings[name].part(self._fields[name], values))
-        made = {name: self._encodings[name].column(self._fields[name], parts[name]) for name in names}
-        return Columns(made, len(ids))
+        return {name: self._encodings[name].column(self._fields[name], parts[name]) for name in names}
 
-    def expect(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> None:
-        for number, _, _ in by_chunk(check_ids(sample_ids, len(self)), self._chunk_starts):
+    def _expect(self, ids: Int64, names: Sequence[str]) -> None:
+        for number, _, _ in by_chunk(ids, self._chunk_starts):
             if self._shards[number].compression is not None:
                 self._cache.prefetch((number, ()), self._loader(number, ()))
 

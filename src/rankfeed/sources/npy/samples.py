@@ -1,21 +1,19 @@
 """Directories, patterns and lists of `.npy` and `.npz` files with one sample per file."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
-from rankfeed.columns import Bytes, Column, Columns, Dense, Field, Objects, Ragged
+from rankfeed.columns import Bytes, Column, Dense, Field, Objects, Ragged
 from rankfeed.errors import ArgumentError, SourceError, printable
 from rankfeed.sources.npy.arrays import ARRAY, load_arrays, read_headers
 from rankfeed.sources.npy.detect import list_files
 from rankfeed.sources.npy.header import Array, Header
-from rankfeed.sources.paths import Paths
-from rankfeed.sources.source import Int64, Source, check_columns, check_ids, empty_column, even_blocks, reopen
+from rankfeed.sources.paths import Paths, label
+from rankfeed.sources.source import Int64, Source, check_columns, empty_column, even_blocks, reopen
 from rankfeed.storage import DataFiles, digest_of
 
 #: The column of class numbers.
@@ -58,7 +56,10 @@ class NumpySamplesSource(Source):
         # An array of names takes a tenth of the memory of a list.
         self._names = np.array([os.fsencode(os.path.relpath(path, self._root)) for path in paths])
         self.classes: list[str] = [] if labels is None else self._find_classes(labels, where)
-        check_columns(self._wanted, self.fields)
+        fields = self._find_fields()
+        schema = ",".join([*(f"{name}:{field}" for name, field in fields.items()), *map(ascii, self.classes)])
+        fingerprint = digest_of(self.files.fingerprint.encode(), schema.encode())
+        self._init_samples(label(paths), fields, even_blocks(len(paths), _BLOCK), fingerprint)
 
     def __reduce__(self) -> tuple[Any, ...]:
         options = {
@@ -70,18 +71,7 @@ class NumpySamplesSource(Source):
         }
         return reopen, (NumpySamplesSource, self._where, options, self.fingerprint)
 
-    def _num_samples(self) -> int:
-        return len(self._names)
-
-    def __repr__(self) -> str:
-        return f"NumpySamplesSource({self._where!r}, {len(self)} samples)"
-
-    @property
-    def blocks(self) -> Int64:
-        return even_blocks(len(self), _BLOCK)
-
-    @cached_property
-    def fields(self) -> Mapping[str, Field]:
+    def _find_fields(self) -> dict[str, Field]:
         """From one header and the sizes of all files for `.npy`, from all headers for `.npz`."""
         first, varying = self._headers(0), self._varying()
         found = {name: _field(header, name in varying) for name, header in first.items()}
@@ -98,11 +88,6 @@ class NumpySamplesSource(Source):
         found |= added
         return {name: found[name] for name in check_columns(self._wanted, found)}
 
-    @cached_property
-    def fingerprint(self) -> str:
-        schema = ",".join([*(f"{name}:{field}" for name, field in self.fields.items()), *map(ascii, self.classes)])
-        return digest_of(self.files.fingerprint.encode(), schema.encode())
-
     def _name(self, sample_id: int) -> str:
         return os.fsdecode(bytes(self._names[sample_id]))
 
@@ -111,7 +96,7 @@ class NumpySamplesSource(Source):
 
     def _find_classes(self, labels: Labels, where: Paths) -> list[str]:
         """Names of the classes in the order of their labels."""
-        found = {_class_of(self._name(each)) for each in range(len(self))}
+        found = {_class_of(self._name(each)) for each in range(len(self._names))}
         classes = sorted(found) if labels is None or labels == "folder" else list(labels)
         unknown = sorted(found - {*classes} | (found & {""}))
         if unknown:
@@ -135,14 +120,12 @@ class NumpySamplesSource(Source):
         with ThreadPoolExecutor(4) as pool:
             return {
                 name
-                for headers in pool.map(self._headers, range(len(self)))
+                for headers in pool.map(self._headers, range(len(self._names)))
                 for name in headers.keys() & first.keys()
                 if headers[name].shape != first[name].shape
             }
 
-    def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
-        ids = check_ids(sample_ids, len(self))
-        names = check_columns(columns, self.fields)
+    def _fetch(self, ids: Int64, names: Sequence[str]) -> dict[str, Column]:
         found = self._added_columns(ids)
         stored = [name for name in names if name not in found]
         if stored:
@@ -151,7 +134,7 @@ class NumpySamplesSource(Source):
                 self.files.check(each)
             for name in stored:
                 found[name] = _column(self.fields[name], [sample[name] for sample in samples])
-        return Columns({name: found[name] for name in names}, len(ids))
+        return {name: found[name] for name in names}
 
     def _added_columns(self, ids: Int64) -> dict[str, Column]:
         """The columns of labels and names."""

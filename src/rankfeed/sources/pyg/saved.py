@@ -77,7 +77,7 @@ class PyGFileSource(PyGSource):
         dataset = _saved_dataset(self.path, allow_pickle)
         files.opened(0)
         super().__init__(dataset, follow_batch=follow_batch, exclude_keys=exclude_keys)
-        self.files = files
+        self.files, self._label = files, self.path
 
     def __reduce__(self) -> tuple[Any, ...]:
         options = {
@@ -87,9 +87,6 @@ class PyGFileSource(PyGSource):
             "files": self.files,
         }
         return reopen, (PyGFileSource, self.path, options, self.fingerprint)
-
-    def __repr__(self) -> str:
-        return f"PyGFileSource({self.path!r}, {len(self)} graphs)"
 
 
 def _saved_dataset(path: str, allow_pickle: bool) -> Any:
