@@ -21,8 +21,10 @@ from rankfeed.storage import (
     Manifest,
     ShardInfo,
     check_not_truncated,
+    check_shard_size,
     digest_of,
     file_digest,
+    file_errors,
     load_manifest,
     map_file,
 )
@@ -67,7 +69,7 @@ class PackedSource(Source):
         self._shards: HandleCache[_OpenShard] = HandleCache(OPEN_SHARDS)
         paths = [os.path.join(self.path, shard.path) for shard in shards]
         for shard, shard_path in zip(shards, paths, strict=True):
-            _check_size(shard, shard_path)
+            check_shard_size(shard_path, shard.bytes, MANIFEST_NAME, REMEDY)
         self.files = DataFiles(paths) if files is None else files.reopened(paths)
         self.files.content = partial(_matches_checksum, self.path, self._manifest)
         # The manifest is removed before a shard is replaced: these are its shards.
@@ -99,27 +101,7 @@ class PackedSource(Source):
         shard, path = self._manifest.shards[number], self.files.path(number)
         data = map_file(path)
         self.files.opened(number)
-        _check_size(shard, path, len(data))  # of the file that is mapped
         return _OpenShard(data, read_shard(data, self._manifest.fields, shard.rows, path))
-
-
-def _check_size(shard: ShardInfo, path: str | Path, size: int | None = None) -> None:
-    """Compare the size of a shard, by default that on disk, with the manifest."""
-    try:
-        size = os.stat(path).st_size if size is None else size
-    except OSError as error:
-        expected = f"{shard.bytes} bytes"
-        raise CorruptError(
-            "a shard is missing", expected=expected, found=error.strerror, where=path, remedy=REMEDY
-        ) from error
-    if size != shard.bytes:
-        raise CorruptError(
-            "a shard has another size than in the manifest",
-            expected=f"{shard.bytes} bytes",
-            found=f"{size} bytes",
-            where=path,
-            remedy=REMEDY,
-        )
 
 
 def _matches_checksum(path: str, manifest: Manifest, number: int) -> bool:
@@ -132,11 +114,9 @@ def _matches_checksum(path: str, manifest: Manifest, number: int) -> bool:
 def check_shard(folder: str | Path, manifest: Manifest, shard: ShardInfo, step: Callable[[int], None]) -> None:
     """Read a whole shard; a SourceError if it differs from size, checksum or columns in the manifest."""
     path = Path(folder, shard.path)
-    _check_size(shard, path)
-    try:
+    check_shard_size(path, shard.bytes, MANIFEST_NAME, REMEDY)
+    with file_errors(path):
         digest = file_digest(path, step)
-    except OSError as error:
-        raise CorruptError("a shard cannot be read", found=error.strerror, where=path) from error
     if digest != shard.xxh3:
         raise CorruptError(
             "a shard is damaged", expected=f"checksum {shard.xxh3}", found=f"checksum {digest}", where=path

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import xxhash
 
 from rankfeed.errors import CorruptError, SourceError
-from rankfeed.sources.mds.index import REMEDY, ColumnEncodings, MdsShard
+from rankfeed.sources.mds.index import ColumnEncodings, MdsShard
 from rankfeed.sources.scattered import rows_at
 from rankfeed.storage import map_file
 from rankfeed.storage.decodable import decodable
@@ -70,7 +70,6 @@ def _check_header(data: Bytes, shard: MdsShard) -> None:
                 expected=f"{name} {expected}, as in the index",
                 found=given,
                 where=shard.path,
-                remedy=REMEDY,
             )
 
 
@@ -164,4 +163,4 @@ def locate(data: Bytes, rows: Int64, columns: ColumnEncodings, shard: MdsShard) 
 def damaged(shard: MdsShard, expected: object, found: object, row: object = None) -> CorruptError:
     """The error for a damaged shard or sample."""
     where = shard.path if row is None else f"{shard.path}, sample {row}"
-    return CorruptError("a shard is damaged", expected=expected, found=found, where=where, remedy=REMEDY)
+    return CorruptError("a shard is damaged", expected=expected, found=found, where=where)

@@ -15,7 +15,7 @@ from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.arrow.types import VALID, Nulls, fields_of, leaves_of
 from rankfeed.sources.chunked import CACHE_BYTES, ChunkCache, ChunkedSource
 from rankfeed.sources.parquet.detect import list_files
-from rankfeed.sources.parquet.footer import REMEDY, Footer, read_footers
+from rankfeed.sources.parquet.footer import Footer, read_footers
 from rankfeed.sources.parquet.partitions import Partitions
 from rankfeed.sources.parquet.reader import LargeRowsError, ParquetReader, RowGroupPart
 from rankfeed.sources.paths import Paths, label
@@ -212,7 +212,6 @@ def _cut(number: int, footer: Footer, sizes: Sequence[int], path: str, most: int
                 "a row group has too many rows",
                 found=f"{rows} rows, {nbytes} bytes",
                 where=f"{path}, row group {group}",
-                remedy=REMEDY,
             )
         if parts and combined + nbytes <= most:
             parts[-1] = parts[-1].with_next_group(rows)

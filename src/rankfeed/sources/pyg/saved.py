@@ -24,7 +24,6 @@ from rankfeed.storage import DataFiles
 
 #: In older versions the restricted unpickler could be made to run code (CVE-2025-32434).
 _SAFE_SINCE = (2, 6)
-_REMEDY = "process the dataset again, or fetch the file again"
 
 
 def open_pyg(
@@ -114,7 +113,6 @@ def _saved_dataset(path: str, allow_pickle: bool) -> Any:
             "the file's graphs do not fit together",
             found=f"{type(error).__name__}: {safe_str(error)}",
             where=path,
-            remedy=_REMEDY,
         ) from error
     return dataset
 
@@ -137,7 +135,7 @@ def _load(path: str, allow_pickle: bool) -> Any:
     except pickle.UnpicklingError as error:
         message = " ".join(str(error).split())
         if allow_pickle or ("Unsupported" not in message and "GLOBAL" not in message):
-            raise CorruptError("the file is damaged", found=message[:200], where=path, remedy=_REMEDY) from None
+            raise CorruptError("the file is damaged", found=message[:200], where=path) from None
         start = max(0, message.find("Unsupported"))
         raise UnsafeError(
             "the file has objects whose reading could run code",
@@ -148,11 +146,11 @@ def _load(path: str, allow_pickle: bool) -> Any:
         ) from None
     except OSError as error:
         if os.path.isfile(path) and error.errno == errno.EINVAL:  # torch seeks the end of the archive
-            raise CorruptError("the file is damaged", found="it ends early", where=path, remedy=_REMEDY) from error
+            raise CorruptError("the file is damaged", found="it ends early", where=path) from error
         raise SourceError("the file cannot be read", found=error.strerror or error, where=path) from error
     except Exception as error:
         message = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
-        raise CorruptError("the file is damaged", found=message, where=path, remedy=_REMEDY) from error
+        raise CorruptError("the file is damaged", found=message, where=path) from error
 
 
 def _check_slices(data: Any, slices: dict[Any, Any] | None) -> None:

@@ -21,8 +21,9 @@ import numpy as np
 from rankfeed.columns import Field
 from rankfeed.errors import CorruptError, SourceError, UnsafeError
 from rankfeed.sources.extras import need
-from rankfeed.sources.npy.header import array_at, check_size, load_objects, read_header, reading
+from rankfeed.sources.npy.header import DAMAGE, array_at, check_size, load_objects, read_header
 from rankfeed.sources.npy.npz import members_of, read_member
+from rankfeed.storage import file_errors
 
 #: Bytes that one member may expand to.
 LIMIT = 1 << 29
@@ -107,7 +108,7 @@ def _npy(data: bytes, *, allow_pickle: bool) -> Any:
 
 
 def _npz(data: bytes, *, allow_pickle: bool) -> dict[str, Any]:
-    with reading(""), zipfile.ZipFile(io.BytesIO(data)) as archive:
+    with file_errors("", *DAMAGE), zipfile.ZipFile(io.BytesIO(data)) as archive:
         nbytes = sum(info.file_size for info in archive.infolist())
         if nbytes > LIMIT:
             raise UnsafeError("a compressed member expands too much", found=f"{nbytes} bytes")
