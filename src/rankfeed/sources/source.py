@@ -61,7 +61,7 @@ def probe_ids(size: int, count: int = PROBES) -> Int64:
 class Source:
     """Samples in storage, read in place by sample id. Also a map-style torch Dataset.
 
-    A source knows nothing of ranks and workers. It pickles as a path and a few integers and opens its files in the
+    A source knows nothing of ranks and workers. It pickles what was learned of its files, and opens them in the
     process that reads them, so it works after fork and spawn.
 
     A new format overrides ``blocks``, ``fields``, ``fingerprint`` and ``fetch``; or it calls ``_init_samples`` and
@@ -141,7 +141,7 @@ class Source:
         ids, names = check_ids(sample_ids, len(self)), check_columns(columns, self.fields)
         if self.files is not None:
             self.files.check_open(at_intervals=True)
-        return Columns(self._fetch(ids, names), len(ids))
+        return Columns(self._fetch(ids, names), len(ids), as_dicts=self.as_dicts)
 
     def _fetch(self, ids: Int64, names: Sequence[str]) -> Mapping[str, Column]:
         """The columns with these names, in this order."""
