@@ -49,8 +49,6 @@ class ChunkedSource(Source):
     """
 
     default_shuffle: ClassVar[Literal["global", "window"]] = "window"
-    #: Attributes that are not pickled, besides the cache.
-    _transient: ClassVar[tuple[str, ...]] = ()
 
     def _init_chunks(
         self, rows_per_chunk: Sequence[int] | Int64, cache_bytes: int = CACHE_BYTES, *, data_bytes: int = 0
@@ -120,13 +118,6 @@ class ChunkedSource(Source):
     def _loader(self, number: int, names: tuple[str, ...]) -> Callable[[], Chunk]:
         return partial(self._load_chunk, number, names)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_cache", *self._transient)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _cache=ChunkCache(state["_cache_bytes"]))
-        self.__dict__.update(dict.fromkeys(self._transient))
-
 
 class CacheLookups(threading.local):
     """Rows that this thread read from decoded chunks: how many were cached, and all.
@@ -164,7 +155,7 @@ class _Entry:
 
 
 class ChunkCache:
-    """A bounded cache of decoded chunks. Safe to use from several threads, and after fork.
+    """A bounded cache of decoded chunks. Safe to use from several threads, and after fork; pickles empty.
 
     Args:
         max_bytes: decoded bytes to keep; the chunk used last stays, whatever its size.
@@ -192,6 +183,9 @@ class ChunkCache:
         #: Chunks that are being decoded, or wait for it.
         self._pending: dict[Hashable, Future[Chunk]] = {}
         self._pool: ThreadPoolExecutor | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ChunkCache, (self.max_bytes,)
 
     def has_capacity(self) -> bool:
         """Whether another chunk can be cached without evicting a live one."""

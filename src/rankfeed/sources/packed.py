@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,16 +10,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed._util.handle_cache import HandleCache
 from rankfeed.columns import Column, ColumnBuffer, column_from_parts
 from rankfeed.errors import CorruptError
-from rankfeed.sources.source import Int64, Source, by_chunk, check_columns, even_blocks, reopen, starts_of
+from rankfeed.sources.source import Int64, Source, by_chunk, check_columns, even_blocks, starts_of
 from rankfeed.storage import (
     MANIFEST_NAME,
     DataFiles,
     Manifest,
     ShardInfo,
-    check_not_truncated,
     check_shard_size,
     digest_of,
     file_digest,
@@ -30,18 +27,9 @@ from rankfeed.storage import (
 )
 from rankfeed.storage.arrow_shard import REMEDY, read_shard
 
-#: Shards kept open; a batch keeps those that it points into, even if they are closed here.
-OPEN_SHARDS = 256
-
-
-@dataclass(frozen=True)
-class _OpenShard:
-    data: npt.NDArray[np.uint8]
-    columns: dict[str, ColumnBuffer]
-
 
 class PackedSource(Source):
-    """A dataset that `rankfeed.write` wrote; ``files`` are as another process of the job first saw them.
+    """A dataset that `rankfeed.write` wrote.
 
     Raises:
         SourceError, CorruptError, UnsafeError: there is no manifest, or it is invalid.
@@ -55,32 +43,23 @@ class PackedSource(Source):
 
     files: DataFiles
 
-    def __init__(
-        self, path: str | Path, *, columns: Sequence[str] | None = None, files: DataFiles | None = None
-    ) -> None:
+    def __init__(self, path: str | Path, *, columns: Sequence[str] | None = None) -> None:
         self.path = os.path.abspath(path)  # independent of later changes of the working directory
         manifest_file = DataFiles([os.path.join(self.path, MANIFEST_NAME)])
         self._manifest = load_manifest(self.path)
-        self._wanted = None if columns is None else tuple(columns)
         names = check_columns(columns, self._manifest.fields)
         fields = {name: self._manifest.fields[name] for name in names}
         shards = self._manifest.shards
         self._starts = starts_of([shard.rows for shard in shards])
-        self._shards: HandleCache[_OpenShard] = HandleCache(OPEN_SHARDS)
         paths = [os.path.join(self.path, shard.path) for shard in shards]
         for shard, shard_path in zip(shards, paths, strict=True):
             check_shard_size(shard_path, shard.bytes, MANIFEST_NAME, REMEDY)
-        self.files = DataFiles(paths) if files is None else files.reopened(paths)
-        self.files.content = partial(_matches_checksum, self.path, self._manifest)
+        self.files = DataFiles(paths, content=partial(_matches_checksum, self.path, self._manifest))
         # The manifest is removed before a shard is replaced: these are its shards.
         manifest_file.check(0)
         blocks = np.concatenate([even_blocks(shard.rows, shard.block_rows) for shard in shards])
         fingerprint = digest_of(self._manifest.fingerprint.encode(), self.files.fingerprint.encode())
         self._init_samples(self.path, fields, blocks, fingerprint)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        options = {"columns": self._wanted, "files": self.files}
-        return reopen, (PackedSource, self.path, options, self.fingerprint)
 
     @property
     def manifest(self) -> Manifest:
@@ -91,17 +70,13 @@ class PackedSource(Source):
         """Pointers into the mapped shards."""
         parts: dict[str, list[Any]] = {name: [] for name in names}
         for number, rows, slots in by_chunk(ids, self._starts):
-            shard = self._shards.get(number, partial(self._open_shard, number))
-            check_not_truncated(shard.data, self.files.path(number))
+            shard = self.files.get(number, self._read_shard)
             for name in names:
-                parts[name].append(shard.columns[name].part(rows, slots))
+                parts[name].append(shard[name].part(rows, slots))
         return {name: column_from_parts(self._fields[name], part) for name, part in parts.items()}
 
-    def _open_shard(self, number: int) -> _OpenShard:
-        shard, path = self._manifest.shards[number], self.files.path(number)
-        data = map_file(path)
-        self.files.opened(number)
-        return _OpenShard(data, read_shard(data, self._manifest.fields, shard.rows, path))
+    def _read_shard(self, data: npt.NDArray[np.uint8], number: int) -> dict[str, ColumnBuffer]:
+        return read_shard(data, self._manifest.fields, self._manifest.shards[number].rows, self.files.path(number))
 
 
 def _matches_checksum(path: str, manifest: Manifest, number: int) -> bool:

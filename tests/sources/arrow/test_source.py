@@ -23,7 +23,6 @@ from tests.support.seeds import fresh_seed
 import rankfeed as rf
 from rankfeed.columns import Field
 from rankfeed.errors import ArgumentError, CorruptError, SourceError
-from rankfeed.sources.arrow import source as module
 from rankfeed.sources.arrow.file import ArrowFile
 from rankfeed.sources.arrow.source import ArrowSource
 
@@ -338,12 +337,12 @@ def test_the_fingerprint_is_of_the_data_and_not_of_their_place(tmp_path: Path) -
 def test_few_files_stay_open_and_one_replaced_is_found_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "OPEN_FILES", 2)
+    monkeypatch.setattr("rankfeed.storage.data_files.OPEN_FILES", 2)
     for number in range(4):
         write(tmp_path / f"{number}.arrow", cut(table(5, number * 5), 5))
     source = ArrowSource(tmp_path)
     assert [int(each["n"]) for each in source] == [-i for i in range(20)]
-    assert len(source._open) == 2
+    assert len(source.files._open) == 2
     travelled = pickle.loads(pickle.dumps(source))
     write(tmp_path / "0.arrow", cut(table(4), 4))
     for each in (source, travelled):
@@ -364,7 +363,7 @@ def test_few_files_stay_open_and_one_replaced_is_found_out(
 def test_a_file_is_not_held_open_by_what_was_decoded_of_it(
     column: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "OPEN_FILES", 2)
+    monkeypatch.setattr("rankfeed.storage.data_files.OPEN_FILES", 2)
     batch = pa.record_batch({"x": column})
     for number in range(8):
         write(tmp_path / f"{number}.arrow", [batch], compression=None if number else "zstd")

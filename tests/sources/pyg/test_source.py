@@ -432,7 +432,7 @@ def test_a_source_travels_without_what_belongs_to_its_process(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("dataset", "said"),
     [
-        ([], "empty"),
+        ([], "no samples"),
         (iter([1]), "no length"),
         (Subset([Data(), Data()], [5]), "has indices that the dataset does not have"),  # type: ignore[arg-type]
     ],

@@ -177,9 +177,9 @@ class ArrowFile:
         CorruptError: the file is damaged.
     """
 
-    def __init__(self, path: str, shapes: Mapping[str, ArrayShape], *, unended: bool = False) -> None:
+    def __init__(self, data: Bytes, path: str, shapes: Mapping[str, ArrayShape], *, unended: bool = False) -> None:
         self.path = path
-        self.data = map_file(path)
+        self.data = data
         with arrow_errors(path):
             self._ipc = _Ipc(self.data, path, unended=unended)
             self.schema, rows = self._ipc.schema, self._ipc.rows

@@ -3,28 +3,23 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
-from rankfeed._util.handle_cache import HandleCache
 from rankfeed._util.validate import check_bool, invalid
 from rankfeed.columns import Column, ColumnBuffer, Dense, column_from_parts
-from rankfeed.errors import CorruptError
 from rankfeed.sources.arrow.columns import read_columns
 from rankfeed.sources.arrow.detect import arrow_files
 from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.arrow.file import ArrowFile, check_same_schema
 from rankfeed.sources.arrow.types import VALID, ArrayShape, Nulls, fields_of
 from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
-from rankfeed.sources.paths import Paths, common_root, label
+from rankfeed.sources.paths import Paths, label
 from rankfeed.sources.scattered import ScatteredRows
 from rankfeed.sources.source import Int64, by_chunk, check_columns, starts_of
-from rankfeed.storage import DataFiles, check_not_truncated, digest_of
-
-#: Files kept open; a batch keeps those that it points into, even if they are closed here.
-OPEN_FILES = 256
+from rankfeed.storage import DataFiles, digest_of
 
 
 class ArrowSource(ChunkedSource):
@@ -68,36 +63,33 @@ class ArrowSource(ChunkedSource):
         shapes: Mapping[str, ArrayShape] | None = None,
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
-        self._paths = [os.path.abspath(path) for path in arrow_files(where)]
+        paths = [os.path.abspath(path) for path in arrow_files(where)]
         self._nulls: Nulls = nulls
         self._unended = check_bool("unended", unended)
         self._shapes = _check_shapes(shapes)
-        self._open: HandleCache[ArrowFile] = HandleCache(OPEN_FILES)
-        self.files = DataFiles(self._paths)
-        self._digests: list[str] = []
+        self.files = DataFiles(paths)
+        digests: list[str] = []
         schema: Any = None
         plain: set[str] | None = None
         rows: list[int] = []
         blocks: list[Int64] = []
         chunks: list[tuple[int, int, int, int]] = []
-        for number, path in enumerate(self._paths):
+        for number, path in enumerate(paths):
             file = self._file(number)
             schema = file.schema if schema is None else schema
-            check_same_schema(schema, file.schema, self._paths[0], path)
+            check_same_schema(schema, file.schema, paths[0], path)
             rows.append(int(file.starts[-1]))
             if rows[-1]:  # else it has no record batch that tells how its columns are stored
                 plain = set(file.plain) if plain is None else plain & set(file.plain)
             chunks += [(number, *chunk) for chunk in file.chunks()]
             blocks.append(file.blocks())
-            self._digests.append(file.digest)
+            digests.append(file.digest)
         plain = plain or set()
-        with arrow_errors(self._paths[0]):
+        with arrow_errors(paths[0]):
             known = fields_of(schema, nulls=nulls, columns=columns, shapes=self._shapes)
         fields = {name: known[name] for name in check_columns(columns, known)}
-        root = common_root(self._paths)
-        names = [os.fsencode(os.path.relpath(path, root)) for path in self._paths]
-        fingerprint = digest_of(*names, *map(str.encode, (*self._digests, self.files.fingerprint)))
-        self._init_samples(label(self._paths), fields, np.concatenate(blocks), fingerprint)
+        fingerprint = digest_of(*map(str.encode, (*digests, self.files.fingerprint)))
+        self._init_samples(label(paths), fields, np.concatenate(blocks), fingerprint)
         self._plain = frozenset(plain & set(self._fields))
         # Columns that are read in place have no nulls in any file: their masks need no data.
         masks = {name + VALID for name in plain} if nulls == "mask" else set()
@@ -121,12 +113,11 @@ class ArrowSource(ChunkedSource):
         parts: dict[str, list[Any]] = {name: [] for name in plain}
         for number, rows, slots in by_chunk(ids, self._file_starts) if plain else ():
             file = self._file(number)
-            check_not_truncated(file.data, self._paths[number])
             batch = file.starts.searchsorted(rows, side="right") - 1
             within = rows - file.starts[batch]
 
             def where(row: int, number: int = number, batch: Int64 = batch, rows: Int64 = rows) -> str:
-                return f"{self._paths[number]}, record batch {batch[row]}, row {rows[row]}"
+                return f"{self.files.path(number)}, record batch {batch[row]}, row {rows[row]}"
 
             for name in plain:
                 parts[name].append(file.plain[name].part(batch, within, slots, where))
@@ -149,7 +140,6 @@ class ArrowSource(ChunkedSource):
     def _load_chunk(self, number: int, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
         file_number, batch, first, rows = self._chunks[number].tolist()
         file = self._file(file_number)
-        check_not_truncated(file.data, file.path)
         where = f"{file.path}, record batch {batch}"
         fields = {name: self._fields[name] for name in names}
         with arrow_errors(where):
@@ -169,15 +159,10 @@ class ArrowSource(ChunkedSource):
         }
 
     def _file(self, number: int) -> ArrowFile:
-        return self._open.get(number, partial(self._open_file, number))
+        return self.files.get(number, self._open_file)
 
-    def _open_file(self, number: int) -> ArrowFile:
-        path = self._paths[number]
-        file = ArrowFile(path, self._shapes, unended=self._unended)
-        self.files.opened(number)
-        if number < len(self._digests) and file.digest != self._digests[number]:
-            raise CorruptError("a file was replaced while it was in use", where=path, remedy="start the job again")
-        return file
+    def _open_file(self, data: npt.NDArray[np.uint8], number: int) -> ArrowFile:
+        return ArrowFile(data, self.files.path(number), self._shapes, unended=self._unended)
 
 
 def _check_shapes(shapes: Any) -> dict[str, ArrayShape]:

@@ -15,7 +15,6 @@ import xxhash
 from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.mds.index import ColumnEncodings, MdsShard
 from rankfeed.sources.scattered import rows_at
-from rankfeed.storage import map_file
 from rankfeed.storage.decodable import decodable
 
 Bytes = npt.NDArray[np.uint8]
@@ -25,9 +24,8 @@ Int64 = npt.NDArray[np.int64]
 _CODECS = {"br": "brotli", "bz2": "bz2", "gz": "gzip", "snappy": "snappy", "zstd": "zstd"}
 
 
-def read_shard(shard: MdsShard) -> Bytes:
-    """The bytes of a shard: a view of the file, or decompressed and compared with the checksums of the index."""
-    data = map_file(shard.path)
+def read_shard(data: Bytes, shard: MdsShard) -> Bytes:
+    """The bytes of a shard: those of its file, or decompressed and compared with the checksums of the index."""
     if len(data) != shard.bytes:
         raise damaged(shard, f"{shard.bytes} bytes", f"{len(data)} bytes")
     if shard.compression is not None:

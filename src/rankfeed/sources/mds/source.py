@@ -8,7 +8,6 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed._util.handle_cache import HandleCache
 from rankfeed._util.validate import check_bool
 from rankfeed.columns import Column, ColumnBuffer
 from rankfeed.errors import SourceError, UnsafeError
@@ -19,12 +18,10 @@ from rankfeed.sources.mds.index import MdsIndex, MdsShard, read_index
 from rankfeed.sources.mds.shard import check_hashes, locate, read_shard
 from rankfeed.sources.paths import Paths, label
 from rankfeed.sources.source import BLOCK_BYTES, Int64, by_chunk, check_columns
-from rankfeed.storage import DataFiles, check_not_truncated, digest_of
+from rankfeed.storage import DataFiles, digest_of, map_file
 
 Bytes = npt.NDArray[np.uint8]
 
-#: Shards that are held open.
-OPEN_SHARDS = 128
 #: Samples that are probed for the fields of arrays.
 _PROBES = 16
 
@@ -82,7 +79,6 @@ class MdsSource(ChunkedSource):
                     remedy="leave it out with columns=, or pass allow_pickle=True if you trust its author",
                 )
         self._init_chunks([shard.samples for shard in self._shards], cache_bytes)
-        self._open: HandleCache[Bytes] = HandleCache(OPEN_SHARDS)
         fields = {name: each.field(partial(self._probe, name)) for name, each in self._encodings.items()}
         blocks = np.concatenate([_block_rows(shard) for shard in self._shards])
         fingerprint = digest_of(index.digest, self.files.fingerprint.encode())
@@ -101,7 +97,6 @@ class MdsSource(ChunkedSource):
     ) -> list[StoredValues]:
         """Values of some columns in some samples of a shard."""
         shard, data = self._shards[number], self._shard(number, len(rows))
-        check_not_truncated(data, shard.path)
         places = locate(data, rows, self._columns, shard)
 
         def where(row: int, name: str) -> str:
@@ -122,20 +117,20 @@ class MdsSource(ChunkedSource):
                 self._cache.prefetch((number, ()), self._loader(number, ()))
 
     def _load_chunk(self, number: int, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
-        data = read_shard(self._shards[number])
+        shard = self._shards[number]
+        data = read_shard(map_file(shard.path), shard)
         self.files.check(number)
         # With offsets, so that it counts as many rows as it has samples.
-        return {"": ColumnBuffer(data, data[4 : 4 * (self._shards[number].samples + 2)].view("<u4"))}
+        return {"": ColumnBuffer(data, data[4 : 4 * (shard.samples + 2)].view("<u4"))}
 
     def _shard(self, number: int, used: int) -> Bytes:
         if self._shards[number].compression is not None:
             return self._chunk(number, (), used)[""].values
-        return self._open.get(number, lambda: self._opened(number))
+        return self.files.get(number, self._read_stored)
 
-    def _opened(self, number: int) -> Bytes:
+    def _read_stored(self, data: Bytes, number: int) -> Bytes:
         shard = self._shards[number]
-        data = read_shard(shard)
-        self.files.opened(number)
+        data = read_shard(data, shard)
         if self._check:
             check_hashes(data, shard)
         return data

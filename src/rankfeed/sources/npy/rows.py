@@ -12,7 +12,7 @@ from rankfeed.errors import SourceError, listed
 from rankfeed.sources.npy.arrays import load_arrays, read_headers
 from rankfeed.sources.npy.header import Array, Header
 from rankfeed.sources.paths import label
-from rankfeed.sources.source import BLOCK_BYTES, Int64, Source, check_columns, even_blocks, reopen
+from rankfeed.sources.source import BLOCK_BYTES, Int64, Source, check_columns, even_blocks
 from rankfeed.storage import DataFiles, check_not_truncated, digest_of
 
 
@@ -33,16 +33,10 @@ class NumpyRowsSource(Source):
         columns: Sequence[str] | None = None,
         allow_pickle: bool = False,
         named_by_file: bool = False,
-        files: DataFiles | None = None,
     ) -> None:
         self._paths = [os.path.abspath(path) for path in paths]
         self._allow_pickle = allow_pickle
-        self._options = {
-            "columns": None if columns is None else tuple(columns),
-            "allow_pickle": allow_pickle,
-            "named_by_file": named_by_file,
-        }
-        self.files = DataFiles(self._paths) if files is None else files.reopened(self._paths)
+        self.files = DataFiles(self._paths)
         headers: dict[str, Header] = {}
         #: Column -> number of its file, and name of the array in it.
         self._places: dict[str, tuple[int, str]] = {}
@@ -98,8 +92,12 @@ class NumpyRowsSource(Source):
         """Create the lock: in a forked child, one of the parent could stay locked."""
         self._lock = threading.Lock()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return reopen, (NumpyRowsSource, self._paths, {**self._options, "files": self.files}, self.fingerprint)
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_arrays": {}, "_lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        init_in_each_process(self._init_process)
 
     def _fetch(self, ids: Int64, names: Sequence[str]) -> dict[str, Column]:
         if not self._arrays.keys() >= set(names):

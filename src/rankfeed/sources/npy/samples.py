@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from rankfeed.sources.npy.arrays import ARRAY, load_arrays, read_headers
 from rankfeed.sources.npy.detect import list_files
 from rankfeed.sources.npy.header import Array, Header
 from rankfeed.sources.paths import Paths, label
-from rankfeed.sources.source import Int64, Source, check_columns, empty_column, even_blocks, reopen
+from rankfeed.sources.source import Int64, Source, check_columns, empty_column, even_blocks
 from rankfeed.storage import DataFiles, digest_of
 
 #: The column of class numbers.
@@ -46,30 +46,18 @@ class NumpySamplesSource(Source):
         allow_pickle: bool = False,
         labels: Labels = None,
         name_column: str | None = None,
-        files: DataFiles | None = None,
     ) -> None:
-        self._where, self._labels, self._name_column, self._allow_pickle = where, labels, name_column, allow_pickle
-        self._wanted = None if columns is None else tuple(columns)
-        self._root, paths = list_files(where, recursive=labels is not None)
+        self._labels, self._name_column, self._allow_pickle = labels, name_column, allow_pickle
+        root, paths = list_files(where, recursive=labels is not None)
+        self._root = os.path.join(os.path.abspath(root), "")
         self._suffix = paths[0][-4:]
-        self.files = DataFiles(paths) if files is None else files.reopened(paths)
-        # An array of names takes a tenth of the memory of a list.
-        self._names = np.array([os.fsencode(os.path.relpath(path, self._root)) for path in paths])
+        self.files = DataFiles([os.path.abspath(path) for path in paths])
         self.classes: list[str] = [] if labels is None else self._find_classes(labels, where)
-        fields = self._find_fields()
+        found = self._find_fields()
+        fields = {name: found[name] for name in check_columns(columns, found)}
         schema = ",".join([*(f"{name}:{field}" for name, field in fields.items()), *map(ascii, self.classes)])
         fingerprint = digest_of(self.files.fingerprint.encode(), schema.encode())
         self._init_samples(label(paths), fields, even_blocks(len(paths), _BLOCK), fingerprint)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        options = {
-            "columns": self._wanted,
-            "allow_pickle": self._allow_pickle,
-            "labels": self._labels,
-            "name_column": self._name_column,
-            "files": self.files,
-        }
-        return reopen, (NumpySamplesSource, self._where, options, self.fingerprint)
 
     def _find_fields(self) -> dict[str, Field]:
         """From one header and the sizes of all files for `.npy`, from all headers for `.npz`."""
@@ -85,18 +73,14 @@ class NumpySamplesSource(Source):
                 found=repr(min(taken)),
                 remedy="pass another name_column=; or rename the array in the files",
             )
-        found |= added
-        return {name: found[name] for name in check_columns(self._wanted, found)}
+        return found | added
 
     def _name(self, sample_id: int) -> str:
-        return os.fsdecode(bytes(self._names[sample_id]))
-
-    def _path(self, sample_id: int) -> str:
-        return os.path.join(self._root, self._name(sample_id))
+        return self.files.path(sample_id).removeprefix(self._root)
 
     def _find_classes(self, labels: Labels, where: Paths) -> list[str]:
         """Names of the classes in the order of their labels."""
-        found = {_class_of(self._name(each)) for each in range(len(self._names))}
+        found = {_class_of(self._name(each)) for each in range(len(self.files))}
         classes = sorted(found) if labels is None or labels == "folder" else list(labels)
         unknown = sorted(found - {*classes} | (found & {""}))
         if unknown:
@@ -109,7 +93,7 @@ class NumpySamplesSource(Source):
         return classes
 
     def _headers(self, sample_id: int) -> dict[str, Header]:
-        return read_headers(self._path(sample_id), allow_pickle=self._allow_pickle)
+        return read_headers(self.files.path(sample_id), allow_pickle=self._allow_pickle)
 
     def _varying(self) -> set[str]:
         """Names of the arrays whose shapes vary."""
@@ -120,7 +104,7 @@ class NumpySamplesSource(Source):
         with ThreadPoolExecutor(4) as pool:
             return {
                 name
-                for headers in pool.map(self._headers, range(len(self._names)))
+                for headers in pool.map(self._headers, range(len(self.files)))
                 for name in headers.keys() & first.keys()
                 if headers[name].shape != first[name].shape
             }
@@ -149,7 +133,7 @@ class NumpySamplesSource(Source):
         return added
 
     def _read(self, sample_id: int, names: list[str]) -> dict[str, Array]:
-        path = self._path(sample_id)
+        path = self.files.path(sample_id)
 
         def check(name: str, header: Header) -> None:
             field = self.fields[name]

@@ -3,7 +3,7 @@
 import copy
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -60,7 +60,6 @@ class ParquetSource(ChunkedSource):
         (array([2, 1]), array([2, 3]))
     """
 
-    _transient: ClassVar[tuple[str, ...]] = ("_reader", "_finer")
     files: DataFiles
 
     def __init__(
@@ -105,6 +104,9 @@ class ParquetSource(ChunkedSource):
         self._finer: ParquetSource | None = None
         data_bytes = sum(nbytes for footer in footers for nbytes in footer.nbytes)
         self._init_chunks([part.rows for part in self._parts], cache_bytes, data_bytes=data_bytes)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_reader": None, "_finer": None}
 
     def _fetch(self, ids: Int64, names: Sequence[str]) -> dict[str, Column]:
         if self._finer is None:

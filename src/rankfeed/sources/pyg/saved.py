@@ -9,6 +9,7 @@ import os
 import pickle
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from rankfeed.sources.extras import need
 from rankfeed.sources.paths import Paths, check_utf8, is_one
 from rankfeed.sources.pyg.detect import saved_file
 from rankfeed.sources.pyg.source import PyGSource, check_no_columns
-from rankfeed.sources.source import Source, reopen
+from rankfeed.sources.source import Source
 from rankfeed.storage import DataFiles
 
 #: In older versions the restricted unpickler could be made to run code (CVE-2025-32434).
@@ -72,20 +73,22 @@ class PyGFileSource(PyGSource):
         self.path = os.path.abspath(path)
         self._allow_pickle = allow_pickle
         need("torch_geometric", extra="pyg")
-        files = DataFiles([self.path]) if files is None else files.reopened([self.path])
+        files = DataFiles([self.path]) if files is None else files
+        files.check(0)
         dataset = _saved_dataset(self.path, allow_pickle)
         files.opened(0)
         super().__init__(dataset, follow_batch=follow_batch, exclude_keys=exclude_keys)
         self.files, self._label = files, self.path
 
     def __reduce__(self) -> tuple[Any, ...]:
-        options = {
-            "allow_pickle": self._allow_pickle,
-            "follow_batch": self._follow,
-            "exclude_keys": self._exclude,
-            "files": self.files,
-        }
-        return reopen, (PyGFileSource, self.path, options, self.fingerprint)
+        reopen = partial(
+            PyGFileSource,
+            allow_pickle=self._allow_pickle,
+            follow_batch=self._follow,
+            exclude_keys=self._exclude,
+            files=self.files,
+        )
+        return reopen, (self.path,)
 
 
 def _saved_dataset(path: str, allow_pickle: bool) -> Any:

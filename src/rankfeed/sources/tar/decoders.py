@@ -54,7 +54,7 @@ def decoder_of(extension: str, *, allow_pickle: bool = False) -> Decoder:
         inner = decoder_of(extension[:-3], allow_pickle=allow_pickle)
         decode = inner.decode or (bytes.decode if inner.kind == "text" else bytes)
         kind = inner.kind if inner.kind in ("audio", "pickle") else "value"
-        return Decoder(kind, lambda data: decode(gunzip(data)), inner.field)
+        return Decoder(kind, partial(_decode_gzipped, decode), inner.field)
     last = extension.rpartition(".")[2]
     if last in _PICKLES:
         return Decoder("pickle", partial(_pickle, last, allow_pickle), Field("object"))
@@ -96,6 +96,10 @@ def gunzip(data: bytes, limit: int = LIMIT) -> bytes:
             remedy="if this is intended, read it as bytes (decode=False) and decompress it yourself",
         )
     return out
+
+
+def _decode_gzipped(decode: Callable[[bytes], Any], data: bytes) -> Any:
+    return decode(gunzip(data))
 
 
 def _npy(data: bytes, *, allow_pickle: bool) -> Any:
