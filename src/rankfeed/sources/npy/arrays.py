@@ -92,10 +92,7 @@ def _map_member(data: npt.NDArray[np.uint8], member: NpzMember) -> Array:
     checksum = _checksum(data[start : start + info.file_size])
     if checksum != info.CRC:
         raise CorruptError(
-            "the file is damaged",
-            expected=f"checksum {info.CRC:08x}",
-            found=f"{checksum:08x}",
-            where=member.where,
+            "the file is damaged", expected=f"checksum {info.CRC:08x}", found=f"{checksum:08x}", where=member.where
         )
     return array_at(data, member.header, start)
 

@@ -113,9 +113,7 @@ def _saved_dataset(path: str, allow_pickle: bool) -> Any:
         raise
     except Exception as error:
         raise CorruptError(
-            "the file's graphs do not fit together",
-            found=f"{type(error).__name__}: {safe_str(error)}",
-            where=path,
+            "the file's graphs do not fit together", found=f"{type(error).__name__}: {safe_str(error)}", where=path
         ) from error
     return dataset
 
