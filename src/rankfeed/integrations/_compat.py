@@ -28,16 +28,8 @@ class ActiveEpoch:
 
     remainder = 0  # samples to keep of the last step; 0 for all, since no padding is gathered
 
-    def __init__(self, loader: Loader, state: Mapping[str, Any]) -> None:
-        self.schedule = Schedule(
-            loader.plan,
-            batch_size=loader.batch_size,
-            topology=loader.topology,
-            epoch=state["epoch"],
-            start=state["position"],
-            tail=loader.tail,
-        )
-        self.step = -1
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule, self.step = schedule, -1
 
     @property
     def end_of_dataloader(self) -> bool:

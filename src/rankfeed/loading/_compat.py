@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
 from rankfeed.errors import ArgumentError, StateError
-from rankfeed.plan import Schedule
+from rankfeed.plan import Cursor
 from rankfeed.topology import Topology
 
 _T = TypeVar("_T")
@@ -104,7 +104,7 @@ class SamplerShim:
         loader, progress = self.loader, self.loader.progress
         if not loader.is_stream and not loader.is_recounted:
             begun, steps, topology = progress.begun, len(loader), loader.topology
-            whole = len(Schedule(loader.plan, batch_size=self.batch_size, topology=topology, tail=loader.tail))
+            whole = len(loader.schedule_at(Cursor()))
             if steps != whole:
                 raise StateError(
                     "resuming on other ranks or with another batch size would lose samples: Lightning limits each "

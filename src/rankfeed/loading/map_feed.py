@@ -36,7 +36,8 @@ class MapFeed:
         self._takes_lanes, self._audit, self._ledger = takes_lanes, audit, ledger
 
     def schedule(self, begun: Cursor) -> Schedule:
-        return self._options.schedule(self.plan, begun)
+        options = self._options
+        return begun.schedule(self.plan, options.batch_size, options.topology.resolve(), options.tail)
 
     def steps_left(self, begun: Cursor) -> int:
         return len(self.schedule(begun))

@@ -16,7 +16,7 @@ from rankfeed.errors import ArgumentError, safe_repr
 from rankfeed.loading.collate import name_conflict
 from rankfeed.loading.engines import WorkerKind
 from rankfeed.loading.lazy_topology import LazyTopology
-from rankfeed.plan import Cursor, Plan, Schedule, Shuffle, Tail
+from rankfeed.plan import Plan, Shuffle, Tail
 from rankfeed.plan.plan import DEFAULT_LANES, DEFAULT_WINDOW
 from rankfeed.plan.schedule import MAX_BATCH_SIZE
 from rankfeed.sources import ConcatSource, SelectSource, Source, from_dataset
@@ -136,16 +136,6 @@ class FeedOptions:
         }.items():
             number = check_int(name, getattr(self, name), at_least=at_least, at_most=at_most)
             object.__setattr__(self, name, number)
-
-    def schedule(self, plan: Plan, begun: Cursor) -> Schedule:
-        return Schedule(
-            plan,
-            batch_size=self.batch_size,
-            topology=self.topology.resolve(),
-            epoch=begun.epoch,
-            start=begun.position,
-            tail=self.tail,
-        )
 
 
 def make_plan(source: Source, shuffle: bool | str, seed: int, window: int, lanes: int | None) -> Plan:

@@ -18,6 +18,7 @@ from rankfeed.errors import ArgumentError, StateError, describe_error, safe_str
 from rankfeed.integrations._compat import ActiveEpoch
 from rankfeed.integrations.transformers.tokens import IGNORED, PadTokens
 from rankfeed.loading import Loader, Stream
+from rankfeed.plan import Cursor
 from rankfeed.sources import Source
 from rankfeed.sources.extras import need
 
@@ -73,14 +74,14 @@ class TrainerFeed:
 
     def rewind(self) -> None:
         """Go to the start of epoch 0."""
-        self.loader.load_state_dict({**self.loader.state_dict(), "epoch": 0, "position": 0, "steps": 0})
+        self.loader.progress.go_to(Cursor())
 
     def __iter__(self) -> Iterator[Any]:
         if self._gradient_state is None:
             yield from self._training_batches()
             return
         self.rewind()
-        epoch = ActiveEpoch(self.loader, self.loader.state_dict())
+        epoch = ActiveEpoch(self.loader.schedule_at(Cursor()))
         for batch in epoch.count(self.loader, self._gradient_state):
             samples = torch.tensor([samples for _, samples in epoch.schedule.shares(epoch.step)])
             self.kept = (torch.arange(self.batch_size) < samples[:, None]).flatten()
