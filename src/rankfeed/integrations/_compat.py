@@ -125,12 +125,9 @@ def save_positions(loop: Any, state: dict[str, Any], positions: Mapping[Loader, 
 
 
 def correct_resumed_epoch(loop: Any) -> None:
-    """Begin the next epoch after a checkpoint of the end of one; continue one that ``max_steps`` ended early.
-
-    Lightning counts both as finished. With ``max_steps`` it goes to the same batch of the next epoch, or gives it
-    one batch where none is left. After a checkpoint of the last batch it limits the next epoch to the number of
-    batches of the old one.
-    """
+    """Begin the next epoch after a checkpoint of the end of one; continue one that ``max_steps`` ended early."""
+    # Lightning counts both as finished. With `max_steps` it goes to the same batch of the next epoch, or gives it
+    # one batch where none is left. After the last batch it limits the next epoch to the batches of the old one.
     epochs, inner = loop.epoch_progress, loop.epoch_loop
     current, batches = epochs.current, inner.batch_progress
     is_over = current.ready == current.started == current.processed

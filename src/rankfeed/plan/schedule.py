@@ -254,10 +254,7 @@ def split_steps(samples: int, batch_size: int, world_size: int, tail: ScheduleTa
 
 
 def sorted_by_lane(low: int, high: int, lanes: int, first: int, last: int) -> Int64:
-    """Positions ``first`` to ``last`` of the interval [low, high) sorted by (lane, place): int64.
-
-    So a rank reads few lanes, and computes its share without sorting the global batch.
-    """
+    """Positions ``first`` to ``last`` of the interval [low, high) sorted by (lane, place), without sorting it."""
     if lanes == 1:
         return np.arange(low + first, low + last)
     # Each lane has `every` positions of the interval, and `more` lanes from lane `at` on have one more: in each
