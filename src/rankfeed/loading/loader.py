@@ -18,7 +18,7 @@ from rankfeed.loading._compat import (
     refuse_unprepared,
 )
 from rankfeed.loading.audit import EpochAudit
-from rankfeed.loading.batch_builder import BatchBuilder
+from rankfeed.loading.batch_builder import BatchBuilder, preserve_rng_state
 from rankfeed.loading.collate import Batch, RaggedAs, check_ragged
 from rankfeed.loading.device import check_device
 from rankfeed.loading.engines import WorkerKind
@@ -36,7 +36,6 @@ from rankfeed.loading.options import (
     refuse_options_for_stream,
     refuse_unknown_options,
 )
-from rankfeed.loading.rng import preserve_rng_state
 from rankfeed.loading.stats import LoaderStats
 from rankfeed.loading.streams.feed import StreamFeed, StreamSource
 from rankfeed.loading.streams.stream import Stream

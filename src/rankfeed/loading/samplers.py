@@ -21,7 +21,7 @@ from rankfeed.errors import ArgumentError, describe_error
 from rankfeed.loading._compat import SamplerIterator, refuse_double_sharding
 from rankfeed.loading.lazy_topology import LazyTopology
 from rankfeed.loading.options import check_batch_size
-from rankfeed.loading.state import decode_state, encode_state, resume_cursor
+from rankfeed.loading.state import LoaderState, decode_as, encode_state, resume_cursor
 from rankfeed.plan import Cursor, Plan, Schedule, Tail
 from rankfeed.plan.schedule import ScheduleTail
 from rankfeed.sources import Source
@@ -107,11 +107,12 @@ class PlanSampler(Generic[_Item]):
             delivered_steps: batches that the training loop has received since it began to iterate. A DataLoader
                 with workers requests batches ahead, so only the loop knows; None counts those requested.
         """
-        steps, cursor = self._steps_yielded, self._begun
+        steps = self._steps_yielded
         if delivered_steps is not None:
             steps = check_int("delivered_steps", delivered_steps, at_least=0)
-        if steps:
-            cursor = Cursor(cursor.epoch, self.schedule().position_after(steps - 1), cursor.steps + steps)
+        cursor = (
+            self._begun.after(self.schedule(), steps) if steps else self._begun
+        )  # without steps, needs no rank
         return encode_state(cursor, self.plan.describe(), self._fingerprint)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -120,7 +121,7 @@ class PlanSampler(Generic[_Item]):
         Raises:
             StateError: it belongs to other data or another plan; says what differs.
         """
-        self._go_to(resume_cursor(decode_state(state), self.plan.describe(), self._fingerprint))
+        self._go_to(resume_cursor(decode_as(LoaderState, state), self.plan.describe(), self._fingerprint))
 
     def _go_to(self, cursor: Cursor) -> None:
         self._begun, self._steps_yielded, self._exhausted = cursor, 0, False
