@@ -167,8 +167,7 @@ class AcceleratedLoader:
                 expected=f"at most {cursor.steps + len(schedule)}",
                 found=steps,
             )
-        position = schedule.position_after(more - 1) if more else cursor.position
-        loader.progress.go_to(Cursor(cursor.epoch, position, steps))
+        loader.progress.go_to(cursor.after(schedule, more))
         return self
 
     def go_to(self, state: Mapping[str, Any]) -> None:
@@ -214,11 +213,9 @@ def _skip_first_batches(original: Any, dataloader: Any, num_batches: int = 0) ->
 
 
 def _gather_for_metrics(accelerator: Any, original: Any, input_data: Any, use_gather_object: bool = False) -> Any:
-    """Accelerate's own, except in a last step where ranks have different numbers of rows, or padding rows.
-
-    It would gather tensors of different sizes, which aborts a process under gloo and is undefined under NCCL, and
-    drop padding only from the end.
-    """
+    """Accelerate's own, except in a last step where ranks have different numbers of rows, or padding rows."""
+    # It would gather tensors of different sizes, which aborts a process under gloo and is undefined under NCCL,
+    # and drop padding only from the end.
     epoch = accelerator.gradient_state.active_dataloader
     if not isinstance(epoch, ActiveEpoch) or epoch.step < 0:
         return original(input_data, use_gather_object)

@@ -1,14 +1,13 @@
 """A sampler for Lance's own loader: each row once, in equal steps, for any ranks, workers and start method."""
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
 
+from rankfeed._util.threads import run_ahead
 from rankfeed._util.validate import check_bool, check_choice, check_int, check_optional
 from rankfeed.integrations.shared_epoch import SharedEpoch
 from rankfeed.loading._compat import refuse_double_sharding
@@ -129,11 +128,8 @@ class ShardedSampler:
             ahead = max(1, min(_MAX_READ_AHEAD, batch_readahead))
             pool = ThreadPoolExecutor(ahead, thread_name_prefix="rankfeed-lance")
             stack.callback(pool.shutdown, cancel_futures=True)
-            mine = iter(range(worker, num_batches(steps), num_workers))
-            waiting = deque(pool.submit(read, step) for step in islice(mine, ahead))
-            while waiting:
-                waiting.extend(pool.submit(read, step) for step in islice(mine, 1))
-                yield waiting.popleft().result()
+            mine = range(worker, num_batches(steps), num_workers)
+            yield from run_ahead(mine, lambda step: pool.submit(read, step), ahead)
 
     def _plan(self, table: TableInfo, batch_size: int) -> Plan:
         counts = table.rows  # of each fragment
@@ -148,10 +144,8 @@ class ShardedSampler:
 
 
 def num_batches(steps: Schedule) -> int:
-    """Batches of a rank, of which no two fit into one, since Lance's loader would join them.
-
-    A last step that has too few rows for all ranks joins the one before.
-    """
+    """Batches of a rank; a last step that has too few rows for all ranks joins the one before."""
+    # So no two batches fit into one: Lance's loader would join them.
     return len(steps) - steps.is_uneven
 
 
@@ -171,11 +165,8 @@ def runs_of(counts: Int64, run: int) -> Int64:
 
 
 def _reader(dataset: Any, stack: ExitStack) -> Callable[..., Any]:
-    """Calls methods of :class:`LanceTable` for the dataset that Lance's loader passes.
-
-    A forked worker got one that was open in its parent, of which only the name can be read.
-    """
-    if forked_from_lance():
+    """Calls methods of :class:`LanceTable` for the dataset that Lance's loader passes."""
+    if forked_from_lance():  # of a dataset that was open in the parent, only the name can be read
         beside = IsolatedTable(dataset.uri, dataset.version)
         stack.callback(beside.close)
         return beside.call

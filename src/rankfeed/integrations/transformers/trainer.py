@@ -70,17 +70,13 @@ class TrainerFeed:
     @property
     def steps_left(self) -> int:
         """Steps left of the current epoch."""
-        return len(self.loader) - int(self.loader.state_dict()["steps"])
-
-    def rewind(self) -> None:
-        """Go to the start of epoch 0."""
-        self.loader.progress.go_to(Cursor())
+        return len(self.loader) - self.loader.progress.cursor.steps
 
     def __iter__(self) -> Iterator[Any]:
         if self._gradient_state is None:
             yield from self._training_batches()
             return
-        self.rewind()
+        self.loader.progress.go_to(Cursor())
         epoch = ActiveEpoch(self.loader.schedule_at(Cursor()))
         for batch in epoch.count(self.loader, self._gradient_state):
             samples = torch.tensor([samples for _, samples in epoch.schedule.shares(epoch.step)])
@@ -88,12 +84,11 @@ class TrainerFeed:
             yield self._select(batch)
 
     def _training_batches(self) -> Iterator[Any]:
-        batches = iter(self.loader)
-        position = self.loader.state_dict()["position"]
-        for batch in batches:
-            before, position = position, self.loader.state_dict()["position"]
+        progress = self.loader.progress
+        for batch in self.loader:
+            delivered = progress.cursor.position - progress.previous.position
             selected = self._select(batch)
-            some_rank_is_empty = 0 < position - before < self.loader.topology.world_size
+            some_rank_is_empty = 0 < delivered < self.loader.topology.world_size
             if some_rank_is_empty and isinstance(selected, dict):
                 self._mask_loss(selected)
             yield selected
@@ -208,7 +203,7 @@ class FeedMixin(_Trainer):  # type: ignore[misc]
         )
         masks_loss = bool(self.model_accepts_loss_kwargs or self.compute_loss_func is not None)
         self._feed = TrainerFeed(loader, self._model_columns(), masks_loss=masks_loss)
-        self._feed.rewind()
+        loader.progress.go_to(Cursor())
         return self._feed
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:

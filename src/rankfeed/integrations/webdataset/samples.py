@@ -21,7 +21,7 @@ from rankfeed.integrations.shared_epoch import SharedEpoch
 from rankfeed.loading._compat import refuse_double_sharding
 from rankfeed.loading.lazy_topology import LazyTopology, check_topology
 from rankfeed.loading.options import check_batch_size, make_plan
-from rankfeed.loading.state import decode_state, encode_state, resume_cursor
+from rankfeed.loading.state import LoaderState, decode_as, encode_state, resume_cursor
 from rankfeed.plan import Cursor, Key, Schedule, Tail
 from rankfeed.plan.permutation import mix, permutation
 from rankfeed.plan.plan import Int64
@@ -213,10 +213,8 @@ class ShardedSamples(IterableDataset[dict[str, Any]]):
                 found=f"batch_size={self.batch_size}, set_epoch() {'' if is_set else 'not '}called",
             )
         cursor, steps = self._epochs.next(), check_int("delivered_steps", delivered_steps, at_least=0)
-        schedule = self._schedule(cursor, self.topology)
-        position = schedule.position_after(steps - 1) if steps else cursor.position
-        begun = Cursor(cursor.epoch, position, cursor.steps + steps)
-        return encode_state(begun, self.plan.describe(), self.source.fingerprint)
+        after = cursor.after(self._schedule(cursor, self.topology), steps)
+        return encode_state(after, self.plan.describe(), self.source.fingerprint)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where a state was taken, on any number of ranks and workers and with any batch size.
@@ -226,7 +224,7 @@ class ShardedSamples(IterableDataset[dict[str, Any]]):
         Raises:
             StateError: it belongs to other data or another plan; says what differs.
         """
-        cursor = resume_cursor(decode_state(state), self.plan.describe(), self.source.fingerprint)
+        cursor = resume_cursor(decode_as(LoaderState, state), self.plan.describe(), self.source.fingerprint)
         self._epochs.set(cursor, every=True)
 
 
