@@ -15,8 +15,8 @@ from rankfeed.errors import ArgumentError, safe_repr
 from rankfeed.loading.collate import name_conflict
 from rankfeed.loading.engines import WorkerKind
 from rankfeed.loading.lazy_topology import LazyTopology
-from rankfeed.plan import Plan, Shuffle, Tail
-from rankfeed.plan.plan import DEFAULT_LANES, DEFAULT_WINDOW
+from rankfeed.plan import Plan, Tail
+from rankfeed.plan.plan import DEFAULT_LANES, DEFAULT_WINDOW, Shuffle
 from rankfeed.plan.schedule import MAX_BATCH_SIZE
 from rankfeed.sources import ConcatSource, SelectSource, Source, from_dataset
 

@@ -17,7 +17,8 @@ import torch
 from rankfeed.errors import ArgumentError, StateError, describe_error, safe_str
 from rankfeed.integrations._compat import ActiveEpoch
 from rankfeed.integrations.transformers.tokens import IGNORED, PadTokens
-from rankfeed.loading import Loader, Stream
+from rankfeed.loading import Loader
+from rankfeed.loading.streams.stream import Stream
 from rankfeed.plan import Cursor
 from rankfeed.sources import Source
 from rankfeed.sources.extras import need

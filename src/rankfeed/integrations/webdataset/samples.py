@@ -22,8 +22,8 @@ from rankfeed.loading._compat import refuse_double_sharding
 from rankfeed.loading.lazy_topology import LazyTopology, check_topology
 from rankfeed.loading.options import check_batch_size, make_plan
 from rankfeed.loading.state import LoaderState, decode_as, encode_state, resume_cursor
-from rankfeed.plan import Cursor, Key, Schedule, Tail
-from rankfeed.plan.permutation import mix, permutation
+from rankfeed.plan import Cursor, Schedule, Tail
+from rankfeed.plan.permutation import Key, mix, permutation
 from rankfeed.plan.plan import Int64
 from rankfeed.plan.schedule import ScheduleTail
 from rankfeed.sources import Source, open
