@@ -75,7 +75,6 @@ class ParquetSource(ChunkedSource):
         self._paths = [file.path for file in found]
         self.files = DataFiles(self._paths)
         footers = read_footers(self._paths)
-        self._digests = [footer.digest for footer in footers]
         self._nulls: Nulls = nulls
         schema = _common_schema(self._paths, footers)
         with arrow_errors(self._paths[0]):
@@ -87,7 +86,7 @@ class ParquetSource(ChunkedSource):
         self._roots = {name: roots.get(name) or roots[name.removesuffix(VALID)] for name in own}
         blocks = np.array([rows for footer in footers for rows in footer.rows], np.int64)
         schema_facts = [*(f"{name}:{field}" for name, field in known.items()), *self._partitions.describe()]
-        facts = [*schema_facts, *self._digests, self.files.fingerprint]
+        facts = [*schema_facts, *(footer.digest for footer in footers), self.files.fingerprint]
         self._init_samples(label(self._paths), fields, blocks, digest_of(b"parquet", *map(os.fsencode, facts)))
         share = len([name for name in fields if name in own]) / len(own)
         sizes = [_decoded_sizes(footer, fields, share) for footer in footers]
@@ -137,7 +136,7 @@ class ParquetSource(ChunkedSource):
         loaded: dict[str, ColumnBuffer] = {}
         if wanted:
             if self._reader is None or self._reader.pid != os.getpid():
-                self._reader = ParquetReader(self._paths, self._digests, self.files, self._cache_bytes)
+                self._reader = ParquetReader(self.files, self._cache_bytes)
             rows = self._reader.read(part, tuple(dict.fromkeys(self._roots[name] for name in wanted)))
             where = f"{self._paths[part.file]}, {part}"
             first = part.before + part.first
