@@ -521,13 +521,13 @@ def test_integers_that_float64_would_round_are_refused(values: list[Any], kind: 
 def test_integers_that_another_file_would_round_are_refused(kind: str, tmp_path: Path) -> None:
     first, second = tmp_path / f"a.{kind}", tmp_path / f"b.{kind}"
     second.write_text(text_of(kind, [1.5]))
-    first.write_text(text_of(kind, [7, 2**60]))  # float64 holds them
-    assert [row["x"] for row in rf.open([first, second])] == [7.0, 2.0**60, 1.5]
-    first.write_text(text_of(kind, [7, LOST]))
-    with pytest.raises(
-        SourceError, match=rf"{LOST}[\s\S]*a\.{kind}, line {3 if kind == 'csv' else 2}, column 'x'"
-    ):
-        rf.open([first, second])
+    first.write_text(text_of(kind, [7, 2**53]))  # float64 holds them
+    assert [row["x"] for row in rf.open([first, second])] == [7.0, 2.0**53, 1.5]
+    for large in (LOST, 2**60):
+        first.write_text(text_of(kind, [7, large]))
+        with pytest.raises(SourceError, match=rf"{large}[\s\S]*a\.{kind}, column 'x'"):
+            rf.open([first, second])
+    assert [row["x"] for row in rf.open([first, second], types={"x": "float64"})] == [7.0, 2.0**60, 1.5]
 
 
 def test_integers_in_lists_and_objects_keep_their_digits_or_are_refused(tmp_path: Path) -> None:
@@ -540,7 +540,7 @@ def test_integers_in_lists_and_objects_keep_their_digits_or_are_refused(tmp_path
         rf.open(path)
     assert [row["ok"] for row in rf.open(path, columns=["ok"])] == [1, 2]
     path.write_text(f'{{"x": 1.5}}\n{{"x": 1}} {{"x": {LOST}}}\n')  # two in a line
-    with pytest.raises(SourceError, match=rf"{LOST}[\s\S]*line 2, column 'x'"):
+    with pytest.raises(SourceError, match=r"not one JSON object[\s\S]*line 2"):
         rf.open(path)
 
 
