@@ -539,6 +539,13 @@ def test_integers_in_lists_and_objects_keep_their_digits_or_are_refused(tmp_path
     with pytest.raises(SourceError, match=rf"{LOST}[\s\S]*line 3, column 'x'"):
         rf.open(path)
     assert [row["ok"] for row in rf.open(path, columns=["ok"])] == [1, 2]
+    path.write_text(f'{{"x": {{"z": {BIG}, "w": 1e300}}, "y": [{{"z": {BIG}, "w": 1.5}}]}}\n')
+    for columns in (None, ["x.z", "y"]):
+        sample = rf.open(path, columns=columns)[0]
+        assert (int(sample["x.z"]), sample["y"]) == (BIG, [{"z": BIG, "w": 1.5}])
+    path.write_text(f'{{"y": [{{"z": {LOST}}}, {{"z": 1.5}}], "ok": 1}}\n')
+    with pytest.raises(SourceError, match=rf"{LOST}[\s\S]*line 1, column 'y.z'"):
+        rf.open(path, columns=["y"])
     path.write_text(f'{{"x": 1.5}}\n{{"x": 1}} {{"x": {LOST}}}\n')  # two in a line
     with pytest.raises(SourceError, match=r"not one JSON object[\s\S]*line 2"):
         rf.open(path)

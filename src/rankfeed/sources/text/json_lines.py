@@ -65,19 +65,21 @@ def parse_json_lines(
     for place, field in enumerate(table.schema):
         if field.name in types or not has_large(table.column(place)):
             continue
-        found = _inexact_integers(field, text, path, first_line)
-        first = next((each for each in found if columns is None or each[1] in columns), None)
-        if first is None:
-            continue
-        try:
-            if schema is None:
-                exact = table.schema.set(place, field.with_type(_with_uint64(field.type)))
-                table = _parse(text, path, first_line, exact, "infer")
-                continue
-        except CorruptError:
-            pass
-        line, name, number = first
-        raise inexact_error(number, f"{path}, line {line}", name, "write its numbers in quotes, as text")
+        found: dict[str, tuple[int, int]] = {}
+        for line, name, number in _inexact_integers(field, text, path, first_line):
+            # Objects in lists are values of the column around them.
+            if columns is None or any(f"{name}.".startswith(f"{each}.") for each in columns):
+                found.setdefault(name, (line, number))
+        for name, (line, number) in found.items():
+            try:
+                if schema is None:
+                    kind = _with_uint64(field.name, table.schema.field(place).type, name)
+                    exact = table.schema.set(place, field.with_type(kind))
+                    table = _parse(text, path, first_line, exact, "infer")
+                    continue
+            except CorruptError:
+                pass
+            raise inexact_error(number, f"{path}, line {line}", name, "write its numbers in quotes, as text")
     return table
 
 
@@ -106,15 +108,15 @@ def _inexact_integers(field: Any, text: bytes, path: str, first_line: int) -> It
                 yield line, name, number
 
 
-def _with_uint64(kind: Any) -> Any:
-    """An Arrow type with uint64 instead of float64, at any depth."""
+def _with_uint64(name: str, kind: Any, column: str) -> Any:
+    """The Arrow type of a top-level column, with uint64 instead of float64 in the column of a name inside it."""
     import pyarrow as pa
 
     if pa.types.is_list(kind):
-        return pa.list_(_with_uint64(kind.value_type))
+        return pa.list_(_with_uint64(name, kind.value_type, column))
     if pa.types.is_struct(kind):
-        return pa.struct([each.with_type(_with_uint64(each.type)) for each in kind])
-    return pa.uint64() if kind == pa.float64() else kind
+        return pa.struct([each.with_type(_with_uint64(f"{name}.{each.name}", each.type, column)) for each in kind])
+    return pa.uint64() if name == column and kind == pa.float64() else kind
 
 
 def columns_in(table: Any, text: bytes, dialect: Dialect) -> list[str]:
