@@ -488,6 +488,14 @@ def text_of(kind: str, values: Sequence[Any]) -> str:
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_integers_in_a_column_without_a_name_keep_all_digits(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / f"a.{kind}"
+    path.write_text(f",x\n{BIG},1\n" if kind == "csv" else f'{{"": {BIG}, "x": 1}}\n')
+    for columns in (None, ["unnamed"]):
+        assert rf.open(path, columns=columns)[0]["unnamed"] == BIG
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
 def test_integers_keep_all_digits(kind: str, tmp_path: Path) -> None:
     path = tmp_path / f"a.{kind}"
     path.write_text(text_of(kind, [BIG, 1]))

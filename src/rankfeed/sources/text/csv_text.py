@@ -13,6 +13,7 @@ import numpy as np
 
 from rankfeed.errors import CorruptError
 from rankfeed.sources.arrow.errors import arrow_errors
+from rankfeed.sources.arrow.types import UNNAMED
 from rankfeed.sources.text.dialect import BOM, REMEDY, Dialect
 from rankfeed.sources.text.exact_numbers import has_large, inexact_error, is_inexact
 
@@ -43,7 +44,7 @@ def parse_csv(
     given = dialect.arrow_types()
     table = parse(given if schema is None else schema)
     for place, (name, column) in enumerate(zip(table.schema.names, table.columns, strict=True)):
-        is_wanted = columns is None or name in columns
+        is_wanted = columns is None or (name or UNNAMED) in columns
         # Two columns of one name are refused later.
         if name in given or not is_wanted or table.schema.get_field_index(name) < 0 or not has_large(column):
             continue

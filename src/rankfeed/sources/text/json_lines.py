@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from rankfeed.errors import CorruptError, SourceError
+from rankfeed.sources.arrow.types import UNNAMED
 from rankfeed.sources.text.dialect import BOM, REMEDY, Dialect
 from rankfeed.sources.text.exact_numbers import has_large, inexact_error, is_inexact
 
@@ -73,7 +74,7 @@ def parse_json_lines(
         for name, (line, number) in found.items():
             try:
                 if schema is None:
-                    kind = _with_uint64(field.name, table.schema.field(place).type, name)
+                    kind = _with_uint64(field.name or UNNAMED, table.schema.field(place).type, name)
                     exact = table.schema.set(place, field.with_type(kind))
                     table = _parse(text, path, first_line, exact, "infer")
                     continue
@@ -104,7 +105,7 @@ def _inexact_integers(field: Any, text: bytes, path: str, first_line: int) -> It
                 raise CorruptError(
                     "a line is not one JSON object", found=error, where=f"{path}, line {line}", remedy=REMEDY
                 ) from error
-            for name, number in walk(field.name, field.type, value):
+            for name, number in walk(field.name or UNNAMED, field.type, value):
                 yield line, name, number
 
 
