@@ -120,10 +120,7 @@ class ChunkedSource(Source):
 
 
 class CacheLookups(threading.local):
-    """Rows that this thread read from decoded chunks: how many were cached, and all.
-
-    A batch is built in one thread, so the difference of two readings belongs to one batch.
-    """
+    """Rows that this thread read from decoded chunks: how many were cached, and all."""
 
     so_far: tuple[int, int] = (0, 0)
 
@@ -155,18 +152,7 @@ class _Entry:
 
 
 class ChunkCache:
-    """A bounded cache of decoded chunks. Safe to use from several threads, and after fork; pickles empty.
-
-    Args:
-        max_bytes: decoded bytes to keep; the chunk used last stays, whatever its size.
-
-    Examples:
-        >>> import numpy as np
-        >>> cache = ChunkCache(100)
-        >>> chunk = cache.get("a", lambda: {"x": ColumnBuffer(np.arange(10))})
-        >>> cache.find(["a", "b"], used=[1, 1]) == [chunk, None]
-        True
-    """
+    """A cache of decoded chunks: at most ``max_bytes``, or the chunk used last. Thread-safe; works after fork."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes

@@ -28,13 +28,7 @@ class RowOffsets:
 
 
 class ScatteredRows(Dense):
-    r"""A dense column whose rows are copied once, from byte offsets straight into the batch.
-
-    Examples:
-        >>> data = np.frombuffer(b"..\x01\x00.\x02\x00", np.uint8)
-        >>> ScatteredRows([RowOffsets(data, np.array([5, 2]))], np.dtype("<i2"), ()).gather()
-        array([2, 1], dtype=int16)
-    """
+    """A dense column whose rows are copied once, from byte offsets straight into the batch."""
 
     def __init__(self, parts: Sequence[RowOffsets], dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
         self._row_offsets = parts
@@ -78,11 +72,6 @@ def rows_at(data: Bytes, starts: Int64, size: int, item: int = 1, out: Bytes | N
     """Runs of equal size as rows of bytes: uint8 [m, size].
 
     ``item`` bytes, a divisor of ``size``, are copied at once if the alignment allows it; ``out`` is C-contiguous.
-
-    Examples:
-        >>> rows_at(np.arange(10, dtype=np.uint8), np.array([7, 2]), 3)
-        array([[7, 8, 9],
-               [2, 3, 4]], dtype=uint8)
     """
     if out is None:
         out = np.empty((len(starts), size), np.uint8)

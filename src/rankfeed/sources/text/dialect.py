@@ -1,6 +1,5 @@
 """Reading the text of CSV files and files of JSON lines, and options for parsing it."""
 
-import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from typing import Any, BinaryIO
 
 from rankfeed._util.validate import invalid
 from rankfeed.errors import ArgumentError, SourceError, listed, safe_repr
+from rankfeed.sources.paths import common_root
 from rankfeed.sources.text.detect import Kind
 from rankfeed.storage import file_errors
 
@@ -75,34 +75,27 @@ class Dialect:
             )
 
 
-def read_text(path: str) -> bytes:
-    """The text of a file, decompressed if its name ends with `.gz`."""
-    with open_text(path) as file:
-        text = file.read(LIMIT + 1)
-    if len(text) > LIMIT:
-        raise too_large(path)
-    return text
-
-
-def too_large(where: str) -> SourceError:
-    """The error for text that is not read into memory."""
-    return SourceError(
-        "the text is too large to be read in place",
-        expected=f"up to {LIMIT >> 20} MiB, decompressed",
-        where=where,
-        remedy=f"`rankfeed write {where} packed/` reads it once, in a stream; then open packed/",
-    )
+def read_texts(paths: Sequence[str]) -> list[bytes]:
+    """The texts of files, decompressed if their names end with `.gz`."""
+    texts, size = [], 0
+    for path in paths:
+        with open_text(path) as file:
+            texts.append(file.read(LIMIT + 1 - size))
+        size += len(texts[-1])
+        if size > LIMIT:
+            where = path if len(paths) == 1 else common_root(paths)
+            raise SourceError(
+                "the text is too large to be read in place",
+                expected=f"up to {LIMIT >> 20} MiB, decompressed",
+                where=where,
+                remedy=f"`rankfeed write {where} packed/` reads it once, in a stream; then open packed/",
+            )
+    return texts
 
 
 @contextmanager
 def open_text(path: str) -> Iterator[BinaryIO]:
-    """Open a file for reading, decompressed if its name ends with `.gz`."""
+    """Open a file, decompressed if its name ends with `.gz`."""
     opener: Callable[..., Any] = GzipFile if path.endswith(".gz") else open
     with file_errors(path, EOFError, zlib.error), opener(path, "rb") as file:
         yield file
-
-
-def file_size(path: str) -> int:
-    """Bytes of a file, compressed or not."""
-    with file_errors(path):
-        return os.stat(path).st_size

@@ -1,7 +1,6 @@
 """CSV files and files of JSON lines, parsed into memory with pyarrow."""
 
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
@@ -22,11 +21,10 @@ from rankfeed.sources.source import (
     reopen,
     starts_of,
 )
-from rankfeed.sources.text.csv_text import check_quotes, end_of_csv_lines, line_of_csv_row, parse_csv
+from rankfeed.sources.text.csv_text import check_quotes, end_of_csv_lines, parse_csv
 from rankfeed.sources.text.detect import kind_of, list_files
-from rankfeed.sources.text.dialect import BOM, LIMIT, PIECE, Dialect, file_size, open_text, read_text, too_large
-from rankfeed.sources.text.exact_numbers import InexactError, to_float64
-from rankfeed.sources.text.json_lines import columns_in, line_of_json_row, parse_json_lines
+from rankfeed.sources.text.dialect import BOM, LIMIT, PIECE, Dialect, open_text, read_texts
+from rankfeed.sources.text.json_lines import columns_in, parse_json_lines
 from rankfeed.storage import digest_of
 
 
@@ -34,15 +32,9 @@ class _TextSource(Source):
     def _open(self, where: Paths, columns: Sequence[str] | None, nulls: Nulls, dialect: Dialect) -> None:
         self._paths = [os.path.abspath(path) for path in list_files(where, dialect.kind)]
         self._options = {"columns": columns, "nulls": nulls, "types": dialect.types}
-        if sum(map(file_size, self._paths)) > LIMIT:
-            raise too_large(self._paths[0] if len(self._paths) == 1 else common_root(self._paths))
-        tables, digests, total = [], [], 0
+        tables, digests = [], []
         names: dict[str, None] = {}
-        for path in self._paths:
-            text = read_text(path)
-            total += len(text)
-            if total > LIMIT:
-                raise too_large(common_root(self._paths))
+        for path, text in zip(self._paths, read_texts(self._paths), strict=True):
             if not text.strip():
                 raise SourceError("the file is empty", where=path)
             table = _parser(dialect)(text, path, dialect, columns)
@@ -57,7 +49,7 @@ class _TextSource(Source):
         wanted = [schema.field(name) for name in roots_of(schema, list(fields), nulls=nulls)]
         self._buffers: list[dict[str, ColumnBuffer]] = []
         for path, table in zip(self._paths, tables, strict=True):
-            cast = _cast(table, wanted, path, dialect)
+            cast = _cast(table, wanted, path)
             self._buffers.append(read_columns(cast, fields, where=path, nulls=nulls))
             for each in self._buffers[-1].values():
                 if each.unreadable is not None:
@@ -161,7 +153,7 @@ class JsonlSource(_TextSource):
 def is_large(where: Paths) -> bool:
     """Whether these are CSV files or JSON lines that are too large to be opened."""
     kind = kind_of(where)
-    return kind is not None and sum(map(file_size, list_files(where, kind))) > LIMIT
+    return kind is not None and sum(map(os.path.getsize, list_files(where, kind))) > LIMIT
 
 
 def rows(where: Paths, *, delimiter: str | None = None, types: Mapping[str, str] | None = None) -> Iterator[Any]:
@@ -249,19 +241,20 @@ def _common_schema(paths: Sequence[str], schemas: Sequence[Any], columns: Sequen
     """One schema for all files: types are widened only from integers to types that hold them."""
     import pyarrow as pa
 
-    counts = [Counter(schema.names) for schema in schemas]
-    twice = {name for count in counts for name in count if count[name] > 1}
-    for path, count in zip(paths, counts, strict=True):
-        for name in count:
-            if count[name] > 1 and (columns is None or name in columns):
+    twice = set()
+    for path, schema in zip(paths, schemas, strict=True):
+        for name in schema.names:
+            if schema.get_field_index(name) >= 0:
+                continue
+            if columns is None or name in columns:
                 raise SourceError(
                     "two columns of the file have one name",
                     found=repr(name),
                     where=path,
                     remedy="rename one of them, or leave them out with columns=",
                 )
-    if twice:
-        schemas = [pa.schema([field for field in schema if field.name not in twice]) for schema in schemas]
+            twice.add(name)
+    schemas = [pa.schema([field for field in schema if field.name not in twice]) for schema in schemas]
     common = schemas[0]
     for path, schema in zip(paths[1:], schemas[1:], strict=True):
         try:
@@ -283,30 +276,20 @@ def _common_schema(paths: Sequence[str], schemas: Sequence[Any], columns: Sequen
     return common
 
 
-def _cast(table: Any, fields: Sequence[Any], path: str, dialect: Dialect) -> Any:
+def _cast(table: Any, fields: Sequence[Any], path: str) -> Any:
     """The rows of a file with the types of all files together; an error if a number would change."""
     import pyarrow as pa
 
     columns = []
     for field in fields:
-        column = table.column(field.name)
         try:
-            columns.append(to_float64(column) if field.type == pa.float64() else column.cast(field.type))
-        except (pa.ArrowInvalid, InexactError) as error:
-            place = path
-            if isinstance(error, InexactError):
-                text, is_csv = read_text(path), dialect.kind == "csv"
-                line = (
-                    line_of_csv_row(text, path, dialect, error.row)
-                    if is_csv
-                    else line_of_json_row(text, error.row)
-                )
-                place = f"{path}, {line}"
+            columns.append(table.column(field.name).cast(field.type))
+        except pa.ArrowInvalid as error:
             raise SourceError(
                 "a number does not fit the type that its column has over all files",
                 expected=str(field.type),
                 found=str(error).splitlines()[0],
-                where=f"{place}, column {field.name!r}",
-                remedy="make the files agree, or read the column as text with types={'column': 'string'}",
+                where=f"{path}, column {field.name!r}",
+                remedy="make the files agree, or give the type: types={'column': 'float64'}, or 'string'",
             ) from error
     return pa.Table.from_arrays(columns, schema=pa.schema(fields))
