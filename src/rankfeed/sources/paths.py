@@ -20,11 +20,6 @@ _PADDED = re.compile(r"-?0[0-9]+")
 _MOST = 10_000_000
 
 
-def is_one(where: Any) -> bool:
-    """Whether this is one path or pattern, not a list."""
-    return isinstance(where, (str, os.PathLike))
-
-
 def expand(where: Paths) -> list[str]:
     """The files of a path, a glob (``*.tar``), a brace pattern (``{000..012}``, ``{a,b}``), or a list of these.
 
@@ -56,14 +51,6 @@ def expand(where: Paths) -> list[str]:
     for path in found:
         check_kind(path)
     return found
-
-
-def matched(where: Paths) -> list[str]:
-    """As `expand`, but no files instead of an error."""
-    try:
-        return expand(where)
-    except (SourceError, ArgumentError):
-        return []
 
 
 def check_link(path: str) -> None:
@@ -151,6 +138,17 @@ def files_in(
     return sorted(found, key=natural)
 
 
+def files_at(where: Paths, suffixes: Sequence[str]) -> list[str]:
+    """The given files, and those of given directories; a SourceError if a directory has none with a suffix."""
+    found: list[str] = []
+    for path in expand(where):
+        inside = files_in(path, suffixes) if os.path.isdir(path) else [path]
+        if not inside:
+            raise SourceError(f"no {suffixes[0]} files in the folder", expected=" or ".join(suffixes), where=path)
+        found += inside
+    return found
+
+
 def natural(name: str) -> tuple[list[tuple[int, int, str]], str]:
     """A sort key with which 2 comes before 10.
 
@@ -199,13 +197,8 @@ def check_utf8(path: str, where: str, what: str) -> None:
 
 def as_paths(uri: Any) -> Paths:
     """The ``uri`` argument of `rankfeed.open` as a str or a list of str."""
-    paths = [uri] if is_one(uri) else uri
-    if not isinstance(paths, (list, tuple)) or not all(map(is_one, paths)):
+    paths = [uri] if isinstance(uri, (str, os.PathLike)) else uri
+    if not isinstance(paths, (list, tuple)) or not all(isinstance(each, (str, os.PathLike)) for each in paths):
         raise invalid("uri", "a path, or a list of paths", uri)
-    texts = [each if each == "" else check_path("uri", each) for each in paths]
-    for text in texts:
-        name = os.fsencode(text)
-        if not text or len(name) >= 4096 or any(len(part) > 255 for part in name.split(b"/")):
-            raise SourceError("no such file or folder", where=repr(text[:80]))
-        check_kind(text)
-    return texts[0] if paths is not uri else texts
+    texts = [check_path("uri", each) for each in paths]
+    return texts if paths is uri else texts[0]

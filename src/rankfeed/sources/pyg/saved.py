@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from rankfeed.errors import ArgumentError, CorruptError, RankfeedError, SourceError, UnsafeError, safe_str
+from rankfeed.errors import CorruptError, RankfeedError, SourceError, UnsafeError, safe_str
 from rankfeed.sources.extras import need
-from rankfeed.sources.paths import Paths, check_utf8, is_one
+from rankfeed.sources.paths import check_utf8
 from rankfeed.sources.pyg.detect import saved_file
 from rankfeed.sources.pyg.source import PyGSource, check_no_columns
 from rankfeed.sources.source import Source, reopen
@@ -28,7 +28,7 @@ _REMEDY = "process the dataset again, or fetch the file again"
 
 
 def open_pyg(
-    where: Paths,
+    where: str | os.PathLike[str],
     *,
     columns: Sequence[str] | None = None,
     allow_pickle: bool = False,
@@ -49,12 +49,8 @@ def open_pyg(
         UnsafeError: reading it would run code.
         CorruptError: it is damaged.
     """
-    if not is_one(where):
-        raise ArgumentError(
-            "graphs are opened from one path", found=repr(where)[:80], remedy="rf.concat joins them"
-        )
     check_no_columns(columns)
-    path = saved_file(Path(where))  # type: ignore[arg-type]
+    path = saved_file(Path(where))
     return PyGFileSource(path, allow_pickle=allow_pickle, follow_batch=follow_batch, exclude_keys=exclude_keys)
 
 
