@@ -10,11 +10,11 @@ import numpy.typing as npt
 
 from rankfeed._util.handle_cache import HandleCache
 from rankfeed._util.validate import check_bool
-from rankfeed.columns import ColumnBuffer, Columns, Field
+from rankfeed.columns import ColumnBuffer, Columns, Field, RowSlices
 from rankfeed.errors import SourceError, UnsafeError
 from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
 from rankfeed.sources.mds.detect import INDEX_NAME, mds_folders
-from rankfeed.sources.mds.encodings import StoredValues, encoding_of
+from rankfeed.sources.mds.encodings import encoding_of
 from rankfeed.sources.mds.index import MdsIndex, MdsShard, read_index
 from rankfeed.sources.mds.shard import check_hashes, locate, read_shard
 from rankfeed.sources.paths import Paths
@@ -106,13 +106,13 @@ class MdsSource(ChunkedSource):
     def fingerprint(self) -> str:
         return self._fingerprint
 
-    def _probe(self, name: str) -> StoredValues:
+    def _probe(self, name: str) -> RowSlices:
         probes = np.unique(np.linspace(0, self._shards[0].samples - 1, _PROBES).astype(np.int64))
         return self._values(0, probes, [name])[0]
 
     def _values(
         self, number: int, rows: Int64, names: Sequence[str], slots: Int64 | None = None
-    ) -> list[StoredValues]:
+    ) -> list[RowSlices]:
         """Values of some columns in some samples of a shard."""
         shard, data = self._shards[number], self._shard(number, len(rows))
         check_not_truncated(data, shard.path)
@@ -121,7 +121,7 @@ class MdsSource(ChunkedSource):
         def where(row: int, name: str) -> str:
             return f"{shard.path}, sample {rows[row]}, column {name!r}"
 
-        return [StoredValues(data, *places[name], partial(where, name=name), slots) for name in names]
+        return [RowSlices(data, *places[name], slots, partial(where, name=name)) for name in names]
 
     def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
         ids = check_ids(sample_ids, len(self))

@@ -32,10 +32,6 @@ class Shard:
     data: npt.NDArray[np.uint8]  #: the whole file, memory-mapped
     index: TarIndex
 
-    def read(self, offset: int, size: int) -> bytes:
-        """Bytes of the archive."""
-        return self.data[offset : offset + size].tobytes()
-
 
 class ShardSet:
     """Shards with their indexes, and the sample ids in them; some samples may be left out.
@@ -105,7 +101,7 @@ class ShardSet:
         shard = Shard(path, map_file(path), self._cache.load(path))
         self.files.opened(number)
         # An index is found by size and time of the shard, which another archive may have too.
-        headers = headers_digest(lambda offset: shard.read(offset, BLOCK), shard.index.offsets)
+        headers = headers_digest(lambda offset: shard.data[offset : offset + BLOCK].tobytes(), shard.index.offsets)
         if (shard.index.summary.digest, headers) != (summary.digest, summary.headers):
             raise CorruptError(
                 "a shard is not the one that was indexed",
