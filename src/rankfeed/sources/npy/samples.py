@@ -11,9 +11,8 @@ import numpy.typing as npt
 
 from rankfeed.columns import Bytes, Column, Columns, Dense, Field, Objects, Ragged
 from rankfeed.errors import ArgumentError, SourceError, printable
-from rankfeed.sources.npy.arrays import ARRAY, load_arrays, read_headers
+from rankfeed.sources.npy.arrays import ARRAY, Array, Header, load_arrays, read_headers
 from rankfeed.sources.npy.detect import list_files
-from rankfeed.sources.npy.header import Array, Header
 from rankfeed.sources.paths import Paths
 from rankfeed.sources.source import Int64, Source, check_columns, check_ids, empty_column, even_blocks, reopen
 from rankfeed.storage import DataFiles, digest_of

@@ -26,7 +26,7 @@ from rankfeed.columns import (
 )
 from rankfeed.columns.columns import slots_of
 from rankfeed.errors import ArgumentError, RankfeedError, SourceError, safe_repr
-from rankfeed.sources.npy.header import check_size, read_header
+from rankfeed.sources.npy.arrays import check_size, read_header
 from rankfeed.sources.scattered import decode_each, place_of, undecodable
 from rankfeed.sources.source import check_columns, empty_column
 from rankfeed.sources.tar.decoders import Decoder, decoder_of, pickle_refused

@@ -21,8 +21,15 @@ import numpy as np
 from rankfeed.columns import Field
 from rankfeed.errors import CorruptError, SourceError, UnsafeError
 from rankfeed.sources.extras import need
-from rankfeed.sources.npy.header import array_at, check_size, load_objects, read_header, reading
-from rankfeed.sources.npy.npz import members_of, read_member
+from rankfeed.sources.npy.arrays import (
+    array_at,
+    check_size,
+    load_objects,
+    members_of,
+    read_header,
+    read_member,
+    reading,
+)
 
 #: Bytes that one member may expand to.
 LIMIT = 1 << 29
