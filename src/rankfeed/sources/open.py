@@ -88,7 +88,7 @@ FORMATS = {
     "pyg": Format(
         "a dataset that PyTorch Geometric saved (processed/data.pt)",
         "pyg.detect:is_pyg",
-        "pyg.saved:open_pyg",
+        "pyg.saved:PyGFileSource",
         is_single=True,
     ),
     "csv": Format("CSV files", "text.detect:is_csv", "text.source:CsvSource"),

@@ -38,7 +38,7 @@ class Encoding(ABC):
     unsafe = False
 
     @abstractmethod
-    def field(self, probe: Callable[[], RowSlices]) -> Field:
+    def field(self, probe: Callable[[], list[RowSlices]]) -> Field:
         """The field of the column; ``probe`` reads some of its values."""
 
     @abstractmethod
@@ -56,7 +56,7 @@ class FixedEncoding(Encoding):
     def __init__(self, dtype: str, shape: tuple[int, ...] = ()) -> None:
         self._field = Field("dense", dtype, shape)
 
-    def field(self, probe: Callable[[], RowSlices]) -> Field:
+    def field(self, probe: Callable[[], list[RowSlices]]) -> Field:
         return self._field
 
     def part(self, field: Field, values: RowSlices) -> RowOffsets:
@@ -76,7 +76,7 @@ class BytesEncoding(Encoding):
     def __init__(self, *, text: bool) -> None:
         self._text = text
 
-    def field(self, probe: Callable[[], RowSlices]) -> Field:
+    def field(self, probe: Callable[[], list[RowSlices]]) -> Field:
         return Field("str" if self._text else "bytes")
 
     def part(self, field: Field, values: RowSlices) -> RowSlices:
@@ -98,10 +98,10 @@ class ArrayEncoding(Encoding):
         self._dtype = dtype
         self._as_objects = as_objects
 
-    def field(self, probe: Callable[[], RowSlices]) -> Field:
+    def field(self, probe: Callable[[], list[RowSlices]]) -> Field:
         found = {
             (group.dtype, *(tuple(shape) for shape in np.unique(group.shapes[:, 1:], axis=0).tolist()))
-            for group in _read_headers(probe(), self._dtype)
+            for group in _read_headers(probe()[0], self._dtype)
         }
         if self._as_objects or len(found) != 1 or len(first := next(iter(found))) != 2:
             return Field("object")
@@ -191,7 +191,7 @@ class ValueEncoding(Encoding):
         self._field = Field("object") if dtype is None else Field("dense", dtype)
         self.unsafe = unsafe
 
-    def field(self, probe: Callable[[], RowSlices]) -> Field:
+    def field(self, probe: Callable[[], list[RowSlices]]) -> Field:
         return self._field
 
     def part(self, field: Field, values: RowSlices) -> RowTake:

@@ -84,7 +84,10 @@ class MdsSource(ChunkedSource):
                 )
         self._init_chunks([shard.samples for shard in self._shards], cache_bytes)
         self._open: HandleCache[Bytes] = HandleCache(OPEN_SHARDS)
-        self._fields = {name: each.field(partial(self._probe, name)) for name, each in self._encodings.items()}
+        probes = np.unique(np.linspace(0, self._shards[0].samples - 1, _PROBES).astype(np.int64))
+        self._fields = {
+            name: each.field(partial(self._values, 0, probes, [name])) for name, each in self._encodings.items()
+        }
 
     def __repr__(self) -> str:
         name = self._folders[0] if len(self._folders) == 1 else self._folders
@@ -105,10 +108,6 @@ class MdsSource(ChunkedSource):
     @property
     def fingerprint(self) -> str:
         return self._fingerprint
-
-    def _probe(self, name: str) -> RowSlices:
-        probes = np.unique(np.linspace(0, self._shards[0].samples - 1, _PROBES).astype(np.int64))
-        return self._values(0, probes, [name])[0]
 
     def _values(
         self, number: int, rows: Int64, names: Sequence[str], slots: Int64 | None = None

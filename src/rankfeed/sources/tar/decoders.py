@@ -48,14 +48,7 @@ class Decoder:
 
 
 def decoder_of(extension: str, *, allow_pickle: bool = False) -> Decoder:
-    """The decoder of an extension, which is in lower case; ``.gz`` at its end is decompressed first.
-
-    Examples:
-        >>> decoder_of("seg.cls").decode(b"7")
-        7
-        >>> decoder_of("bin").kind, decoder_of("caption.txt").field
-        ('bytes', Field(kind='str', dtype='', shape=()))
-    """
+    """The decoder of an extension, which is in lower case; ``.gz`` at its end is decompressed first."""
     if extension.endswith(".gz"):
         inner = decoder_of(extension[:-3], allow_pickle=allow_pickle)
         decode = inner.decode or (bytes.decode if inner.kind == "text" else bytes)
@@ -79,13 +72,7 @@ def _integer(data: bytes) -> int:
 
 
 def gunzip(data: bytes, limit: int = LIMIT) -> bytes:
-    """Decompress gzip; an UnsafeError if it expands to more than ``limit`` bytes.
-
-    Examples:
-        >>> import gzip
-        >>> gunzip(gzip.compress(b"a") + gzip.compress(b"b"))
-        b'ab'
-    """
+    """Decompress gzip; an UnsafeError if it expands to more than ``limit`` bytes."""
     try:
         # Not zlib alone: a member may be many streams, and zlib copies the rest of it at each.
         with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:

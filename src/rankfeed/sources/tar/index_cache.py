@@ -38,10 +38,7 @@ def index_places(tar: str, cache_dir: str | os.PathLike[str] | None) -> list[Pat
 class IndexCache:
     """Indexes of shards, created if they do not exist or are outdated.
 
-    Args:
-        cache_dir: directory for indexes that cannot be stored beside their shards; None for ``~/.cache/rankfeed``.
-        within: directory of a description that names the shards; nothing is written through a link below it.
-        progress: show a progress bar if standard error is a terminal.
+    ``within`` is the directory of a description that names the shards: nothing is written through a link below it.
     """
 
     def __init__(

@@ -34,14 +34,7 @@ class Shard:
 
 
 class ShardSet:
-    """Shards with their indexes, and the sample ids in them; some samples may be left out.
-
-    Args:
-        listed: the shards.
-        cache: of their indexes.
-        files: what another process of the job saw first; None for the process that opens.
-        keep_repeated: accept samples of one shard that are not adjacent and have the same key.
-    """
+    """Shards with their indexes, and the sample ids in them; some samples may be left out."""
 
     def __init__(
         self, listed: ShardList, cache: IndexCache, *, files: DataFiles | None = None, keep_repeated: bool = False
