@@ -41,6 +41,11 @@ def test_ranges_keep_their_width_and_direction(first: int, last: int, width: int
         assert {len(name) for name in names} == {8}
 
 
+def test_the_first_brace_varies_slowest() -> None:
+    assert list(braces("{a,b}-{08..10}")) == ["a-08", "a-09", "a-10", "b-08", "b-09", "b-10"]
+    assert list(braces("plain{}")) == ["plain{}"]
+
+
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
     touch(tmp_path, "a-0", "a-2")
     with pytest.raises(SourceError, match="a-1"):

@@ -151,7 +151,7 @@ def open(
         cache_dir = check_path("cache_dir", cache_dir)
     uri = as_paths(uri)
     for each in [uri] if isinstance(uri, (str, os.PathLike)) else uri:
-        if "://" in os.fspath(each):
+        if "://" in str(each):
             raise SourceError(
                 "object stores and URLs are not supported yet",
                 expected="a path",
