@@ -5,7 +5,6 @@ Numbers, arrays, bytes and text are read for a whole batch at once; images, JSON
 
 import json
 import pickle
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -16,12 +15,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.columns import Bytes, Column, Field, RowSlices, RowTake, column_from_parts
+from rankfeed.columns import Column, Field, RowSlices, RowTake, column_from_parts
 from rankfeed.errors import CorruptError, SourceError, safe_str
 from rankfeed.sources.extras import need
 from rankfeed.sources.scattered import RowOffsets, ScatteredRows, decode_each, packed_runs, place_of, rows_at
 
-Data = npt.NDArray[np.uint8]
 Int64 = npt.NDArray[np.int64]
 
 #: Code in the header of an array -> dtype.
@@ -29,21 +27,25 @@ _DTYPES = {
     8: "uint8", 9: "int8", 16: "uint16", 17: "int16", 18: "float16", 32: "uint32", 33: "int32", 34: "float32",
     64: "uint64", 65: "int64", 66: "float64",
 }  # fmt: skip
+_OBJECT = Field("object")
 
 
-class Encoding(ABC):
-    """How the values of a column are stored; can be pickled."""
+class Encoding:
+    """How the values of a column are stored: here, as the bytes themselves, or text in UTF-8; can be pickled."""
 
     #: Whether reading a value can run code that it contains.
     unsafe = False
 
-    @abstractmethod
+    def __init__(self, field: Field) -> None:
+        self._field = field
+
     def field(self, probe: Callable[[], list[RowSlices]]) -> Field:
         """The field of the column; ``probe`` reads some of its values."""
+        return self._field
 
-    @abstractmethod
     def part(self, field: Field, values: RowSlices) -> Any:
         """Some values as a part of a column."""
+        return values
 
     def column(self, field: Field, parts: Sequence[Any]) -> Column:
         """The column of a batch."""
@@ -52,12 +54,6 @@ class Encoding(ABC):
 
 class FixedEncoding(Encoding):
     """Numbers and arrays of one dtype and shape."""
-
-    def __init__(self, dtype: str, shape: tuple[int, ...] = ()) -> None:
-        self._field = Field("dense", dtype, shape)
-
-    def field(self, probe: Callable[[], list[RowSlices]]) -> Field:
-        return self._field
 
     def part(self, field: Field, values: RowSlices) -> RowOffsets:
         size = field.row_bytes()
@@ -70,22 +66,6 @@ class FixedEncoding(Encoding):
         return ScatteredRows(parts, np.dtype(field.dtype).newbyteorder("<"), field.shape)
 
 
-class BytesEncoding(Encoding):
-    """Bytes, or text in UTF-8: pointers into the shard."""
-
-    def __init__(self, *, text: bool) -> None:
-        self._text = text
-
-    def field(self, probe: Callable[[], list[RowSlices]]) -> Field:
-        return Field("str" if self._text else "bytes")
-
-    def part(self, field: Field, values: RowSlices) -> RowSlices:
-        return values
-
-    def column(self, field: Field, parts: Sequence[Any]) -> Column:
-        return Bytes(parts, text=self._text)
-
-
 class ArrayEncoding(Encoding):
     """Arrays with their shape, and their dtype if it is not the column's.
 
@@ -95,8 +75,8 @@ class ArrayEncoding(Encoding):
     """
 
     def __init__(self, dtype: str | None, *, as_objects: bool = False) -> None:
-        self._dtype = dtype
-        self._as_objects = as_objects
+        super().__init__(_OBJECT)
+        self._dtype, self._as_objects = dtype, as_objects
 
     def field(self, probe: Callable[[], list[RowSlices]]) -> Field:
         found = {
@@ -104,7 +84,7 @@ class ArrayEncoding(Encoding):
             for group in _read_headers(probe()[0], self._dtype)
         }
         if self._as_objects or len(found) != 1 or len(first := next(iter(found))) != 2:
-            return Field("object")
+            return _OBJECT
         return Field("ragged", str(first[0]), tuple(first[1]))
 
     def part(self, field: Field, values: RowSlices) -> RowTake | RowSlices:
@@ -186,13 +166,9 @@ def _check_alike(field: Field, group: _ArrayHeaders, values: RowSlices) -> None:
 class ValueEncoding(Encoding):
     """Values that are decoded one by one."""
 
-    def __init__(self, decode: Callable[[bytes], Any], dtype: str | None = None, *, unsafe: bool = False) -> None:
-        self._decode = decode
-        self._field = Field("object") if dtype is None else Field("dense", dtype)
-        self.unsafe = unsafe
-
-    def field(self, probe: Callable[[], list[RowSlices]]) -> Field:
-        return self._field
+    def __init__(self, decode: Callable[[bytes], Any], field: Field = _OBJECT, *, unsafe: bool = False) -> None:
+        super().__init__(field)
+        self._decode, self.unsafe = decode, unsafe
 
     def part(self, field: Field, values: RowSlices) -> RowTake:
         dtype = np.dtype(object if field.kind == "object" else field.dtype)
@@ -225,10 +201,6 @@ def _int64(value: bytes) -> np.int64:
 
 def _decimal(value: bytes) -> Decimal:
     return Decimal(value.decode())
-
-
-def _json(value: bytes) -> Any:
-    return json.loads(value.decode())
 
 
 def _image(value: bytes) -> Any:
@@ -276,19 +248,19 @@ def _numbers(value: bytes, start: int, count: int) -> list[int]:
     return numbers
 
 
-_BYTES = BytesEncoding(text=False)
+_BYTES = Encoding(Field("bytes"))
 _ENCODINGS: dict[str, Encoding] = {
-    "int": FixedEncoding("int64"),
-    **{name: FixedEncoding(name) for name in _DTYPES.values()},
+    "int": FixedEncoding(Field("dense", "int64")),
+    **{name: FixedEncoding(Field("dense", name)) for name in _DTYPES.values()},
     "bytes": _BYTES,
-    "str": BytesEncoding(text=True),
-    "str_int": ValueEncoding(_int64, "int64"),
-    "str_float": ValueEncoding(float, "float64"),
+    "str": Encoding(Field("str")),
+    "str_int": ValueEncoding(_int64, Field("dense", "int64")),
+    "str_float": ValueEncoding(float, Field("dense", "float64")),
     "str_decimal": ValueEncoding(_decimal),
 }
 #: Encodings that are left as bytes on request.
 _DECODED: dict[str, Encoding] = {
-    "json": ValueEncoding(_json),
+    "json": ValueEncoding(json.loads),
     # Refused by the source unless the caller allows it.
     "pkl": ValueEncoding(pickle.loads, unsafe=True),
     "pil": ValueEncoding(_raw_image),
@@ -315,7 +287,7 @@ def encoding_of(name: str, column: str, where: str, *, decode: bool = True, as_o
             return ArrayEncoding(dtype, as_objects=as_objects)
         extents = options[1].split(",")
         if all(each.isascii() and each.isdigit() and len(each) < 10 and int(each) for each in extents):
-            return FixedEncoding(dtype, tuple(map(int, extents)))
+            return FixedEncoding(Field("dense", dtype, tuple(map(int, extents))))
     elif name in _ENCODINGS:
         return _ENCODINGS[name]
     elif name in _DECODED:

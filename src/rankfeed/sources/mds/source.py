@@ -42,11 +42,7 @@ class MdsSource(ChunkedSource):
             opened. Compressed ones always are.
         cache_bytes: decompressed bytes to keep, shared by the threads of a process.
 
-    Raises:
-        SourceError: there is no index, it is of another format, or shards differ in their columns.
-        CorruptError: the index is damaged, or a shard is missing or of another size.
-        UnsafeError: a column is pickled, or a name leaves the directory.
-        ArgumentError: no such column.
+    Errors are those of `rankfeed.open`.
     """
 
     files: DataFiles

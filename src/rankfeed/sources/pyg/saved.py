@@ -37,10 +37,7 @@ class PyGFileSource(PyGSource):
         follow_batch: attributes for which a batch gets ``<name>_batch`` and ``<name>_ptr``.
         exclude_keys: attributes that batches leave out.
 
-    Raises:
-        SourceError: it has no graphs, or several files of them.
-        UnsafeError: reading it would run code.
-        CorruptError: it is damaged.
+    Errors are those of `rankfeed.open`.
     """
 
     def __init__(

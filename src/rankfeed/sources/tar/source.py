@@ -63,8 +63,7 @@ class WebDatasetSource(Source):
         decompress: whether to keep decompressed copies of compressed shards in the cache directory.
         files: what another process of the job saw first; None for the process that opens.
 
-    Raises:
-        SourceError, CorruptError, UnsafeError, ArgumentError: the data are invalid; names file and offset.
+    Errors are those of `rankfeed.open`; they name file and offset.
     """
 
     default_shuffle: ClassVar[Literal["global", "window"]] = "global"
