@@ -162,9 +162,8 @@ def open(
         raise ArgumentError(
             "object stores are not supported yet: storage_options must be None", remedy="leave storage_options out"
         )
-    paths = expand(uri)
+    name, paths = detect(uri, format), expand(uri)
     _refuse_unfinished(paths)
-    name = detect(uri, format)
     if name is None:
         raise _not_found(paths, format)
     return FORMATS[name].open(uri, columns, {"allow_pickle": allow_pickle, "cache_dir": cache_dir}, options)

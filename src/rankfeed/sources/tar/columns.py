@@ -21,10 +21,10 @@ from rankfeed.columns import (
     Ragged,
     RowSlices,
     RowTake,
-    as_array,
     make_column,
 )
 from rankfeed.columns.columns import slots_of
+from rankfeed.columns.layout import flat_fields, infer_layout, resolve_dtypes
 from rankfeed.errors import ArgumentError, RankfeedError, SourceError, safe_repr
 from rankfeed.sources.npy.arrays import check_size, read_header
 from rankfeed.sources.scattered import decode_each, place_of, undecodable
@@ -98,26 +98,6 @@ class SampleBatch:
                     out[slot] = value
             self._values[extension] = out
         return self._values[extension]
-
-
-def field_of(values: Sequence[Any], *, ragged: bool, kind: str | None = None) -> Field:
-    """The field of some values; ``ragged``: their first dimension varies; ``kind``: what the user said it is."""
-    if not values:
-        return Field("object")
-    for python_type, name in ((str, "str"), (bytes, "bytes")):
-        if all(isinstance(value, python_type) for value in values):
-            return Field(name)  # type: ignore[arg-type]
-    try:
-        arrays = [as_array("", value) for value in values]
-        dtype = np.result_type(*{array.dtype for array in arrays})
-    except (ArgumentError, TypeError):
-        return Field("object")
-    shapes = {array.shape for array in arrays}
-    first = arrays[0].shape
-    if len({(len(shape), shape[1:]) for shape in shapes}) > 1:
-        return Field("object")
-    varies = kind == "ragged" or (kind is None and (ragged or len(shapes) > 1))
-    return Field("ragged", dtype.name, first[1:]) if varies and first else Field("dense", dtype.name, first)
 
 
 def column_of_values(field: Field, values: list[Any], extension: str, members: list[RowSlices]) -> Column:
@@ -315,12 +295,20 @@ def _probed_field(
     """The field of a column, from a few of its members and the sizes of all."""
     assert decoder.decode is not None
     values = [value for value in probe.values(extension, decoder.decode) if value is not None]
+    if not values:
+        return Field("object")
     if decoder.kind == "audio":
         values, kind = [samples for samples, _ in values], kind or "ragged"
     extensions = [each for summary in shards.summaries for each in summary.extensions if each.name == extension]
     sizes = {size for each in extensions for size in (each.smallest, each.largest)}
-    field = field_of(values, ragged=decoder.kind == "npy" and len(sizes) > 1, kind=kind)
-    if values and kind in ("dense", "ragged") and field.kind != kind and decoder.kind != "audio":
+    is_ragged = kind == "ragged" or (kind is None and decoder.kind == "npy" and len(sizes) > 1)
+    known = {extension: Field("ragged")} if is_ragged else None
+    try:
+        found = flat_fields(resolve_dtypes(infer_layout([{extension: value} for value in values], known)))
+    except ArgumentError:  # the values have nothing in common
+        found = None
+    field = Field("object") if found is None else found[extension]
+    if kind in ("dense", "ragged") and field.kind != kind and decoder.kind != "audio":
         shapes = sorted({str(np.shape(value)) for value in values})
         raise SourceError(
             f"members .{extension} make no {kind} column",
