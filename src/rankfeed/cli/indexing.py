@@ -64,7 +64,7 @@ def _indexed(
         these = decompressed(these, cache_dir)
     store = IndexCache(cache_dir, within=these.folder, progress=not quiet)
     known = store.known(these.shards)
-    reused = sum(known[shard] is not None for shard in these.shards)
+    reused = sum(shard in known for shard in these.shards)
     summaries = store.summaries(these.shards)
     places = [_existing(index_places(shard, cache_dir)) for shard in these.shards]
     members: dict[str, dict[str, int]] = {}
