@@ -33,7 +33,7 @@ class Format:
             return False
         try:
             return bool(_load(self.detection)(paths))
-        except SourceError:
+        except (SourceError, OSError):
             return False
 
     def open(

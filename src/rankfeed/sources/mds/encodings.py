@@ -19,8 +19,7 @@ from rankfeed.columns import Column, Field, RowSlices, RowTake, column_from_part
 from rankfeed.errors import CorruptError, SourceError, safe_str
 from rankfeed.sources.extras import need
 from rankfeed.sources.scattered import RowOffsets, ScatteredRows, decode_each, packed_runs, place_of, rows_at
-
-Int64 = npt.NDArray[np.int64]
+from rankfeed.sources.source import Int64
 
 #: Code in the header of an array -> dtype.
 _DTYPES = {

@@ -8,7 +8,6 @@ from functools import cached_property, partial
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from rankfeed._util.validate import check_names, invalid
 from rankfeed.columns import (
@@ -28,11 +27,9 @@ from rankfeed.columns.layout import flat_fields, infer_layout, resolve_dtypes
 from rankfeed.errors import ArgumentError, RankfeedError, SourceError, safe_repr
 from rankfeed.sources.npy.arrays import check_size, read_header
 from rankfeed.sources.scattered import decode_each, place_of, undecodable
-from rankfeed.sources.source import check_columns, empty_column
+from rankfeed.sources.source import Int64, check_columns, empty_column
 from rankfeed.sources.tar.decoders import Decoder, decoder_of, pickle_refused
 from rankfeed.sources.tar.shards import Missing, Shard, ShardSet
-
-Int64 = npt.NDArray[np.int64]
 
 #: The column of the samples' keys.
 KEY = "__key__"

@@ -18,11 +18,11 @@ import numpy.typing as npt
 import xxhash
 
 from rankfeed.errors import CorruptError, SourceError, printable
+from rankfeed.sources.source import Int64
 from rankfeed.sources.tar.headers import BLOCK, TarMember, TarReader
 from rankfeed.storage import check_data_name, digest_of, map_file
 from rankfeed.storage.decodable import decodable
 
-Int64 = npt.NDArray[np.int64]
 Bytes8 = npt.NDArray[np.uint8]
 
 _MAGIC = b"RFTARIX3"

@@ -10,14 +10,13 @@ import numpy.typing as npt
 
 from rankfeed._util.handle_cache import HandleCache
 from rankfeed.errors import CorruptError, SourceError
-from rankfeed.sources.source import by_chunk, starts_of
+from rankfeed.sources.source import Int64, by_chunk, starts_of
 from rankfeed.sources.tar.headers import BLOCK
 from rankfeed.sources.tar.index import TarIndex, headers_digest
 from rankfeed.sources.tar.index_cache import IndexCache
 from rankfeed.sources.tar.shard_list import ShardList
 from rankfeed.storage import DataFiles, check_not_truncated, digest_of, map_file
 
-Int64 = npt.NDArray[np.int64]
 Missing = Literal["error", "skip", "mask"]
 
 #: Shards that are held open; each takes two file descriptors.
