@@ -8,11 +8,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from rankfeed.errors import PrepareError
-from rankfeed.prepare.failure import Failure, forget_failures, write_failure
+from rankfeed.prepare.failure import build_error
 from rankfeed.prepare.layout import BUILD_PREFIX
 from rankfeed.prepare.marker import inspect_dir, refuse_foreign_files, write_marker
 from rankfeed.prepare.swap import discard, remove, remove_leftovers, swap_dir
 from rankfeed.storage.commit import remove_temporaries
+from rankfeed.storage.failure import Failure, forget_failures, write_failure
 from rankfeed.storage.lease import HeldLease
 
 Build = Callable[[Path], object]
@@ -21,7 +22,7 @@ _BUILD = re.compile(rf"{BUILD_PREFIX}.+-\d+-[0-9a-f]{{16}}-\d+")
 
 
 class BuildAttempt:
-    """A build by this process, which holds the lease; ``attempt`` as of `failure.next_attempt`."""
+    """A build by this process, which holds the lease; ``attempt`` as of `next_attempt`."""
 
     def __init__(self, path: Path, control: Path, key: str, lease: HeldLease, attempt: str = "") -> None:
         self.path, self.control, self.key, self.lease, self.attempt = path, control, key, lease, attempt
@@ -132,4 +133,4 @@ class BuildAttempt:
         failure = Failure.of(error, str(self.lease.owner), self.path, self.key, self.attempt)
         with suppress(OSError):  # the other processes will meet the same error
             write_failure(self.control, self.lease.owner.token, failure)
-        return failure.error(error)
+        return build_error(failure, error)
