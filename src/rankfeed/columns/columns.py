@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.columns.arrays import as_array
 from rankfeed.columns.field import Field
 from rankfeed.columns.gather import copy_padded, copy_segments, take_rows
 from rankfeed.columns.layout import (
     Branch,
+    as_array,
     check_keys,
     fit_values,
     flat_fields,

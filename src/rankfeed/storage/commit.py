@@ -101,3 +101,13 @@ def fsync_dir(folder: str | os.PathLike[str]) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def decodable(kind: type[_Record]) -> type[_Record]:
+    """Class decorator that makes msgspec resolve the field types of a struct at its definition.
+
+    msgspec otherwise resolves them when the struct is decoded first, and two threads that do so at the same time
+    can crash the process (seen with msgspec 0.22). Structs that it contains must be defined before it.
+    """
+    msgspec.json.Decoder(kind)
+    return kind

@@ -12,8 +12,7 @@ from pathlib import Path
 import msgspec
 
 from rankfeed._util.process_info import process_age
-from rankfeed.storage.commit import read_record, temporary_name, write_record
-from rankfeed.storage.decodable import decodable
+from rankfeed.storage.commit import decodable, read_record, temporary_name, write_record
 from rankfeed.storage.network_fs import stat_uncached
 from rankfeed.topology.job import job_id, launch_id
 

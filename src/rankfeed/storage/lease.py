@@ -33,8 +33,7 @@ from typing import Self
 import msgspec
 
 from rankfeed._util.process_info import boot_id, pid_namespace, process_start_time
-from rankfeed.storage.commit import fsync_dir
-from rankfeed.storage.decodable import decodable
+from rankfeed.storage.commit import decodable, fsync_dir
 from rankfeed.storage.network_fs import is_gone, stat_uncached
 
 #: Seconds between heartbeats, and without one after which an owner on another host has lost the lease.

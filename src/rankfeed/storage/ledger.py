@@ -15,7 +15,7 @@ from typing import Annotated, BinaryIO
 import msgspec
 import xxhash
 
-from rankfeed.storage.decodable import decodable
+from rankfeed.storage.commit import decodable
 
 #: File name suffix of ledgers.
 SUFFIX = ".rankfeed-ledger"

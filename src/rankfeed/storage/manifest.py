@@ -13,7 +13,7 @@ import numpy as np
 from rankfeed.columns import Field
 from rankfeed.errors import CorruptError, SourceError
 from rankfeed.storage.checksum import digest_of
-from rankfeed.storage.decodable import decodable
+from rankfeed.storage.commit import decodable
 from rankfeed.storage.safe_names import check_data_name
 
 #: A directory with a file of this name is a written dataset.

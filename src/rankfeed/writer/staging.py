@@ -29,8 +29,7 @@ from rankfeed.storage import (
     write_atomic,
 )
 from rankfeed.storage.arrow_shard import read_shard, write_shard
-from rankfeed.storage.commit import read_record, remove_temporaries, write_record
-from rankfeed.storage.decodable import decodable
+from rankfeed.storage.commit import decodable, read_record, remove_temporaries, write_record
 from rankfeed.storage.lease import DURATION, HeldLease, Lease, LeaseOwner, StallDetector
 from rankfeed.writer.chunk import Chunk, Fields
 

@@ -14,7 +14,7 @@ from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.json_index import read_json
 from rankfeed.sources.mds.detect import INDEX_NAME
 from rankfeed.storage import check_data_name, resolve_data_name
-from rankfeed.storage.decodable import decodable
+from rankfeed.storage.commit import decodable
 
 REMEDY = "fetch the shard and the index again, or write the dataset again"
 

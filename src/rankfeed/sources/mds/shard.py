@@ -16,7 +16,7 @@ from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.mds.index import REMEDY, ColumnEncodings, MdsShard
 from rankfeed.sources.scattered import rows_at
 from rankfeed.storage import map_file
-from rankfeed.storage.decodable import decodable
+from rankfeed.storage.commit import decodable
 
 Bytes = npt.NDArray[np.uint8]
 Int64 = npt.NDArray[np.int64]

@@ -20,7 +20,7 @@ import xxhash
 from rankfeed.errors import CorruptError, SourceError, printable
 from rankfeed.sources.tar.headers import BLOCK, TarMember, TarReader
 from rankfeed.storage import check_data_name, digest_of, map_file
-from rankfeed.storage.decodable import decodable
+from rankfeed.storage.commit import decodable
 
 Int64 = npt.NDArray[np.int64]
 Bytes8 = npt.NDArray[np.uint8]
