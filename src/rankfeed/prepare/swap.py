@@ -92,19 +92,15 @@ def why_immovable(path: Path, control: Path) -> str:
     """Why a directory cannot be moved, by trying a move that always fails: onto a directory that is not empty."""
     full = _new(control, _GARBAGE)
     full.mkdir()
-    file = full / ".rankfeed-trial"
     try:
-        file.touch()
+        (full / "trial").touch()
         os.rename(path, full)
     except OSError as error:
         immovable = error.errno in _IMMOVABLE or (error.errno == errno.EACCES and not may_write(path))
         return error.strerror or str(error) if immovable else ""
-    else:  # a file system that does not follow the rules
-        file.unlink(missing_ok=True)
-        os.rename(full, path)
-        return ""
     finally:
         remove(full)
+    return ""
 
 
 def swap_dir(staging: Path, path: Path, control: Path) -> None:

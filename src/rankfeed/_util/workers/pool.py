@@ -327,4 +327,4 @@ if hasattr(os, "register_at_fork"):
 
 
 def _is_readable(descriptor: int, seconds: float) -> bool:
-    return bool(poll_descriptors({descriptor: select.POLLIN}, max(0.0, seconds)))
+    return bool(poll_descriptors({descriptor: select.POLLIN}, seconds))
