@@ -414,11 +414,7 @@ class Columns(Mapping[str, Column]):
 
 
 def make_column(name: str, values: Sequence[Any], field: Field | None = None) -> Column:
-    """The column of some values (at least one).
-
-    Raises:
-        Mismatch: the values have no common type, do not fit the field, or are objects that no column holds.
-    """
+    """The column of some values (at least one); raises Mismatch if there is none."""
     if field is None or (field.kind in ("dense", "ragged") and not field.dtype):
         known = None if field is None else {name: field}
         found = flat_fields(resolve_dtypes(infer_layout([{name: value} for value in values], known)))

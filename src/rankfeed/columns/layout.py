@@ -282,10 +282,7 @@ def is_unknown(leaf: Leaf) -> bool:
 
 
 def map_leaves(values: Sequence[Any], layout: Layout, function: Any, path: Path = ()) -> Any:
-    """``function(leaf, path, values)`` of each field of some samples, in the structure of the layout.
-
-    Raises Mismatch for a sample of another structure.
-    """
+    """``function(leaf, path, values)`` of each field of some samples, as a structure of this layout."""
     if isinstance(layout, Leaf):
         return function(layout, path, values)
     kind, parts = layout.kind, layout.parts
@@ -495,11 +492,7 @@ def is_tensor(value: Any) -> bool:
 
 
 def copy_sample(value: Any) -> Any:
-    """A copy of a sample (containers, arrays, tensors, copyable objects) that a transform may change in place.
-
-    Raises:
-        ArgumentError: the sample is nested too deeply.
-    """
+    """A copy of a sample that a transform may change in place; raises ArgumentError if it is nested too deeply."""
     try:
         return _copy(value)
     except RecursionError:

@@ -104,10 +104,7 @@ def why_immovable(path: Path, control: Path) -> str:
 
 
 def swap_dir(staging: Path, path: Path, control: Path) -> None:
-    """Publish a build whose marker is written.
-
-    Files of the replaced directory that a reader holds open stay readable. Between the renames, nothing is there.
-    """
+    """Publish a build whose marker is written; between the two renames, nothing is there."""
     old = _new(control, _OLD)
     moved = False
     if os.path.lexists(path) and read_marker(path) is not None:

@@ -79,10 +79,7 @@ _FIRST_PAUSE, _MAX_PAUSE, _LOOKS_PER_SECOND = 0.01, 0.5, 500
 
 
 class WaitReporter:
-    """Reports for which process this one waits: a status line at a terminal of its own, else lines in the log.
-
-    Of the ranks of a node only one reports.
-    """
+    """Reports for which process this one waits, at a terminal or in the log; one rank of a node does."""
 
     def __init__(self, path: Path, timeout: float | None) -> None:
         self._path, self._timeout = path, timeout

@@ -30,10 +30,7 @@ def temporary_name(path: Path) -> Path:
 
 @contextmanager
 def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """Open a file for writing that appears under its name when the block succeeds, replacing an existing file.
-
-    Raises OSError, and leaves nothing behind if the block fails.
-    """
+    """Open a file that appears under its name when the block succeeds, and else leaves nothing; raises OSError."""
     target = Path(path)
     temporary = temporary_name(target)
     try:

@@ -65,18 +65,14 @@ def write_failure(folder: Path, token: str, failure: Failure) -> None:
 def find_failure(
     folder: Path, key: str, attempt: str, takes_part: Callable[[str, Failure], bool]
 ) -> Failure | None:
-    """The failure of work that this process takes part in, if there is one.
-
-    That is one of the same attempt, or one of whose lease token the caller says so. Launches may have equal names,
-    so an attempt counts only if this process had started before the failure.
-    """
+    """The failure of this attempt, or of other work in which the caller takes part; None if there is none."""
     for path, failure in _failures(folder):
         if failure is None or failure.key != key:
             continue
-        is_same_attempt = bool(attempt) and failure.attempt == attempt
         if takes_part(path.name.removesuffix(_SUFFIX), failure):
             return failure
-        if is_same_attempt and _is_newer_than_process(path, os.getpid()):
+        # Launches may have equal names: an attempt counts if this process had started before the failure.
+        if attempt and failure.attempt == attempt and _is_newer_than_process(path, os.getpid()):
             return failure
     return None
 
