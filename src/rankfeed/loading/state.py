@@ -7,7 +7,7 @@ import msgspec
 
 from rankfeed.errors import ArgumentError, StateError, safe_str
 from rankfeed.plan import Cursor
-from rankfeed.storage.decodable import decodable
+from rankfeed.storage.commit import decodable
 
 VERSION = 1
 _State = TypeVar("_State", bound=msgspec.Struct)

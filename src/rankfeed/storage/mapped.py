@@ -11,10 +11,7 @@ from rankfeed.errors import CorruptError, SourceError
 
 
 def map_file(path: str | os.PathLike[str]) -> npt.NDArray[np.uint8]:
-    """The bytes of a file as a read-only array, which keeps the mapping alive; raises SourceError.
-
-    It can be used by several threads, and by forked children.
-    """
+    """The bytes of a file as a read-only array, which keeps the mapping alive; raises SourceError."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:

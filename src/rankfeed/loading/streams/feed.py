@@ -33,7 +33,7 @@ from rankfeed.plan import Cursor
 from rankfeed.sources import Source
 from rankfeed.sources.source import Declared
 from rankfeed.storage.checksum import digest_of
-from rankfeed.storage.decodable import decodable
+from rankfeed.storage.commit import decodable
 
 _log = logging.getLogger("rankfeed")
 #: Seconds between messages about a read that is waited for.

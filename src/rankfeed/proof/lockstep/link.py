@@ -16,7 +16,7 @@ import msgspec
 from rankfeed.errors import ArgumentError
 from rankfeed.proof.lockstep.judge import Ranks, judge
 from rankfeed.proof.lockstep.words import Verdict, Word
-from rankfeed.storage.decodable import decodable
+from rankfeed.storage.commit import decodable
 
 #: Seconds between two words.
 EVERY = 1.0

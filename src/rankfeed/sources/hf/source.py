@@ -24,7 +24,7 @@ from rankfeed.sources.hf.detect import DICT_NAME, INFO_NAME, STATE_NAME
 from rankfeed.sources.json_index import read_json
 from rankfeed.sources.source import Int64, Source, check_columns, check_ids, check_same_data, even_blocks
 from rankfeed.storage import digest_of, resolve_data_name
-from rankfeed.storage.decodable import decodable
+from rankfeed.storage.commit import decodable
 
 #: Rows of a block if an indices mapping scatters samples over the table.
 _MAPPED_ROWS = 4096

@@ -16,7 +16,7 @@ from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.mds.index import ColumnEncodings, MdsShard
 from rankfeed.sources.scattered import rows_at
 from rankfeed.sources.source import Int64
-from rankfeed.storage.decodable import decodable
+from rankfeed.storage.commit import decodable
 
 Bytes = npt.NDArray[np.uint8]
 

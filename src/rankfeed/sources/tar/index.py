@@ -21,7 +21,7 @@ from rankfeed.errors import CorruptError, SourceError, printable
 from rankfeed.sources.source import Int64
 from rankfeed.sources.tar.headers import BLOCK, TarMember, TarReader
 from rankfeed.storage import check_data_name, digest_of, map_file
-from rankfeed.storage.decodable import decodable
+from rankfeed.storage.commit import decodable
 
 Bytes8 = npt.NDArray[np.uint8]
 
