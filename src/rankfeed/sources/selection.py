@@ -1,4 +1,4 @@
-"""Which samples a selection contains: position -> sample id, in as little memory as the ids allow."""
+"""Which samples a selection contains: a range, or an array of sample ids."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -41,7 +41,6 @@ class Dialect:
         self.arrow_types()
 
     def arrow_types(self) -> dict[str, Any]:
-        """The types as `pyarrow.DataType`."""
         import pyarrow as pa
 
         found = {}
@@ -57,7 +56,6 @@ class Dialect:
         return found
 
     def delimiter_of(self, path: str) -> str:
-        """The delimiter of a file."""
         if self.delimiter is not None:
             return self.delimiter
         return "\t" if path.removesuffix(".gz").endswith(".tsv") else ","

@@ -130,45 +130,41 @@ def columns_in(table: Any, text: bytes, dialect: Dialect) -> list[str]:
 
 def check_lines(content: bytes, where: str, first_line: int = 1) -> int:
     """Check that each line is complete JSON in UTF-8, not nested too deeply; the number of the line after them."""
-    start, line = 0, first_line
+    start, first = 0, first_line
     while start < len(content):
         # Up to the end of a line.
         end = content.rfind(b"\n", start, start + _CHUNK) + 1 or content.find(b"\n", start + _CHUNK) + 1
         chunk = content[start : end or len(content)]
         start += len(chunk)
-        line = _check_chunk(chunk, where, line)
-    return line
-
-
-def _check_chunk(chunk: bytes, where: str, first_line: int) -> int:
-    try:
-        chunk.decode()
-    except UnicodeDecodeError as error:
-        line = first_line + chunk.count(b"\n", 0, error.start)
-        raise _incomplete(where, line, "UTF-8", f"{error.reason} at byte {error.start}") from error
-    text = chunk if chunk.endswith(b"\n") else chunk + b"\n"
-    if b"\\" in text:
-        text = _ESCAPED.sub(b"", text)
-    kinds = _KINDS[np.frombuffer(text, np.uint8)]
-    kinds = kinds[kinds != 0]
-    in_string = np.cumsum(kinds == _QUOTE) & 1 == 1
-    depth = np.cumsum(np.where(in_string, 0, _DEPTH_STEPS[kinds]))
-    ends = np.flatnonzero(kinds == _NEWLINE)
-    # A line that does not close what it opened ends after it; a bracket too many is where it is.
-    bad = depth < 0
-    bad[ends] |= (depth[ends] != 0) | in_string[ends]
-    if bad.any():
-        line = first_line + int(np.count_nonzero(kinds[: int(np.argmax(bad))] == _NEWLINE))
-        raise _incomplete(where, line, "as many brackets and quotes closed as opened", None)
-    if len(depth) and int(depth.max()) > MOST_LEVELS:
-        line = first_line + int(np.count_nonzero(kinds[: int(np.argmax(depth > MOST_LEVELS))] == _NEWLINE))
-        raise SourceError(
-            "a line of JSON is nested too deeply",
-            expected=f"up to {MOST_LEVELS} levels",
-            where=f"{where}, line {line}",
-            remedy="write the inner part as a string",
-        )
-    return first_line + len(ends)
+        try:
+            chunk.decode()
+        except UnicodeDecodeError as error:
+            line = first + chunk.count(b"\n", 0, error.start)
+            raise _incomplete(where, line, "UTF-8", f"{error.reason} at byte {error.start}") from error
+        text = chunk if chunk.endswith(b"\n") else chunk + b"\n"
+        if b"\\" in text:
+            text = _ESCAPED.sub(b"", text)
+        kinds = _KINDS[np.frombuffer(text, np.uint8)]
+        kinds = kinds[kinds != 0]
+        in_string = np.cumsum(kinds == _QUOTE) & 1 == 1
+        depth = np.cumsum(np.where(in_string, 0, _DEPTH_STEPS[kinds]))
+        ends = np.flatnonzero(kinds == _NEWLINE)
+        # A line that does not close what it opened ends after it; a bracket too many is where it is.
+        bad = depth < 0
+        bad[ends] |= (depth[ends] != 0) | in_string[ends]
+        if bad.any():
+            line = first + int(ends.searchsorted(np.argmax(bad)))
+            raise _incomplete(where, line, "as many brackets and quotes closed as opened", None)
+        if (depth > MOST_LEVELS).any():
+            line = first + int(ends.searchsorted(np.argmax(depth > MOST_LEVELS)))
+            raise SourceError(
+                "a line of JSON is nested too deeply",
+                expected=f"up to {MOST_LEVELS} levels",
+                where=f"{where}, line {line}",
+                remedy="write the inner part as a string",
+            )
+        first += len(ends)
+    return first
 
 
 def _incomplete(where: str, line: int, expected: str, found: str | None) -> CorruptError:
