@@ -112,10 +112,10 @@ def element_of(kind: Any) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
 
     types = pa.types
     kind = _value_type(kind)
-    if isinstance(kind, pa.FixedShapeTensorType) or types.is_fixed_size_list(kind):
+    is_tensor = isinstance(kind, pa.FixedShapeTensorType)
+    if is_tensor or types.is_fixed_size_list(kind):
         inner = element_of(kind.value_type)
-        is_list = types.is_fixed_size_list(kind)
-        shape = (kind.list_size,) if is_list else tuple(kind.shape[axis] for axis in tensor_axes(kind))
+        shape = tuple(kind.shape[axis] for axis in tensor_axes(kind)) if is_tensor else (kind.list_size,)
         return None if inner is None else (inner[0], (*shape, *inner[1]))
     if types.is_boolean(kind):
         return np.dtype(np.bool_), ()
