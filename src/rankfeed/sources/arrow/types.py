@@ -95,9 +95,8 @@ def field_of(kind: Any) -> Field:
     kind = _value_type(kind)
     if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
         return Field("str")
-    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind):
-        return Field("bytes")
-    if types.is_fixed_size_binary(kind):
+    is_binary = types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind)
+    if is_binary or types.is_fixed_size_binary(kind):
         return Field("bytes")
     if (element := element_of(kind)) is not None:
         return Field("dense", element[0].name, element[1])
