@@ -95,9 +95,8 @@ def field_of(kind: Any) -> Field:
     kind = _value_type(kind)
     if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
         return Field("str")
-    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind):
-        return Field("bytes")
-    if types.is_fixed_size_binary(kind):
+    is_binary = types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind)
+    if is_binary or types.is_fixed_size_binary(kind):
         return Field("bytes")
     if (element := element_of(kind)) is not None:
         return Field("dense", element[0].name, element[1])
@@ -112,10 +111,10 @@ def element_of(kind: Any) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
 
     types = pa.types
     kind = _value_type(kind)
-    if isinstance(kind, pa.FixedShapeTensorType) or types.is_fixed_size_list(kind):
+    is_tensor = isinstance(kind, pa.FixedShapeTensorType)
+    if is_tensor or types.is_fixed_size_list(kind):
         inner = element_of(kind.value_type)
-        is_list = types.is_fixed_size_list(kind)
-        shape = (kind.list_size,) if is_list else tuple(kind.shape[axis] for axis in tensor_axes(kind))
+        shape = tuple(kind.shape[axis] for axis in tensor_axes(kind)) if is_tensor else (kind.list_size,)
         return None if inner is None else (inner[0], (*shape, *inner[1]))
     if types.is_boolean(kind):
         return np.dtype(np.bool_), ()
