@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankfeed.columns import Bytes, Column, Field, RowSlices, RowTake, column_from_parts
-from rankfeed.errors import CorruptError, RankfeedError, SourceError, safe_str
+from rankfeed.errors import CorruptError, RankfeedError, SourceError, describe_error
 from rankfeed.sources.mds.images import IMAGES
 from rankfeed.sources.scattered import RowOffsets, ScatteredRows, packed_runs, rows_at
 from rankfeed.sources.source import with_where
@@ -228,15 +228,12 @@ class ValueEncoding(Encoding):
                 if not (self.unsafe or isinstance(error, _VALUE_ERRORS)):
                     raise
                 expected = "a pickle" if self.unsafe else "a value of its encoding"
-                raise _damaged(
-                    expected, f"{type(error).__name__}: {safe_str(error)}", values.where(row)
-                ) from error
+                raise _damaged(expected, describe_error(error), values.where(row)) from error
         return RowTake(decoded, np.arange(len(decoded)), values.slots)
 
 
 def _damaged(expected: object, found: object, where: str) -> CorruptError:
-    remedy = "fetch the shard again, or write the dataset again"
-    return CorruptError("a value is damaged", expected=expected, found=found, where=where, remedy=remedy)
+    return CorruptError("a value is damaged", expected=expected, found=found, where=where)
 
 
 def _decimal(value: bytes) -> Decimal:

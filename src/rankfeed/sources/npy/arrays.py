@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rankfeed.errors import CorruptError, SourceError
-from rankfeed.sources.npy.header import Array, Header, array_at, check_size, load_objects, read_header, reading
+from rankfeed.sources.npy.header import DAMAGE, Array, Header, array_at, check_size, load_objects, read_header
 from rankfeed.sources.npy.npz import NpzMember, members_of, read_member
-from rankfeed.storage import map_file
+from rankfeed.storage import file_errors, map_file
 
 #: The column of a `.npy` file, which has no name of its own.
 ARRAY = "array"
@@ -19,7 +19,7 @@ ARRAY = "array"
 
 def read_headers(path: str, *, allow_pickle: bool = False) -> dict[str, Header]:
     """The header of each array of a file, whose size is checked."""
-    with reading(path):
+    with file_errors(path, *DAMAGE):
         if path.endswith(".npz"):
             with zipfile.ZipFile(path) as archive:
                 members = members_of(archive, path, allow_pickle=allow_pickle)
@@ -42,7 +42,7 @@ def load_arrays(
 
     ``check`` is called with each name and header before memory is allocated for an array.
     """
-    with reading(path):
+    with file_errors(path, *DAMAGE):
         if path.endswith(".npz"):
             with zipfile.ZipFile(path) as archive:
                 members = members_of(archive, path, allow_pickle=allow_pickle)
@@ -92,11 +92,7 @@ def _map_member(data: npt.NDArray[np.uint8], member: NpzMember) -> Array:
     checksum = _checksum(data[start : start + info.file_size])
     if checksum != info.CRC:
         raise CorruptError(
-            "the file is damaged",
-            expected=f"checksum {info.CRC:08x}",
-            found=f"{checksum:08x}",
-            where=member.where,
-            remedy="fetch the file again, or write it again",
+            "the file is damaged", expected=f"checksum {info.CRC:08x}", found=f"{checksum:08x}", where=member.where
         )
     return array_at(data, member.header, start)
 

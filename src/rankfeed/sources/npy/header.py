@@ -5,8 +5,6 @@ import lzma
 import math
 import zipfile
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -14,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankfeed.columns import Field
-from rankfeed.errors import CorruptError, RankfeedError, SourceError, UnsafeError
+from rankfeed.errors import CorruptError, SourceError, UnsafeError
 
 Array = npt.NDArray[Any]
 
@@ -25,8 +23,9 @@ _MOST_ROWS = 1 << 48
 _MOST_DIMENSIONS = 64 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32
 _PARSE_ATTEMPTS = 20
 _DECODER_ERRORS = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError)
-#: RuntimeError: an encrypted member, or an unknown compression. MemoryError: a header with too many elements.
-_DAMAGE = (*_DECODER_ERRORS, ValueError, KeyError, RuntimeError, MemoryError)
+#: Errors of numpy and zipfile for a damaged file. RuntimeError: an encrypted member, or an unknown compression.
+#: MemoryError: a header with too many elements.
+DAMAGE = (*_DECODER_ERRORS, ValueError, KeyError, RuntimeError, MemoryError)
 
 
 @dataclass(frozen=True)
@@ -76,9 +75,7 @@ def read_header(
         shape, fortran, dtype = _parse_header(head, version)
         _check_shape(shape, dtype.itemsize)
     except Exception as error:  # numpy's parser also raises errors of the tokenizer
-        raise CorruptError(
-            "a .npy file has no proper header", found=str(error)[:200], where=where, remedy="write the file again"
-        ) from error
+        raise CorruptError("a .npy file has no proper header", found=str(error)[:200], where=where) from error
     if dtype.hasobject and not allow_pickle:
         raise _is_pickle(dtype, where)
     if only_tensors and (dtype.kind not in "biufcO" or dtype.char in "gG"):  # long doubles
@@ -143,7 +140,6 @@ def check_size(header: Header, size: int, where: str) -> None:
             expected=f"{header.offset + header.nbytes} bytes",
             found=f"{size} bytes",
             where=where,
-            remedy="write the file again",
         )
 
 
@@ -154,16 +150,3 @@ def array_at(data: npt.NDArray[np.uint8], header: Header, start: int = 0) -> Arr
     begin = start + header.offset
     flat = data[begin : begin + header.nbytes].view(header.dtype)
     return flat.reshape(header.shape, order="F" if header.fortran else "C")
-
-
-@contextmanager
-def reading(path: str) -> Iterator[None]:
-    """Convert errors of numpy and zipfile to errors that name the file."""
-    try:
-        yield
-    except RankfeedError:
-        raise
-    except OSError as error:
-        raise SourceError("the file cannot be read", found=error, where=path) from error
-    except _DAMAGE as error:
-        raise CorruptError("the file is damaged", found=error, where=path, remedy="write it again") from error

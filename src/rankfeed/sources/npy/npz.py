@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from rankfeed.errors import CorruptError
-from rankfeed.sources.npy.header import HEAD, Array, Header, array_at, load_objects, read_header, reading
-from rankfeed.storage import check_data_name
+from rankfeed.sources.npy.header import DAMAGE, HEAD, Array, Header, array_at, load_objects, read_header
+from rankfeed.storage import check_data_name, file_errors
 
 _PIECE = 1 << 20
 #: Most bytes that deflate makes of one.
@@ -34,7 +34,7 @@ def members_of(
         name = info.filename.removesuffix(".npy")
         place = f"{where}, member {info.filename!r}"
         if name in members:
-            raise CorruptError("two members of a .npz file have one name", where=place, remedy="write it again")
+            raise CorruptError("two members of a .npz file have one name", where=place)
         with archive.open(info) as file:
             start = file.read(HEAD)
             if not only_arrays and not start.startswith(np.lib.format.MAGIC_PREFIX):
@@ -57,13 +57,12 @@ def _check_size(header: Header, info: zipfile.ZipInfo, where: str) -> None:
             expected=f"{size} bytes" if not header.dtype.hasobject else f"up to {most} bytes",
             found=f"{info.file_size} bytes, compressed to {info.compress_size}",
             where=where,
-            remedy="fetch the file again, or write it again",
         )
 
 
 def read_member(archive: zipfile.ZipFile, member: NpzMember, *, allow_pickle: bool = False) -> Array:
     """An array, decompressed into memory, with its checksum verified."""
-    with reading(member.where):
+    with file_errors(member.where, *DAMAGE):
         # At most the size in the directory, which was compared with the header.
         content = np.empty(member.info.file_size, np.uint8)
         done = 0

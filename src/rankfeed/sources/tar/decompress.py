@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rankfeed.errors import CorruptError, SourceError, UnsafeError
+from rankfeed.errors import CorruptError, UnsafeError
 from rankfeed.sources.parallel import in_parallel
 from rankfeed.sources.paths import head
 from rankfeed.sources.tar.headers import compression_of
 from rankfeed.sources.tar.index_cache import cache_folder, locked, not_writable
 from rankfeed.sources.tar.shard_list import ShardList
-from rankfeed.storage import atomic_file, digest_of
+from rankfeed.storage import atomic_file, digest_of, file_errors
 from rankfeed.storage.commit import TEMPORARY
 
 #: A compressed shard may expand to this multiple of its size, and this many bytes more.
@@ -41,10 +41,8 @@ def decompressed(listed: ShardList, cache_dir: str | os.PathLike[str] | None) ->
 
 
 def _copy_path(folder: Path, shard: str) -> Path:
-    try:
+    with file_errors(shard):
         found = os.stat(shard)
-    except OSError as error:
-        raise SourceError("the shard cannot be read", found=error, where=shard) from error
     version = digest_of(os.fsencode(shard), f"{found.st_size}.{found.st_mtime_ns}".encode())[:16]
     return folder / f"{os.path.basename(shard)[:100]}-{version}.tar"
 
@@ -81,6 +79,4 @@ def _read(file: Any, shard: str) -> bytes:
     try:
         return bytes(file.read(_CHUNK_BYTES))
     except Exception as error:  # the libraries have errors of their own, some of them OSErrors
-        raise CorruptError(
-            "a compressed shard is damaged", found=error, where=shard, remedy="fetch the shard again"
-        ) from error
+        raise CorruptError("a compressed shard is damaged", found=error, where=shard) from error

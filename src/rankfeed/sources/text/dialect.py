@@ -8,9 +8,10 @@ from gzip import GzipFile
 from typing import Any, BinaryIO
 
 from rankfeed._util.validate import invalid
-from rankfeed.errors import ArgumentError, CorruptError, SourceError, listed, safe_repr
+from rankfeed.errors import ArgumentError, SourceError, listed, safe_repr
 from rankfeed.sources.paths import common_root
 from rankfeed.sources.text.detect import Kind
+from rankfeed.storage import file_errors
 
 #: Decompressed bytes that are read into memory; larger files must be packed.
 LIMIT = 256 << 20
@@ -94,13 +95,5 @@ def read_texts(paths: Sequence[str]) -> list[bytes]:
 def open_text(path: str) -> Iterator[BinaryIO]:
     """Open a file, decompressed if its name ends with `.gz`."""
     opener: Callable[..., Any] = GzipFile if path.endswith(".gz") else open
-    try:
-        with opener(path, "rb") as file:
-            yield file
-    except (EOFError, zlib.error) as error:
-        raise CorruptError(
-            "the file's compression is damaged", found=error, where=path, remedy="fetch the file again"
-        ) from error
-    except OSError as error:
-        kind = CorruptError if error.errno is None else SourceError  # errors of gzip have no number
-        raise kind("the file cannot be read", found=error, where=path, remedy="fetch the file again") from error
+    with file_errors(path, EOFError, zlib.error), opener(path, "rb") as file:
+        yield file
