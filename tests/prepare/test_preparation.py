@@ -22,11 +22,11 @@ from tests.support.prepared import build, control
 
 import rankfeed as rf
 from rankfeed.errors import ArgumentError, PrepareError
-from rankfeed.prepare.build import BuildAttempt
-from rankfeed.prepare.failure import BuilderTraceback, Failure, raise_failure, write_failure
+from rankfeed.prepare.build import BuildAttempt, BuilderTraceback, raise_failure
 from rankfeed.prepare.marker import MARKER_NAME, changed_files, key_with_inputs
 from rankfeed.prepare.wait import WaitReporter
 from rankfeed.storage import lease
+from rankfeed.storage.failure import Failure, write_failure
 from rankfeed.storage.lease import LeaseOwner
 
 
@@ -301,10 +301,10 @@ def test_the_failure_that_was_waited_for_is_not_of_another_launch(
 ) -> None:
     """Some ranks of that would raise it, and those that come later build."""
     holder = "0123456789abcdef"
-    monkeypatch.setattr("rankfeed.prepare.failure.job_id", lambda: "node1:5000")
+    monkeypatch.setattr("rankfeed.storage.failure.job_id", lambda: "node1:5000")
     failure = Failure.of(ValueError("full"), "process 1 on host1", tmp_path, "key", "parent 1 2 0 1")
     write_failure(tmp_path, holder, failure)
-    monkeypatch.setattr("rankfeed.prepare.failure.job_id", lambda: job)
+    monkeypatch.setattr("rankfeed.prepare.build.job_id", lambda: job)
     with pytest.raises(PrepareError, match="full") if found else nullcontext():
         raise_failure(tmp_path, {holder}, "parent 7 8 0 1", "key")
 

@@ -6,7 +6,7 @@ import sys
 CODE = """\
 import sys, threading, types
 import msgspec
-from rankfeed.storage.decodable import decodable
+from rankfeed.storage.commit import decodable
 
 RECORDS = '''
 from __future__ import annotations

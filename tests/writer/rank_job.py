@@ -75,7 +75,7 @@ def pack(opened: rf.Source, dest: str, mapped: Mapped, stall_timeout: float) -> 
             seed=4,
             shard_bytes=1000,
             stall_timeout=stall_timeout,
-            key=os.environ.get("PACK_KEY", ""),
+            key=os.environ.get("PACK_KEY", "1"),
             progress=False,
         )
     except rf.errors.RankfeedError as error:
@@ -84,13 +84,9 @@ def pack(opened: rf.Source, dest: str, mapped: Mapped, stall_timeout: float) -> 
 
 
 def pack_more(opened: rf.Source, dest: str, told: Path, rank: int, stall_timeout: float) -> dict[str, object]:
-    """What came of a second pack into the folder, in which rank 0 waits for the rank that is late."""
-    (told / f"first-{rank}").touch()
+    """What came of a second pack into the folder, as soon as this rank was done with the first."""
 
-    def awaiting(sample: dict[str, object]) -> dict[str, object]:
-        if rank == 0:
-            (told / "second-begun").touch()
-            until((told / "first-2").exists)
+    def changed(sample: dict[str, object]) -> dict[str, object]:
         return {"id": sample["id"], "noise": 0.5}
 
     more = opened.select(range(100))
@@ -99,11 +95,12 @@ def pack_more(opened: rf.Source, dest: str, told: Path, rank: int, stall_timeout
         dest,
         runner="ranks",
         append=True,
-        map=awaiting,
+        map=changed,
         key="more",
         stall_timeout=stall_timeout,
         progress=False,
     )
+    (told / f"second-{rank}").touch()
     return {"fingerprint": packed.fingerprint}
 
 
@@ -126,9 +123,7 @@ def main(source: str, dest: str, told: str, fault: str, stall_timeout: str) -> N
     if kind in ("kill", "raise", "hang", "stop", "slow") and not mine:
         awaited = happened.exists
     if kind == "other" and not mine:
-
-        def awaited() -> bool:  # the other rank has told what is wrong
-            return any("different arguments" in path.read_text() for path in Path(dest).rglob("end.json"))
+        awaited = Path(told, f"{rank}.json").exists  # the other rank has told what is wrong
 
     mapped = Mapped(mine, awaited, happened, here.world_size - 1, dest)
     with warnings.catch_warnings(record=True) as caught:

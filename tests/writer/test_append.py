@@ -117,8 +117,8 @@ def test_an_append_that_is_interrupted_again_while_it_is_known_again_adds_once(
 
     for module, name in (
         (journal, "complete_commit"),
-        (coordinator_module, "_write_parts"),
-        (coordinator_module, "_write_parts"),
+        (coordinator_module, "write_parts"),
+        (coordinator_module, "write_parts"),
     ):
         with monkeypatch.context() as patch, suppress(Killed):
             patch.setattr(module, name, killed)

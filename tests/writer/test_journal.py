@@ -11,6 +11,7 @@ import pytest
 
 import rankfeed as rf
 from rankfeed.errors import ArgumentError, CorruptError, WriteError
+from rankfeed.storage.lease import HeldLease
 from rankfeed.writer import coordinator, journal
 from rankfeed.writer.runners.local import LocalRunner
 
@@ -320,9 +321,9 @@ def test_a_call_that_failed_before_its_first_shard_leaves_nothing(base: Path, tm
 
 def test_files_that_come_too_late_leave_no_directory(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     @contextmanager
-    def session(_: object, staging: Path) -> Iterator[None]:
+    def session(_: object) -> Iterator[None]:
         yield
-        (staging / "00000-00000-late.arrow").touch()  # of a rank whose task was reassigned
+        (base / STAGING / "00000-00000-late.arrow").touch()  # of a rank whose task was reassigned
 
     monkeypatch.setattr(LocalRunner, "session", session)
     append(base)
@@ -343,16 +344,16 @@ def test_another_call_leaves_the_finished_shards_of_an_interrupted_append(base: 
 
 
 def test_each_rename_of_a_commit_is_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other ranks give rank 0 up if it makes none."""
+    """Other ranks take over from one that commits and makes none."""
     dest, taken = tmp_path / "p", 0
 
-    def step(_: object) -> None:
+    def renew(_: object) -> None:
         nonlocal taken
         taken += 1
 
     killed_after(-1, monkeypatch, lambda: write(rows(0, 1000), dest))
     count = len(list(dest.glob("shard-*.arrow")))
-    monkeypatch.setattr(LocalRunner, "step", step)
+    monkeypatch.setattr(HeldLease, "renew", renew)
     write(rows(0, 1000), dest)
     assert count > 30
     assert taken >= count

@@ -326,3 +326,14 @@ def test_an_array_that_an_iterable_fills_again_and_again_is_packed_as_it_was(mak
 
     packed = rf.write(rows(), tmp_path / "packed", progress=False)
     assert [row["x"].tolist() for row in packed] == [[number] * 3 for number in range(20)]
+
+
+def test_signed_and_unsigned_integers_share_a_column_where_it_holds_both(tmp_path: Path) -> None:
+    large = [{"x": np.uint64(2**63 + 5)}] * 300
+    written = rf.write([*large, {"x": 1}], tmp_path / "p", progress=False)
+    assert written.fields["x"].dtype == "uint64"
+    assert [int(written[i]["x"]) for i in (0, 300)] == [2**63 + 5, 1]
+    with pytest.raises(WriteError, match="row 300"):
+        rf.write([*large, {"x": -1}], tmp_path / "q", progress=False)
+    with pytest.raises(WriteError, match="digits or signs"):
+        rf.write([*large[:256], *[{"x": -1}] * 300], tmp_path / "q", progress=False)

@@ -10,12 +10,7 @@ _IMPORTED = time.monotonic()
 
 
 def process_start_time(pid: int) -> int:
-    """When a process of this host started, in clock ticks since boot.
-
-    Returns:
-        0 if there is no such process (or a zombie); -1 if the system does not say, as for processes of other users
-        on many clusters.
-    """
+    """Start of a process in clock ticks since boot; 0 if there is none (or a zombie), -1 if it is hidden."""
     if not Path("/proc/self/stat").exists():
         return -1
     try:

@@ -53,11 +53,7 @@ class DaemonPool:
         return future
 
     def close(self, last: Callable[[], _Result] | None = None) -> Future[_Result] | None:
-        """Cancel the tasks that have not begun and end the threads, without waiting for them.
-
-        ``last`` runs after the current task, in pools of one thread. Returns its future; None if there is none, or
-        if the pool was closed before.
-        """
+        """Cancel the waiting tasks and end the threads; ``last`` runs after the task of a single thread."""
         if self.stopped:
             return None
         self.stopped = True

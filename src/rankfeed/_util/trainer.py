@@ -21,11 +21,7 @@ _REMEDY = "class Trainer(rankfeed.integrations.transformers.FeedMixin, transform
 
 
 def refuse_trainer_without_mixin(what: str, *, is_share: bool) -> None:
-    """Refuse a caller of ``__len__`` that is a Trainer about to repeat or lose samples.
-
-    ``what`` names the object in the message; ``is_share`` if it is one rank's share, which the Trainer does not
-    shard again.
-    """
+    """Refuse a caller of ``__len__`` that is a Trainer about to repeat or lose samples of ``what``."""
     if _TRAINER not in sys.modules:
         return
     frame = sys._getframe(1).f_back  # beyond __len__

@@ -123,10 +123,10 @@ def check_choice(name: str, value: object, choices: Sequence[_T]) -> _T:
     raise invalid(name, " | ".join(map(repr, choices)), value)
 
 
-def check_callable(name: str, value: Any, expected: str = "a function") -> Any:
+def check_callable(name: str, value: Any) -> Any:
     """A function, or an object or class that can be called."""
     if not callable(value):
-        raise invalid(name, expected, value)
+        raise invalid(name, "a function", value)
     return value
 
 

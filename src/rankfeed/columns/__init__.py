@@ -1,6 +1,5 @@
 """Batch storage: dense, ragged, byte and object columns, sample layouts, and recycled buffers."""
 
-from rankfeed.columns.arrays import as_array, copy_sample
 from rankfeed.columns.buffers import BufferPool, retain_heap
 from rankfeed.columns.columns import (
     Allocate,
@@ -18,7 +17,7 @@ from rankfeed.columns.columns import (
     make_column,
 )
 from rankfeed.columns.field import Field, Kind
-from rankfeed.columns.layout import Branch, Layout, Leaf, Mismatch
+from rankfeed.columns.layout import Branch, Layout, Leaf, Mismatch, as_array, copy_sample
 
 __all__ = [
     "Allocate",

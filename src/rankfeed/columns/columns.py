@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.columns.arrays import as_array
 from rankfeed.columns.field import Field
 from rankfeed.columns.gather import copy_padded, copy_segments, take_rows
 from rankfeed.columns.layout import (
     Branch,
+    as_array,
     check_keys,
     fit_values,
     flat_fields,
@@ -414,11 +414,7 @@ class Columns(Mapping[str, Column]):
 
 
 def make_column(name: str, values: Sequence[Any], field: Field | None = None) -> Column:
-    """The column of some values (at least one).
-
-    Raises:
-        Mismatch: the values have no common type, do not fit the field, or are objects that no column holds.
-    """
+    """The column of some values (at least one); raises Mismatch if there is none."""
     if field is None or (field.kind in ("dense", "ragged") and not field.dtype):
         known = None if field is None else {name: field}
         found = flat_fields(resolve_dtypes(infer_layout([{name: value} for value in values], known)))

@@ -1,19 +1,83 @@
-"""A build by the process that holds the lease: in a directory of its own, then published or recorded as failed."""
+"""A build by the process that holds the lease: in a directory of its own, then published, or recorded as failed.
+
+Every process of the job raises the recorded failure.
+"""
 
 import os
 import re
+import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from rankfeed.errors import PrepareError
-from rankfeed.prepare.failure import Failure, forget_failures, write_failure
-from rankfeed.prepare.layout import BUILD_PREFIX
 from rankfeed.prepare.marker import inspect_dir, refuse_foreign_files, write_marker
-from rankfeed.prepare.swap import discard, remove, remove_leftovers, swap_dir
+from rankfeed.prepare.swap import BUILD_PREFIX, control_dir, discard, may_write, remove, remove_leftovers, swap_dir
 from rankfeed.storage.commit import remove_temporaries
+from rankfeed.storage.failure import Failure, find_failure, forget_failures, write_failure
 from rankfeed.storage.lease import HeldLease
+from rankfeed.topology.job import ONE_HOST, is_same_job, job_id
+
+
+class BuilderTraceback(Exception):
+    """Traceback of the build in another process, as the cause of the error raised here."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+def build_error(failure: Failure, cause: BaseException | None = None) -> PrepareError:
+    """The error that every process raises, with the builder's traceback as its cause."""
+    error = PrepareError(
+        f"preparing the data failed: {failure.kind}: {failure.text}",
+        where=f"{failure.path}, built by {failure.owner}",
+        remedy="see the traceback of the build above; the next job builds again",
+    )
+    error.__cause__ = BuilderTraceback(failure.traceback) if cause is None else cause
+    return error
+
+
+def raise_failure(control: Path, awaited: set[str], attempt: str, key: str) -> None:
+    """Raise the failure of a build of this attempt, or of one that this process waited for.
+
+    ``awaited`` has the lease tokens of those; one of another job is not meant. Parent processes do not identify a
+    job here: each rank may have a shell of its own.
+    """
+    mine = job_id()
+
+    def takes_part(token: str, failure: Failure) -> bool:
+        is_other = not mine.startswith(ONE_HOST) and is_same_job(failure.job, mine) is False
+        return token in awaited and not is_other
+
+    failure = find_failure(control, key, attempt, takes_part)
+    if failure is not None:
+        raise build_error(failure)
+
+
+def cannot_prepare(error: OSError, path: Path) -> PrepareError:
+    """The error if the directory, or the control directory beside it, cannot be used."""
+    control = control_dir(path)
+    remedy = "free disk space, or choose a directory that can be written"
+    if isinstance(error, PermissionError) and control.is_dir():
+        closed = control if not may_write(control) else Path(error.filename or control)
+        if closed == control or (closed.exists() and not os.access(closed, os.R_OK)):
+            remedy = f"ask {_user(closed)}, who owns {closed}, to open it to you or to remove it"
+            remedy += "; or choose another directory"
+    return PrepareError(
+        "cannot prepare the directory",
+        found=error.strerror or error,
+        where=f"{error.filename or path}, on {socket.gethostname()}",
+        remedy=remedy,
+    )
+
+
+def _user(path: Path) -> str:
+    try:
+        return path.owner()
+    except KeyError:  # an account that this host does not have
+        return f"user {path.stat().st_uid}"
+
 
 Build = Callable[[Path], object]
 
@@ -21,7 +85,7 @@ _BUILD = re.compile(rf"{BUILD_PREFIX}.+-\d+-[0-9a-f]{{16}}-\d+")
 
 
 class BuildAttempt:
-    """A build by this process, which holds the lease; ``attempt`` as of `failure.next_attempt`."""
+    """A build by this process, which holds the lease; ``attempt`` as of `next_attempt`."""
 
     def __init__(self, path: Path, control: Path, key: str, lease: HeldLease, attempt: str = "") -> None:
         self.path, self.control, self.key, self.lease, self.attempt = path, control, key, lease, attempt
@@ -132,4 +196,4 @@ class BuildAttempt:
         failure = Failure.of(error, str(self.lease.owner), self.path, self.key, self.attempt)
         with suppress(OSError):  # the other processes will meet the same error
             write_failure(self.control, self.lease.owner.token, failure)
-        return failure.error(error)
+        return build_error(failure, error)

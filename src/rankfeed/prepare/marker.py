@@ -21,8 +21,7 @@ from rankfeed.storage import (
     refresh_path,
     stat_uncached,
 )
-from rankfeed.storage.commit import read_record, write_record
-from rankfeed.storage.decodable import decodable
+from rankfeed.storage.commit import decodable, read_record, write_record
 
 MARKER_NAME = ".rankfeed-prepared.json"
 _VERSION = 1

@@ -26,14 +26,12 @@ from rankfeed._util.validate import (
     invalid,
 )
 from rankfeed.errors import PrepareError, RankfeedError
-from rankfeed.prepare.build import Build, BuildAttempt
-from rankfeed.prepare.failure import cannot_prepare, next_attempt, raise_failure
-from rankfeed.prepare.layout import check_target, control_dir
+from rankfeed.prepare.build import Build, BuildAttempt, cannot_prepare, raise_failure
 from rankfeed.prepare.marker import DirState, inspect_dir, key_with_inputs, refuse_foreign_files
-from rankfeed.prepare.reentrancy import building, refuse_reentry
-from rankfeed.prepare.swap import refuse_irreplaceable
-from rankfeed.prepare.wait import WaitReporter
+from rankfeed.prepare.swap import check_target, control_dir, refuse_irreplaceable
+from rankfeed.prepare.wait import WaitReporter, building, refuse_reentry
 from rankfeed.storage import refresh_path
+from rankfeed.storage.failure import next_attempt
 from rankfeed.storage.lease import Lease, StallDetector
 
 Scope = Literal["shared", "node"]

@@ -1,4 +1,7 @@
-"""Publish a build by one rename; what was prepared there before is moved aside first and removed afterwards."""
+"""Publish a build by one rename; what was prepared there before is moved aside first and removed afterwards.
+
+Beside the prepared directory are hidden ones for the lease, builds and kept files.
+"""
 
 import errno
 import logging
@@ -8,11 +11,48 @@ import secrets
 import shutil
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+from rankfeed._util.validate import check_path, invalid
 from rankfeed.errors import PrepareError, listed
-from rankfeed.prepare.layout import may_write, new_kept_dir
 from rankfeed.prepare.marker import DirState, foreign_files, read_marker, refuse_foreign_files
-from rankfeed.storage import fsync_dir
+from rankfeed.storage import digest_of, fsync_dir
+
+_MAX_NAME_BYTES = 255
+#: Prefix of the directories inside `control_dir` that builds are written to.
+BUILD_PREFIX = "build-"
+
+
+def check_target(path: Any) -> Path:
+    """The absolute path of the directory to prepare, links resolved; raises ArgumentError if it cannot be one."""
+    text = check_path("path", path)
+    target = Path(os.path.realpath(text))
+    if "://" in text or not target.name:
+        raise invalid("path", "a directory of a mounted file system", path)
+    return target
+
+
+def control_dir(path: Path) -> Path:
+    """Directory of the lease, the failures and the unfinished builds of a path."""
+    return _beside(path, "prepare")
+
+
+def new_kept_dir(path: Path) -> Path:
+    """A new place for files that others wrote into the directory while it was replaced."""
+    return _beside(path, f"kept-{secrets.token_hex(4)}")
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    name = f".{path.name}.{suffix}"
+    if len(os.fsencode(name)) > _MAX_NAME_BYTES:
+        name = f".{digest_of(os.fsencode(path.name))}.{suffix}"
+    return path.with_name(name)
+
+
+def may_write(directory: Path) -> bool:
+    """Whether this process may change what is in a directory; False if there is none."""
+    return os.access(directory, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids)
+
 
 _log = logging.getLogger("rankfeed")
 #: Prefixes of directories in the control directory: moved aside and to be looked at, and to be removed.
@@ -52,26 +92,19 @@ def why_immovable(path: Path, control: Path) -> str:
     """Why a directory cannot be moved, by trying a move that always fails: onto a directory that is not empty."""
     full = _new(control, _GARBAGE)
     full.mkdir()
-    file = full / ".rankfeed-trial"
     try:
-        file.touch()
+        (full / "trial").touch()
         os.rename(path, full)
     except OSError as error:
         immovable = error.errno in _IMMOVABLE or (error.errno == errno.EACCES and not may_write(path))
         return error.strerror or str(error) if immovable else ""
-    else:  # a file system that does not follow the rules
-        file.unlink(missing_ok=True)
-        os.rename(full, path)
-        return ""
     finally:
         remove(full)
+    return ""
 
 
 def swap_dir(staging: Path, path: Path, control: Path) -> None:
-    """Publish a build whose marker is written.
-
-    Files of the replaced directory that a reader holds open stay readable. Between the renames, nothing is there.
-    """
+    """Publish a build whose marker is written; between the two renames, nothing is there."""
     old = _new(control, _OLD)
     moved = False
     if os.path.lexists(path) and read_marker(path) is not None:

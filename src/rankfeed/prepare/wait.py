@@ -1,4 +1,10 @@
-"""Reports of a process that waits for another one's build, and its timeout."""
+"""Waits for another process's build: with reports and a timeout, or not at all if it would be a deadlock.
+
+A caller that is part of the build it would wait for is detected by the token of the build's lease. A thread knows
+the builds it runs; processes started by a build inherit the tokens in an environment variable, which only the main
+thread sets: processes that the program starts while another thread builds may rightly wait. A thread started by a
+build is not detected; it waits, and says so.
+"""
 
 import logging
 import os
@@ -6,14 +12,61 @@ import socket
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
 from rankfeed.errors import PrepareError, RankfeedError
-from rankfeed.prepare.layout import BUILD_PREFIX
+from rankfeed.prepare.swap import BUILD_PREFIX
 from rankfeed.storage.lease import LeaseOwner
 from rankfeed.topology import Topology
+
+_VARIABLE = "RANKFEED_BUILDING"
+
+
+class _Builds(threading.local):
+    """Lease tokens of the builds that a thread runs."""
+
+    def __init__(self) -> None:
+        self.tokens: list[str] = []
+
+
+_builds = _Builds()
+
+
+@contextmanager
+def building(token: str) -> Iterator[None]:
+    """Mark the code of a ``with`` block, in this thread, as part of a build."""
+    exported = threading.current_thread() is threading.main_thread()
+    before = os.environ.get(_VARIABLE, "")
+    _builds.tokens.append(token)
+    if exported:
+        os.environ[_VARIABLE] = f"{before} {token}".strip()
+    try:
+        yield
+    finally:
+        _builds.tokens.remove(token)
+        if exported and before:
+            os.environ[_VARIABLE] = before
+        elif exported:
+            os.environ.pop(_VARIABLE, None)
+
+
+def refuse_reentry(owner: LeaseOwner, path: Path) -> None:
+    """Raise PrepareError if waiting for this owner would be a deadlock."""
+    if owner.token in _builds.tokens:
+        who = "this thread"
+    elif owner.token in os.environ.get(_VARIABLE, "").split() and owner.pid != os.getpid():
+        who = "the process that started this one"
+    else:
+        return
+    raise PrepareError(
+        f"deadlock: {who} is already preparing this directory",
+        where=path,
+        remedy="prepare another directory inside the build function, or this one before it",
+    )
+
 
 _log = logging.getLogger("rankfeed")
 #: Seconds until the first report in the log, doubled after each; and between reports at a terminal.
@@ -26,10 +79,7 @@ _FIRST_PAUSE, _MAX_PAUSE, _LOOKS_PER_SECOND = 0.01, 0.5, 500
 
 
 class WaitReporter:
-    """Reports for which process this one waits: a status line at a terminal of its own, else lines in the log.
-
-    Of the ranks of a node only one reports.
-    """
+    """Reports for which process this one waits, at a terminal or in the log; one rank of a node does."""
 
     def __init__(self, path: Path, timeout: float | None) -> None:
         self._path, self._timeout = path, timeout

@@ -18,8 +18,7 @@ import msgspec
 
 from rankfeed.errors import RankfeedError, TopologyError
 from rankfeed.storage import refresh_path, write_atomic
-from rankfeed.storage.commit import TEMPORARY
-from rankfeed.storage.decodable import decodable
+from rankfeed.storage.commit import TEMPORARY, decodable
 from rankfeed.topology.agreement import ProcessReport, format_ranks, missing_ranks
 
 #: After all have come: so long somebody may still turn up who should not be there.

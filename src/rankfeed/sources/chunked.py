@@ -152,7 +152,7 @@ class _Entry:
 
 
 class ChunkCache:
-    """A bounded cache of decoded chunks, for several threads and after fork; pickles empty."""
+    """A cache of decoded chunks: at most ``max_bytes``, or the chunk used last. Thread-safe; works after fork."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes

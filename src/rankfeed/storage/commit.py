@@ -30,10 +30,7 @@ def temporary_name(path: Path) -> Path:
 
 @contextmanager
 def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """Open a file for writing that appears under its name when the block succeeds, replacing an existing file.
-
-    Raises OSError, and leaves nothing behind if the block fails.
-    """
+    """Open a file that appears under its name when the block succeeds, and else leaves nothing; raises OSError."""
     target = Path(path)
     temporary = temporary_name(target)
     try:
@@ -101,3 +98,13 @@ def fsync_dir(folder: str | os.PathLike[str]) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def decodable(kind: type[_Record]) -> type[_Record]:
+    """Class decorator that makes msgspec resolve the field types of a struct at its definition.
+
+    msgspec otherwise resolves them when the struct is decoded first, and two threads that do so at the same time
+    can crash the process (seen with msgspec 0.22). Structs that it contains must be defined before it.
+    """
+    msgspec.json.Decoder(kind)
+    return kind

@@ -33,8 +33,7 @@ from typing import Self
 import msgspec
 
 from rankfeed._util.process_info import boot_id, pid_namespace, process_start_time
-from rankfeed.storage.commit import fsync_dir
-from rankfeed.storage.decodable import decodable
+from rankfeed.storage.commit import decodable, fsync_dir
 from rankfeed.storage.network_fs import is_gone, stat_uncached
 
 #: Seconds between heartbeats, and without one after which an owner on another host has lost the lease.
@@ -122,11 +121,7 @@ class StallDetector:
 
 
 class Lease:
-    """A lease whose files lie in a directory, which `acquire` creates in one that exists.
-
-    It expires without a heartbeat for ``duration`` seconds. With ``by_progress`` the owner calls `HeldLease.renew`
-    as it makes progress; otherwise a thread makes the heartbeats as long as the process is alive.
-    """
+    """A lease that expires without a heartbeat, by a thread or by progress, for ``duration`` seconds."""
 
     def __init__(self, directory: Path, *, duration: float | None = None, by_progress: bool = False) -> None:
         self.directory = directory
@@ -180,10 +175,7 @@ class Lease:
         return stalls.seconds(owner.token, count)
 
     def acquire(self, after: LeaseOwner | None, label: str = "", local_rank: int = -1) -> HeldLease | None:
-        """The lease, to be held in a ``with`` block; None if another process was faster. Raises OSError.
-
-        ``after`` is the expired owner to take over from; None if there was none.
-        """
+        """The lease, after an expired owner or the first; None if another process was faster. Raises OSError."""
         name = _FIRST if after is None else f"{after.token}{_SUCCESSOR}"
         for remaining in reversed(range(_ATTEMPTS)):
             me = LeaseOwner.current(name, label, local_rank)

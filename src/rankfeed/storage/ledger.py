@@ -15,7 +15,7 @@ from typing import Annotated, BinaryIO
 import msgspec
 import xxhash
 
-from rankfeed.storage.decodable import decodable
+from rankfeed.storage.commit import decodable
 
 #: File name suffix of ledgers.
 SUFFIX = ".rankfeed-ledger"
@@ -37,40 +37,25 @@ Text = Annotated[str, msgspec.Meta(max_length=4096)]
 
 @decodable
 class PassInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A pass of a loader over an epoch, or over the rest of it, on one rank.
+    """A pass of a loader over an epoch, or over the rest of it, on one rank."""
 
-    Args:
-        launch: identifies the launch, the same on all its ranks; empty if unknown.
-        process: identifies the process.
-        host, pid: of the process.
-        rank, world_size, launcher: its topology.
-        loader: number of the loader in its process.
-        plan: everything that the order depends on (``Plan.describe``).
-        plan_fingerprint: of the plan.
-        source: fingerprint of the data; empty if they have none.
-        data: description of the data.
-        epoch, start: the epoch, and the position in it at which the pass begins.
-        batch_size, tail: of the schedule.
-        time_ns: when the first batch was requested, nanoseconds since 1970.
-    """
-
-    launch: Text
+    launch: Text  # the same on all its ranks; empty if unknown
     process: Text
     host: Text
     pid: Count
     rank: Count
     world_size: Size
     launcher: Text
-    loader: Count
-    plan: dict[str, int | str]
+    loader: Count  # number of the loader in its process
+    plan: dict[str, int | str]  # everything that the order depends on (`Plan.describe`)
     plan_fingerprint: Text
-    source: Text
-    data: Text
+    source: Text  # fingerprint of the data; empty if they have none
+    data: Text  # description of the data
     epoch: Count
-    start: Count
+    start: Count  # position in the epoch
     batch_size: Size
     tail: Text
-    time_ns: Count
+    time_ns: Count  # of the request of the first batch, since 1970
 
 
 @dataclass(frozen=True)
@@ -95,16 +80,11 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class DamagedBytes:
-    """Bytes that are neither a header nor a step.
-
-    Attributes:
-        torn: whether they are an incomplete record at the end: the process died while it wrote.
-        why: the reason, if known.
-    """
+    """Bytes that are neither a header nor a step."""
 
     offset: int
     nbytes: int
-    torn: bool = False
+    torn: bool = False  # an incomplete record at the end: the process died while it wrote
     why: str = ""
 
 
@@ -134,11 +114,7 @@ def encode_step(number: int, seed: int, step: int, position: int, time_ns: int) 
 
 
 def decode_ledger(file: BinaryIO) -> Iterator[PassHeader | StepRecord | DamagedBytes]:
-    """The records of a ledger in order; damaged bytes are reported, and records after them are still read.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """The records of a ledger in order, damaged bytes as such; raises OSError."""
     seeds: dict[int, int] = {}
     offset, bad = 0, 0
     # Consecutive damaged slots are reported as one.

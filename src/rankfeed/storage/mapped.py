@@ -2,7 +2,6 @@
 
 import mmap
 import os
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,10 +11,7 @@ from rankfeed.errors import CorruptError, SourceError
 
 
 def map_file(path: str | os.PathLike[str]) -> npt.NDArray[np.uint8]:
-    """The bytes of a file as a read-only array, which keeps the mapping alive; raises SourceError.
-
-    It can be used by several threads, and by forked children.
-    """
+    """The bytes of a file as a read-only array, which keeps the mapping alive; raises SourceError."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -56,26 +52,3 @@ def check_not_truncated(array: npt.NDArray[Any], where: str | os.PathLike[str]) 
         where=where,
         remedy="start the job again",
     )
-
-
-class ReadHandle:
-    """A file open for reading, for hints to the kernel; raises SourceError."""
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        try:
-            self.handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise SourceError("the file cannot be read", found=error, where=os.fspath(path)) from error
-
-    def is_cached(self, offset: int) -> bool:
-        """Whether a byte is in the page cache; False if the system does not say."""
-        if not hasattr(os, "RWF_NOWAIT"):
-            return False
-        try:
-            return os.preadv(self.handle, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
-        except OSError:
-            return False
-
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        if hasattr(self, "handle"):
-            close(self.handle)  # a default argument: modules may be gone at exit

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from rankfeed.columns import Column, ColumnBuffer, Columns, Dense, Field, Objects, as_array
-from rankfeed.columns.layout import convert_exactly
+from rankfeed.columns import Column, ColumnBuffer, Columns, Dense, Field, Mismatch, Objects, as_array
+from rankfeed.columns.layout import convert_exactly, flat_fields, join_layouts, parse_layout
 from rankfeed.errors import ArgumentError, WriteError
 from rankfeed.storage import digest_of
 
@@ -21,6 +21,7 @@ Fields = Mapping[str, Field]
 
 #: Rows and bytes of a chunk.
 BATCH_ROWS, BATCH_BYTES = 256, 1 << 20
+_REMEDY = "give every sample the same keys, and make types and all dimensions but the first agree"
 
 
 @dataclass(frozen=True)
@@ -79,11 +80,6 @@ def batch_bytes(shard_bytes: int) -> int:
 
 
 def _value(name: str, value: Any, where: str) -> Any:
-    if isinstance(value, str) and not value.isascii():
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise WriteError("cannot encode text", found=error, where=f"{where}, field {name!r}") from error
     if isinstance(value, (bytes, str)):
         return value
     if isinstance(value, (bytearray, memoryview)):
@@ -101,21 +97,20 @@ def _unstorable(error: ArgumentError, where: str) -> WriteError:
         f"cannot write a sample: {error.summary}",
         expected=error.expected,
         found=error.found,
-        where=where,
-        remedy=error.remedy,
+        where=", ".join(str(each) for each in (where, error.where) if each),
+        remedy=error.remedy or _REMEDY,
     )
 
 
 def _chunk_of_dicts(numbered: list[tuple[int, dict[str, Any]]], noun: str) -> Chunk:
     where = f"{noun}s {numbered[0][0]} to {numbered[-1][0]}"
     try:
-        return chunk_of(_columns([sample for _, sample in numbered], where), where)
+        return chunk_of(Columns.from_samples([sample for _, sample in numbered]), where)
+    except Mismatch as error:
+        raise _unstorable(error, f"{noun} {numbered[error.row][0]}") from error
     except WriteError:
-        # Name the first sample that does not fit the ones before it.
-        fields = None
-        for number, sample in numbered:
-            one = chunk_of(_columns([sample], f"{noun} {number}"), f"{noun} {number}")
-            fields = one.fields if fields is None else join_fields(fields, one.fields, f"{noun} {number}")
+        for number, sample in numbered:  # name the first sample that cannot be stored
+            chunk_of(Columns.from_samples([sample]), f"{noun} {number}")
         raise
 
 
@@ -125,20 +120,16 @@ def chunk_of(columns: Columns, where: str) -> Chunk:
         values = columns.samples()
         if not all(isinstance(value, dict) for value in values):
             raise _not_dicts(values, where)
-        columns = _columns(values, where)
+        try:
+            columns = Columns.from_samples(values)
+        except ArgumentError as error:
+            raise _unstorable(error, where) from error
     if not columns:
         raise WriteError("a sample has no fields", where=where)
     fields, stored = {}, {}
     for name, column in columns.items():
         fields[name], stored[name] = _stored(name, column, where)
     return Chunk(columns.num_rows, fields, stored)
-
-
-def _columns(samples: list[dict[str, Any]], where: str) -> Columns:
-    try:
-        return Columns.from_samples(samples)
-    except ArgumentError as error:
-        raise _unstorable(error, f"{where}, {error.where}" if error.where else where) from error
 
 
 def _not_dicts(values: Iterable[Any], where: str) -> WriteError:
@@ -236,43 +227,14 @@ def gather_shards(chunks: Iterable[Chunk], limit: int) -> Iterator[Chunk]:
 
 def join_fields(one: Fields, other: Fields, where: str) -> dict[str, Field]:
     """The fields of columns that hold the rows of both."""
-    if one.keys() != other.keys():
-        raise WriteError(
-            "samples have different fields",
-            expected=", ".join(map(repr, one)),
-            found=", ".join(map(repr, other)),
-            where=where or None,
-            remedy="give every sample the same keys",
-        )
-    return {
-        name: field if field == other[name] else _join(name, field, other[name], where)
-        for name, field in one.items()
-    }
-
-
-def _join(name: str, one: Field, other: Field, where: str) -> Field:
-    problem = WriteError(
-        f"values of field {name!r} do not fit into one column",
-        expected=one,
-        found=other,
-        where=where or None,
-        remedy="make types and all dimensions but the first agree",
-    )
-    if not {one.kind, other.kind} <= {"dense", "ragged"}:
-        raise problem
-    dtype = np.promote_types(one.dtype, other.dtype)
-    if dtype.kind == "f" and np.dtype(one.dtype).kind in "iu" and np.dtype(other.dtype).kind in "iu":
-        raise problem  # int64 and uint64 would become float64 and lose digits
-    if one.kind == other.kind and one.shape == other.shape:
-        return Field(one.kind, dtype.name, one.shape)
-    inner = []
-    for field in (one, other):
-        if field.kind == "dense" and not field.shape:
-            raise problem  # a number is not a sequence
-        inner.append(field.shape if field.kind == "ragged" else field.shape[1:])
-    if inner[0] != inner[1]:
-        raise problem
-    return Field("ragged", dtype.name, inner[0])
+    if one == other:
+        return dict(one)
+    try:
+        joined = flat_fields(join_layouts(parse_layout(one), parse_layout(other)))
+    except Mismatch as error:
+        raise _unstorable(error, where) from error
+    assert joined is not None
+    return joined
 
 
 def _converted(stored: ColumnBuffer, old: Field, new: Field, rows: int, where: str = "") -> ColumnBuffer:
@@ -281,7 +243,7 @@ def _converted(stored: ColumnBuffer, old: Field, new: Field, rows: int, where: s
     values, offsets = convert_exactly(stored.values, np.dtype(new.dtype)), stored.offsets
     if values is None:
         raise WriteError(
-            "integers and floats do not fit into one column: float64 cannot hold all digits of the integers",
+            f"numbers do not fit into one column: {old.dtype} would lose digits or signs as {new.dtype}",
             where=where or None,
             remedy="convert them with map=..., or use separate fields",
         )

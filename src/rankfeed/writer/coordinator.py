@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rankfeed._util.progress import progress_bar
 from rankfeed.errors import WriteError, listed
@@ -26,11 +26,11 @@ from rankfeed.writer.staging import (
     Part,
     begin,
     clear,
-    forget_task,
+    forget_part,
     is_intact,
     is_resumable,
+    keep_lease,
     lock_staging,
-    refuse_lost,
     widened,
     write_part,
 )
@@ -40,6 +40,7 @@ from rankfeed.writer.tasks import WriteJob, chunks_of_iterable, chunks_of_task, 
 _LAYOUT = "3"
 #: Between the digits of an origin for the rows and those for their order and shards.
 _LAYOUT_SEPARATOR = "."
+REMEDY = "free disk space or choose another directory; called again, write continues where it stopped"
 
 
 @dataclass(frozen=True)
@@ -60,11 +61,8 @@ class WriteRequest:
     def origin(self) -> str:
         """Digits that identify the rows and their layout; empty if only the rows themselves do."""
         identified = isinstance(self.given, Source) and self.given.identified and self.sample_map is None
-        return self.digest if self.key or identified else ""
-
-    @cached_property
-    def digest(self) -> str:
-        """Digits of all that can be told of the request without reading rows."""
+        if not self.key and not identified:
+            return ""
         plan = self.plan.fingerprint if self.plan else ""
         facts = [_LAYOUT, self.given.fingerprint if isinstance(self.given, Source) else "", self.key]
         if self.sample_map is not None:
@@ -74,22 +72,30 @@ class WriteRequest:
         return digest_of(*(fact.encode() for fact in facts)) + _LAYOUT_SEPARATOR + layout[:16]
 
     def is_in(self, manifest: Manifest) -> bool:
-        """Whether a dataset contains the rows, in whatever layout."""
-        rows = self.origin.split(_LAYOUT_SEPARATOR)[0]
+        """Whether a dataset contains the rows: appended in whatever layout, or as its first ones in this one."""
         origins = manifest.origin.split(ORIGIN_SEPARATOR)
-        return bool(rows) and any(each.split(_LAYOUT_SEPARATOR)[0] == rows for each in origins)
+        if not self.append:
+            return bool(self.origin) and origins[0] == self.origin
+        rows = self.origin.split(_LAYOUT_SEPARATOR)[0]
+        return any(each.split(_LAYOUT_SEPARATOR)[0] == rows for each in origins)
 
-    def job(self, name: str, staging: Path, step: Callable[[], object], batch: int = 1) -> WriteJob:
+    def job(self, name: str, staging: Path, batch: int = 1) -> WriteJob:
         """The job for a source."""
         assert isinstance(self.given, Source)
-        return WriteJob(name, self.given, staging, self.shard_bytes, batch, self.sample_map, self.plan, step)
+        return WriteJob(name, self.given, staging, self.shard_bytes, batch, self.sample_map, self.plan)
+
+
+class BegunWrite(NamedTuple):
+    """A write whose staging directory is prepared."""
+
+    stamp: str  # digits of the job that is staged
+    base: Manifest | None  # of the dataset to append to
 
 
 def coordinate(request: WriteRequest, runner: Runner) -> PackedSource:
     """Write the dataset, as the only process that does so in this directory."""
     dest = request.dest
-    remedy = "free disk space or choose another directory; called again, write continues where it stopped"
-    with convert_os_error("cannot write the dataset", dest, remedy):
+    with convert_os_error("cannot write the dataset", dest, REMEDY):
         check_destination(dest, append=request.append)
         is_new = not dest.exists() or not any(path.name != STAGING_NAME for path in dest.iterdir())
         total = len(request.given) if isinstance(request.given, Source) else None
@@ -97,15 +103,18 @@ def coordinate(request: WriteRequest, runner: Runner) -> PackedSource:
         try:
             with lock_staging(dest) as (staging, held):
                 try:
-                    with runner.session(staging), bar as advance:
-                        _write(request, runner, staging, held, advance)
+                    with runner.session(), bar as advance:
+                        begun = begin_write(request, staging, held, advance)
+                        if begun is not None:
+                            parts = write_parts(request, runner, begun, staging, advance)
+                            finish_write(request, begun, staging, held, parts, verify=runner.is_remote)
                     return PackedSource(dest)
                 finally:
                     # What a second call continues stays.
                     if not is_resumable(staging) and (is_new or (dest / MANIFEST_NAME).exists()):
                         with suppress(OSError):
                             if held.is_held():
-                                clear(staging, ranks=True)
+                                clear(staging)
         except BaseException:
             if is_new:
                 with suppress(OSError):  # not empty
@@ -138,48 +147,33 @@ def check_destination(dest: Path, *, append: bool) -> None:
         )
 
 
-def _write(
-    request: WriteRequest, runner: Runner, staging: Path, held: HeldLease, advance: Callable[[int], None]
-) -> None:
-    def step() -> None:
-        runner.step()
-        refuse_lost(held, request.dest)
-
-    origin = request.origin
-    complete_commit(staging, step)
-    base: Manifest | None = None
+def begin_write(
+    request: WriteRequest,
+    staging: Path,
+    held: HeldLease,
+    advance: Callable[[int], None],
+    *,
+    shared: bool = False,
+) -> BegunWrite | None:
+    """Prepare the staging directory; None if the dataset contains the rows already."""
+    base, origin = None, request.origin
+    complete_commit(staging, partial(keep_lease, held, request.dest))
     check_destination(request.dest, append=request.append)  # again, now that no other process writes
     if (request.dest / MANIFEST_NAME).exists():
         existing = PackedSource(request.dest)
-        if not request.append:
-            _compare(existing, request, runner, advance)
-            return
         base = existing.manifest
-        if request.is_in(base):
-            clear(staging)
-            return
+        if (request.append or shared) and request.is_in(base):
+            return None
+        if not request.append:
+            _compare(existing, request, advance)
+            return None
     stamp = origin if base is None else digest_of(b"append", base.fingerprint.encode(), origin.encode())
-    begin(staging, stamp, resume=request.resume)
-    # Records of an earlier run are used if they are certain to be of the same rows.
-    parts = _write_parts(request, runner, stamp if origin else secrets.token_hex(16), staging, advance)
-    if not parts:
-        which = "map returned no samples" if request.sample_map else "there are no samples"
-        raise WriteError(f"{which} to write", where=request.dest)
-    try:
-        fields = _common_fields(parts, None if base is None else base.fields)
-        wide = []
-        for part in parts:
-            step()
-            wide.append(widened(staging, part, fields))
-    except WriteError:
-        if base is not None and held.is_held():
-            clear(staging)  # the rows will never fit
-        raise
-    commit(staging, wide, fields, origin, base, step)
+    begin(staging, stamp, resume=request.resume, shared=shared)
+    return BegunWrite(stamp, base)
 
 
-def _write_parts(
-    request: WriteRequest, runner: Runner, name: str, staging: Path, advance: Callable[[int], None]
+def write_parts(
+    request: WriteRequest, runner: Runner, begun: BegunWrite, staging: Path, advance: Callable[[int], None]
 ) -> list[Part]:
     """Write all rows; the staged shards in order."""
     given, parts = request.given, []
@@ -189,16 +183,15 @@ def _write_parts(
             parts.append(write_part(staging, 0, number, chunk))
             advance(chunk.rows)
         return parts
-    found = partition(request.job(name, staging, runner.step))
-    # Records name a task by its number: those of another partition must not be used.
+    # Records of an earlier run are used if they are certain to be of the same rows, and of the same partition.
+    name = begun.stamp if request.origin else secrets.token_hex(16)
+    found = partition(request.job(name, staging))
     name = digest_of(name.encode(), repr(found).encode())
     done: dict[int, list[Part]] = {}
-    for task, written in runner.run(request.job(name, staging, runner.step, found.batch), found.tasks):
+    for task, written in runner.run(request.job(name, staging, found.batch), found.tasks):
         if task.number not in done:
             advance(task.stop - task.start)
         done[task.number] = written
-    if runner.is_remote:
-        _check_parts(staging, name, done)
     parts = [part for task in found.tasks for part in done[task.number]]
     rows = sum(part.shard.rows for part in parts)
     if request.sample_map is None and rows != len(given):
@@ -212,23 +205,45 @@ def _write_parts(
     return parts
 
 
-def _check_parts(staging: Path, name: str, done: dict[int, list[Part]]) -> None:
-    """Read all shards that other machines wrote; a damaged one is forgotten, so that the next call writes it."""
+def finish_write(
+    request: WriteRequest, begun: BegunWrite, staging: Path, held: HeldLease, parts: list[Part], *, verify: bool
+) -> None:
+    """Commit the staged shards; ``verify`` reads them first, since other machines wrote them."""
+    step, base = partial(keep_lease, held, request.dest), begun.base
+    if verify:
+        _check_parts(staging, parts, step)
+    if not parts:
+        which = "map returned no samples" if request.sample_map else "there are no samples"
+        raise WriteError(f"{which} to write", where=request.dest)
+    try:
+        fields = _common_fields(parts, None if base is None else base.fields)
+        wide = []
+        for part in parts:
+            step()
+            wide.append(widened(staging, part, fields))
+    except WriteError:
+        if base is not None and held.is_held():
+            clear(staging)  # the rows will never fit
+        raise
+    commit(staging, wide, fields, request.origin, base, step)
 
-    def damaged(task: int) -> str | None:
-        for part in done[task]:
-            if not is_intact(staging, part):
-                forget_task(staging, task, name)
-                return part.shard.path
-        return None
+
+def _check_parts(staging: Path, parts: list[Part], step: Callable[[], object]) -> None:
+    """Read all shards; a damaged one is forgotten, so that the next call writes it."""
+
+    def is_damaged(part: Part) -> bool:
+        step()
+        return not is_intact(staging, part)
 
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # reading and hashing release the GIL
-        bad = [path for path in pool.map(damaged, done) if path is not None]
+        bad = [part for part, damaged in zip(parts, pool.map(is_damaged, parts), strict=True) if damaged]
+    for part in bad:
+        forget_part(staging, part)
     if bad:
         raise WriteError(
             "shards differ from what was written",
             expected="the checksums recorded by the processes that wrote them",
-            found=listed(bad),
+            found=listed([part.shard.path for part in bad]),
             where=staging.parent,
             remedy="call write again, which replaces them; if it happens again, check the file system",
         )
@@ -255,9 +270,7 @@ def _common_fields(parts: list[Part], base: Fields | None) -> Fields:
     return base
 
 
-def _compare(
-    existing: PackedSource, request: WriteRequest, runner: Runner, advance: Callable[[int], None]
-) -> None:
+def _compare(existing: PackedSource, request: WriteRequest, advance: Callable[[int], None]) -> None:
     """Check that a finished dataset is what would be written."""
     problem = partial(
         WriteError,
@@ -273,7 +286,7 @@ def _compare(
         return
     # Only the rows themselves identify this input.
     shards = existing.manifest.shards
-    for number, (chunk, shard) in enumerate(zip_longest(_shards_to_write(request, runner), shards)):
+    for number, (chunk, shard) in enumerate(zip_longest(_shards_to_write(request), shards)):
         if chunk is None or shard is None or chunk.digest != shard.content:
             raise problem(
                 "the destination contains a dataset of other rows, or written with other arguments",
@@ -282,12 +295,12 @@ def _compare(
         advance(chunk.rows)
 
 
-def _shards_to_write(request: WriteRequest, runner: Runner) -> Iterator[Chunk]:
+def _shards_to_write(request: WriteRequest) -> Iterator[Chunk]:
     given, limit = request.given, request.shard_bytes
     if not isinstance(given, Source):
         yield from gather_shards(chunks_of_iterable(given, request.sample_map, limit), limit)
         return
-    found = partition(request.job("", Path(), runner.step))
-    job = request.job("", Path(), runner.step, found.batch)
+    found = partition(request.job("", Path()))
+    job = request.job("", Path(), found.batch)
     for task in found.tasks:
         yield from gather_shards(chunks_of_task(job, task), 2 * limit)

@@ -20,8 +20,7 @@ from rankfeed.storage import (
     load_manifest,
     write_atomic,
 )
-from rankfeed.storage.commit import read_record, write_record
-from rankfeed.storage.decodable import decodable
+from rankfeed.storage.commit import decodable, read_record, write_record
 from rankfeed.writer.chunk import Fields
 from rankfeed.writer.staging import JOURNAL_NAME, Part, clear
 

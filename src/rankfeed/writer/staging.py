@@ -1,7 +1,8 @@
 """The staging directory of an unfinished dataset: shards under temporary names, and records of what is finished.
 
 Several processes may write the same shard at once: one that was taken for dead, and the one that took its place.
-So a staged shard is named by the checksum of its rows: files of one name have the same bytes whoever wrote them.
+So a staged shard is named by the checksum of its rows: files of one name have the same bytes, whichever process
+wrote them.
 The record of a task has the job in its name.
 """
 
@@ -29,14 +30,13 @@ from rankfeed.storage import (
     write_atomic,
 )
 from rankfeed.storage.arrow_shard import read_shard, write_shard
-from rankfeed.storage.commit import read_record, remove_temporaries, write_record
-from rankfeed.storage.decodable import decodable
-from rankfeed.storage.lease import HeldLease, Lease, StallDetector
+from rankfeed.storage.commit import decodable, read_record, remove_temporaries, write_record
+from rankfeed.storage.lease import DURATION, HeldLease, Lease, LeaseOwner, StallDetector
 from rankfeed.writer.chunk import Chunk, Fields
 
 _log = logging.getLogger("rankfeed")
-#: Files: the job whose parts are staged, and the journal of the commit. Directory of the lease.
-JOB_NAME, JOURNAL_NAME, _LEASE = "job.json", "commit.json", "lease"
+#: Files: the job whose parts are staged, and the journal of the commit. Directories: the lease, those of tasks.
+JOB_NAME, JOURNAL_NAME, _LEASE, TASKS = "job.json", "commit.json", "lease", "tasks"
 #: About the bytes that a reader reads at once.
 _BLOCK_BYTES = 4 << 20
 #: Seconds between looks at a lease whose owner may be dead.
@@ -61,43 +61,53 @@ class TaskRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @contextmanager
-def lock_staging(dest: Path) -> Iterator[tuple[Path, HeldLease]]:
-    """The staging directory, for one writer at a time, and its lease; removed at the end if it is empty."""
+def lock_staging(dest: Path, *, label: str = "", duration: float = DURATION) -> Iterator[tuple[Path, HeldLease]]:
+    """The staging directory, for one writer at a time, and its lease; removed at the end if it is empty.
+
+    A writer with a label is one of several ranks, which take turns: it renews the lease by progress, and waits for
+    the others.
+    """
     staging = dest / STAGING_NAME
     try:
-        with _acquire(staging) as held:
+        with _acquire(staging, label, duration) as held:
             yield staging, held
     finally:
         with suppress(OSError):
             staging.rmdir()
 
 
-def _acquire(staging: Path) -> HeldLease:
-    lease, stalls, began, reported = Lease(staging / _LEASE), StallDetector(), time.monotonic(), False
+def _acquire(staging: Path, label: str, duration: float) -> HeldLease:
+    lease = Lease(staging / _LEASE, duration=duration, by_progress=bool(label))
+    stalls, began, reported = StallDetector(), time.monotonic(), False
     while True:
         make_directory(staging)
         owner = lease.owner()
         if owner is None or lease.is_expired(owner, stalls):
             with suppress(FileNotFoundError):  # another writer has ended and removed the directory
-                if (held := lease.acquire(owner)) is not None:
+                if (held := lease.acquire(owner, label)) is not None:
                     return held
-        elif lease.is_alive(owner, stalls):
-            raise WriteError(
-                "another process is writing to this directory",
-                found=owner,
-                where=staging.parent,
-                remedy="wait for it, or choose another directory",
-            )
-        else:
-            if not reported and time.monotonic() - began > 2:
-                reported = True
-                text = "%s was writing to %s; waiting up to %.0f s to see whether it is alive"
-                _log.warning(text, owner, staging.parent, lease.duration)
-            time.sleep(_LOOK)
+            continue
+        if lease.is_alive(owner, stalls) and not (label and owner.label):
+            raise _is_writing(owner, staging)
+        if not reported and time.monotonic() - began > 2:
+            reported = True
+            text = "waiting for %s, which is writing to %s; it may make no progress for %.0f s"
+            _log.warning(text, owner, staging.parent, duration)
+        time.sleep(_LOOK)
 
 
-def refuse_lost(held: HeldLease, dest: Path) -> None:
-    """Raise WriteError if another process has taken over the staging directory."""
+def _is_writing(owner: LeaseOwner, staging: Path) -> WriteError:
+    return WriteError(
+        "another process is writing to this directory",
+        found=owner,
+        where=staging.parent,
+        remedy="wait for it, or choose another directory",
+    )
+
+
+def keep_lease(held: HeldLease, dest: Path) -> None:
+    """Renew the lease of the staging directory; raises WriteError if another process has taken over."""
+    held.renew()
     if not held.is_held():
         raise WriteError(
             "lost the lease of the staging directory (no heartbeat); another process took over",
@@ -106,22 +116,33 @@ def refuse_lost(held: HeldLease, dest: Path) -> None:
         )
 
 
-def begin(staging: Path, origin: str, *, resume: bool) -> None:
+def begin(staging: Path, origin: str, *, resume: bool, shared: bool) -> None:
     """Prepare the staging directory for a job: keep the parts of its earlier runs, or start over."""
-    job = staging / JOB_NAME
-    if job.exists():
-        found = job.read_text()
-        if resume and found != origin and has_parts(staging):
-            raise WriteError(
-                "the destination contains an unfinished write of another input, or with other arguments",
-                where=staging.parent,
-                remedy="repeat the call that was interrupted, or start over with resume=False",
-            )
-        if resume and found == origin:
-            remove_temporaries(staging)
-            return
-    clear(staging)
-    write_atomic(job, origin.encode())
+    is_same = is_begun(staging, origin)
+    for tasks in () if is_same and shared else staging.glob(f"{TASKS}/*"):
+        owner = Lease(tasks).owner()
+        if owner is not None and owner.has_ended is False:
+            raise _is_writing(owner, staging)
+    if resume and not is_same and (staging / JOB_NAME).exists() and has_parts(staging):
+        raise WriteError(
+            "the destination contains an unfinished write of another input, or with other arguments",
+            where=staging.parent,
+            remedy="repeat the call that was interrupted, or start over with resume=False",
+        )
+    if not (resume and is_same):
+        clear(staging)
+        write_atomic(staging / JOB_NAME, origin.encode())
+    elif not (staging / TASKS).exists():  # else ranks may be writing
+        remove_temporaries(staging)
+    if shared:
+        make_directory(staging / TASKS)
+
+
+def is_begun(staging: Path, origin: str) -> bool:
+    """Whether the staging directory is that of a job."""
+    with suppress(OSError):
+        return (staging / JOB_NAME).read_text() == origin
+    return False
 
 
 def has_parts(staging: Path) -> bool:
@@ -134,13 +155,13 @@ def is_resumable(staging: Path) -> bool:
     return (staging / JOB_NAME).exists() and (has_parts(staging) or (staging / JOURNAL_NAME).exists())
 
 
-def clear(staging: Path, *, ranks: bool = False) -> None:
-    """Remove all staged files, and the directories by which ranks communicate if asked to."""
+def clear(staging: Path) -> None:
+    """Remove everything that is staged."""
     # The job first, so that no leftover is taken for an unfinished write; the journal last.
     for path in sorted(staging.iterdir(), key=lambda each: (each.name != JOB_NAME, each.name == JOURNAL_NAME)):
         if not path.is_dir():
             path.unlink(missing_ok=True)
-        elif ranks and path.name != _LEASE:
+        elif path.name != _LEASE:
             shutil.rmtree(path, ignore_errors=True)
 
 
@@ -208,9 +229,10 @@ def read_task(staging: Path, task: int, job: str) -> list[Part] | None:
     return record.parts
 
 
-def forget_task(staging: Path, task: int, job: str) -> None:
-    """Remove the record of a task, so that it is written again."""
-    _task_path(staging, task, job).unlink(missing_ok=True)
+def forget_part(staging: Path, part: Part) -> None:
+    """Remove the records of the task that wrote a shard, so that it is written again."""
+    for record in staging.glob(f"task-{part.shard.path.split('-')[0]}-*.json"):
+        record.unlink(missing_ok=True)
 
 
 def finished_tasks(staging: Path, job: str) -> set[int]:

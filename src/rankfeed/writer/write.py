@@ -62,7 +62,7 @@ def write(
             iterable is read by the calling process.
         shard_bytes: approximate size of a shard.
         progress: show a progress bar if standard error is a terminal.
-        resume: keep what an interrupted call left; False starts over.
+        resume: keep what an interrupted call left; False starts over, which "ranks" refuses.
         map: called with each sample, returns what is written instead: a dict, None (left out), or several dicts (a
             list, a generator). Called as ``map(sample, rng)`` if it takes a second argument: a numpy Generator
             keyed by ``seed`` and the sample's id.
@@ -70,7 +70,7 @@ def write(
             its generator is keyed by the first.
         key: name of what rankfeed cannot identify: the function and its version, the content of an iterable or of
             a Dataset. Without one, a second call reads such an input again to compare its rows; with one, it
-            trusts the key.
+            trusts the key. "ranks" needs one for such an input.
         order: of the rows: "stored", or "shuffled": that of ``Plan(len(source), seed=seed)`` in epoch 0.
         seed: of the shuffled order, and of the generators for ``map``.
         append: add shards to a finished dataset, whose own are not changed. An input that it contains already is
@@ -126,10 +126,10 @@ def write(
     sample_map = None if map is None else SampleMap(map, map_batch, seed)
     plan = _plan(given, order, seed)
     request = WriteRequest(given, _check_dest(dest), shard_bytes, progress, resume, sample_map, plan, append, key)
-    if append and not request.origin:
+    if (append or runner == "ranks") and not request.origin:
         raise ArgumentError(
-            "append=True needs a key for this input",
-            expected="key=..., so that a repeated call does not add the rows twice",
+            f"{'append=True' if append else f'runner={runner!r}'} needs a key for this input",
+            expected="key=..., by which each call, or rank, recognises the rows",
             found="a map function" if map is not None else type(given).__name__,
             remedy='name the rows, such as key="2024-05-01", and change the name whenever they change',
         )
@@ -142,6 +142,12 @@ def write(
 
         if workers is not None:
             raise ArgumentError('runner="ranks" uses the ranks as its workers', found=f"workers={workers}")
+        if not resume:
+            raise ArgumentError(
+                'runner="ranks" cannot start over: a rank would remove what another one has written',
+                found="resume=False",
+                remedy=f"remove {request.dest} before the job starts",
+            )
         return write_on_ranks(request, stall_timeout)
     return coordinate(request, LocalRunner(workers))
 

@@ -248,8 +248,17 @@ def test_files_lists_patterns_and_folders_are_one_data_set(tmp_path: Path) -> No
         source = rf.open(where, columns=["n", "text"])
         assert [int(each["n"]) for each in source] == expected
     write(tmp_path / "part-11.arrow", cut(table(3).drop_columns(["n"]), 3))
-    with pytest.raises(SourceError, match=r"differ[\s\S]*part-11\.arrow, column 'n'"):
+    with pytest.raises(SourceError, match=r"differ in column 'n'[\s\S]*part-11\.arrow"):
         rf.open(tmp_path)
+
+
+def test_files_of_another_layout_or_order_of_columns_are_one_data_set(tmp_path: Path) -> None:
+    write(tmp_path / "0.arrow", [pa.record_batch({"text": ["a"], "list": [[1, 2]]})])
+    lists = pa.array([[3]], pa.large_list(pa.int64()))
+    other = {"list": lists, "text": pa.array(["b"]).dictionary_encode()}
+    write(tmp_path / "1.arrow", [pa.record_batch(other)])
+    found = rf.open(tmp_path).fetch([1, 0]).samples()
+    assert [(row["text"], row["list"].tolist()) for row in found] == [("b", [3]), ("a", [1, 2])]
 
 
 def test_long_texts_of_a_dictionary_are_decoded_in_pieces_of_a_block(tmp_path: Path) -> None:

@@ -23,9 +23,9 @@ from tests.support.seeds import fresh_seed
 import rankfeed as rf
 from rankfeed.columns import Dense, Ragged
 from rankfeed.errors import ArgumentError, CorruptError, RankfeedError, SourceError, UnsafeError
+from rankfeed.sources.open import detect
 from rankfeed.sources.tar import decompress as tar_compressed
 from rankfeed.sources.tar import source as tar_source
-from rankfeed.sources.tar.detect import FORMAT
 from rankfeed.sources.tar.source import WebDatasetSource
 
 RNG = np.random.default_rng(0)
@@ -598,5 +598,5 @@ def test_half_a_copy_that_a_killed_process_left_is_removed(tmp_path: Path) -> No
 
 def test_looking_raises_nothing_and_knows_its_own(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("no archive")
-    assert FORMAT.fits(folder)
-    assert not any(FORMAT.fits(where) for where in (tmp_path, tmp_path / "text.txt", tmp_path / "no", []))
+    assert detect(str(folder)) == "webdataset"
+    assert not any(detect(where, "webdataset") for where in (str(tmp_path), str(tmp_path / "text.txt"), []))

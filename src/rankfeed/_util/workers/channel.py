@@ -3,7 +3,6 @@
 import select
 import socket
 import struct
-import time
 
 _LENGTH = struct.Struct("<Q")
 
@@ -76,10 +75,4 @@ def poll_descriptors(events: dict[int, int], seconds: float | None = None) -> di
     poll = select.poll()
     for descriptor, event in events.items():
         poll.register(descriptor, event)
-    if seconds is None:
-        return dict(poll.poll())
-    deadline = time.monotonic() + seconds
-    while not (ready := poll.poll(max(0.0, deadline - time.monotonic()) * 1000)):
-        if time.monotonic() >= deadline:
-            break
-    return dict(ready)
+    return dict(poll.poll(None if seconds is None else max(0.0, seconds) * 1000))

@@ -52,11 +52,7 @@ class RemoteTraceback(Exception):
 
 
 class Payload:
-    """A handler in a memfd that all workers map: its arrays, then its pickle and the environment to run it in.
-
-    Raises:
-        Exception: the handler cannot be pickled.
-    """
+    """A handler in a memfd that all workers map: its arrays, then its pickle and the environment to run it in."""
 
     def __init__(self, handler: Any) -> None:
         content, arrays = dumps(handler)
@@ -176,12 +172,7 @@ class Worker:
         self._is_ready = self._has_ended = False
 
     def wait_ready(self, seconds: float) -> bool:
-        """Whether it has unpickled the handler, after waiting at most ``seconds``.
-
-        Raises:
-            PeerGoneError: it ended.
-            WorkerError: the handler could not be unpickled.
-        """
+        """Whether it unpickles the handler within ``seconds``; raises PeerGoneError or WorkerError."""
         if not self._is_ready and self.channel.poll(seconds):
             if failure := self.channel.receive().decode():
                 raise WorkerError(
@@ -214,14 +205,7 @@ class Worker:
 
 
 class WorkerPool:
-    """Workers that call ``handler(message, channel)`` for each message; how it answers is up to the handler.
-
-    A worker that dies is not replaced automatically: `receive` raises PeerGoneError, and `replace` starts another.
-
-    Args:
-        payload: the handler.
-        preload: modules that the server imports before it forks the first worker.
-    """
+    """Workers that call ``handler(message, channel)`` for each message; only `replace` replaces one."""
 
     def __init__(self, payload: Payload, preload: Sequence[str] = ()) -> None:
         self.workers: list[Worker] = []
@@ -236,11 +220,7 @@ class WorkerPool:
         return self._owner == os.getpid()
 
     def start(self, count: int, seconds: float) -> bool:
-        """Start the missing ones of ``count`` workers; whether all are ready within ``seconds``.
-
-        Raises:
-            WorkerError: the server failed, or a worker cannot unpickle the handler.
-        """
+        """Start the missing ones of ``count`` workers; whether all are ready in time. Raises WorkerError."""
         deadline = time.monotonic() + seconds
         if len(self.workers) < count and not _server_of(self._preload).is_ready(seconds):
             return False
@@ -255,12 +235,7 @@ class WorkerPool:
         return True
 
     def receive(self, index: int, what: str) -> bytes:
-        """The next message of a worker; ``what`` names it in a log message if that takes long.
-
-        Raises:
-            PeerGoneError: the worker ended.
-            WorkerError: it cannot unpickle the handler.
-        """
+        """The next message of a worker, named ``what`` in logs; raises PeerGoneError or WorkerError."""
         worker, waited = self.workers[index], 0.0
         while not (worker.wait_ready(_REPORT_INTERVAL) and worker.channel.poll(_REPORT_INTERVAL)):
             waited += _REPORT_INTERVAL
@@ -327,4 +302,4 @@ if hasattr(os, "register_at_fork"):
 
 
 def _is_readable(descriptor: int, seconds: float) -> bool:
-    return bool(poll_descriptors({descriptor: select.POLLIN}, max(0.0, seconds)))
+    return bool(poll_descriptors({descriptor: select.POLLIN}, seconds))

@@ -26,7 +26,7 @@ import numpy as np
 from rankfeed.proof.doctor.marked import MARK, end_all
 from rankfeed.proof.doctor.observed import Job
 from rankfeed.proof.doctor.probed import probed
-from rankfeed.storage.decodable import decodable
+from rankfeed.storage.commit import decodable
 
 #: What is imported here, once for all ranks.
 _ONCE = ("torch.distributed", "torch.multiprocessing", "torch.utils.data", "psutil")

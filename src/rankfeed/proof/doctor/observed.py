@@ -5,7 +5,7 @@ The lines lie in a file: what a rank said before it was killed is there.
 
 import msgspec
 
-from rankfeed.storage.decodable import decodable
+from rankfeed.storage.commit import decodable
 
 #: What a rank says that it does before it has the factory, while a state is loaded, and while it looks for ids.
 IMPORT, STATE, IDS = "importing the factory", "loading the state", "looking for ids"

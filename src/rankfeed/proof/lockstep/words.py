@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 
 from rankfeed.errors import LockstepError
-from rankfeed.storage.decodable import decodable
+from rankfeed.storage.commit import decodable
 
 State = Literal["data", "step", "ended", "left", "failed"]
 

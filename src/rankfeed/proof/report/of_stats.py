@@ -11,7 +11,7 @@ import numpy as np
 from rankfeed.errors import CorruptError, SourceError
 from rankfeed.proof.report.binning import picks
 from rankfeed.proof.report.page import Figure, Lines, Page, Part, Series, Word
-from rankfeed.storage.decodable import decodable
+from rankfeed.storage.commit import decodable
 
 #: Snapshots of a chart, ranks with a line of their own, and the share of waiting that is worth a look.
 _POINTS, _RANKS, _WAITED = 120, 4, 0.1

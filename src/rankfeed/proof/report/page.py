@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from rankfeed.storage.decodable import decodable
+from rankfeed.storage.commit import decodable
 
 #: "good": as it should be; "look": something to look at; "bad": a promise is broken. From best to worst.
 Word = Literal["good", "look", "bad"]

@@ -106,15 +106,10 @@ class _Level(NamedTuple):
 
 
 class PlainColumn:
-    """The rows of a column that is read in place, in one file.
-
-    Args:
-        layout: of the column, without a problem in any record batch.
-        data: uint8, the mapped file.
-        buffers: int64 [batches, buffers, 2], start in the file and size of each of ``layout.buffers``.
-    """
+    """The rows of a column that is read in place, in one file."""
 
     def __init__(self, layout: PlainLayout, data: Bytes, buffers: Int64) -> None:
+        # int64 [batches, buffers, 2]: start in the file and size of each of ``layout.buffers``.
         field = layout.field
         self._field, self._data = field, data
         self._begin = buffers[:, -1, 0].copy()

@@ -13,8 +13,8 @@ from rankfeed.columns import Column, ColumnBuffer, Dense, column_from_parts
 from rankfeed.sources.arrow.columns import read_columns
 from rankfeed.sources.arrow.detect import arrow_files
 from rankfeed.sources.arrow.errors import arrow_errors
-from rankfeed.sources.arrow.file import ArrowFile, check_same_schema
-from rankfeed.sources.arrow.types import VALID, ArrayShape, Nulls, fields_of
+from rankfeed.sources.arrow.file import ArrowFile
+from rankfeed.sources.arrow.types import VALID, ArrayShape, Nulls, check_same_schema, fields_of
 from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
 from rankfeed.sources.paths import Paths, label
 from rankfeed.sources.scattered import ScatteredRows
@@ -138,6 +138,8 @@ class ArrowSource(ChunkedSource):
             super()._expect(ids, decoded)
 
     def _load_chunk(self, number: int, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
+        import pyarrow as pa
+
         file_number, batch, first, rows = self._chunks[number].tolist()
         file = self._file(file_number)
         where = f"{file.path}, record batch {batch}"
@@ -145,7 +147,11 @@ class ArrowSource(ChunkedSource):
         with arrow_errors(where):
             found = file.read(batch, names, self._nulls, first, rows)
             if any(field.kind == "object" for field in fields.values()):
-                found = _copy_batch(found)  # objects are decoded from it later
+                # Objects are decoded from it later: in memory of its own.
+                sink = pa.BufferOutputStream()
+                with pa.ipc.new_stream(sink, found.schema) as writer:
+                    writer.write_batch(found)
+                found = pa.ipc.open_stream(sink.getvalue()).read_next_batch()
             first_row = int(file.starts[batch]) + first
             columns = read_columns(
                 found, fields, where=where, first_row=first_row, nulls=self._nulls, shapes=self._shapes
@@ -173,13 +179,3 @@ def _check_shapes(shapes: Any) -> dict[str, ArrayShape]:
         if not isinstance(shape, list | tuple) or not all(each is None or type(each) is int for each in shape):
             raise invalid("shapes", expected, shapes)
     return dict(shapes or {})
-
-
-def _copy_batch(batch: Any) -> Any:
-    """A record batch in memory of its own."""
-    import pyarrow as pa
-
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    return pa.ipc.open_stream(sink.getvalue()).read_next_batch()

@@ -24,7 +24,7 @@ from rankfeed.sources.hf.detect import DICT_NAME, INFO_NAME, STATE_NAME
 from rankfeed.sources.json_index import read_json
 from rankfeed.sources.source import Int64, Source, check_columns, check_ids, check_same_data, even_blocks
 from rankfeed.storage import digest_of, resolve_data_name
-from rankfeed.storage.decodable import decodable
+from rankfeed.storage.commit import decodable
 
 #: Rows of a block if an indices mapping scatters samples over the table.
 _MAPPED_ROWS = 4096
@@ -87,13 +87,7 @@ class Features:
         return cls(shapes, frozenset(files))
 
     def column_name(self, stored: str) -> str | None:
-        """The name of a stored column; None for the name of a file, which is left out.
-
-        Examples:
-            >>> features = Features(files=frozenset({"image"}))
-            >>> [features.column_name(name) for name in ("image.bytes", "image.path", "label")]
-            ['image', None, 'label']
-        """
+        """The name of a stored column; None for the name of a file, which is left out."""
         outer, _, inner = stored.rpartition(".")
         if outer not in self.files:
             return stored
@@ -260,7 +254,6 @@ def is_dataset(where: Any) -> bool:
 
 
 def _open_table(table: Any, place: str, **options: Any) -> ArrowSource | ArrowTableSource:
-    """A source of files or of a table in memory."""
     return (
         ArrowSource(table, **options)
         if isinstance(table, list)

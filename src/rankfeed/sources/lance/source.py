@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from rankfeed._util.validate import check_int, check_name, check_optional, inval
 from rankfeed.columns import Column, ColumnBuffer, Field, column_from_parts
 from rankfeed.errors import SourceError
 from rankfeed.sources.arrow.columns import read_columns
-from rankfeed.sources.arrow.types import duplicate_name_error, fields_of
+from rankfeed.sources.arrow.types import Nulls, fields_of, parents_of
 from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
 from rankfeed.sources.lance.process import TableHandle, inspect_table
 from rankfeed.sources.paths import check_utf8
@@ -26,8 +26,6 @@ _CACHED_CHUNKS = 256
 _VARYING_BYTES = 256
 #: Rows of a fragment are read with those between them if they are at least one in this many.
 _SPARSE = 4
-
-Nulls = Literal["error", "mask"]
 
 
 class LanceSource(ChunkedSource):
@@ -83,7 +81,6 @@ class LanceSource(ChunkedSource):
         label = self._where if filter is None else f"{self._where}, filter {filter!r}"
         self._handle = TableHandle(self._info)
         self._parents, self._blobs, fields = _columns_of(self._info.schema, columns, nulls, self._where)
-        self._has_blobs = any(map(_is_blob, self._info.schema))
         paths = self._info.files
         if any(paths):
             self.files = DataFiles([os.path.abspath(path) for some in paths for path in some])
@@ -158,7 +155,7 @@ class LanceSource(ChunkedSource):
         return read_columns(table, fields, where=where, first_row=rows, nulls=self._nulls)
 
     def _rows(self, ids: Int64) -> Int64:
-        """Samples as rows of the table, counted over the rows that are not deleted."""
+        """The rows of samples, counted over those that are not deleted."""
         return ids if self._info.chosen is None else self._info.chosen[ids]
 
     def _fragments_of(self, rows: Int64) -> list[int]:
@@ -180,7 +177,7 @@ class LanceSource(ChunkedSource):
         fixed = sum(field.row_bytes() for field in fields if field.kind == "dense")
         varying = sum(field.kind != "dense" for field in fields)
         row_bytes = np.full(len(self._info.rows), max(1.0, fixed + _VARYING_BYTES * varying))
-        if varying and not self._has_blobs:
+        if varying and not self._blobs:
             stored = self._info.data_bytes / np.maximum(1, self._info.rows)
             row_bytes = np.where(stored > 0, np.maximum(stored, fixed), row_bytes)
         most = np.maximum(1, min(_CHUNK_BYTES, cache_bytes / _CACHED_CHUNKS) / row_bytes).astype(np.int64)
@@ -194,17 +191,10 @@ def _columns_of(
     """The parent column of each column in the table, the names of blob columns, and the fields."""
     import pyarrow as pa
 
-    parents: dict[str, str] = {}
-    found: dict[str, Field] = {}
     blobs = {field.name for field in schema if _is_blob(field)}
-    for field in schema:
-        plain = pa.field(field.name, pa.binary()) if field.name in blobs else field
-        fields = fields_of(pa.schema([plain]), nulls=nulls, columns=columns)
-        for name in fields:
-            if name in found and (columns is None or name in columns):
-                raise duplicate_name_error(name)
-        found |= fields
-        parents |= dict.fromkeys(fields, field.name)
+    schema = pa.schema([pa.field(each.name, pa.binary()) if each.name in blobs else each for each in schema])
+    found = fields_of(schema, nulls=nulls, columns=columns)
+    parents = parents_of(schema, found)
     names = check_columns(columns, found)
     if any(parents[name] == "" for name in names):
         raise SourceError(
@@ -224,6 +214,6 @@ def _is_blob(field: Any) -> bool:
 
 
 def _check_version(version: object) -> Any:
-    if isinstance(version, str):
+    if isinstance(version, str):  # a tag
         return check_name("version", version)
     return check_optional(check_int, "version", version, at_least=0, at_most=2**63 - 1)

@@ -15,10 +15,10 @@ import xxhash
 from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.mds.index import ColumnEncodings, MdsShard
 from rankfeed.sources.scattered import rows_at
-from rankfeed.storage.decodable import decodable
+from rankfeed.sources.source import Int64
+from rankfeed.storage.commit import decodable
 
 Bytes = npt.NDArray[np.uint8]
-Int64 = npt.NDArray[np.int64]
 
 #: Names of codecs in an index, and in pyarrow.
 _CODECS = {"br": "brotli", "bz2": "bz2", "gz": "gzip", "snappy": "snappy", "zstd": "zstd"}

@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from rankfeed._util.validate import check_bool
-from rankfeed.columns import Column, ColumnBuffer
+from rankfeed.columns import Column, ColumnBuffer, RowSlices
 from rankfeed.errors import SourceError, UnsafeError
 from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
 from rankfeed.sources.mds.detect import INDEX_NAME, mds_folders
-from rankfeed.sources.mds.encodings import StoredValues, encoding_of
+from rankfeed.sources.mds.encodings import encoding_of
 from rankfeed.sources.mds.index import MdsIndex, MdsShard, read_index
 from rankfeed.sources.mds.shard import check_hashes, locate, read_shard
 from rankfeed.sources.paths import Paths, label
@@ -39,11 +39,7 @@ class MdsSource(ChunkedSource):
             opened. Compressed ones always are.
         cache_bytes: decompressed bytes to keep, shared by the threads of a process.
 
-    Raises:
-        SourceError: there is no index, it is of another format, or shards differ in their columns.
-        CorruptError: the index is damaged, or a shard is missing or of another size.
-        UnsafeError: a column is pickled, or a name leaves the directory.
-        ArgumentError: no such column.
+    Errors are those of `rankfeed.open`.
     """
 
     files: DataFiles
@@ -79,7 +75,10 @@ class MdsSource(ChunkedSource):
                     remedy="leave it out with columns=, or pass allow_pickle=True if you trust its author",
                 )
         self._init_chunks([shard.samples for shard in self._shards], cache_bytes)
-        fields = {name: each.field(partial(self._probe, name)) for name, each in self._encodings.items()}
+        probes = np.unique(np.linspace(0, self._shards[0].samples - 1, _PROBES).astype(np.int64))
+        fields = {
+            name: each.field(partial(self._values, 0, probes, [name])) for name, each in self._encodings.items()
+        }
         blocks = np.concatenate([_block_rows(shard) for shard in self._shards])
         fingerprint = digest_of(index.digest, self.files.fingerprint.encode())
         self._init_samples(label(self._folders), fields, blocks, fingerprint)
@@ -88,13 +87,9 @@ class MdsSource(ChunkedSource):
     def default_shuffle(self) -> Literal["global", "window"]:  # type: ignore[override]
         return "global" if all(shard.compression is None for shard in self._shards) else "window"
 
-    def _probe(self, name: str) -> StoredValues:
-        probes = np.unique(np.linspace(0, self._shards[0].samples - 1, _PROBES).astype(np.int64))
-        return self._values(0, probes, [name])[0]
-
     def _values(
         self, number: int, rows: Int64, names: Sequence[str], slots: Int64 | None = None
-    ) -> list[StoredValues]:
+    ) -> list[RowSlices]:
         """Values of some columns in some samples of a shard."""
         shard, data = self._shards[number], self._shard(number, len(rows))
         places = locate(data, rows, self._columns, shard)
@@ -102,7 +97,7 @@ class MdsSource(ChunkedSource):
         def where(row: int, name: str) -> str:
             return f"{shard.path}, sample {rows[row]}, column {name!r}"
 
-        return [StoredValues(data, *places[name], partial(where, name=name), slots) for name in names]
+        return [RowSlices(data, *places[name], slots, partial(where, name=name)) for name in names]
 
     def _fetch(self, ids: Int64, names: Sequence[str]) -> dict[str, Column]:
         parts: dict[str, list[Any]] = {name: [] for name in names}

@@ -9,8 +9,7 @@ from typing import Any
 from rankfeed._util.fork_safety import init_in_each_process
 from rankfeed.columns import Column, Dense, Field, Objects, RowTake
 from rankfeed.errors import SourceError, listed
-from rankfeed.sources.npy.arrays import load_arrays, read_headers
-from rankfeed.sources.npy.header import Array, Header
+from rankfeed.sources.npy.arrays import Array, Header, load_arrays, read_headers
 from rankfeed.sources.paths import label
 from rankfeed.sources.source import BLOCK_BYTES, Int64, Source, check_columns, even_blocks
 from rankfeed.storage import DataFiles, check_not_truncated, digest_of

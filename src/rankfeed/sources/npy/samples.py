@@ -9,9 +9,8 @@ import numpy as np
 
 from rankfeed.columns import Bytes, Column, Dense, Field, Objects, Ragged
 from rankfeed.errors import ArgumentError, SourceError, printable
-from rankfeed.sources.npy.arrays import ARRAY, load_arrays, read_headers
+from rankfeed.sources.npy.arrays import ARRAY, Array, Header, load_arrays, read_headers
 from rankfeed.sources.npy.detect import list_files
-from rankfeed.sources.npy.header import Array, Header
 from rankfeed.sources.paths import Paths, label
 from rankfeed.sources.source import Int64, Source, check_columns, empty_column, even_blocks
 from rankfeed.storage import DataFiles, digest_of

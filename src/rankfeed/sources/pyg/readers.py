@@ -1,12 +1,10 @@
 """Reading graphs from datasets of PyTorch Geometric: from memory, from a database, or one by one."""
 
-from __future__ import annotations
-
 import copy
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,11 +30,7 @@ class Graphs(Sequence[Any]):
     def __len__(self) -> int:
         return len(self.numbers)
 
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-    @overload
-    def __getitem__(self, index: slice) -> Graphs: ...
-    def __getitem__(self, index: int | slice) -> Any:
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return Graphs(self.layout, self.numbers[index])
         return self.layout.graph(int(self.numbers[index]))

@@ -15,62 +15,42 @@ from typing import Any
 
 import torch
 
-from rankfeed.errors import ArgumentError, CorruptError, RankfeedError, SourceError, UnsafeError, safe_str
+from rankfeed.errors import CorruptError, RankfeedError, SourceError, UnsafeError, safe_str
 from rankfeed.sources.extras import need
-from rankfeed.sources.paths import Paths, check_utf8, is_one
+from rankfeed.sources.paths import check_utf8
 from rankfeed.sources.pyg.detect import saved_file
 from rankfeed.sources.pyg.source import PyGSource, check_no_columns
-from rankfeed.sources.source import Source
 from rankfeed.storage import DataFiles
 
 #: In older versions the restricted unpickler could be made to run code (CVE-2025-32434).
 _SAFE_SINCE = (2, 6)
 
 
-def open_pyg(
-    where: Paths,
-    *,
-    columns: Sequence[str] | None = None,
-    allow_pickle: bool = False,
-    follow_batch: Sequence[str] | None = None,
-    exclude_keys: Sequence[str] | None = None,
-) -> Source:
-    """Open graphs that an ``InMemoryDataset`` saved.
+class PyGFileSource(PyGSource):
+    """Graphs in a file that ``InMemoryDataset.save`` wrote; pickles as its path.
 
     Args:
-        where: its folder, its ``processed`` folder, or a file in it (``data.pt``).
+        where: the folder of the dataset, its ``processed`` folder, or a file in it (``data.pt``).
         columns: must be None.
         allow_pickle: whether the file may have classes and functions that torch does not consider harmless.
         follow_batch: attributes for which a batch gets ``<name>_batch`` and ``<name>_ptr``.
         exclude_keys: attributes that batches leave out.
 
-    Raises:
-        SourceError: it has no graphs, or several files of them.
-        UnsafeError: reading it would run code.
-        CorruptError: it is damaged.
+    Errors are those of `rankfeed.open`.
     """
-    if not is_one(where):
-        raise ArgumentError(
-            "graphs are opened from one path", found=repr(where)[:80], remedy="rf.concat joins them"
-        )
-    check_no_columns(columns)
-    path = saved_file(Path(where))  # type: ignore[arg-type]
-    return PyGFileSource(path, allow_pickle=allow_pickle, follow_batch=follow_batch, exclude_keys=exclude_keys)
-
-
-class PyGFileSource(PyGSource):
-    """Graphs in a file that ``InMemoryDataset.save`` wrote; pickles as its path."""
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        where: str | os.PathLike[str],
         *,
+        columns: Sequence[str] | None = None,
         allow_pickle: bool = False,
         follow_batch: Sequence[str] | None = None,
         exclude_keys: Sequence[str] | None = None,
         files: DataFiles | None = None,
     ) -> None:
-        self.path = os.path.abspath(path)
+        check_no_columns(columns)
+        self.path = saved_file(Path(where))
         self._allow_pickle = allow_pickle
         need("torch_geometric", extra="pyg")
         files = DataFiles([self.path]) if files is None else files

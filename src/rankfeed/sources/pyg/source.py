@@ -136,12 +136,7 @@ def check_no_columns(columns: Sequence[str] | None) -> None:
 
 
 def is_graphs(dataset: Any) -> bool:
-    """Whether a dataset has graphs; does not import PyTorch Geometric.
-
-    Examples:
-        >>> is_graphs([{"x": 1}])
-        False
-    """
+    """Whether a dataset has graphs; does not import PyTorch Geometric."""
     if "torch_geometric" not in sys.modules:
         return False
     from torch.utils.data import ConcatDataset, Subset

@@ -21,8 +21,15 @@ import numpy as np
 from rankfeed.columns import Field
 from rankfeed.errors import CorruptError, SourceError, UnsafeError
 from rankfeed.sources.extras import need
-from rankfeed.sources.npy.header import DAMAGE, array_at, check_size, load_objects, read_header
-from rankfeed.sources.npy.npz import members_of, read_member
+from rankfeed.sources.npy.arrays import (
+    DAMAGE,
+    array_at,
+    check_size,
+    load_objects,
+    members_of,
+    read_header,
+    read_member,
+)
 from rankfeed.storage import file_errors
 
 #: Bytes that one member may expand to.
@@ -42,14 +49,7 @@ class Decoder:
 
 
 def decoder_of(extension: str, *, allow_pickle: bool = False) -> Decoder:
-    """The decoder of an extension, which is in lower case; ``.gz`` at its end is decompressed first.
-
-    Examples:
-        >>> decoder_of("seg.cls").decode(b"7")
-        7
-        >>> decoder_of("bin").kind, decoder_of("caption.txt").field
-        ('bytes', Field(kind='str', dtype='', shape=()))
-    """
+    """The decoder of an extension, which is in lower case; ``.gz`` at its end is decompressed first."""
     if extension.endswith(".gz"):
         inner = decoder_of(extension[:-3], allow_pickle=allow_pickle)
         decode = inner.decode or (bytes.decode if inner.kind == "text" else bytes)
@@ -73,13 +73,7 @@ def _integer(data: bytes) -> int:
 
 
 def gunzip(data: bytes, limit: int = LIMIT) -> bytes:
-    """Decompress gzip; an UnsafeError if it expands to more than ``limit`` bytes.
-
-    Examples:
-        >>> import gzip
-        >>> gunzip(gzip.compress(b"a") + gzip.compress(b"b"))
-        b'ab'
-    """
+    """Decompress gzip; an UnsafeError if it expands to more than ``limit`` bytes."""
     try:
         # Not zlib alone: a member may be many streams, and zlib copies the rest of it at each.
         with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:

@@ -15,7 +15,7 @@ from rankfeed.sources.paths import head
 from rankfeed.sources.tar.headers import compression_of
 from rankfeed.sources.tar.index_cache import cache_folder, locked, not_writable
 from rankfeed.sources.tar.shard_list import ShardList
-from rankfeed.storage import atomic_file, digest_of, file_errors
+from rankfeed.storage import atomic_file, digest_of
 from rankfeed.storage.commit import TEMPORARY
 
 #: A compressed shard may expand to this multiple of its size, and this many bytes more.
@@ -29,7 +29,12 @@ def decompressed(listed: ShardList, cache_dir: str | os.PathLike[str] | None) ->
     Copies are made once, under a lock that all processes share; another version of a shard gets another copy.
     """
     folder = cache_folder(cache_dir) / "decompressed"
-    copies = {shard: _copy_path(folder, shard) for shard in listed.shards if compression_of(head(shard, 8))}
+    copies: dict[str, Path] = {}
+    for shard in listed.shards:
+        if compression_of(head(shard, 8)):
+            found = os.stat(shard)
+            version = digest_of(os.fsencode(shard), f"{found.st_size}.{found.st_mtime_ns}".encode())[:16]
+            copies[shard] = folder / f"{os.path.basename(shard)[:100]}-{version}.tar"
     if not all(copy.is_file() for copy in copies.values()):
         with locked(folder / ".lock", f"decompressed shards in {folder}"):
             # Left by a process that was killed: only the owner of the lock writes copies.
@@ -38,13 +43,6 @@ def decompressed(listed: ShardList, cache_dir: str | os.PathLike[str] | None) ->
             missing = [shard for shard, copy in copies.items() if not copy.is_file()]
             in_parallel(lambda shard: _decompress(shard, copies[shard]), missing, "decompressing", progress=True)
     return replace(listed, shards=[os.fspath(copies.get(shard, shard)) for shard in listed.shards])
-
-
-def _copy_path(folder: Path, shard: str) -> Path:
-    with file_errors(shard):
-        found = os.stat(shard)
-    version = digest_of(os.fsencode(shard), f"{found.st_size}.{found.st_mtime_ns}".encode())[:16]
-    return folder / f"{os.path.basename(shard)[:100]}-{version}.tar"
 
 
 def _decompress(shard: str, copy: Path) -> None:

@@ -15,10 +15,10 @@ import msgspec
 from rankfeed.errors import ArgumentError, CorruptError, SourceError
 from rankfeed.sources.extras import need
 from rankfeed.sources.json_index import read_json
-from rankfeed.sources.paths import Paths, braces, common_root, expand, is_one
-from rankfeed.sources.tar.detect import META, is_energon, is_wids, tars_in
+from rankfeed.sources.paths import Paths, braces, common_root, expand, files_at
+from rankfeed.sources.tar.detect import META, is_energon, is_wids
 from rankfeed.storage import check_data_name, check_shard_size, file_errors, resolve_data_name
-from rankfeed.storage.decodable import decodable
+from rankfeed.storage.commit import decodable
 
 _MAX_YAML_BYTES = 1 << 28
 #: Names that the patterns of one split may stand for.
@@ -47,23 +47,18 @@ class ShardList:
 
 def list_shards(where: Paths, split: str | None = None) -> ShardList:
     """The shards of a path, pattern or list, or of a description; ``split`` is a part that Energon's names."""
-    path = os.fspath(where) if is_one(where) else ""  # type: ignore[arg-type]
-    if path and is_energon(path):
-        return _read_energon(path, split)
+    paths = expand(where)
+    if len(paths) == 1 and is_energon(paths[0]):
+        return _read_energon(paths[0], split)
     if split is not None:
         raise ArgumentError(
             "only folders that Energon prepared have splits",
             expected=f"a folder with {META}/split.yaml",
             found=split,
         )
-    if path and is_wids(path):
-        return read_wids(path)
-    shards: list[str] = []
-    for each in expand(where):
-        shards += tars_in(each) if os.path.isdir(each) else [each]
-    if not shards:
-        raise SourceError("no .tar files", where=where)
-    shards = [os.path.abspath(each) for each in shards]
+    if len(paths) == 1 and is_wids(paths[0]):
+        return read_wids(paths[0])
+    shards = [os.path.abspath(each) for each in files_at(paths, (".tar",))]
     root = common_root(shards)
     return ShardList(shards, [os.path.relpath(each, root) for each in shards], [None] * len(shards))
 

@@ -8,14 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from rankfeed.errors import CorruptError, SourceError
-from rankfeed.sources.source import by_chunk, starts_of
+from rankfeed.sources.source import Int64, by_chunk, starts_of
 from rankfeed.sources.tar.headers import BLOCK
 from rankfeed.sources.tar.index import TarIndex, headers_digest
 from rankfeed.sources.tar.index_cache import IndexCache
 from rankfeed.sources.tar.shard_list import ShardList
 from rankfeed.storage import DataFiles, digest_of
 
-Int64 = npt.NDArray[np.int64]
 Missing = Literal["error", "skip", "mask"]
 
 
@@ -27,19 +26,9 @@ class Shard:
     data: npt.NDArray[np.uint8]  #: the whole file, memory-mapped
     index: TarIndex
 
-    def read(self, offset: int, size: int) -> bytes:
-        """Bytes of the archive."""
-        return self.data[offset : offset + size].tobytes()
-
 
 class ShardSet:
-    """Shards with their indexes, and the sample ids in them; some samples may be left out.
-
-    Args:
-        listed: the shards.
-        cache: of their indexes.
-        keep_repeated: accept samples of one shard that are not adjacent and have the same key.
-    """
+    """Shards with their indexes, and the sample ids in them; some samples may be left out."""
 
     def __init__(self, listed: ShardList, cache: IndexCache, *, keep_repeated: bool = False) -> None:
         self.paths = listed.shards
@@ -90,7 +79,7 @@ class ShardSet:
         path, summary = self.paths[number], self.summaries[number]
         shard = Shard(path, data, self._cache.load(path))
         # An index is found by size and time of the shard, which another archive may have too.
-        headers = headers_digest(lambda offset: shard.read(offset, BLOCK), shard.index.offsets)
+        headers = headers_digest(lambda offset: shard.data[offset : offset + BLOCK].tobytes(), shard.index.offsets)
         if (shard.index.summary.digest, headers) != (summary.digest, summary.headers):
             raise CorruptError(
                 "a shard is not the one that was indexed",

@@ -22,7 +22,6 @@ from rankfeed.sources.tar.index_cache import IndexCache
 from rankfeed.sources.tar.shard_list import list_shards
 from rankfeed.sources.tar.shards import Missing, ShardSet
 from rankfeed.storage import DataFiles
-from rankfeed.storage.mapped import ReadHandle
 
 #: Smaller datasets stay in the page cache: announcing reads would only cost time.
 _PREFETCH_BYTES = 768 << 20
@@ -53,8 +52,7 @@ class WebDatasetSource(Source):
         split: a part of a dataset that Energon prepared.
         decompress: whether to keep decompressed copies of compressed shards in the cache directory.
 
-    Raises:
-        SourceError, CorruptError, UnsafeError, ArgumentError: the data are invalid; names file and offset.
+    Errors are those of `rankfeed.open`; they name file and offset.
     """
 
     default_shuffle: ClassVar[Literal["global", "window"]] = "global"
@@ -118,14 +116,24 @@ class WebDatasetSource(Source):
         is_cached = True
         for number, rows, _ in self._shards.places(check_ids(sample_ids, len(self))):
             offsets = self._shards.open(number).index.offsets
-            with suppress(SourceError):  # moved or removed: it is read from its mapping
-                file = ReadHandle(self._shards.paths[number])
+            # A moved or removed file is read from its mapping.
+            with suppress(OSError), open(self._shards.paths[number], "rb", buffering=0) as file:
                 # If the first sample is cached, the others probably are.
-                if len(rows) and not file.is_cached(int(offsets[rows[0]])):
+                if len(rows) and not _is_cached(file.fileno(), int(offsets[rows[0]])):
                     is_cached = False
                     for first, last in zip(offsets[rows].tolist(), offsets[rows + 1].tolist(), strict=True):
-                        os.posix_fadvise(file.handle, first, last - first, os.POSIX_FADV_WILLNEED)
+                        os.posix_fadvise(file.fileno(), first, last - first, os.POSIX_FADV_WILLNEED)
         self._batches_to_skip = _BATCHES_BETWEEN_LOOKS if is_cached else 0
+
+
+def _is_cached(handle: int, offset: int) -> bool:
+    """Whether a byte is in the page cache; False if the system does not say."""
+    if not hasattr(os, "RWF_NOWAIT"):
+        return False
+    try:
+        return os.preadv(handle, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
+    except OSError:
+        return False
 
 
 def _absolute(where: Paths) -> Paths:

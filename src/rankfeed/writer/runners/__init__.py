@@ -4,7 +4,6 @@ import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
 from rankfeed.errors import WriteError, safe_str
@@ -18,12 +17,9 @@ class Runner(ABC):
     #: Whether other machines write shards, so that they are read again before the commit.
     is_remote = False
 
-    def session(self, staging: Path) -> AbstractContextManager[Any]:
-        """Entered around the whole write, by the process that holds the lease of the staging directory."""
+    def session(self) -> AbstractContextManager[Any]:
+        """Entered around the whole write."""
         return nullcontext()
-
-    def step(self) -> None:  # noqa: B027  (most runners need none)
-        """Called by the coordinator whenever it has made progress."""
 
     @abstractmethod
     def run(self, job: WriteJob, tasks: list[WriteTask]) -> Iterable[tuple[WriteTask, list[Part]]]:

@@ -42,7 +42,7 @@ class RayRunner(Runner):
     _token: str = field(default_factory=lambda: secrets.token_hex(16))
 
     @contextmanager
-    def session(self, staging: Path) -> Iterator[None]:
+    def session(self) -> Iterator[None]:
         """Connected to a cluster, started if there is none; raises WriteError or MissingExtraError."""
         ray = need("ray", extra="ray")
         is_connected = ray.is_initialized()
