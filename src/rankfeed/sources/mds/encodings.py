@@ -274,11 +274,7 @@ _DECODED: dict[str, Encoding] = {
 
 
 def encoding_of(name: str, column: str, where: str, *, decode: bool = True, as_objects: bool = False) -> Encoding:
-    """The encoding that an index names, such as "int", or "ndarray:float32:3,224,224", for a column.
-
-    ``decode`` is whether images, JSON and pickles are decoded, or left as bytes; ``as_objects`` whether arrays
-    with their own shape are delivered as objects; ``where`` names the index in error messages.
-    """
+    """The encoding that an index names, such as "int", or "ndarray:float32:3,224,224", for a column."""
     kind, *options = name.split(":")
     dtype = options[0] if options else None
     if kind == "ndarray" and len(options) < 3 and (dtype is None or dtype in _DTYPES.values()):

@@ -74,7 +74,6 @@ class PyGFileSource(PyGSource):
 
 
 def _saved_dataset(path: str, allow_pickle: bool) -> Any:
-    """The dataset that was saved."""
     from torch_geometric.data import Data, InMemoryDataset
 
     saved = _load(path, allow_pickle)
