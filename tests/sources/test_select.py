@@ -302,4 +302,4 @@ def test_data_that_were_replaced_under_a_selection_are_not_read_on_with(tmp_path
     assert [int(each["array"]) for each in pickle.loads(pickled)] == [1, 8]
     np.save(tmp_path / "x.npy", np.arange(9))
     with pytest.raises(SourceError, match="changed"):
-        pickle.loads(pickled)
+        pickle.loads(pickled).fetch([0])

@@ -53,12 +53,10 @@ class ConcatSource(SourceView):
         self.names = None if names is None else tuple(names)
         self._wanted = None if columns is None else tuple(check_names("columns", columns))
         self.starts = starts_of([len(source) for source in self.sources])
+        self._length = int(self.starts[-1])
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ConcatSource, (self.sources, self.names, self._wanted)
-
-    def _num_samples(self) -> int:
-        return int(self.starts[-1])
 
     def __repr__(self) -> str:
         return f"concat of {len(self.sources)} sources, {len(self)} samples"

@@ -2,6 +2,7 @@
 
 import datetime
 import decimal
+import errno
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -368,7 +369,7 @@ def test_arrows_errors_name_the_file() -> None:
     with pytest.raises(CorruptError, match=r"no good[\s\S]*here[\s\S]*remedy"), arrow_errors("here"):
         raise pa.ArrowInvalid("no good\nand more")
     with pytest.raises(SourceError, match="cannot be read"), arrow_errors("here"):
-        raise FileNotFoundError("gone")
+        raise FileNotFoundError(errno.ENOENT, "gone")
     with pytest.raises(ArgumentError, match="ours"), arrow_errors("here"):
         raise ArgumentError("ours")
 

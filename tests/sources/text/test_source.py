@@ -192,7 +192,7 @@ def test_another_text_is_refused_each_time(text: str, tmp_path: Path) -> None:
         ("a,b\n1,2\n1,2,3\n", r"Row #3: Expected 2 columns, got 3[\s\S]*bad\.csv[\s\S]*mend or remove that line"),
         ('a,b\n1,x\n2,"y\n3,z\n', r"a quoted value has no end[\s\S]*bad\.csv, line 3"),
         ('a,b\n5 pipe,"x ""y""\n\nz"\n"1', r"a quoted value has no end[\s\S]*bad\.csv, line 5"),
-        ("a,b\n", r"no rows[\s\S]*bad\.csv"),
+        ("a,b\n", r"no samples[\s\S]*bad\.csv"),
         ("a,a\n1,2\n", r"one name[\s\S]*'a'"),
     ],
 )

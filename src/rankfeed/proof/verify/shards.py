@@ -81,7 +81,7 @@ def mds_pieces(folder: str) -> tuple[list[Piece], list[Damage], bool]:
 
 def _mds(shard: MdsShard, columns: ColumnEncodings, step: Step) -> Iterator[Damage]:
     try:
-        data = read_shard(shard)
+        data = read_shard(map_file(shard.path), shard)
         check_hashes(data, shard)
         locate(data, np.arange(shard.samples), columns, shard)
     except RankfeedError as error:

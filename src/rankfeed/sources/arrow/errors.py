@@ -3,9 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rankfeed.errors import CorruptError, RankfeedError, SourceError
-
-REMEDY = "fetch or write the file again"
+from rankfeed.errors import SourceError
+from rankfeed.storage import file_errors
 
 
 class InexactDecimalError(ValueError):
@@ -13,29 +12,19 @@ class InexactDecimalError(ValueError):
 
 
 @contextmanager
-def arrow_errors(where: str, remedy: str = REMEDY) -> Iterator[None]:
-    """Convert exceptions of pyarrow to errors that name the file.
-
-    Raises:
-        SourceError: the file cannot be opened, or a decimal would lose digits as float64.
-        CorruptError: any other exception.
-    """
+def arrow_errors(where: str, remedy: str | None = None) -> Iterator[None]:
+    """As `file_errors`, for exceptions of pyarrow; also for a decimal that would lose digits as float64."""
     import pyarrow as pa
 
-    try:
-        yield
-    except RankfeedError:
-        raise
-    except InexactDecimalError as error:
-        raise SourceError(
-            "a decimal would lose digits as float64",
-            expected="a value that float64 holds, as all of up to 15 digits are",
-            found=error,
-            where=where,
-            remedy="cast the column when you write it (to int64 or text), or leave it out with columns=",
-        ) from error
-    except (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError, KeyError) as error:
-        found = (str(error).splitlines() or [type(error).__name__])[0][:300]
-        if isinstance(error, (FileNotFoundError, PermissionError, IsADirectoryError)):
-            raise SourceError("the file cannot be read", found=found, where=where) from error
-        raise CorruptError("the data are damaged", found=found, where=where, remedy=remedy) from error
+    damage = (pa.ArrowException, ValueError, OverflowError, MemoryError, KeyError)
+    with file_errors(where, *damage, remedy=remedy):
+        try:
+            yield
+        except InexactDecimalError as error:
+            raise SourceError(
+                "a decimal would lose digits as float64",
+                expected="a value that float64 holds, as all of up to 15 digits are",
+                found=error,
+                where=where,
+                remedy="cast the column when you write it (to int64 or text), or leave it out with columns=",
+            ) from error

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankfeed.errors import CorruptError, SourceError
-from rankfeed.sources.arrow.errors import REMEDY, arrow_errors
+from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.arrow.plain import PlainColumn, PlainLayout, plain_layout
 from rankfeed.sources.arrow.types import ArrayShape, Nulls, leaves_of, roots_of, storage_type
 from rankfeed.sources.source import BLOCK_BYTES, Int64, even_blocks, starts_of
@@ -177,9 +177,9 @@ class ArrowFile:
         CorruptError: the file is damaged.
     """
 
-    def __init__(self, path: str, shapes: Mapping[str, ArrayShape], *, unended: bool = False) -> None:
+    def __init__(self, data: Bytes, path: str, shapes: Mapping[str, ArrayShape], *, unended: bool = False) -> None:
         self.path = path
-        self.data = map_file(path)
+        self.data = data
         with arrow_errors(path):
             self._ipc = _Ipc(self.data, path, unended=unended)
             self.schema, rows = self._ipc.schema, self._ipc.rows
@@ -300,7 +300,7 @@ def _is_stored(batch: Any, data: Bytes) -> bool:
 
 
 def _damaged(found: str, where: str) -> CorruptError:
-    return CorruptError("an Arrow file is damaged", found=found, where=where, remedy=REMEDY)
+    return CorruptError("an Arrow file is damaged", found=found, where=where)
 
 
 def _type_text(kind: Any) -> str:

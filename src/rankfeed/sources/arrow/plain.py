@@ -15,7 +15,6 @@ import numpy.typing as npt
 from rankfeed.columns import Field, RowSlices
 from rankfeed.errors import CorruptError
 from rankfeed.sources.arrow.columns import shape_error
-from rankfeed.sources.arrow.errors import REMEDY
 from rankfeed.sources.arrow.types import ArrayShape, field_of, shaped_field, storage_type, tensor_axes
 from rankfeed.sources.scattered import RowOffsets, packed_runs, words
 
@@ -159,7 +158,6 @@ class PlainColumn:
                     expected=f"ascending numbers from 0 to {top[which]}" + (f", {length} apart" if length else ""),
                     found=f"{first[which]} to {last[which]}",
                     where=where(which),
-                    remedy=REMEDY,
                 )
         starts, nbytes = begin + first * self._step, (last - first) * self._step
         if self._field.kind == "dense":

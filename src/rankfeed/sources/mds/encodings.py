@@ -202,9 +202,7 @@ def _check(
 
 
 def _damaged(expected: object, found: object, values: RowSlices, row: int) -> CorruptError:
-    remedy = "fetch the shard again, or write the dataset again"
-    where = place_of(values, row)
-    return CorruptError("a value is damaged", expected=expected, found=found, where=where, remedy=remedy)
+    return CorruptError("a value is damaged", expected=expected, found=found, where=place_of(values, row))
 
 
 def _json(value: bytes) -> Any:

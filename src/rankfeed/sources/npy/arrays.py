@@ -6,8 +6,7 @@ import math
 import os
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -15,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rankfeed.columns import Field
-from rankfeed.errors import CorruptError, RankfeedError, SourceError, UnsafeError
-from rankfeed.storage import check_data_name, map_file
+from rankfeed.errors import CorruptError, SourceError, UnsafeError
+from rankfeed.storage import check_data_name, file_errors, map_file
 
 Array = npt.NDArray[Any]
 
@@ -32,8 +31,9 @@ _MOST_ROWS = 1 << 48
 _MOST_DIMENSIONS = 64 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32
 _PARSE_ATTEMPTS = 20
 _DECODER_ERRORS = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError)
-#: RuntimeError: an encrypted member, or an unknown compression. MemoryError: a header with too many elements.
-_DAMAGE = (*_DECODER_ERRORS, ValueError, KeyError, RuntimeError, MemoryError)
+#: Errors of numpy and zipfile for a damaged file. RuntimeError: an encrypted member, or an unknown compression.
+#: MemoryError: a header with too many elements.
+DAMAGE = (*_DECODER_ERRORS, ValueError, KeyError, RuntimeError, MemoryError)
 
 
 @dataclass(frozen=True)
@@ -80,9 +80,7 @@ def read_header(
         shape, fortran, dtype = _parse_header(head, version)
         _check_shape(shape, dtype.itemsize)
     except Exception as error:  # numpy's parser also raises errors of the tokenizer
-        raise CorruptError(
-            "a .npy file has no proper header", found=str(error)[:200], where=where, remedy="write the file again"
-        ) from error
+        raise CorruptError("a .npy file has no proper header", found=str(error)[:200], where=where) from error
     if dtype.hasobject and not allow_pickle:
         raise _is_pickle(dtype, where)
     if only_tensors and (dtype.kind not in "biufcO" or dtype.char in "gG"):  # long doubles
@@ -147,7 +145,6 @@ def check_size(header: Header, size: int, where: str) -> None:
             expected=f"{header.offset + header.nbytes} bytes",
             found=f"{size} bytes",
             where=where,
-            remedy="write the file again",
         )
 
 
@@ -158,19 +155,6 @@ def array_at(data: npt.NDArray[np.uint8], header: Header, start: int = 0) -> Arr
     begin = start + header.offset
     flat = data[begin : begin + header.nbytes].view(header.dtype)
     return flat.reshape(header.shape, order="F" if header.fortran else "C")
-
-
-@contextmanager
-def reading(path: str) -> Iterator[None]:
-    """Convert errors of numpy and zipfile to errors that name the file."""
-    try:
-        yield
-    except RankfeedError:
-        raise
-    except OSError as error:
-        raise SourceError("the file cannot be read", found=error, where=path) from error
-    except _DAMAGE as error:
-        raise CorruptError("the file is damaged", found=error, where=path, remedy="write it again") from error
 
 
 @dataclass(frozen=True)
@@ -192,7 +176,7 @@ def members_of(
         name = info.filename.removesuffix(".npy")
         place = f"{where}, member {info.filename!r}"
         if name in members:
-            raise CorruptError("two members of a .npz file have one name", where=place, remedy="write it again")
+            raise CorruptError("two members of a .npz file have one name", where=place)
         with archive.open(info) as file:
             start = file.read(_HEAD)
             if not only_arrays and not start.startswith(np.lib.format.MAGIC_PREFIX):
@@ -209,7 +193,6 @@ def members_of(
                 expected=f"{size} bytes" if not header.dtype.hasobject else f"up to {most} bytes",
                 found=f"{info.file_size} bytes, compressed to {info.compress_size}",
                 where=place,
-                remedy="fetch the file again, or write it again",
             )
         members[name] = NpzMember(header, info, place)
     return members
@@ -217,7 +200,7 @@ def members_of(
 
 def read_member(archive: zipfile.ZipFile, member: NpzMember, *, allow_pickle: bool = False) -> Array:
     """An array, decompressed into memory, with its checksum verified."""
-    with reading(member.where):
+    with file_errors(member.where, *DAMAGE):
         # At most the size in the directory, which was compared with the header.
         content = np.empty(member.info.file_size, np.uint8)
         done = 0
@@ -234,7 +217,7 @@ def read_member(archive: zipfile.ZipFile, member: NpzMember, *, allow_pickle: bo
 
 def read_headers(path: str, *, allow_pickle: bool = False) -> dict[str, Header]:
     """The header of each array of a file, whose size is checked."""
-    with reading(path):
+    with file_errors(path, *DAMAGE):
         if path.endswith(".npz"):
             with zipfile.ZipFile(path) as archive:
                 members = members_of(archive, path, allow_pickle=allow_pickle)
@@ -254,7 +237,7 @@ def load_arrays(
     check: Callable[[str, Header], None] = lambda name, header: None,
 ) -> dict[str, Array]:
     """Arrays of a file: views of the mapped file where possible, or read; ``check`` precedes any allocation."""
-    with reading(path):
+    with file_errors(path, *DAMAGE):
         if path.endswith(".npz"):
             with zipfile.ZipFile(path) as archive:
                 members = members_of(archive, path, allow_pickle=allow_pickle)
@@ -304,11 +287,7 @@ def _map_member(data: npt.NDArray[np.uint8], member: NpzMember) -> Array:
     checksum = _checksum(data[start : start + info.file_size])
     if checksum != info.CRC:
         raise CorruptError(
-            "the file is damaged",
-            expected=f"checksum {info.CRC:08x}",
-            found=f"{checksum:08x}",
-            where=member.where,
-            remedy="fetch the file again, or write it again",
+            "the file is damaged", expected=f"checksum {info.CRC:08x}", found=f"{checksum:08x}", where=member.where
         )
     return array_at(data, member.header, start)
 

@@ -18,9 +18,9 @@ from typing import Any
 from rankfeed._util.handle_cache import HandleCache
 from rankfeed.errors import CorruptError, RankfeedError
 from rankfeed.sources.arrow.errors import arrow_errors
-from rankfeed.sources.parquet.footer import REMEDY, footer_bytes, os_errors, parse_footer
+from rankfeed.sources.parquet.footer import footer_bytes, parse_footer
 from rankfeed.sources.source import with_where
-from rankfeed.storage import DataFiles, digest_of
+from rankfeed.storage import DataFiles, digest_of, file_errors
 
 #: Files that are held open, and locks of row groups.
 OPEN_FILES, _LOCKS = 256, 128
@@ -214,7 +214,6 @@ class ParquetReader:
                     expected=column.num_values,
                     found=values,
                     where=f"{self._where(part)}, column {column.path_in_schema!r}",
-                    remedy=REMEDY,
                 )
 
     def _decoded_group(self, part: RowGroupPart, names: tuple[str, ...]) -> _Decoded:
@@ -302,7 +301,6 @@ class ParquetReader:
                 expected=f"{rows} more rows",
                 found=count,
                 where=where,
-                remedy=REMEDY,
             )
         for batch in got if cursor.values else ():
             # Parquet stores a value for each null or empty list.
@@ -345,7 +343,7 @@ class ParquetReader:
         import pyarrow as pa
 
         path = self._paths[number]
-        with os_errors(path):
+        with file_errors(path):
             handle = pa.OSFile(os.fsencode(path))
             content = footer_bytes(handle, path)
         self._data_files.opened(number)

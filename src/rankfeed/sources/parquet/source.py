@@ -3,24 +3,23 @@
 import copy
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from rankfeed._util.validate import check_int
-from rankfeed.columns import ColumnBuffer, Columns, Field
+from rankfeed.columns import Column, ColumnBuffer, Field
 from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.arrow.columns import read_columns
 from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.arrow.types import VALID, Nulls, fields_of, leaves_of
 from rankfeed.sources.chunked import CACHE_BYTES, ChunkCache, ChunkedSource
 from rankfeed.sources.parquet.detect import list_files
-from rankfeed.sources.parquet.footer import REMEDY, Footer, read_footers
+from rankfeed.sources.parquet.footer import Footer, read_footers
 from rankfeed.sources.parquet.partitions import Partitions
 from rankfeed.sources.parquet.reader import LargeRowsError, ParquetReader, RowGroupPart
 from rankfeed.sources.paths import Paths, label
-from rankfeed.sources.source import Int64, check_columns, check_ids
+from rankfeed.sources.source import Int64, check_columns
 from rankfeed.storage import DataFiles, digest_of
 
 #: Approximate bytes that are decoded at once: larger row groups are read in parts, small adjacent ones together.
@@ -61,7 +60,6 @@ class ParquetSource(ChunkedSource):
         (array([2, 1]), array([2, 3]))
     """
 
-    _transient: ClassVar[tuple[str, ...]] = ("_reader", "_finer")
     files: DataFiles
 
     def __init__(
@@ -84,17 +82,15 @@ class ParquetSource(ChunkedSource):
             own = fields_of(schema, nulls=nulls, columns=columns)
         self._partitions = Partitions(found, own, nulls)
         known = {**own, **self._partitions.fields}
-        self._fields = {name: known[name] for name in check_columns(columns, known)}
+        fields = {name: known[name] for name in check_columns(columns, known)}
         roots = {name: path[0] for name, path, _ in leaves_of(schema)}
         self._roots = {name: roots.get(name) or roots[name.removesuffix(VALID)] for name in own}
-        self._rows = np.array([rows for footer in footers for rows in footer.rows], np.int64)
-        if not self._rows.sum():
-            raise SourceError("there are no rows", where=self._paths[0])
+        blocks = np.array([rows for footer in footers for rows in footer.rows], np.int64)
         schema_facts = [*(f"{name}:{field}" for name, field in known.items()), *self._partitions.describe()]
         facts = [*schema_facts, *self._digests, self.files.fingerprint]
-        self._fingerprint = digest_of(b"parquet", *map(os.fsencode, facts))
-        share = len([name for name in self._fields if name in own]) / len(own)
-        sizes = [_decoded_sizes(footer, self._fields, share) for footer in footers]
+        self._init_samples(label(self._paths), fields, blocks, digest_of(b"parquet", *map(os.fsencode, facts)))
+        share = len([name for name in fields if name in own]) / len(own)
+        sizes = [_decoded_sizes(footer, fields, share) for footer in footers]
         most = _PART_BYTES
         if sum(map(sum, sizes)) > cache_bytes:
             most = min(most, max(_LEAST_PART_BYTES, cache_bytes // _PARTS_IN_CACHE))
@@ -109,27 +105,13 @@ class ParquetSource(ChunkedSource):
         data_bytes = sum(nbytes for footer in footers for nbytes in footer.nbytes)
         self._init_chunks([part.rows for part in self._parts], cache_bytes, data_bytes=data_bytes)
 
-    def __repr__(self) -> str:
-        return f"ParquetSource({label(self._paths)!r}, {len(self)} samples)"
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_reader": None, "_finer": None}
 
-    @property
-    def fields(self) -> Mapping[str, Field]:
-        return self._fields
-
-    @property
-    def blocks(self) -> Int64:
-        return self._rows
-
-    @property
-    def fingerprint(self) -> str:
-        return self._fingerprint
-
-    def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
-        ids, names = check_ids(sample_ids, len(self)), check_columns(columns, self._fields)
-        self.files.check_open(at_intervals=True)
+    def _fetch(self, ids: Int64, names: Sequence[str]) -> dict[str, Column]:
         if self._finer is None:
             try:
-                return super().fetch(ids, names)
+                return super()._fetch(ids, names)
             except LargeRowsError as error:
                 parts = [each for part in self._parts for each in part.cut(error.factor)]
             except SourceError:
@@ -141,13 +123,13 @@ class ParquetSource(ChunkedSource):
             finer._parts = parts
             finer._init_chunks([part.rows for part in parts], self._cache_bytes)
             self._finer, self._cache = finer, ChunkCache(0)
-        return self._finer.fetch(ids, names)
+        return self._finer._fetch(ids, names)
 
-    def expect(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> None:
+    def _expect(self, ids: Int64, names: Sequence[str]) -> None:
         if self._finer is not None:
-            self._finer.expect(sample_ids, columns)
+            self._finer._expect(ids, names)
         else:
-            super().expect(sample_ids, columns)
+            super()._expect(ids, names)
 
     def _load_chunk(self, number: int, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
         part = self._parts[number]
@@ -232,7 +214,6 @@ def _cut(number: int, footer: Footer, sizes: Sequence[int], path: str, most: int
                 "a row group has too many rows",
                 found=f"{rows} rows, {nbytes} bytes",
                 where=f"{path}, row group {group}",
-                remedy=REMEDY,
             )
         if parts and combined + nbytes <= most:
             parts[-1] = parts[-1].with_next_group(rows)

@@ -12,7 +12,7 @@ import torch
 from rankfeed.errors import RankfeedError, SourceError
 from rankfeed.sources.pyg.batch import GraphLayout
 from rankfeed.sources.source import Int64
-from rankfeed.storage import digest_of
+from rankfeed.storage import digest_of, file_errors
 
 #: Cached graphs that are compared with the stored ones.
 _COMPARED = 1024
@@ -182,12 +182,9 @@ class OnDiskReader(GraphReader):
         path = self.dataset.processed_paths[0]
         if self.dataset.backend != "sqlite":
             return None
-        try:
-            with open(path, "rb") as file:
-                # SQLite's header has the number of pages and a change counter.
-                return [str(len(self)).encode(), repr(self.dataset.schema).encode(), file.read(100)]
-        except OSError as error:
-            raise SourceError("the database cannot be read", found=error, where=path) from error
+        with file_errors(path), open(path, "rb") as file:
+            # SQLite's header has the number of pages and a change counter.
+            return [str(len(self)).encode(), repr(self.dataset.schema).encode(), file.read(100)]
 
     def picklable_dataset(self) -> Any:
         dataset = copy.copy(self.dataset)

@@ -22,14 +22,15 @@ from rankfeed.columns import Field
 from rankfeed.errors import CorruptError, SourceError, UnsafeError
 from rankfeed.sources.extras import need
 from rankfeed.sources.npy.arrays import (
+    DAMAGE,
     array_at,
     check_size,
     load_objects,
     members_of,
     read_header,
     read_member,
-    reading,
 )
+from rankfeed.storage import file_errors
 
 #: Bytes that one member may expand to.
 LIMIT = 1 << 29
@@ -53,7 +54,7 @@ def decoder_of(extension: str, *, allow_pickle: bool = False) -> Decoder:
         inner = decoder_of(extension[:-3], allow_pickle=allow_pickle)
         decode = inner.decode or (bytes.decode if inner.kind == "text" else bytes)
         kind = inner.kind if inner.kind in ("audio", "pickle") else "value"
-        return Decoder(kind, lambda data: decode(gunzip(data)), inner.field)
+        return Decoder(kind, partial(_decode_gzipped, decode), inner.field)
     last = extension.rpartition(".")[2]
     if last in _PICKLES:
         return Decoder("pickle", partial(_pickle, last, allow_pickle), Field("object"))
@@ -91,6 +92,10 @@ def gunzip(data: bytes, limit: int = LIMIT) -> bytes:
     return out
 
 
+def _decode_gzipped(decode: Callable[[bytes], Any], data: bytes) -> Any:
+    return decode(gunzip(data))
+
+
 def _npy(data: bytes, *, allow_pickle: bool) -> Any:
     header = read_header(io.BytesIO(data), "", allow_pickle=allow_pickle)
     if header.dtype.hasobject:
@@ -101,7 +106,7 @@ def _npy(data: bytes, *, allow_pickle: bool) -> Any:
 
 
 def _npz(data: bytes, *, allow_pickle: bool) -> dict[str, Any]:
-    with reading(""), zipfile.ZipFile(io.BytesIO(data)) as archive:
+    with file_errors("", *DAMAGE), zipfile.ZipFile(io.BytesIO(data)) as archive:
         nbytes = sum(info.file_size for info in archive.infolist())
         if nbytes > LIMIT:
             raise UnsafeError("a compressed member expands too much", found=f"{nbytes} bytes")

@@ -77,6 +77,4 @@ def _read(file: Any, shard: str) -> bytes:
     try:
         return bytes(file.read(_CHUNK_BYTES))
     except Exception as error:  # the libraries have errors of their own, some of them OSErrors
-        raise CorruptError(
-            "a compressed shard is damaged", found=error, where=shard, remedy="fetch the shard again"
-        ) from error
+        raise CorruptError("a compressed shard is damaged", found=error, where=shard) from error

@@ -9,7 +9,7 @@ from pathlib import Path
 from rankfeed.errors import SourceError
 from rankfeed.sources.parallel import in_parallel
 from rankfeed.sources.tar.index import Summary, TarIndex, decode, encode, read_summary, scan
-from rankfeed.storage import digest_of, map_file, write_atomic
+from rankfeed.storage import digest_of, file_errors, map_file, write_atomic
 
 #: Appended to the name of a shard.
 SUFFIX = ".rankfeed"
@@ -115,10 +115,8 @@ class IndexCache:
 
 def _if_current(summary: Summary | None, tar: str) -> Summary | None:
     """The summary if size and time of the shard are still the same, otherwise None."""
-    try:
+    with file_errors(tar):
         found = os.stat(tar)
-    except OSError as error:
-        raise SourceError("the shard cannot be read", found=error.strerror or error, where=tar) from error
     if summary is None or (summary.tar_bytes, summary.tar_mtime_ns) != (found.st_size, found.st_mtime_ns):
         return None
     return summary

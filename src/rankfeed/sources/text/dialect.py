@@ -9,8 +9,9 @@ from gzip import GzipFile
 from typing import Any, BinaryIO
 
 from rankfeed._util.validate import invalid
-from rankfeed.errors import ArgumentError, CorruptError, SourceError, listed, safe_repr
+from rankfeed.errors import ArgumentError, SourceError, listed, safe_repr
 from rankfeed.sources.text.detect import Kind
+from rankfeed.storage import file_errors
 
 #: Decompressed bytes that are read into memory; larger files must be packed.
 LIMIT = 256 << 20
@@ -97,21 +98,11 @@ def too_large(where: str) -> SourceError:
 def open_text(path: str) -> Iterator[BinaryIO]:
     """Open a file for reading, decompressed if its name ends with `.gz`."""
     opener: Callable[..., Any] = GzipFile if path.endswith(".gz") else open
-    try:
-        with opener(path, "rb") as file:
-            yield file
-    except (EOFError, zlib.error) as error:
-        raise CorruptError(
-            "the file's compression is damaged", found=error, where=path, remedy="fetch the file again"
-        ) from error
-    except OSError as error:
-        kind = CorruptError if error.errno is None else SourceError  # errors of gzip have no number
-        raise kind("the file cannot be read", found=error, where=path, remedy="fetch the file again") from error
+    with file_errors(path, EOFError, zlib.error), opener(path, "rb") as file:
+        yield file
 
 
 def file_size(path: str) -> int:
     """Bytes of a file, compressed or not."""
-    try:
+    with file_errors(path):
         return os.stat(path).st_size
-    except OSError as error:
-        raise SourceError("the file cannot be read", found=error.strerror, where=path) from error

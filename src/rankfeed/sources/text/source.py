@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
-import numpy.typing as npt
 
-from rankfeed.columns import ColumnBuffer, Columns, Field, column_from_parts
+from rankfeed.columns import Column, ColumnBuffer, Columns, column_from_parts
 from rankfeed.errors import CorruptError, SourceError, listed
 from rankfeed.sources.arrow.columns import read_columns
 from rankfeed.sources.arrow.types import Nulls, fields_of, roots_of
@@ -19,7 +18,6 @@ from rankfeed.sources.source import (
     Source,
     by_chunk,
     check_columns,
-    check_ids,
     even_blocks,
     reopen,
     starts_of,
@@ -55,54 +53,34 @@ class _TextSource(Source):
         dialect.check_types(list(names), listed(self._paths))
         schema = _common_schema(self._paths, [table.schema for table in tables], columns)
         known = fields_of(schema, nulls=nulls, columns=columns)
-        self._fields = {name: known[name] for name in check_columns(columns, known)}
-        wanted = [schema.field(name) for name in roots_of(schema, list(self._fields), nulls=nulls)]
+        fields = {name: known[name] for name in check_columns(columns, known)}
+        wanted = [schema.field(name) for name in roots_of(schema, list(fields), nulls=nulls)]
         self._buffers: list[dict[str, ColumnBuffer]] = []
         for path, table in zip(self._paths, tables, strict=True):
             cast = _cast(table, wanted, path, dialect)
-            self._buffers.append(read_columns(cast, self._fields, where=path, nulls=nulls))
+            self._buffers.append(read_columns(cast, fields, where=path, nulls=nulls))
             for each in self._buffers[-1].values():
                 if each.unreadable is not None:
                     each.unreadable.refuse(np.arange(each.rows))  # report nulls now, not when they are read
         self._starts = starts_of([len(table) for table in tables])
-        if not self._starts[-1]:
-            raise SourceError("there are no rows", where=self._paths[0])
         nbytes = sum(each.nbytes for buffers in self._buffers for each in buffers.values())
-        self._blocks = even_blocks(len(self), len(self) * BLOCK_BYTES // max(1, nbytes))
+        rows = int(self._starts[-1])
+        blocks = even_blocks(rows, rows * BLOCK_BYTES // max(1, nbytes))
         root = common_root(self._paths)
         relative = [os.path.relpath(path, root) for path in self._paths]
         facts = [*relative, *digests, *(f"{name}:{field}" for name, field in known.items())]
-        self._fingerprint = digest_of(dialect.kind.encode(), *(os.fsencode(each) for each in facts))
+        fingerprint = digest_of(dialect.kind.encode(), *(os.fsencode(each) for each in facts))
+        self._init_samples(label(self._paths), fields, blocks, fingerprint)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return reopen, (type(self), self._paths, self._options, self._fingerprint)
 
-    def _num_samples(self) -> int:
-        return int(self._starts[-1])
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({label(self._paths)!r}, {len(self)} samples)"
-
-    @property
-    def fields(self) -> Mapping[str, Field]:
-        return self._fields
-
-    @property
-    def blocks(self) -> Int64:
-        return self._blocks
-
-    @property
-    def fingerprint(self) -> str:
-        return self._fingerprint
-
-    def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
-        ids = check_ids(sample_ids, len(self))
-        names = check_columns(columns, self._fields)
+    def _fetch(self, ids: Int64, names: Sequence[str]) -> dict[str, Column]:
         parts: dict[str, list[Any]] = {name: [] for name in names}
         for number, rows, slots in by_chunk(ids, self._starts):
             for name in names:
                 parts[name].append(self._buffers[number][name].part(rows, slots))
-        return Columns({name: column_from_parts(self._fields[name], parts[name]) for name in names}, len(ids))
+        return {name: column_from_parts(self._fields[name], parts[name]) for name in names}
 
 
 class CsvSource(_TextSource):
