@@ -126,7 +126,7 @@ def undecodable(error: Exception, part: RowSlices, row: int) -> RankfeedError:
         return with_where(error, place_of(part, row))
     return CorruptError(
         "a value cannot be decoded",
-        found=describe_error(error),
+        found=describe_error(error)[:300],
         where=place_of(part, row),
         remedy="fetch the file or write the sample again; or take its bytes with decode=False",
     )
