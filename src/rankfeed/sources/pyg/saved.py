@@ -51,7 +51,7 @@ class PyGFileSource(PyGSource):
         files: DataFiles | None = None,
     ) -> None:
         check_no_columns(columns)
-        self.path = saved_file(Path(where))
+        self.path = saved_file(Path(where)) if files is None else os.fspath(where)
         self._allow_pickle = allow_pickle
         need("torch_geometric", extra="pyg")
         files = DataFiles([self.path]) if files is None else files.reopened([self.path])
