@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from rankfeed.columns import Allocate, Dense, Field, RowSlices, RowTake
 from rankfeed.columns.gather import copy_segments
-from rankfeed.errors import CorruptError, MissingExtraError, RankfeedError, safe_str
+from rankfeed.errors import CorruptError, MissingExtraError, RankfeedError, describe_error
 from rankfeed.sources.source import with_where
 
 Array = npt.NDArray[Any]
@@ -115,7 +115,7 @@ def undecodable(error: Exception, part: RowSlices, row: int) -> RankfeedError:
         return with_where(error, place_of(part, row))
     return CorruptError(
         "a value cannot be decoded",
-        found=f"{type(error).__name__}: {safe_str(error)[:200]}",
+        found=describe_error(error)[:300],
         where=place_of(part, row),
         remedy="fetch the file or write the sample again; or take its bytes with decode=False",
     )

@@ -29,15 +29,21 @@ def check_shard_size(
     path: str | os.PathLike[str], expected: int | None, listed_in: object, remedy: str | None = None
 ) -> None:
     """A CorruptError if a shard is missing, or has another size than the list of shards says (None: any)."""
-    where = f"{os.fspath(path)}, listed in {listed_in}"
+    where = os.fspath(path)
     try:
         size = os.stat(path).st_size
     except OSError as error:
-        raise CorruptError("a shard is missing", found=error.strerror, where=where, remedy=remedy) from error
+        raise CorruptError(
+            "a shard is missing",
+            expected=f"listed in {listed_in}",
+            found=error.strerror,
+            where=where,
+            remedy=remedy,
+        ) from error
     if expected not in (None, size):
         raise CorruptError(
             "a shard has another size than expected",
-            expected=f"{expected} bytes",
+            expected=f"{expected} bytes, listed in {listed_in}",
             found=f"{size} bytes",
             where=where,
             remedy=remedy,

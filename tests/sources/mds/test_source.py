@@ -19,8 +19,9 @@ from tests.sources.mds.streaming_mds import LocalDataset, merge_index, write
 from tests.support.seeds import fresh_seed
 
 import rankfeed as rf
-from rankfeed.columns import Field
+from rankfeed.columns import Field, RowSlices
 from rankfeed.errors import ArgumentError, CorruptError, RankfeedError, SourceError, UnsafeError
+from rankfeed.sources.mds.encodings import encoding_of
 from rankfeed.sources.mds.source import MdsSource
 
 COLUMNS = {
@@ -357,6 +358,15 @@ def test_an_index_that_lists_a_shard_twice_is_refused(copy: Callable[[str | None
     (folder / "index.json").write_text(json.dumps(index))
     with pytest.raises(CorruptError, match=r"more than once[\s\S]*'shard\.00001\.mds' once[\s\S]*found: 2 times"):
         rf.open(folder)
+
+
+@pytest.mark.parametrize("digits", [b"9" * 30, b"x1", b""])
+def test_text_that_is_no_integer_of_64_bits_is_named(digits: bytes) -> None:
+    encoding = encoding_of("str_int", "digits", "index.json")
+    content, lengths = np.frombuffer(b"12" + digits, np.uint8), np.array([2, len(digits)])
+    values = RowSlices(content, np.array([0, 2]), lengths, None, lambda row: f"sample {row}")
+    with pytest.raises(CorruptError, match=r"decoded[\s\S]*sample 1"):
+        encoding.part(encoding.field(lambda: [values]), values)
 
 
 @pytest.mark.parametrize("value", [0, 1 << 20, 0xFFFFFFFF])

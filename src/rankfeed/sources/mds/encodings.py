@@ -18,7 +18,15 @@ import numpy.typing as npt
 from rankfeed.columns import Column, Field, RowSlices, RowTake, column_from_parts
 from rankfeed.errors import CorruptError, SourceError, safe_str
 from rankfeed.sources.extras import need
-from rankfeed.sources.scattered import RowOffsets, ScatteredRows, decode_each, packed_runs, place_of, rows_at
+from rankfeed.sources.scattered import (
+    RowOffsets,
+    ScatteredRows,
+    decode_each,
+    packed_runs,
+    place_of,
+    rows_at,
+    undecodable,
+)
 from rankfeed.sources.source import Int64
 
 #: Code in the header of an array -> dtype.
@@ -171,7 +179,12 @@ class ValueEncoding(Encoding):
 
     def part(self, field: Field, values: RowSlices) -> RowTake:
         dtype = np.dtype(object if field.kind == "object" else field.dtype)
-        decoded = np.fromiter(decode_each(values, self._decode), dtype, len(values.starts))
+        try:
+            decoded = np.fromiter(decode_each(values, self._decode), dtype, len(values.starts))
+        except OverflowError as error:
+            numbers = decode_each(values, self._decode)
+            row = next(row for row, number in enumerate(numbers) if not -(2**63) <= number < 2**63)
+            raise undecodable(error, values, row) from error
         return RowTake(decoded, np.arange(len(decoded)), values.slots)
 
 
@@ -192,8 +205,8 @@ def _damaged(expected: object, found: object, values: RowSlices, row: int) -> Co
     return CorruptError("a value is damaged", expected=expected, found=found, where=place_of(values, row))
 
 
-def _int64(value: bytes) -> np.int64:
-    return np.int64(int(value))  # an OverflowError for more than 64 bits
+def _json(value: bytes) -> Any:
+    return json.loads(value.decode())  # faster than from bytes
 
 
 def _decimal(value: bytes) -> Decimal:
@@ -251,13 +264,13 @@ _ENCODINGS: dict[str, Encoding] = {
     **{name: FixedEncoding(Field("dense", name)) for name in _DTYPES.values()},
     "bytes": _BYTES,
     "str": Encoding(Field("str")),
-    "str_int": ValueEncoding(_int64, Field("dense", "int64")),
+    "str_int": ValueEncoding(int, Field("dense", "int64")),
     "str_float": ValueEncoding(float, Field("dense", "float64")),
     "str_decimal": ValueEncoding(_decimal),
 }
 #: Encodings that are left as bytes on request.
 _DECODED: dict[str, Encoding] = {
-    "json": ValueEncoding(json.loads),
+    "json": ValueEncoding(_json),
     # Refused by the source unless the caller allows it.
     "pkl": ValueEncoding(pickle.loads, unsafe=True),
     "pil": ValueEncoding(_raw_image),
@@ -272,11 +285,7 @@ _DECODED: dict[str, Encoding] = {
 
 
 def encoding_of(name: str, column: str, where: str, *, decode: bool = True, as_objects: bool = False) -> Encoding:
-    """The encoding that an index names, such as "int", or "ndarray:float32:3,224,224", for a column.
-
-    ``decode`` is whether images, JSON and pickles are decoded, or left as bytes; ``as_objects`` whether arrays
-    with their own shape are delivered as objects; ``where`` names the index in error messages.
-    """
+    """The encoding that an index names, such as "int", or "ndarray:float32:3,224,224", for a column."""
     kind, *options = name.split(":")
     dtype = options[0] if options else None
     if kind == "ndarray" and len(options) < 3 and (dtype is None or dtype in _DTYPES.values()):

@@ -90,7 +90,6 @@ class MdsSource(ChunkedSource):
     def _values(
         self, number: int, rows: Int64, names: Sequence[str], slots: Int64 | None = None
     ) -> list[RowSlices]:
-        """Values of some columns in some samples of a shard."""
         shard, data = self._shards[number], self._shard(number, len(rows))
         places = locate(data, rows, self._columns, shard)
 

@@ -236,10 +236,7 @@ def load_arrays(
     allow_pickle: bool = False,
     check: Callable[[str, Header], None] = lambda name, header: None,
 ) -> dict[str, Array]:
-    """Arrays of a file: as views of the mapped file where that is possible, or read into memory.
-
-    ``check`` is called with each name and header before memory is allocated for an array.
-    """
+    """Arrays of a file: views of the mapped file where possible, or read; ``check`` precedes any allocation."""
     with file_errors(path, *DAMAGE):
         if path.endswith(".npz"):
             with zipfile.ZipFile(path) as archive:

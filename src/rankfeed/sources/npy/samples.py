@@ -78,7 +78,6 @@ class NumpySamplesSource(Source):
         return self.files.path(sample_id).removeprefix(self._root)
 
     def _find_classes(self, labels: Labels, where: Paths) -> list[str]:
-        """Names of the classes in the order of their labels."""
         found = {_class_of(self._name(each)) for each in range(len(self.files))}
         classes = sorted(found) if labels is None or labels == "folder" else list(labels)
         unknown = sorted(found - {*classes} | (found & {""}))
@@ -120,7 +119,6 @@ class NumpySamplesSource(Source):
         return {name: found[name] for name in names}
 
     def _added_columns(self, ids: Int64) -> dict[str, Column]:
-        """The columns of labels and names."""
         names = [self._name(each) for each in ids.tolist()] if self._labels or self._name_column else []
         added: dict[str, Column] = {}
         if self._labels is not None:

@@ -50,7 +50,7 @@ class PyGFileSource(PyGSource):
         files: DataFiles | None = None,
     ) -> None:
         check_no_columns(columns)
-        self.path = saved_file(Path(where))
+        self.path = saved_file(Path(where)) if files is None else os.fspath(where)
         self._allow_pickle = allow_pickle
         need("torch_geometric", extra="pyg")
         files = DataFiles([self.path]) if files is None else files
@@ -72,7 +72,6 @@ class PyGFileSource(PyGSource):
 
 
 def _saved_dataset(path: str, allow_pickle: bool) -> Any:
-    """The dataset that was saved."""
     from torch_geometric.data import Data, InMemoryDataset
 
     saved = _load(path, allow_pickle)

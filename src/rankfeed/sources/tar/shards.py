@@ -140,7 +140,6 @@ class ShardSet:
             self._kept[number] = np.array(rows, np.int64)
 
     def _repeated_key(self, number: int, first: int, second: int) -> SourceError:
-        """The error for samples that are not adjacent and have the same key."""
         index = self._cache.load(self.paths[number])
         return SourceError(
             "two samples that are not adjacent have the same key: probably one sample in two pieces",

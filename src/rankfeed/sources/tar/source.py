@@ -75,7 +75,7 @@ class WebDatasetSource(Source):
         check_choice("missing", missing, get_args(Missing))
         check_choice("duplicate_keys", duplicate_keys, ("error", "keep"))
         cache_dir = None if cache_dir is None else os.path.abspath(cache_dir)
-        listed = list_shards(_absolute(where), check_optional(check_name, "split", split))
+        listed = list_shards(where, check_optional(check_name, "split", split))
         if check_bool("decompress", decompress):
             listed = decompressed(listed, cache_dir)
         cache = IndexCache(cache_dir, within=listed.folder)
@@ -134,10 +134,3 @@ def _is_cached(handle: int, offset: int) -> bool:
         return os.preadv(handle, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
     except OSError:
         return False
-
-
-def _absolute(where: Paths) -> Paths:
-    """Absolute paths, so that a later change of the working directory does not matter."""
-    if isinstance(where, (str, os.PathLike)):
-        return os.path.abspath(where)
-    return [os.path.abspath(each) for each in where]
