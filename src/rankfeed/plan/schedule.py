@@ -13,7 +13,7 @@ from rankfeed.errors import PlanError
 from rankfeed.plan.plan import Int64
 
 Tail = Literal["even", "drop", "pad"]
-#: "rest" is for integrations: what reads their rows divides them into batches itself.
+#: "rest" is for integrations whose consumer divides the rows of a rank into batches itself.
 ScheduleTail = Literal[Tail, "rest"]
 
 #: Upper limit of ``batch_size``.
