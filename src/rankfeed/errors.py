@@ -23,7 +23,7 @@ Examples:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 
 class RankfeedError(Exception):
@@ -34,8 +34,10 @@ class RankfeedError(Exception):
         expected: what would have been right.
         found: what was there instead.
         where: file and offset, key, rank, step.
-        remedy: what the user can do.
+        remedy: what the user can do; None for the remedy of the class, if it has one.
     """
+
+    _remedy: ClassVar[str | None] = None
 
     def __init__(
         self,
@@ -46,6 +48,7 @@ class RankfeedError(Exception):
         where: object = None,
         remedy: str | None = None,
     ) -> None:
+        remedy = self._remedy if remedy is None else remedy
         self.summary = safe_str(summary)
         self.expected = expected
         self.found = found
@@ -165,6 +168,8 @@ class SourceError(RankfeedError):
 
 class CorruptError(SourceError):
     """Damaged data: a truncated file, flipped bits, a missing shard, a manifest of other files."""
+
+    _remedy = "fetch the file again, or write it again"
 
 
 class UnsafeError(SourceError):

@@ -21,7 +21,8 @@ from torch.utils.data import DataLoader
 
 import rankfeed as rf
 from rankfeed.errors import ArgumentError, PlanError
-from rankfeed.integrations.lance import LanceSteps, ShardedSampler, runs_of
+from rankfeed.integrations.lance import ShardedSampler, ids_at, num_batches, runs_of
+from rankfeed.plan import Schedule
 
 JOB = Path(__file__).parent / "jobs" / "lance_cells.py"
 SIZES = [100, 1, 37, 250, 64, 3, 129, 16, 17, 90]
@@ -113,7 +114,7 @@ def test_a_filter_columns_and_row_ids_are_lance_s_own(table: str) -> None:
     batch=st.integers(1, 20),
     world_size=st.integers(1, 9),
     workers=st.integers(1, 4),
-    tail=st.sampled_from(["even", "drop"]),
+    tail=st.sampled_from(["rest", "drop"]),
 )
 def test_steps_are_equal_and_survive_a_loader_that_joins_small_batches(
     rows: int, batch: int, world_size: int, workers: int, tail: Any
@@ -121,24 +122,24 @@ def test_steps_are_equal_and_survive_a_loader_that_joins_small_batches(
     plan = rf.Plan(rows, seed=rows)
     if rows < world_size:
         with pytest.raises(PlanError):
-            LanceSteps(plan, batch_size=batch, topology=rf.Topology(world_size=world_size), epoch=0, tail=tail)
+            Schedule(plan, batch_size=batch, topology=rf.Topology(world_size=world_size), tail=tail)
         return
     seen: Counter[int] = Counter()
     counts = set()
     for rank in range(world_size):
-        steps = LanceSteps(
-            plan, batch_size=batch, topology=rf.Topology(rank=rank, world_size=world_size), epoch=0, tail=tail
-        )
-        sizes = [len(steps.batch(step)) for step in range(len(steps))]
-        for step in range(len(steps)):
-            seen.update(steps.batch(step).tolist())
+        topology = rf.Topology(rank=rank, world_size=world_size)
+        schedule = Schedule(plan, batch_size=batch, topology=topology, tail=tail)
+        ids = [ids_at(schedule, index) for index in range(num_batches(schedule))]
+        sizes = [len(each) for each in ids]
+        for each in ids:
+            seen.update(each.tolist())
         for worker in range(workers):
             own = sizes[worker::workers]
             assert all(first + second > batch for first, second in pairwise(own))
-        counts.add(len(steps))
+        counts.add(len(ids))
     assert len(counts) == 1
     full = rows // (batch * world_size) * (batch * world_size)
-    assert seen.total() == (rows if tail == "even" else full)
+    assert seen.total() == (rows if tail == "rest" else full)
     assert max(seen.values(), default=1) == 1
 
 

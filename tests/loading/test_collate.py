@@ -278,7 +278,7 @@ def test_collate_of_plain_samples_follows_torch() -> None:
 
 def test_all_rows_may_be_empty() -> None:
     rows = Columns.from_samples([{"x": []}, {"x": []}], Memory.fields)
-    batch = collate(rows, "pad")
+    batch, _ = collate(rows, "pad")
     assert batch["x"].shape[:2] == (2, 0)
     assert batch["x_lengths"].tolist() == [0, 0]
-    assert [len(row) for row in collate(rows, "list")["x"]] == [0, 0]
+    assert [len(row) for row in collate(rows, "list")[0]["x"]] == [0, 0]

@@ -369,9 +369,9 @@ def test_a_torch_dataset_is_wrapped() -> None:
         ("data/train", r"rankfeed\.open\('data/train'\)"),
         (Path("data"), r"rankfeed\.open\("),
         (DataLoader(Numbers()), r"loader\.dataset"),
-        (Numbers, r"rankfeed\.open\(\), from_dataset\(\)"),
-        (None, r"rankfeed\.open\(\), from_dataset\(\)"),
-        ({"x": [1]}, r"rankfeed\.open\(\), from_dataset\(\)"),
+        (Numbers, r"rankfeed\.open\(\), rankfeed\.from_dataset\(\)"),
+        (None, r"rankfeed\.open\(\), rankfeed\.from_dataset\(\)"),
+        ({"x": [1]}, r"rankfeed\.open\(\), rankfeed\.from_dataset\(\)"),
     ],
     ids=lambda value: type(value).__name__,
 )

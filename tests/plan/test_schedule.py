@@ -20,7 +20,7 @@ from rankfeed.plan import Plan, Schedule
 from rankfeed.plan.schedule import sorted_by_lane
 from rankfeed.topology import Topology
 
-TAILS = ["even", "drop", "pad"]
+TAILS = ["even", "drop", "pad", "rest"]
 TOPOLOGIES = [(world_size, batch_size) for world_size in (1, 2, 3, 4) for batch_size in range(1, 9)]
 
 
@@ -36,7 +36,7 @@ def model(samples: int, lanes: int, batch_size: int, world_size: int, start: int
     whole, left = batch_size * world_size, samples - start
     if left % whole == 0 or tail == "drop":
         sizes = [whole] * (left // whole)
-    elif tail == "pad":
+    elif tail in ("pad", "rest"):
         sizes = [whole] * (left // whole) + [left % whole]
     elif left < whole:
         sizes = [left]
@@ -89,7 +89,7 @@ def hold_to_the_model(
             sizes.append(real)
             if tail == "pad":
                 assert rows == batch_size
-            elif len(positions) < world_size:
+            elif len(positions) < world_size and tail != "rest":
                 assert rows == 1
             else:
                 assert rows == real

@@ -583,14 +583,14 @@ def test_the_same_data_on_another_host_may_have_other_times(
     travelling = pickle.dumps(rf.open(many(tmp_path / "many")))
     touch_all(tmp_path / "many")
     with pytest.raises(CorruptError, match="changed or replaced"):
-        pickle.loads(travelling)
+        pickle.loads(travelling).fetch(range(100))
     monkeypatch.setattr("rankfeed.storage.data_files.boot_id", lambda: "another host")
     there = pickle.loads(travelling)
     assert [int(sample["array"][0]) for sample in there] == [*range(100)]
     for path in data_files(tmp_path / "many"):
         rewrite(path, path.read_bytes()[:-1] + b"\1")
     with pytest.raises(CorruptError, match=r"not those that the job opened on another host[\s\S]*many"):
-        pickle.loads(travelling)
+        pickle.loads(travelling).fetch([0])
 
 
 def test_a_folder_that_is_swapped_is_read_to_its_end_by_those_who_have_it_open(tmp_path: Path) -> None:

@@ -278,7 +278,7 @@ def test_code_of_the_users_is_not_run_just_to_concatenate() -> None:
 @pytest.mark.parametrize("kind", ["thread", "process"])
 def test_a_loader_delivers_every_sample_once_from_workers(parts: dict[str, rf.Source], kind: Any) -> None:
     source = rf.concat(parts)
-    assert len(pickle.dumps(source)) < 3000
+    assert len(pickle.dumps(source)) < 1500 * len(parts)  # of each file its name, size and times, and no data
     delivered: Counter[int] = Counter()
     for rank in range(2):
         topology = rf.Topology(rank=rank, world_size=2, local_rank=rank, local_world_size=2)

@@ -16,7 +16,7 @@ from rankfeed.errors import ArgumentError, SourceError
 from rankfeed.sources import PackedSource
 from rankfeed.sources.npy.rows import NumpyRowsSource
 from rankfeed.sources.npy.samples import NumpySamplesSource
-from rankfeed.sources.open import FORMATS, formats
+from rankfeed.sources.open import FORMATS, detect
 
 
 def test_the_format_is_found_by_looking(tmp_path: Path) -> None:
@@ -93,18 +93,15 @@ def test_every_format_says_what_it_is_and_looks_without_raising(tmp_path: Path) 
     (tmp_path / "empty").mkdir()
     (tmp_path / "noise").write_bytes(bytes(range(256)) * 40)
     places: list[Any] = [
-        tmp_path / "empty",
-        tmp_path / "noise",
-        tmp_path / "nowhere",
+        str(tmp_path / "empty"),
+        str(tmp_path / "noise"),
         f"{tmp_path}/*",
         [],
-        [tmp_path],
+        [str(tmp_path)],
     ]
-    for name in FORMATS:
-        (found,) = formats(name)
-        assert found.name == name
+    for name, found in FORMATS.items():
         assert found.what
-        assert not any(found.fits(place) for place in places), name
+        assert not any(detect(place, name) for place in places), name
 
 
 @pytest.mark.parametrize("package", ["npy", "parquet", "text", "tar"])

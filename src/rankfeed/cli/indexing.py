@@ -45,11 +45,10 @@ def index(
 
 def _format_of(data: Sequence[str], format: str | None) -> str | None:
     """The name of the format; None where there is none, which opening will say better."""
-    from rankfeed.sources.open import formats
+    from rankfeed.sources.open import detect
     from rankfeed.sources.paths import as_paths
 
-    where = as_paths(where_of(data))
-    return next((each.name for each in formats(format) if each.fits(where)), None)
+    return detect(as_paths(where_of(data)), format)
 
 
 def _indexed(
@@ -65,7 +64,7 @@ def _indexed(
         these = decompressed(these, cache_dir)
     store = IndexCache(cache_dir, within=these.folder, progress=not quiet)
     known = store.known(these.shards)
-    reused = sum(known[shard] is not None for shard in these.shards)
+    reused = sum(shard in known for shard in these.shards)
     summaries = store.summaries(these.shards)
     places = [_existing(index_places(shard, cache_dir)) for shard in these.shards]
     members: dict[str, dict[str, int]] = {}

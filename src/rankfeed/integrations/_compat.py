@@ -28,16 +28,8 @@ class ActiveEpoch:
 
     remainder = 0  # samples to keep of the last step; 0 for all, since no padding is gathered
 
-    def __init__(self, loader: Loader, state: Mapping[str, Any]) -> None:
-        self.schedule = Schedule(
-            loader.plan,
-            batch_size=loader.batch_size,
-            topology=loader.topology,
-            epoch=state["epoch"],
-            start=state["position"],
-            tail=loader.tail,
-        )
-        self.step = -1
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule, self.step = schedule, -1
 
     @property
     def end_of_dataloader(self) -> bool:
@@ -133,12 +125,9 @@ def save_positions(loop: Any, state: dict[str, Any], positions: Mapping[Loader, 
 
 
 def correct_resumed_epoch(loop: Any) -> None:
-    """Begin the next epoch after a checkpoint of the end of one; continue one that ``max_steps`` ended early.
-
-    Lightning counts both as finished. With ``max_steps`` it goes to the same batch of the next epoch, or gives it
-    one batch where none is left. After a checkpoint of the last batch it limits the next epoch to the number of
-    batches of the old one.
-    """
+    """Begin the next epoch after a checkpoint of the end of one; continue one that ``max_steps`` ended early."""
+    # Lightning counts both as finished. With `max_steps` it goes to the same batch of the next epoch, or gives it
+    # one batch where none is left. After the last batch it limits the next epoch to the batches of the old one.
     epochs, inner = loop.epoch_progress, loop.epoch_loop
     current, batches = epochs.current, inner.batch_progress
     is_over = current.ready == current.started == current.processed

@@ -18,6 +18,7 @@ from rankfeed.errors import ArgumentError, StateError, listed
 from rankfeed.integrations._compat import ActiveEpoch
 from rankfeed.loading import Loader
 from rankfeed.loading.device import to_device
+from rankfeed.plan import Cursor
 from rankfeed.sources import Source
 from rankfeed.sources.extras import need
 
@@ -112,8 +113,8 @@ class AcceleratedLoader:
         self.loader = loader
         loader.is_integrated = True
         self.accelerator = accelerator
-        #: Two states of one loaded position: the end of an epoch, and the start of the next.
-        self._epoch_boundary: tuple[dict[str, Any], dict[str, Any]] | None = None
+        #: The end of the epoch that a loaded state was taken at; the loader is at the start of the next.
+        self._ended: Cursor | None = None
 
     @property
     def dataset(self) -> Source:
@@ -141,7 +142,7 @@ class AcceleratedLoader:
         loader, gradients = self.loader, self.accelerator.gradient_state
         device = self.accelerator.device if self.accelerator.device_placement and loader.device is None else None
         batches = iter(loader)
-        for batch in ActiveEpoch(loader, loader.state_dict()).count(batches, gradients):
+        for batch in ActiveEpoch(loader.schedule_at(loader.progress.cursor)).count(batches, gradients):
             yield batch if device is None else to_device(batch, device)
 
     def skip_first_batches(self, num_batches: int) -> AcceleratedLoader:
@@ -153,21 +154,20 @@ class AcceleratedLoader:
             ArgumentError: the epoch has fewer steps.
         """
         steps = check_int("num_batches", num_batches, at_least=0)
-        state = self.loader.state_dict()
-        ended, begun = self._epoch_boundary or (state, None)
-        if state == begun and steps == ended["steps"]:
-            state = ended  # the script's epoch is the one that has ended
-        if steps < state["steps"]:
-            state |= {"position": 0, "steps": 0}
-        schedule, more = ActiveEpoch(self.loader, state).schedule, steps - state["steps"]
+        loader, ended = self.loader, self._ended
+        cursor: Cursor = loader.progress.cursor
+        if ended is not None and cursor == ended.next_epoch() and steps == ended.steps:
+            cursor = ended  # the script's epoch is the one that has ended
+        if steps < cursor.steps:
+            cursor = Cursor(cursor.epoch)
+        schedule, more = loader.schedule_at(cursor), steps - cursor.steps
         if more > len(schedule):
             raise ArgumentError(
                 "the epoch has fewer batches than are to be skipped",
-                expected=f"at most {state['steps'] + len(schedule)}",
+                expected=f"at most {cursor.steps + len(schedule)}",
                 found=steps,
             )
-        position = schedule.position_after(more - 1) if more else state["position"]
-        self.loader.load_state_dict(state | {"position": position, "steps": steps})
+        loader.progress.go_to(cursor.after(schedule, more))
         return self
 
     def go_to(self, state: Mapping[str, Any]) -> None:
@@ -178,11 +178,10 @@ class AcceleratedLoader:
         """
         loader = self.loader
         loader.load_state_dict(state)
-        end = loader.state_dict()
-        self._epoch_boundary = None
-        if not len(ActiveEpoch(loader, end).schedule):
+        end, self._ended = loader.progress.cursor, None
+        if not len(loader.schedule_at(end)):
             loader.set_epoch(loader.epoch + 1)
-            self._epoch_boundary = end, loader.state_dict()
+            self._ended = end
 
 
 class _LoaderCheckpoint:
@@ -214,11 +213,9 @@ def _skip_first_batches(original: Any, dataloader: Any, num_batches: int = 0) ->
 
 
 def _gather_for_metrics(accelerator: Any, original: Any, input_data: Any, use_gather_object: bool = False) -> Any:
-    """Accelerate's own, except in a last step where ranks have different numbers of rows, or padding rows.
-
-    It would gather tensors of different sizes, which aborts a process under gloo and is undefined under NCCL, and
-    drop padding only from the end.
-    """
+    """Accelerate's own, except in a last step where ranks have different numbers of rows, or padding rows."""
+    # It would gather tensors of different sizes, which aborts a process under gloo and is undefined under NCCL,
+    # and drop padding only from the end.
     epoch = accelerator.gradient_state.active_dataloader
     if not isinstance(epoch, ActiveEpoch) or epoch.step < 0:
         return original(input_data, use_gather_object)

@@ -1,20 +1,18 @@
 """A sampler for Lance's own loader: each row once, in equal steps, for any ranks, workers and start method."""
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
 
+from rankfeed._util.threads import run_ahead
 from rankfeed._util.validate import check_bool, check_choice, check_int, check_optional
 from rankfeed.integrations.shared_epoch import SharedEpoch
 from rankfeed.loading._compat import refuse_double_sharding
 from rankfeed.loading.lazy_topology import LazyTopology
-from rankfeed.loading.samplers import StepsWithRest
-from rankfeed.plan import Cursor, Plan
+from rankfeed.plan import Cursor, Plan, Schedule
 from rankfeed.sources.extras import need
 from rankfeed.sources.lance.process import IsolatedTable, forked_from_lance
 from rankfeed.sources.lance.table import LanceTable, TableInfo
@@ -114,27 +112,24 @@ class ShardedSampler:
         topology = self.topology
         refuse_double_sharding(topology)
         worker, num_workers = Topology.worker()
-        epoch = self._epochs.begin(topology.rank).epoch
+        begun = self._epochs.begin(topology.rank)
         with ExitStack() as stack:
             call = _reader(dataset, stack)
             table: TableInfo = call("info", filter)
             plan = self._plan(table, batch_size)
-            steps = LanceSteps(plan, batch_size=batch_size, topology=topology, epoch=epoch, tail=self.tail)
+            steps = begun.schedule(plan, batch_size, topology, "rest" if self.tail == "even" else "drop")
             names = dataset.schema.names if columns is None else columns
 
             def read(step: int) -> Any:
-                ids = steps.batch(step)
+                ids = ids_at(steps, step)
                 rows = ids if table.chosen is None else table.chosen[ids]
                 return call("batch", rows, names, bool(with_row_id))
 
             ahead = max(1, min(_MAX_READ_AHEAD, batch_readahead))
             pool = ThreadPoolExecutor(ahead, thread_name_prefix="rankfeed-lance")
             stack.callback(pool.shutdown, cancel_futures=True)
-            mine = iter(range(worker, len(steps), num_workers))
-            waiting = deque(pool.submit(read, step) for step in islice(mine, ahead))
-            while waiting:
-                waiting.extend(pool.submit(read, step) for step in islice(mine, 1))
-                yield waiting.popleft().result()
+            mine = range(worker, num_batches(steps), num_workers)
+            yield from run_ahead(mine, lambda step: pool.submit(read, step), ahead)
 
     def _plan(self, table: TableInfo, batch_size: int) -> Plan:
         counts = table.rows  # of each fragment
@@ -148,25 +143,16 @@ class ShardedSampler:
         return Plan(runs_of(counts, run), shuffle="window", window=1, seed=self.seed)
 
 
-class LanceSteps(StepsWithRest):
-    """The steps of a rank, of which no two fit into one batch, since Lance's loader would join them.
+def num_batches(steps: Schedule) -> int:
+    """Batches of a rank; a last step that has too few rows for all ranks joins the one before."""
+    # So no two batches fit into one: Lance's loader would join them.
+    return len(steps) - steps.is_uneven
 
-    The rest of an epoch is one step after the full ones; where it has too few rows for all ranks, it joins the
-    last full one.
-    """
 
-    @property
-    def _is_joined(self) -> bool:
-        return 0 < self.rest_size < self.full.world_size
-
-    def __len__(self) -> int:
-        return len(self.full) + (self.rest is not None and not self._is_joined)
-
-    def batch(self, step: int) -> Int64:
-        """Sample ids of this rank at a step: int64."""
-        if self.rest is None or step < len(self) - 1:
-            return self.full.batch(step)
-        return np.concatenate([self.full.batch(step), self.rest_ids()]) if self._is_joined else self.rest_ids()
+def ids_at(steps: Schedule, index: int) -> Int64:
+    """Row numbers of a batch: int64."""
+    ids = steps.batch(index)
+    return np.concatenate([ids, steps.batch(index + 1)]) if steps.is_uneven and index == len(steps) - 2 else ids
 
 
 def runs_of(counts: Int64, run: int) -> Int64:
@@ -179,11 +165,8 @@ def runs_of(counts: Int64, run: int) -> Int64:
 
 
 def _reader(dataset: Any, stack: ExitStack) -> Callable[..., Any]:
-    """Calls methods of :class:`LanceTable` for the dataset that Lance's loader passes.
-
-    A forked worker got one that was open in its parent, of which only the name can be read.
-    """
-    if forked_from_lance():
+    """Calls methods of :class:`LanceTable` for the dataset that Lance's loader passes."""
+    if forked_from_lance():  # of a dataset that was open in the parent, only the name can be read
         beside = IsolatedTable(dataset.uri, dataset.version)
         stack.callback(beside.close)
         return beside.call

@@ -160,11 +160,7 @@ def _describe(value: Any, within: tuple[int, ...] = ()) -> str:
 
 
 def _raw_files(top: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Raw files under a root, in their folders, which may be links.
-
-    Other files, such as logs, may differ between ranks, which must compute the same key; processed ones may be
-    incomplete.
-    """
+    """Raw files under a root, in their folders, which may be links."""
     for place, folders, files in walk_links(top):
         inside = any(_RAW.match(part) for part in Path(place).relative_to(top).parts)
         folders[:] = [name for name in folders if name[0] != "." and (inside or _leads_to_raw(Path(place, name)))]

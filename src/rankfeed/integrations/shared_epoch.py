@@ -60,10 +60,7 @@ class SharedEpoch:
         self._begun = 0  # iterations that this process has begun
 
     def begin(self, rank: int) -> Cursor:
-        """Where the iteration that begins now starts; the same for all workers of a rank.
-
-        The next iteration is the next epoch, even if this one is left before all of its workers have begun.
-        """
+        """Where the iteration that begins now starts; the same for all workers of a rank."""
         self._separate()
         if self._owner != os.getpid():  # a forked worker
             self._own(self._file)
@@ -142,10 +139,7 @@ class SharedEpoch:
 
 
 def _iteration_key() -> int:
-    """What workers of one iteration have in common: the seed that the DataLoader draws for it.
-
-    Without workers it is the process. (Persistent workers keep their seed, so each counts its iterations too.)
-    """
+    """What workers of one iteration have in common: the seed that the DataLoader draws for it, or the process."""
     info = get_worker_info()
     return -os.getpid() if info is None else int(info.seed) - info.id
 

@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
 from rankfeed.errors import ArgumentError, StateError
-from rankfeed.plan import Schedule
+from rankfeed.plan import Cursor
 from rankfeed.topology import Topology
 
 _T = TypeVar("_T")
@@ -79,15 +79,7 @@ _USE_LOADER_CHECK = (
 
 @dataclass(frozen=True)
 class SamplerShim:
-    """Takes the ``set_epoch`` that frameworks call on samplers.
-
-    Examples:
-        >>> import rankfeed as rf
-        >>> loader = rf.Loader(rf.from_dataset([{"x": 1}, {"x": 2}]))
-        >>> loader.batch_sampler.sampler.set_epoch(3)
-        >>> loader.epoch
-        3
-    """
+    """Takes the ``set_epoch`` that frameworks call on samplers."""
 
     loader: Any
     batch_size: int
@@ -97,14 +89,11 @@ class SamplerShim:
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to an epoch, but not back from a loaded position that has not been read on from.
-
-        The shorter of several loaders, which begins again within an epoch of the framework, is ahead of its count.
-        """
+        """Go to an epoch, but not back from a loaded position that has not been read on from."""
         loader, progress = self.loader, self.loader.progress
         if not loader.is_stream and not loader.is_recounted:
             begun, steps, topology = progress.begun, len(loader), loader.topology
-            whole = len(Schedule(loader.plan, batch_size=self.batch_size, topology=topology, tail=loader.tail))
+            whole = len(loader.schedule_at(Cursor()))
             if steps != whole:
                 raise StateError(
                     "resuming on other ranks or with another batch size would lose samples: Lightning limits each "
@@ -132,11 +121,9 @@ def _resuming_fit_loop() -> Any:
 
 
 def _check_batches_done(loader: Any, saved_epoch: int, epoch: int, loop: Any) -> None:
-    """Compare the batches of this epoch that the Trainer counts as done with those that the loader delivered.
-
-    They differ after a checkpoint that was saved during a batch, or one batch ahead of a stream's end, or where
-    the Trainer takes the progress in one epoch for progress in the next one.
-    """
+    """Compare the batches of this epoch that the Trainer counts as done with those that the loader delivered."""
+    # They differ after a checkpoint that was saved during a batch, or one batch ahead of a stream's end, or where
+    # the Trainer takes the progress in one epoch for progress in the next one.
     inner, begun = loop.epoch_loop, loader.progress.begun
     progress = inner.batch_progress
     done = progress.current.completed + inner.restarted_on_train_batch_end
@@ -222,11 +209,7 @@ _ACCELERATE_SHARDING = ("BatchSamplerShard", "IterableDatasetShard", "DataLoader
 
 
 def refuse_double_sharding(topology: Topology) -> None:
-    """Called where iteration of a rank's share begins.
-
-    Examples:
-        >>> refuse_double_sharding(Topology(rank=1, world_size=2))
-    """
+    """Called where iteration of a rank's share begins."""
     ranks, workers = topology.world_size, topology.worker()[1]
     if ranks == workers == 1 or (_ACCELERATE not in sys.modules and _WEBDATASET not in sys.modules):
         return
@@ -262,13 +245,7 @@ def refuse_double_sharding(topology: Topology) -> None:
 
 
 class SamplerIterator(Iterator[_T]):
-    """The iterator of a sampler; its state is the number of samples in a full step, over all ranks.
-
-    Examples:
-        >>> iterator = SamplerIterator(iter([4, 7]), samples_in_step=2)
-        >>> list(iterator), iterator.state_dict()
-        ([4, 7], {'samples_in_step': 2})
-    """
+    """The iterator of a sampler; its state is the number of samples in a full step, over all ranks."""
 
     def __init__(self, items: Iterator[_T], samples_in_step: int) -> None:
         self._items = items

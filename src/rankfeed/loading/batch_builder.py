@@ -4,9 +4,9 @@ A batch is a pure function of the plan, the source and the step, so any engine m
 necessary.
 """
 
-import math
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext, suppress
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rankfeed.columns import Allocate, BufferPool, Columns, Field, Layout, Mismatch, Ragged, copy_sample
+from rankfeed.columns import Allocate, BufferPool, Columns, Field, Layout, Mismatch, copy_sample
 from rankfeed.columns.layout import (
     dotted_name,
     flat_fields,
@@ -26,7 +26,6 @@ from rankfeed.columns.layout import (
 )
 from rankfeed.errors import ArgumentError, RankfeedError, SourceError, StreamError, TransformError, safe_str
 from rankfeed.loading.collate import Padding, RaggedAs, check_collated, collate, collate_samples
-from rankfeed.loading.rng import preserve_rng_state, seed_global_rngs
 from rankfeed.plan import RngStreams, Schedule, wants_rng
 from rankfeed.sources import Source
 from rankfeed.sources.chunked import LOOKUPS
@@ -63,7 +62,6 @@ class BatchSpec:
     position: int  # samples of the epoch before them
     masked: bool  # whether any rank has padding rows at this step, or may have
     samples: Sequence[Any] | None = None  # of a stream, whose samples cannot be fetched by id
-    layout: Layout | None = None  # of a stream, the layout that all ranks agreed on
 
     @property
     def where(self) -> str:
@@ -72,19 +70,9 @@ class BatchSpec:
 
 @dataclass
 class BatchBuilder:
-    """Builds batches. It pickles: a worker process gets a copy, with a source that opens its files there.
+    """Builds batches. It pickles: a worker process gets a copy, with a source that opens its files there."""
 
-    Attributes:
-        source: the samples, except those that come with the `BatchSpec`.
-        seed_globals: seed the global generators for each sample; not in threads, which share them.
-        prefetch_steps: how many steps ahead reads are announced to the source; a multiple of ``stride``.
-        stride: a worker process builds one step in ``stride``, and announces only these to its source.
-        layout: of the samples (see `fix_layout`); None where batches are built from columns, by ``collate_fn``, or
-            by the source's own ``collate``.
-        has_layout: whether ``layout`` is final.
-    """
-
-    source: Source
+    source: Source  # of the samples, except those that come with the BatchSpec
     transform: Callable[..., Any] | None
     batch_transform: Callable[..., Any] | None
     collate_fn: Callable[[list[Any]], Any] | None
@@ -92,12 +80,13 @@ class BatchBuilder:
     pad_to: int
     seed: int
     id_column: str | None
-    seed_globals: bool
+    seed_globals: bool  # not in threads, which share the global generators
     columns: Sequence[str] | None = None
-    prefetch_steps: int = 0
-    stride: int = 1
+    prefetch_steps: int = 0  # how many steps ahead reads are announced to the source; a multiple of stride
+    stride: int = 1  # a worker process builds one step in `stride`, and announces only these to its source
+    #: Of single samples; None where batches are built from columns, by collate_fn, or by the source's own collate.
     layout: Layout | None = None
-    has_layout: bool = False
+    has_layout: bool = False  # whether layout is final
     allocate: Allocate = field(default_factory=lambda: BufferPool().allocate)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -120,7 +109,6 @@ class BatchBuilder:
         if not self.has_layout and spec.samples is None:
             self.fix_layout()
         hits, lookups = LOOKUPS.so_far
-        padding = (0, 0)
         seeded = self.seed_globals and self._runs_user_code
         with preserve_rng_state() if seeded else nullcontext():
             rows = self._rows(spec)
@@ -130,10 +118,9 @@ class BatchBuilder:
             batch: Any
             if isinstance(rows, Columns) and self.collate_fn is None:
                 try:
-                    batch = collate(rows, self.ragged, self.allocate, pad_to=self.pad_to)
+                    batch, padding = collate(rows, self.ragged, self.allocate, pad_to=self.pad_to)
                 except ArgumentError as error:
                     raise _user_error("the samples could not be collated", error, spec.where) from error
-                padding = _padding(rows, self.pad_to) if self.ragged == "pad" else (0, 0)
             else:
                 batch, padding = self._collate_samples(_as_samples(rows), spec)
             self._add_columns(batch, spec)
@@ -148,11 +135,8 @@ class BatchBuilder:
         return BatchResult(spec.step, batch, delivered, padding, found)
 
     def fix_layout(self) -> None:
-        """Infer the fields of all batches once: from what is declared, or from eight evenly spaced samples.
-
-        A pure function of the data and the seed, so that every rank and every resumed job infers the same. Samples
-        that cannot be read are left to the steps that deliver them.
-        """
+        """Infer the fields of all batches once: from what is declared, or from eight evenly spaced samples."""
+        # A pure function of the data and the seed, so that every rank and every resumed job infers the same.
         if self.has_layout or not self._is_collated_by_sample:
             self.has_layout = True
             return
@@ -180,10 +164,7 @@ class BatchBuilder:
         self.has_layout = True
 
     def layout_of(self, spec: BatchSpec) -> Layout | RankfeedError | None:
-        """The layout of a stream's samples after the transform; the error if they differ; None without samples.
-
-        Samples that the transform fails on are left to the batch that they are in.
-        """
+        """The layout of a stream's samples after the transform; the error if they differ; None without samples."""
         ids, transformed, _ = self._try_samples(spec)
         try:
             return self._layout_of(transformed) if transformed else None
@@ -254,10 +235,7 @@ class BatchBuilder:
         return layout
 
     def _try_samples(self, spec: BatchSpec) -> tuple[list[int], list[Any], Exception | None]:
-        """Samples transformed one by one, the ids of those that did not fail, and the first error.
-
-        Without an effect on later random numbers.
-        """
+        """Samples transformed one by one, the ids of those that did not fail, and the first error."""
         trial = replace(self, seed_globals=True)
         found: list[int] = []
         transformed: list[Any] = []
@@ -326,7 +304,7 @@ class BatchBuilder:
         return rows if self.source.as_dicts else rows[""].rows()
 
     def _collate_samples(self, samples: Sequence[Any], spec: BatchSpec) -> tuple[Any, Padding]:
-        layout = spec.layout or self.layout
+        layout = self.layout
         try:
             if self.collate_fn is not None:
                 return self.collate_fn(list(samples)), (0, 0)
@@ -372,19 +350,6 @@ def _as_samples(rows: Columns | Sequence[Any]) -> Sequence[Any]:
     return rows.samples() if isinstance(rows, Columns) else rows
 
 
-def _padding(rows: Columns, pad_to: int) -> Padding:
-    """Bytes of padding, and of everything in the padded columns."""
-    waste = total = 0
-    for column in rows.values():
-        if column.__class__ is Ragged:  # isinstance is slow with abstract classes, and columns may be many
-            cells = len(column) * column.longest(pad_to)
-            values = column.parts[0].values  # may have no elements
-            cell = values.dtype.itemsize * math.prod(values.shape[1:])
-            total += cells * cell
-            waste += (cells - int(column.lengths.sum())) * cell
-    return waste, total
-
-
 def _user_error(summary: str, error: BaseException, where: str) -> TransformError:
     return TransformError(summary, found=f"{type(error).__name__}: {safe_str(error)}", where=where)
 
@@ -418,3 +383,22 @@ def _remedy(error: Mismatch, declared: Declared | None, ragged: str, layout: Lay
             return f"rankfeed.{declared.call}, fields={{{text}{more}}})"
         return f"return {name or 'it'} as {error.becomes} for every sample, or pass a collate_fn"
     return "convert it to the type of the others, or pass a collate_fn to the Loader"
+
+
+def seed_global_rngs(seed: int) -> None:
+    """Seed the global generators of torch (CPU), numpy and random with 64 bits."""
+    torch.default_generator.manual_seed(seed >> 1)
+    np.random.seed(seed & 0xFFFFFFFF)
+    random.seed(seed)
+
+
+@contextmanager
+def preserve_rng_state() -> Iterator[None]:
+    """Restore the global generators on exit: seeding them for a sample must not affect the model's dropout."""
+    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(states[0])
+        np.random.set_state(states[1])
+        random.setstate(states[2])

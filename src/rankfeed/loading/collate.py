@@ -29,30 +29,25 @@ def check_ragged(ragged: object, pad_to: object = 1) -> tuple[RaggedAs, int]:
 
 def collate(
     columns: Columns, ragged: RaggedAs, allocate: Allocate = np.empty, *, pad_to: int = 1
-) -> dict[str, Any]:
-    """A batch as a dict of tensors; bytes and text as lists.
+) -> tuple[dict[str, Any], Padding]:
+    """A batch as a dict of tensors, and its padding; bytes and text as lists.
 
     A ragged column is padded, with ``<name>_lengths`` (int64 [rows]) beside it and its longest length rounded up
     to a multiple of ``pad_to``; or it becomes a jagged nested tensor, or a list of tensors.
-
-    Examples:
-        >>> rows = Columns.from_samples([{"x": [1, 2], "y": 5}, {"x": [3], "y": 6}])
-        >>> batch = collate(rows, "pad")
-        >>> batch["x"].tolist(), batch["x_lengths"].tolist(), batch["y"].tolist()
-        ([[1, 2], [3, 0]], [2, 1], [5, 6])
     """
     batch: dict[str, Any] = {}
+    padded: list[_Padded] = []
     for name, column in columns.items():
         if isinstance(column, Dense):
             batch[name] = torch.from_numpy(column.gather(allocate))
         elif isinstance(column, Ragged):
-            batch[name] = _collate_ragged(column, ragged, allocate, pad_to)
+            batch[name] = _collate_ragged(column, ragged, allocate, pad_to, padded)
         elif isinstance(column, Bytes):
             retain_heap()
             batch[name] = column.rows()
         else:
             batch[name] = list(column.rows())
-    return _spread_lengths(batch)
+    return _spread_lengths(batch), _padding(padded)
 
 
 def collate_samples(
@@ -63,19 +58,10 @@ def collate_samples(
     *,
     pad_to: int = 1,
 ) -> tuple[Any, Padding]:
-    """A batch of samples one by one, of a wrapped Dataset, a transform or a stream: dicts, tuples or values.
-
-    Examples:
-        >>> from rankfeed.columns.layout import infer_layout
-        >>> samples = [(1, "a", [5, 6]), (2, "b", [])]
-        >>> collate_samples(samples, infer_layout(samples))[0]
-        (tensor([1, 2]), ['a', 'b'], (tensor([[5, 6],
-                [0, 0]]), tensor([2, 0])))
-    """
-    waste = total = 0
+    """A batch of samples one by one, of a wrapped Dataset, a transform or a stream: dicts, tuples or values."""
+    padded: list[_Padded] = []
 
     def tensors(leaf: Leaf, path: Path, values: Sequence[Any]) -> Any:
-        nonlocal waste, total
         rows: Any = fit_values(values, leaf, path)
         if leaf.how == "torch":
             return torch.utils.data.default_collate(list(rows))
@@ -88,14 +74,9 @@ def collate_samples(
             if isinstance(rows, np.ndarray):
                 return torch.from_numpy(rows)
             return torch.from_numpy(np.stack(rows, out=allocate((len(rows), *field.shape), np.dtype(field.dtype))))
-        column = Ragged.of(rows)
-        collated = _collate_ragged(column, ragged, allocate, pad_to)
-        if isinstance(collated, _Padded):
-            total += collated.values.nbytes
-            waste += collated.values.nbytes - column.nbytes
-        return collated
+        return _collate_ragged(Ragged.of(rows), ragged, allocate, pad_to, padded)
 
-    return _with_lengths(map_leaves(samples, layout, tensors), layout), (waste, total)
+    return _with_lengths(map_leaves(samples, layout, tensors), layout), _padding(padded)
 
 
 def check_collated(leaf: Leaf, path: Path, values: Sequence[Any]) -> None:
@@ -114,12 +95,13 @@ def check_collated(leaf: Leaf, path: Path, values: Sequence[Any]) -> None:
 class _Padded(NamedTuple):
     values: torch.Tensor
     lengths: torch.Tensor
+    waste: int  # bytes of padding
 
 
 def _with_lengths(batch: Any, layout: Layout) -> Any:
     """The batch with the lengths of padded fields added."""
     if isinstance(layout, Leaf):
-        return tuple(batch) if isinstance(batch, _Padded) else batch
+        return batch[:2] if isinstance(batch, _Padded) else batch
     if layout.kind is not dict:
         parts = [_with_lengths(value, part) for value, part in zip(batch, layout.parts.values(), strict=True)]
         return layout.kind(*parts) if hasattr(layout.kind, "_fields") else layout.kind(parts)
@@ -138,7 +120,7 @@ def _spread_lengths(batch: dict[Any, Any]) -> dict[Any, Any]:
         if isinstance(value, _Padded):
             if f"{name}_lengths" in batch or f"{name}_lengths" in found:
                 raise name_conflict(f"{name}_lengths")
-            found[name], found[f"{name}_lengths"] = value
+            found[name], found[f"{name}_lengths"] = value[:2]
     return found
 
 
@@ -151,11 +133,19 @@ def name_conflict(name: str) -> ArgumentError:
     )
 
 
-def _collate_ragged(column: Ragged, ragged: RaggedAs, allocate: Allocate, pad_to: int) -> Any:
+def _collate_ragged(
+    column: Ragged, ragged: RaggedAs, allocate: Allocate, pad_to: int, padded: list[_Padded]
+) -> Any:
     if ragged == "pad":
-        padded = column.pad(allocate, multiple=pad_to)
-        return _Padded(torch.from_numpy(padded), torch.from_numpy(column.lengths.copy()))
-    values, offsets = map(torch.from_numpy, column.compact(allocate))
+        values = column.pad(allocate, multiple=pad_to)
+        lengths = torch.from_numpy(column.lengths.copy())
+        padded.append(_Padded(torch.from_numpy(values), lengths, values.nbytes - column.nbytes))
+        return padded[-1]
+    elements, offsets = map(torch.from_numpy, column.compact(allocate))
     if ragged == "nested":
-        return torch.nested.nested_tensor_from_jagged(values, offsets=offsets)
-    return list(values.split(offsets.diff().tolist()))
+        return torch.nested.nested_tensor_from_jagged(elements, offsets=offsets)
+    return list(elements.split(offsets.diff().tolist()))
+
+
+def _padding(padded: Sequence[_Padded]) -> Padding:
+    return sum(each.waste for each in padded), sum(each.values.nbytes for each in padded)

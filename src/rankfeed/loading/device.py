@@ -9,12 +9,7 @@ from rankfeed.errors import ArgumentError, safe_repr
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """The batch with its tensors on a device; tensors on the CPU are copied to CUDA through pinned memory.
-
-    Examples:
-        >>> to_device({"x": torch.zeros(2), "names": ["a"]}, torch.device("cpu"))["names"]
-        ['a']
-    """
+    """The batch with its tensors on a device; tensors on the CPU are copied to CUDA through pinned memory."""
     if isinstance(batch, dict):
         return {name: to_device(value, device) for name, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):

@@ -14,19 +14,15 @@ from rankfeed.plan import Cursor
 
 
 class EpochProgress:
-    """A position in the data that the latest iteration advances.
-
-    Attributes:
-        begun: where the current epoch was begun: its start, or a loaded position.
-        cursor: the position after the last delivered batch.
-        previous: the position before it; where a consumer is that reads one batch ahead.
-        generation: number of the latest iteration; only that one advances the progress.
-        is_new: whether nothing has chosen the start yet: no iteration, no loaded state, no `set_epoch`.
-    """
+    """A position in the data that the latest iteration advances."""
 
     def __init__(self) -> None:
-        self.begun = self.cursor = self.previous = Cursor()
-        self.generation = 0
+        #: Where the current epoch was begun: its start, or a loaded position.
+        self.begun = Cursor()
+        #: After the last delivered batch, and before it: there is a consumer that reads one batch ahead.
+        self.cursor = self.previous = Cursor()
+        self.generation = 0  # number of the latest iteration; only that one advances the progress
+        #: Whether nothing has chosen the start yet: no iteration, no loaded state, no `set_epoch`.
         self.is_new = True
         #: Whether the latest iteration has been asked for its first batch.
         self._started = True
@@ -39,10 +35,8 @@ class EpochProgress:
             self.go_to(Cursor(epoch))
 
     def go_to(self, cursor: Cursor) -> None:
-        """Continue somewhere else. An iteration that has started continues, but no longer advances the progress.
-
-        One that has not started yet moves along: frameworks call ``iter`` before ``set_epoch``.
-        """
+        """Continue somewhere else; an iteration that has started no longer advances the progress."""
+        # One that has not started yet moves along: frameworks call `iter` before `set_epoch`.
         self.begun = self.cursor = self.previous = cursor
         self.is_new = False
         if self._started:

@@ -18,10 +18,6 @@ class LazyTopology:
     A given topology is final. A detected one holds for the process that detected it and for its DataLoader
     workers. A process that starts the ranks (``srun --ntasks-per-node=1``, say) pickles the loader for them, but
     its own rank is not theirs.
-
-    Examples:
-        >>> LazyTopology(Topology(rank=1, world_size=2)).resolve().rank
-        1
     """
 
     def __init__(self, given: Topology | None) -> None:

@@ -130,10 +130,7 @@ def _describe_source(source: Source) -> str:
 
 
 def _launch_id() -> str:
-    """A name for the launch of this process, the same on all its ranks; empty if it is unknown.
-
-    No collective: ranks may begin at any time, and some of them never.
-    """
+    """A name for the launch of this process, the same on all its ranks; empty if it is unknown. No collective."""
     dist: Any = sys.modules.get("torch.distributed")
     if dist is not None and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         with suppress(Exception):  # a store of another kind, or one that is gone

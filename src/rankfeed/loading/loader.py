@@ -18,7 +18,7 @@ from rankfeed.loading._compat import (
     refuse_unprepared,
 )
 from rankfeed.loading.audit import EpochAudit
-from rankfeed.loading.batch_builder import BatchBuilder
+from rankfeed.loading.batch_builder import BatchBuilder, preserve_rng_state
 from rankfeed.loading.collate import Batch, RaggedAs, check_ragged
 from rankfeed.loading.device import check_device
 from rankfeed.loading.engines import WorkerKind
@@ -36,11 +36,10 @@ from rankfeed.loading.options import (
     refuse_options_for_stream,
     refuse_unknown_options,
 )
-from rankfeed.loading.rng import preserve_rng_state
 from rankfeed.loading.stats import LoaderStats
 from rankfeed.loading.streams.feed import StreamFeed, StreamSource
 from rankfeed.loading.streams.stream import Stream
-from rankfeed.plan import Cursor, Plan, Tail
+from rankfeed.plan import Cursor, Plan, Schedule, Tail
 from rankfeed.plan.plan import DEFAULT_WINDOW
 from rankfeed.sources import Source
 from rankfeed.topology import Topology
@@ -266,6 +265,10 @@ class Loader(DataLoaderCompat):
     def state_at(self, cursor: Cursor) -> dict[str, Any]:
         """The state of another position of this loader, such as ``loader.progress.previous``."""
         return self._feed.state_at(cursor)
+
+    def schedule_at(self, cursor: Cursor) -> Schedule:
+        """The steps from a position to the end of its epoch; a stream has none."""
+        return cursor.schedule(self.plan, self.batch_size, self.topology, self.tail)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where a state was taken, on any number of ranks and workers and with any batch size.

@@ -6,10 +6,10 @@ from typing import Any
 
 from rankfeed.loading.audit import EpochAudit, gather_audits
 from rankfeed.loading.batch_builder import BatchBuilder, BatchResult
-from rankfeed.loading.engines import Engine, make_engine
+from rankfeed.loading.engines import make_engine
 from rankfeed.loading.ledger import EpochLedger
 from rankfeed.loading.options import FeedOptions
-from rankfeed.loading.state import decode_state, encode_state, resume_cursor
+from rankfeed.loading.state import LoaderState, decode_as, encode_state, resume_cursor
 from rankfeed.plan import Cursor, Plan, Schedule
 
 #: Lanes accepted from a state: a forged one must not request an array of any length.
@@ -32,11 +32,12 @@ class MapFeed:
         self.plan, self.source = plan, builder.source
         self.audit_report: EpochAudit | None = None
         self._builder, self._options = builder, options
-        self._engine: Engine | None = None
+        self._engine = make_engine(builder, options.worker_kind, options.num_workers, options.prefetch_factor)
         self._takes_lanes, self._audit, self._ledger = takes_lanes, audit, ledger
 
     def schedule(self, begun: Cursor) -> Schedule:
-        return self._options.schedule(self.plan, begun)
+        options = self._options
+        return begun.schedule(self.plan, options.batch_size, options.topology.resolve(), options.tail)
 
     def steps_left(self, begun: Cursor) -> int:
         return len(self.schedule(begun))
@@ -46,7 +47,7 @@ class MapFeed:
         return encode_state(cursor, self.plan.describe(), self.source.fingerprint)
 
     def load_state(self, state: Mapping[str, Any]) -> Cursor:
-        parsed = decode_state(state)
+        parsed = decode_as(LoaderState, state)
         plan = self.plan
         lanes = parsed.plan.get("lanes")
         if self._takes_lanes and isinstance(lanes, int) and 1 <= lanes <= _MAX_LANES:
@@ -57,33 +58,25 @@ class MapFeed:
         return cursor
 
     def run(self, begun: Cursor) -> Iterator[tuple[BatchResult, Cursor]]:
-        schedule, options, plan = self.schedule(begun), self._options, self.plan
-        topology = options.topology.resolve()
+        schedule, plan, topology = self.schedule(begun), self.plan, self._options.topology.resolve()
         ledger = audit = None
         if self._ledger is not None:
             ledger = EpochLedger(self._ledger, schedule, plan, self.source, topology, owner=self)
         if self._audit:
             audit = EpochAudit.of_rank(schedule, plan.fingerprint)
         self._builder.fix_layout()  # before the first batch, in the process that iterates
-        if self._engine is None:
-            self._engine = make_engine(
-                self._builder, options.worker_kind, options.num_workers, options.prefetch_factor
-            )
         for result in self._engine.run(schedule):
             if result.step + 1 == len(schedule):
                 self.source.check_unchanged()
-            position = schedule.position_after(result.step)
+            cursor = begun.after(schedule, result.step + 1)
             if ledger is not None:
-                ledger.record(result.step, position)
+                ledger.record(result.step, cursor.position)
             if audit is not None:
                 audit.add(schedule, result.step, result.sample_ids)
-            yield result, Cursor(begun.epoch, position, begun.steps + result.step + 1)
+            yield result, cursor
         if audit is not None:
             self.audit_report = audit
             all_ranks = gather_audits(audit, launcher=topology.launcher)
             if all_ranks is not None:
                 self.audit_report = all_ranks
                 all_ranks.check()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_engine": None}

@@ -1,13 +1,12 @@
 """Validation of the options of loaders and samplers."""
 
-import inspect
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from rankfeed._util.validate import check_choice, check_int, check_name, check_names, check_path, invalid
 from rankfeed.columns import Layout
@@ -16,8 +15,8 @@ from rankfeed.errors import ArgumentError, safe_repr
 from rankfeed.loading.collate import name_conflict
 from rankfeed.loading.engines import WorkerKind
 from rankfeed.loading.lazy_topology import LazyTopology
-from rankfeed.plan import Cursor, Plan, Schedule, Shuffle, Tail
-from rankfeed.plan.plan import DEFAULT_LANES, DEFAULT_WINDOW
+from rankfeed.plan import Plan, Tail
+from rankfeed.plan.plan import DEFAULT_LANES, DEFAULT_WINDOW, Shuffle
 from rankfeed.plan.schedule import MAX_BATCH_SIZE
 from rankfeed.sources import ConcatSource, SelectSource, Source, from_dataset
 
@@ -82,14 +81,13 @@ def as_source(given: object) -> Source:
     """A source as it is; a map-style torch Dataset wrapped by ``rankfeed.from_dataset``."""
     if isinstance(given, Source):
         return given
-    remedy = "pass what rankfeed.open(), from_dataset() or from_iterable() returned"
+    remedy = "pass what rankfeed.open(), rankfeed.from_dataset() or rankfeed.from_iterable() returned"
+    is_refused = isinstance(given, type | Mapping | IterableDataset)
     if isinstance(given, str | bytes) or hasattr(given, "__fspath__"):
         remedy = f"pass rankfeed.open({safe_repr(given)})"
     elif isinstance(given, DataLoader):
         remedy = "pass the dataset of the DataLoader: rankfeed.Loader(loader.dataset, loader.batch_size)"
-    elif _is_iterable_dataset(given):
-        remedy = "pass rankfeed.from_iterable(dataset), whose loader has no length"
-    elif not isinstance(given, type | Mapping) and hasattr(given, "__getitem__") and hasattr(given, "__len__"):
+    elif not is_refused and hasattr(given, "__getitem__") and hasattr(given, "__len__"):
         return from_dataset(given)
     raise ArgumentError(
         "rankfeed.Loader cannot read this",
@@ -97,17 +95,6 @@ def as_source(given: object) -> Source:
         found=safe_repr(given),
         remedy=remedy,
     )
-
-
-def _is_iterable_dataset(given: object) -> bool:
-    """Whether this can be iterated but not indexed."""
-    if isinstance(given, type):
-        return False
-    # torch's base class has a __getitem__ that is not implemented, also for streams.
-    if any(kind.__name__ == "IterableDataset" for kind in type(given).__mro__):
-        return True
-    indexable = hasattr(given, "__getitem__") and hasattr(given, "__len__")
-    return not indexable and (isinstance(given, Iterable) or inspect.isgeneratorfunction(given))
 
 
 def check_batch_size(batch_size: object) -> int:
@@ -136,16 +123,6 @@ class FeedOptions:
         }.items():
             number = check_int(name, getattr(self, name), at_least=at_least, at_most=at_most)
             object.__setattr__(self, name, number)
-
-    def schedule(self, plan: Plan, begun: Cursor) -> Schedule:
-        return Schedule(
-            plan,
-            batch_size=self.batch_size,
-            topology=self.topology.resolve(),
-            epoch=begun.epoch,
-            start=begun.position,
-            tail=self.tail,
-        )
 
 
 def make_plan(source: Source, shuffle: bool | str, seed: int, window: int, lanes: int | None) -> Plan:

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Generic, Self, TypeVar, get_args
 
-import numpy as np
 from torch.utils.data import Dataset, IterableDataset, Sampler
 from torch.utils.data.distributed import DistributedSampler as TorchDistributedSampler
 
@@ -22,35 +21,13 @@ from rankfeed.errors import ArgumentError, describe_error
 from rankfeed.loading._compat import SamplerIterator, refuse_double_sharding
 from rankfeed.loading.lazy_topology import LazyTopology
 from rankfeed.loading.options import check_batch_size
-from rankfeed.loading.state import decode_state, encode_state, resume_cursor
+from rankfeed.loading.state import LoaderState, decode_as, encode_state, resume_cursor
 from rankfeed.plan import Cursor, Plan, Schedule, Tail
-from rankfeed.plan.plan import Int64
-from rankfeed.plan.schedule import SampleOrder, TopologyLike
+from rankfeed.plan.schedule import ScheduleTail
 from rankfeed.sources import Source
 from rankfeed.topology import Topology
 
 _Item = TypeVar("_Item")
-
-
-class StepsWithRest:
-    """Full steps, and with tail="even" the rest of the epoch as one smaller step, of ``rest_size`` samples.
-
-    For consumers that divide a stream of ids into batches themselves: only their last batch may be smaller.
-    """
-
-    def __init__(
-        self, plan: SampleOrder, *, batch_size: int, topology: TopologyLike, epoch: int, start: int = 0, tail: Tail
-    ) -> None:
-        def schedule(start: int, tail: Tail) -> Schedule:
-            return Schedule(plan, batch_size=batch_size, topology=topology, epoch=epoch, start=start, tail=tail)
-
-        self.full = schedule(start, "drop" if tail == "even" else tail)
-        self.rest_size = plan.num_samples - self.full.end if tail == "even" else 0
-        self.rest = schedule(self.full.end, "even") if self.rest_size else None
-
-    def rest_ids(self) -> Int64:
-        """Sample ids of this rank in the rest; a rank without one gets none."""
-        return np.empty(0, np.int64) if self.rest is None else self.rest.batch(0)[self.rest.valid(0)]
 
 
 class PlanSampler(Generic[_Item]):
@@ -112,14 +89,7 @@ class PlanSampler(Generic[_Item]):
         return super().__new__(cls)
 
     def schedule(self) -> Schedule:
-        return Schedule(
-            self.plan,
-            batch_size=self.batch_size,
-            topology=self.topology,
-            epoch=self._begun.epoch,
-            start=self._begun.position,
-            tail=self.tail,
-        )
+        return self._begun.schedule(self.plan, self.batch_size, self.topology, self.tail)
 
     def __iter__(self) -> Iterator[_Item]:
         refuse_double_sharding(self.topology)
@@ -137,11 +107,12 @@ class PlanSampler(Generic[_Item]):
             delivered_steps: batches that the training loop has received since it began to iterate. A DataLoader
                 with workers requests batches ahead, so only the loop knows; None counts those requested.
         """
-        steps, cursor = self._steps_yielded, self._begun
+        steps = self._steps_yielded
         if delivered_steps is not None:
             steps = check_int("delivered_steps", delivered_steps, at_least=0)
-        if steps:
-            cursor = Cursor(cursor.epoch, self._position_after(steps), cursor.steps + steps)
+        cursor = (
+            self._begun.after(self.schedule(), steps) if steps else self._begun
+        )  # without steps, needs no rank
         return encode_state(cursor, self.plan.describe(), self._fingerprint)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -150,7 +121,7 @@ class PlanSampler(Generic[_Item]):
         Raises:
             StateError: it belongs to other data or another plan; says what differs.
         """
-        self._go_to(resume_cursor(decode_state(state), self.plan.describe(), self._fingerprint))
+        self._go_to(resume_cursor(decode_as(LoaderState, state), self.plan.describe(), self._fingerprint))
 
     def _go_to(self, cursor: Cursor) -> None:
         self._begun, self._steps_yielded, self._exhausted = cursor, 0, False
@@ -166,9 +137,6 @@ class PlanSampler(Generic[_Item]):
 
     @abstractmethod
     def _steps(self, schedule: Schedule) -> Iterator[list[_Item]]: ...
-
-    @abstractmethod
-    def _position_after(self, steps: int) -> int: ...
 
 
 class DistributedBatchSampler(PlanSampler[list[int]], Sampler[list[int]]):
@@ -209,9 +177,6 @@ class DistributedBatchSampler(PlanSampler[list[int]], Sampler[list[int]]):
     def _steps(self, schedule: Schedule) -> Iterator[list[list[int]]]:
         return ([schedule.batch(step).tolist()] for step in range(len(schedule)))
 
-    def _position_after(self, steps: int) -> int:
-        return self.schedule().position_after(steps - 1)
-
 
 # Torch's `epoch` may be written by anyone; ours is set by set_epoch alone.
 class DistributedSampler(PlanSampler[int], TorchDistributedSampler[Any]):  # type: ignore[override]
@@ -247,23 +212,18 @@ class DistributedSampler(PlanSampler[int], TorchDistributedSampler[Any]):  # typ
         return len(self)
 
     def schedule(self) -> Schedule:
-        """The full steps of the current epoch (and under "pad" the padded one after them)."""
-        return self._steps_with_rest(self._begun.epoch, self._begun.position).full
-
-    def _steps_with_rest(self, epoch: int, start: int) -> StepsWithRest:
-        topology = self.topology
-        return StepsWithRest(
-            self.plan, batch_size=self.batch_size, topology=topology, epoch=epoch, start=start, tail=self.tail
-        )
+        """The steps of the current epoch, of which the last may be smaller."""
+        tail: ScheduleTail = "rest" if self.tail == "even" else self.tail
+        return self._begun.schedule(self.plan, self.batch_size, self.topology, tail)
 
     def __len__(self) -> int:
         refuse_trainer_without_mixin(f"a rankfeed.{type(self).__name__}", is_share=True)
-        steps = self._steps_with_rest(self._begun.epoch, self._begun.position)
-        return len(steps.full) * self.batch_size + len(steps.rest_ids())
+        schedule = self.schedule()
+        before_last = len(schedule) - 1
+        return before_last * self.batch_size + len(schedule.valid(before_last)) if len(schedule) else 0
 
     def _steps(self, schedule: Schedule) -> Iterator[list[int]]:
-        steps = self._steps_with_rest(schedule.epoch, schedule.start)
-        if 0 < steps.rest_size < schedule.world_size:
+        if schedule.is_uneven:
             warnings.warn(
                 f"{self.plan.num_samples} samples cannot be divided among {schedule.world_size} ranks in "
                 f"equal steps of batch_size={self.batch_size} by a sampler of single ids: some ranks may take one "
@@ -272,12 +232,6 @@ class DistributedSampler(PlanSampler[int], TorchDistributedSampler[Any]):  # typ
             )
         for step in range(len(schedule)):
             yield schedule.batch(step).tolist()
-        if len(rest := steps.rest_ids()):
-            yield rest.tolist()
-
-    def _position_after(self, steps: int) -> int:
-        position = self._begun.position + steps * self.schedule().global_batch_size
-        return min(position, self.plan.num_samples)
 
 
 def _size_of(samples: int | Source | Dataset[Any]) -> tuple[int, str]:

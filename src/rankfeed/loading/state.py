@@ -26,19 +26,9 @@ class LoaderState(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 def encode_state(cursor: Cursor, plan: Mapping[str, int | str], source: str) -> dict[str, Any]:
-    """A state as a dict of JSON types, the same on every rank.
-
-    Examples:
-        >>> encode_state(Cursor(2, 40, 5), {"samples": 100}, "9f")["position"]
-        40
-    """
+    """A state as a dict of JSON types, the same on every rank."""
     position = {"epoch": cursor.epoch, "position": cursor.position, "steps": cursor.steps}
     return {"rankfeed": VERSION, **position, "plan": dict(plan), "source": source}
-
-
-def decode_state(state: object) -> LoaderState:
-    """Decode a ``state_dict``."""
-    return decode_as(LoaderState, state)
 
 
 def decode_as(kind: type[_State], state: object) -> _State:

@@ -9,11 +9,9 @@ from rankfeed.plan import Cursor
 
 
 class LoaderStats:
-    """Counts since the loader was created, on this rank.
+    """Counts since the loader was created, on this rank; any thread may read them at any time."""
 
-    One thread iterates, any other may read at any time. There is no lock: parts are read in the reverse order of
-    their update, so that no ratio exceeds one.
-    """
+    # There is no lock: parts are read in the reverse order of their update, so that no ratio exceeds one.
 
     def __init__(self) -> None:
         self._epoch = self._epoch_step = self._epoch_steps = self._steps_before = 0

@@ -2,20 +2,16 @@
 
 from rankfeed.plan.coverage import Coverage
 from rankfeed.plan.cursor import Cursor
-from rankfeed.plan.permutation import Key, permutation
-from rankfeed.plan.plan import Plan, Shuffle
+from rankfeed.plan.plan import Plan
 from rankfeed.plan.rng_streams import RngStreams, wants_rng
 from rankfeed.plan.schedule import Schedule, Tail
 
 __all__ = [
     "Coverage",
     "Cursor",
-    "Key",
     "Plan",
     "RngStreams",
     "Schedule",
-    "Shuffle",
     "Tail",
-    "permutation",
     "wants_rng",
 ]

@@ -19,10 +19,7 @@ Int64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, order=True)
 class IntervalRun:
-    """``count`` intervals of ``length`` positions, the first at ``start``, one every ``stride`` positions.
-
-    A single interval has a stride equal to its length.
-    """
+    """Intervals at equal distances; a single one has a stride equal to its length."""
 
     start: int
     length: int

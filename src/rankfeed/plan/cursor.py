@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rankfeed._util.validate import check_int
+from rankfeed.plan.schedule import SampleOrder, Schedule, ScheduleTail, TopologyLike
 
 
 @dataclass(frozen=True)
 class Cursor:
-    """A position between two steps, the same on every rank.
-
-    Positions count samples over all ranks, so that any number of ranks and any batch size can continue from it.
-    """
+    """A position between two steps, the same on every rank: any number of ranks can continue from it."""
 
     epoch: int = 0
     position: int = 0  # samples consumed in this epoch
@@ -22,10 +20,17 @@ class Cursor:
         for name in ("epoch", "position", "steps"):
             object.__setattr__(self, name, check_int(name, getattr(self, name), at_least=0))
 
-    def after(self, position: int) -> Cursor:
-        """The cursor after one more step, with ``position`` samples consumed."""
-        return Cursor(self.epoch, position, self.steps + 1)
+    def after(self, schedule: Schedule, steps: int) -> Cursor:
+        """The cursor after some steps of its schedule."""
+        position = schedule.position_after(steps - 1) if steps else self.position
+        return Cursor(self.epoch, position, self.steps + steps)
 
     def next_epoch(self) -> Cursor:
         """The start of the next epoch."""
         return Cursor(self.epoch + 1)
+
+    def schedule(self, plan: SampleOrder, batch_size: int, topology: TopologyLike, tail: ScheduleTail) -> Schedule:
+        """The steps from here to the end of the epoch."""
+        return Schedule(
+            plan, batch_size=batch_size, topology=topology, epoch=self.epoch, start=self.position, tail=tail
+        )

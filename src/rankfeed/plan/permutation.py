@@ -41,10 +41,7 @@ MAX_SIZE = 2**62
 
 @dataclass(frozen=True)
 class Key:
-    """Round keys for :func:`permutation`, hashed from strings and integers.
-
-    Keys are unrelated if any part differs: (seed 5, epoch 1) and (seed 6, epoch 0) have nothing in common.
-    """
+    """Round keys for :func:`permutation`, hashed from strings and integers; unrelated if any part differs."""
 
     rounds: tuple[int, ...]
 
@@ -59,18 +56,10 @@ class Key:
 def permutation(
     indices: npt.ArrayLike, n: int, key: Key, *, tweaks: UInt64 | None = None, sizes: UInt64 | None = None
 ) -> npt.NDArray[np.int64]:
-    """The image of each index under the keyed permutation of [0, n).
+    """The image of each index under the keyed permutation of [0, n), n at most 2**62; for `sizes`, of [0, size).
 
-    Args:
-        indices: int array-like of any shape, each in [0, n); not checked.
-        n: size of the domain, 1 to 2**62.
-        key: selects the permutation.
-        tweaks: uint64 of the same shape, a further key per index: many small permutations in one call.
-        sizes: uint64 of the same shape, a domain size per index, at most ``n`` and not much smaller (cycle walking
-            takes about ``n / size`` passes).
-
-    Returns:
-        int64 array of the same shape.
+    ``tweaks`` are a further key per index: many small permutations in one call. Sizes much smaller than ``n`` are
+    slow: cycle walking takes about ``n / size`` passes.
     """
     # A copy, permuted in place.
     values = np.array(indices, dtype=np.uint64, order="C")
@@ -107,11 +96,9 @@ def mix_one(value: int) -> int:
 
 
 def _radices(n: int) -> tuple[int, int]:
-    """Bits of the low digit and base of the high one, of nearly the same size.
-
-    A low digit with few values would keep neighbours together: a round moves all indices that share it alike. In a
-    small domain the base is even: an odd one reaches even permutations only.
-    """
+    """Bits of the low digit and base of the high one, of nearly the same size."""
+    # A low digit with few values would keep neighbours together: a round moves all indices that share it alike.
+    # In a small domain the base is even: an odd one reaches even permutations only.
     low_bits = (n - 1).bit_length() // 2
     even = 2 if n < 2**10 else 1
     return low_bits, even * -(-n // (even << low_bits))

@@ -13,6 +13,8 @@ from rankfeed.errors import PlanError
 from rankfeed.plan.plan import Int64
 
 Tail = Literal["even", "drop", "pad"]
+#: "rest" is for integrations: what reads their rows divides them into batches itself.
+ScheduleTail = Literal[Tail, "rest"]
 
 #: Upper limit of ``batch_size``.
 MAX_BATCH_SIZE = 2**31 - 1
@@ -56,6 +58,8 @@ class Schedule:
       that :meth:`valid` masks.
     - "drop": M // G full steps; the rest is left out.
     - "pad": the last step is filled with the first samples of the epoch, masked by :meth:`valid`.
+    - "rest": full steps, then one step of the rest, in which a rank may have no row. For consumers that divide the
+      rows of a rank into batches themselves, so that only their last batch may be smaller.
 
     Args:
         plan: the order of the samples.
@@ -63,7 +67,7 @@ class Schedule:
         topology: rank and world size.
         epoch: number of the epoch.
         start: samples already consumed in it, by any topology.
-        tail: "even", "drop" or "pad".
+        tail: "even", "drop", "pad" or "rest".
 
     Raises:
         ArgumentError: an argument has an invalid type or value.
@@ -85,7 +89,7 @@ class Schedule:
         topology: TopologyLike,
         epoch: int = 0,
         start: int = 0,
-        tail: Tail = "even",
+        tail: ScheduleTail = "even",
     ) -> None:
         if isinstance(plan, type) or not isinstance(plan, SampleOrder):
             raise invalid("plan", "a rankfeed.Plan", plan)
@@ -96,7 +100,7 @@ class Schedule:
         self.rank, self.world_size = topology.rank, topology.world_size
         self.epoch = check_int("epoch", epoch, at_least=0)
         self.start = check_int("start", start, at_least=0)
-        self.tail: Tail = check_choice("tail", tail, get_args(Tail))
+        self.tail: ScheduleTail = check_choice("tail", tail, get_args(ScheduleTail))
         total = plan.num_samples
         if self.start > total:
             raise PlanError("start is beyond the epoch", expected=f"at most {total}", found=self.start)
@@ -143,7 +147,7 @@ class Schedule:
     def is_filled(self, step: int) -> bool:
         """Whether some rank may have padding rows at ``step``: the same answer on every rank."""
         low, high = self._bounds(self._checked(step))
-        return self.tail == "pad" or high - low < self.world_size
+        return self.tail == "pad" or (self.tail != "rest" and high - low < self.world_size)
 
     def global_batch(self, step: int) -> Int64:
         """Sample ids of all ranks together at ``step``, in the order of the epoch.
@@ -172,6 +176,11 @@ class Schedule:
         step = self._checked(step)
         shares = (self._share(step, rank) for rank in range(self.world_size))
         return [(rows, last - first) for first, last, rows in shares]
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether the last step has fewer samples than there are ranks, and no padding ("rest" only)."""
+        return self.tail == "rest" and 0 < sum(self._last) < self.world_size
 
     @property
     def end(self) -> int:
@@ -204,6 +213,8 @@ class Schedule:
         rank = self.rank if rank is None else rank
         first = rank * (high - low) // self.world_size
         last = (rank + 1) * (high - low) // self.world_size
+        if self.tail == "rest":
+            return first, last, last - first
         return first, last, self.batch_size if self.tail == "pad" else max(1, last - first)
 
     def _batches(self, step: int, until: int) -> list[Int64]:
@@ -228,13 +239,13 @@ class Schedule:
         return np.concatenate([positions, padding])
 
 
-def split_steps(samples: int, batch_size: int, world_size: int, tail: Tail) -> tuple[int, list[int]]:
+def split_steps(samples: int, batch_size: int, world_size: int, tail: ScheduleTail) -> tuple[int, list[int]]:
     """Number of full steps, and the samples of the steps after them (at most two)."""
     global_batch = batch_size * world_size
     full, rest = divmod(samples, global_batch)
     if rest == 0 or tail == "drop":
         return full, []
-    if tail == "pad" or full == 0:
+    if tail in ("pad", "rest") or full == 0:
         return full, [rest]
     if batch_size == 1:
         return full - 1, [global_batch + rest]
@@ -243,10 +254,7 @@ def split_steps(samples: int, batch_size: int, world_size: int, tail: Tail) -> t
 
 
 def sorted_by_lane(low: int, high: int, lanes: int, first: int, last: int) -> Int64:
-    """Positions ``first`` to ``last`` of the interval [low, high) sorted by (lane, place): int64.
-
-    So a rank reads few lanes, and computes its share without sorting the global batch.
-    """
+    """Positions ``first`` to ``last`` of the interval [low, high) sorted by (lane, place), without sorting it."""
     if lanes == 1:
         return np.arange(low + first, low + last)
     # Each lane has `every` positions of the interval, and `more` lanes from lane `at` on have one more: in each

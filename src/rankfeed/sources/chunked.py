@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from rankfeed._util.fork_safety import init_in_each_process
 from rankfeed._util.validate import check_int
-from rankfeed.columns import ColumnBuffer, Columns, column_from_parts
+from rankfeed.columns import Column, ColumnBuffer, column_from_parts
 from rankfeed.sources.source import Int64, Source, by_chunk, check_columns, check_ids, starts_of
 
 Chunk = Mapping[str, ColumnBuffer]
@@ -44,13 +44,11 @@ _CHUNKS_AHEAD = 4
 class ChunkedSource(Source):
     """A source that decodes whole chunks and caches those used last.
 
-    A subclass calls ``_init_chunks`` and implements ``fields``, ``fingerprint``, ``blocks`` and ``_load_chunk``;
-    ``_take`` too if it can read single rows cheaply.
+    A subclass calls ``_init_samples`` and ``_init_chunks`` and implements ``_load_chunk``; also ``_take``, if it
+    can read single rows cheaply.
     """
 
     default_shuffle: ClassVar[Literal["global", "window"]] = "window"
-    #: Attributes that are not pickled, besides the cache.
-    _transient: ClassVar[tuple[str, ...]] = ()
 
     def _init_chunks(
         self, rows_per_chunk: Sequence[int] | Int64, cache_bytes: int = CACHE_BYTES, *, data_bytes: int = 0
@@ -76,12 +74,8 @@ class ChunkedSource(Source):
         """Read single rows; ``ids`` are sorted and unique. Optional."""
         raise NotImplementedError
 
-    def _num_samples(self) -> int:
-        return int(self._chunk_starts[-1])
-
-    def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
-        ids = check_ids(sample_ids, len(self))
-        names = tuple(check_columns(columns, self.fields))
+    def _fetch(self, ids: Int64, names: Sequence[str]) -> dict[str, Column]:
+        names = tuple(names)
         parts: dict[str, list[Any]] = {name: [] for name in names}
         single: list[tuple[Int64, Any]] = []
         can_take = type(self)._take is not ChunkedSource._take
@@ -103,11 +97,14 @@ class ChunkedSource(Source):
             for name in names:
                 parts[name].append(taken[name].part(places, slots))
         fields = self.fields
-        return Columns({name: column_from_parts(fields[name], parts[name]) for name in names}, len(ids))
+        return {name: column_from_parts(fields[name], parts[name]) for name in names}
 
     def expect(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> None:
-        names = tuple(check_columns(columns, self.fields))
-        chunks = self._chunk_starts.searchsorted(check_ids(sample_ids, len(self)), side="right") - 1
+        self._expect(check_ids(sample_ids, len(self)), check_columns(columns, self.fields))
+
+    def _expect(self, ids: Int64, names: Sequence[str]) -> None:
+        names = tuple(names)
+        chunks = self._chunk_starts.searchsorted(ids, side="right") - 1
         # Most batches lie in one chunk.
         some = chunks[:1] if (chunks == chunks[:1]).all() else np.unique(chunks)
         for number in some.tolist():
@@ -121,19 +118,9 @@ class ChunkedSource(Source):
     def _loader(self, number: int, names: tuple[str, ...]) -> Callable[[], Chunk]:
         return partial(self._load_chunk, number, names)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_cache", *self._transient)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _cache=ChunkCache(state["_cache_bytes"]))
-        self.__dict__.update(dict.fromkeys(self._transient))
-
 
 class CacheLookups(threading.local):
-    """Rows that this thread read from decoded chunks: how many were cached, and all.
-
-    A batch is built in one thread, so the difference of two readings belongs to one batch.
-    """
+    """Rows that this thread read from decoded chunks: how many were cached, and all."""
 
     so_far: tuple[int, int] = (0, 0)
 
@@ -165,18 +152,7 @@ class _Entry:
 
 
 class ChunkCache:
-    """A bounded cache of decoded chunks. Safe to use from several threads, and after fork.
-
-    Args:
-        max_bytes: decoded bytes to keep; the chunk used last stays, whatever its size.
-
-    Examples:
-        >>> import numpy as np
-        >>> cache = ChunkCache(100)
-        >>> chunk = cache.get("a", lambda: {"x": ColumnBuffer(np.arange(10))})
-        >>> cache.find(["a", "b"], used=[1, 1]) == [chunk, None]
-        True
-    """
+    """A cache of decoded chunks: at most ``max_bytes``, or the chunk used last. Thread-safe; works after fork."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -193,6 +169,9 @@ class ChunkCache:
         #: Chunks that are being decoded, or wait for it.
         self._pending: dict[Hashable, Future[Chunk]] = {}
         self._pool: ThreadPoolExecutor | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ChunkCache, (self.max_bytes,)
 
     def has_capacity(self) -> bool:
         """Whether another chunk can be cached without evicting a live one."""

@@ -53,12 +53,10 @@ class ConcatSource(SourceView):
         self.names = None if names is None else tuple(names)
         self._wanted = None if columns is None else tuple(check_names("columns", columns))
         self.starts = starts_of([len(source) for source in self.sources])
+        self._length = int(self.starts[-1])
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ConcatSource, (self.sources, self.names, self._wanted)
-
-    def _num_samples(self) -> int:
-        return int(self.starts[-1])
 
     def __repr__(self) -> str:
         return f"concat of {len(self.sources)} sources, {len(self)} samples"
@@ -160,15 +158,7 @@ def concat(
 
 
 def agreed_fields(named: Sequence[tuple[str, Fields]], columns: Sequence[str] | None = None) -> dict[str, Field]:
-    """The fields of concatenated sources; a column that is dense in one and ragged in another is ragged.
-
-    ``named`` has a name for errors and the fields of each source; ``columns`` those to compare.
-
-    Examples:
-        >>> frames = {"x": Field("dense", "float32", (7, 2))}
-        >>> agreed_fields([("a", frames), ("b", {"x": Field("ragged", "float32", (2,))})])
-        {'x': Field(kind='ragged', dtype='float32', shape=(2,))}
-    """
+    """The fields of concatenated sources; a column that is dense in one and ragged in another is ragged."""
     agreed: dict[str, Field] = {}
     for name in dict.fromkeys(name for _, fields in named for name in fields) if columns is None else columns:
         owners = [(source, fields[name]) for source, fields in named if name in fields]
@@ -207,16 +197,7 @@ def _elements(field: Field) -> tuple[int, ...] | None:
 
 
 def concat_columns(name: str, field: Field, pieces: Sequence[tuple[Column, Int64 | None]]) -> Column:
-    """One column from several, without a copy if their rows have the same layout.
-
-    ``pieces`` are columns, each with the positions of its rows in the result, None for the only one. Rows that
-    differ in type, or in more than their first dimension, are a SourceError.
-
-    Examples:
-        >>> one, two = Dense.of(np.array([1, 2])), Dense.of(np.array([3]))
-        >>> concat_columns("x", Field("dense", "int64"), [(one, np.array([2, 0])), (two, np.array([1]))]).gather()
-        array([2, 3, 1])
-    """
+    """One column from several, each with the positions of its rows; no copy if they have the same layout."""
     found = {column.field for column, _ in pieces}
     kinds, dtypes = {each.kind for each in found}, {each.dtype for each in found}
     if len(found) == 1 and field.kind in kinds - {"object"}:
@@ -244,7 +225,6 @@ def concat_columns(name: str, field: Field, pieces: Sequence[tuple[Column, Int64
 
 
 def _in_slots(pieces: Sequence[tuple[Sequence[Any], Int64 | None]]) -> list[Any]:
-    """Values at their positions."""
     values: list[Any] = [None] * sum(len(some) for some, _ in pieces)
     for some, slots in pieces:
         for place, value in zip(range(len(some)) if slots is None else slots.tolist(), some, strict=True):

@@ -24,16 +24,7 @@ class HelperCrash(Exception):
 
 
 class HelperProcess:
-    """An object in another process, whose methods are called one after the other. It ends with this process.
-
-    ``factory`` is "module:name" of what makes the object there.
-
-    Examples:
-        >>> helper = HelperProcess("collections:Counter", "banana")
-        >>> helper.call("most_common", 1)
-        [('a', 3)]
-        >>> helper.close()
-    """
+    """An object in another process, made there by ``factory`` ("module:name"). It ends with this process."""
 
     def __init__(self, factory: str, *arguments: Any) -> None:
         self._lock = threading.Lock()
@@ -72,7 +63,6 @@ class HelperProcess:
         return self._pipe.closed
 
     def close(self) -> None:
-        """End the process."""
         self._pipe.close()
         self._process.kill()
         self._process.wait()

@@ -1,44 +1,113 @@
 """Detecting the format of data, and opening them."""
 
+import inspect
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from rankfeed._util.validate import check_bool, check_choice, check_names, check_path
 from rankfeed.errors import ArgumentError, SourceError
-from rankfeed.sources.format import Format
-from rankfeed.sources.paths import Paths, as_paths, check_link, expand, matched
+from rankfeed.sources.paths import Paths, as_paths, expand, files_in
 from rankfeed.sources.source import Source
 from rankfeed.storage import MANIFEST_NAME
 
 #: Directory of an unfinished `rankfeed.write` in its target.
 STAGING_NAME = ".rankfeed-write"
 
-#: Name of each format -> module and name of its `Format`, in the order of detection; the reader is not imported.
-FORMATS: dict[str, tuple[str, str]] = {
-    "packed": ("rankfeed.sources.arrow.detect", "PACKED_FORMAT"),
-    "numpy": ("rankfeed.sources.npy.detect", "FORMAT"),
-    "lance": ("rankfeed.sources.lance.detect", "FORMAT"),
-    "webdataset": ("rankfeed.sources.tar.detect", "FORMAT"),
-    "parquet": ("rankfeed.sources.parquet.detect", "FORMAT"),
-    "huggingface": ("rankfeed.sources.hf.detect", "FORMAT"),
-    "arrow": ("rankfeed.sources.arrow.detect", "FORMAT"),
-    "mds": ("rankfeed.sources.mds.detect", "FORMAT"),
-    "pyg": ("rankfeed.sources.pyg.detect", "FORMAT"),
-    "csv": ("rankfeed.sources.text.detect", "CSV_FORMAT"),
-    "jsonl": ("rankfeed.sources.text.detect", "JSONL_FORMAT"),
+
+@dataclass(frozen=True)
+class Format:
+    """A format that `rankfeed.open` knows; its detection and its reader are imported when they are called."""
+
+    what: str  # its description in error messages
+    detection: str  # "module:function" in this package; the function looks at names and first bytes of paths
+    reader: str  # "module:function" of ``reader(where, *, columns=None, ...) -> Source``
+    is_single: bool = False  # whether the data are at a single path, not at a pattern or list
+
+    def fits(self, where: Paths, paths: list[str]) -> bool:
+        """Whether the given data, whose paths exist, are in this format."""
+        if not paths or (self.is_single and paths != [where]):
+            return False
+        try:
+            return bool(_load(self.detection)(paths))
+        except (SourceError, OSError):
+            return False
+
+    def open(
+        self, where: Paths, columns: Sequence[str] | None, common: dict[str, Any], options: dict[str, Any]
+    ) -> Source:
+        """Open data in this format; an ArgumentError if it has no such option."""
+        reader = _load(self.reader)
+        parameters = list(inspect.signature(reader).parameters)[1:]
+        known = [each for each in parameters if each not in ("columns", *common)]
+        for option in options:
+            if option not in known:
+                raise ArgumentError(
+                    f"{self.what} has no such option",
+                    expected="one of " + ", ".join(known) if known else "no options",
+                    found=option,
+                )
+        given = {name: value for name, value in common.items() if name in parameters}
+        source: Source = reader(where, columns=columns, **given, **options)
+        return source
+
+
+#: In the order of detection.
+FORMATS = {
+    "packed": Format(
+        "a folder that rankfeed.write wrote", "arrow.detect:is_packed", "packed:open_packed", is_single=True
+    ),
+    "numpy": Format(".npy or .npz files", "npy.detect:is_numpy", "npy.layout:open_numpy"),
+    "lance": Format(
+        "a Lance table (a folder with _versions)",
+        "lance.detect:is_lance",
+        "lance.source:LanceSource",
+        is_single=True,
+    ),
+    "webdataset": Format(
+        "WebDataset tar shards (.tar)", "tar.detect:is_webdataset", "tar.source:WebDatasetSource"
+    ),
+    "parquet": Format(
+        "Parquet files (or a folder of them)", "parquet.detect:is_parquet", "parquet.source:ParquetSource"
+    ),
+    "huggingface": Format(
+        "a folder of Hugging Face datasets (save_to_disk)",
+        "hf.detect:is_saved_to_disk",
+        "hf.source:HuggingFaceSource",
+        is_single=True,
+    ),
+    "arrow": Format(
+        "Arrow IPC files or streams (.arrow, .feather)", "arrow.detect:is_arrow", "arrow.source:ArrowSource"
+    ),
+    "mds": Format(
+        "an MDS folder of MosaicML Streaming (with index.json)", "mds.detect:is_mds", "mds.source:MdsSource"
+    ),
+    "pyg": Format(
+        "a dataset that PyTorch Geometric saved (processed/data.pt)",
+        "pyg.detect:is_pyg",
+        "pyg.saved:PyGFileSource",
+        is_single=True,
+    ),
+    "csv": Format("CSV files", "text.detect:is_csv", "text.source:CsvSource"),
+    "jsonl": Format("files with a JSON object in each line", "text.detect:is_jsonl", "text.source:JsonlSource"),
 }
 
 
-def formats(name: str | None = None) -> list[Format]:
-    """All formats, or the one of a name; an ArgumentError if there is none of that name."""
-    if name is not None:
-        check_choice("format", name, tuple(FORMATS))
-    return [
-        getattr(import_module(module), found) for each, (module, found) in FORMATS.items() if name in (None, each)
-    ]
+def _load(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    return getattr(import_module(f"rankfeed.sources.{module}"), attribute)
+
+
+def detect(where: Paths, format: str | None = None) -> str | None:
+    """The name of the format of data, ``format`` itself if they are in it; None if they are in no such format."""
+    if format is not None:
+        check_choice("format", format, tuple(FORMATS))
+    paths = expand(where)
+    names = FORMATS if format is None else [format]
+    return next((name for name in names if FORMATS[name].fits(where, paths)), None)
 
 
 def open(
@@ -82,7 +151,7 @@ def open(
         cache_dir = check_path("cache_dir", cache_dir)
     uri = as_paths(uri)
     for each in [uri] if isinstance(uri, (str, os.PathLike)) else uri:
-        if "://" in os.fspath(each):
+        if "://" in str(each):
             raise SourceError(
                 "object stores and URLs are not supported yet",
                 expected="a path",
@@ -93,19 +162,17 @@ def open(
         raise ArgumentError(
             "object stores are not supported yet: storage_options must be None", remedy="leave storage_options out"
         )
-    _refuse_unfinished(uri)
-    common = {"allow_pickle": allow_pickle, "cache_dir": cache_dir}
-    for name in FORMATS if format is None else [format]:
-        (found,) = formats(name)
-        if found.fits(uri):
-            return found.open(uri, columns, common, options)
-    raise _not_found(uri, format)
+    name, paths = detect(uri, format), expand(uri)
+    _refuse_unfinished(paths)
+    if name is None:
+        raise _not_found(paths, format)
+    return FORMATS[name].open(uri, columns, {"allow_pickle": allow_pickle, "cache_dir": cache_dir}, options)
 
 
-def _refuse_unfinished(uri: Paths) -> None:
+def _refuse_unfinished(paths: list[str]) -> None:
     """Refuse the target of an unfinished write: without a manifest, its shards may be a part of the data."""
     # Checked for all formats: the shards of an unfinished write are valid Arrow files.
-    for folder in dict.fromkeys(path if os.path.isdir(path) else os.path.dirname(path) for path in matched(uri)):
+    for folder in dict.fromkeys(path if os.path.isdir(path) else os.path.dirname(path) for path in paths):
         # In this order: the manifest is written before the staging directory is removed.
         if os.path.isdir(os.path.join(folder, STAGING_NAME)) and not os.path.exists(
             os.path.join(folder, MANIFEST_NAME)
@@ -117,21 +184,16 @@ def _refuse_unfinished(uri: Paths) -> None:
             )
 
 
-def _not_found(uri: Paths, format: str | None) -> SourceError:
+def _not_found(paths: list[str], format: str | None) -> SourceError:
     """The reason why no format fits."""
-    expected = ", ".join(each.what for each in formats(format))
-    try:
-        expand(uri)
-    except SourceError as error:
-        return error  # names the file or pattern
-    if not isinstance(uri, (str, os.PathLike)):
-        found = str(list(uri)[:4])
+    expected = ", ".join(each.what for name, each in FORMATS.items() if format in (None, name))
+    if len(paths) != 1:
+        found = str(paths[:4])
         return SourceError("the files are not all of one known format", expected=expected, found=found)
-    path = Path(uri)
+    path = Path(paths[0])
     if not path.is_dir():
         return SourceError("unknown format", expected=expected, found=path.suffix or "no suffix", where=path)
+    files_in(path, ("",), skip=())  # raises for a broken link
     names = sorted(os.listdir(path))
-    for name in names:
-        check_link(os.path.join(path, name))
     summary = "the folder holds no data that rankfeed reads" if names else "the folder is empty"
     return SourceError(summary, expected=expected, found=", ".join(names[:4]) or None, where=path)

@@ -1,54 +1,35 @@
 """Datasets that `rankfeed.write` wrote: Arrow IPC shards and a manifest, read as numpy views of mapped files."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed._util.handle_cache import HandleCache
-from rankfeed.columns import ColumnBuffer, Columns, Field, column_from_parts
+from rankfeed.columns import Column, ColumnBuffer, column_from_parts
 from rankfeed.errors import CorruptError
-from rankfeed.sources.source import (
-    Int64,
-    Source,
-    by_chunk,
-    check_columns,
-    check_ids,
-    even_blocks,
-    reopen,
-    starts_of,
-)
+from rankfeed.sources.source import Int64, Source, by_chunk, check_columns, even_blocks, starts_of
 from rankfeed.storage import (
     MANIFEST_NAME,
     DataFiles,
     Manifest,
     ShardInfo,
-    check_not_truncated,
+    check_shard_size,
     digest_of,
     file_digest,
+    file_errors,
     load_manifest,
     map_file,
 )
 from rankfeed.storage.arrow_shard import REMEDY, read_shard
 
-#: Shards kept open; a batch keeps those that it points into, even if they are closed here.
-OPEN_SHARDS = 256
-
-
-@dataclass(frozen=True)
-class _OpenShard:
-    data: npt.NDArray[np.uint8]
-    columns: dict[str, ColumnBuffer]
-
 
 class PackedSource(Source):
-    """A dataset that `rankfeed.write` wrote; ``files`` are as another process of the job first saw them.
+    """A dataset that `rankfeed.write` wrote.
 
     Raises:
         SourceError, CorruptError, UnsafeError: there is no manifest, or it is invalid.
@@ -62,95 +43,40 @@ class PackedSource(Source):
 
     files: DataFiles
 
-    def __init__(
-        self, path: str | Path, *, columns: Sequence[str] | None = None, files: DataFiles | None = None
-    ) -> None:
+    def __init__(self, path: str | Path, *, columns: Sequence[str] | None = None) -> None:
         self.path = os.path.abspath(path)  # independent of later changes of the working directory
         manifest_file = DataFiles([os.path.join(self.path, MANIFEST_NAME)])
         self._manifest = load_manifest(self.path)
-        self._wanted = None if columns is None else tuple(columns)
         names = check_columns(columns, self._manifest.fields)
-        self._fields = {name: self._manifest.fields[name] for name in names}
+        fields = {name: self._manifest.fields[name] for name in names}
         shards = self._manifest.shards
         self._starts = starts_of([shard.rows for shard in shards])
-        self._shards: HandleCache[_OpenShard] = HandleCache(OPEN_SHARDS)
         paths = [os.path.join(self.path, shard.path) for shard in shards]
         for shard, shard_path in zip(shards, paths, strict=True):
-            _check_size(shard, shard_path)
-        self.files = DataFiles(paths) if files is None else files.reopened(paths)
-        self.files.content = partial(_matches_checksum, self.path, self._manifest)
+            check_shard_size(shard_path, shard.bytes, MANIFEST_NAME, REMEDY)
+        self.files = DataFiles(paths, content=partial(_matches_checksum, self.path, self._manifest))
         # The manifest is removed before a shard is replaced: these are its shards.
         manifest_file.check(0)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        options = {"columns": self._wanted, "files": self.files}
-        return reopen, (PackedSource, self.path, options, self.fingerprint)
-
-    def __repr__(self) -> str:
-        return f"PackedSource({self.path!r}, {len(self)} samples)"
-
-    def _num_samples(self) -> int:
-        return self._manifest.num_rows
+        blocks = np.concatenate([even_blocks(shard.rows, shard.block_rows) for shard in shards])
+        fingerprint = digest_of(self._manifest.fingerprint.encode(), self.files.fingerprint.encode())
+        self._init_samples(self.path, fields, blocks, fingerprint)
 
     @property
     def manifest(self) -> Manifest:
         """Counts, fields and checksums."""
         return self._manifest
 
-    @property
-    def fields(self) -> Mapping[str, Field]:
-        return self._fields
-
-    @cached_property
-    def blocks(self) -> Int64:
-        """Samples in each block of about 4 MiB: int64."""
-        return np.concatenate([even_blocks(shard.rows, shard.block_rows) for shard in self._manifest.shards])
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """Changes with counts, schema, checksums and the content of the files."""
-        return digest_of(self._manifest.fingerprint.encode(), self.files.fingerprint.encode())
-
-    def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
-        """The rows of some samples: pointers into the mapped shards. Arguments and errors: see `Source.fetch`."""
-        ids = check_ids(sample_ids, len(self))
-        names = check_columns(columns, self._fields)
-        self.files.check_open(at_intervals=True)
+    def _fetch(self, ids: Int64, names: Sequence[str]) -> dict[str, Column]:
+        """Pointers into the mapped shards."""
         parts: dict[str, list[Any]] = {name: [] for name in names}
         for number, rows, slots in by_chunk(ids, self._starts):
-            shard = self._shards.get(number, partial(self._open_shard, number))
-            check_not_truncated(shard.data, self.files.path(number))
+            shard = self.files.get(number, self._read_shard)
             for name in names:
-                parts[name].append(shard.columns[name].part(rows, slots))
-        return Columns(
-            {name: column_from_parts(self._fields[name], part) for name, part in parts.items()}, len(ids)
-        )
+                parts[name].append(shard[name].part(rows, slots))
+        return {name: column_from_parts(self._fields[name], part) for name, part in parts.items()}
 
-    def _open_shard(self, number: int) -> _OpenShard:
-        shard, path = self._manifest.shards[number], self.files.path(number)
-        data = map_file(path)
-        self.files.opened(number)
-        _check_size(shard, path, len(data))  # of the file that is mapped
-        return _OpenShard(data, read_shard(data, self._manifest.fields, shard.rows, path))
-
-
-def _check_size(shard: ShardInfo, path: str | Path, size: int | None = None) -> None:
-    """Compare the size of a shard, by default that on disk, with the manifest."""
-    try:
-        size = os.stat(path).st_size if size is None else size
-    except OSError as error:
-        expected = f"{shard.bytes} bytes"
-        raise CorruptError(
-            "a shard is missing", expected=expected, found=error.strerror, where=path, remedy=REMEDY
-        ) from error
-    if size != shard.bytes:
-        raise CorruptError(
-            "a shard has another size than in the manifest",
-            expected=f"{shard.bytes} bytes",
-            found=f"{size} bytes",
-            where=path,
-            remedy=REMEDY,
-        )
+    def _read_shard(self, data: npt.NDArray[np.uint8], number: int) -> dict[str, ColumnBuffer]:
+        return read_shard(data, self._manifest.fields, self._manifest.shards[number].rows, self.files.path(number))
 
 
 def _matches_checksum(path: str, manifest: Manifest, number: int) -> bool:
@@ -163,11 +89,9 @@ def _matches_checksum(path: str, manifest: Manifest, number: int) -> bool:
 def check_shard(folder: str | Path, manifest: Manifest, shard: ShardInfo, step: Callable[[int], None]) -> None:
     """Read a whole shard; a SourceError if it differs from size, checksum or columns in the manifest."""
     path = Path(folder, shard.path)
-    _check_size(shard, path)
-    try:
+    check_shard_size(path, shard.bytes, MANIFEST_NAME, REMEDY)
+    with file_errors(path):
         digest = file_digest(path, step)
-    except OSError as error:
-        raise CorruptError("a shard cannot be read", found=error.strerror, where=path) from error
     if digest != shard.xxh3:
         raise CorruptError(
             "a shard is damaged", expected=f"checksum {shard.xxh3}", found=f"checksum {digest}", where=path

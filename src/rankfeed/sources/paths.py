@@ -20,26 +20,11 @@ _PADDED = re.compile(r"-?0[0-9]+")
 _MOST = 10_000_000
 
 
-def is_one(where: Any) -> bool:
-    """Whether this is one path or pattern, not a list."""
-    return isinstance(where, (str, os.PathLike))
-
-
 def expand(where: Paths) -> list[str]:
     """The files of a path, a glob (``*.tar``), a brace pattern (``{000..012}``, ``{a,b}``), or a list of these.
 
     Braces are expanded in their order; matches of a glob are sorted naturally. A file that does not exist and a
     pattern without a match are a SourceError.
-
-    Examples:
-        >>> import tempfile, pathlib
-        >>> folder = pathlib.Path(tempfile.mkdtemp())
-        >>> for name in ("a-9.tar", "a-10.tar"):
-        ...     _ = (folder / name).write_bytes(b"")
-        >>> [os.path.basename(path) for path in expand(folder / "a-*.tar")]
-        ['a-9.tar', 'a-10.tar']
-        >>> [os.path.basename(path) for path in expand(f"{folder}/a-{{10..9}}.tar")]
-        ['a-10.tar', 'a-9.tar']
     """
     found: list[str] = []
     for each in [where] if isinstance(where, (str, os.PathLike)) else where:
@@ -58,44 +43,25 @@ def expand(where: Paths) -> list[str]:
     return found
 
 
-def matched(where: Paths) -> list[str]:
-    """As `expand`, but no files instead of an error."""
-    try:
-        return expand(where)
-    except (SourceError, ArgumentError):
-        return []
-
-
-def check_link(path: str) -> None:
-    """Refuse a broken symbolic link: its samples would be missing without an error."""
-    if os.path.islink(path) and not os.path.exists(path):
-        raise SourceError(
-            "a symbolic link is broken",
-            found=f"a link to {os.readlink(path)}",
-            where=path,
-            remedy="fetch the file that it leads to, or remove the link",
-        )
-
-
 def check_kind(path: str) -> None:
-    """Refuse pipes, sockets and devices: opening one may block forever."""
+    """Refuse broken links, whose samples would be missing, and pipes and devices, which may block forever."""
     try:
         kind = os.stat(path).st_mode
     except (OSError, ValueError):
+        if os.path.islink(path):
+            raise SourceError(
+                "a symbolic link is broken",
+                found=f"a link to {os.readlink(path)}",
+                where=path,
+                remedy="fetch the file that it leads to, or remove the link",
+            ) from None
         return  # opening it raises the error
     if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
         raise SourceError("this is neither file nor folder", found=stat.filemode(kind), where=path)
 
 
 def braces(pattern: str) -> Iterator[str]:
-    """Expand braces: ranges keep their width, lists their order, and the first brace varies slowest.
-
-    Examples:
-        >>> list(braces("{a,b}-{08..10}"))
-        ['a-08', 'a-09', 'a-10', 'b-08', 'b-09', 'b-10']
-        >>> list(braces("plain{}"))
-        ['plain{}']
-    """
+    """Expand braces: ranges keep their width, lists their order, and the first brace varies slowest."""
     for found in _BRACES.finditer(pattern):
         words = _words(found[1])
         if words is not None:
@@ -144,32 +110,32 @@ def files_in(
                     if entry.is_file():
                         found.append(entry.path)
                     else:
-                        check_link(entry.path)
                         check_kind(entry.path)
         except OSError as error:
             raise SourceError("the folder cannot be read", found=error, where=here) from error
     return sorted(found, key=natural)
 
 
-def natural(name: str) -> tuple[list[tuple[int, int, str]], str]:
-    """A sort key with which 2 comes before 10.
+def files_at(where: Paths, suffixes: Sequence[str]) -> list[str]:
+    """The given files, and those of given directories; a SourceError if a directory has none with a suffix."""
+    found: list[str] = []
+    for path in expand(where):
+        inside = files_in(path, suffixes) if os.path.isdir(path) else [path]
+        if not inside:
+            raise SourceError(f"no {suffixes[0]} files in the folder", expected=" or ".join(suffixes), where=path)
+        found += inside
+    return found
 
-    Examples:
-        >>> sorted(["b10", "b9", "a"], key=natural)
-        ['a', 'b9', 'b10']
-    """
+
+def natural(name: str) -> tuple[list[tuple[int, int, str]], str]:
+    """A sort key with which 2 comes before 10."""
     # Not \d, which matches digits of other scripts too.
     pieces = re.split(r"([0-9]+)", name)
     return [(1, int(piece), "") if index % 2 else (0, 0, piece) for index, piece in enumerate(pieces)], name
 
 
 def common_root(paths: Sequence[str]) -> str:
-    """The directory that names in a fingerprint are relative to, so that the mount point does not matter.
-
-    Examples:
-        >>> common_root(["/data/a/1.tar", "/data/b/1.tar"])
-        '/data'
-    """
+    """The directory that names in a fingerprint are relative to, so that the mount point does not matter."""
     return os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in paths]) if paths else ""
 
 
@@ -199,13 +165,8 @@ def check_utf8(path: str, where: str, what: str) -> None:
 
 def as_paths(uri: Any) -> Paths:
     """The ``uri`` argument of `rankfeed.open` as a str or a list of str."""
-    paths = [uri] if is_one(uri) else uri
-    if not isinstance(paths, (list, tuple)) or not all(map(is_one, paths)):
+    paths = [uri] if isinstance(uri, (str, os.PathLike)) else uri
+    if not isinstance(paths, (list, tuple)) or not all(isinstance(each, (str, os.PathLike)) for each in paths):
         raise invalid("uri", "a path, or a list of paths", uri)
-    texts = [each if each == "" else check_path("uri", each) for each in paths]
-    for text in texts:
-        name = os.fsencode(text)
-        if not text or len(name) >= 4096 or any(len(part) > 255 for part in name.split(b"/")):
-            raise SourceError("no such file or folder", where=repr(text[:80]))
-        check_kind(text)
-    return texts[0] if paths is not uri else texts
+    texts = [check_path("uri", each) for each in paths]
+    return texts if paths is uri else texts[0]

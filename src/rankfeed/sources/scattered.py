@@ -1,14 +1,16 @@
-"""Rows of equal size at arbitrary byte offsets of a file."""
+"""Values at arbitrary byte offsets of a file."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.columns import Allocate, Dense, Field, RowTake
+from rankfeed.columns import Allocate, Dense, Field, RowSlices, RowTake
 from rankfeed.columns.gather import copy_segments
+from rankfeed.errors import CorruptError, MissingExtraError, RankfeedError, safe_str
+from rankfeed.sources.source import with_where
 
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
@@ -28,13 +30,7 @@ class RowOffsets:
 
 
 class ScatteredRows(Dense):
-    r"""A dense column whose rows are copied once, from byte offsets straight into the batch.
-
-    Examples:
-        >>> data = np.frombuffer(b"..\x01\x00.\x02\x00", np.uint8)
-        >>> ScatteredRows([RowOffsets(data, np.array([5, 2]))], np.dtype("<i2"), ()).gather()
-        array([2, 1], dtype=int16)
-    """
+    """A dense column whose rows are copied once, from byte offsets straight into the batch."""
 
     def __init__(self, parts: Sequence[RowOffsets], dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
         self._row_offsets = parts
@@ -78,11 +74,6 @@ def rows_at(data: Bytes, starts: Int64, size: int, item: int = 1, out: Bytes | N
     """Runs of equal size as rows of bytes: uint8 [m, size].
 
     ``item`` bytes, a divisor of ``size``, are copied at once if the alignment allows it; ``out`` is C-contiguous.
-
-    Examples:
-        >>> rows_at(np.arange(10, dtype=np.uint8), np.array([7, 2]), 3)
-        array([[7, 8, 9],
-               [2, 3, 4]], dtype=uint8)
     """
     if out is None:
         out = np.empty((len(starts), size), np.uint8)
@@ -105,3 +96,31 @@ def packed_runs(data: Array, starts: Int64, lengths: Int64) -> tuple[Array, Int6
     out = np.empty(int(lengths.sum()), data.dtype)
     copy_segments(data, starts, lengths, out, targets)
     return out, targets
+
+
+def decode_each(part: RowSlices, decode: Callable[[bytes], Any]) -> Iterator[Any]:
+    """Decoded values of slices of bytes; None for a negative length. Errors name the value."""
+    for row, (start, length) in enumerate(zip(part.starts.tolist(), part.lengths.tolist(), strict=True)):
+        try:
+            yield None if length < 0 else decode(part.values[start : start + length].tobytes())
+        except MissingExtraError:
+            raise
+        except Exception as error:  # decoders are libraries' and users' functions, and may execute a pickle
+            raise undecodable(error, part, row) from error
+
+
+def undecodable(error: Exception, part: RowSlices, row: int) -> RankfeedError:
+    """The error for a value that cannot be decoded, with its place."""
+    if isinstance(error, RankfeedError):
+        return with_where(error, place_of(part, row))
+    return CorruptError(
+        "a value cannot be decoded",
+        found=f"{type(error).__name__}: {safe_str(error)[:200]}",
+        where=place_of(part, row),
+        remedy="fetch the file or write the sample again; or take its bytes with decode=False",
+    )
+
+
+def place_of(part: RowSlices, row: int) -> str:
+    """The name of a row in error messages; "" if it has none."""
+    return "" if part.place is None else part.place(row)

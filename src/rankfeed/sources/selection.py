@@ -1,4 +1,4 @@
-"""Which samples a selection contains: position -> sample id, in as little memory as the ids allow."""
+"""Which samples a selection contains: a range, or an array of sample ids."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,104 +11,58 @@ from rankfeed.errors import ArgumentError, SourceError, safe_str
 from rankfeed.storage import digest_of
 
 Int64 = npt.NDArray[np.int64]
-Unsigned = npt.NDArray[np.unsignedinteger[Any]]
 #: Sample ids, a mask, a slice, a range or a predicate.
 Selection = npt.ArrayLike | slice | range | Callable[[Any], Any]
 
 
 @dataclass(frozen=True, eq=False)
 class Indices:
-    """Sample ids in runs; the same ids always have the same runs, so the digest depends on the ids alone."""
+    """Sample ids: a range if they are evenly spaced, so that the digest depends on the ids alone."""
 
-    starts: Unsigned  # first id of each run
-    edges: Unsigned | None  # position of the first id of each run, and the end; None if each run is one id
-    step: int = 1  # between the ids of a run; not 1 only if there is one run
+    values: range | npt.NDArray[np.unsignedinteger[Any]]
 
     def __len__(self) -> int:
-        return len(self.starts) if self.edges is None else int(self.edges[-1])
+        return len(self.values)
 
     def ids(self, positions: Int64) -> Int64:
-        """Ids at the given positions."""
-        if self.edges is None:
-            return self.starts[positions].astype(np.int64)
-        run = self.edges.searchsorted(positions.astype(self.edges.dtype), side="right") - 1
-        return self.starts[run].astype(np.int64) + (positions - self.edges[run].astype(np.int64)) * self.step
+        if isinstance(self.values, range):
+            return self.values.start + positions * self.values.step
+        return self.values[positions].astype(np.int64)
 
     @property
     def digest(self) -> str:
-        """Digest of the ids."""
-        arrays = [each.astype("<i8").tobytes() for each in (self.starts, self.edges) if each is not None]
-        return digest_of(b"indices", str(self.step).encode(), *arrays)
+        if isinstance(self.values, range):
+            return digest_of(f"range {self.values.start} {len(self)} {self.values.step}".encode())
+        return digest_of(b"ids", self.values.astype("<i8").tobytes())
 
 
 def indices_of(ids: Int64 | range) -> Indices:
-    """The smallest representation of ids (at least one, none negative).
-
-    Examples:
-        >>> indices_of(np.array([7, 5, 3]))
-        Indices(starts=array([7], dtype=uint8), edges=array([0, 3], dtype=uint8), step=-2)
-        >>> indices_of(np.array([4, 5, 6, 7, 0, 1])).starts.tolist()
-        [4, 0]
-    """
-    if isinstance(ids, range):
-        step = ids.step if len(ids) > 1 else 1
-        return Indices(_narrowest(np.array([ids.start])), _narrowest(np.array([0, len(ids)])), step)
-    steps = ids[1:] - ids[:-1]
-    if not len(steps) or (steps == steps[0]).all():
-        step = int(steps[0]) if len(steps) else 1
-        return indices_of(range(int(ids[0]), int(ids[-1]) + (1 if step > 0 else -1), step))
-    breaks = np.flatnonzero(steps != 1) + 1
-    if 2 * len(breaks) + 3 < len(ids):
-        edges = np.concatenate([[0], breaks, [len(ids)]])
-        return Indices(_narrowest(ids[edges[:-1]]), _narrowest(edges))
-    return Indices(_narrowest(ids), None)
+    """The smallest representation of ids (at least one, none negative)."""
+    first, step = int(ids[0]), int(ids[1] - ids[0]) if len(ids) > 1 else 1
+    if isinstance(ids, range) or (ids[1:] - ids[:-1] == step).all():
+        return Indices(range(first, first + step * len(ids), step))
+    return Indices(ids.astype(np.min_scalar_type(int(ids.max()))))
 
 
 def compose(outer: Indices, inner: Indices) -> Indices:
     """A selection from a selection: position -> ``outer.ids(inner.ids(position))``."""
-    inner_is_range = inner.edges is not None and len(inner.starts) == 1
-    if outer.edges is not None and len(outer.starts) == 1 and (inner_is_range or outer.step == 1):
-        step = inner.step * outer.step if len(inner) > 1 else 1
-        return Indices(_narrowest(outer.ids(inner.starts.astype(np.int64))), inner.edges, step)
+    if isinstance(outer.values, range) and isinstance(inner.values, range):
+        first, step = outer.values[inner.values[0]], outer.values.step * inner.values.step
+        return indices_of(range(first, first + step * len(inner), step))
     return indices_of(outer.ids(inner.ids(np.arange(len(inner), dtype=np.int64))))
 
 
 def block_sizes(indices: Indices, starts: Int64) -> Int64:
-    """Number of consecutive positions whose samples are in the same block, each at least 1.
-
-    ``starts`` are the first sample of each block of the source, and the number of samples: int64 [blocks + 1].
-
-    Examples:
-        >>> block_sizes(indices_of(range(1, 11, 2)), np.array([0, 4, 8, 12]))  # 1, 3 | 5, 7 | 9
-        array([2, 2, 1])
-        >>> block_sizes(indices_of(np.array([9, 8, 0, 3, 4])), np.array([0, 4, 8, 12]))
-        array([2, 2, 1])
-    """
-    firsts = indices.starts.astype(np.int64)
-    if indices.step != 1:
-        start, step = int(firsts[0]), indices.step
-        if step < 0:  # the same from the other end
-            start, step = start + step * (len(indices) - 1), -step
-        ids_before = np.clip(-((start - starts) // step), 0, len(indices))
-        sizes = np.diff(ids_before)
-        sizes = sizes[sizes > 0]
-        return sizes if indices.step > 0 else sizes[::-1].copy()
-    ends = firsts + (1 if indices.edges is None else np.diff(indices.edges.astype(np.int64)))
-    # Each run is divided at the edges of the blocks.
-    low = starts.searchsorted(firsts, side="right") - 1
-    pieces = starts.searchsorted(ends, side="left") - low
-    before = np.cumsum(pieces) - pieces
-    block = np.repeat(low - before, pieces) + np.arange(int(pieces.sum()))
-    sizes = np.minimum(starts[block + 1], np.repeat(ends, pieces)) - np.maximum(
-        starts[block], np.repeat(firsts, pieces)
-    )
-    block, sizes = block[sizes > 0], sizes[sizes > 0]  # a block of the source may be empty
-    changes = np.flatnonzero(np.concatenate([[True], block[1:] != block[:-1]]))
-    return np.add.reduceat(sizes, changes)
-
-
-def _narrowest(values: Int64) -> Unsigned:
-    return values.astype(np.min_scalar_type(int(values.max())))
+    """Number of consecutive positions whose samples are in the same block of the source; see `starts_of`."""
+    ids = indices.values
+    if not isinstance(ids, range):
+        block = starts.searchsorted(ids.astype(np.int64), side="right")
+        return np.diff(np.concatenate([[0], np.flatnonzero(block[1:] != block[:-1]) + 1, [len(ids)]]))
+    upwards = ids if ids.step > 0 else ids[::-1]
+    ids_before = np.clip(-((upwards.start - starts) // upwards.step), 0, len(ids))
+    sizes = np.diff(ids_before)
+    sizes = sizes[sizes > 0]
+    return sizes if ids.step > 0 else sizes[::-1].copy()
 
 
 def resolve_selection(chosen: Any, size: int) -> Indices:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -59,13 +58,14 @@ def probe_ids(size: int, count: int = PROBES) -> Int64:
     return np.arange(size) if size <= count else np.arange(count) * (size - 1) // count
 
 
-class Source(ABC):
+class Source:
     """Samples in storage, read in place by sample id. Also a map-style torch Dataset.
 
-    A source knows nothing of ranks and workers. It pickles as a path and a few integers and opens its files in the
+    A source knows nothing of ranks and workers. It pickles what was learned of its files, and opens them in the
     process that reads them, so it works after fork and spawn.
 
-    A new format implements ``blocks``, ``fields``, ``fingerprint`` and ``fetch``.
+    A new format overrides ``blocks``, ``fields``, ``fingerprint`` and ``fetch``; or it calls ``_init_samples`` and
+    implements ``_fetch``, to which `fetch` passes ids and names that it checked.
 
     Attributes:
         default_shuffle: what ``shuffle=True`` means for this format.
@@ -91,27 +91,42 @@ class Source(ABC):
     declared: Declared | None = None
     files: DataFiles | None = None
 
+    _label: str = ""
+    _fields: Mapping[str, Field]
+    _blocks: Int64
+    _fingerprint: str
+    _length: int | None = None  # None: the sum of the blocks
+
+    def _init_samples(
+        self, label: object, fields: Mapping[str, Field], blocks: Int64, fingerprint: str = ""
+    ) -> None:
+        """Store the properties; raises a SourceError for no samples. ``label`` is for that and the repr."""
+        self._label = str(label)
+        self._fields, self._blocks, self._fingerprint = fields, blocks, fingerprint
+        self._length = int(blocks.sum())
+        if not self._length:
+            raise SourceError("there are no samples", where=label)
+
     @property
     def identified(self) -> bool:
         """Whether the fingerprint depends on the content of the samples."""
         return True
 
     @property
-    @abstractmethod
     def blocks(self) -> Int64:
         """Number of samples in each block (what is read in one piece), in the order of sample ids: int64."""
+        return self._blocks
 
     @property
-    @abstractmethod
     def fields(self) -> Mapping[str, Field]:
         """Kind, dtype and shape of each column."""
+        return self._fields
 
     @property
-    @abstractmethod
     def fingerprint(self) -> str:
         """Hexadecimal digest that changes with the data, but not with their mount point."""
+        return self._fingerprint
 
-    @abstractmethod
     def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
         """Rows of the given samples, in the given order.
 
@@ -123,6 +138,14 @@ class Source(ABC):
             SourceError: a sample or column does not exist, or the data cannot be read.
             CorruptError: the data are damaged, or were changed while they are in use.
         """
+        ids, names = check_ids(sample_ids, len(self)), check_columns(columns, self.fields)
+        if self.files is not None:
+            self.files.check_open(at_intervals=True)
+        return Columns(self._fetch(ids, names), len(ids), as_dicts=self.as_dicts)
+
+    def _fetch(self, ids: Int64, names: Sequence[str]) -> Mapping[str, Column]:
+        """The columns with these names, in this order."""
+        raise NotImplementedError(f"{type(self).__name__} implements neither fetch nor _fetch")
 
     def samples(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> list[Any]:
         """The given samples as a list: dicts of columns, or the objects that a wrapped Dataset returns.
@@ -136,9 +159,7 @@ class Source(ABC):
         """
         return self.fetch(sample_ids, columns).samples()
 
-    def expect(  # noqa: B027  (a hint: an empty default is correct)
-        self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None
-    ) -> None:
+    def expect(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> None:
         """Announce samples that will be read soon: a prefetch hint."""
 
     def check_unchanged(self) -> None:
@@ -189,10 +210,11 @@ class Source(ABC):
 
     def __len__(self) -> int:
         refuse_trainer_without_mixin("a rankfeed source", is_share=False)
-        return self._num_samples()
+        return int(np.sum(self.blocks)) if self._length is None else self._length
 
-    def _num_samples(self) -> int:
-        return int(np.sum(self.blocks))
+    def __repr__(self) -> str:
+        label = f"{self._label!r}, " if self._label else ""
+        return f"{type(self).__name__}({label}{len(self)} samples)"
 
     def __getitem__(self, index: int | slice) -> Sample:
         if isinstance(index, slice):
@@ -290,12 +312,10 @@ class SelectSource(SourceView):
         super().__init__(source, splits=splits)
         self.source: Source = source
         self.indices: Indices = indices
+        self._length = len(indices)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SelectSource, (self.source, self.indices, self.splits)
-
-    def _num_samples(self) -> int:
-        return len(self.indices)
 
     def __repr__(self) -> str:
         return f"{len(self)} of the samples of {self.source!r}"

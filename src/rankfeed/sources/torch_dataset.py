@@ -34,7 +34,7 @@ class TorchDatasetSource(Source):
 
     def __init__(self, dataset: Any, *, fields: Any = None, ragged: Sequence[str | int] = ()) -> None:
         self.dataset = dataset
-        self._length = _length(dataset)
+        self._length: int = _length(dataset)
         names = Declared.names(ragged)
         if fields is not None and names:
             raise ArgumentError("fields= says what is ragged", expected='fields={"x": "float32[*]"}', found=ragged)
@@ -43,9 +43,6 @@ class TorchDatasetSource(Source):
 
     def __getstate__(self) -> dict[str, Any]:
         return {"dataset": self.dataset, "_length": self._length, "declared": self.declared}
-
-    def _num_samples(self) -> int:
-        return self._length
 
     def __repr__(self) -> str:
         return f"from_dataset({self.dataset!r})"

@@ -3,6 +3,7 @@
 from rankfeed.storage.checksum import digest_of, file_digest
 from rankfeed.storage.commit import atomic_file, fsync_dir, make_directory, write_atomic
 from rankfeed.storage.data_files import DataFiles
+from rankfeed.storage.file_errors import check_shard_size, file_errors
 from rankfeed.storage.manifest import MANIFEST_NAME, Manifest, ShardInfo, load_manifest
 from rankfeed.storage.mapped import check_not_truncated, map_file
 from rankfeed.storage.network_fs import is_gone, refresh_path, stat_uncached
@@ -16,8 +17,10 @@ __all__ = [
     "atomic_file",
     "check_data_name",
     "check_not_truncated",
+    "check_shard_size",
     "digest_of",
     "file_digest",
+    "file_errors",
     "fsync_dir",
     "is_gone",
     "load_manifest",

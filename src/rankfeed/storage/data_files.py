@@ -6,24 +6,29 @@ the job, and at intervals while it is open; if these differ, its content decides
 data.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from rankfeed._util.handle_cache import HandleCache
 from rankfeed._util.process_info import boot_id
 from rankfeed.errors import CorruptError, SourceError
 from rankfeed.storage.checksum import digest_of
+from rankfeed.storage.mapped import check_not_truncated, map_file
 
 Int64 = npt.NDArray[np.int64]
 
+Parsed = TypeVar("Parsed")
+
+#: Files kept open; a batch keeps those that it points into, even if they are closed here.
+OPEN_FILES = 256
 #: Files whose content is sampled, chosen by a hash of their names.
 SAMPLED_FILES = 64
 #: Bytes of each of the three content samples of a file: at its start, middle and end.
@@ -46,10 +51,10 @@ class DataFiles:
         paths: absolute paths, in an order that is the same for the same data.
         names: names for the fingerprint; None for the paths relative to their common folder.
         content: for formats with checksums: whether a file has its expected content. Used for files whose content
-            is not sampled. Not pickled.
+            is not sampled.
     """
 
-    _PICKLED = ("_root", "_names", "_names_digest", "_host", "_seen", "_samples", "fingerprint")
+    _PICKLED = ("_root", "_names", "_names_digest", "_host", "_seen", "_samples", "fingerprint", "content")
 
     def __init__(
         self,
@@ -70,6 +75,8 @@ class DataFiles:
         self._starts = np.zeros(self._names.count(b"\0") + 2, np.int64)
         self._starts[1:-1] = np.flatnonzero(np.frombuffer(self._names, np.uint8) == 0) + 1
         self._starts[-1] = len(self._names) + 1
+        #: Path and bytes of mapped files, and what `get` parsed of them.
+        self._open: HandleCache[tuple[str, npt.NDArray[np.uint8], Any]] = HandleCache(OPEN_FILES)
         #: Open files, the most recently opened last.
         self._watched: dict[int, None] = {}
         self._next_check = 0.0
@@ -102,6 +109,22 @@ class DataFiles:
     def sizes(self) -> Int64:
         """Bytes of each file: int64 [files]."""
         return self._seen[:, _SIZE]
+
+    def get(self, number: int, parse: Callable[[npt.NDArray[np.uint8], int], Parsed]) -> Parsed:
+        """What ``parse`` makes of the bytes of a file and its number; mapped and parsed unless it is open.
+
+        Raises CorruptError if the file was changed before it was opened, or is truncated.
+        """
+        parsed: Parsed
+        path, data, parsed = self._open.get(number, partial(self._map, number, parse))
+        check_not_truncated(data, path)
+        return parsed
+
+    def _map(self, number: int, parse: Callable[[npt.NDArray[np.uint8], int], Any]) -> tuple[str, Any, Any]:
+        path = self.path(number)
+        data = map_file(path)
+        self.opened(number)
+        return path, data, parse(data, number)
 
     def check(self, number: int) -> None:
         """Compare a file with what this job first saw; raises CorruptError, or SourceError if it is gone.
@@ -136,20 +159,6 @@ class DataFiles:
                 if found.st_ino & _INT64_MAX == self._seen[number, _INODE]:
                     self._compare(number, found)
         self._next_check = time.monotonic() + CHECK_SECONDS
-
-    def reopened(self, paths: Sequence[str]) -> DataFiles:
-        """These files, for a source that finds its files again in another process; raises CorruptError."""
-        if _split_paths(paths) != (self._root, self._names):
-            raise CorruptError(
-                "files were added, removed or renamed while the data set was in use",
-                expected=f"{len(self)} files, as when it was opened",
-                found=f"{len(paths)} files",
-                where=self._root,
-                remedy=_REMEDY,
-            )
-        for number in range(len(self)):
-            self.check(number)
-        return self
 
     def _compare(self, number: int, found: os.stat_result) -> None:
         seen, sample = self._seen[number], self._samples.get(number)
@@ -225,7 +234,6 @@ class DataFiles:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self.content = None
         self._init_transient()
 
 

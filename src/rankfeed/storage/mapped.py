@@ -2,7 +2,6 @@
 
 import mmap
 import os
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -53,26 +52,3 @@ def check_not_truncated(array: npt.NDArray[Any], where: str | os.PathLike[str]) 
         where=where,
         remedy="start the job again",
     )
-
-
-class ReadHandle:
-    """A file open for reading, for hints to the kernel; raises SourceError."""
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        try:
-            self.handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise SourceError("the file cannot be read", found=error, where=os.fspath(path)) from error
-
-    def is_cached(self, offset: int) -> bool:
-        """Whether a byte is in the page cache; False if the system does not say."""
-        if not hasattr(os, "RWF_NOWAIT"):
-            return False
-        try:
-            return os.preadv(self.handle, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
-        except OSError:
-            return False
-
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        if hasattr(self, "handle"):
-            close(self.handle)  # a default argument: modules may be gone at exit

@@ -38,12 +38,6 @@ def find_contradictions(reports: Sequence[ProcessReport]) -> list[str]:
     """Contradictions between the reports of all processes, one line each; empty if they agree.
 
     An inferred local rank or node contradicts nothing: no share of the data depends on it.
-
-    Examples:
-        >>> find_contradictions([ProcessReport("h1", pid, Topology(rank=pid, world_size=2)) for pid in (0, 1)])
-        []
-        >>> find_contradictions([ProcessReport("h1", pid, Topology(rank=0, world_size=2)) for pid in (8, 9)])
-        ['rank 0 was reported by 2 processes: h1, pid 8; h1, pid 9', 'rank 1 did not report']
     """
     known = [(report, report.topology) for report in reports if report.topology is not None]
     found = [f"{report.name} failed: {report.problem}" for report in reports if report.problem]

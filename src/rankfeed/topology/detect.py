@@ -33,10 +33,7 @@ _ELASTIC = "TORCHELASTIC_RUN_ID"
 
 
 def detect_launcher(environ: Mapping[str, str]) -> LauncherEnv | None:
-    """The launcher to believe, with rank and size; None if no variable indicates several processes.
-
-    Raises TopologyError for incomplete, invalid or contradictory variables.
-    """
+    """The launcher to believe, with rank and size; None if no variable indicates several processes."""
     if _ELASTIC in environ:
         found = read_launcher(TORCHRUN, environ)
         return _complete(found or LauncherEnv(TORCHRUN.name, variables=f"{_ELASTIC}={environ[_ELASTIC]}"))
@@ -117,10 +114,8 @@ def _agree(one: LauncherEnv, other: LauncherEnv) -> bool:
 
 
 def _started_by(inner: LauncherEnv, outer: LauncherEnv) -> bool:
-    """Whether the outer task can have started the inner rank: ranks are numbered task after task.
-
-    Variables left over from another job are the same in all tasks, so all tasks but one detect them.
-    """
+    """Whether the outer task can have started the inner rank: ranks are numbered task after task."""
+    # Variables left over from another job are the same in all tasks, so all tasks but one detect them.
     if inner.rank is None or outer.rank is None or inner.size is None or outer.size is None:
         return True
     if inner.size % outer.size == 0:

@@ -21,10 +21,7 @@ ONE_HOST, PARENT = "on ", "parent "
 
 
 def launch_id(environ: Mapping[str, str] | None = None) -> str:
-    """Identifies the launch that this process belongs to; empty without a launcher.
-
-    If the launcher does not identify its launches, the parent process does, which is the launcher on this host.
-    """
+    """Identifies the launch of this process, if necessary by the launcher's process; empty without a launcher."""
     environ = os.environ if environ is None else environ
     by_torchrun = "TORCHELASTIC_RUN_ID" in environ  # inside another launcher too; it restarts processes
     restart = environ.get("TORCHELASTIC_RESTART_COUNT")

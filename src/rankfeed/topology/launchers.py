@@ -14,35 +14,23 @@ REMEDY = (
 
 @dataclass(frozen=True)
 class Launcher:
-    """One row of the table: the variables that a launcher sets. Of several alternatives the first one set counts.
+    """One row of the table: the variables that a launcher sets; of several alternatives the first one counts."""
 
-    Args:
-        name: value of :attr:`rankfeed.Topology.launcher`.
-        rank, size: of this process in the whole launch.
-        local_rank, local_size: of this process on its node.
-        node, num_nodes: of this node in the launch.
-        tasks_per_node: Slurm's list of tasks per node, which contains the local size.
-        step: of the launch in its allocation.
-        applies: whether the row applies to an environment.
-    """
-
-    name: str
+    name: str  # value of Topology.launcher
     rank: tuple[str, ...] = ()
     size: tuple[str, ...] = ()
     local_rank: tuple[str, ...] = ()
     local_size: tuple[str, ...] = ()
     node: tuple[str, ...] = ()
     num_nodes: tuple[str, ...] = ()
-    tasks_per_node: tuple[str, ...] = ()
+    tasks_per_node: tuple[str, ...] = ()  # Slurm's list, which contains the local size
     step: tuple[str, ...] = ()
     applies: Callable[[Mapping[str, str]], bool] = lambda environ: True
 
 
 def _is_slurm_task(environ: Mapping[str, str]) -> bool:
-    """Whether this process is a task of a step: a batch script has a rank and a size, and yet is one process.
-
-    Slurm numbers steps that are no tasks (batch script, interactive shell, prolog) from the top of 32 bits down.
-    """
+    """Whether this process is a task of a step: a batch script has a rank and a size, and yet is one process."""
+    # Slurm numbers steps that are no tasks (batch script, shell, prolog) from the top of 32 bits down.
     step = environ.get("SLURM_STEP_ID")
     is_number = step is not None and re.fullmatch(r"[0-9]{1,18}", step.strip())
     return step is not None and not (is_number and int(step) >= 0xFFFFFFF0)
@@ -140,11 +128,8 @@ def read_launcher(row: Launcher, environ: Mapping[str, str]) -> LauncherEnv | No
 
 
 def node_layout(env: LauncherEnv) -> tuple[int, int, int, int]:
-    """Local rank, local size, node and number of nodes, inferred from rank and size if not set.
-
-    One node is assumed if the processes per node are unknown, or differ while the nodes are not numbered; no share
-    of the data depends on it.
-    """
+    """Local rank, local size, node and number of nodes, inferred from rank and size if not set."""
+    # One node is assumed if the processes per node are unknown, or differ while the nodes are not numbered.
     rank, size = env.rank or 0, env.size or 1
     local_size, num_nodes = env.local_size, env.num_nodes
     if local_size is None and num_nodes and size % num_nodes == 0:

@@ -1,7 +1,8 @@
 """The staging directory of an unfinished dataset: shards under temporary names, and records of what is finished.
 
 Several processes may write the same shard at once: one that was taken for dead, and the one that took its place.
-So a staged shard is named by the checksum of its rows: files of one name have the same bytes whoever wrote them.
+So a staged shard is named by the checksum of its rows: files of one name have the same bytes, whichever process
+wrote them.
 The record of a task has the job in its name.
 """
 

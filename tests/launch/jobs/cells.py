@@ -44,7 +44,7 @@ class Collate:
         self.fields = fields
 
     def __call__(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
-        return collate(Columns.from_samples(samples, self.fields), "pad")
+        return collate(Columns.from_samples(samples, self.fields), "pad")[0]
 
 
 def epochs(data: str, cell: dict[str, Any]) -> Any:

@@ -51,7 +51,7 @@ class Collate:
         self.fields = dict(fields)
 
     def __call__(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
-        return collate(Columns.from_samples(samples, self.fields), "pad")
+        return collate(Columns.from_samples(samples, self.fields), "pad")[0]
 
 
 def ids_and_samples(batch: Any) -> tuple[list[int], dict[int, Any]]:

@@ -19,7 +19,7 @@ from tests.loading.feeds import Pair, same
 
 from rankfeed._util.workers import Channel, PeerGoneError
 from rankfeed.columns import BufferPool
-from rankfeed.loading.engines.serialization import SerializedBatch, receive, serialize
+from rankfeed.loading.engines.process import SerializedBatch, receive, serialize
 
 
 @contextmanager

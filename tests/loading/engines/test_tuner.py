@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from rankfeed.loading.engines.tuner import FIRST_RUN_STEPS, MAX_RUN_STEPS, TRIAL_STEPS, EngineTuner
+from rankfeed.loading.engines.thread import FIRST_RUN_STEPS, MAX_RUN_STEPS, TRIAL_STEPS, EngineTuner
 
 
 def shares(costs: dict[str, float], steps: int, epoch: int) -> Counter[str]:

@@ -144,5 +144,7 @@ def test_a_share_of_its_own_is_taken_whole() -> None:
 def test_marks_tell_streams_apart_and_let_random_numbers_be() -> None:
     same = [{"text": "a", "x": np.random.rand(3), "n": 1.5}, {"text": "a", "x": np.random.rand(3), "n": 2.5}]
     assert sample_fingerprint(same[0]) == sample_fingerprint(same[1])
+    keyed = [{"__key__": "a", "__url__": f"/{node}/0.tar"} for node in ("n1", "n2")]
+    assert sample_fingerprint(keyed[0]) == sample_fingerprint(keyed[1])
     others = [{"text": "b"}, {"text": "a", "label": 1}, ("a",), "a", b"a", 1, 2, None]
     assert len({sample_fingerprint(each) for each in others}) == len(others) - 1  # a tuple of one is its only word

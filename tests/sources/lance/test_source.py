@@ -397,7 +397,7 @@ def test_what_is_no_table_or_cannot_be_meant_is_refused(pristine: Path, tmp_path
         rf.open(pristine, version=99)
     with pytest.raises(ArgumentError, match=r"filter cannot be used[\s\S]*nothing[\s\S]*version 7"):
         rf.open(pristine, filter="nothing > 3")
-    with pytest.raises(SourceError, match=r"no row fits the filter[\s\S]*id < 0"):
+    with pytest.raises(SourceError, match=r"there are no samples[\s\S]*id < 0"):
         rf.open(pristine, filter="id < 0")
     for options in ({"version": 1.5}, {"version": True}, {"filter": ""}, {"filter": 3}):
         with pytest.raises(ArgumentError, match=f"invalid {next(iter(options))}"):

@@ -21,7 +21,6 @@ from tests.support.seeds import fresh_seed
 import rankfeed as rf
 from rankfeed.columns import Field
 from rankfeed.errors import ArgumentError, CorruptError, RankfeedError, SourceError, UnsafeError
-from rankfeed.sources.mds import source as mds_module
 from rankfeed.sources.mds.source import MdsSource
 
 COLUMNS = {
@@ -245,10 +244,10 @@ def test_data_that_were_replaced_are_not_read_on_with(copy: Callable[[str | None
 
 
 def test_few_shards_stay_open(folders: Callable[[str | None], Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mds_module, "OPEN_SHARDS", 2)
+    monkeypatch.setattr("rankfeed.storage.data_files.OPEN_FILES", 2)
     source = MdsSource(folders(None))
     batch = source.fetch(np.arange(60))
-    assert len(source._open) == 2
+    assert len(source.files._open) == 2
     assert [row["label"] for row in batch.samples()] == list(range(-20, 40))
 
 
@@ -286,14 +285,14 @@ def edited(folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:
         (lambda s: s["raw_data"].update(basename="../x.mds"), UnsafeError, r"outside[\s\S]*\.\./x\.mds"),
         (lambda s: s["raw_data"].update(basename="/etc/passwd"), UnsafeError, r"outside[\s\S]*/etc/passwd"),
         (lambda s: s["raw_data"].update(basename="gone.mds"), CorruptError, r"missing[\s\S]*gone\.mds"),
-        (lambda s: s.update(samples=s["samples"] + 1), CorruptError, r"shard\.00001[\s\S]*fetch the shard"),
+        (lambda s: s.update(samples=s["samples"] + 1), CorruptError, r"shard\.00001[\s\S]*fetch the file"),
         (lambda s: s.update(samples=2**31), CorruptError, r"shard\.00001"),
         (lambda s: s.update(samples=-1), CorruptError, r"index\.json"),
         (lambda s: s.update(column_sizes=[0]), CorruptError, r"contradict[\s\S]*index\.json"),
         (lambda s: s["column_sizes"].__setitem__(1, 9), SourceError, r"differ[\s\S]*shard\.00001"),
         (lambda s: s.update(version=3), SourceError, r"version 3[\s\S]*index\.json"),
         (lambda s: s.update(format="json"), SourceError, r"format 'json'[\s\S]*MDSWriter"),
-        (lambda s: s.pop("samples"), CorruptError, r"index[\s\S]*samples"),
+        (lambda s: s.pop("samples"), CorruptError, r"samples[\s\S]*index\.json"),
     ],
 )
 def test_an_index_that_is_wrong_is_named(

@@ -175,11 +175,14 @@ def test_a_flipped_bit_in_a_member_is_found_by_its_checksum(save: Any, tmp_path:
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 @pytest.mark.parametrize("shape", ["(1,)", "(10000000000000,)"])
-def test_a_header_that_claims_another_length_is_damage(save: Any, shape: str, tmp_path: Path) -> None:
+def test_a_header_that_claims_another_length_is_damage(
+    save: Any, shape: str, tmp_path: Path, monkeypatch: Any
+) -> None:
     """numpy reads as many elements as the header says, and so may not get to the end, where the checksum is."""
     for number in range(3):
         save(tmp_path / f"{number}.npz", x=np.arange(8009 + number))
     source = rf.open(tmp_path)
+    monkeypatch.setattr(source.files, "check_open", lambda **_: None)  # damage, not a change while it is in use
     padded = f"{shape}, }}".ljust(20).encode()
     _rewrite(tmp_path / "1.npz", lambda content: content.replace(b"(8010,), }          ", padded))
     with pytest.raises(CorruptError, match=r"1\.npz"):
@@ -187,10 +190,11 @@ def test_a_header_that_claims_another_length_is_damage(save: Any, shape: str, tm
     assert source[2]["x"].tolist() == list(range(8011))
 
 
-def test_a_flipped_bit_in_the_header_of_a_member_is_found(tmp_path: Path) -> None:
+def test_a_flipped_bit_in_the_header_of_a_member_is_found(tmp_path: Path, monkeypatch: Any) -> None:
     for number in range(3):
         np.savez(tmp_path / f"{number}.npz", x=np.arange(8009 + number))
     source = rf.open(tmp_path)
+    monkeypatch.setattr(source.files, "check_open", lambda **_: None)  # damage, not a change while it is in use
     path = tmp_path / "2.npz"
     path.write_bytes(path.read_bytes().replace(b"(8011,)", b"(1,)   "))
     with pytest.raises(CorruptError, match=r"contradicts its header[\s\S]*2\.npz"):
@@ -365,11 +369,10 @@ def test_a_header_is_read_though_garbage_that_parses_python_is_collected_meanwhi
         gc.enable()
 
 
-def test_files_that_were_added_in_between_are_noticed(ragged: Path) -> None:
+def test_files_that_were_added_in_between_do_not_matter(ragged: Path) -> None:
     pickled = pickle.dumps(rf.open(ragged))
     np.save(ragged / "clip99.npy", np.zeros((1, 3), np.float32))
-    with pytest.raises(SourceError, match="added"):
-        pickle.loads(pickled)
+    assert len(pickle.loads(pickled)) == len(rf.open(ragged)) - 1
 
 
 def test_ragged_files_pack_to_the_same_samples(ragged: Path, tmp_path: Path) -> None:

@@ -484,7 +484,7 @@ def test_layouts_that_make_no_difference_are_no_difference(tmp_path: Path) -> No
 
 def test_an_empty_data_set_is_an_error(tmp_path: Path) -> None:
     path = write(table_of(0), tmp_path / "e.parquet")
-    with pytest.raises(SourceError, match=r"no rows[\s\S]*e\.parquet"):
+    with pytest.raises(SourceError, match=r"no samples[\s\S]*e\.parquet"):
         rf.open(path)
     (tmp_path / "nothing").mkdir()
     with pytest.raises(SourceError, match="empty"):

@@ -432,7 +432,7 @@ def test_a_source_travels_without_what_belongs_to_its_process(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("dataset", "said"),
     [
-        ([], "empty"),
+        ([], "no samples"),
         (iter([1]), "no length"),
         (Subset([Data(), Data()], [5]), "has indices that the dataset does not have"),  # type: ignore[arg-type]
     ],
@@ -530,7 +530,7 @@ def test_damaged_and_foreign_files_are_told_apart(tmp_path: Path) -> None:
     dataset = in_memory([graph(number) for number in range(9)])
     for cuts in (torch.tensor([0, 5, 3]), torch.tensor([0, 10**9]), torch.tensor([-1, 2]), torch.tensor([0, 1])):
         torch.save((dataset._data.to_dict(), {**dataset.slices, "x": cuts}, Data), path)
-        with pytest.raises(CorruptError, match=r"(?s)do not fit together.*data.pt.*process the dataset again"):
+        with pytest.raises(CorruptError, match=r"(?s)do not fit together.*data.pt.*write it again"):
             rf.open(path)
 
 

@@ -17,7 +17,9 @@ import torch
 from rankfeed.errors import ArgumentError, StateError, describe_error, safe_str
 from rankfeed.integrations._compat import ActiveEpoch
 from rankfeed.integrations.transformers.tokens import IGNORED, PadTokens
-from rankfeed.loading import Loader, Stream
+from rankfeed.loading import Loader
+from rankfeed.loading.streams.stream import Stream
+from rankfeed.plan import Cursor
 from rankfeed.sources import Source
 from rankfeed.sources.extras import need
 
@@ -69,30 +71,25 @@ class TrainerFeed:
     @property
     def steps_left(self) -> int:
         """Steps left of the current epoch."""
-        return len(self.loader) - int(self.loader.state_dict()["steps"])
-
-    def rewind(self) -> None:
-        """Go to the start of epoch 0."""
-        self.loader.load_state_dict({**self.loader.state_dict(), "epoch": 0, "position": 0, "steps": 0})
+        return len(self.loader) - self.loader.progress.cursor.steps
 
     def __iter__(self) -> Iterator[Any]:
         if self._gradient_state is None:
             yield from self._training_batches()
             return
-        self.rewind()
-        epoch = ActiveEpoch(self.loader, self.loader.state_dict())
+        self.loader.progress.go_to(Cursor())
+        epoch = ActiveEpoch(self.loader.schedule_at(Cursor()))
         for batch in epoch.count(self.loader, self._gradient_state):
             samples = torch.tensor([samples for _, samples in epoch.schedule.shares(epoch.step)])
             self.kept = (torch.arange(self.batch_size) < samples[:, None]).flatten()
             yield self._select(batch)
 
     def _training_batches(self) -> Iterator[Any]:
-        batches = iter(self.loader)
-        position = self.loader.state_dict()["position"]
-        for batch in batches:
-            before, position = position, self.loader.state_dict()["position"]
+        progress = self.loader.progress
+        for batch in self.loader:
+            delivered = progress.cursor.position - progress.previous.position
             selected = self._select(batch)
-            some_rank_is_empty = 0 < position - before < self.loader.topology.world_size
+            some_rank_is_empty = 0 < delivered < self.loader.topology.world_size
             if some_rank_is_empty and isinstance(selected, dict):
                 self._mask_loss(selected)
             yield selected
@@ -207,7 +204,7 @@ class FeedMixin(_Trainer):  # type: ignore[misc]
         )
         masks_loss = bool(self.model_accepts_loss_kwargs or self.compute_loss_func is not None)
         self._feed = TrainerFeed(loader, self._model_columns(), masks_loss=masks_loss)
-        self._feed.rewind()
+        loader.progress.go_to(Cursor())
         return self._feed
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:

@@ -21,11 +21,11 @@ from rankfeed.integrations.shared_epoch import SharedEpoch
 from rankfeed.loading._compat import refuse_double_sharding
 from rankfeed.loading.lazy_topology import LazyTopology, check_topology
 from rankfeed.loading.options import check_batch_size, make_plan
-from rankfeed.loading.samplers import StepsWithRest
-from rankfeed.loading.state import decode_state, encode_state, resume_cursor
-from rankfeed.plan import Cursor, Key, Tail
-from rankfeed.plan.permutation import mix, permutation
+from rankfeed.loading.state import LoaderState, decode_as, encode_state, resume_cursor
+from rankfeed.plan import Cursor, Schedule, Tail
+from rankfeed.plan.permutation import Key, mix, permutation
 from rankfeed.plan.plan import Int64
+from rankfeed.plan.schedule import ScheduleTail
 from rankfeed.sources import Source, open
 from rankfeed.sources.source import check_columns
 from rankfeed.topology import Topology
@@ -139,19 +139,36 @@ class ShardedSamples(IterableDataset[dict[str, Any]]):
         """
         if self.batch_size is None:
             raise PlanError("the number of batches is known only where batch_size is given")
-        return len(_StageSteps(self, self._epochs.next(), self.topology))
+        return len(self._schedule(self._epochs.next(), self.topology))
 
     def share(self, topology: Topology | None = None, *, worker: int = 0, num_workers: int = 1) -> list[Int64]:
         """Ids of the samples that a worker of a rank reads in the next iteration, batch by batch."""
         num_workers = check_int("num_workers", num_workers, at_least=1)
         worker = check_int("worker", worker, at_least=0, at_most=num_workers - 1)
-        steps = _StageSteps(self, self._epochs.next(), check_topology(topology) or self.topology)
-        return [ids for ids, _ in steps.of_worker(worker, num_workers)]
+        schedule = self._schedule(self._epochs.next(), check_topology(topology) or self.topology)
+        return [schedule.batch(step) for step in range(worker, len(schedule), num_workers)]
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         topology = self.topology
-        steps = _StageSteps(self, self._epochs.begin(topology.rank), topology)
-        return self._read(steps.of_worker(*Topology.worker()))
+        schedule = self._schedule(self._epochs.begin(topology.rank), topology)
+        worker, num_workers = topology.worker()
+        steps = range(worker, len(schedule), num_workers)
+        return self._read((schedule.batch(step), schedule.valid(step)) for step in steps)
+
+    def _schedule(self, begun: Cursor, topology: Topology) -> Schedule:
+        """The batches of a rank; the pipeline after the stage divides its samples into batches."""
+        tail: ScheduleTail = "rest" if self.tail == "even" else self.tail
+        schedule = begun.schedule(self.plan, self.batch_size or 1, topology, tail)
+        if self.batch_size is not None and schedule.is_uneven:
+            raise PlanError(
+                "the samples cannot be divided into equal steps",
+                expected=f"none left after the full steps, or one for each of {topology.world_size} ranks",
+                found=f"{len(schedule.global_batch(len(schedule) - 1))} of {self.plan.num_samples}, with "
+                f"batch_size={self.batch_size}",
+                remedy='tail="drop" leaves them out, tail="pad" pads with marked samples; or use another '
+                "batch_size, or fewer ranks",
+            )
+        return schedule
 
     def _read(self, steps: Iterator[tuple[Int64, Bools]]) -> Iterator[dict[str, Any]]:
         refuse_double_sharding(self.topology)  # now: the consumer is among the callers only when it takes a sample
@@ -196,9 +213,8 @@ class ShardedSamples(IterableDataset[dict[str, Any]]):
                 found=f"batch_size={self.batch_size}, set_epoch() {'' if is_set else 'not '}called",
             )
         cursor, steps = self._epochs.next(), check_int("delivered_steps", delivered_steps, at_least=0)
-        position = _StageSteps(self, cursor, self.topology).position_after(steps)
-        begun = Cursor(cursor.epoch, position, cursor.steps + steps)
-        return encode_state(begun, self.plan.describe(), self.source.fingerprint)
+        after = cursor.after(self._schedule(cursor, self.topology), steps)
+        return encode_state(after, self.plan.describe(), self.source.fingerprint)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where a state was taken, on any number of ranks and workers and with any batch size.
@@ -208,7 +224,7 @@ class ShardedSamples(IterableDataset[dict[str, Any]]):
         Raises:
             StateError: it belongs to other data or another plan; says what differs.
         """
-        cursor = resume_cursor(decode_state(state), self.plan.describe(), self.source.fingerprint)
+        cursor = resume_cursor(decode_as(LoaderState, state), self.plan.describe(), self.source.fingerprint)
         self._epochs.set(cursor, every=True)
 
 
@@ -289,48 +305,6 @@ class ResamplingPlan:
         bits = mix(mix(draws.view(np.uint64) + first) ^ second)
         # The modulo bias is at most one in 2**64 / population.
         return (bits % np.uint64(self.population)).astype(np.int64)
-
-
-class _StageSteps(StepsWithRest):
-    """The batches of a rank; the pipeline after the stage divides the stream into batches."""
-
-    def __init__(self, stage: ShardedSamples, begin: Cursor, topology: Topology) -> None:
-        super().__init__(
-            stage.plan,
-            batch_size=stage.batch_size or 1,
-            topology=topology,
-            epoch=begin.epoch,
-            start=begin.position,
-            tail=stage.tail,
-        )
-        if stage.batch_size is not None and 0 < self.rest_size < topology.world_size:
-            raise PlanError(
-                "the samples cannot be divided into equal steps",
-                expected=f"none left after the full steps, or one for each of {topology.world_size} ranks",
-                found=f"{self.rest_size} of {stage.plan.num_samples}, with batch_size={stage.batch_size}",
-                remedy='tail="drop" leaves them out, tail="pad" pads with marked samples; or use another '
-                "batch_size, or fewer ranks",
-            )
-
-    def __len__(self) -> int:
-        return len(self.full) + (self.rest is not None)
-
-    def position_after(self, steps: int) -> int:
-        """Samples consumed after some steps, counted from the epoch's start."""
-        if steps == 0:
-            return self.full.start
-        if self.rest is not None and steps == len(self):
-            return self.rest.end
-        return self.full.position_after(steps - 1)
-
-    def of_worker(self, worker: int, num_workers: int) -> Iterator[tuple[Int64, Bools]]:
-        """Ids of a worker's batches, and which of them are no padding."""
-        for step in range(worker, len(self), num_workers):
-            if step < len(self.full):
-                yield self.full.batch(step), self.full.valid(step)
-            else:
-                ids = self.rest_ids()
-                yield ids, np.ones(len(ids), np.bool_)
 
 
 def _open_shards(urls_or_source: Urls | Source) -> Source:

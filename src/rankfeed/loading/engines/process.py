@@ -6,20 +6,24 @@ dies (out of memory, say) is replaced and its batch is built again: a batch is a
 
 from __future__ import annotations
 
+import pickle
+import struct
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from rankfeed._util.pickling import main_classes
+from rankfeed._util.pickling import dumps, main_classes
 from rankfeed._util.threads import DaemonPool, run_ahead
 from rankfeed._util.workers import Channel, Payload, PeerGoneError, RemoteTraceback, WorkerPool, is_supported
+from rankfeed.columns import Allocate
 from rankfeed.errors import ArgumentError, RankfeedError, StreamError, WorkerError, safe_str
 from rankfeed.loading.batch_builder import BatchBuilder, BatchResult, BatchSpec
-from rankfeed.loading.engines.serialization import SerializedBatch, receive, serialize
 from rankfeed.plan import Schedule
 
 #: How many workers may die of the same batch while no other one is delivered.
@@ -37,10 +41,7 @@ Task = int | BatchSpec
 
 
 class ProcessEngine:
-    """Builds batches ahead in processes. They are started at the first iteration and kept for the next.
-
-    The first batches are built in the calling process until the workers are ready.
-    """
+    """Builds batches ahead in processes, which are kept for the next iteration, and here until they are ready."""
 
     def __init__(self, builder: BatchBuilder, num_workers: int, prefetch_factor: int) -> None:
         self._builder, self._num_workers, self._depth = builder, num_workers, num_workers * prefetch_factor
@@ -48,13 +49,28 @@ class ProcessEngine:
         self._idle: ProcessBuilder | None = None
 
     def run(self, schedule: Schedule) -> Iterator[BatchResult]:
-        # Each iteration has its own workers, so that two at once do not get each other's batches.
+        with self.workers(schedule.rank) as processes:
+
+            def submit(step: int) -> Future[BatchResult]:
+                return processes.thread(step).submit(processes.build, step, step, schedule)
+
+            step = 0
+            while step < len(schedule) and not processes.start(0.0 if step else INLINE_AFTER):
+                yield self._builder.build_step(schedule, step)
+                step += 1
+            for result in run_ahead(range(step, len(schedule)), submit, self._depth):
+                processes.delivered += 1
+                yield result
+
+    @contextmanager
+    def workers(self, rank: int) -> Iterator[ProcessBuilder]:
+        """The workers of one iteration: two at once do not get each other's batches."""
         processes, self._idle = self._idle, None
         if processes is None or not processes.is_mine:
-            processes = ProcessBuilder(self._builder, schedule.rank, self._num_workers)
+            processes = ProcessBuilder(self._builder, rank, self._num_workers)
         is_complete = False
         try:
-            yield from self._run(processes, schedule)
+            yield processes
             is_complete = True
         finally:
             if is_complete and self._idle is None:
@@ -62,17 +78,8 @@ class ProcessEngine:
             else:  # left early: the workers are in the middle of batches that are not needed
                 processes.close()
 
-    def _run(self, processes: ProcessBuilder, schedule: Schedule) -> Iterator[BatchResult]:
-        def submit(step: int) -> Future[BatchResult]:
-            return processes.thread(step).submit(processes.build, step, step, schedule)
-
-        step = 0
-        while step < len(schedule) and not processes.start(0.0 if step else INLINE_AFTER):
-            yield self._builder.build_step(schedule, step)
-            step += 1
-        for result in run_ahead(range(step, len(schedule)), submit, self._depth):
-            processes.delivered += 1
-            yield result
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_idle": None}
 
 
 class ProcessBuilder:
@@ -108,11 +115,9 @@ class ProcessBuilder:
         return self._pool.is_mine
 
     def start(self, seconds: float) -> bool:
-        """Start the workers and wait for them; whether they are ready.
-
-        Only the main thread continues without them: building a batch in this process seeds the global generators
-        of random numbers, which all of its threads share.
-        """
+        """Start the workers and wait for them; whether they are ready."""
+        # Only the main thread continues without them: building a batch in this process seeds the global generators
+        # of random numbers, which all of its threads share.
         if threading.current_thread() is not threading.main_thread():
             seconds = _START_WAIT
         return self._pool.start(len(self._threads), seconds)
@@ -235,3 +240,32 @@ def _serialize(task: Task, where: str) -> SerializedBatch:
 
 def _where(rank: int, task: Task) -> str:
     return f"rank {rank}, step {task.step if isinstance(task, BatchSpec) else task}"
+
+
+class SerializedBatch(NamedTuple):
+    """A pickle, and the bytes of its tensors and arrays, which the receiver reads into recycled memory."""
+
+    content: bytes
+    buffers: list[memoryview]
+
+    def send(self, channel: Channel) -> None:
+        count = len(self.buffers)
+        header = struct.pack(f"<Q{count}Q", count, *(buffer.nbytes for buffer in self.buffers))
+        channel.send(header + self.content)
+        for buffer in self.buffers:
+            channel.write(buffer)
+
+
+def serialize(value: Any, by_name: Collection[str] = ()) -> SerializedBatch:
+    """Pickle a value without sending it, so that a failure can still be reported."""
+    return SerializedBatch(*dumps(value, by_name))
+
+
+def receive(message: bytes, channel: Channel, allocate: Allocate) -> Any:
+    """The value of a message that `SerializedBatch.send` sent."""
+    (count,) = struct.unpack_from("<Q", message)
+    buffers = []
+    for size in struct.unpack_from(f"<{count}Q", message, 8):
+        buffers.append(allocate((size,), np.dtype(np.uint8)).data)
+        channel.read_into(buffers[-1])
+    return pickle.loads(memoryview(message)[8 + 8 * count :], buffers=buffers)  # noqa: S301  (of our own worker)

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import statistics
 import threading
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import closing, nullcontext
 
 from rankfeed._util.threads import DaemonPool, run_ahead
 from rankfeed.loading.batch_builder import BatchBuilder, BatchResult
-from rankfeed.loading.engines.tuner import EngineTuner
 from rankfeed.plan import Schedule
 
 #: A thread builds batches in groups that take about this long, since waking it takes about 50 us.
 _GROUP_SECONDS, _MAX_GROUP = 1e-3, 4
 #: Steps whose mean is one measurement.
 _STEPS_MEASURED = 16
+#: Steps of a trial.
+TRIAL_STEPS = 64
+#: Steps of the fastest mode after the first trials; doubled after each further round of trials, up to a maximum.
+FIRST_RUN_STEPS, MAX_RUN_STEPS = 512, 16384
+#: Seconds per step above which the first mode is kept without trials: threads do not compete over large batches,
+#: nor where the consumer is slower, and trials would cost seconds.
+SLOW_STEP = 2e-3
 
 
 class ThreadEngine:
@@ -83,3 +91,46 @@ class ThreadEngine:
             if error is not None:
                 raise error
             self._group_size = max(1, min(_MAX_GROUP, round(_GROUP_SECONDS / max(seconds, 1e-9))))
+
+
+class EngineTuner:
+    """Decides which of several modes is used next, and for how many steps; the first mode is tried first."""
+
+    # Two threads are faster than one where they wait for disks or run in numpy for long, and slower where they
+    # compete for the GIL; where the consumer only waits, it builds small batches faster itself than it is woken.
+    # That depends on the batches, the machine and the consumer: the modes take turns, the fastest most often.
+
+    def __init__(self, modes: Sequence[str]) -> None:
+        self._modes, self._run_steps = modes, FIRST_RUN_STEPS
+        self._turns = deque((mode, TRIAL_STEPS) for mode in modes)
+        self._seconds: dict[str, float] = {}
+        self._means: list[float] = []
+
+    def next(self) -> tuple[str, int]:
+        if not self._turns:
+            best = min(self._seconds, key=lambda mode: self._seconds[mode], default=self._modes[0])
+            self._turns.append((best, self._run_steps))
+            self._run_steps = min(2 * self._run_steps, MAX_RUN_STEPS)
+            if self._seconds.get(best, 0.0) < SLOW_STEP:
+                self._turns += [(mode, TRIAL_STEPS) for mode in self._modes if mode != best]
+        return self._turns[0]
+
+    def record(self, steps: int, seconds_per_step: Sequence[float]) -> None:
+        """Record how many steps were built, and the mean time of each of some groups of them."""
+        if not self._turns:  # of two iterations at once, the other one has ended the last turn
+            return
+        self._means += seconds_per_step
+        mode, left = self._turns[0]
+        if steps < left:
+            self._turns[0] = mode, left - steps
+            return
+        self._turns.popleft()
+        means, self._means = sorted(self._means), []
+        if not means:
+            return
+        # Batches that are built ahead come in bursts; a pause of the consumer falls into the slowest group.
+        mean = statistics.fmean(means[:-1] or means)
+        # Averaged with the earlier value: one measurement at a bad moment must not decide for long.
+        self._seconds[mode] = mean = (mean + self._seconds.get(mode, mean)) / 2
+        if mode == self._modes[0] and mean > SLOW_STEP:
+            self._turns.clear()

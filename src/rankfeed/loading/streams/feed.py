@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, count, islice
@@ -81,10 +82,9 @@ class StreamFeed:
                 "on every rank",
             )
         self._stream, self._builder, self._options = stream, builder, options
-        #: Of the samples of all batches, from the first batch on.
-        self._layout: Layout | None = None
-        #: Worker processes of an iteration that came to its end, for the next one.
-        self._processes: process.ProcessBuilder | None = None
+        self._engine: process.ProcessEngine | None = None
+        if options.num_workers and options.worker_kind == "process":
+            self._engine = process.ProcessEngine(builder, options.num_workers, options.prefetch_factor)
         #: A read that was in progress when an iteration was left.
         self._unfinished_read: Future[None] | None = None
 
@@ -120,7 +120,7 @@ class StreamFeed:
         return StreamCursor(cursor.epoch, cursor.position, cursor.steps, snapshot)
 
     def run(self, begun: Cursor) -> Iterator[tuple[BatchResult, Cursor]]:
-        options, stream = self._options, self._stream
+        options, stream, builder = self._options, self._stream, self._builder
         topology = options.topology.resolve()
         self._wait_for_unfinished_read()
         ranks = topology.world_size
@@ -138,32 +138,28 @@ class StreamFeed:
                 "tail": options.tail,
                 "world size": ranks,
                 "streams": self._shards,
-                "fields": "not inferred yet" if self._layout is None else self._layout,
+                "fields": "not inferred yet" if builder.layout is None else builder.layout,
             }
             window = check_same_start(group, topology.rank, equal, ranks, window)
-        processes = self._take_processes(topology.rank)
         open_stream = partial(
             stream.open, epoch=begun.epoch, shard=(topology.rank, ranks), start=start, snapshot=_snapshot_at(begun)
         )
-        batches = StreamBatches(open_stream, sharding, self._builder, options, processes)
+        batches = StreamBatches(open_stream, sharding, builder, options)
         try:
-            if self._layout is None and self._builder.collate_fn is None:
+            if builder.layout is None and builder.collate_fn is None:
                 own = batches.infer_layout(all_ranks=group is None and ranks > 1)
                 layouts = [own] if group is None else group.gather(own)
-                self._layout = common_layout(layouts, own, self._builder)
-            batches.layout = self._layout
+                builder.layout = common_layout(layouts, own, builder)
             agreed: Iterable[PositionedBatch] = batches
             if group is not None:
                 pads, shared = options.tail == "pad", not stream.sharded
                 agreed = synchronize_end(batches, group, window=window, pads=pads, shared=shared)
-            for steps, (result, position) in enumerate(agreed, begun.steps + 1):
-                full_steps = (steps - begun.steps) * options.batch_size * ranks
-                delivered = begun.position + full_steps if stream.sharded else position.num_read
-                yield result, StreamCursor(begun.epoch, delivered, steps, position.snapshot)
-            self._processes, processes = self._processes or processes, None
+            with self._workers(topology.rank) as batches.processes:
+                for steps, (result, position) in enumerate(agreed, begun.steps + 1):
+                    full_steps = (steps - begun.steps) * options.batch_size * ranks
+                    delivered = begun.position + full_steps if stream.sharded else position.num_read
+                    yield result, StreamCursor(begun.epoch, delivered, steps, position.snapshot)
         finally:
-            if processes is not None:
-                processes.close()
             batches.close()
             self._unfinished_read = batches.unfinished_read
 
@@ -171,13 +167,9 @@ class StreamFeed:
     def _shards(self) -> int:
         return self._options.topology.resolve().world_size if self._stream.sharded else 0
 
-    def _take_processes(self, rank: int) -> process.ProcessBuilder | None:
-        if not self._options.num_workers or self._options.worker_kind != "process":
-            return None
-        processes, self._processes = self._processes, None
-        if processes is None or not processes.is_mine:
-            processes = process.ProcessBuilder(self._builder, rank, self._options.num_workers)
-        return processes
+    def _workers(self, rank: int) -> AbstractContextManager[process.ProcessBuilder | None]:
+        has_samples = self._builder.layout is not None or self._builder.collate_fn is not None
+        return nullcontext() if self._engine is None or not has_samples else self._engine.workers(rank)
 
     def _wait_for_unfinished_read(self) -> None:
         """Two iterations must not read a stream at once: their iterators may share a file."""
@@ -193,20 +185,11 @@ class StreamFeed:
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_processes": None, "_unfinished_read": None}
+        return {**self.__dict__, "_unfinished_read": None}
 
 
 class StreamBatches:
-    """The batches of a rank as far as its own stream goes; `synchronize_end` limits them to what all ranks have.
-
-    The stream is read once per rank, in its own order, for any number of workers. It is opened for the first
-    batch, so that an error of opening it reaches all ranks with that batch.
-
-    Attributes:
-        unfinished_read: after closing, the end of a read that is still in progress, or None.
-        layout: of the samples of all batches, to be set before the first; None where ``collate_fn`` builds them.
-        filler: a sample for padding rows, in a list; an empty list where there is none yet.
-    """
+    """The batches of a rank as far as its own stream goes; `synchronize_end` limits them to those of all ranks."""
 
     def __init__(
         self,
@@ -214,12 +197,11 @@ class StreamBatches:
         sharding: StreamSharding,
         builder: BatchBuilder,
         options: FeedOptions,
-        processes: process.ProcessBuilder | None,
     ) -> None:
-        self._open_stream, self._sharding, self._builder = open_stream, sharding, builder
-        self._options, self._processes = options, processes
+        self._open_stream, self._sharding, self._builder, self._options = open_stream, sharding, builder, options
+        self.processes: process.ProcessBuilder | None = None
+        #: After closing, the end of a read that is still in progress.
         self.unfinished_read: Future[None] | None = None
-        self.layout: Layout | None = None
         self._reader: StreamReader | None = None
         self._specs: Iterator[tuple[BatchSpec, StreamPosition]] = iter(())
         self._failure: Exception | None = None
@@ -236,10 +218,7 @@ class StreamBatches:
         return next(self._batches)
 
     def infer_layout(self, *, all_ranks: bool) -> Layout | RankfeedError | None:
-        """The layout of the samples of the first step after the transform; their error; None without samples.
-
-        A stream or transform that raises is left to the first batch, where all ranks learn of it.
-        """
+        """The layout of the samples of the first step after the transform; their error; None without samples."""
         try:
             reader = self._open()
             reader.recorded = [] if all_ranks else None
@@ -253,7 +232,7 @@ class StreamBatches:
                 reader.recorded = None
                 spec = replace(spec, ids=self._sharding.start + np.arange(len(samples)), samples=samples)
             return self._builder.layout_of(spec)
-        except Exception as error:
+        except Exception as error:  # raised with the first batch, so that all ranks learn of it
             self._failure = error
             return None
 
@@ -267,8 +246,7 @@ class StreamBatches:
         if self._failure is not None:
             raise self._failure
         reader = self._reader or self._open()
-        specs = ((replace(spec, layout=self.layout), position) for spec, position in self._specs)
-        options, processes = self._options, self._processes
+        options, processes, specs = self._options, self.processes, self._specs
         try:
             wait_ready = process.INLINE_AFTER
             while not options.num_workers or (processes is not None and not processes.start(wait_ready)):
@@ -327,7 +305,7 @@ class StreamBatches:
         """A batch of padding rows only, built in the calling thread."""
         spec = self._sharding.spec(self._steps, self._position.num_read, 0, [], self.filler)
         self._steps += 1
-        return self._builder.build(replace(spec, layout=self.layout)), self._position
+        return self._builder.build(spec), self._position
 
     def close(self) -> None:
         self._batches.close()

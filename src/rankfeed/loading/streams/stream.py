@@ -34,13 +34,7 @@ class StreamSnapshot:
 
 
 class Stream:
-    """Samples of unknown number, in the order in which they come. Made by :func:`from_iterable`.
-
-    Attributes:
-        sharded: whether each rank has a stream of its own; otherwise all ranks read the same one.
-        declared: fields that are ragged, even if the first batch does not show it.
-        fields: these by name.
-    """
+    """Samples of unknown number, in the order in which they come. Made by :func:`from_iterable`."""
 
     def __init__(
         self, factory: Callable[..., Iterable[Any]] | Iterable[Any], ragged: Sequence[str | int] = ()
@@ -56,6 +50,7 @@ class Stream:
             cast(Any, factory) if is_factory else _IterableFactory(factory)
         )
         self._parameters = _factory_parameters(self._factory)
+        #: Whether each rank has a stream of its own; otherwise all ranks read the same one.
         self.sharded = "shard" in self._parameters
         self.declared = Declared("the stream", "from_iterable(factory", None, Declared.names(ragged))
         self.fields = {name: Field("ragged") for name in self.declared.ragged}
@@ -118,18 +113,12 @@ class Stream:
 
 
 class StreamReader:
-    """An open stream; counts the samples read.
-
-    Attributes:
-        num_read: samples of the epoch that were read or skipped.
-        last: the last sample, in a list; an empty list before the first one.
-        recorded: if not None, all samples read.
-    """
+    """An open stream; counts the samples read."""
 
     def __init__(self, iterator: Iterator[Any], owner: Any, num_read: int, where: str) -> None:
-        self.num_read = num_read
-        self.last: list[Any] = []
-        self.recorded: list[Any] | None = None
+        self.num_read = num_read  # samples of the epoch that were read or skipped
+        self.last: list[Any] = []  # the last sample; empty before the first one
+        self.recorded: list[Any] | None = None  # if not None, all samples read
         self._iterator, self._owner, self._where = iterator, owner, where
 
     def __iter__(self) -> StreamReader:

@@ -43,14 +43,7 @@ class StepDecision:
 
 
 def decide(reports: Sequence[RankReport], *, pads: bool) -> StepDecision:
-    """The decision that follows from the reports of all ranks, the same on every rank.
-
-    Examples:
-        >>> decide([RankReport(0, steps=2, ended=False), RankReport(1, steps=1, ended=True)], pads=False)
-        StepDecision(steps=1, over=True, failed=None)
-        >>> decide([RankReport(0, steps=2, ended=False), RankReport(1, steps=1, ended=True)], pads=True)
-        StepDecision(steps=2, over=False, failed=None)
-    """
+    """The decision that follows from the reports of all ranks, the same on every rank."""
     # Under "drop" the rank with the fewest steps decides, under "pad" the one with the most; none gets past an
     # error.
     steps = min(each.steps for each in reports)
@@ -150,11 +143,7 @@ class BatchProducer(Protocol[_T]):
 def synchronize_end(
     producer: BatchProducer[_T], group: TorchRankGroup, *, window: int, pads: bool, shared: bool
 ) -> Iterator[_T]:
-    """The batches of this rank, as many as all ranks agree on, at most ``window`` of them at once.
-
-    With ``pads`` they continue with padding until the streams of all ranks have ended. If all ranks read one
-    ``shared`` stream, their reports must be equal.
-    """
+    """The batches of this rank, as many as all ranks agree on, at most ``window`` of them at once."""
     size, over = 1, False  # the first batch waits for few others
     while not over:
         ready, error = _prepare(producer, size)

@@ -14,7 +14,7 @@ from rankfeed.proof.verify.decoding import ROW_GROUP, archives, decoding, tables
 from rankfeed.proof.verify.shards import mds_pieces, packed_pieces, tar_pieces, tar_shards, wholly_described
 from rankfeed.sources import open as open_source
 from rankfeed.sources.mds.detect import mds_folders
-from rankfeed.sources.open import formats
+from rankfeed.sources.open import detect
 from rankfeed.sources.paths import Paths, as_paths, expand
 
 _THREADS = 8
@@ -99,7 +99,7 @@ def verify_data(
         True
     """
     place = as_paths(where)
-    name = next((each.name for each in formats(format) if each.fits(place)), None)
+    name = detect(place, format)
     if name is None:
         open_source(place, format=format)  # which says why
         raise SourceError("unknown format", where=place)

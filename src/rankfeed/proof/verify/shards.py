@@ -14,7 +14,8 @@ from rankfeed.proof.verify.damage import Damage, Piece, Step, stamp
 from rankfeed.sources.mds.index import ColumnEncodings, MdsShard, examine_index
 from rankfeed.sources.mds.shard import check_hashes, is_hashed, locate, read_shard
 from rankfeed.sources.packed import check_shard
-from rankfeed.sources.tar.detect import is_wids, tars_in
+from rankfeed.sources.paths import files_in
+from rankfeed.sources.tar.detect import is_wids
 from rankfeed.sources.tar.index import TarIndex, decode, read_summary, scan
 from rankfeed.sources.tar.index_cache import index_places
 from rankfeed.sources.tar.shard_list import ShardList, list_shards, read_wids
@@ -80,7 +81,7 @@ def mds_pieces(folder: str) -> tuple[list[Piece], list[Damage], bool]:
 
 def _mds(shard: MdsShard, columns: ColumnEncodings, step: Step) -> Iterator[Damage]:
     try:
-        data = read_shard(shard)
+        data = read_shard(map_file(shard.path), shard)
         check_hashes(data, shard)
         locate(data, np.arange(shard.samples), columns, shard)
     except RankfeedError as error:
@@ -120,7 +121,7 @@ def _undescribed(these: ShardList) -> Iterator[Damage]:
         return
     for folder in sorted({os.path.dirname(path) for path in these.shards}):
         with suppress(RankfeedError):
-            for path in tars_in(folder):
+            for path in files_in(folder, (".tar",)):
                 if os.path.abspath(path) not in {os.path.abspath(each) for each in these.shards}:
                     yield Damage(
                         "a shard is not in the description", path, f"only shards that {these.where} names"

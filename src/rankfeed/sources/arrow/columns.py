@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from decimal import Decimal
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy.typing as npt
 
 from rankfeed.columns import ColumnBuffer, Field, Unreadable
 from rankfeed.errors import CorruptError, SourceError
-from rankfeed.sources.arrow.errors import InexactDecimalError, arrow_errors
+from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.arrow.types import (
     VALID,
     ArrayShape,
@@ -35,6 +34,8 @@ Valid = npt.NDArray[np.bool_] | None
 Misshapen = dict[int, tuple[int, int]]
 #: float64 holds all decimals of this many digits.
 _EXACT_DIGITS = 15
+#: The longest decimals of Arrow.
+_MOST_DIGITS = 76
 
 
 def read_columns(
@@ -46,22 +47,10 @@ def read_columns(
     nulls: Nulls = "error",
     shapes: Mapping[str, ArrayShape] | None = None,
 ) -> dict[str, ColumnBuffer]:
-    """Columns of a table or record batch.
+    """Columns of a table or record batch, as `fields_of` named them with the same ``nulls`` and ``shapes``.
 
-    Args:
-        table: a `pyarrow.Table` or `pyarrow.RecordBatch` that contains the columns.
-        fields: the columns, as `fields_of` named them with the same ``nulls`` and ``shapes``.
-        where: file and part of it, for errors.
-        first_row: number of the first row in that file, for errors; or int64 [rows], the number of each row.
-        nulls: if they are errors, `ColumnBuffer.part` raises them for the rows that it is asked for.
-        shapes: columns of nested lists that are arrays, and their shapes.
-
-    Examples:
-        >>> import pyarrow as pa
-        >>> table = pa.table({"x": pa.array([[1, 2], [3]])})
-        >>> column = read_columns(table, {"x": Field("ragged", "int64")}, where="here")["x"]
-        >>> column.values, column.offsets
-        (array([1, 2, 3]), array([0, 2, 3]))
+    Nulls that are errors are raised by `ColumnBuffer.part`, for the rows that it is asked for. ``where`` and
+    ``first_row`` (of the first row, or int64 [rows] of each) are for errors.
     """
     leaves = {name: (path, kind) for name, path, kind in leaves_of(table.schema)}
     shapes = shapes or {}
@@ -105,8 +94,6 @@ def read_columns(
 def _row_error(
     field: Field, where: str, column: str, first_row: int | Int64, misshapen: Misshapen
 ) -> Callable[[int], SourceError]:
-    """A function that creates the error for a row that cannot be read."""
-
     def error(row: int) -> SourceError:
         number = first_row + row if isinstance(first_row, int) else int(first_row[row])
         place = f"{where}, row {number}, column {column!r}"
@@ -266,27 +253,19 @@ def _read_shaped(array: Any, field: Field, shape: ArrayShape) -> tuple[ColumnBuf
 
 
 def _descend(array: Any, shape: ArrayShape) -> tuple[Any, Int64, Int64, npt.NDArray[np.bool_], Misshapen]:
-    """The elements of nested lists, and how rows are made of them.
+    """The elements of the innermost lists of nested ones, and how rows are made of them.
 
-    Returns:
-        the elements of the innermost lists; where each row starts in the lists of the first level and in the
-        elements: int64 [rows + 1] each; mask of the rows without a null list; rows with a list of another length.
+    Where each row starts in the lists of the first level and in the elements: int64 [rows + 1] each; the mask of
+    the rows without a null list; the rows with a list of another length.
     """
-    import pyarrow as pa
-
     starts = ends = np.arange(len(array) + 1)
     whole, misshapen = np.ones(len(array), np.bool_), Misshapen()
     for level, length in enumerate(shape):
         array = _plain_of(array)
-        valid = _valid_of(array)
-        if valid is not None:
+        if (valid := _valid_of(array)) is not None:
             rows = _rows_at(np.flatnonzero(~valid), ends)
             whole[[row for row in rows.tolist() if row not in misshapen]] = False
-        if pa.types.is_fixed_size_list(array.type):
-            size = array.type.list_size
-            array, offsets = _fixed_size_elements(array), np.arange(len(array) + 1) * size
-        else:
-            array, offsets = _list_elements(array)
+        array, offsets = _list_elements(array)
         if length is not None:
             lengths = np.diff(offsets)
             wrong = np.flatnonzero(lengths != length)
@@ -312,7 +291,6 @@ def _plain_of(array: Any) -> Any:
 
 
 def _valid_of(array: Any) -> Valid:
-    """Mask of the rows that are not null."""
     import pyarrow as pa
 
     if pa.types.is_run_end_encoded(array.type):
@@ -338,10 +316,13 @@ def _numbers_of(array: Any) -> tuple[Array, Valid]:
     valid = _valid_of(array)
     kind = array.type
     if pa.types.is_fixed_size_list(kind):
-        values, inner = _numbers_of(_fixed_size_elements(array))
-        values = values.reshape(len(array), kind.list_size, *values.shape[1:])
+        size = kind.list_size
+        values, inner = _numbers_of(
+            array.values.slice(array.offset * size, len(array) * size)
+        )  # also of null rows
+        values = values.reshape(len(array), size, *values.shape[1:])
         if inner is not None:
-            inner = np.logical_and.reduce(inner.reshape(len(array), kind.list_size), axis=1)
+            inner = np.logical_and.reduce(inner.reshape(len(array), size), axis=1)
         if valid is None:
             return values, inner
         values = np.where(valid.reshape(-1, *[1] * (values.ndim - 1)), values, np.zeros((), values.dtype))
@@ -359,7 +340,7 @@ def _numbers_of(array: Any) -> tuple[Array, Valid]:
 
 
 def _floats(array: Any) -> Any:
-    """Decimals as float64; an InexactDecimalError if a value would lose digits."""
+    """Decimals as float64; a SourceError if a value would lose digits."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -367,14 +348,24 @@ def _floats(array: Any) -> Any:
     floats = texts.cast(pa.float64())  # a direct cast is not always exact
     if array.type.precision <= _EXACT_DIGITS:
         return floats
-    digits = pc.utf8_trim(pc.replace_substring_regex(texts, r"E.*|[^0-9]", ""), "0")
-    long = pc.greater(pc.utf8_length(digits), _EXACT_DIGITS)
-    if array.type.scale <= 0:
-        long = pc.and_(long, pc.greater_equal(pc.abs(floats), 2.0**53))
-    long = long.fill_null(False)
-    for text, value in zip(texts.filter(long).to_pylist(), floats.filter(long).to_pylist(), strict=True):
-        if Decimal(text) not in (Decimal(value), Decimal(repr(value))):
-            raise InexactDecimalError(f"{text}, which would become {value!r}")
+    kind = array.type
+    exact = pa.decimal256(_MOST_DIGITS, max(kind.scale, _MOST_DIGITS - 1 - kind.precision + kind.scale))
+    found: object = None
+    try:  # neither the shortest text for the float is the same number, nor the float
+        lossy = pc.not_equal(floats.cast(pa.string()).cast(exact), array.cast(exact))
+        if pc.any(lossy).as_py():
+            lossy = pc.and_(lossy, pc.not_equal(floats.cast(exact), array.cast(exact)))
+        if pc.any(lossy).as_py():
+            found = f"{texts.filter(lossy)[0]}, which would become {floats.filter(lossy)[0].as_py()!r}"
+    except pa.ArrowException as error:  # the float has more digits
+        found = error
+    if found is not None:
+        raise SourceError(
+            "a decimal would lose digits as float64",
+            expected="a value that float64 holds, as all of up to 15 digits are",
+            found=found,
+            remedy="cast the column when you write it (to int64 or text), or leave it out with columns=",
+        )
     return floats
 
 
@@ -396,26 +387,18 @@ def _text_of(array: Any, *, is_text: bool) -> ColumnBuffer:
     return ColumnBuffer(values[offsets[0] : offsets[-1]], offsets - offsets[0])
 
 
-def _fixed_size_elements(array: Any) -> Any:
-    """The elements of fixed-size lists, also those of null rows."""
-    size = array.type.list_size
-    return array.values.slice(array.offset * size, len(array) * size)
-
-
 def _list_elements(array: Any) -> tuple[Any, Int64]:
     """The elements of a list column, and int64 [rows + 1] where each row starts; null rows are empty."""
+    import pyarrow as pa
     import pyarrow.compute as pc
 
     if not len(array):  # its only offset may have any value
         return array.values[:0], np.zeros(1, np.int64)
     if is_list_view(array.type):
         array.validate(full=True)
-        lengths = pc.list_value_length(array).fill_null(0).to_numpy()
-    else:
-        offsets = array.offsets.to_numpy(zero_copy_only=False).astype(np.int64)
-        _check_offsets(offsets, len(array.values))
-        valid = _valid_of(array)
-        lengths = np.diff(offsets) if valid is None else np.where(valid, np.diff(offsets), 0)
+    elif not pa.types.is_fixed_size_list(array.type):
+        _check_offsets(array.offsets.to_numpy(), len(array.values))
+    lengths = pc.list_value_length(array).fill_null(0).to_numpy()
     return array.flatten(), starts_of(lengths)  # without the elements of null rows
 
 

@@ -4,7 +4,6 @@ pyarrow reads the metadata; the content of record batches is not accessed when a
 compressed and has gaps between its messages: then one record batch is decoded to find out.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -12,10 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.errors import CorruptError, SourceError
-from rankfeed.sources.arrow.errors import REMEDY, arrow_errors
+from rankfeed.errors import CorruptError
+from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.arrow.plain import PlainColumn, PlainLayout, plain_layout
-from rankfeed.sources.arrow.types import ArrayShape, Nulls, leaves_of, roots_of, storage_type
+from rankfeed.sources.arrow.types import ArrayShape, Nulls, leaves_of, roots_of, type_name
 from rankfeed.sources.source import BLOCK_BYTES, Int64, even_blocks, starts_of
 from rankfeed.storage import digest_of, map_file
 
@@ -162,33 +161,22 @@ class _Pieces:
 
 
 class ArrowFile:
-    """An open file.
+    """An open, mapped file; a CorruptError if it is damaged."""
 
-    Attributes:
-        data: its bytes, mapped.
-        schema: a `pyarrow.Schema`.
-        starts: int64 [batches + 1], the first row of each record batch.
-        plain: the columns that are read in place.
-        is_compressed: whether record batches are decoded into memory: compressed, or of the other byte order.
-        digest: changes with columns and the rows of record batches.
-
-    Raises:
-        SourceError: the file cannot be read.
-        CorruptError: the file is damaged.
-    """
-
-    def __init__(self, path: str, shapes: Mapping[str, ArrayShape], *, unended: bool = False) -> None:
+    def __init__(self, data: Bytes, path: str, shapes: Mapping[str, ArrayShape], *, unended: bool = False) -> None:
         self.path = path
-        self.data = map_file(path)
+        self.data = data
         with arrow_errors(path):
             self._ipc = _Ipc(self.data, path, unended=unended)
             self.schema, rows = self._ipc.schema, self._ipc.rows
             if min(rows, default=0) < 0 or sum(rows) > _MAX_ROWS:
                 raise _damaged(f"{sum(rows)} rows", path)
+            # The columns that are read in place; whether others are decoded into memory as whole record batches:
+            # they are compressed, or of the other byte order.
             self.plain, self.is_compressed = _find_plain(self._ipc, self.data, shapes, path)
             # Names inside of types may be invalid text, which raises here.
-            types = [(field.name, _type_text(field.type)) for field in self.schema]
-        self.starts = starts_of(rows)
+            types = [(field.name, type_name(field.type)) for field in self.schema]
+        self.starts = starts_of(rows)  # int64 [batches + 1], the first row of each record batch
         self.digest = digest_of(repr((len(self.data), types)).encode(), self.starts.tobytes())
 
     def read(self, number: int, names: Sequence[str], nulls: Nulls, first: int, rows: int) -> Any:
@@ -300,28 +288,4 @@ def _is_stored(batch: Any, data: Bytes) -> bool:
 
 
 def _damaged(found: str, where: str) -> CorruptError:
-    return CorruptError("an Arrow file is damaged", found=found, where=where, remedy=REMEDY)
-
-
-def _type_text(kind: Any) -> str:
-    """A type as text, independent of whether the library of an extension type is imported."""
-    kind = storage_type(kind)
-    inner = [kind.field(index) for index in range(kind.num_fields)]
-    if not inner:
-        return str(kind)
-    fields = ", ".join(f"{field.name}: {_type_text(field.type)}" for field in inner)
-    return f"{kind.id}{getattr(kind, 'list_size', '')}<{fields}>"
-
-
-def check_same_schema(first: Any, other: Any, first_path: str, path: str) -> None:
-    """Compare the schemas of two files; a SourceError names the first column that differs."""
-    if not first.equals(other, check_metadata=False):
-        columns = [Counter((each.name, str(each)) for each in schema) for schema in (first, other)]
-        differing = [name for name, _ in (columns[0] - columns[1]) + (columns[1] - columns[0])]
-        raise SourceError(
-            "files differ in their columns",
-            expected=f"{first_path}: " + ", ".join(f"{each.name!r}: {each.type}" for each in first)[:300],
-            found=", ".join(f"{each.name!r}: {each.type}" for each in other)[:300],
-            where=f"{path}, column {(differing or ['(their order)'])[0]!r}",
-            remedy="write them with one schema, or open them one by one",
-        )
+    return CorruptError("an Arrow file is damaged", found=found, where=where)

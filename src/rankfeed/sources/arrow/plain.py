@@ -15,7 +15,6 @@ import numpy.typing as npt
 from rankfeed.columns import Field, RowSlices
 from rankfeed.errors import CorruptError
 from rankfeed.sources.arrow.columns import shape_error
-from rankfeed.sources.arrow.errors import REMEDY
 from rankfeed.sources.arrow.types import ArrayShape, field_of, shaped_field, storage_type, tensor_axes
 from rankfeed.sources.scattered import RowOffsets, packed_runs, words
 
@@ -107,15 +106,10 @@ class _Level(NamedTuple):
 
 
 class PlainColumn:
-    """The rows of a column that is read in place, in one file.
-
-    Args:
-        layout: of the column, without a problem in any record batch.
-        data: uint8, the mapped file.
-        buffers: int64 [batches, buffers, 2], start in the file and size of each of ``layout.buffers``.
-    """
+    """The rows of a column that is read in place, in one file."""
 
     def __init__(self, layout: PlainLayout, data: Bytes, buffers: Int64) -> None:
+        # int64 [batches, buffers, 2]: start in the file and size of each of ``layout.buffers``.
         field = layout.field
         self._field, self._data = field, data
         self._begin = buffers[:, -1, 0].copy()
@@ -159,7 +153,6 @@ class PlainColumn:
                     expected=f"ascending numbers from 0 to {top[which]}" + (f", {length} apart" if length else ""),
                     found=f"{first[which]} to {last[which]}",
                     where=where(which),
-                    remedy=REMEDY,
                 )
         starts, nbytes = begin + first * self._step, (last - first) * self._step
         if self._field.kind == "dense":

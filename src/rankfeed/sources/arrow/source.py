@@ -3,29 +3,23 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed._util.handle_cache import HandleCache
 from rankfeed._util.validate import check_bool, invalid
-from rankfeed.columns import Column, ColumnBuffer, Columns, Dense, Field, column_from_parts
-from rankfeed.errors import CorruptError, SourceError
+from rankfeed.columns import Column, ColumnBuffer, Dense, column_from_parts
 from rankfeed.sources.arrow.columns import read_columns
 from rankfeed.sources.arrow.detect import arrow_files
 from rankfeed.sources.arrow.errors import arrow_errors
-from rankfeed.sources.arrow.file import ArrowFile, check_same_schema
-from rankfeed.sources.arrow.types import VALID, ArrayShape, Nulls, fields_of
+from rankfeed.sources.arrow.file import ArrowFile
+from rankfeed.sources.arrow.types import VALID, ArrayShape, Nulls, check_same_schema, fields_of
 from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
-from rankfeed.sources.paths import Paths, common_root, label
+from rankfeed.sources.paths import Paths, label
 from rankfeed.sources.scattered import ScatteredRows
-from rankfeed.sources.source import Int64, by_chunk, check_columns, check_ids, starts_of
-from rankfeed.storage import DataFiles, check_not_truncated, digest_of
-
-#: Files kept open; a batch keeps those that it points into, even if they are closed here.
-OPEN_FILES = 256
+from rankfeed.sources.source import Int64, by_chunk, check_columns, starts_of
+from rankfeed.storage import DataFiles, digest_of
 
 
 class ArrowSource(ChunkedSource):
@@ -69,33 +63,33 @@ class ArrowSource(ChunkedSource):
         shapes: Mapping[str, ArrayShape] | None = None,
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
-        self._paths = [os.path.abspath(path) for path in arrow_files(where)]
+        paths = [os.path.abspath(path) for path in arrow_files(where)]
         self._nulls: Nulls = nulls
         self._unended = check_bool("unended", unended)
         self._shapes = _check_shapes(shapes)
-        self._open: HandleCache[ArrowFile] = HandleCache(OPEN_FILES)
-        self.files = DataFiles(self._paths)
-        self._digests: list[str] = []
+        self.files = DataFiles(paths)
+        digests: list[str] = []
         schema: Any = None
         plain: set[str] | None = None
         rows: list[int] = []
         blocks: list[Int64] = []
         chunks: list[tuple[int, int, int, int]] = []
-        for number, path in enumerate(self._paths):
+        for number, path in enumerate(paths):
             file = self._file(number)
             schema = file.schema if schema is None else schema
-            check_same_schema(schema, file.schema, self._paths[0], path)
+            check_same_schema(schema, file.schema, paths[0], path)
             rows.append(int(file.starts[-1]))
             if rows[-1]:  # else it has no record batch that tells how its columns are stored
                 plain = set(file.plain) if plain is None else plain & set(file.plain)
             chunks += [(number, *chunk) for chunk in file.chunks()]
             blocks.append(file.blocks())
-            self._digests.append(file.digest)
-        if plain is None:
-            raise SourceError("there are no rows", where=self._paths[0])
-        with arrow_errors(self._paths[0]):
+            digests.append(file.digest)
+        plain = plain or set()
+        with arrow_errors(paths[0]):
             known = fields_of(schema, nulls=nulls, columns=columns, shapes=self._shapes)
-        self._fields = {name: known[name] for name in check_columns(columns, known)}
+        fields = {name: known[name] for name in check_columns(columns, known)}
+        fingerprint = digest_of(*map(str.encode, (*digests, self.files.fingerprint)))
+        self._init_samples(label(paths), fields, np.concatenate(blocks), fingerprint)
         self._plain = frozenset(plain & set(self._fields))
         # Columns that are read in place have no nulls in any file: their masks need no data.
         masks = {name + VALID for name in plain} if nulls == "mask" else set()
@@ -104,51 +98,26 @@ class ArrowSource(ChunkedSource):
         self._file_starts = starts_of(rows)
         #: int64 [chunks, 4]: file, record batch, first row, rows.
         self._chunks = np.array(chunks, np.int64)
-        self._blocks = np.concatenate(blocks)
-        root = common_root(self._paths)
-        names = [os.fsencode(os.path.relpath(path, root)) for path in self._paths]
-        self._fingerprint = digest_of(*names, *map(str.encode, (*self._digests, self.files.fingerprint)))
         self._init_chunks(self._chunks[:, 3], cache_bytes)
         if not self._decoded:
             self.prefetch_distance = 0
-
-    def __repr__(self) -> str:
-        return f"ArrowSource({label(self._paths)!r}, {len(self)} samples)"
 
     @property
     def default_shuffle(self) -> Literal["global", "window"]:  # type: ignore[override]
         """Global if all columns are read in place, windows if a column is decoded."""
         return "window" if self._decoded else "global"
 
-    @property
-    def fields(self) -> Mapping[str, Field]:
-        return self._fields
-
-    @property
-    def blocks(self) -> Int64:
-        """Rows in about 4 MiB, or in a compressed record batch: int64."""
-        return self._blocks
-
-    @property
-    def fingerprint(self) -> str:
-        """Changes with relative names, sizes, columns, record batches and content samples."""
-        return self._fingerprint
-
-    def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
-        """The rows of some samples: pointers into the mapped files if possible. See `Source.fetch`."""
-        ids = check_ids(sample_ids, len(self))
-        names = check_columns(columns, self._fields)
-        self.files.check_open(at_intervals=True)
+    def _fetch(self, ids: Int64, names: Sequence[str]) -> dict[str, Column]:
+        """Pointers into the mapped files for the columns that are read in place."""
         plain = [name for name in names if name in self._plain]
         parts: dict[str, list[Any]] = {name: [] for name in plain}
         for number, rows, slots in by_chunk(ids, self._file_starts) if plain else ():
             file = self._file(number)
-            check_not_truncated(file.data, self._paths[number])
             batch = file.starts.searchsorted(rows, side="right") - 1
             within = rows - file.starts[batch]
 
             def where(row: int, number: int = number, batch: Int64 = batch, rows: Int64 = rows) -> str:
-                return f"{self._paths[number]}, record batch {batch[row]}, row {rows[row]}"
+                return f"{self.files.path(number)}, record batch {batch[row]}, row {rows[row]}"
 
             for name in plain:
                 parts[name].append(file.plain[name].part(batch, within, slots, where))
@@ -161,24 +130,28 @@ class ArrowSource(ChunkedSource):
                 found[name] = column_from_parts(field, parts[name])
         found |= {name: Dense.of(np.ones(len(ids), np.bool_)) for name in names if name in self._all_valid}
         if decoded := [name for name in names if name in self._decoded]:
-            found |= super().fetch(ids, decoded)
-        return Columns({name: found[name] for name in names}, len(ids))
+            found |= super()._fetch(ids, decoded)
+        return {name: found[name] for name in names}
 
-    def expect(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> None:
-        decoded = [name for name in check_columns(columns, self._fields) if name in self._decoded]
-        if decoded:
-            super().expect(sample_ids, decoded)
+    def _expect(self, ids: Int64, names: Sequence[str]) -> None:
+        if decoded := [name for name in names if name in self._decoded]:
+            super()._expect(ids, decoded)
 
     def _load_chunk(self, number: int, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
+        import pyarrow as pa
+
         file_number, batch, first, rows = self._chunks[number].tolist()
         file = self._file(file_number)
-        check_not_truncated(file.data, file.path)
         where = f"{file.path}, record batch {batch}"
         fields = {name: self._fields[name] for name in names}
         with arrow_errors(where):
             found = file.read(batch, names, self._nulls, first, rows)
             if any(field.kind == "object" for field in fields.values()):
-                found = _copy_batch(found)  # objects are decoded from it later
+                # Objects are decoded from it later: in memory of its own.
+                sink = pa.BufferOutputStream()
+                with pa.ipc.new_stream(sink, found.schema) as writer:
+                    writer.write_batch(found)
+                found = pa.ipc.open_stream(sink.getvalue()).read_next_batch()
             first_row = int(file.starts[batch]) + first
             columns = read_columns(
                 found, fields, where=where, first_row=first_row, nulls=self._nulls, shapes=self._shapes
@@ -192,15 +165,10 @@ class ArrowSource(ChunkedSource):
         }
 
     def _file(self, number: int) -> ArrowFile:
-        return self._open.get(number, partial(self._open_file, number))
+        return self.files.get(number, self._open_file)
 
-    def _open_file(self, number: int) -> ArrowFile:
-        path = self._paths[number]
-        file = ArrowFile(path, self._shapes, unended=self._unended)
-        self.files.opened(number)
-        if number < len(self._digests) and file.digest != self._digests[number]:
-            raise CorruptError("a file was replaced while it was in use", where=path, remedy="start the job again")
-        return file
+    def _open_file(self, data: npt.NDArray[np.uint8], number: int) -> ArrowFile:
+        return ArrowFile(data, self.files.path(number), self._shapes, unended=self._unended)
 
 
 def _check_shapes(shapes: Any) -> dict[str, ArrayShape]:
@@ -211,13 +179,3 @@ def _check_shapes(shapes: Any) -> dict[str, ArrayShape]:
         if not isinstance(shape, list | tuple) or not all(each is None or type(each) is int for each in shape):
             raise invalid("shapes", expected, shapes)
     return dict(shapes or {})
-
-
-def _copy_batch(batch: Any) -> Any:
-    """A record batch in memory of its own."""
-    import pyarrow as pa
-
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    return pa.ipc.open_stream(sink.getvalue()).read_next_batch()

@@ -6,13 +6,12 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from rankfeed.columns import ColumnBuffer, Field
-from rankfeed.errors import SourceError
+from rankfeed.columns import ColumnBuffer
 from rankfeed.sources.arrow.columns import read_columns
 from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.arrow.types import ArrayShape, Nulls, fields_of, roots_of
 from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
-from rankfeed.sources.source import Int64, check_columns
+from rankfeed.sources.source import check_columns
 from rankfeed.storage import digest_of
 
 #: Maximum rows per chunk.
@@ -44,45 +43,27 @@ class ArrowTableSource(ChunkedSource):
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
         known = fields_of(table.schema, nulls=nulls, columns=columns, shapes=shapes)
-        self._fields = {each: known[each] for each in check_columns(columns, known)}
+        fields = {each: known[each] for each in check_columns(columns, known)}
         self._shapes = dict(shapes or {})
         self._nulls: Nulls = nulls
-        self._name = name
-        roots = roots_of(table.schema, list(self._fields), nulls=nulls)
+        roots = roots_of(table.schema, list(fields), nulls=nulls)
         self._batches = [each for each in table.select(roots).to_batches(max_chunksize=_CHUNK_ROWS) if len(each)]
-        if not self._batches:
-            raise SourceError("there are no rows", where=name)
-        self._init_chunks(np.array([len(each) for each in self._batches], np.int64), cache_bytes)
-
-    def __repr__(self) -> str:
-        return f"ArrowTableSource({len(self)} samples)"
+        blocks = np.array([len(each) for each in self._batches], np.int64)
+        self._init_samples(name, fields, blocks, digest_of(repr((fields, int(blocks.sum()))).encode()))
+        self._init_chunks(blocks, cache_bytes)
 
     @property
     def identified(self) -> bool:
-        """False: the fingerprint does not include the content."""
+        """False: the fingerprint is of columns and number of rows, not of the content."""
         return False
-
-    @property
-    def fields(self) -> Mapping[str, Field]:
-        return self._fields
-
-    @property
-    def blocks(self) -> Int64:
-        """Rows of each record batch: int64."""
-        return np.diff(self._chunk_starts)
-
-    @property
-    def fingerprint(self) -> str:
-        """Changes with columns and number of rows."""
-        return digest_of(repr((self._fields, len(self))).encode())
 
     def _load_chunk(self, number: int, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
         batch = self._batches[number]
         fields, first_row = {name: self._fields[name] for name in names}, int(self._chunk_starts[number])
-        with arrow_errors(self._name):
+        with arrow_errors(self._label):
             batch.validate(full=True)
             found = read_columns(
-                batch, fields, where=self._name, first_row=first_row, nulls=self._nulls, shapes=self._shapes
+                batch, fields, where=self._label, first_row=first_row, nulls=self._nulls, shapes=self._shapes
             )
         buffers = [each for column in batch.columns for each in column.buffers() if each is not None and each.size]
         own = [np.frombuffer(each, np.uint8) for each in buffers]

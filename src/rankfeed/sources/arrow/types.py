@@ -1,7 +1,7 @@
 """Arrow types as fields."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -36,12 +36,6 @@ def fields_of(
     unit, decimals float64. Everything else (lists of lists or text, maps) becomes Python objects.
     ``nulls="mask"`` adds a boolean column ``<name>_valid`` for each; ``shapes`` has the nested lists that are
     arrays. Two columns of one name are a SourceError, unless ``columns``, the wanted ones, are others.
-
-    Examples:
-        >>> import pyarrow as pa
-        >>> kinds = {"x": pa.list_(pa.float32()), "when": pa.timestamp("us"), "at": pa.list_(pa.int8(), 2)}
-        >>> {name: str(field) for name, field in fields_of(pa.schema(kinds)).items()}
-        {'x': 'float32[*]', 'when': 'int64', 'at': 'int8[2]'}
     """
     check_choice("nulls", nulls, ("error", "mask"))
     top_level = Counter(schema.names)
@@ -55,18 +49,13 @@ def fields_of(
         fields |= added
     for name in duplicates:
         if columns is None or name in columns:
-            raise duplicate_name_error(name)
+            raise SourceError(
+                "two columns have one name",
+                found=repr(name),
+                remedy="rename one of them where the data are written, or leave them out with columns=",
+            )
         fields.pop(name, None)
     return fields
-
-
-def duplicate_name_error(name: str) -> SourceError:
-    """The error for columns that share a name."""
-    return SourceError(
-        "two columns have one name",
-        found=repr(name),
-        remedy="rename one of them where the data are written, or leave them out with columns=",
-    )
 
 
 def roots_of(schema: Any, names: Sequence[str], *, nulls: Nulls = "error") -> list[str]:
@@ -74,6 +63,12 @@ def roots_of(schema: Any, names: Sequence[str], *, nulls: Nulls = "error") -> li
     chosen = set(names) | {name.removesuffix(VALID) for name in names if nulls == "mask"}
     wanted = {path[0] for name, path, _ in leaves_of(schema) if name in chosen}
     return [name for name in schema.names if name in wanted]
+
+
+def parents_of(schema: Any, names: Iterable[str]) -> dict[str, str]:
+    """The top-level column that contains each field; of a mask, that of its column."""
+    parents = {name: path[0] for name, path, _ in leaves_of(schema)}
+    return {name: parents[name if name in parents else name.removesuffix(VALID)] for name in names}
 
 
 def leaves_of(schema: Any) -> Iterator[tuple[str, Path, Any]]:
@@ -100,9 +95,8 @@ def field_of(kind: Any) -> Field:
     kind = _value_type(kind)
     if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
         return Field("str")
-    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind):
-        return Field("bytes")
-    if types.is_fixed_size_binary(kind):
+    is_binary = types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind)
+    if is_binary or types.is_fixed_size_binary(kind):
         return Field("bytes")
     if (element := element_of(kind)) is not None:
         return Field("dense", element[0].name, element[1])
@@ -117,9 +111,10 @@ def element_of(kind: Any) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
 
     types = pa.types
     kind = _value_type(kind)
-    if isinstance(kind, pa.FixedShapeTensorType) or types.is_fixed_size_list(kind):
+    is_tensor = isinstance(kind, pa.FixedShapeTensorType)
+    if is_tensor or types.is_fixed_size_list(kind):
         inner = element_of(kind.value_type)
-        shape = (kind.list_size,) if types.is_fixed_size_list(kind) else tensor_shape(kind)
+        shape = tuple(kind.shape[axis] for axis in tensor_axes(kind)) if is_tensor else (kind.list_size,)
         return None if inner is None else (inner[0], (*shape, *inner[1]))
     if types.is_boolean(kind):
         return np.dtype(np.bool_), ()
@@ -128,17 +123,6 @@ def element_of(kind: Any) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
     if types.is_timestamp(kind) or types.is_date(kind) or types.is_time(kind) or types.is_duration(kind):
         return np.dtype(np.int64), ()
     return (np.dtype(np.float64), ()) if types.is_decimal(kind) else None
-
-
-def tensor_shape(kind: Any) -> tuple[int, ...]:
-    """The logical shape of a `pyarrow.FixedShapeTensorType`, whose elements may be stored in another order.
-
-    Examples:
-        >>> import pyarrow as pa
-        >>> tensor_shape(pa.fixed_shape_tensor(pa.int8(), [100, 200, 500], permutation=[2, 0, 1]))
-        (500, 100, 200)
-    """
-    return tuple(kind.shape[axis] for axis in tensor_axes(kind))
 
 
 def tensor_axes(kind: Any) -> list[int]:
@@ -184,11 +168,7 @@ def _value_type(kind: Any) -> Any:
 
 
 def shaped_field(kind: Any, shape: ArrayShape) -> Field:
-    """The field of a column of nested lists that are arrays of a shape, of which the first dimension may vary.
-
-    Raises:
-        ValueError: the lists have fewer dimensions.
-    """
+    """The field of a column of nested lists that are arrays of a shape, of which the first dimension may vary."""
     kind = whole = storage_type(kind)
     for _ in shape:
         if not hasattr(kind, "value_type"):
@@ -199,3 +179,44 @@ def shaped_field(kind: Any, shape: ArrayShape) -> Field:
         return Field("object")
     inner = tuple(length for length in shape if length is not None)
     return Field("ragged" if shape[0] is None else "dense", element.dtype, (*inner, *element.shape))
+
+
+def check_same_schema(first: Any, other: Any, first_path: str, path: str) -> None:
+    """Compare the columns of two files; a SourceError names the first one that differs."""
+    if first.equals(other):
+        return
+    expected, found = _column_types(first), _column_types(other)
+    if expected != found:
+        name = next(each for each in [*expected, *found] if expected.get(each) != found.get(each))
+        raise SourceError(
+            f"the files differ in column {name!r}",
+            expected=f"{expected.get(name, 'no such column')} as in {first_path}",
+            found=found.get(name, "no such column"),
+            where=path,
+            remedy="write the files with one schema, or open them one by one",
+        )
+
+
+def _column_types(schema: Any) -> dict[str, str]:
+    """The type of each column, without differences that do not matter to a reader."""
+    types: dict[str, str] = {}
+    for field in schema:
+        name = type_name(field.type)
+        types[field.name] = f"{types[field.name]}, {name}" if field.name in types else name
+    return types
+
+
+def type_name(kind: Any) -> str:
+    """A type as text: the same for layouts that read alike, and whatever extension types are registered."""
+    import pyarrow as pa
+
+    kind = _value_type(kind)
+    if isinstance(kind, pa.FixedShapeTensorType) or not kind.num_fields:
+        return str(kind).removeprefix("large_")
+    has_names = pa.types.is_struct(kind) or pa.types.is_union(kind)
+    fields = [kind.field(index) for index in range(kind.num_fields)]
+    inner = ", ".join(
+        f"{each.name}: {type_name(each.type)}" if has_names else type_name(each.type) for each in fields
+    )
+    size = f"[{kind.list_size}]" if pa.types.is_fixed_size_list(kind) else ""
+    return f"{str(kind).split('<')[0].removeprefix('large_')}<{inner}>{size}"

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankfeed._util.validate import check_name, check_names, check_optional
-from rankfeed.columns import Columns, Dense, Field
+from rankfeed.columns import Column, Dense, Field
 from rankfeed.errors import ArgumentError, CorruptError, SourceError
 from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.arrow.file import read_schema
@@ -87,13 +87,7 @@ class Features:
         return cls(shapes, frozenset(files))
 
     def column_name(self, stored: str) -> str | None:
-        """The name of a stored column; None for the name of a file, which is left out.
-
-        Examples:
-            >>> features = Features(files=frozenset({"image"}))
-            >>> [features.column_name(name) for name in ("image.bytes", "image.path", "label")]
-            ['image', None, 'label']
-        """
+        """The name of a stored column; None for the name of a file, which is left out."""
         outer, _, inner = stored.rpartition(".")
         if outer not in self.files:
             return stored
@@ -196,7 +190,12 @@ class HuggingFaceSource(Source):
                 )
         self.prefetch_distance = self._table.prefetch_distance
         parts = [own_fingerprint, self._table.fingerprint, self._mapping.fingerprint if self._mapping else ""]
-        self._fingerprint = digest_of(*(str(part).encode() for part in parts))
+        self._init_samples(
+            self._folder or "a Dataset",
+            {name: self._table.fields[stored] for name, stored in self._names.items()},
+            self._table.blocks if self._mapping is None else even_blocks(len(self._mapping), _MAPPED_ROWS),
+            digest_of(*(str(part).encode() for part in parts)),
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         if all(each is None or isinstance(each, ArrowSource) for each in (self._table, self._mapping)):
@@ -212,36 +211,14 @@ class HuggingFaceSource(Source):
         self._read()
         check_same_data(self._fingerprint, state["_fingerprint"], self._folder or "the Dataset")
 
-    def __repr__(self) -> str:
-        return f"HuggingFaceSource({self._folder or 'a Dataset'!r}, {len(self)} samples)"
-
-    def _num_samples(self) -> int:
-        return len(self._table) if self._mapping is None else len(self._mapping)
-
     @property
     def default_shuffle(self) -> Literal["global", "window"]:  # type: ignore[override]
         """That of the table."""
         return self._table.default_shuffle
 
-    @property
-    def blocks(self) -> Int64:
-        """Rows in about 4 MiB, or in a compressed record batch: int64."""
-        return self._table.blocks if self._mapping is None else even_blocks(len(self), _MAPPED_ROWS)
-
-    @property
-    def fields(self) -> Mapping[str, Field]:
-        return {name: self._table.fields[stored] for name, stored in self._names.items()}
-
-    @property
-    def fingerprint(self) -> str:
-        """Digest of the Dataset's own fingerprint, sizes, columns and counts."""
-        return self._fingerprint
-
-    def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
-        names = check_columns(columns, self._names)
-        rows = self._rows(check_ids(sample_ids, len(self)))
-        found = self._table.fetch(rows, [self._names[name] for name in names])
-        return Columns({name: found[self._names[name]] for name in names}, len(rows))
+    def _fetch(self, ids: Int64, names: Sequence[str]) -> dict[str, Column]:
+        found = self._table.fetch(self._rows(ids), [self._names[name] for name in names])
+        return {name: found[self._names[name]] for name in names}
 
     def expect(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> None:
         names = check_columns(columns, self._names)
@@ -277,7 +254,6 @@ def is_dataset(where: Any) -> bool:
 
 
 def _open_table(table: Any, place: str, **options: Any) -> ArrowSource | ArrowTableSource:
-    """A source of files or of a table in memory."""
     return (
         ArrowSource(table, **options)
         if isinstance(table, list)

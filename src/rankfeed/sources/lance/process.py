@@ -68,15 +68,11 @@ class IsolatedTable:
         return self.helper.closed
 
     def close(self) -> None:
-        """End the helper process."""
         self.helper.close()
 
 
 def inspect_table(uri: str, version: int | str | None, condition: str | None) -> TableInfo:
-    """Check a table in a helper process, and return its schema, fragments and counts.
-
-    So the library does not run in this process, and a table that crashes it is an error like others.
-    """
+    """Check a table in a helper process, so that the library does not run here, and return what it knows of it."""
     with closing(IsolatedTable(uri, version)) as table:
         for fragment in table.call("check"):
             table.call("read_deletions", fragment, about=f", fragment {fragment}: its list of deleted rows")
@@ -85,11 +81,7 @@ def inspect_table(uri: str, version: int | str | None, condition: str | None) ->
 
 
 class TableHandle:
-    """A table to read, opened when it is first used in a process. Pickles as URI and version.
-
-    Args:
-        info: of the table when its source was opened; another state is refused.
-    """
+    """A table to read, opened when it is first used in a process; refused if it is another than ``info`` says."""
 
     def __init__(self, info: TableInfo) -> None:
         self.__setstate__((info.uri, info.version, info.digest))

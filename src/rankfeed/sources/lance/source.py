@@ -1,23 +1,21 @@
 """Lance tables: fragments are blocks, read in ranges of some MiB."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from rankfeed._util.validate import check_int, check_name, check_optional, invalid
-from rankfeed.columns import ColumnBuffer, Columns, Field, column_from_parts
+from rankfeed.columns import Column, ColumnBuffer, Field, column_from_parts
 from rankfeed.errors import SourceError
 from rankfeed.sources.arrow.columns import read_columns
-from rankfeed.sources.arrow.types import duplicate_name_error, fields_of
+from rankfeed.sources.arrow.types import Nulls, fields_of, parents_of
 from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
 from rankfeed.sources.lance.process import TableHandle, inspect_table
 from rankfeed.sources.paths import check_utf8
-from rankfeed.sources.source import Int64, check_columns, check_ids, even_blocks, starts_of
+from rankfeed.sources.source import Int64, check_columns, even_blocks, starts_of
 from rankfeed.storage import DataFiles, digest_of
 
 #: Approximate decoded bytes of a range, and the number of ranges that fit in the cache: two for each of 64 lanes
@@ -28,8 +26,6 @@ _CACHED_CHUNKS = 256
 _VARYING_BYTES = 256
 #: Rows of a fragment are read with those between them if they are at least one in this many.
 _SPARSE = 4
-
-Nulls = Literal["error", "mask"]
 
 
 class LanceSource(ChunkedSource):
@@ -82,9 +78,9 @@ class LanceSource(ChunkedSource):
         self._nulls: Nulls = nulls
         self._info = inspect_table(self.path, _check_version(version), filter)
         self._where = f"{self.path}, version {self.version}"
+        label = self._where if filter is None else f"{self._where}, filter {filter!r}"
         self._handle = TableHandle(self._info)
-        self._parents, self._blobs, self._fields = _columns_of(self._info.schema, columns, nulls, self._where)
-        self._has_blobs = any(map(_is_blob, self._info.schema))
+        self._parents, self._blobs, fields = _columns_of(self._info.schema, columns, nulls, self._where)
         paths = self._info.files
         if any(paths):
             self.files = DataFiles([os.path.abspath(path) for some in paths for path in some])
@@ -93,13 +89,11 @@ class LanceSource(ChunkedSource):
         self._info = replace(self._info, schema=None, files=())  # not needed by other processes
         self._row_starts = starts_of(self._info.rows)
         chosen = self._info.chosen
-        self._per_fragment = self._info.rows if chosen is None else np.diff(chosen.searchsorted(self._row_starts))
-        if not self._per_fragment.sum():
-            raise SourceError(
-                "the table has no rows" if filter is None else "no row fits the filter",
-                found=filter,
-                where=self._where,
-            )
+        blocks = self._info.rows if chosen is None else np.diff(chosen.searchsorted(self._row_starts))
+        accepted = b"" if chosen is None else chosen.astype("<i8").tobytes()
+        files = "" if self.files is None else self.files.fingerprint
+        fingerprint = digest_of(self._info.digest.encode(), accepted, files.encode())
+        self._init_samples(label, fields, blocks, fingerprint)
         self._init_chunks(self._ranges(cache_bytes), cache_bytes, data_bytes=int(self._info.data_bytes.sum()))
 
     @property
@@ -107,46 +101,21 @@ class LanceSource(ChunkedSource):
         """Number of the version that is read."""
         return self._info.version
 
-    @property
-    def fields(self) -> Mapping[str, Field]:
-        return self._fields
-
-    @property
-    def blocks(self) -> Int64:
-        """Samples in each fragment: int64."""
-        return self._per_fragment
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """Digest of version, schema, counts, data files, and the rows that a filter accepts."""
-        chosen = self._info.chosen
-        accepted = b"" if chosen is None else chosen.astype("<i8").tobytes()
-        files = "" if self.files is None else self.files.fingerprint
-        return digest_of(self._info.digest.encode(), accepted, files.encode())
-
-    def __repr__(self) -> str:
-        return f"LanceSource({self.path!r}, version={self.version}, {len(self)} samples)"
-
-    def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
-        names = check_columns(columns, self._fields)
-        if self.files is not None:
-            self.files.check_open(at_intervals=True)
+    def _fetch(self, ids: Int64, names: Sequence[str]) -> dict[str, Column]:
         plain = self._without_blobs(names)
         if len(plain) == len(names):
-            return super().fetch(sample_ids, names)
-        ids = check_ids(sample_ids, len(self))
-        found = dict(super().fetch(ids, plain)) if plain else {}
+            return super()._fetch(ids, names)
+        found = super()._fetch(ids, plain) if plain else {}
         unique, places = np.unique(ids, return_inverse=True)
         for parent in {self._parents[name] for name in names} & self._blobs:
             for name, stored in self._read_blobs(parent, unique).items():
                 field = self._fields.get(name) or Field("dense", "bool")
                 found[name] = column_from_parts(field, [stored.part(places.reshape(-1))])
-        return Columns({name: found[name] for name in names}, len(ids))
+        return {name: found[name] for name in names}
 
-    def expect(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> None:
-        plain = self._without_blobs(check_columns(columns, self._fields))
-        if plain:
-            super().expect(sample_ids, plain)
+    def _expect(self, ids: Int64, names: Sequence[str]) -> None:
+        if plain := self._without_blobs(names):
+            super()._expect(ids, plain)
 
     def _without_blobs(self, names: Iterable[str]) -> list[str]:
         return [name for name in names if self._parents[name] not in self._blobs]
@@ -186,7 +155,7 @@ class LanceSource(ChunkedSource):
         return read_columns(table, fields, where=where, first_row=rows, nulls=self._nulls)
 
     def _rows(self, ids: Int64) -> Int64:
-        """Samples as rows of the table, counted over the rows that are not deleted."""
+        """The rows of samples, counted over those that are not deleted."""
         return ids if self._info.chosen is None else self._info.chosen[ids]
 
     def _fragments_of(self, rows: Int64) -> list[int]:
@@ -208,11 +177,11 @@ class LanceSource(ChunkedSource):
         fixed = sum(field.row_bytes() for field in fields if field.kind == "dense")
         varying = sum(field.kind != "dense" for field in fields)
         row_bytes = np.full(len(self._info.rows), max(1.0, fixed + _VARYING_BYTES * varying))
-        if varying and not self._has_blobs:
+        if varying and not self._blobs:
             stored = self._info.data_bytes / np.maximum(1, self._info.rows)
             row_bytes = np.where(stored > 0, np.maximum(stored, fixed), row_bytes)
         most = np.maximum(1, min(_CHUNK_BYTES, cache_bytes / _CACHED_CHUNKS) / row_bytes).astype(np.int64)
-        sizes = zip(self._per_fragment.tolist(), most.tolist(), strict=True)
+        sizes = zip(self._blocks.tolist(), most.tolist(), strict=True)
         return np.concatenate([even_blocks(rows, most_rows) for rows, most_rows in sizes])
 
 
@@ -222,17 +191,10 @@ def _columns_of(
     """The parent column of each column in the table, the names of blob columns, and the fields."""
     import pyarrow as pa
 
-    parents: dict[str, str] = {}
-    found: dict[str, Field] = {}
     blobs = {field.name for field in schema if _is_blob(field)}
-    for field in schema:
-        plain = pa.field(field.name, pa.binary()) if field.name in blobs else field
-        fields = fields_of(pa.schema([plain]), nulls=nulls, columns=columns)
-        for name in fields:
-            if name in found and (columns is None or name in columns):
-                raise duplicate_name_error(name)
-        found |= fields
-        parents |= dict.fromkeys(fields, field.name)
+    schema = pa.schema([pa.field(each.name, pa.binary()) if each.name in blobs else each for each in schema])
+    found = fields_of(schema, nulls=nulls, columns=columns)
+    parents = parents_of(schema, found)
     names = check_columns(columns, found)
     if any(parents[name] == "" for name in names):
         raise SourceError(
@@ -252,6 +214,6 @@ def _is_blob(field: Any) -> bool:
 
 
 def _check_version(version: object) -> Any:
-    if isinstance(version, str):
+    if isinstance(version, str):  # a tag
         return check_name("version", version)
     return check_optional(check_int, "version", version, at_least=0, at_most=2**63 - 1)

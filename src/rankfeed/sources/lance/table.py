@@ -140,13 +140,7 @@ class LanceTable:
             return _counted(scanner.to_table(), count, where)
 
     def take(self, rows: Int64, fragments: Sequence[int], columns: Sequence[str]) -> Any:
-        """Rows as a `pyarrow.Table`.
-
-        Args:
-            rows: int64 [m], ascending, counted over the rows of the table that are not deleted.
-            fragments: those that contain the rows.
-            columns: names of columns of the table.
-        """
+        """Rows of some fragments, int64 [m] (ascending, without deleted ones), as a `pyarrow.Table`."""
         for fragment in fragments:
             self._check_fragment(fragment)
         with lance_errors(self._where):

@@ -5,68 +5,46 @@ Numbers, arrays, bytes and text are read for a whole batch at once; images, JSON
 
 import json
 import pickle
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
+from functools import partial
+from io import BytesIO
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.columns import Bytes, Column, Field, RowSlices, RowTake, column_from_parts
-from rankfeed.errors import CorruptError, RankfeedError, SourceError, safe_str
-from rankfeed.sources.mds.images import IMAGES
-from rankfeed.sources.scattered import RowOffsets, ScatteredRows, packed_runs, rows_at
-from rankfeed.sources.source import with_where
-
-Data = npt.NDArray[np.uint8]
-Int64 = npt.NDArray[np.int64]
+from rankfeed.columns import Column, Field, RowSlices, RowTake, column_from_parts
+from rankfeed.errors import CorruptError, SourceError, safe_str
+from rankfeed.sources.extras import need
+from rankfeed.sources.scattered import RowOffsets, ScatteredRows, decode_each, packed_runs, place_of, rows_at
+from rankfeed.sources.source import Int64
 
 #: Code in the header of an array -> dtype.
 _DTYPES = {
     8: "uint8", 9: "int8", 16: "uint16", 17: "int16", 18: "float16", 32: "uint32", 33: "int32", 34: "float32",
     64: "uint64", 65: "int64", 66: "float64",
 }  # fmt: skip
-_VALUE_ERRORS = (ValueError, InvalidOperation, OverflowError, RecursionError, KeyError, IndexError)
+_OBJECT = Field("object")
 
 
-@dataclass(frozen=True)
-class StoredValues:
-    """Some values of a column in a shard."""
-
-    data: Data  # the shard
-    starts: Int64  # of each value, inside the shard
-    lengths: Int64  # in bytes
-    where: Callable[[int], str]  # names the sample of a value in error messages
-    slots: Int64 | None = None  # positions in the batch; None for all, in order
-
-    def check(
-        self,
-        bad: npt.NDArray[np.bool_],
-        expected: object,
-        found: Callable[[int], object],
-        which: Int64 | None = None,
-    ) -> None:
-        """Raise a CorruptError about the first bad value; ``which`` are their positions (None for all values)."""
-        if bad.any():
-            row = int(np.argmax(bad))
-            raise _damaged(expected, found(row), self.where(row if which is None else int(which[row])))
-
-
-class Encoding(ABC):
-    """How the values of a column are stored; can be pickled."""
+class Encoding:
+    """How the values of a column are stored: here, as the bytes themselves, or text in UTF-8; can be pickled."""
 
     #: Whether reading a value can run code that it contains.
     unsafe = False
 
-    @abstractmethod
-    def field(self, probe: Callable[[], StoredValues]) -> Field:
-        """The field of the column; ``probe`` reads some of its values."""
+    def __init__(self, field: Field) -> None:
+        self._field = field
 
-    @abstractmethod
-    def part(self, field: Field, values: StoredValues) -> Any:
+    def field(self, probe: Callable[[], list[RowSlices]]) -> Field:
+        """The field of the column; ``probe`` reads some of its values."""
+        return self._field
+
+    def part(self, field: Field, values: RowSlices) -> Any:
         """Some values as a part of a column."""
+        return values
 
     def column(self, field: Field, parts: Sequence[Any]) -> Column:
         """The column of a batch."""
@@ -76,37 +54,15 @@ class Encoding(ABC):
 class FixedEncoding(Encoding):
     """Numbers and arrays of one dtype and shape."""
 
-    def __init__(self, dtype: str, shape: tuple[int, ...] = ()) -> None:
-        self._field = Field("dense", dtype, shape)
-
-    def field(self, probe: Callable[[], StoredValues]) -> Field:
-        return self._field
-
-    def part(self, field: Field, values: StoredValues) -> RowOffsets:
+    def part(self, field: Field, values: RowSlices) -> RowOffsets:
         size = field.row_bytes()
-        values.check(
-            values.lengths != size, f"{size} bytes of {field}", lambda row: f"{values.lengths[row]} bytes"
+        _check(
+            values, values.lengths != size, f"{size} bytes of {field}", lambda row: f"{values.lengths[row]} bytes"
         )
-        return RowOffsets(values.data, values.starts, values.slots)
+        return RowOffsets(values.values, values.starts, values.slots)
 
     def column(self, field: Field, parts: Sequence[Any]) -> Column:
         return ScatteredRows(parts, np.dtype(field.dtype).newbyteorder("<"), field.shape)
-
-
-class BytesEncoding(Encoding):
-    """Bytes, or text in UTF-8: pointers into the shard."""
-
-    def __init__(self, *, text: bool) -> None:
-        self._text = text
-
-    def field(self, probe: Callable[[], StoredValues]) -> Field:
-        return Field("str" if self._text else "bytes")
-
-    def part(self, field: Field, values: StoredValues) -> RowSlices:
-        return RowSlices(values.data, values.starts, values.lengths, values.slots, place=values.where)
-
-    def column(self, field: Field, parts: Sequence[Any]) -> Column:
-        return Bytes(parts, text=self._text)
 
 
 class ArrayEncoding(Encoding):
@@ -118,19 +74,19 @@ class ArrayEncoding(Encoding):
     """
 
     def __init__(self, dtype: str | None, *, as_objects: bool = False) -> None:
-        self._dtype = dtype
-        self._as_objects = as_objects
+        super().__init__(_OBJECT)
+        self._dtype, self._as_objects = dtype, as_objects
 
-    def field(self, probe: Callable[[], StoredValues]) -> Field:
+    def field(self, probe: Callable[[], list[RowSlices]]) -> Field:
         found = {
             (group.dtype, *(tuple(shape) for shape in np.unique(group.shapes[:, 1:], axis=0).tolist()))
-            for group in _read_headers(probe(), self._dtype)
+            for group in _read_headers(probe()[0], self._dtype)
         }
         if self._as_objects or len(found) != 1 or len(first := next(iter(found))) != 2:
-            return Field("object")
+            return _OBJECT
         return Field("ragged", str(first[0]), tuple(first[1]))
 
-    def part(self, field: Field, values: StoredValues) -> RowTake | RowSlices:
+    def part(self, field: Field, values: RowSlices) -> RowTake | RowSlices:
         groups = _read_headers(values, self._dtype)
         header_sizes = np.zeros(len(values.starts), np.int64)
         for group in groups:
@@ -140,12 +96,12 @@ class ArrayEncoding(Encoding):
             arrays = np.empty(len(starts), object)
             for group in groups:
                 for row, shape in zip(group.which.tolist(), group.shapes.tolist(), strict=True):
-                    content = values.data[starts[row] : starts[row] + lengths[row]]
+                    content = values.values[starts[row] : starts[row] + lengths[row]]
                     arrays[row] = content.copy().view(group.dtype).reshape(shape)
             return RowTake(arrays, np.arange(len(arrays)), values.slots)
         for group in groups:
-            _check_alike(field, group, values.where)
-        packed, targets = packed_runs(values.data, starts, lengths)
+            _check_alike(field, group, values)
+        packed, targets = packed_runs(values.values, starts, lengths)
         size = field.row_bytes()
         elements = packed.view(np.dtype(field.dtype).newbyteorder("<")).reshape(-1, *field.shape)
         return RowSlices(elements, targets // size, lengths // size, values.slots)
@@ -161,11 +117,11 @@ class _ArrayHeaders:
     shapes: Int64  # [arrays, dimensions]
 
 
-def _read_headers(values: StoredValues, dtype: str | None) -> list[_ArrayHeaders]:
+def _read_headers(values: RowSlices, dtype: str | None) -> list[_ArrayHeaders]:
     """Read headers of arrays (of ``dtype``, or each of its own), and check that the elements fill the rest."""
     first = 1 if dtype else 2
-    values.check(values.lengths < first, "a header of an array", lambda row: f"{values.lengths[row]} bytes")
-    raw = rows_at(values.data, values.starts, first).astype(np.int64)
+    _check(values, values.lengths < first, "a header of an array", lambda row: f"{values.lengths[row]} bytes")
+    raw = rows_at(values.values, values.starts, first).astype(np.int64)
     codes = raw[:, 0] if dtype else raw[:, 0] << 8 | raw[:, 1]
     groups = []
     for code in np.unique(codes).tolist():
@@ -174,14 +130,15 @@ def _read_headers(values: StoredValues, dtype: str | None) -> list[_ArrayHeaders
         ndim, width = (code & 0xFF) >> 2, 1 << (code & 3)
         size = first + ndim * width
         if found is None or ndim == 0:
-            raise _damaged("an array with a dtype and a shape", f"code {code:#x}", values.where(int(which[0])))
+            raise _damaged("an array with a dtype and a shape", f"code {code:#x}", values, int(which[0]))
         lengths = values.lengths[which] - size
-        values.check(lengths < 0, f"an array with a header of {size} bytes", lambda _: "fewer bytes", which)
-        shapes = rows_at(values.data, values.starts[which] + first, ndim * width).view(f"<u{width}")
+        _check(values, lengths < 0, f"an array with a header of {size} bytes", lambda _: "fewer bytes", which)
+        shapes = rows_at(values.values, values.starts[which] + first, ndim * width).view(f"<u{width}")
         # As floats: a product of damaged sizes overflows, and valid ones are exact.
         wrong = shapes.astype(np.float64).prod(1) * np.dtype(found).itemsize != lengths
         wrong |= (shapes == 0).any(1)
-        values.check(
+        _check(
+            values,
             wrong,
             "as many elements as the value has bytes for",
             lambda row, shapes=shapes: f"shape {shapes[row].tolist()}",  # type: ignore[misc]
@@ -191,7 +148,7 @@ def _read_headers(values: StoredValues, dtype: str | None) -> list[_ArrayHeaders
     return groups
 
 
-def _check_alike(field: Field, group: _ArrayHeaders, where: Callable[[int], str]) -> None:
+def _check_alike(field: Field, group: _ArrayHeaders, values: RowSlices) -> None:
     same = group.dtype == field.dtype and group.shapes.shape[1] == len(field.shape) + 1
     unlike = (group.shapes[:, 1:] != field.shape).any(1) if same else np.ones(len(group.which), np.bool_)
     if unlike.any():
@@ -200,7 +157,7 @@ def _check_alike(field: Field, group: _ArrayHeaders, where: Callable[[int], str]
             "an array is unlike the others of its column",
             expected=field,
             found=f"{group.dtype}{group.shapes[row].tolist()}",
-            where=where(int(group.which[row])),
+            where=place_of(values, int(group.which[row])),
             remedy="name the column in objects=, to have its arrays as they are, in a list",
         )
 
@@ -208,61 +165,109 @@ def _check_alike(field: Field, group: _ArrayHeaders, where: Callable[[int], str]
 class ValueEncoding(Encoding):
     """Values that are decoded one by one."""
 
-    def __init__(self, decode: Callable[[bytes], Any], dtype: str | None = None, *, unsafe: bool = False) -> None:
-        self._decode = decode
-        self._field = Field("object") if dtype is None else Field("dense", dtype)
-        self.unsafe = unsafe
+    def __init__(self, decode: Callable[[bytes], Any], field: Field = _OBJECT, *, unsafe: bool = False) -> None:
+        super().__init__(field)
+        self._decode, self.unsafe = decode, unsafe
 
-    def field(self, probe: Callable[[], StoredValues]) -> Field:
-        return self._field
-
-    def part(self, field: Field, values: StoredValues) -> RowTake:
-        decoded = np.empty(len(values.starts), object if field.kind == "object" else field.dtype)
-        ends = values.starts + values.lengths
-        for row, (start, end) in enumerate(zip(values.starts.tolist(), ends.tolist(), strict=True)):
-            try:
-                decoded[row] = self._decode(values.data[start:end].tobytes())
-            except RankfeedError as error:
-                raise with_where(error, values.where(row)) from error
-            except Exception as error:
-                if not (self.unsafe or isinstance(error, _VALUE_ERRORS)):
-                    raise
-                expected = "a pickle" if self.unsafe else "a value of its encoding"
-                raise _damaged(
-                    expected, f"{type(error).__name__}: {safe_str(error)}", values.where(row)
-                ) from error
+    def part(self, field: Field, values: RowSlices) -> RowTake:
+        dtype = np.dtype(object if field.kind == "object" else field.dtype)
+        decoded = np.fromiter(decode_each(values, self._decode), dtype, len(values.starts))
         return RowTake(decoded, np.arange(len(decoded)), values.slots)
 
 
-def _damaged(expected: object, found: object, where: str) -> CorruptError:
-    remedy = "fetch the shard again, or write the dataset again"
-    return CorruptError("a value is damaged", expected=expected, found=found, where=where, remedy=remedy)
+def _check(
+    values: RowSlices,
+    bad: npt.NDArray[np.bool_],
+    expected: object,
+    found: Callable[[int], object],
+    which: Int64 | None = None,
+) -> None:
+    """Raise a CorruptError about the first bad value; ``which`` are their positions (None for all values)."""
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise _damaged(expected, found(row), values, row if which is None else int(which[row]))
+
+
+def _damaged(expected: object, found: object, values: RowSlices, row: int) -> CorruptError:
+    return CorruptError("a value is damaged", expected=expected, found=found, where=place_of(values, row))
+
+
+def _int64(value: bytes) -> np.int64:
+    return np.int64(int(value))  # an OverflowError for more than 64 bits
 
 
 def _decimal(value: bytes) -> Decimal:
     return Decimal(value.decode())
 
 
-def _json(value: bytes) -> Any:
-    return json.loads(value.decode())
+def _image(value: bytes) -> Any:
+    """A JPEG or PNG."""
+    library = need("PIL.Image", extra="image")
+    try:
+        image = library.open(BytesIO(value), formats=("JPEG", "PNG"))
+        image.load()
+    except (OSError, SyntaxError, library.DecompressionBombError) as error:
+        raise ValueError(f"{type(error).__name__}: {safe_str(error)}") from error
+    return image
 
 
-_BYTES = BytesEncoding(text=False)
+def _raw_image(value: bytes) -> Any:
+    """An image as Pillow stores it: width, height and length of the mode's name (uint32), the name, pixels."""
+    library = need("PIL.Image", extra="image")
+    width, height, length = _numbers(value, 0, 3)
+    mode = value[12 : 12 + length].decode("ascii")
+    pixels = value[12 + length :]
+    bits = {"1": 1, "L": 8, "P": 8, "LA": 16, "La": 16, "PA": 16, "I;16": 16, "RGB": 24, "YCbCr": 24, "LAB": 24}
+    bits |= {"HSV": 24, "RGBA": 32, "RGBa": 32, "RGBX": 32, "CMYK": 32, "I": 32, "F": 32}
+    # Checked before Pillow allocates memory for it.
+    if not width or not height or (width * bits.get(mode, 0) + 7) // 8 * height != len(pixels):
+        raise ValueError(f"{len(pixels)} bytes for {width} x {height} in mode {mode!r}")
+    return library.frombytes(mode, (width, height), pixels)
+
+
+def _images(decode: Callable[[bytes], Any], start: int, value: bytes) -> list[Any]:
+    """A list of images: their number at ``start``, their sizes (uint32), then the images."""
+    (count,) = _numbers(value, start, 1)
+    sizes = _numbers(value, start + 4, count)
+    images, place = [], start + 4 + 4 * count
+    for size in sizes:
+        if place + size > len(value):
+            raise ValueError(f"an image of {size} bytes where {len(value) - place} are left")
+        images.append(decode(value[place : place + size]))
+        place += size
+    return images
+
+
+def _numbers(value: bytes, start: int, count: int) -> list[int]:
+    if start + 4 * count > len(value):
+        raise ValueError(f"{count} numbers where {len(value) - start} bytes are left")
+    numbers: list[int] = np.frombuffer(value, "<u4", count, start).tolist()
+    return numbers
+
+
+_BYTES = Encoding(Field("bytes"))
 _ENCODINGS: dict[str, Encoding] = {
-    "int": FixedEncoding("int64"),
-    **{name: FixedEncoding(name) for name in _DTYPES.values()},
+    "int": FixedEncoding(Field("dense", "int64")),
+    **{name: FixedEncoding(Field("dense", name)) for name in _DTYPES.values()},
     "bytes": _BYTES,
-    "str": BytesEncoding(text=True),
-    "str_int": ValueEncoding(int, "int64"),
-    "str_float": ValueEncoding(float, "float64"),
+    "str": Encoding(Field("str")),
+    "str_int": ValueEncoding(_int64, Field("dense", "int64")),
+    "str_float": ValueEncoding(float, Field("dense", "float64")),
     "str_decimal": ValueEncoding(_decimal),
 }
 #: Encodings that are left as bytes on request.
 _DECODED: dict[str, Encoding] = {
-    "json": ValueEncoding(_json),
+    "json": ValueEncoding(json.loads),
     # Refused by the source unless the caller allows it.
     "pkl": ValueEncoding(pickle.loads, unsafe=True),
-    **{name: ValueEncoding(decode) for name, decode in IMAGES.items()},
+    "pil": ValueEncoding(_raw_image),
+    "jpeg": ValueEncoding(_image),
+    "png": ValueEncoding(_image),
+    "jpeg_array": ValueEncoding(partial(_images, _image, 0)),
+    "jpegarray": ValueEncoding(partial(_images, _image, 0)),
+    "list[pil]": ValueEncoding(partial(_images, _raw_image, 4)),
+    "list[jpeg]": ValueEncoding(partial(_images, _image, 4)),
+    "list[png]": ValueEncoding(partial(_images, _image, 4)),
 }
 
 
@@ -279,7 +284,7 @@ def encoding_of(name: str, column: str, where: str, *, decode: bool = True, as_o
             return ArrayEncoding(dtype, as_objects=as_objects)
         extents = options[1].split(",")
         if all(each.isascii() and each.isdigit() and len(each) < 10 and int(each) for each in extents):
-            return FixedEncoding(dtype, tuple(map(int, extents)))
+            return FixedEncoding(Field("dense", dtype, tuple(map(int, extents))))
     elif name in _ENCODINGS:
         return _ENCODINGS[name]
     elif name in _DECODED:

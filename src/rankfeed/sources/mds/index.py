@@ -6,17 +6,15 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
 from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.json_index import read_json
 from rankfeed.sources.mds.detect import INDEX_NAME
-from rankfeed.storage import check_data_name, resolve_data_name
+from rankfeed.storage import check_data_name, check_shard_size, resolve_data_name
 from rankfeed.storage.commit import decodable
-
-REMEDY = "fetch the shard and the index again, or write the dataset again"
 
 #: Encoding and size in bytes (0: it varies) of each column, in storage order.
 ColumnEncodings = Mapping[str, tuple[str, int]]
@@ -137,7 +135,6 @@ def _listed_files(index: _IndexFile, where: str) -> set[str]:
                 expected=f"{name!r} once",
                 found=f"{count} times",
                 where=where,
-                remedy="fetch the index again, or write the dataset again",
             )
     return {each.basename for each in files}
 
@@ -163,7 +160,7 @@ def _columns(shard: _ShardEntry, where: str) -> ColumnEncodings:
     names, encodings, sizes = shard.column_names, shard.column_encodings, shard.column_sizes
     if not len(names) == len(encodings) == len(sizes) == len(set(names)):
         found = f"{len(names)} names, {len(encodings)} encodings, {len(sizes)} sizes"
-        raise CorruptError("the columns contradict each other", found=found, where=where, remedy=REMEDY)
+        raise CorruptError("the columns contradict each other", found=found, where=where)
     return {name: (encoding, size or 0) for name, encoding, size in zip(names, encodings, sizes, strict=True)}
 
 
@@ -171,22 +168,10 @@ def _find_shard(folder: str, shard: _ShardEntry, columns: ColumnEncodings, where
     """The file of a shard: decompressed if it exists, otherwise compressed."""
     raw, packed = shard.raw_data, shard.zip_data
     if raw is None:
-        raise CorruptError("a shard has no file", found="raw_data is null", where=where, remedy=REMEDY)
+        raise CorruptError("a shard has no file", found="raw_data is null", where=where)
     path, size, compression = resolve_data_name(folder, raw.basename, where), raw.bytes, None
     if packed is not None and not os.path.exists(path):
         path, size = resolve_data_name(folder, packed.basename, where), packed.bytes
         compression = shard.compression or ""
-    try:
-        actual: Any = os.stat(path).st_size
-    except OSError as error:
-        actual = error.strerror
-    if actual != size:
-        is_missing = isinstance(actual, str)
-        raise CorruptError(
-            "a shard is missing" if is_missing else "a shard has another size than the index says",
-            expected=f"{size} bytes",
-            found=actual if is_missing else f"{actual} bytes",
-            where=path,
-            remedy=REMEDY,
-        )
+    check_shard_size(path, size, where)
     return MdsShard(path, size, compression, raw.bytes, shard.samples, raw.hashes, columns)

@@ -13,21 +13,19 @@ import numpy.typing as npt
 import xxhash
 
 from rankfeed.errors import CorruptError, SourceError
-from rankfeed.sources.mds.index import REMEDY, ColumnEncodings, MdsShard
+from rankfeed.sources.mds.index import ColumnEncodings, MdsShard
 from rankfeed.sources.scattered import rows_at
-from rankfeed.storage import map_file
+from rankfeed.sources.source import Int64
 from rankfeed.storage.commit import decodable
 
 Bytes = npt.NDArray[np.uint8]
-Int64 = npt.NDArray[np.int64]
 
 #: Names of codecs in an index, and in pyarrow.
 _CODECS = {"br": "brotli", "bz2": "bz2", "gz": "gzip", "snappy": "snappy", "zstd": "zstd"}
 
 
-def read_shard(shard: MdsShard) -> Bytes:
-    """The bytes of a shard: a view of the file, or decompressed and compared with the checksums of the index."""
-    data = map_file(shard.path)
+def read_shard(data: Bytes, shard: MdsShard) -> Bytes:
+    """The bytes of a shard: those of its file, or decompressed and compared with the checksums of the index."""
     if len(data) != shard.bytes:
         raise damaged(shard, f"{shard.bytes} bytes", f"{len(data)} bytes")
     if shard.compression is not None:
@@ -70,7 +68,6 @@ def _check_header(data: Bytes, shard: MdsShard) -> None:
                 expected=f"{name} {expected}, as in the index",
                 found=given,
                 where=shard.path,
-                remedy=REMEDY,
             )
 
 
@@ -164,4 +161,4 @@ def locate(data: Bytes, rows: Int64, columns: ColumnEncodings, shard: MdsShard) 
 def damaged(shard: MdsShard, expected: object, found: object, row: object = None) -> CorruptError:
     """The error for a damaged shard or sample."""
     where = shard.path if row is None else f"{shard.path}, sample {row}"
-    return CorruptError("a shard is damaged", expected=expected, found=found, where=where, remedy=REMEDY)
+    return CorruptError("a shard is damaged", expected=expected, found=found, where=where)

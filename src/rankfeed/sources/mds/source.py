@@ -1,30 +1,27 @@
 """MDS datasets (MosaicML Streaming), read in place: shards are mapped, or decompressed as a whole."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed._util.handle_cache import HandleCache
 from rankfeed._util.validate import check_bool
-from rankfeed.columns import ColumnBuffer, Columns, Field
+from rankfeed.columns import Column, ColumnBuffer, RowSlices
 from rankfeed.errors import SourceError, UnsafeError
 from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
 from rankfeed.sources.mds.detect import INDEX_NAME, mds_folders
-from rankfeed.sources.mds.encodings import StoredValues, encoding_of
+from rankfeed.sources.mds.encodings import encoding_of
 from rankfeed.sources.mds.index import MdsIndex, MdsShard, read_index
 from rankfeed.sources.mds.shard import check_hashes, locate, read_shard
-from rankfeed.sources.paths import Paths
-from rankfeed.sources.source import BLOCK_BYTES, Int64, by_chunk, check_columns, check_ids
-from rankfeed.storage import DataFiles, check_not_truncated, digest_of
+from rankfeed.sources.paths import Paths, label
+from rankfeed.sources.source import BLOCK_BYTES, Int64, by_chunk, check_columns
+from rankfeed.storage import DataFiles, digest_of, map_file
 
 Bytes = npt.NDArray[np.uint8]
 
-#: Shards that are held open.
-OPEN_SHARDS = 128
 #: Samples that are probed for the fields of arrays.
 _PROBES = 16
 
@@ -42,11 +39,7 @@ class MdsSource(ChunkedSource):
             opened. Compressed ones always are.
         cache_bytes: decompressed bytes to keep, shared by the threads of a process.
 
-    Raises:
-        SourceError: there is no index, it is of another format, or shards differ in their columns.
-        CorruptError: the index is damaged, or a shard is missing or of another size.
-        UnsafeError: a column is pickled, or a name leaves the directory.
-        ArgumentError: no such column.
+    Errors are those of `rankfeed.open`.
     """
 
     files: DataFiles
@@ -67,7 +60,6 @@ class MdsSource(ChunkedSource):
         index = _read_indexes(self._folders)
         self._shards, self._columns = index.shards, index.columns
         self.files = DataFiles([shard.path for shard in self._shards])
-        self._fingerprint = digest_of(index.digest, self.files.fingerprint.encode())
         names = check_columns(columns, self._columns)
         check_columns(objects, self._columns)
         place = os.path.join(self._folders[0], INDEX_NAME)
@@ -83,77 +75,57 @@ class MdsSource(ChunkedSource):
                     remedy="leave it out with columns=, or pass allow_pickle=True if you trust its author",
                 )
         self._init_chunks([shard.samples for shard in self._shards], cache_bytes)
-        self._open: HandleCache[Bytes] = HandleCache(OPEN_SHARDS)
-        self._fields = {name: each.field(partial(self._probe, name)) for name, each in self._encodings.items()}
-
-    def __repr__(self) -> str:
-        name = self._folders[0] if len(self._folders) == 1 else self._folders
-        return f"MdsSource({name!r}, {len(self)} samples)"
+        probes = np.unique(np.linspace(0, self._shards[0].samples - 1, _PROBES).astype(np.int64))
+        fields = {
+            name: each.field(partial(self._values, 0, probes, [name])) for name, each in self._encodings.items()
+        }
+        blocks = np.concatenate([_block_rows(shard) for shard in self._shards])
+        fingerprint = digest_of(index.digest, self.files.fingerprint.encode())
+        self._init_samples(label(self._folders), fields, blocks, fingerprint)
 
     @property
     def default_shuffle(self) -> Literal["global", "window"]:  # type: ignore[override]
         return "global" if all(shard.compression is None for shard in self._shards) else "window"
 
-    @property
-    def fields(self) -> Mapping[str, Field]:
-        return self._fields
-
-    @property
-    def blocks(self) -> Int64:
-        return np.concatenate([_block_rows(shard) for shard in self._shards])
-
-    @property
-    def fingerprint(self) -> str:
-        return self._fingerprint
-
-    def _probe(self, name: str) -> StoredValues:
-        probes = np.unique(np.linspace(0, self._shards[0].samples - 1, _PROBES).astype(np.int64))
-        return self._values(0, probes, [name])[0]
-
     def _values(
         self, number: int, rows: Int64, names: Sequence[str], slots: Int64 | None = None
-    ) -> list[StoredValues]:
+    ) -> list[RowSlices]:
         """Values of some columns in some samples of a shard."""
         shard, data = self._shards[number], self._shard(number, len(rows))
-        check_not_truncated(data, shard.path)
         places = locate(data, rows, self._columns, shard)
 
         def where(row: int, name: str) -> str:
             return f"{shard.path}, sample {rows[row]}, column {name!r}"
 
-        return [StoredValues(data, *places[name], partial(where, name=name), slots) for name in names]
+        return [RowSlices(data, *places[name], slots, partial(where, name=name)) for name in names]
 
-    def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
-        ids = check_ids(sample_ids, len(self))
-        names = check_columns(columns, self._fields)
-        self.files.check_open(at_intervals=True)
+    def _fetch(self, ids: Int64, names: Sequence[str]) -> dict[str, Column]:
         parts: dict[str, list[Any]] = {name: [] for name in names}
         for number, rows, slots in by_chunk(ids, self._chunk_starts):
             for name, values in zip(names, self._values(number, rows, names, slots), strict=True):
                 parts[name].append(self._encodings[name].part(self._fields[name], values))
-        made = {name: self._encodings[name].column(self._fields[name], parts[name]) for name in names}
-        return Columns(made, len(ids))
+        return {name: self._encodings[name].column(self._fields[name], parts[name]) for name in names}
 
-    def expect(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> None:
-        for number, _, _ in by_chunk(check_ids(sample_ids, len(self)), self._chunk_starts):
+    def _expect(self, ids: Int64, names: Sequence[str]) -> None:
+        for number, _, _ in by_chunk(ids, self._chunk_starts):
             if self._shards[number].compression is not None:
                 self._cache.prefetch((number, ()), self._loader(number, ()))
 
     def _load_chunk(self, number: int, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
-        data = read_shard(self._shards[number])
+        shard = self._shards[number]
+        data = read_shard(map_file(shard.path), shard)
         self.files.check(number)
         # With offsets, so that it counts as many rows as it has samples.
-        return {"": ColumnBuffer(data, data[4 : 4 * (self._shards[number].samples + 2)].view("<u4"))}
+        return {"": ColumnBuffer(data, data[4 : 4 * (shard.samples + 2)].view("<u4"))}
 
     def _shard(self, number: int, used: int) -> Bytes:
         if self._shards[number].compression is not None:
             return self._chunk(number, (), used)[""].values
-        return self._open.get(number, lambda: self._opened(number))
+        return self.files.get(number, self._read_stored)
 
-    def _opened(self, number: int) -> Bytes:
+    def _read_stored(self, data: Bytes, number: int) -> Bytes:
         shard = self._shards[number]
-        data = read_shard(shard)
-        self.files.opened(number)
+        data = read_shard(data, shard)
         if self._check:
             check_hashes(data, shard)
         return data

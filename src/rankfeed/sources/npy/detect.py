@@ -4,24 +4,20 @@ import os
 from itertools import islice
 
 from rankfeed.errors import ArgumentError, SourceError
-from rankfeed.sources.format import Format
-from rankfeed.sources.paths import Paths, common_root, expand, files_in, matched
+from rankfeed.sources.paths import Paths, common_root, expand, files_in
 
 SUFFIXES = (".npy", ".npz")
 #: Directories that are searched for files, so that a cycle of links ends.
 _MOST_DIRECTORIES = 1000
 
 
-def is_numpy(where: Paths) -> bool:
+def is_numpy(paths: list[str]) -> bool:
     """Whether these are `.npy` or `.npz` files, or a directory with some, also in subdirectories."""
-    if isinstance(where, (str, os.PathLike)) and os.path.isdir(where):
-        with os.scandir(where) as entries:
-            names = [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_file()]
-        if names:
-            return any(name.endswith(SUFFIXES) for name in names)
-        return _nested_file(os.fspath(where)) is not None
-    paths = matched(where)
-    return bool(paths) and all(path.endswith(SUFFIXES) for path in paths)
+    if len(paths) > 1 or not os.path.isdir(paths[0]):
+        return all(path.endswith(SUFFIXES) for path in paths)
+    with os.scandir(paths[0]) as entries:
+        names = [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_file()]
+    return any(name.endswith(SUFFIXES) for name in names) if names else _nested_file(paths[0]) is not None
 
 
 def list_files(where: Paths, *, recursive: bool = False) -> tuple[str, list[str]]:
@@ -29,9 +25,11 @@ def list_files(where: Paths, *, recursive: bool = False) -> tuple[str, list[str]
 
     Files in subdirectories of a directory are an error, unless ``recursive``, which needs a directory.
     """
-    if isinstance(where, (str, os.PathLike)) and os.path.isdir(where):
-        root = os.fspath(where)
-        paths = files_in(where, SUFFIXES, recursive, skip=(".",))
+    paths = expand(where)
+    root = common_root(paths)
+    if len(paths) == 1 and os.path.isdir(paths[0]):
+        (root,) = paths
+        paths = files_in(root, SUFFIXES, recursive, skip=(".",))
         if not recursive and (nested := _nested_file(root)) is not None:
             pattern = "*" + nested[-4:]
             raise SourceError(
@@ -48,9 +46,6 @@ def list_files(where: Paths, *, recursive: bool = False) -> tuple[str, list[str]
             expected="a directory with a subdirectory for each class",
             found=where,
         )
-    else:
-        paths = expand(where)
-        root = common_root(paths)
     if not paths:
         raise SourceError("no .npy or .npz files", where=where)
     if len({path[-4:] for path in paths}) > 1:
@@ -66,6 +61,3 @@ def _nested_file(root: str) -> str | None:
             if name.endswith(SUFFIXES) and not name.startswith("."):
                 return os.path.join(here, name)
     return None
-
-
-FORMAT = Format("numpy", ".npy or .npz files", is_numpy, "rankfeed.sources.npy.layout:open_numpy")

@@ -9,9 +9,8 @@ from typing import Literal, get_args
 from rankfeed._util.validate import check_choice, check_name, check_names, check_optional, invalid
 from rankfeed.errors import ArgumentError, RankfeedError, SourceError, printable
 from rankfeed.sources.concat import concat
-from rankfeed.sources.npy.arrays import ARRAY, read_headers
+from rankfeed.sources.npy.arrays import ARRAY, Header, read_headers
 from rankfeed.sources.npy.detect import list_files
-from rankfeed.sources.npy.header import Header
 from rankfeed.sources.npy.rows import NumpyRowsSource, column_name
 from rankfeed.sources.npy.samples import Labels, NumpySamplesSource
 from rankfeed.sources.paths import Paths

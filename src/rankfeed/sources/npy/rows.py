@@ -4,18 +4,14 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from functools import cached_property
 from typing import Any
 
-import numpy.typing as npt
-
 from rankfeed._util.fork_safety import init_in_each_process
-from rankfeed.columns import Column, Columns, Dense, Field, Objects, RowTake
+from rankfeed.columns import Column, Dense, Field, Objects, RowTake
 from rankfeed.errors import SourceError, listed
-from rankfeed.sources.npy.arrays import load_arrays, read_headers
-from rankfeed.sources.npy.header import Array, Header
+from rankfeed.sources.npy.arrays import Array, Header, load_arrays, read_headers
 from rankfeed.sources.paths import label
-from rankfeed.sources.source import BLOCK_BYTES, Int64, Source, check_columns, check_ids, even_blocks, reopen
+from rankfeed.sources.source import BLOCK_BYTES, Int64, Source, check_columns, even_blocks
 from rankfeed.storage import DataFiles, check_not_truncated, digest_of
 
 
@@ -36,16 +32,10 @@ class NumpyRowsSource(Source):
         columns: Sequence[str] | None = None,
         allow_pickle: bool = False,
         named_by_file: bool = False,
-        files: DataFiles | None = None,
     ) -> None:
         self._paths = [os.path.abspath(path) for path in paths]
         self._allow_pickle = allow_pickle
-        self._options = {
-            "columns": None if columns is None else tuple(columns),
-            "allow_pickle": allow_pickle,
-            "named_by_file": named_by_file,
-        }
-        self.files = DataFiles(self._paths) if files is None else files.reopened(self._paths)
+        self.files = DataFiles(self._paths)
         headers: dict[str, Header] = {}
         #: Column -> number of its file, and name of the array in it.
         self._places: dict[str, tuple[int, str]] = {}
@@ -60,9 +50,23 @@ class NumpyRowsSource(Source):
                         remedy="rename one of them, or leave it out",
                     )
                 headers[name], self._places[name] = header, (number, array)
-        self._length = self._common_length(headers)
+        length = self._common_length(headers)
         self._headers = {name: headers[name] for name in check_columns(columns, headers)}
         self._arrays: dict[str, Array] = {}
+        fields = {
+            name: Field("object")
+            if header.dtype.hasobject
+            else Field("dense", header.dtype.name, header.shape[1:])
+            for name, header in self._headers.items()
+        }
+        row_bytes = sum(field.row_bytes() for field in fields.values())
+        schema = ",".join(f"{name}:{header!r}" for name, header in self._headers.items())
+        self._init_samples(
+            label(self._paths),
+            fields,
+            even_blocks(length, BLOCK_BYTES // row_bytes if row_bytes else length),
+            digest_of(schema.encode(), self.files.fingerprint.encode()),
+        )
         init_in_each_process(self._init_process)
 
     def _common_length(self, headers: Mapping[str, Header]) -> int:
@@ -87,38 +91,14 @@ class NumpyRowsSource(Source):
         """Create the lock: in a forked child, one of the parent could stay locked."""
         self._lock = threading.Lock()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return reopen, (NumpyRowsSource, self._paths, {**self._options, "files": self.files}, self.fingerprint)
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_arrays": {}, "_lock": None}
 
-    def _num_samples(self) -> int:
-        return self._length
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        init_in_each_process(self._init_process)
 
-    def __repr__(self) -> str:
-        return f"NumpyRowsSource({label(self._paths)!r}, {len(self)} samples)"
-
-    @cached_property
-    def fields(self) -> Mapping[str, Field]:
-        return {
-            name: Field("object")
-            if header.dtype.hasobject
-            else Field("dense", header.dtype.name, header.shape[1:])
-            for name, header in self._headers.items()
-        }
-
-    @cached_property
-    def blocks(self) -> Int64:
-        row_bytes = sum(field.row_bytes() for field in self.fields.values())
-        return even_blocks(self._length, BLOCK_BYTES // row_bytes if row_bytes else self._length)
-
-    @cached_property
-    def fingerprint(self) -> str:
-        schema = ",".join(f"{name}:{header!r}" for name, header in self._headers.items())
-        return digest_of(schema.encode(), self.files.fingerprint.encode())
-
-    def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
-        ids = check_ids(sample_ids, self._length)
-        names = check_columns(columns, self.fields)
-        self.files.check_open(at_intervals=True)
+    def _fetch(self, ids: Int64, names: Sequence[str]) -> dict[str, Column]:
         if not self._arrays.keys() >= set(names):
             self._load(names)
         out: dict[str, Column] = {}
@@ -131,7 +111,7 @@ class NumpyRowsSource(Source):
                 out[name] = Dense([RowTake(array, ids)])
             else:  # numpy's take would copy the whole array first
                 out[name] = Dense.of(array[ids].astype(array.dtype.newbyteorder("="), order="C", copy=False))
-        return Columns(out, len(ids))
+        return out
 
     def _load(self, names: Sequence[str]) -> None:
         with self._lock:

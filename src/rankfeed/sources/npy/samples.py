@@ -1,21 +1,18 @@
 """Directories, patterns and lists of `.npy` and `.npz` files with one sample per file."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
-from rankfeed.columns import Bytes, Column, Columns, Dense, Field, Objects, Ragged
+from rankfeed.columns import Bytes, Column, Dense, Field, Objects, Ragged
 from rankfeed.errors import ArgumentError, SourceError, printable
-from rankfeed.sources.npy.arrays import ARRAY, load_arrays, read_headers
+from rankfeed.sources.npy.arrays import ARRAY, Array, Header, load_arrays, read_headers
 from rankfeed.sources.npy.detect import list_files
-from rankfeed.sources.npy.header import Array, Header
-from rankfeed.sources.paths import Paths
-from rankfeed.sources.source import Int64, Source, check_columns, check_ids, empty_column, even_blocks, reopen
+from rankfeed.sources.paths import Paths, label
+from rankfeed.sources.source import Int64, Source, check_columns, empty_column, even_blocks
 from rankfeed.storage import DataFiles, digest_of
 
 #: The column of class numbers.
@@ -48,40 +45,20 @@ class NumpySamplesSource(Source):
         allow_pickle: bool = False,
         labels: Labels = None,
         name_column: str | None = None,
-        files: DataFiles | None = None,
     ) -> None:
-        self._where, self._labels, self._name_column, self._allow_pickle = where, labels, name_column, allow_pickle
-        self._wanted = None if columns is None else tuple(columns)
-        self._root, paths = list_files(where, recursive=labels is not None)
+        self._labels, self._name_column, self._allow_pickle = labels, name_column, allow_pickle
+        root, paths = list_files(where, recursive=labels is not None)
+        self._root = os.path.join(os.path.abspath(root), "")
         self._suffix = paths[0][-4:]
-        self.files = DataFiles(paths) if files is None else files.reopened(paths)
-        # An array of names takes a tenth of the memory of a list.
-        self._names = np.array([os.fsencode(os.path.relpath(path, self._root)) for path in paths])
+        self.files = DataFiles([os.path.abspath(path) for path in paths])
         self.classes: list[str] = [] if labels is None else self._find_classes(labels, where)
-        check_columns(self._wanted, self.fields)
+        found = self._find_fields()
+        fields = {name: found[name] for name in check_columns(columns, found)}
+        schema = ",".join([*(f"{name}:{field}" for name, field in fields.items()), *map(ascii, self.classes)])
+        fingerprint = digest_of(self.files.fingerprint.encode(), schema.encode())
+        self._init_samples(label(paths), fields, even_blocks(len(paths), _BLOCK), fingerprint)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        options = {
-            "columns": self._wanted,
-            "allow_pickle": self._allow_pickle,
-            "labels": self._labels,
-            "name_column": self._name_column,
-            "files": self.files,
-        }
-        return reopen, (NumpySamplesSource, self._where, options, self.fingerprint)
-
-    def _num_samples(self) -> int:
-        return len(self._names)
-
-    def __repr__(self) -> str:
-        return f"NumpySamplesSource({self._where!r}, {len(self)} samples)"
-
-    @property
-    def blocks(self) -> Int64:
-        return even_blocks(len(self), _BLOCK)
-
-    @cached_property
-    def fields(self) -> Mapping[str, Field]:
+    def _find_fields(self) -> dict[str, Field]:
         """From one header and the sizes of all files for `.npy`, from all headers for `.npz`."""
         first, varying = self._headers(0), self._varying()
         found = {name: _field(header, name in varying) for name, header in first.items()}
@@ -95,23 +72,14 @@ class NumpySamplesSource(Source):
                 found=repr(min(taken)),
                 remedy="pass another name_column=; or rename the array in the files",
             )
-        found |= added
-        return {name: found[name] for name in check_columns(self._wanted, found)}
-
-    @cached_property
-    def fingerprint(self) -> str:
-        schema = ",".join([*(f"{name}:{field}" for name, field in self.fields.items()), *map(ascii, self.classes)])
-        return digest_of(self.files.fingerprint.encode(), schema.encode())
+        return found | added
 
     def _name(self, sample_id: int) -> str:
-        return os.fsdecode(bytes(self._names[sample_id]))
-
-    def _path(self, sample_id: int) -> str:
-        return os.path.join(self._root, self._name(sample_id))
+        return self.files.path(sample_id).removeprefix(self._root)
 
     def _find_classes(self, labels: Labels, where: Paths) -> list[str]:
         """Names of the classes in the order of their labels."""
-        found = {_class_of(self._name(each)) for each in range(len(self))}
+        found = {_class_of(self._name(each)) for each in range(len(self.files))}
         classes = sorted(found) if labels is None or labels == "folder" else list(labels)
         unknown = sorted(found - {*classes} | (found & {""}))
         if unknown:
@@ -124,7 +92,7 @@ class NumpySamplesSource(Source):
         return classes
 
     def _headers(self, sample_id: int) -> dict[str, Header]:
-        return read_headers(self._path(sample_id), allow_pickle=self._allow_pickle)
+        return read_headers(self.files.path(sample_id), allow_pickle=self._allow_pickle)
 
     def _varying(self) -> set[str]:
         """Names of the arrays whose shapes vary."""
@@ -135,14 +103,12 @@ class NumpySamplesSource(Source):
         with ThreadPoolExecutor(4) as pool:
             return {
                 name
-                for headers in pool.map(self._headers, range(len(self)))
+                for headers in pool.map(self._headers, range(len(self.files)))
                 for name in headers.keys() & first.keys()
                 if headers[name].shape != first[name].shape
             }
 
-    def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
-        ids = check_ids(sample_ids, len(self))
-        names = check_columns(columns, self.fields)
+    def _fetch(self, ids: Int64, names: Sequence[str]) -> dict[str, Column]:
         found = self._added_columns(ids)
         stored = [name for name in names if name not in found]
         if stored:
@@ -151,7 +117,7 @@ class NumpySamplesSource(Source):
                 self.files.check(each)
             for name in stored:
                 found[name] = _column(self.fields[name], [sample[name] for sample in samples])
-        return Columns({name: found[name] for name in names}, len(ids))
+        return {name: found[name] for name in names}
 
     def _added_columns(self, ids: Int64) -> dict[str, Column]:
         """The columns of labels and names."""
@@ -166,7 +132,7 @@ class NumpySamplesSource(Source):
         return added
 
     def _read(self, sample_id: int, names: list[str]) -> dict[str, Array]:
-        path = self._path(sample_id)
+        path = self.files.path(sample_id)
 
         def check(name: str, header: Header) -> None:
             field = self.fields[name]

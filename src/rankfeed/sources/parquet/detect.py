@@ -11,8 +11,7 @@ from itertools import takewhile
 from urllib.parse import unquote
 
 from rankfeed.errors import SourceError
-from rankfeed.sources.format import Format
-from rankfeed.sources.paths import Paths, expand, files_in, head, is_one, matched, natural
+from rankfeed.sources.paths import Paths, expand, files_in, head, natural
 
 MAGIC, ENCRYPTED = b"PAR1", b"PARE"
 #: Lists of the row groups of other files.
@@ -88,26 +87,15 @@ def _keys(folders: Sequence[str]) -> tuple[tuple[str, str | None], ...]:
     return tuple((unquote(key), None if value == _NULL else unquote(value)) for key, value in pairs if key)
 
 
-def is_parquet(where: Paths) -> bool:
-    """Whether these are Parquet files or directories with some, by their first or last bytes."""
-    paths = [os.fspath(where)] if is_one(where) and os.path.exists(where) else matched(where)  # type: ignore[arg-type]
-    return bool(paths) and all(
+def is_parquet(paths: list[str]) -> bool:
+    """Whether these are Parquet files or directories with some, by their names or first bytes."""
+    return all(
         _has_parquet(path) if os.path.isdir(path) else _is_parquet_file(path) for path in (paths[0], paths[-1])
     )
 
 
 def _is_parquet_file(path: str) -> bool:
-    if head(path, 4) in (MAGIC, ENCRYPTED):
-        return True
-    try:
-        with open(path, "rb", buffering=0) as file:
-            size = file.seek(0, os.SEEK_END)
-            if size == 0:
-                return path.endswith(SUFFIXES)  # there is only the name
-            file.seek(max(0, size - 4))
-            return file.read(4) in (MAGIC, ENCRYPTED)
-    except OSError:
-        return False
+    return path.endswith(SUFFIXES) or head(path, 4) in (MAGIC, ENCRYPTED)
 
 
 def _has_parquet(folder: str) -> bool:
@@ -123,11 +111,3 @@ def _has_parquet(folder: str) -> bool:
         if seen >= _MOST_ENTRIES:
             break
     return False
-
-
-FORMAT = Format(
-    "parquet",
-    "Parquet files (or a folder of them)",
-    is_parquet,
-    "rankfeed.sources.parquet.source:ParquetSource",
-)

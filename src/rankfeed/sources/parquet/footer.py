@@ -7,8 +7,7 @@ or a column is encrypted.
 """
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +15,7 @@ from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.parallel import in_parallel
 from rankfeed.sources.parquet.detect import ENCRYPTED, MAGIC, SUMMARY_FILES
-from rankfeed.storage import digest_of
+from rankfeed.storage import digest_of, file_errors
 
 #: Bytes at the end of a file that are read at once: most footers are shorter.
 _TAIL = 1 << 16
@@ -28,8 +27,6 @@ _MOST_ELEMENTS = 1_000_000
 _MOST_ROWS = 2**31 - 1
 #: A progress bar is shown for this many files.
 _MANY = 2_000
-
-REMEDY = "fetch the file again, or write it again"
 
 
 @dataclass(frozen=True)
@@ -54,7 +51,7 @@ def _read_footer(path: str) -> Footer:
         raise SourceError(
             "the file lists the rows of others, and has none", where=path, remedy="open its folder instead"
         )
-    with os_errors(path), pa.OSFile(os.fsencode(path)) as file:
+    with file_errors(path), pa.OSFile(os.fsencode(path)) as file:
         content = footer_bytes(file, path)
     reader = parse_footer(content, path)
     metadata = reader.metadata
@@ -65,15 +62,6 @@ def _read_footer(path: str) -> Footer:
     nbytes = tuple(group.total_byte_size for group in groups)
     with arrow_errors(path):
         return Footer(digest_of(content), rows, reader.schema_arrow, nbytes)
-
-
-@contextmanager
-def os_errors(path: str) -> Iterator[None]:
-    """Convert an OSError to an error that names the file."""
-    try:
-        yield
-    except OSError as error:
-        raise SourceError("the file cannot be read", found=error.strerror or error, where=path) from error
 
 
 def footer_bytes(file: Any, path: str) -> bytes:
@@ -94,7 +82,6 @@ def footer_bytes(file: Any, path: str) -> bytes:
             expected="'PAR1' as its first and its last four bytes",
             found=f"{first!r} and {last!r} in {size} bytes",
             where=path,
-            remedy=REMEDY,
         )
     length = int.from_bytes(tail[-8:-4], "little")
     if not 0 < length <= min(size - 12, _MOST_BYTES):
@@ -128,9 +115,5 @@ def _read_at(file: Any, start: int, size: int, path: str) -> bytes:
 
 def _damaged(where: str, expected: object, found: object) -> CorruptError:
     return CorruptError(
-        "the file is damaged: its footer contradicts it",
-        expected=expected,
-        found=found,
-        where=where,
-        remedy=REMEDY,
+        "the file is damaged: its footer contradicts it", expected=expected, found=found, where=where
     )

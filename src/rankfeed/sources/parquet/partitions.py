@@ -19,12 +19,6 @@ class Partitions:
 
     If a file has a column of that name (Polars writes both), the column is read, and compared with the directory
     by :meth:`check`.
-
-    Examples:
-        >>> files = [PartitionedFile("a", (("day", "07"),)), PartitionedFile("b", (("day", "12"),))]
-        >>> both = Partitions(files, own=[])
-        >>> both.fields, both.column("day", file=1, rows=2).values
-        ({'day': Field(kind='dense', dtype='int64', shape=())}, array([12, 12]))
     """
 
     def __init__(
@@ -80,7 +74,6 @@ class Partitions:
         return [f"{name}={texts}" for name, texts in self._texts.items()]
 
     def column(self, name: str, file: int, rows: int) -> ColumnBuffer:
-        """A column for some rows of a file."""
         if name not in self._texts:
             return ColumnBuffer(np.full(rows, self._texts[name.removesuffix("_valid")][file] is not None))
         text = self._texts[name][file]

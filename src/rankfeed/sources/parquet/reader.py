@@ -18,9 +18,9 @@ from typing import Any
 from rankfeed._util.handle_cache import HandleCache
 from rankfeed.errors import CorruptError, RankfeedError
 from rankfeed.sources.arrow.errors import arrow_errors
-from rankfeed.sources.parquet.footer import REMEDY, footer_bytes, os_errors, parse_footer
+from rankfeed.sources.parquet.footer import footer_bytes, parse_footer
 from rankfeed.sources.source import with_where
-from rankfeed.storage import DataFiles, digest_of
+from rankfeed.storage import DataFiles, file_errors
 
 #: Files that are held open, and locks of row groups.
 OPEN_FILES, _LOCKS = 256, 128
@@ -39,6 +39,8 @@ _MOST_DECODED = 64 << 20
 _CUT = 8
 #: Row groups with so few rows are not examined.
 _FEW_ROWS = 64
+#: Decoded bytes of a value of a Parquet type, except text and values of a fixed length.
+_VALUE_BYTES = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 8, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 0}
 
 
 class LargeRowsError(RankfeedError):
@@ -67,15 +69,12 @@ class RowGroupPart:
 
     @property
     def groups(self) -> int:
-        """Number of row groups."""
         return len(self.totals)
 
     def with_next_group(self, rows: int) -> RowGroupPart:
-        """With all rows of the next row group."""
         return replace(self, rows=self.rows + rows, step=self.step + rows, totals=(*self.totals, rows))
 
     def by_group(self) -> list[RowGroupPart]:
-        """A part for each row group."""
         if self.groups == 1:
             return [self]
         starts = accumulate(self.totals, initial=self.before)
@@ -131,14 +130,12 @@ class _OpenFile:
 class ParquetReader:
     """Reads parts of row groups. Thread-safe; a new one is needed in every process.
 
-    ``digests`` are those of the footers when the source was opened. ``cache_bytes`` are the decoded bytes that the
-    source keeps: cursors may take as much again, and skipped parts a fourth of it.
+    ``cache_bytes`` are the decoded bytes that the source keeps: cursors may take as much again, skipped parts a
+    fourth of it.
     """
 
-    def __init__(self, paths: list[str], digests: list[str], files: DataFiles, cache_bytes: int) -> None:
+    def __init__(self, files: DataFiles, cache_bytes: int) -> None:
         self.pid = os.getpid()
-        self._paths = paths
-        self._digests = digests
         self._data_files = files
         self._lock = threading.Lock()
         self._files: HandleCache[_OpenFile] = HandleCache(OPEN_FILES)
@@ -153,25 +150,17 @@ class ParquetReader:
         self._decoded: dict[_GroupKey, _Decoded] = {}
 
     def read(self, part: RowGroupPart, names: tuple[str, ...]) -> Any:
-        """The rows of a part, as a `pyarrow.RecordBatch` or `pyarrow.Table`.
-
-        ``names`` are Arrow columns, or fields of structs as "outer.inner". Errors name the column.
-        """
+        """The rows of a part, as a `pyarrow.RecordBatch` or `pyarrow.Table`. Errors name the column."""
         try:
             return self._read(part, names)
         except CorruptError as error:
-            raise self._with_column(error, part, names) from error
-
-    def _with_column(self, error: CorruptError, part: RowGroupPart, names: tuple[str, ...]) -> RankfeedError:
-        """The error with the column that cannot be read by itself."""
-        for name in names:
-            try:
-                self._read(part, (name,))
-            except CorruptError as alone:
-                if "column" in str(alone.where):
-                    return alone
-                return with_where(alone, f"{alone.where}, column {name!r}")
-        return error
+            for name in names:  # to find the column that cannot be read by itself
+                try:
+                    self._read(part, (name,))
+                except CorruptError as alone:
+                    where = str(alone.where)
+                    raise with_where(alone, where if "column" in where else f"{where}, column {name!r}") from error
+            raise
 
     def _read(self, part: RowGroupPart, names: tuple[str, ...]) -> Any:
         decoded = [self._decoded_group(each, names) for each in part.by_group()]
@@ -201,7 +190,7 @@ class ParquetReader:
             return rows
 
     def _where(self, part: RowGroupPart) -> str:
-        return f"{self._paths[part.file]}, {part}"
+        return f"{self._data_files.path(part.file)}, {part}"
 
     def _check_values(self, part: RowGroupPart, cursor: _Cursor) -> None:
         """Compare the number of values in lists with the footer: pyarrow ignores surplus values."""
@@ -214,7 +203,6 @@ class ParquetReader:
                     expected=column.num_values,
                     found=values,
                     where=f"{self._where(part)}, column {column.path_in_schema!r}",
-                    remedy=REMEDY,
                 )
 
     def _decoded_group(self, part: RowGroupPart, names: tuple[str, ...]) -> _Decoded:
@@ -236,7 +224,7 @@ class ParquetReader:
         if group.num_rows * group.total_byte_size <= _MOST_DECODED:
             texts = {}
         sized = {
-            number: _value_bytes(column)
+            number: _VALUE_BYTES.get(column.physical_type, column.length)
             for number, column in leaves.items()
             if column.max_repetition_level or column.physical_type == "FIXED_LEN_BYTE_ARRAY"
         }
@@ -302,7 +290,6 @@ class ParquetReader:
                 expected=f"{rows} more rows",
                 found=count,
                 where=where,
-                remedy=REMEDY,
             )
         for batch in got if cursor.values else ():
             # Parquet stores a value for each null or empty list.
@@ -344,20 +331,11 @@ class ParquetReader:
     def _open(self, number: int) -> _OpenFile:
         import pyarrow as pa
 
-        path = self._paths[number]
-        with os_errors(path):
+        path = self._data_files.path(number)
+        with file_errors(path):
             handle = pa.OSFile(os.fsencode(path))
             content = footer_bytes(handle, path)
         self._data_files.opened(number)
-        digest = digest_of(content)
-        if digest != self._digests[number]:
-            raise CorruptError(
-                "the file was replaced while it was in use",
-                expected=f"the footer {self._digests[number]}",
-                found=digest,
-                where=path,
-                remedy="start the job again",
-            )
         return _OpenFile(handle, parse_footer(content, path).metadata)
 
 
@@ -404,9 +382,3 @@ def _longest_entry(array: Any) -> int:
     if array is None or not pa.types.is_dictionary(array.type):
         return 0
     return pc.max(pc.binary_length(array.dictionary)).as_py() or 0
-
-
-def _value_bytes(column: Any) -> int:
-    """Decoded bytes of a value of a Parquet column that is not text."""
-    widths = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "FIXED_LEN_BYTE_ARRAY": column.length, "BYTE_ARRAY": 0}
-    return int(widths.get(column.physical_type, 8))

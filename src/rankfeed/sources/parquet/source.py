@@ -2,25 +2,24 @@
 
 import copy
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from rankfeed._util.validate import check_int
-from rankfeed.columns import ColumnBuffer, Columns, Field
+from rankfeed.columns import Column, ColumnBuffer
 from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.arrow.columns import read_columns
 from rankfeed.sources.arrow.errors import arrow_errors
-from rankfeed.sources.arrow.types import VALID, Nulls, fields_of, leaves_of
+from rankfeed.sources.arrow.types import Nulls, check_same_schema, fields_of, parents_of
 from rankfeed.sources.chunked import CACHE_BYTES, ChunkCache, ChunkedSource
 from rankfeed.sources.parquet.detect import list_files
-from rankfeed.sources.parquet.footer import REMEDY, Footer, read_footers
+from rankfeed.sources.parquet.footer import Footer, read_footers
 from rankfeed.sources.parquet.partitions import Partitions
 from rankfeed.sources.parquet.reader import LargeRowsError, ParquetReader, RowGroupPart
 from rankfeed.sources.paths import Paths, label
-from rankfeed.sources.source import Int64, check_columns, check_ids
+from rankfeed.sources.source import Int64, check_columns
 from rankfeed.storage import DataFiles, digest_of
 
 #: Approximate bytes that are decoded at once: larger row groups are read in parts, small adjacent ones together.
@@ -61,7 +60,6 @@ class ParquetSource(ChunkedSource):
         (array([2, 1]), array([2, 3]))
     """
 
-    _transient: ClassVar[tuple[str, ...]] = ("_reader", "_finer")
     files: DataFiles
 
     def __init__(
@@ -74,34 +72,38 @@ class ParquetSource(ChunkedSource):
     ) -> None:
         cache_bytes = check_int("cache_bytes", cache_bytes, at_least=0)
         found = list_files(where)
-        self._paths = [file.path for file in found]
-        self.files = DataFiles(self._paths)
-        footers = read_footers(self._paths)
-        self._digests = [footer.digest for footer in footers]
+        paths = [file.path for file in found]
+        self.files = DataFiles(paths)
+        footers = read_footers(paths)
         self._nulls: Nulls = nulls
-        schema = _common_schema(self._paths, footers)
-        with arrow_errors(self._paths[0]):
+        schema = footers[0].schema
+        for path, footer in zip(paths, footers, strict=True):
+            with arrow_errors(path):  # a name may not be UTF-8
+                check_same_schema(schema, footer.schema, paths[0], path)
+        with arrow_errors(paths[0]):
             own = fields_of(schema, nulls=nulls, columns=columns)
         self._partitions = Partitions(found, own, nulls)
         known = {**own, **self._partitions.fields}
-        self._fields = {name: known[name] for name in check_columns(columns, known)}
-        roots = {name: path[0] for name, path, _ in leaves_of(schema)}
-        self._roots = {name: roots.get(name) or roots[name.removesuffix(VALID)] for name in own}
-        self._rows = np.array([rows for footer in footers for rows in footer.rows], np.int64)
-        if not self._rows.sum():
-            raise SourceError("there are no rows", where=self._paths[0])
+        fields = {name: known[name] for name in check_columns(columns, known)}
+        self._parents = parents_of(schema, own)
+        blocks = np.array([rows for footer in footers for rows in footer.rows], np.int64)
         schema_facts = [*(f"{name}:{field}" for name, field in known.items()), *self._partitions.describe()]
-        facts = [*schema_facts, *self._digests, self.files.fingerprint]
-        self._fingerprint = digest_of(b"parquet", *map(os.fsencode, facts))
-        share = len([name for name in self._fields if name in own]) / len(own)
-        sizes = [_decoded_sizes(footer, self._fields, share) for footer in footers]
+        facts = [*schema_facts, *(footer.digest for footer in footers), self.files.fingerprint]
+        self._init_samples(label(paths), fields, blocks, digest_of(b"parquet", *map(os.fsencode, facts)))
+        share = len([name for name in fields if name in own]) / len(own)
+        row_bytes = sum(each.row_bytes() if each.kind == "dense" else _LEAST_ROW_BYTES for each in fields.values())
+        #: Approximate decoded bytes of each row group of each file.
+        sizes = [
+            [int(max(rows * row_bytes, size * share)) for rows, size in zip(each.rows, each.nbytes, strict=True)]
+            for each in footers
+        ]
         most = _PART_BYTES
         if sum(map(sum, sizes)) > cache_bytes:
             most = min(most, max(_LEAST_PART_BYTES, cache_bytes // _PARTS_IN_CACHE))
         self._parts = [
             part
             for number, footer in enumerate(footers)
-            for part in _cut(number, footer, sizes[number], self._paths[number], most)
+            for part in _cut(number, footer, sizes[number], paths[number], most)
         ]
         self._reader: ParquetReader | None = None
         #: The same data in smaller parts, once a part could not be decoded.
@@ -109,27 +111,13 @@ class ParquetSource(ChunkedSource):
         data_bytes = sum(nbytes for footer in footers for nbytes in footer.nbytes)
         self._init_chunks([part.rows for part in self._parts], cache_bytes, data_bytes=data_bytes)
 
-    def __repr__(self) -> str:
-        return f"ParquetSource({label(self._paths)!r}, {len(self)} samples)"
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_reader": None, "_finer": None}
 
-    @property
-    def fields(self) -> Mapping[str, Field]:
-        return self._fields
-
-    @property
-    def blocks(self) -> Int64:
-        return self._rows
-
-    @property
-    def fingerprint(self) -> str:
-        return self._fingerprint
-
-    def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
-        ids, names = check_ids(sample_ids, len(self)), check_columns(columns, self._fields)
-        self.files.check_open(at_intervals=True)
+    def _fetch(self, ids: Int64, names: Sequence[str]) -> dict[str, Column]:
         if self._finer is None:
             try:
-                return super().fetch(ids, names)
+                return super()._fetch(ids, names)
             except LargeRowsError as error:
                 parts = [each for part in self._parts for each in part.cut(error.factor)]
             except SourceError:
@@ -141,23 +129,23 @@ class ParquetSource(ChunkedSource):
             finer._parts = parts
             finer._init_chunks([part.rows for part in parts], self._cache_bytes)
             self._finer, self._cache = finer, ChunkCache(0)
-        return self._finer.fetch(ids, names)
+        return self._finer._fetch(ids, names)
 
-    def expect(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> None:
+    def _expect(self, ids: Int64, names: Sequence[str]) -> None:
         if self._finer is not None:
-            self._finer.expect(sample_ids, columns)
+            self._finer._expect(ids, names)
         else:
-            super().expect(sample_ids, columns)
+            super()._expect(ids, names)
 
     def _load_chunk(self, number: int, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
         part = self._parts[number]
-        wanted = {name: self._fields[name] for name in names if name in self._roots}
+        wanted = {name: self._fields[name] for name in names if name in self._parents}
         loaded: dict[str, ColumnBuffer] = {}
         if wanted:
             if self._reader is None or self._reader.pid != os.getpid():
-                self._reader = ParquetReader(self._paths, self._digests, self.files, self._cache_bytes)
-            rows = self._reader.read(part, tuple(dict.fromkeys(self._roots[name] for name in wanted)))
-            where = f"{self._paths[part.file]}, {part}"
+                self._reader = ParquetReader(self.files, self._cache_bytes)
+            rows = self._reader.read(part, tuple(dict.fromkeys(self._parents[name] for name in wanted)))
+            where = f"{self.files.path(part.file)}, {part}"
             first = part.before + part.first
             with arrow_errors(where):
                 loaded = read_columns(rows, wanted, where=where, first_row=first, nulls=self._nulls)
@@ -167,58 +155,6 @@ class ParquetSource(ChunkedSource):
             if name not in wanted:
                 loaded[name] = self._partitions.column(name, part.file, part.rows)
         return {name: loaded[name] for name in names}
-
-
-def _common_schema(paths: Sequence[str], footers: Sequence[Footer]) -> Any:
-    """The schema of all files; a SourceError names two files and a column if they differ."""
-    with arrow_errors(paths[0]):  # a name may not be UTF-8
-        first = _column_types(footers[0].schema)
-    checked = [footers[0].schema]
-    for path, footer in zip(paths, footers, strict=True):
-        if any(footer.schema.equals(schema) for schema in checked):
-            continue
-        with arrow_errors(path):
-            columns = _column_types(footer.schema)
-        if columns != first:
-            name = next(each for each in [*first, *columns] if first.get(each) != columns.get(each))
-            raise SourceError(
-                f"the files differ in column {name!r}",
-                expected=f"{first.get(name, 'no such column')} as in {paths[0]}",
-                found=columns.get(name, "no such column"),
-                where=path,
-                remedy="open files of one schema, or leave the column out of all by writing them again",
-            )
-        checked.append(footer.schema)
-    return footers[0].schema
-
-
-def _column_types(schema: Any) -> dict[str, str]:
-    """The type of each column, without differences that do not matter to a reader."""
-    types: dict[str, str] = {}
-    for field in schema:
-        name = _type_name(field.type)
-        types[field.name] = f"{types[field.name]}, {name}" if field.name in types else name
-    return types
-
-
-def _type_name(kind: Any) -> str:
-    import pyarrow as pa
-
-    if pa.types.is_dictionary(kind):
-        return _type_name(kind.value_type)
-    if pa.types.is_struct(kind):
-        return "struct<" + ", ".join(f"{each.name}: {_type_name(each.type)}" for each in kind) + ">"
-    if pa.types.is_fixed_size_list(kind):
-        return f"list<{_type_name(kind.value_type)}>[{kind.list_size}]"
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return f"list<{_type_name(kind.value_type)}>"
-    return str(kind).removeprefix("large_")
-
-
-def _decoded_sizes(footer: Footer, fields: Mapping[str, Field], share: float) -> list[int]:
-    """Approximate decoded bytes of each row group; ``share`` is the share of the columns that is read."""
-    row = sum(field.row_bytes() if field.kind == "dense" else _LEAST_ROW_BYTES for field in fields.values())
-    return [int(max(rows * row, size * share)) for rows, size in zip(footer.rows, footer.nbytes, strict=True)]
 
 
 def _cut(number: int, footer: Footer, sizes: Sequence[int], path: str, most: int) -> list[RowGroupPart]:
@@ -232,7 +168,6 @@ def _cut(number: int, footer: Footer, sizes: Sequence[int], path: str, most: int
                 "a row group has too many rows",
                 found=f"{rows} rows, {nbytes} bytes",
                 where=f"{path}, row group {group}",
-                remedy=REMEDY,
             )
         if parts and combined + nbytes <= most:
             parts[-1] = parts[-1].with_next_group(rows)

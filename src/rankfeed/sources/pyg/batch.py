@@ -80,7 +80,8 @@ def join_graphs(
 ) -> Any | None:
     """A ``Batch`` equal to ``Batch.from_data_list``, or None if only PyG can join these graphs (at least one)."""
     kind: Any = type(graphs[0])
-    if not _is_plain_data(kind) or any(type(graph) is not kind for graph in graphs):
+    empty = _empty_batch(kind)
+    if empty is None or any(type(graph) is not kind for graph in graphs):
         return None
     stored = [graph.stores[0]._mapping for graph in graphs]
     names = list(stored[0])
@@ -97,7 +98,7 @@ def join_graphs(
             if joined is None:
                 return None
             attributes.append(joined)
-    batch = copy.copy(_empty_batch(kind))
+    batch = copy.copy(empty)
     slices, increments = _fill_store(batch.stores[0], attributes, nodes if has_batch else None, follow_batch)
     batch._num_graphs, batch._slice_dict, batch._inc_dict = len(graphs), slices, increments
     return batch
@@ -353,17 +354,11 @@ def _is_plain_class(kind: type) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _is_plain_data(kind: type) -> bool:
-    from torch_geometric.data import Data
-
-    return issubclass(kind, Data) and _is_plain_class(kind)
-
-
-@lru_cache(maxsize=64)
 def _empty_batch(kind: type) -> Any:
-    from torch_geometric.data import Batch
+    """An empty batch of homogeneous graphs; None if only PyG can join graphs of this class."""
+    from torch_geometric.data import Batch, Data
 
-    return Batch(_base_cls=kind)
+    return Batch(_base_cls=kind) if issubclass(kind, Data) and _is_plain_class(kind) else None
 
 
 def _is_plain_tensor(value: Any) -> bool:

@@ -4,25 +4,20 @@ import os
 from pathlib import Path
 
 from rankfeed.errors import SourceError
-from rankfeed.sources.format import Format
-from rankfeed.sources.paths import Paths, files_in, head
+from rankfeed.sources.paths import files_in, head
 
 #: Written by PyG beside the graphs.
 _SIDE_FILES = ("pre_transform.pt", "pre_filter.pt")
 _ZIP = b"PK\x03\x04"
 
 
-def is_pyg(where: Paths) -> bool:
+def is_pyg(paths: list[str]) -> bool:
     """Whether this is a directory or file that PyG wrote."""
-    if not isinstance(where, (str, os.PathLike)):
-        return False
-    try:
-        if os.path.isfile(where):
-            return os.fspath(where).endswith(".pt") and head(where, 4) == _ZIP
-        folder = _processed(where)
-        return folder is not None and (bool(_saved_files(folder)) or (folder / "sqlite.db").is_file())
-    except (OSError, SourceError, ValueError):
-        return False
+    path = Path(paths[0])
+    if path.is_file():
+        return path.suffix == ".pt" and head(path, 4) == _ZIP
+    folder = _processed(path)
+    return folder is not None and (bool(_saved_files(folder)) or (folder / "sqlite.db").is_file())
 
 
 def saved_file(path: Path) -> str:
@@ -48,9 +43,8 @@ def saved_file(path: Path) -> str:
     )
 
 
-def _processed(where: str | os.PathLike[str]) -> Path | None:
+def _processed(path: Path) -> Path | None:
     """The directory of processed files, if this is one or has one."""
-    path = Path(where)
     for folder in (path / "processed", path):
         if folder.is_dir() and any((folder / name).is_file() for name in (*_SIDE_FILES, "data.pt", "sqlite.db")):
             return folder
@@ -60,11 +54,3 @@ def _processed(where: str | os.PathLike[str]) -> Path | None:
 def _saved_files(folder: Path) -> list[str]:
     names = [path for path in files_in(folder, [".pt"]) if os.path.basename(path) not in _SIDE_FILES]
     return [path for path in names if head(path, 4) == _ZIP] or names
-
-
-FORMAT = Format(
-    "pyg",
-    "a dataset that PyTorch Geometric saved (processed/data.pt)",
-    is_pyg,
-    "rankfeed.sources.pyg.saved:open_pyg",
-)

@@ -1,12 +1,10 @@
 """Reading graphs from datasets of PyTorch Geometric: from memory, from a database, or one by one."""
 
-from __future__ import annotations
-
 import copy
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +12,7 @@ import torch
 from rankfeed.errors import RankfeedError, SourceError
 from rankfeed.sources.pyg.batch import GraphLayout
 from rankfeed.sources.source import Int64
-from rankfeed.storage import digest_of
+from rankfeed.storage import digest_of, file_errors
 
 #: Cached graphs that are compared with the stored ones.
 _COMPARED = 1024
@@ -32,11 +30,7 @@ class Graphs(Sequence[Any]):
     def __len__(self) -> int:
         return len(self.numbers)
 
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-    @overload
-    def __getitem__(self, index: slice) -> Graphs: ...
-    def __getitem__(self, index: int | slice) -> Any:
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return Graphs(self.layout, self.numbers[index])
         return self.layout.graph(int(self.numbers[index]))
@@ -188,12 +182,9 @@ class OnDiskReader(GraphReader):
         path = self.dataset.processed_paths[0]
         if self.dataset.backend != "sqlite":
             return None
-        try:
-            with open(path, "rb") as file:
-                # SQLite's header has the number of pages and a change counter.
-                return [str(len(self)).encode(), repr(self.dataset.schema).encode(), file.read(100)]
-        except OSError as error:
-            raise SourceError("the database cannot be read", found=error, where=path) from error
+        with file_errors(path), open(path, "rb") as file:
+            # SQLite's header has the number of pages and a change counter.
+            return [str(len(self)).encode(), repr(self.dataset.schema).encode(), file.read(100)]
 
     def picklable_dataset(self) -> Any:
         dataset = copy.copy(self.dataset)

@@ -9,87 +9,66 @@ import os
 import pickle
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from rankfeed.errors import ArgumentError, CorruptError, RankfeedError, SourceError, UnsafeError, safe_str
+from rankfeed.errors import CorruptError, RankfeedError, SourceError, UnsafeError, safe_str
 from rankfeed.sources.extras import need
-from rankfeed.sources.paths import Paths, check_utf8, is_one
+from rankfeed.sources.paths import check_utf8
 from rankfeed.sources.pyg.detect import saved_file
 from rankfeed.sources.pyg.source import PyGSource, check_no_columns
-from rankfeed.sources.source import Source, reopen
 from rankfeed.storage import DataFiles
 
 #: In older versions the restricted unpickler could be made to run code (CVE-2025-32434).
 _SAFE_SINCE = (2, 6)
-_REMEDY = "process the dataset again, or fetch the file again"
 
 
-def open_pyg(
-    where: Paths,
-    *,
-    columns: Sequence[str] | None = None,
-    allow_pickle: bool = False,
-    follow_batch: Sequence[str] | None = None,
-    exclude_keys: Sequence[str] | None = None,
-) -> Source:
-    """Open graphs that an ``InMemoryDataset`` saved.
+class PyGFileSource(PyGSource):
+    """Graphs in a file that ``InMemoryDataset.save`` wrote; pickles as its path.
 
     Args:
-        where: its folder, its ``processed`` folder, or a file in it (``data.pt``).
+        where: the folder of the dataset, its ``processed`` folder, or a file in it (``data.pt``).
         columns: must be None.
         allow_pickle: whether the file may have classes and functions that torch does not consider harmless.
         follow_batch: attributes for which a batch gets ``<name>_batch`` and ``<name>_ptr``.
         exclude_keys: attributes that batches leave out.
 
-    Raises:
-        SourceError: it has no graphs, or several files of them.
-        UnsafeError: reading it would run code.
-        CorruptError: it is damaged.
+    Errors are those of `rankfeed.open`.
     """
-    if not is_one(where):
-        raise ArgumentError(
-            "graphs are opened from one path", found=repr(where)[:80], remedy="rf.concat joins them"
-        )
-    check_no_columns(columns)
-    path = saved_file(Path(where))  # type: ignore[arg-type]
-    return PyGFileSource(path, allow_pickle=allow_pickle, follow_batch=follow_batch, exclude_keys=exclude_keys)
-
-
-class PyGFileSource(PyGSource):
-    """Graphs in a file that ``InMemoryDataset.save`` wrote; pickles as its path."""
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        where: str | os.PathLike[str],
         *,
+        columns: Sequence[str] | None = None,
         allow_pickle: bool = False,
         follow_batch: Sequence[str] | None = None,
         exclude_keys: Sequence[str] | None = None,
         files: DataFiles | None = None,
     ) -> None:
-        self.path = os.path.abspath(path)
+        check_no_columns(columns)
+        self.path = saved_file(Path(where))
         self._allow_pickle = allow_pickle
         need("torch_geometric", extra="pyg")
-        files = DataFiles([self.path]) if files is None else files.reopened([self.path])
+        files = DataFiles([self.path]) if files is None else files
+        files.check(0)
         dataset = _saved_dataset(self.path, allow_pickle)
         files.opened(0)
         super().__init__(dataset, follow_batch=follow_batch, exclude_keys=exclude_keys)
-        self.files = files
+        self.files, self._label = files, self.path
 
     def __reduce__(self) -> tuple[Any, ...]:
-        options = {
-            "allow_pickle": self._allow_pickle,
-            "follow_batch": self._follow,
-            "exclude_keys": self._exclude,
-            "files": self.files,
-        }
-        return reopen, (PyGFileSource, self.path, options, self.fingerprint)
-
-    def __repr__(self) -> str:
-        return f"PyGFileSource({self.path!r}, {len(self)} graphs)"
+        reopen = partial(
+            PyGFileSource,
+            allow_pickle=self._allow_pickle,
+            follow_batch=self._follow,
+            exclude_keys=self._exclude,
+            files=self.files,
+        )
+        return reopen, (self.path,)
 
 
 def _saved_dataset(path: str, allow_pickle: bool) -> Any:
@@ -114,10 +93,7 @@ def _saved_dataset(path: str, allow_pickle: bool) -> Any:
         raise
     except Exception as error:
         raise CorruptError(
-            "the file's graphs do not fit together",
-            found=f"{type(error).__name__}: {safe_str(error)}",
-            where=path,
-            remedy=_REMEDY,
+            "the file's graphs do not fit together", found=f"{type(error).__name__}: {safe_str(error)}", where=path
         ) from error
     return dataset
 
@@ -140,7 +116,7 @@ def _load(path: str, allow_pickle: bool) -> Any:
     except pickle.UnpicklingError as error:
         message = " ".join(str(error).split())
         if allow_pickle or ("Unsupported" not in message and "GLOBAL" not in message):
-            raise CorruptError("the file is damaged", found=message[:200], where=path, remedy=_REMEDY) from None
+            raise CorruptError("the file is damaged", found=message[:200], where=path) from None
         start = max(0, message.find("Unsupported"))
         raise UnsafeError(
             "the file has objects whose reading could run code",
@@ -151,11 +127,11 @@ def _load(path: str, allow_pickle: bool) -> Any:
         ) from None
     except OSError as error:
         if os.path.isfile(path) and error.errno == errno.EINVAL:  # torch seeks the end of the archive
-            raise CorruptError("the file is damaged", found="it ends early", where=path, remedy=_REMEDY) from error
+            raise CorruptError("the file is damaged", found="it ends early", where=path) from error
         raise SourceError("the file cannot be read", found=error.strerror or error, where=path) from error
     except Exception as error:
         message = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
-        raise CorruptError("the file is damaged", found=message, where=path, remedy=_REMEDY) from error
+        raise CorruptError("the file is damaged", found=message, where=path) from error
 
 
 def _check_slices(data: Any, slices: dict[Any, Any] | None) -> None:

@@ -1,7 +1,7 @@
 """Graphs of PyTorch Geometric, which the loader joins to a PyG ``Batch``."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from rankfeed._util.validate import check_names, check_optional
-from rankfeed.columns import Columns, Field, retain_heap
+from rankfeed.columns import Column, Columns, Field, Objects, retain_heap
 from rankfeed.errors import ArgumentError, SourceError
 from rankfeed.sources.extras import need
 from rankfeed.sources.pyg.batch import join_graphs
 from rankfeed.sources.pyg.readers import GraphReader, Graphs, check_indices, reader_of
-from rankfeed.sources.source import Int64, Source, check_ids
+from rankfeed.sources.source import Int64, Source
 from rankfeed.storage import DataFiles, digest_of
 
 
@@ -71,23 +71,8 @@ class PyGSource(Source):
             self.files = DataFiles([self._reader.path])
         #: Numbers of the graphs in the dataset; None for all in order.
         self._indices = _compose(self._reader.indices, subset, length)
-        self._length = length if self._indices is None else len(self._indices)
-        if self._length < 1:
-            raise SourceError("the dataset is empty", found=type(dataset).__name__)
-
-    def _num_samples(self) -> int:
-        return self._length
-
-    def __repr__(self) -> str:
-        return f"PyGSource({type(self._reader.dataset).__name__}, {self._length} graphs)"
-
-    @property
-    def blocks(self) -> Int64:
-        return np.array([self._length], np.int64)
-
-    @property
-    def fields(self) -> Mapping[str, Field]:
-        return {"": Field("object")}
+        blocks = np.array([length if self._indices is None else len(self._indices)], np.int64)
+        self._init_samples(type(dataset).__name__, {"": Field("object")}, blocks)
 
     @property
     def runs_user_code(self) -> bool:  # type: ignore[override]
@@ -110,22 +95,22 @@ class PyGSource(Source):
         files = [] if self.files is None else [self.files.fingerprint.encode()]
         kind = type(self._reader.dataset).__qualname__
         indices = b"" if self._indices is None else self._indices.tobytes()
-        return digest_of(kind.encode(), str(self._length).encode(), indices, *(self._identity or ()), *files)
+        return digest_of(kind.encode(), str(len(self)).encode(), indices, *(self._identity or ()), *files)
 
     def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
         """Graphs in the given order; graphs in memory are cut out when they are used. ``columns`` must be None."""
         check_no_columns(columns)
-        ids = check_ids(sample_ids, self._length)
-        if self.files is not None:
-            self.files.check_open(at_intervals=True)
+        return super().fetch(sample_ids)
+
+    def _fetch(self, ids: Int64, names: Sequence[str]) -> dict[str, Column]:
         graphs = self._reader.read(ids if self._indices is None else self._indices[ids])
         if self.files is not None and self._reader.path is not None:  # a database, opened when it is first read
             self.files.check(0)
-        return Columns.of_objects(graphs)
+        return {"": Objects(graphs)}
 
     def __getitem__(self, index: int | slice) -> Any:
         if isinstance(index, slice):
-            return self.fetch(range(*index.indices(self._length)))[""].rows()
+            return self.fetch(range(*index.indices(len(self))))[""].rows()
         return super().__getitem__(index)
 
     def collate(self, samples: Sequence[Any]) -> Any:
@@ -151,12 +136,7 @@ def check_no_columns(columns: Sequence[str] | None) -> None:
 
 
 def is_graphs(dataset: Any) -> bool:
-    """Whether a dataset has graphs; does not import PyTorch Geometric.
-
-    Examples:
-        >>> is_graphs([{"x": 1}])
-        False
-    """
+    """Whether a dataset has graphs; does not import PyTorch Geometric."""
     if "torch_geometric" not in sys.modules:
         return False
     from torch.utils.data import ConcatDataset, Subset

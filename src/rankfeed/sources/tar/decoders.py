@@ -21,8 +21,16 @@ import numpy as np
 from rankfeed.columns import Field
 from rankfeed.errors import CorruptError, SourceError, UnsafeError
 from rankfeed.sources.extras import need
-from rankfeed.sources.npy.header import array_at, check_size, load_objects, read_header, reading
-from rankfeed.sources.npy.npz import members_of, read_member
+from rankfeed.sources.npy.arrays import (
+    DAMAGE,
+    array_at,
+    check_size,
+    load_objects,
+    members_of,
+    read_header,
+    read_member,
+)
+from rankfeed.storage import file_errors
 
 #: Bytes that one member may expand to.
 LIMIT = 1 << 29
@@ -41,19 +49,12 @@ class Decoder:
 
 
 def decoder_of(extension: str, *, allow_pickle: bool = False) -> Decoder:
-    """The decoder of an extension, which is in lower case; ``.gz`` at its end is decompressed first.
-
-    Examples:
-        >>> decoder_of("seg.cls").decode(b"7")
-        7
-        >>> decoder_of("bin").kind, decoder_of("caption.txt").field
-        ('bytes', Field(kind='str', dtype='', shape=()))
-    """
+    """The decoder of an extension, which is in lower case; ``.gz`` at its end is decompressed first."""
     if extension.endswith(".gz"):
         inner = decoder_of(extension[:-3], allow_pickle=allow_pickle)
         decode = inner.decode or (bytes.decode if inner.kind == "text" else bytes)
         kind = inner.kind if inner.kind in ("audio", "pickle") else "value"
-        return Decoder(kind, lambda data: decode(gunzip(data)), inner.field)
+        return Decoder(kind, partial(_decode_gzipped, decode), inner.field)
     last = extension.rpartition(".")[2]
     if last in _PICKLES:
         return Decoder("pickle", partial(_pickle, last, allow_pickle), Field("object"))
@@ -72,13 +73,7 @@ def _integer(data: bytes) -> int:
 
 
 def gunzip(data: bytes, limit: int = LIMIT) -> bytes:
-    """Decompress gzip; an UnsafeError if it expands to more than ``limit`` bytes.
-
-    Examples:
-        >>> import gzip
-        >>> gunzip(gzip.compress(b"a") + gzip.compress(b"b"))
-        b'ab'
-    """
+    """Decompress gzip; an UnsafeError if it expands to more than ``limit`` bytes."""
     try:
         # Not zlib alone: a member may be many streams, and zlib copies the rest of it at each.
         with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
@@ -97,6 +92,10 @@ def gunzip(data: bytes, limit: int = LIMIT) -> bytes:
     return out
 
 
+def _decode_gzipped(decode: Callable[[bytes], Any], data: bytes) -> Any:
+    return decode(gunzip(data))
+
+
 def _npy(data: bytes, *, allow_pickle: bool) -> Any:
     header = read_header(io.BytesIO(data), "", allow_pickle=allow_pickle)
     if header.dtype.hasobject:
@@ -107,7 +106,7 @@ def _npy(data: bytes, *, allow_pickle: bool) -> Any:
 
 
 def _npz(data: bytes, *, allow_pickle: bool) -> dict[str, Any]:
-    with reading(""), zipfile.ZipFile(io.BytesIO(data)) as archive:
+    with file_errors("", *DAMAGE), zipfile.ZipFile(io.BytesIO(data)) as archive:
         nbytes = sum(info.file_size for info in archive.infolist())
         if nbytes > LIMIT:
             raise UnsafeError("a compressed member expands too much", found=f"{nbytes} bytes")

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rankfeed.errors import CorruptError, SourceError, UnsafeError
+from rankfeed.errors import CorruptError, UnsafeError
 from rankfeed.sources.parallel import in_parallel
 from rankfeed.sources.paths import head
 from rankfeed.sources.tar.headers import compression_of
@@ -29,7 +29,12 @@ def decompressed(listed: ShardList, cache_dir: str | os.PathLike[str] | None) ->
     Copies are made once, under a lock that all processes share; another version of a shard gets another copy.
     """
     folder = cache_folder(cache_dir) / "decompressed"
-    copies = {shard: _copy_path(folder, shard) for shard in listed.shards if compression_of(head(shard, 8))}
+    copies: dict[str, Path] = {}
+    for shard in listed.shards:
+        if compression_of(head(shard, 8)):
+            found = os.stat(shard)
+            version = digest_of(os.fsencode(shard), f"{found.st_size}.{found.st_mtime_ns}".encode())[:16]
+            copies[shard] = folder / f"{os.path.basename(shard)[:100]}-{version}.tar"
     if not all(copy.is_file() for copy in copies.values()):
         with locked(folder / ".lock", f"decompressed shards in {folder}"):
             # Left by a process that was killed: only the owner of the lock writes copies.
@@ -38,15 +43,6 @@ def decompressed(listed: ShardList, cache_dir: str | os.PathLike[str] | None) ->
             missing = [shard for shard, copy in copies.items() if not copy.is_file()]
             in_parallel(lambda shard: _decompress(shard, copies[shard]), missing, "decompressing", progress=True)
     return replace(listed, shards=[os.fspath(copies.get(shard, shard)) for shard in listed.shards])
-
-
-def _copy_path(folder: Path, shard: str) -> Path:
-    try:
-        found = os.stat(shard)
-    except OSError as error:
-        raise SourceError("the shard cannot be read", found=error, where=shard) from error
-    version = digest_of(os.fsencode(shard), f"{found.st_size}.{found.st_mtime_ns}".encode())[:16]
-    return folder / f"{os.path.basename(shard)[:100]}-{version}.tar"
 
 
 def _decompress(shard: str, copy: Path) -> None:
@@ -81,6 +77,4 @@ def _read(file: Any, shard: str) -> bytes:
     try:
         return bytes(file.read(_CHUNK_BYTES))
     except Exception as error:  # the libraries have errors of their own, some of them OSErrors
-        raise CorruptError(
-            "a compressed shard is damaged", found=error, where=shard, remedy="fetch the shard again"
-        ) from error
+        raise CorruptError("a compressed shard is damaged", found=error, where=shard) from error

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from rankfeed.errors import CorruptError, SourceError, printable
+from rankfeed.storage import file_errors
 
 BLOCK = 512
 _ZEROS = bytes(BLOCK)
@@ -33,7 +34,6 @@ _EXTENDED = (b"x", b"X", b"g", b"L", b"K")
 #: Numbers that are only validated: mode, uid, gid and time.
 _NUMBERS = (slice(100, 108), slice(108, 116), slice(116, 124), slice(136, 148))
 
-_REMEDY = "fetch the file again, or write it again"
 _REWRITE = "write it again with `tar --format=ustar` or webdataset.TarWriter"
 
 
@@ -47,21 +47,14 @@ class TarMember(NamedTuple):
 
 
 class TarReader:
-    """Iterates over the regular files of an archive; directories and devices are skipped.
-
-    Raises:
-        CorruptError: the archive is damaged or truncated; names file and offset.
-        SourceError: the file cannot be read, is compressed, or has a link or a sparse file.
-    """
+    """Iterates over the regular files of an archive; directories and devices are skipped, links refused."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.offset = 0  #: of the next header; at the end, of the block of zeros
-        try:
+        with file_errors(path):
             self._file = open(path, "rb", buffering=_BUFFER_BYTES)  # noqa: SIM115
             found = os.fstat(self._file.fileno())
-        except OSError as error:
-            raise SourceError("the file cannot be read", found=error, where=path) from error
         self.size, self.mtime_ns = found.st_size, found.st_mtime_ns
 
     def __enter__(self) -> TarReader:
@@ -159,7 +152,8 @@ class TarReader:
                 f"the end of the file after {len(block)} bytes",
                 here,
                 "truncated" if here else "damaged",
-                f"{_REMEDY}; where its writer left the end out, add it: `head -c 1024 /dev/zero >> FILE`",
+                "fetch the file again, or write it again; where its writer left the end out, add it: "
+                "`head -c 1024 /dev/zero >> FILE`",
             )
         if not is_header(block):
             raise self._damaged("a header with a valid checksum", repr(block[148:156]), here)
@@ -217,7 +211,7 @@ class TarReader:
         return f"{self.path}, offset {offset}"
 
     def _damaged(
-        self, expected: str, found: str, offset: int, how: str = "damaged", remedy: str = _REMEDY
+        self, expected: str, found: str, offset: int, how: str = "damaged", remedy: str | None = None
     ) -> CorruptError:
         return CorruptError(
             f"a tar file is {how}", expected=expected, found=found, where=self._at(offset), remedy=remedy
@@ -235,12 +229,7 @@ def _name(block: bytes) -> bytes:
 
 
 def is_header(block: bytes) -> bool:
-    """Whether 512 bytes are a tar header, by its checksum.
-
-    Examples:
-        >>> is_header(bytes(512))
-        False
-    """
+    """Whether 512 bytes are a tar header, by its checksum."""
     digits = block[148:156].split(b"\0", 1)[0].strip(b" ")
     if len(block) != BLOCK or not digits or digits.strip(b"01234567"):
         return False

@@ -18,11 +18,11 @@ import numpy.typing as npt
 import xxhash
 
 from rankfeed.errors import CorruptError, SourceError, printable
+from rankfeed.sources.source import Int64
 from rankfeed.sources.tar.headers import BLOCK, TarMember, TarReader
 from rankfeed.storage import check_data_name, digest_of, map_file
 from rankfeed.storage.commit import decodable
 
-Int64 = npt.NDArray[np.int64]
 Bytes8 = npt.NDArray[np.uint8]
 
 _MAGIC = b"RFTARIX3"
@@ -104,14 +104,7 @@ class TarIndex:
 
 
 def split_name(name: bytes) -> tuple[bytes, str] | None:
-    """Key and extension of a member as WebDataset defines them; None for a member that is no data.
-
-    Examples:
-        >>> split_name(b"train/0001.Seg.PNG")
-        (b'train/0001', 'seg.png')
-        >>> split_name(b"README"), split_name(b"__meta__/a.txt")
-        (None, None)
-    """
+    """Key and extension of a member as WebDataset defines them; None for a member that is no data."""
     found = _KEY.match(name)
     if found is None or (name.startswith(b"__") and _META.match(name)):
         return None
@@ -150,6 +143,7 @@ def scan(path: str) -> TarIndex:
     rows, starts, sizes = np.concatenate([np.empty((0, 3), np.int64), *columns.values()]).T.copy()
     key_offsets = np.cumsum([0, *map(len, keys)], dtype=np.int64)
     arrays = begins, key_offsets, rows, starts, sizes, np.frombuffer(b"".join(keys), np.uint8)
+    first: dict[bytes, int] = {}
     summary = Summary(
         tar_bytes=reader.size,
         tar_mtime_ns=reader.mtime_ns,
@@ -158,7 +152,9 @@ def scan(path: str) -> TarIndex:
         end=reader.offset,
         digest=digest_of(_body(*arrays)),
         headers=headers,
-        repeated=_repeated(keys),
+        repeated=next(
+            ((first[key], row) for row, key in enumerate(keys) if first.setdefault(key, row) != row), None
+        ),
         extensions=[
             Extension(name, len(each), *(int(f(each[:, 2])) for f in (np.min, np.max, np.sum)))
             for name, each in columns.items()
@@ -182,12 +178,6 @@ def _check_member(member: TarMember, extension: str, path: str) -> None:
 
 def _shown(member: TarMember) -> str:
     return repr(printable(member.name)[:200])
-
-
-def _repeated(keys: list[bytes]) -> tuple[int, int] | None:
-    """Two samples with the same key."""
-    first: dict[bytes, int] = {}
-    return next(((first[key], row) for row, key in enumerate(keys) if first.setdefault(key, row) != row), None)
 
 
 def headers_digest(read: Callable[[int], bytes], offsets: Int64) -> str:

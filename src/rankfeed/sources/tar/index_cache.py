@@ -9,7 +9,7 @@ from pathlib import Path
 from rankfeed.errors import SourceError
 from rankfeed.sources.parallel import in_parallel
 from rankfeed.sources.tar.index import Summary, TarIndex, decode, encode, read_summary, scan
-from rankfeed.storage import digest_of, map_file, write_atomic
+from rankfeed.storage import digest_of, file_errors, map_file, write_atomic
 
 #: Appended to the name of a shard.
 SUFFIX = ".rankfeed"
@@ -38,10 +38,7 @@ def index_places(tar: str, cache_dir: str | os.PathLike[str] | None) -> list[Pat
 class IndexCache:
     """Indexes of shards, created if they do not exist or are outdated.
 
-    Args:
-        cache_dir: directory for indexes that cannot be stored beside their shards; None for ``~/.cache/rankfeed``.
-        within: directory of a description that names the shards; nothing is written through a link below it.
-        progress: show a progress bar if standard error is a terminal.
+    ``within`` is the directory of a description that names the shards: nothing is written through a link below it.
     """
 
     def __init__(
@@ -53,19 +50,19 @@ class IndexCache:
 
     def summaries(self, tars: Sequence[str]) -> list[Summary]:
         """Summaries of shards; those without a current index are indexed now."""
-        known = self.known(tars)
-        found = {tar: summary for tar, summary in known.items() if summary is not None}
-        found |= self._create([tar for tar in known if tar not in found])
+        found = self.known(tars)
+        found |= self._create([tar for tar in tars if tar not in found])
         return [found[tar] for tar in tars]
 
-    def known(self, tars: Sequence[str]) -> dict[str, Summary | None]:
-        """Summaries of shards; None for those without a current index."""
+    def known(self, tars: Sequence[str]) -> dict[str, Summary]:
+        """Summaries of the shards that have a current index."""
 
         def find(tar: str) -> Summary | None:
             found = (_if_current(read_summary(place), tar) for place in index_places(tar, self._cache_dir))
             return next(filter(None, found), None)
 
-        return dict(zip(tars, in_parallel(find, tars), strict=True))
+        found = zip(tars, in_parallel(find, tars), strict=True)
+        return {tar: summary for tar, summary in found if summary is not None}
 
     def load(self, tar: str) -> TarIndex:
         """The index of one shard, memory-mapped; created if there is no valid one."""
@@ -86,8 +83,7 @@ class IndexCache:
             folders.setdefault(self._writable_places(tar)[0].parent, []).append(tar)
         for folder, some in folders.items():
             with locked(folder / _LOCK, f"the indexes in {folder}"):
-                found = {} if replace else self.known(some)
-                created |= {tar: summary for tar, summary in found.items() if summary is not None}
+                created |= {} if replace else self.known(some)
                 missing = [tar for tar in dict.fromkeys(some) if tar not in created]
                 indexed = in_parallel(self._create_one, missing, "indexing", progress=self._progress)
                 created |= dict(zip(missing, indexed, strict=True))
@@ -97,14 +93,14 @@ class IndexCache:
         index = scan(tar)
         if _if_current(index.summary, tar) is None:
             raise SourceError("a shard changes while it is indexed", where=tar, remedy="wait until it is written")
-        *others, last = self._writable_places(tar)
-        for place in (*others, last):
+        places = self._writable_places(tar)
+        for place in places:
             try:
                 place.parent.mkdir(parents=True, exist_ok=True)
                 write_atomic(place, encode(index))
                 break
             except OSError as error:
-                if place == last:
+                if place == places[-1]:
                     raise not_writable("an index", place, error) from error
         return index.summary
 
@@ -119,10 +115,8 @@ class IndexCache:
 
 def _if_current(summary: Summary | None, tar: str) -> Summary | None:
     """The summary if size and time of the shard are still the same, otherwise None."""
-    try:
+    with file_errors(tar):
         found = os.stat(tar)
-    except OSError as error:
-        raise SourceError("the shard cannot be read", found=error.strerror or error, where=tar) from error
     if summary is None or (summary.tar_bytes, summary.tar_mtime_ns) != (found.st_size, found.st_mtime_ns):
         return None
     return summary

@@ -15,9 +15,9 @@ import msgspec
 from rankfeed.errors import ArgumentError, CorruptError, SourceError
 from rankfeed.sources.extras import need
 from rankfeed.sources.json_index import read_json
-from rankfeed.sources.paths import Paths, braces, common_root, expand, is_one
-from rankfeed.sources.tar.detect import META, is_energon, is_wids, tars_in
-from rankfeed.storage import check_data_name, resolve_data_name
+from rankfeed.sources.paths import Paths, braces, common_root, expand, files_at
+from rankfeed.sources.tar.detect import META, is_energon, is_wids
+from rankfeed.storage import check_data_name, check_shard_size, file_errors, resolve_data_name
 from rankfeed.storage.commit import decodable
 
 _MAX_YAML_BYTES = 1 << 28
@@ -47,23 +47,18 @@ class ShardList:
 
 def list_shards(where: Paths, split: str | None = None) -> ShardList:
     """The shards of a path, pattern or list, or of a description; ``split`` is a part that Energon's names."""
-    path = os.fspath(where) if is_one(where) else ""  # type: ignore[arg-type]
-    if path and is_energon(path):
-        return _read_energon(path, split)
+    paths = expand(where)
+    if len(paths) == 1 and is_energon(paths[0]):
+        return _read_energon(paths[0], split)
     if split is not None:
         raise ArgumentError(
             "only folders that Energon prepared have splits",
             expected=f"a folder with {META}/split.yaml",
             found=split,
         )
-    if path and is_wids(path):
-        return read_wids(path)
-    shards: list[str] = []
-    for each in expand(where):
-        shards += tars_in(each) if os.path.isdir(each) else [each]
-    if not shards:
-        raise SourceError("no .tar files", where=where)
-    shards = [os.path.abspath(each) for each in shards]
+    if len(paths) == 1 and is_wids(paths[0]):
+        return read_wids(paths[0])
+    shards = [os.path.abspath(each) for each in files_at(paths, (".tar",))]
     root = common_root(shards)
     return ShardList(shards, [os.path.relpath(each, root) for each in shards], [None] * len(shards))
 
@@ -116,7 +111,7 @@ def read_wids(path: str, *, check: bool = True) -> ShardList:
         resolve_data_name(folder, f"{base}/{shard.url}" if base else shard.url, path) for shard, base in pairs
     ]
     for place, shard in zip(shards, described, strict=True) if check else ():
-        _check_size(place, shard.filesize, path)
+        check_shard_size(place, shard.filesize, path)
     return ShardList(
         shards,
         [shard.url for shard in described],
@@ -125,24 +120,6 @@ def read_wids(path: str, *, check: bool = True) -> ShardList:
         sizes=[shard.filesize for shard in described],
         md5s=[shard.md5sum for shard in described],
     )
-
-
-def _check_size(shard: str, expected: int | None, where: object) -> None:
-    """Check that a shard that a description names exists and has the size that it says."""
-    try:
-        size = os.stat(shard).st_size
-    except OSError as error:
-        raise SourceError(
-            "a shard is missing", found=error.strerror, where=f"{shard}, named in {where}"
-        ) from error
-    if expected not in (None, size):
-        raise CorruptError(
-            "a shard has another size than its descriptor says",
-            expected=f"{expected} bytes",
-            found=f"{size} bytes",
-            where=shard,
-            remedy="fetch the shard again; if it was changed, write a new descriptor with `wids-index create`",
-        )
 
 
 @decodable
@@ -177,7 +154,7 @@ def _read_energon(folder: str, split: str | None) -> ShardList:
             )
     shards = [resolve_data_name(os.path.abspath(folder), name, meta) for name in names]
     for shard in shards:
-        _check_size(shard, None, meta)
+        check_shard_size(shard, None, meta)
     return ShardList(shards, names, [counts[name] for name in names], excluded, str(meta))
 
 
@@ -214,12 +191,8 @@ def _read_description(kind: type[_Description], *places: Path) -> _Description |
     if path is None or path.suffix == ".json":
         return None if path is None else read_json(path, kind)
     yaml = need("yaml", extra="webdataset")
-    try:
+    with file_errors(path, Exception):  # for invalid values PyYAML raises KeyError, AttributeError and others too
         if path.stat().st_size > _MAX_YAML_BYTES:
             raise ValueError(f"more than {_MAX_YAML_BYTES} bytes")
         # Not msgspec.yaml: the C loader that it uses ends the process if lists are nested too deeply.
         return msgspec.convert(yaml.safe_load(path.read_bytes()), kind | None)
-    except OSError as error:
-        raise SourceError("the file cannot be read", found=error, where=path) from error
-    except Exception as error:  # for invalid values PyYAML raises KeyError, AttributeError and others too
-        raise CorruptError("a description is damaged", found=str(error)[:200], where=path) from error

@@ -1,6 +1,5 @@
 """The indexed shards of a dataset, opened when they are read, and the samples in them."""
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -8,20 +7,15 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed._util.handle_cache import HandleCache
 from rankfeed.errors import CorruptError, SourceError
-from rankfeed.sources.source import by_chunk, starts_of
+from rankfeed.sources.source import Int64, by_chunk, starts_of
 from rankfeed.sources.tar.headers import BLOCK
 from rankfeed.sources.tar.index import TarIndex, headers_digest
 from rankfeed.sources.tar.index_cache import IndexCache
 from rankfeed.sources.tar.shard_list import ShardList
-from rankfeed.storage import DataFiles, check_not_truncated, digest_of, map_file
+from rankfeed.storage import DataFiles, digest_of
 
-Int64 = npt.NDArray[np.int64]
 Missing = Literal["error", "skip", "mask"]
-
-#: Shards that are held open; each takes two file descriptors.
-OPEN_SHARDS = 128
 
 
 @dataclass(frozen=True)
@@ -32,31 +26,16 @@ class Shard:
     data: npt.NDArray[np.uint8]  #: the whole file, memory-mapped
     index: TarIndex
 
-    def read(self, offset: int, size: int) -> bytes:
-        """Bytes of the archive."""
-        return self.data[offset : offset + size].tobytes()
-
 
 class ShardSet:
-    """Shards with their indexes, and the sample ids in them; some samples may be left out.
+    """Shards with their indexes, and the sample ids in them; some samples may be left out."""
 
-    Args:
-        listed: the shards.
-        cache: of their indexes.
-        files: what another process of the job saw first; None for the process that opens.
-        keep_repeated: accept samples of one shard that are not adjacent and have the same key.
-    """
-
-    def __init__(
-        self, listed: ShardList, cache: IndexCache, *, files: DataFiles | None = None, keep_repeated: bool = False
-    ) -> None:
-        self.paths, self.names = listed.shards, listed.names
+    def __init__(self, listed: ShardList, cache: IndexCache, *, keep_repeated: bool = False) -> None:
+        self.paths = listed.shards
         #: The shards as this job first saw them.
-        self.files = DataFiles(self.paths, self.names) if files is None else files.reopened(self.paths)
+        self.files = DataFiles(self.paths, listed.names)
         self._cache = cache
-        self._open: HandleCache[Shard] = HandleCache(OPEN_SHARDS)
         self.summaries = cache.summaries(self.paths)
-        self.sizes: list[int] = self.files.sizes.tolist()
         #: Samples of each extension, in order of appearance.
         self.extensions: dict[str, int] = {}
         for number, (summary, count) in enumerate(zip(self.summaries, listed.counts, strict=True)):
@@ -74,7 +53,7 @@ class ShardSet:
                 raise self._repeated_key(number, *summary.repeated)
         #: Rows that remain, for shards of which some are left out.
         self._kept: dict[int, Int64] = {}
-        self._exclude(listed.excluded)
+        self._exclude(listed)
         self._count()
 
     def _count(self) -> None:
@@ -88,24 +67,19 @@ class ShardSet:
     def fingerprint(self) -> str:
         """Digest of names, sizes, indexes, content samples, and the samples that are left out."""
         pieces = [self.files.fingerprint.encode()]
-        for name, size, summary in zip(self.names, self.sizes, self.summaries, strict=True):
-            pieces += [os.fsencode(name), str(size).encode(), summary.digest.encode()]
+        pieces += [summary.digest.encode() for summary in self.summaries]
         pieces += [str(number).encode() + rows.tobytes() for number, rows in sorted(self._kept.items())]
         return digest_of(*pieces)
 
     def open(self, number: int) -> Shard:
         """A shard, opened if it is not open; a CorruptError if it was changed since it was indexed."""
-        shard = self._open.get(number, lambda: self._opened(number))
-        check_not_truncated(shard.data, shard.path)
-        return shard
+        return self.files.get(number, self._load)
 
-    def _opened(self, number: int) -> Shard:
+    def _load(self, data: npt.NDArray[np.uint8], number: int) -> Shard:
         path, summary = self.paths[number], self.summaries[number]
-        self.files.check(number)  # before a changed shard is indexed
-        shard = Shard(path, map_file(path), self._cache.load(path))
-        self.files.opened(number)
+        shard = Shard(path, data, self._cache.load(path))
         # An index is found by size and time of the shard, which another archive may have too.
-        headers = headers_digest(lambda offset: shard.read(offset, BLOCK), shard.index.offsets)
+        headers = headers_digest(lambda offset: shard.data[offset : offset + BLOCK].tobytes(), shard.index.offsets)
         if (shard.index.summary.digest, headers) != (summary.digest, summary.headers):
             raise CorruptError(
                 "a shard is not the one that was indexed",
@@ -152,11 +126,11 @@ class ShardSet:
                 remedy='give columns= that samples share, or missing="mask"',
             )
 
-    def _exclude(self, names: frozenset[str]) -> None:
+    def _exclude(self, listed: ShardList) -> None:
         """Leave out samples by ``shard/key``."""
-        numbers = {name: number for number, name in enumerate(self.names)}
+        numbers = {name: number for number, name in enumerate(listed.names)}
         excluded: dict[int, set[str]] = {}
-        for name in names:
+        for name in listed.excluded:
             for cut, character in enumerate(name):  # shard names and keys may have slashes: try every cut
                 if character == "/" and name[:cut] in numbers:
                     excluded.setdefault(numbers[name[:cut]], set()).add(name[cut + 1 :])
@@ -176,6 +150,3 @@ class ShardSet:
             remedy='write the archive again by `tar --sort=name`; or pass duplicate_keys="keep" to have each '
             "as a sample, as WebDataset does",
         )
-
-    def __getstate__(self) -> None:
-        raise TypeError("a ShardSet is not pickled: its source opens the shards again")

@@ -4,35 +4,24 @@ A shard is memory-mapped and indexed once, so that a sample is found without rea
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from functools import cached_property
-from typing import Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from rankfeed._util.validate import check_bool, check_choice, check_name, check_optional
-from rankfeed.columns import Columns, Field
+from rankfeed.columns import Column
 from rankfeed.errors import SourceError
-from rankfeed.sources.paths import Paths
-from rankfeed.sources.source import (
-    BLOCK_BYTES,
-    Int64,
-    Source,
-    check_columns,
-    check_ids,
-    even_blocks,
-    probe_ids,
-    reopen,
-)
+from rankfeed.sources.paths import Paths, label
+from rankfeed.sources.source import BLOCK_BYTES, Int64, Source, check_ids, even_blocks, probe_ids
 from rankfeed.sources.tar.columns import Decode, SampleBatch, schema_of
 from rankfeed.sources.tar.decompress import decompressed
 from rankfeed.sources.tar.index_cache import IndexCache
 from rankfeed.sources.tar.shard_list import list_shards
 from rankfeed.sources.tar.shards import Missing, ShardSet
 from rankfeed.storage import DataFiles
-from rankfeed.storage.mapped import ReadHandle
 
 #: Smaller datasets stay in the page cache: announcing reads would only cost time.
 _PREFETCH_BYTES = 768 << 20
@@ -62,10 +51,8 @@ class WebDatasetSource(Source):
             WebDataset does.
         split: a part of a dataset that Energon prepared.
         decompress: whether to keep decompressed copies of compressed shards in the cache directory.
-        files: what another process of the job saw first; None for the process that opens.
 
-    Raises:
-        SourceError, CorruptError, UnsafeError, ArgumentError: the data are invalid; names file and offset.
+    Errors are those of `rankfeed.open`; they name file and offset.
     """
 
     default_shuffle: ClassVar[Literal["global", "window"]] = "global"
@@ -84,67 +71,35 @@ class WebDatasetSource(Source):
         duplicate_keys: Literal["error", "keep"] = "error",
         split: str | None = None,
         decompress: bool = False,
-        files: DataFiles | None = None,
     ) -> None:
-        self.where = _absolute(where)
-        self._options: dict[str, Any] = {
-            "columns": None if columns is None or isinstance(columns, str) else tuple(columns),
-            "allow_pickle": allow_pickle,
-            "cache_dir": None if cache_dir is None else os.path.abspath(cache_dir),
-            "decode": decode,
-            "missing": check_choice("missing", missing, get_args(Missing)),
-            "duplicate_keys": check_choice("duplicate_keys", duplicate_keys, ("error", "keep")),
-            "split": check_optional(check_name, "split", split),
-            "decompress": check_bool("decompress", decompress),
-        }
-        listed = list_shards(self.where, split)
-        if decompress:
+        check_choice("missing", missing, get_args(Missing))
+        check_choice("duplicate_keys", duplicate_keys, ("error", "keep"))
+        cache_dir = None if cache_dir is None else os.path.abspath(cache_dir)
+        listed = list_shards(_absolute(where), check_optional(check_name, "split", split))
+        if check_bool("decompress", decompress):
             listed = decompressed(listed, cache_dir)
         cache = IndexCache(cache_dir, within=listed.folder)
-        self._shards = ShardSet(listed, cache, files=files, keep_repeated=duplicate_keys == "keep")
+        self._shards = ShardSet(listed, cache, keep_repeated=duplicate_keys == "keep")
         self.files = self._shards.files
-        if hasattr(os, "posix_fadvise") and sum(self._shards.sizes) > _PREFETCH_BYTES:
+        if hasattr(os, "posix_fadvise") and self.files.sizes.sum() > _PREFETCH_BYTES:
             self.prefetch_distance = 1
-        if not len(self):
-            raise SourceError("the shards hold no samples", where=self.where)
-        probe = SampleBatch(self._shards, probe_ids(len(self)))
+        if not (samples := int(self._shards.starts[-1])):
+            raise SourceError("there are no samples", where=label(self._shards.paths))
+        probe = SampleBatch(self._shards, probe_ids(samples))
         self._specs = schema_of(
             self._shards, columns, probe, decode=decode, missing=missing, allow_pickle=allow_pickle
         )
         if missing != "mask":
             needed = [spec.extension for spec in self._specs.values() if spec.role in ("member", "rate")]
             self._shards.check_missing(needed, skip=missing == "skip")
+        sizes = zip(self._shards.counts.tolist(), self.files.sizes.tolist(), strict=True)
+        blocks = [even_blocks(rows, BLOCK_BYTES * rows // max(1, size)) for rows, size in sizes]
+        fields = {name: spec.field for name, spec in self._specs.items()}
+        self._init_samples(label(self._shards.paths), fields, np.concatenate(blocks), self._shards.fingerprint())
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return reopen, (WebDatasetSource, self.where, {**self._options, "files": self.files}, self.fingerprint)
-
-    def _num_samples(self) -> int:
-        return int(self._shards.starts[-1])
-
-    def __repr__(self) -> str:
-        return f"WebDatasetSource({self.where!r}, {len(self)} samples)"
-
-    @cached_property
-    def fields(self) -> Mapping[str, Field]:
-        return {name: spec.field for name, spec in self._specs.items()}
-
-    @cached_property
-    def blocks(self) -> Int64:
-        """Consecutive samples of about 4 MiB in a shard: int64."""
-        sizes = zip(self._shards.counts.tolist(), self._shards.sizes, strict=True)
-        return np.concatenate([even_blocks(rows, BLOCK_BYTES * rows // max(1, size)) for rows, size in sizes])
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """Digest of names, sizes, indexes, content samples, and the samples that are left out."""
-        return self._shards.fingerprint()
-
-    def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
-        ids = check_ids(sample_ids, len(self))
-        names = check_columns(columns, self._specs)
-        self.files.check_open(at_intervals=True)
+    def _fetch(self, ids: Int64, names: Sequence[str]) -> dict[str, Column]:
         batch = SampleBatch(self._shards, ids)
-        return Columns({name: self._specs[name].read(batch) for name in names}, len(ids))
+        return {name: self._specs[name].read(batch) for name in names}
 
     def shards_of(self, sample_ids: npt.ArrayLike) -> list[str]:
         """The path of the shard that contains each sample."""
@@ -161,14 +116,24 @@ class WebDatasetSource(Source):
         is_cached = True
         for number, rows, _ in self._shards.places(check_ids(sample_ids, len(self))):
             offsets = self._shards.open(number).index.offsets
-            with suppress(SourceError):  # moved or removed: it is read from its mapping
-                file = ReadHandle(self._shards.paths[number])
+            # A moved or removed file is read from its mapping.
+            with suppress(OSError), open(self._shards.paths[number], "rb", buffering=0) as file:
                 # If the first sample is cached, the others probably are.
-                if len(rows) and not file.is_cached(int(offsets[rows[0]])):
+                if len(rows) and not _is_cached(file.fileno(), int(offsets[rows[0]])):
                     is_cached = False
                     for first, last in zip(offsets[rows].tolist(), offsets[rows + 1].tolist(), strict=True):
-                        os.posix_fadvise(file.handle, first, last - first, os.POSIX_FADV_WILLNEED)
+                        os.posix_fadvise(file.fileno(), first, last - first, os.POSIX_FADV_WILLNEED)
         self._batches_to_skip = _BATCHES_BETWEEN_LOOKS if is_cached else 0
+
+
+def _is_cached(handle: int, offset: int) -> bool:
+    """Whether a byte is in the page cache; False if the system does not say."""
+    if not hasattr(os, "RWF_NOWAIT"):
+        return False
+    try:
+        return os.preadv(handle, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
+    except OSError:
+        return False
 
 
 def _absolute(where: Paths) -> Paths:

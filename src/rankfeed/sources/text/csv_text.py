@@ -1,7 +1,7 @@
 """Parsing CSV with pyarrow, without rounding integers and without accepting unclosed quotes."""
 
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Sequence
 from csv import Error as CsvError
 from csv import reader as csv_reader
 from functools import partial
@@ -9,10 +9,15 @@ from io import BytesIO, StringIO
 from itertools import islice
 from typing import Any
 
+import numpy as np
+
 from rankfeed.errors import CorruptError
 from rankfeed.sources.arrow.errors import arrow_errors
+from rankfeed.sources.arrow.types import UNNAMED
 from rankfeed.sources.text.dialect import BOM, REMEDY, Dialect
-from rankfeed.sources.text.exact_numbers import first_inexact, has_large, with_exact_integers
+from rankfeed.sources.text.exact_numbers import has_large, inexact_error, is_inexact
+
+_INTEGER = re.compile(r"\s*[+-]?[0-9]+\s*")
 
 
 def parse_csv(
@@ -29,18 +34,33 @@ def parse_csv(
     ``columns`` are those in which integers may not be rounded (None for all). With a ``schema``, the text
     continues a table of these columns and types: it has no header, and begins at ``first_line`` of the file.
     """
+    import pyarrow as pa
+
     if schema is None:
         text = text.removeprefix(BOM)
     if text.count(b'"') % 2:  # a scan for quoted values takes longer than parsing
         check_quotes(text, path, dialect, first_line)
     parse = partial(_parse, text, path, dialect, None if schema is None else schema.names, first_line)
-    table = parse(dialect.arrow_types() if schema is None else schema)
-    found = (
-        ((name,), line_of_csv_row(text, path, dialect, row, first_line, header=schema is None), value)
-        for name, row, value in _inexact_integers(table, parse, dialect.arrow_types())
-    )
-    remedy = "read the column as text with types={'column': 'string'}"
-    return with_exact_integers(table, found, parse if schema is None else None, columns, path, remedy)
+    given = dialect.arrow_types()
+    table = parse(given if schema is None else schema)
+    for place, (name, column) in enumerate(zip(table.schema.names, table.columns, strict=True)):
+        is_wanted = columns is None or (name or UNNAMED) in columns
+        # Two columns of one name are refused later.
+        if name in given or not is_wanted or table.schema.get_field_index(name) < 0 or not has_large(column):
+            continue
+        texts = parse({name: pa.string()}, [name]).column(0)
+        if (row := _first_inexact(texts)) is None:
+            continue
+        try:
+            if schema is None:
+                table = table.set_column(place, name, parse({name: pa.uint64()}, [name]).column(0))
+                continue
+        except CorruptError:
+            pass
+        line = _line_of_row(text, path, dialect, row, first_line, header=schema is None)
+        remedy = "read the column as text with types={'column': 'string'}"
+        raise inexact_error(texts[row], f"{path}, {line}", name, remedy)
+    return table
 
 
 def check_quotes(text: bytes, path: str, dialect: Dialect, first_line: int = 1) -> None:
@@ -106,24 +126,19 @@ def _parse(
         return table
 
 
-def _inexact_integers(
-    table: Any, parse: Callable[..., Any], given: Collection[str]
-) -> Iterator[tuple[str, int, object]]:
-    """Name, row and value of the first rounded integer of each column."""
-    import pyarrow as pa
+def _first_inexact(texts: Any) -> int | None:
+    """The first row of a text column with an integer that float64 would round; None if there is none."""
+    import pyarrow.compute as pc
 
-    for place, field in enumerate(table.schema):
-        # Two columns of one name are refused later.
-        is_inferred = field.name not in given and table.schema.get_field_index(field.name) >= 0
-        if field.type == pa.float64() and is_inferred and has_large(table.column(place)):
-            texts = parse({field.name: pa.string()}, [field.name]).column(0)
-            if (row := first_inexact(texts)) is not None:
-                yield field.name, row, texts[row].as_py()
+    is_long = pc.greater_equal(pc.binary_length(texts), 16).fill_null(False)
+    for row in np.flatnonzero(np.asarray(is_long)).tolist():
+        text = texts[row].as_py()
+        if _INTEGER.fullmatch(text) and is_inexact(int(text)):
+            return int(row)
+    return None
 
 
-def line_of_csv_row(
-    text: bytes, path: str, dialect: Dialect, row: int, first_line: int = 1, *, header: bool = True
-) -> str:
+def _line_of_row(text: bytes, path: str, dialect: Dialect, row: int, first_line: int, *, header: bool) -> str:
     """The line in which a row ends, for error messages."""
     reader = csv_reader(StringIO(text.decode(errors="replace")), delimiter=dialect.delimiter_of(path))
     try:

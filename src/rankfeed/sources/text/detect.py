@@ -3,11 +3,11 @@
 import json
 import os
 import zlib
+from contextlib import suppress
 from typing import Literal
 
-from rankfeed.errors import RankfeedError, SourceError
-from rankfeed.sources.format import Format
-from rankfeed.sources.paths import Paths, expand, files_in, head, matched
+from rankfeed.errors import SourceError
+from rankfeed.sources.paths import Paths, expand, files_at, files_in, head
 
 Kind = Literal["csv", "jsonl"]
 
@@ -15,34 +15,35 @@ _SUFFIXES: dict[Kind, tuple[str, ...]] = {"csv": (".csv", ".tsv"), "jsonl": (".j
 _PROBED_BYTES = 1 << 16
 
 
+def is_csv(paths: list[str]) -> bool:
+    """Whether these are CSV files, by their names and first bytes."""
+    return kind_of(paths) == "csv"
+
+
+def is_jsonl(paths: list[str]) -> bool:
+    """Whether these are files of JSON lines, by their names and first bytes."""
+    return kind_of(paths) == "jsonl"
+
+
 def kind_of(where: Paths) -> Kind | None:
-    """The kind of these files, by their names and first bytes; None for another format."""
-    paths = matched(where)
+    """The kind of these files; None for another format."""
     for kind in _SUFFIXES:
-        try:
-            found = list_files(where, kind) if paths else []
-        except RankfeedError:  # a directory with files of another kind
-            continue
-        if found and all(_is_kind(path, kind) for path in (found[0], found[-1])):
-            return kind
+        with suppress(SourceError):  # a directory with files of another kind
+            found = list_files(where, kind)
+            if found and all(_is_kind(path, kind) for path in (found[0], found[-1])):
+                return kind
     return None
 
 
 def list_files(where: Paths, kind: Kind) -> list[str]:
     """The files; a directory may only contain files of this kind."""
     suffixes = tuple(suffix + end for suffix in _SUFFIXES[kind] for end in ("", ".gz"))
-    found: list[str] = []
     for path in expand(where):
-        if not os.path.isdir(path):
-            found.append(path)
-            continue
-        inside = files_in(path, suffixes)
-        if len(inside) != len(files_in(path, ("",))) or not inside:
+        if os.path.isdir(path) and len(files_in(path, suffixes)) != len(files_in(path, ("",))):
             raise SourceError(
                 f"the folder holds other files than {kind}", expected=", ".join(suffixes), where=path
             )
-        found += inside
-    return found
+    return files_at(where, suffixes)
 
 
 def _is_kind(path: str, kind: Kind) -> bool:
@@ -74,14 +75,3 @@ def _is_object(line: bytes) -> bool:
         return isinstance(json.loads(line), dict)
     except (ValueError, RecursionError):
         return False
-
-
-CSV_FORMAT = Format(
-    "csv", "CSV files", lambda where: kind_of(where) == "csv", "rankfeed.sources.text.source:CsvSource"
-)
-JSONL_FORMAT = Format(
-    "jsonl",
-    "files with a JSON object in each line",
-    lambda where: kind_of(where) == "jsonl",
-    "rankfeed.sources.text.source:JsonlSource",
-)

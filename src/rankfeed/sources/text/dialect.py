@@ -1,6 +1,5 @@
 """Reading the text of CSV files and files of JSON lines, and options for parsing it."""
 
-import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -9,8 +8,10 @@ from gzip import GzipFile
 from typing import Any, BinaryIO
 
 from rankfeed._util.validate import invalid
-from rankfeed.errors import ArgumentError, CorruptError, SourceError, listed, safe_repr
+from rankfeed.errors import ArgumentError, SourceError, listed, safe_repr
+from rankfeed.sources.paths import common_root
 from rankfeed.sources.text.detect import Kind
+from rankfeed.storage import file_errors
 
 #: Decompressed bytes that are read into memory; larger files must be packed.
 LIMIT = 256 << 20
@@ -40,7 +41,6 @@ class Dialect:
         self.arrow_types()
 
     def arrow_types(self) -> dict[str, Any]:
-        """The types as `pyarrow.DataType`."""
         import pyarrow as pa
 
         found = {}
@@ -56,7 +56,6 @@ class Dialect:
         return found
 
     def delimiter_of(self, path: str) -> str:
-        """The delimiter of a file."""
         if self.delimiter is not None:
             return self.delimiter
         return "\t" if path.removesuffix(".gz").endswith(".tsv") else ","
@@ -74,44 +73,27 @@ class Dialect:
             )
 
 
-def read_text(path: str) -> bytes:
-    """The text of a file, decompressed if its name ends with `.gz`."""
-    with open_text(path) as file:
-        text = file.read(LIMIT + 1)
-    if len(text) > LIMIT:
-        raise too_large(path)
-    return text
-
-
-def too_large(where: str) -> SourceError:
-    """The error for text that is not read into memory."""
-    return SourceError(
-        "the text is too large to be read in place",
-        expected=f"up to {LIMIT >> 20} MiB, decompressed",
-        where=where,
-        remedy=f"`rankfeed write {where} packed/` reads it once, in a stream; then open packed/",
-    )
+def read_texts(paths: Sequence[str]) -> list[bytes]:
+    """The texts of files, decompressed if their names end with `.gz`."""
+    texts, size = [], 0
+    for path in paths:
+        with open_text(path) as file:
+            texts.append(file.read(LIMIT + 1 - size))
+        size += len(texts[-1])
+        if size > LIMIT:
+            where = path if len(paths) == 1 else common_root(paths)
+            raise SourceError(
+                "the text is too large to be read in place",
+                expected=f"up to {LIMIT >> 20} MiB, decompressed",
+                where=where,
+                remedy=f"`rankfeed write {where} packed/` reads it once, in a stream; then open packed/",
+            )
+    return texts
 
 
 @contextmanager
 def open_text(path: str) -> Iterator[BinaryIO]:
-    """Open a file for reading, decompressed if its name ends with `.gz`."""
+    """Open a file, decompressed if its name ends with `.gz`."""
     opener: Callable[..., Any] = GzipFile if path.endswith(".gz") else open
-    try:
-        with opener(path, "rb") as file:
-            yield file
-    except (EOFError, zlib.error) as error:
-        raise CorruptError(
-            "the file's compression is damaged", found=error, where=path, remedy="fetch the file again"
-        ) from error
-    except OSError as error:
-        kind = CorruptError if error.errno is None else SourceError  # errors of gzip have no number
-        raise kind("the file cannot be read", found=error, where=path, remedy="fetch the file again") from error
-
-
-def file_size(path: str) -> int:
-    """Bytes of a file, compressed or not."""
-    try:
-        return os.stat(path).st_size
-    except OSError as error:
-        raise SourceError("the file cannot be read", found=error.strerror, where=path) from error
+    with file_errors(path, EOFError, zlib.error), opener(path, "rb") as file:
+        yield file

@@ -6,16 +6,17 @@ names another line if one is cut; and it accepts text that is not UTF-8. So all 
 
 import json
 import re
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
+from io import BytesIO
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from rankfeed.errors import CorruptError, SourceError
+from rankfeed.sources.arrow.types import UNNAMED
 from rankfeed.sources.text.dialect import BOM, REMEDY, Dialect
-from rankfeed.sources.text.exact_numbers import inexact_in_json, with_exact_integers
+from rankfeed.sources.text.exact_numbers import has_large, inexact_error, is_inexact
 
 #: Levels of objects and lists in each other.
 MOST_LEVELS = 64
@@ -36,6 +37,8 @@ for _characters, _kind in ((b'"', _QUOTE), (b"[{", _OPEN), (b"]}", _CLOSE), (b"\
 _DEPTH_STEPS = np.array([0, 0, 1, -1, 0], np.int32)
 _ESCAPED = re.compile(rb"\\.")
 _ROW = re.compile(r"in row (\d+)")
+#: An integer with at least as many digits as 2**53.
+_LONG_INTEGER = re.compile(rb"(?<![0-9.])[0-9]{16,}(?![0-9.eE])")
 
 
 def parse_json_lines(
@@ -58,16 +61,63 @@ def parse_json_lines(
     check_lines(text, path, first_line)
     _check_keys(text, path)
     types = dialect.arrow_types()
-    parse = partial(_parse, text, path, first_line)
-    if schema is None:
-        table, parse_again = (
-            parse(pa.schema(types) if types else None, "infer"),
-            partial(parse, unexpected="infer"),
-        )
-    else:
-        table, parse_again = parse(schema, "error"), None
-    found = inexact_in_json(table, text, first_line, types)
-    return with_exact_integers(table, found, parse_again, columns, path, "write its numbers in quotes, as text")
+    given = pa.schema(types) if types else None
+    table = _parse(text, path, first_line, schema or given, "infer" if schema is None else "error")
+    for place, field in enumerate(table.schema):
+        if field.name in types or not has_large(table.column(place)):
+            continue
+        found: dict[str, tuple[int, int]] = {}
+        for line, name, number in _inexact_integers(field, text, path, first_line):
+            # Objects in lists are values of the column around them.
+            if columns is None or any(f"{name}.".startswith(f"{each}.") for each in columns):
+                found.setdefault(name, (line, number))
+        for name, (line, number) in found.items():
+            try:
+                if schema is None:
+                    kind = _with_uint64(field.name or UNNAMED, table.schema.field(place).type, name)
+                    exact = table.schema.set(place, field.with_type(kind))
+                    table = _parse(text, path, first_line, exact, "infer")
+                    continue
+            except CorruptError:
+                pass
+            raise inexact_error(number, f"{path}, line {line}", name, "write its numbers in quotes, as text")
+    return table
+
+
+def _inexact_integers(field: Any, text: bytes, path: str, first_line: int) -> Iterator[tuple[int, str, int]]:
+    """Line, column and value of the integers in a top-level column that its Arrow type rounds."""
+
+    def walk(name: str, kind: Any, value: Any) -> Iterator[tuple[str, int]]:
+        if isinstance(value, dict):
+            for inner, each in value.items():
+                yield from walk(f"{name}.{inner}", kind.field(inner).type, each)
+        elif isinstance(value, list):
+            for each in value:
+                yield from walk(name, kind.value_type, each)
+        elif type(value) is int and kind == "double" and is_inexact(value):
+            yield name, value
+
+    for line, content in enumerate(BytesIO(text), first_line):
+        if _LONG_INTEGER.search(content):
+            try:
+                value = json.loads(content).get(field.name)
+            except ValueError as error:
+                raise CorruptError(
+                    "a line is not one JSON object", found=error, where=f"{path}, line {line}", remedy=REMEDY
+                ) from error
+            for name, number in walk(field.name or UNNAMED, field.type, value):
+                yield line, name, number
+
+
+def _with_uint64(name: str, kind: Any, column: str) -> Any:
+    """The Arrow type of a top-level column, with uint64 instead of float64 in the column of a name inside it."""
+    import pyarrow as pa
+
+    if pa.types.is_list(kind):
+        return pa.list_(_with_uint64(name, kind.value_type, column))
+    if pa.types.is_struct(kind):
+        return pa.struct([each.with_type(_with_uint64(f"{name}.{each.name}", each.type, column)) for each in kind])
+    return pa.uint64() if name == column and kind == pa.float64() else kind
 
 
 def columns_in(table: Any, text: bytes, dialect: Dialect) -> list[str]:
@@ -78,65 +128,43 @@ def columns_in(table: Any, text: bytes, dialect: Dialect) -> list[str]:
     return [name for name in names if name not in doubtful - keys]
 
 
-def line_of_json_row(text: bytes, row: int, first_line: int = 1) -> str:
-    """The line of a row, for error messages: empty lines are no rows."""
-    full = (number for number, line in enumerate(text.split(b"\n"), first_line) if line.strip())
-    return f"line {next(islice(full, row, None), row)}"
-
-
 def check_lines(content: bytes, where: str, first_line: int = 1) -> int:
-    r"""Check that each line is complete JSON in UTF-8, not nested too deeply; the number of the line after them.
-
-    Examples:
-        >>> check_lines(b'{"a": "[["}\n{"a": [1]}', "here")
-        3
-        >>> check_lines(b'{"a": 1}\n{"a": [1}', "here")
-        Traceback (most recent call last):
-            ...
-        rankfeed.errors.CorruptError: a line is no complete JSON object
-          expected: as many brackets and quotes closed as opened
-          where: here, line 2
-          remedy: mend or remove the line, or write the file again
-    """
-    start, line = 0, first_line
+    """Check that each line is complete JSON in UTF-8, not nested too deeply; the number of the line after them."""
+    start, first = 0, first_line
     while start < len(content):
         # Up to the end of a line.
         end = content.rfind(b"\n", start, start + _CHUNK) + 1 or content.find(b"\n", start + _CHUNK) + 1
         chunk = content[start : end or len(content)]
         start += len(chunk)
-        line = _check_chunk(chunk, where, line)
-    return line
-
-
-def _check_chunk(chunk: bytes, where: str, first_line: int) -> int:
-    try:
-        chunk.decode()
-    except UnicodeDecodeError as error:
-        line = first_line + chunk.count(b"\n", 0, error.start)
-        raise _incomplete(where, line, "UTF-8", f"{error.reason} at byte {error.start}") from error
-    text = chunk if chunk.endswith(b"\n") else chunk + b"\n"
-    if b"\\" in text:
-        text = _ESCAPED.sub(b"", text)
-    kinds = _KINDS[np.frombuffer(text, np.uint8)]
-    kinds = kinds[kinds != 0]
-    in_string = np.cumsum(kinds == _QUOTE) & 1 == 1
-    depth = np.cumsum(np.where(in_string, 0, _DEPTH_STEPS[kinds]))
-    ends = np.flatnonzero(kinds == _NEWLINE)
-    # A line that does not close what it opened ends after it; a bracket too many is where it is.
-    bad = depth < 0
-    bad[ends] |= (depth[ends] != 0) | in_string[ends]
-    if bad.any():
-        line = first_line + int(np.count_nonzero(kinds[: int(np.argmax(bad))] == _NEWLINE))
-        raise _incomplete(where, line, "as many brackets and quotes closed as opened", None)
-    if len(depth) and int(depth.max()) > MOST_LEVELS:
-        line = first_line + int(np.count_nonzero(kinds[: int(np.argmax(depth > MOST_LEVELS))] == _NEWLINE))
-        raise SourceError(
-            "a line of JSON is nested too deeply",
-            expected=f"up to {MOST_LEVELS} levels",
-            where=f"{where}, line {line}",
-            remedy="write the inner part as a string",
-        )
-    return first_line + len(ends)
+        try:
+            chunk.decode()
+        except UnicodeDecodeError as error:
+            line = first + chunk.count(b"\n", 0, error.start)
+            raise _incomplete(where, line, "UTF-8", f"{error.reason} at byte {error.start}") from error
+        text = chunk if chunk.endswith(b"\n") else chunk + b"\n"
+        if b"\\" in text:
+            text = _ESCAPED.sub(b"", text)
+        kinds = _KINDS[np.frombuffer(text, np.uint8)]
+        kinds = kinds[kinds != 0]
+        in_string = np.cumsum(kinds == _QUOTE) & 1 == 1
+        depth = np.cumsum(np.where(in_string, 0, _DEPTH_STEPS[kinds]))
+        ends = np.flatnonzero(kinds == _NEWLINE)
+        # A line that does not close what it opened ends after it; a bracket too many is where it is.
+        bad = depth < 0
+        bad[ends] |= (depth[ends] != 0) | in_string[ends]
+        if bad.any():
+            line = first + int(ends.searchsorted(np.argmax(bad)))
+            raise _incomplete(where, line, "as many brackets and quotes closed as opened", None)
+        if (depth > MOST_LEVELS).any():
+            line = first + int(ends.searchsorted(np.argmax(depth > MOST_LEVELS)))
+            raise SourceError(
+                "a line of JSON is nested too deeply",
+                expected=f"up to {MOST_LEVELS} levels",
+                where=f"{where}, line {line}",
+                remedy="write the inner part as a string",
+            )
+        first += len(ends)
+    return first
 
 
 def _incomplete(where: str, line: int, expected: str, found: str | None) -> CorruptError:
@@ -180,6 +208,8 @@ def _parse(text: bytes, path: str, first_line: int, schema: Any, unexpected: str
         return pa_json.read_json(pa.BufferReader(text), read, options)
     except (pa.ArrowException, ValueError, OSError) as error:
         message = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
-        row = _ROW.search(message)
-        place = path if row is None else f"{path}, {line_of_json_row(text, int(row[1]), first_line)}"
+        place = path
+        if row := _ROW.search(message):  # empty lines are no rows
+            lines = (line for line, content in enumerate(BytesIO(text), first_line) if content.strip())
+            place = f"{path}, line {next(islice(lines, int(row[1]), None), '?')}"
         raise CorruptError("the text cannot be parsed", found=message, where=place, remedy=REMEDY) from error

@@ -1,14 +1,12 @@
 """CSV files and files of JSON lines, parsed into memory with pyarrow."""
 
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
-import numpy.typing as npt
 
-from rankfeed.columns import ColumnBuffer, Columns, Field, column_from_parts
+from rankfeed.columns import Column, ColumnBuffer, Columns, column_from_parts
 from rankfeed.errors import CorruptError, SourceError, listed
 from rankfeed.sources.arrow.columns import read_columns
 from rankfeed.sources.arrow.types import Nulls, fields_of, roots_of
@@ -19,16 +17,14 @@ from rankfeed.sources.source import (
     Source,
     by_chunk,
     check_columns,
-    check_ids,
     even_blocks,
     reopen,
     starts_of,
 )
-from rankfeed.sources.text.csv_text import check_quotes, end_of_csv_lines, line_of_csv_row, parse_csv
+from rankfeed.sources.text.csv_text import check_quotes, end_of_csv_lines, parse_csv
 from rankfeed.sources.text.detect import kind_of, list_files
-from rankfeed.sources.text.dialect import BOM, LIMIT, PIECE, Dialect, file_size, open_text, read_text, too_large
-from rankfeed.sources.text.exact_numbers import InexactError, to_float64
-from rankfeed.sources.text.json_lines import columns_in, line_of_json_row, parse_json_lines
+from rankfeed.sources.text.dialect import BOM, LIMIT, PIECE, Dialect, open_text, read_texts
+from rankfeed.sources.text.json_lines import columns_in, parse_json_lines
 from rankfeed.storage import digest_of
 
 
@@ -36,15 +32,9 @@ class _TextSource(Source):
     def _open(self, where: Paths, columns: Sequence[str] | None, nulls: Nulls, dialect: Dialect) -> None:
         self._paths = [os.path.abspath(path) for path in list_files(where, dialect.kind)]
         self._options = {"columns": columns, "nulls": nulls, "types": dialect.types}
-        if sum(map(file_size, self._paths)) > LIMIT:
-            raise too_large(self._paths[0] if len(self._paths) == 1 else common_root(self._paths))
-        tables, digests, total = [], [], 0
+        tables, digests = [], []
         names: dict[str, None] = {}
-        for path in self._paths:
-            text = read_text(path)
-            total += len(text)
-            if total > LIMIT:
-                raise too_large(common_root(self._paths))
+        for path, text in zip(self._paths, read_texts(self._paths), strict=True):
             if not text.strip():
                 raise SourceError("the file is empty", where=path)
             table = _parser(dialect)(text, path, dialect, columns)
@@ -55,54 +45,34 @@ class _TextSource(Source):
         dialect.check_types(list(names), listed(self._paths))
         schema = _common_schema(self._paths, [table.schema for table in tables], columns)
         known = fields_of(schema, nulls=nulls, columns=columns)
-        self._fields = {name: known[name] for name in check_columns(columns, known)}
-        wanted = [schema.field(name) for name in roots_of(schema, list(self._fields), nulls=nulls)]
+        fields = {name: known[name] for name in check_columns(columns, known)}
+        wanted = [schema.field(name) for name in roots_of(schema, list(fields), nulls=nulls)]
         self._buffers: list[dict[str, ColumnBuffer]] = []
         for path, table in zip(self._paths, tables, strict=True):
-            cast = _cast(table, wanted, path, dialect)
-            self._buffers.append(read_columns(cast, self._fields, where=path, nulls=nulls))
+            cast = _cast(table, wanted, path)
+            self._buffers.append(read_columns(cast, fields, where=path, nulls=nulls))
             for each in self._buffers[-1].values():
                 if each.unreadable is not None:
                     each.unreadable.refuse(np.arange(each.rows))  # report nulls now, not when they are read
         self._starts = starts_of([len(table) for table in tables])
-        if not self._starts[-1]:
-            raise SourceError("there are no rows", where=self._paths[0])
         nbytes = sum(each.nbytes for buffers in self._buffers for each in buffers.values())
-        self._blocks = even_blocks(len(self), len(self) * BLOCK_BYTES // max(1, nbytes))
+        rows = int(self._starts[-1])
+        blocks = even_blocks(rows, rows * BLOCK_BYTES // max(1, nbytes))
         root = common_root(self._paths)
         relative = [os.path.relpath(path, root) for path in self._paths]
         facts = [*relative, *digests, *(f"{name}:{field}" for name, field in known.items())]
-        self._fingerprint = digest_of(dialect.kind.encode(), *(os.fsencode(each) for each in facts))
+        fingerprint = digest_of(dialect.kind.encode(), *(os.fsencode(each) for each in facts))
+        self._init_samples(label(self._paths), fields, blocks, fingerprint)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return reopen, (type(self), self._paths, self._options, self._fingerprint)
 
-    def _num_samples(self) -> int:
-        return int(self._starts[-1])
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({label(self._paths)!r}, {len(self)} samples)"
-
-    @property
-    def fields(self) -> Mapping[str, Field]:
-        return self._fields
-
-    @property
-    def blocks(self) -> Int64:
-        return self._blocks
-
-    @property
-    def fingerprint(self) -> str:
-        return self._fingerprint
-
-    def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> Columns:
-        ids = check_ids(sample_ids, len(self))
-        names = check_columns(columns, self._fields)
+    def _fetch(self, ids: Int64, names: Sequence[str]) -> dict[str, Column]:
         parts: dict[str, list[Any]] = {name: [] for name in names}
         for number, rows, slots in by_chunk(ids, self._starts):
             for name in names:
                 parts[name].append(self._buffers[number][name].part(rows, slots))
-        return Columns({name: column_from_parts(self._fields[name], parts[name]) for name in names}, len(ids))
+        return {name: column_from_parts(self._fields[name], parts[name]) for name in names}
 
 
 class CsvSource(_TextSource):
@@ -183,7 +153,7 @@ class JsonlSource(_TextSource):
 def is_large(where: Paths) -> bool:
     """Whether these are CSV files or JSON lines that are too large to be opened."""
     kind = kind_of(where)
-    return kind is not None and sum(map(file_size, list_files(where, kind))) > LIMIT
+    return kind is not None and sum(map(os.path.getsize, list_files(where, kind))) > LIMIT
 
 
 def rows(where: Paths, *, delimiter: str | None = None, types: Mapping[str, str] | None = None) -> Iterator[Any]:
@@ -271,19 +241,20 @@ def _common_schema(paths: Sequence[str], schemas: Sequence[Any], columns: Sequen
     """One schema for all files: types are widened only from integers to types that hold them."""
     import pyarrow as pa
 
-    counts = [Counter(schema.names) for schema in schemas]
-    twice = {name for count in counts for name in count if count[name] > 1}
-    for path, count in zip(paths, counts, strict=True):
-        for name in count:
-            if count[name] > 1 and (columns is None or name in columns):
+    twice = set()
+    for path, schema in zip(paths, schemas, strict=True):
+        for name in schema.names:
+            if schema.get_field_index(name) >= 0:
+                continue
+            if columns is None or name in columns:
                 raise SourceError(
                     "two columns of the file have one name",
                     found=repr(name),
                     where=path,
                     remedy="rename one of them, or leave them out with columns=",
                 )
-    if twice:
-        schemas = [pa.schema([field for field in schema if field.name not in twice]) for schema in schemas]
+            twice.add(name)
+    schemas = [pa.schema([field for field in schema if field.name not in twice]) for schema in schemas]
     common = schemas[0]
     for path, schema in zip(paths[1:], schemas[1:], strict=True):
         try:
@@ -305,30 +276,20 @@ def _common_schema(paths: Sequence[str], schemas: Sequence[Any], columns: Sequen
     return common
 
 
-def _cast(table: Any, fields: Sequence[Any], path: str, dialect: Dialect) -> Any:
+def _cast(table: Any, fields: Sequence[Any], path: str) -> Any:
     """The rows of a file with the types of all files together; an error if a number would change."""
     import pyarrow as pa
 
     columns = []
     for field in fields:
-        column = table.column(field.name)
         try:
-            columns.append(to_float64(column) if field.type == pa.float64() else column.cast(field.type))
-        except (pa.ArrowInvalid, InexactError) as error:
-            place = path
-            if isinstance(error, InexactError):
-                text, is_csv = read_text(path), dialect.kind == "csv"
-                line = (
-                    line_of_csv_row(text, path, dialect, error.row)
-                    if is_csv
-                    else line_of_json_row(text, error.row)
-                )
-                place = f"{path}, {line}"
+            columns.append(table.column(field.name).cast(field.type))
+        except pa.ArrowInvalid as error:
             raise SourceError(
                 "a number does not fit the type that its column has over all files",
                 expected=str(field.type),
                 found=str(error).splitlines()[0],
-                where=f"{place}, column {field.name!r}",
-                remedy="make the files agree, or read the column as text with types={'column': 'string'}",
+                where=f"{path}, column {field.name!r}",
+                remedy="make the files agree, or give the type: types={'column': 'float64'}, or 'string'",
             ) from error
     return pa.Table.from_arrays(columns, schema=pa.schema(fields))

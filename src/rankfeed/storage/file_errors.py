@@ -1,0 +1,44 @@
+"""Exceptions of the operating system and of libraries as errors that name the file and the remedy."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rankfeed.errors import CorruptError, RankfeedError, SourceError, safe_str
+
+
+@contextmanager
+def file_errors(
+    where: str | os.PathLike[str], *damage: type[Exception], remedy: str | None = None
+) -> Iterator[None]:
+    """Convert an OSError to a SourceError, and exceptions of the classes ``damage`` to a CorruptError."""
+    kinds: tuple[type[Exception], ...] = (OSError, *damage)
+    try:
+        yield
+    except RankfeedError:
+        raise
+    except kinds as error:
+        found = (safe_str(error).splitlines() or [type(error).__name__])[0][:300]
+        if isinstance(error, OSError) and error.errno is not None:  # without a number, a library found damage
+            found = error.strerror or found
+            raise SourceError("the file cannot be read", found=found, where=where, remedy=remedy) from error
+        raise CorruptError("the file is damaged", found=found, where=where, remedy=remedy) from error
+
+
+def check_shard_size(
+    path: str | os.PathLike[str], expected: int | None, listed_in: object, remedy: str | None = None
+) -> None:
+    """A CorruptError if a shard is missing, or has another size than the list of shards says (None: any)."""
+    where = f"{os.fspath(path)}, listed in {listed_in}"
+    try:
+        size = os.stat(path).st_size
+    except OSError as error:
+        raise CorruptError("a shard is missing", found=error.strerror, where=where, remedy=remedy) from error
+    if expected not in (None, size):
+        raise CorruptError(
+            "a shard has another size than expected",
+            expected=f"{expected} bytes",
+            found=f"{size} bytes",
+            where=where,
+            remedy=remedy,
+        )

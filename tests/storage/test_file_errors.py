@@ -1,0 +1,46 @@
+"""Exceptions of the operating system and of libraries become errors that name the file and the remedy."""
+
+import zlib
+from pathlib import Path
+
+import pytest
+
+from rankfeed.errors import ArgumentError, CorruptError, SourceError
+from rankfeed.storage import check_shard_size, file_errors
+
+
+def test_a_file_that_cannot_be_read_is_no_damage(tmp_path: Path) -> None:
+    path = tmp_path / "missing"
+    with (
+        pytest.raises(SourceError, match=r"cannot be read[\s\S]*No such file[\s\S]*missing") as caught,
+        file_errors(path),
+    ):
+        path.read_bytes()
+    assert not isinstance(caught.value, CorruptError)
+
+
+@pytest.mark.parametrize("error", [OSError("bad magic number"), zlib.error("bad magic number\nmore")])
+def test_what_a_library_finds_is_damage(error: Exception) -> None:
+    with pytest.raises(CorruptError, match=r"damaged[\s\S]*bad magic number\n  where: a[\s\S]*fetch the file"):  # noqa: SIM117
+        with file_errors("a", zlib.error):
+            raise error
+    with pytest.raises(CorruptError, match="remedy: another copy"), file_errors("a", remedy="another copy"):
+        raise OSError
+
+
+def test_other_errors_pass() -> None:
+    with pytest.raises(ArgumentError, match="ours"), file_errors("a", ValueError):
+        raise ArgumentError("ours")
+    with pytest.raises(ValueError, match="theirs"), file_errors("a", zlib.error):
+        raise ValueError("theirs")
+
+
+def test_a_shard_of_another_size_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "0.arrow"
+    with pytest.raises(CorruptError, match=r"a shard is missing[\s\S]*0\.arrow, listed in the index"):
+        check_shard_size(path, 3, "the index")
+    path.write_bytes(b"abc")
+    check_shard_size(path, 3, "the index")
+    check_shard_size(path, None, "the index")
+    with pytest.raises(CorruptError, match=r"another size[\s\S]*4 bytes[\s\S]*3 bytes[\s\S]*0\.arrow"):
+        check_shard_size(path, 4, "the index")
