@@ -4,6 +4,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -358,3 +359,20 @@ def test_a_failed_write_leaves_no_open_files(data: Path, tmp_path: Path) -> None
         return len(os.listdir("/proc/self/fd"))
 
     assert open_files() == open_files()
+
+
+def test_rows_that_do_not_fit_are_an_error_at_once(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rankfeed.writer.runners.ranks._VISIBLE", 1000.0)  # it does not wait for another rank
+    source = rf.open(data / "local")
+    rf.write(source, tmp_path / "p", runner="ranks", progress=False)
+    before = contents(tmp_path / "p")
+    options: dict[str, Any] = {"runner": "ranks", "append": True, "progress": False}
+    with pytest.raises(rf.errors.WriteError, match="cannot write a sample"):
+        rf.write(source, tmp_path / "p", map=lambda sample: {"id": "text"}, key="other", **options)
+    with pytest.raises(rf.errors.WriteError, match="unfinished write"):
+        rf.write(source, tmp_path / "p", map=dict, key="good", **options)
+    shutil.rmtree(tmp_path / "p" / ".rankfeed-write")
+    assert contents(tmp_path / "p") == before
+    assert len(rf.write(source, tmp_path / "p", map=dict, key="good", **options)) == 2 * len(source)

@@ -206,9 +206,16 @@ def write_parts(
 
 
 def finish_write(
-    request: WriteRequest, begun: BegunWrite, staging: Path, held: HeldLease, parts: list[Part], *, verify: bool
+    request: WriteRequest,
+    begun: BegunWrite,
+    staging: Path,
+    held: HeldLease,
+    parts: list[Part],
+    *,
+    verify: bool,
+    keep: bool = False,
 ) -> None:
-    """Commit the staged shards; ``verify`` reads them first, since other machines wrote them."""
+    """Commit the staged shards; ``verify`` reads them before, ``keep`` keeps rows that do not fit."""
     step, base = partial(keep_lease, held, request.dest), begun.base
     if verify:
         _check_parts(staging, parts, step)
@@ -222,7 +229,7 @@ def finish_write(
             step()
             wide.append(widened(staging, part, fields))
     except WriteError:
-        if base is not None and held.is_held():
+        if base is not None and not keep and held.is_held():
             clear(staging)  # the rows will never fit
         raise
     commit(staging, wide, fields, request.origin, base, step)

@@ -18,6 +18,7 @@ from rankfeed._util.validate import (
 from rankfeed.errors import ArgumentError
 from rankfeed.plan import Plan
 from rankfeed.sources import PackedSource, Source
+from rankfeed.sources.open import STAGING_NAME
 from rankfeed.writer.coordinator import WriteRequest, coordinate
 from rankfeed.writer.runners.local import LocalRunner
 from rankfeed.writer.sample_map import SampleMap
@@ -146,7 +147,7 @@ def write(
             raise ArgumentError(
                 'runner="ranks" cannot start over: a rank would remove what another one has written',
                 found="resume=False",
-                remedy=f"remove {request.dest} before the job starts",
+                remedy=f"remove {request.dest / STAGING_NAME} before the job starts",
             )
         return write_on_ranks(request, stall_timeout)
     return coordinate(request, LocalRunner(workers))

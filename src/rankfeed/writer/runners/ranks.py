@@ -7,6 +7,7 @@ dies or hangs is reassigned.
 """
 
 import os
+import secrets
 import threading
 import time
 import warnings
@@ -73,6 +74,7 @@ def write_on_ranks(request: WriteRequest, stall_timeout: float) -> PackedSource:
                 _write(request, runner, begun, staging)
         except (RankfeedError, OSError, _EndedError) as error:
             if begun is not None and is_begun(staging, begun.stamp):
+                runner.fail(error)
                 raise
             cause = error
         source = _open_finished(request, cause)
@@ -92,7 +94,7 @@ def _write(request: WriteRequest, runner: "RanksRunner", begun: BegunWrite, stag
     with runner.lock() as (_, held):
         complete_commit(staging, partial(keep_lease, held, request.dest))
         if is_begun(staging, begun.stamp):
-            finish_write(request, begun, staging, held, parts, verify=True)
+            finish_write(request, begun, staging, held, parts, verify=True, keep=True)
 
 
 def _open_finished(request: WriteRequest, cause: Exception | None) -> PackedSource:
@@ -104,12 +106,13 @@ def _open_finished(request: WriteRequest, cause: Exception | None) -> PackedSour
             if request.is_in(source.manifest):
                 return source
         if time.monotonic() > deadline:
+            if isinstance(cause, (RankfeedError, OSError)):
+                raise cause
             raise WriteError(
                 "another process ended this write, or this host does not see the finished dataset",
-                found=None if isinstance(cause, _EndedError) else cause,
                 where=request.dest,
                 remedy="use a file system that all ranks share, under the same path, for one write at a time",
-            ) from cause
+            )
         time.sleep(0.1)
 
 
@@ -124,7 +127,7 @@ class RanksRunner(Runner):
 
     def __init__(self, dest: Path, stall_timeout: float) -> None:
         self._topology, self._dest, self._stall_timeout = Topology.detect(), dest, stall_timeout
-        self.rank = self._topology.rank
+        self.rank, self._staging = self._topology.rank, dest / STAGING_NAME
         self._label = f"rank {self.rank} of {self._topology.world_size}"
         self._interval = min(0.5, stall_timeout / 20)
         self._attempt, self._job = next_attempt(dest), job_id()
@@ -139,13 +142,13 @@ class RanksRunner(Runner):
     def begin(self, stamp: str) -> None:
         """Take part in a write; called with the lease."""
         self._stamp = stamp
-        self._earlier = failed_tokens(self._dest / STAGING_NAME)
+        self._earlier = failed_tokens(self._staging)
 
     def run(self, job: WriteJob, tasks: list[WriteTask]) -> Iterator[tuple[WriteTask, list[Part]]]:
         """Run tasks, and collect those that other ranks ran."""
         missing = {task.number: task for task in tasks}
         while missing:
-            self._check(job)
+            self._check()
             for number in sorted(finished_tasks(job.staging, job.name) & missing.keys()):
                 if (parts := read_task(job.staging, number, job.name)) is not None:
                     yield missing.pop(number), parts
@@ -156,20 +159,27 @@ class RanksRunner(Runner):
             elif missing:
                 time.sleep(self._interval)
 
-    def _check(self, job: WriteJob) -> None:
+    def _check(self) -> None:
         """Raise the error of another rank; raise _EndedError if the write has ended."""
-        failure = self._failure(job)
+        failure = self._failure()
         if failure is not None:
             raise WriteError(f"{failure.owner} failed: {failure.text}")
-        if not is_begun(job.staging, self._stamp):
+        if not is_begun(self._staging, self._stamp):
             raise _EndedError
         self._next_check = time.monotonic() + self._interval
 
-    def _failure(self, job: WriteJob) -> Failure | None:
+    def fail(self, error: Exception) -> None:
+        """Record the first error for all ranks, unless the write has ended."""
+        with suppress(OSError):
+            if self._failure() is None and is_begun(self._staging, self._stamp):
+                failure = Failure.of(error, f"rank {self.rank}", self._dest, self._stamp, self._attempt)
+                write_failure(self._staging, secrets.token_hex(8), failure)
+
+    def _failure(self) -> Failure | None:
         def takes_part(token: str, failure: Failure) -> bool:
             return token not in self._earlier and is_same_job(failure.job, self._job) is not False
 
-        return find_failure(job.staging, job.name, self._attempt, takes_part)
+        return find_failure(self._staging, self._stamp, self._attempt, takes_part)
 
     def _run_next(self, job: WriteJob, tasks: dict[int, WriteTask]) -> tuple[WriteTask, list[Part]] | None:
         """Claim one of the unfinished tasks and run it; None if all of them are claimed."""
@@ -187,12 +197,7 @@ class RanksRunner(Runner):
                 try:
                     return task, self._run(job, task, held, hanging)
                 except Exception as error:
-                    # Before the lease is released, so that no other rank claims the task.
-                    with suppress(OSError):
-                        if self._failure(job) is None and is_begun(job.staging, self._stamp):
-                            owner = f"rank {self.rank}"
-                            failure = Failure.of(error, owner, self._dest, job.name, self._attempt)
-                            write_failure(job.staging, held.owner.token, failure)
+                    self.fail(error)  # before the lease is released, so that no other rank claims the task
                     raise
         return None
 
@@ -228,7 +233,7 @@ class RanksRunner(Runner):
             steps += 1
             held.renew()
             if not hanging and time.monotonic() > self._next_check:
-                self._check(job)
+                self._check()
 
         watched = replace(job, step=step)
         if not hanging:
@@ -238,7 +243,7 @@ class RanksRunner(Runner):
         while True:
             with suppress(TimeoutError):
                 return future.result(self._interval)
-            self._check(job)
+            self._check()
             parts = read_task(job.staging, task.number, job.name)
             if parts is not None and all(is_intact(job.staging, part) for part in parts):
                 return parts  # the other rank was only slow
