@@ -37,7 +37,7 @@ def test_other_errors_pass() -> None:
 
 def test_a_shard_of_another_size_is_named(tmp_path: Path) -> None:
     path = tmp_path / "0.arrow"
-    with pytest.raises(CorruptError, match=r"a shard is missing[\s\S]*0\.arrow, listed in the index"):
+    with pytest.raises(CorruptError, match=r"a shard is missing[\s\S]*listed in the index[\s\S]*0\.arrow"):
         check_shard_size(path, 3, "the index")
     path.write_bytes(b"abc")
     check_shard_size(path, 3, "the index")
