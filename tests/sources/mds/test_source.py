@@ -19,7 +19,7 @@ from tests.sources.mds.streaming_mds import LocalDataset, merge_index, write
 from tests.support.seeds import fresh_seed
 
 import rankfeed as rf
-from rankfeed.columns import Field
+from rankfeed.columns.field import Field
 from rankfeed.errors import ArgumentError, CorruptError, RankfeedError, SourceError, UnsafeError
 from rankfeed.sources.mds.source import MdsSource
 
