@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from rankfeed.columns import BufferPool
+from rankfeed.columns.buffers import BufferPool
 
 FLOAT32 = np.dtype("float32")
 SHAPE = (256, 100)

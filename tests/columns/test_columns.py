@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankfeed.columns import Bytes, Columns, Dense, Ragged, RowSlices, RowTake
+from rankfeed.columns.columns import Bytes, Columns, Dense, Ragged, RowSlices, RowTake
 from rankfeed.errors import ArgumentError, CorruptError
 
 INNERS = [(), (3,), (2, 2), (700,)]

@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankfeed.columns import Columns, Field, Mismatch
+from rankfeed.columns.columns import Columns
+from rankfeed.columns.field import Field
 from rankfeed.columns.layout import (
+    Mismatch,
     describe_sample,
     fit_values,
     flat_fields,

@@ -17,7 +17,8 @@ import numpy as np
 import psutil
 import torch
 
-from rankfeed.columns import Columns, Field, Objects
+from rankfeed.columns.columns import Columns, Objects
+from rankfeed.columns.field import Field
 from rankfeed.loading import Loader
 from rankfeed.loading.engines import process
 from rankfeed.sources.source import Source, check_columns, check_ids

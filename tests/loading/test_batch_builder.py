@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.loading.feeds import Drawing, Memory, Wrapped, batch_from_globals, from_globals, keyed_all, same
 
 import rankfeed as rf
-from rankfeed.columns import Columns
+from rankfeed.columns.columns import Columns
 from rankfeed.loading.batch_builder import BatchBuilder
 from rankfeed.plan import Plan, Schedule
 from rankfeed.topology import Topology

@@ -10,7 +10,7 @@ import torch
 from tests.loading.feeds import ENGINES, NAMES, Memory, Pair, Pairs, Tuples, Wrapped, feed, same, sample
 
 from rankfeed import errors
-from rankfeed.columns import Columns
+from rankfeed.columns.columns import Columns
 from rankfeed.columns.layout import infer_layout
 from rankfeed.loading import Loader
 from rankfeed.loading.collate import collate, collate_samples

@@ -32,7 +32,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 import rankfeed as rf
 from rankfeed import errors
-from rankfeed.columns import Columns
+from rankfeed.columns.columns import Columns
 from rankfeed.loading import Loader
 from rankfeed.plan import Plan
 from rankfeed.topology import Topology

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import rankfeed as rf
-from rankfeed.columns import ColumnBuffer, Field
+from rankfeed.columns.columns import ColumnBuffer
+from rankfeed.columns.field import Field
 from rankfeed.loading.stats import private_bytes
 from rankfeed.sources.chunked import ChunkedSource
 

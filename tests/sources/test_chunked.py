@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rankfeed as rf
-from rankfeed.columns import ColumnBuffer, Field
+from rankfeed.columns.columns import ColumnBuffer
+from rankfeed.columns.field import Field
 from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.chunked import ChunkCache, ChunkedSource
 

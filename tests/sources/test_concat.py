@@ -12,7 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import rankfeed as rf
-from rankfeed.columns import Column, Columns, Dense, Field, Objects, Ragged, RowSlices, RowTake
+from rankfeed.columns.columns import Column, Columns, Dense, Objects, Ragged, RowSlices, RowTake
+from rankfeed.columns.field import Field
 from rankfeed.errors import ArgumentError, SourceError
 from rankfeed.sources.concat import agreed_fields, concat_columns
 

@@ -12,7 +12,7 @@ import pytest
 from tests.support.seeds import fresh_seed
 
 import rankfeed as rf
-from rankfeed.columns import Dense, Ragged
+from rankfeed.columns.columns import Dense, Ragged
 from rankfeed.errors import ArgumentError, CorruptError, SourceError
 from rankfeed.sources import PackedSource
 

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rankfeed as rf
-from rankfeed.columns import Columns, Dense, Field
+from rankfeed.columns.columns import Columns, Dense
+from rankfeed.columns.field import Field
 from rankfeed.errors import ArgumentError, SourceError
 from rankfeed.sources import SelectSource
 from rankfeed.sources.selection import Indices, block_sizes, compose, indices_of

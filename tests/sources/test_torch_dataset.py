@@ -9,7 +9,8 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import rankfeed as rf
-from rankfeed.columns import Field, Objects
+from rankfeed.columns.columns import Objects
+from rankfeed.columns.field import Field
 from rankfeed.errors import SourceError
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from rankfeed.storage import atomic_file, digest_of, file_digest, make_directory, write_atomic
+from rankfeed.storage.checksum import digest_of, file_digest
+from rankfeed.storage.commit import atomic_file, make_directory, write_atomic
 
 
 def test_a_reader_sees_the_old_file_or_the_new_one_and_nothing_between(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import rankfeed as rf
 from rankfeed.errors import CorruptError, SourceError, UnsafeError
-from rankfeed.storage import load_manifest
+from rankfeed.storage.manifest import load_manifest
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 import rankfeed as rf
-from rankfeed.storage import digest_of, file_digest
+from rankfeed.storage.checksum import digest_of, file_digest
 
 pytestmark = pytest.mark.timeout(300)
 PIECE = 256 << 10

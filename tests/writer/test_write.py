@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 import rankfeed as rf
-from rankfeed.columns import Field
+from rankfeed.columns.field import Field
 from rankfeed.errors import ArgumentError, WriteError
 
 DTYPES = [

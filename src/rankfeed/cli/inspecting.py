@@ -19,7 +19,7 @@ from rankfeed.cli.opening import (
 )
 from rankfeed.cli.output import FAINT, NAME, Json, bars, bytes_of, clean, grid, out, say, show
 from rankfeed.cli.shown import as_json, shown
-from rankfeed.columns import Field
+from rankfeed.columns.field import Field
 
 Samples = Annotated[int, typer.Option(min=0, help="How many samples to show.")]
 

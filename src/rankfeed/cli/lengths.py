@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.columns import Bytes, Ragged
+from rankfeed.columns.columns import Bytes, Ragged
 
 Int64 = npt.NDArray[np.int64]
 

@@ -20,7 +20,8 @@ from rankfeed.plan import Tail
 from rankfeed.prepare import prepare_once
 from rankfeed.prepare.marker import MARKER_NAME, walk_links
 from rankfeed.sources.extras import need
-from rankfeed.storage import digest_of, stat_uncached
+from rankfeed.storage.checksum import digest_of
+from rankfeed.storage.network_fs import stat_uncached
 from rankfeed.topology import Topology
 
 T = TypeVar("T")

@@ -14,8 +14,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rankfeed.columns import Allocate, BufferPool, Columns, Field, Layout, Mismatch, copy_sample
+from rankfeed.columns.buffers import BufferPool
+from rankfeed.columns.columns import Allocate, Columns
+from rankfeed.columns.field import Field
 from rankfeed.columns.layout import (
+    Layout,
+    Mismatch,
+    copy_sample,
     dotted_name,
     flat_fields,
     infer_layout,

@@ -7,8 +7,9 @@ import numpy as np
 import torch
 
 from rankfeed._util.validate import check_choice, check_int
-from rankfeed.columns import Allocate, Bytes, Columns, Dense, Layout, Leaf, Ragged, retain_heap
-from rankfeed.columns.layout import Mismatch, Path, dotted_name, fit_values, map_leaves
+from rankfeed.columns.buffers import retain_heap
+from rankfeed.columns.columns import Allocate, Bytes, Columns, Dense, Ragged
+from rankfeed.columns.layout import Layout, Leaf, Mismatch, Path, dotted_name, fit_values, map_leaves
 from rankfeed.errors import ArgumentError
 
 RaggedAs = Literal["pad", "nested", "list"]

@@ -21,8 +21,8 @@ from rankfeed._util.fork_safety import init_in_each_process
 from rankfeed.errors import AuditError
 from rankfeed.plan import Plan, Schedule
 from rankfeed.sources import Source
-from rankfeed.storage import digest_of
 from rankfeed.storage import ledger as format
+from rankfeed.storage.checksum import digest_of
 from rankfeed.topology import Topology
 from rankfeed.topology.job import launch_id
 

@@ -9,8 +9,7 @@ from typing import Any, get_args
 from torch.utils.data import DataLoader, IterableDataset
 
 from rankfeed._util.validate import check_choice, check_int, check_name, check_names, check_path, invalid
-from rankfeed.columns import Layout
-from rankfeed.columns.layout import parse_layout
+from rankfeed.columns.layout import Layout, parse_layout
 from rankfeed.errors import ArgumentError, safe_repr
 from rankfeed.loading.collate import name_conflict
 from rankfeed.loading.engines import WorkerKind

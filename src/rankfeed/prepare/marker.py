@@ -12,16 +12,10 @@ from typing import NoReturn
 import msgspec
 
 from rankfeed.errors import PrepareError, listed
-from rankfeed.storage import (
-    check_data_name,
-    digest_of,
-    file_digest,
-    fsync_dir,
-    is_gone,
-    refresh_path,
-    stat_uncached,
-)
-from rankfeed.storage.commit import decodable, read_record, write_record
+from rankfeed.storage.checksum import digest_of, file_digest
+from rankfeed.storage.commit import decodable, fsync_dir, read_record, write_record
+from rankfeed.storage.network_fs import is_gone, refresh_path, stat_uncached
+from rankfeed.storage.safe_names import check_data_name
 
 MARKER_NAME = ".rankfeed-prepared.json"
 _VERSION = 1

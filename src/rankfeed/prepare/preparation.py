@@ -30,9 +30,9 @@ from rankfeed.prepare.build import Build, BuildAttempt, cannot_prepare, raise_fa
 from rankfeed.prepare.marker import DirState, inspect_dir, key_with_inputs, refuse_foreign_files
 from rankfeed.prepare.swap import check_target, control_dir, refuse_irreplaceable
 from rankfeed.prepare.wait import WaitReporter, building, refuse_reentry
-from rankfeed.storage import refresh_path
 from rankfeed.storage.failure import next_attempt
 from rankfeed.storage.lease import Lease, StallDetector
+from rankfeed.storage.network_fs import refresh_path
 
 Scope = Literal["shared", "node"]
 

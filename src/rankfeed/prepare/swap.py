@@ -16,7 +16,8 @@ from typing import Any
 from rankfeed._util.validate import check_path, invalid
 from rankfeed.errors import PrepareError, listed
 from rankfeed.prepare.marker import DirState, foreign_files, read_marker, refuse_foreign_files
-from rankfeed.storage import digest_of, fsync_dir
+from rankfeed.storage.checksum import digest_of
+from rankfeed.storage.commit import fsync_dir
 
 _MAX_NAME_BYTES = 255
 #: Prefix of the directories inside `control_dir` that builds are written to.

@@ -17,8 +17,8 @@ from typing import TypeVar
 import msgspec
 
 from rankfeed.errors import RankfeedError, TopologyError
-from rankfeed.storage import refresh_path, write_atomic
-from rankfeed.storage.commit import TEMPORARY, decodable
+from rankfeed.storage.commit import TEMPORARY, decodable, write_atomic
+from rankfeed.storage.network_fs import refresh_path
 from rankfeed.topology.agreement import ProcessReport, format_ranks, missing_ranks
 
 #: After all have come: so long somebody may still turn up who should not be there.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rankfeed._util.validate import check_path
 from rankfeed.errors import ArgumentError
-from rankfeed.storage import write_atomic
+from rankfeed.storage.commit import write_atomic
 
 
 def written(path: str | os.PathLike[str], content: bytes) -> Path:

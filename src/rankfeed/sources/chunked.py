@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from rankfeed._util.fork_safety import init_in_each_process
 from rankfeed._util.validate import check_int
-from rankfeed.columns import Column, ColumnBuffer, column_from_parts
+from rankfeed.columns.columns import Column, ColumnBuffer, column_from_parts
 from rankfeed.sources.source import Int64, Source, by_chunk, check_columns, check_ids, starts_of
 
 Chunk = Mapping[str, ColumnBuffer]

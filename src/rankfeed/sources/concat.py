@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rankfeed._util.validate import check_names, invalid
-from rankfeed.columns import Column, Columns, Dense, Field, Objects, Ragged, column_from_parts
+from rankfeed.columns.columns import Column, Columns, Dense, Objects, Ragged, column_from_parts
+from rankfeed.columns.field import Field
 from rankfeed.errors import ArgumentError, SourceError, safe_repr
 from rankfeed.sources.source import (
     Int64,
@@ -21,7 +22,7 @@ from rankfeed.sources.source import (
     empty_column,
     starts_of,
 )
-from rankfeed.storage import digest_of
+from rankfeed.storage.checksum import digest_of
 
 Fields = Mapping[str, Field]
 

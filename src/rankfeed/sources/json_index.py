@@ -6,7 +6,7 @@ from typing import TypeVar
 import msgspec
 
 from rankfeed.errors import CorruptError
-from rankfeed.storage import file_errors
+from rankfeed.storage.file_errors import file_errors
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from rankfeed._util.validate import check_bool, check_choice, check_names, check
 from rankfeed.errors import ArgumentError, SourceError
 from rankfeed.sources.paths import Paths, as_paths, expand, files_in
 from rankfeed.sources.source import Source
-from rankfeed.storage import MANIFEST_NAME
+from rankfeed.storage.manifest import MANIFEST_NAME
 
 #: Directory of an unfinished `rankfeed.write` in its target.
 STAGING_NAME = ".rankfeed-write"

@@ -10,22 +10,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.columns import Column, ColumnBuffer, column_from_parts
+from rankfeed.columns.columns import Column, ColumnBuffer, column_from_parts
 from rankfeed.errors import CorruptError
 from rankfeed.sources.source import Int64, Source, by_chunk, check_columns, even_blocks, starts_of
-from rankfeed.storage import (
-    MANIFEST_NAME,
-    DataFiles,
-    Manifest,
-    ShardInfo,
-    check_shard_size,
-    digest_of,
-    file_digest,
-    file_errors,
-    load_manifest,
-    map_file,
-)
 from rankfeed.storage.arrow_shard import REMEDY, read_shard
+from rankfeed.storage.checksum import digest_of, file_digest
+from rankfeed.storage.data_files import DataFiles
+from rankfeed.storage.file_errors import check_shard_size, file_errors
+from rankfeed.storage.manifest import MANIFEST_NAME, Manifest, ShardInfo, load_manifest
+from rankfeed.storage.mapped import map_file
 
 
 class PackedSource(Source):

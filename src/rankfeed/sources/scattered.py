@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.columns import Allocate, Dense, Field, RowSlices, RowTake
+from rankfeed.columns.columns import Allocate, Dense, RowSlices, RowTake
+from rankfeed.columns.field import Field
 from rankfeed.columns.gather import copy_segments
 from rankfeed.errors import CorruptError, MissingExtraError, RankfeedError, describe_error
 from rankfeed.sources.source import with_where

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankfeed.errors import ArgumentError, SourceError, safe_str
-from rankfeed.storage import digest_of
+from rankfeed.storage.checksum import digest_of
 
 Int64 = npt.NDArray[np.int64]
 #: Sample ids, a mask, a slice, a range or a predicate.

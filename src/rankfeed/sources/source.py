@@ -13,10 +13,13 @@ import numpy.typing as npt
 from rankfeed._util.progress import progress_bar
 from rankfeed._util.trainer import refuse_trainer_without_mixin
 from rankfeed._util.validate import check_bool, check_int, check_int_array, check_names
-from rankfeed.columns import Column, ColumnBuffer, Columns, Field, Layout, column_from_parts
+from rankfeed.columns.columns import Column, ColumnBuffer, Columns, column_from_parts
+from rankfeed.columns.field import Field
+from rankfeed.columns.layout import Layout
 from rankfeed.errors import ArgumentError, CorruptError, RankfeedError, SourceError, describe_error
 from rankfeed.sources.selection import Indices, Selection, block_sizes, compose, resolve_selection
-from rankfeed.storage import DataFiles, digest_of
+from rankfeed.storage.checksum import digest_of
+from rankfeed.storage.data_files import DataFiles
 
 Int64 = npt.NDArray[np.int64]
 Collate = Callable[[Sequence[Any]], Any]

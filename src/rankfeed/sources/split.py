@@ -14,7 +14,7 @@ import numpy.typing as npt
 import xxhash
 
 from rankfeed._util.validate import check_bool, check_float, check_int, check_str, invalid
-from rankfeed.columns import Bytes, Column, Dense
+from rankfeed.columns.columns import Bytes, Column, Dense
 from rankfeed.errors import ArgumentError, SourceError, safe_repr
 from rankfeed.sources.selection import indices_of
 from rankfeed.sources.source import SelectSource, Source, SourceView, check_columns, scan

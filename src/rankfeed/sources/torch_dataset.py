@@ -9,8 +9,12 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.columns import Branch, Columns, Field, Mismatch, copy_sample, make_column
+from rankfeed.columns.columns import Columns, make_column
+from rankfeed.columns.field import Field
 from rankfeed.columns.layout import (
+    Branch,
+    Mismatch,
+    copy_sample,
     flat_fields,
     infer_layout,
     leaf_of_field,
@@ -20,7 +24,7 @@ from rankfeed.columns.layout import (
 )
 from rankfeed.errors import ArgumentError, SourceError, describe_error
 from rankfeed.sources.source import Declared, Int64, Source, check_columns, check_ids, empty_column, probe_ids
-from rankfeed.storage import digest_of
+from rankfeed.storage.checksum import digest_of
 
 
 class TorchDatasetSource(Source):

@@ -12,7 +12,8 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.columns import ColumnBuffer, Field
+from rankfeed.columns.columns import ColumnBuffer
+from rankfeed.columns.field import Field
 from rankfeed.errors import CorruptError
 
 Array = npt.NDArray[Any]

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from rankfeed.columns import Field
+from rankfeed.columns.field import Field
 from rankfeed.errors import ArgumentError, CorruptError, SourceError
 from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.commit import decodable

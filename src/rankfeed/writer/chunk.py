@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from rankfeed.columns import Column, ColumnBuffer, Columns, Dense, Field, Mismatch, Objects, as_array
-from rankfeed.columns.layout import convert_exactly, flat_fields, join_layouts, parse_layout
+from rankfeed.columns.columns import Column, ColumnBuffer, Columns, Dense, Objects
+from rankfeed.columns.field import Field
+from rankfeed.columns.layout import Mismatch, as_array, convert_exactly, flat_fields, join_layouts, parse_layout
 from rankfeed.errors import ArgumentError, WriteError
-from rankfeed.storage import digest_of
+from rankfeed.storage.checksum import digest_of
 
 Fields = Mapping[str, Field]
 

@@ -16,8 +16,9 @@ from rankfeed.errors import WriteError, listed
 from rankfeed.plan import Plan
 from rankfeed.sources import PackedSource, Source
 from rankfeed.sources.open import STAGING_NAME
-from rankfeed.storage import MANIFEST_NAME, Manifest, digest_of
+from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.lease import HeldLease
+from rankfeed.storage.manifest import MANIFEST_NAME, Manifest
 from rankfeed.writer.chunk import Chunk, Fields, gather_shards, join_fields
 from rankfeed.writer.journal import ORIGIN_SEPARATOR, commit, complete_commit
 from rankfeed.writer.runners import Runner

@@ -11,16 +11,9 @@ from pathlib import Path
 import msgspec
 
 from rankfeed.errors import WriteError
-from rankfeed.storage import (
-    MANIFEST_NAME,
-    Manifest,
-    ShardInfo,
-    check_data_name,
-    fsync_dir,
-    load_manifest,
-    write_atomic,
-)
-from rankfeed.storage.commit import decodable, read_record, write_record
+from rankfeed.storage.commit import decodable, fsync_dir, read_record, write_atomic, write_record
+from rankfeed.storage.manifest import MANIFEST_NAME, Manifest, ShardInfo, load_manifest
+from rankfeed.storage.safe_names import check_data_name
 from rankfeed.writer.chunk import Fields
 from rankfeed.writer.staging import JOURNAL_NAME, Part, clear
 

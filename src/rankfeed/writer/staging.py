@@ -16,22 +16,24 @@ from pathlib import Path
 
 import msgspec
 
-from rankfeed.columns import Field
+from rankfeed.columns.field import Field
 from rankfeed.errors import WriteError
 from rankfeed.sources.open import STAGING_NAME
-from rankfeed.storage import (
-    ShardInfo,
-    atomic_file,
-    check_data_name,
-    digest_of,
-    file_digest,
-    make_directory,
-    map_file,
-    write_atomic,
-)
 from rankfeed.storage.arrow_shard import read_shard, write_shard
-from rankfeed.storage.commit import decodable, read_record, remove_temporaries, write_record
+from rankfeed.storage.checksum import digest_of, file_digest
+from rankfeed.storage.commit import (
+    atomic_file,
+    decodable,
+    make_directory,
+    read_record,
+    remove_temporaries,
+    write_atomic,
+    write_record,
+)
 from rankfeed.storage.lease import DURATION, HeldLease, Lease, LeaseOwner, StallDetector
+from rankfeed.storage.manifest import ShardInfo
+from rankfeed.storage.mapped import map_file
+from rankfeed.storage.safe_names import check_data_name
 from rankfeed.writer.chunk import Chunk, Fields
 
 _log = logging.getLogger("rankfeed")

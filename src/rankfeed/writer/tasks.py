@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.columns import Columns
+from rankfeed.columns.columns import Columns
 from rankfeed.errors import RankfeedError, WriteError
 from rankfeed.plan import Plan
 from rankfeed.sources import Source

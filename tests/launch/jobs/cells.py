@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 import rankfeed as rf
-from rankfeed.columns import Columns
+from rankfeed.columns.columns import Columns
 from rankfeed.loading.collate import collate
 
 BATCH = 4

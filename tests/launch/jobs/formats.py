@@ -22,7 +22,7 @@ from tests.sources import writers
 from tests.sources.compare import digest, unbatched
 
 import rankfeed as rf
-from rankfeed.columns import Columns
+from rankfeed.columns.columns import Columns
 from rankfeed.loading.collate import collate
 
 #: Of all ranks together, whatever their number.

@@ -32,7 +32,7 @@ from tests.loading.feeds import (
 )
 
 from rankfeed import errors
-from rankfeed.columns import Columns
+from rankfeed.columns.columns import Columns
 from rankfeed.loading import Loader, from_iterable
 from rankfeed.sources import from_dataset
 from rankfeed.topology import Topology

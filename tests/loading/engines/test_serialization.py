@@ -18,7 +18,7 @@ from hypothesis.extra import numpy as arrays
 from tests.loading.feeds import Pair, same
 
 from rankfeed._util.workers import Channel, PeerGoneError
-from rankfeed.columns import BufferPool
+from rankfeed.columns.buffers import BufferPool
 from rankfeed.loading.engines.process import SerializedBatch, receive, serialize
 
 

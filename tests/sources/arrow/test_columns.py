@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rankfeed as rf
-from rankfeed.columns import ColumnBuffer, Field, column_from_parts
+from rankfeed.columns.columns import ColumnBuffer, column_from_parts
+from rankfeed.columns.field import Field
 from rankfeed.errors import ArgumentError, CorruptError, SourceError
 from rankfeed.sources.arrow.columns import read_columns
 from rankfeed.sources.arrow.errors import arrow_errors

@@ -21,7 +21,7 @@ from tests.support.memory import peak
 from tests.support.seeds import fresh_seed
 
 import rankfeed as rf
-from rankfeed.columns import Field
+from rankfeed.columns.field import Field
 from rankfeed.errors import ArgumentError, CorruptError, SourceError
 from rankfeed.sources.arrow.file import ArrowFile
 from rankfeed.sources.arrow.source import ArrowSource

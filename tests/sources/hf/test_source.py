@@ -19,7 +19,7 @@ from datasets import Array2D, Array3D, ClassLabel, Dataset, DatasetDict, Feature
 from tests.support.seeds import fresh_seed
 
 import rankfeed as rf
-from rankfeed.columns import Field
+from rankfeed.columns.field import Field
 from rankfeed.errors import ArgumentError, CorruptError, SourceError, UnsafeError
 from rankfeed.sources.hf.source import HuggingFaceSource
 

@@ -19,7 +19,8 @@ from tests.sources.mds.streaming_mds import LocalDataset, merge_index, write
 from tests.support.seeds import fresh_seed
 
 import rankfeed as rf
-from rankfeed.columns import Field, RowSlices
+from rankfeed.columns.columns import RowSlices
+from rankfeed.columns.field import Field
 from rankfeed.errors import ArgumentError, CorruptError, RankfeedError, SourceError, UnsafeError
 from rankfeed.sources.mds.encodings import encoding_of
 from rankfeed.sources.mds.source import MdsSource

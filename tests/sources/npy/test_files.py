@@ -19,7 +19,7 @@ import pytest
 from tests.support.memory import peak
 
 import rankfeed as rf
-from rankfeed.columns import Field
+from rankfeed.columns.field import Field
 from rankfeed.errors import ArgumentError, CorruptError, SourceError, UnsafeError
 from rankfeed.sources.npy import arrays as numpy_arrays
 

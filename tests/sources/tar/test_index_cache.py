@@ -18,7 +18,7 @@ from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.tar import index_cache as tar_store
 from rankfeed.sources.tar.index import decode, encode, read_summary, scan
 from rankfeed.sources.tar.index_cache import IndexCache, index_places
-from rankfeed.storage import digest_of
+from rankfeed.storage.checksum import digest_of
 
 
 def write_tar(path: Path, names: list[str]) -> Path:

@@ -21,7 +21,7 @@ import webdataset
 from tests.support.seeds import fresh_seed
 
 import rankfeed as rf
-from rankfeed.columns import Dense, Ragged
+from rankfeed.columns.columns import Dense, Ragged
 from rankfeed.errors import ArgumentError, CorruptError, RankfeedError, SourceError, UnsafeError
 from rankfeed.sources.open import detect
 from rankfeed.sources.tar import decompress as tar_compressed

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from torch.utils.data import IterableDataset
 
 from rankfeed._util.validate import check_bool, check_choice, check_int, check_optional
-from rankfeed.columns import Field
+from rankfeed.columns.field import Field
 from rankfeed.errors import PlanError, StateError
 from rankfeed.integrations.shared_epoch import SharedEpoch
 from rankfeed.loading._compat import refuse_double_sharding

@@ -21,7 +21,7 @@ import numpy as np
 from rankfeed._util.pickling import dumps, main_classes
 from rankfeed._util.threads import DaemonPool, run_ahead
 from rankfeed._util.workers import Channel, Payload, PeerGoneError, RemoteTraceback, WorkerPool, is_supported
-from rankfeed.columns import Allocate
+from rankfeed.columns.columns import Allocate
 from rankfeed.errors import ArgumentError, RankfeedError, StreamError, WorkerError, safe_str
 from rankfeed.loading.batch_builder import BatchBuilder, BatchResult, BatchSpec
 from rankfeed.plan import Schedule

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rankfeed._util.threads import DaemonPool, run_ahead
-from rankfeed.columns import Field, Layout, Mismatch
-from rankfeed.columns.layout import join_layouts, resolve_dtypes
+from rankfeed.columns.field import Field
+from rankfeed.columns.layout import Layout, Mismatch, join_layouts, resolve_dtypes
 from rankfeed.errors import ArgumentError, RankfeedError, StateError, StreamError
 from rankfeed.loading.batch_builder import BatchBuilder, BatchResult, BatchSpec
 from rankfeed.loading.engines import process

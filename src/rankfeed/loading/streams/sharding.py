@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rankfeed.columns import copy_sample
+from rankfeed.columns.layout import copy_sample
 from rankfeed.errors import PlanError, StreamError
 from rankfeed.loading.batch_builder import BatchSpec
 from rankfeed.loading.streams.stream import StreamReader, StreamSnapshot

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import msgspec
 
-from rankfeed.columns import Field
+from rankfeed.columns.field import Field
 from rankfeed.errors import ArgumentError, StateError, StreamError, describe_error, safe_str
 from rankfeed.sources.source import Declared
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rankfeed.columns import Ragged
+from rankfeed.columns.columns import Ragged
 from rankfeed.plan import Schedule
 from rankfeed.proof.report.binning import picks
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from rankfeed.sources.tar.index_cache import cache_folder
-from rankfeed.storage import digest_of
+from rankfeed.storage.checksum import digest_of
 
 
 class Checked:

@@ -19,8 +19,8 @@ from rankfeed.sources.tar.detect import is_wids
 from rankfeed.sources.tar.index import TarIndex, decode, read_summary, scan
 from rankfeed.sources.tar.index_cache import index_places
 from rankfeed.sources.tar.shard_list import ShardList, list_shards, read_wids
-from rankfeed.storage import Manifest, load_manifest, map_file
-from rankfeed.storage.manifest import ShardInfo
+from rankfeed.storage.manifest import Manifest, ShardInfo, load_manifest
+from rankfeed.storage.mapped import map_file
 
 _CHUNK = 1 << 20
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.columns import ColumnBuffer, Field, Unreadable
+from rankfeed.columns.columns import ColumnBuffer, Unreadable
+from rankfeed.columns.field import Field
 from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.arrow.types import (

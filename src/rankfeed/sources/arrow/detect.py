@@ -3,7 +3,7 @@
 import os
 
 from rankfeed.sources.paths import Paths, files_at, head
-from rankfeed.storage import MANIFEST_NAME
+from rankfeed.storage.manifest import MANIFEST_NAME
 
 
 def is_packed(paths: list[str]) -> bool:

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from rankfeed.errors import RankfeedError
 from rankfeed.sources.source import with_where
-from rankfeed.storage import file_errors
+from rankfeed.storage.file_errors import file_errors
 
 
 @contextmanager

@@ -16,7 +16,8 @@ from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.arrow.plain import PlainColumn, PlainLayout, plain_layout
 from rankfeed.sources.arrow.types import ArrayShape, Nulls, leaves_of, roots_of, type_name
 from rankfeed.sources.source import BLOCK_BYTES, Int64, even_blocks, starts_of
-from rankfeed.storage import digest_of, map_file
+from rankfeed.storage.checksum import digest_of
+from rankfeed.storage.mapped import map_file
 
 Bytes = npt.NDArray[np.uint8]
 

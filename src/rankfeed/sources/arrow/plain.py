@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.columns import Field, RowSlices
+from rankfeed.columns.columns import RowSlices
+from rankfeed.columns.field import Field
 from rankfeed.errors import CorruptError
 from rankfeed.sources.arrow.columns import shape_error
 from rankfeed.sources.arrow.types import ArrayShape, field_of, shaped_field, storage_type, tensor_axes

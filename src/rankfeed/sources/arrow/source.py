@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankfeed._util.validate import check_bool, invalid
-from rankfeed.columns import Column, ColumnBuffer, Dense, column_from_parts
+from rankfeed.columns.columns import Column, ColumnBuffer, Dense, column_from_parts
 from rankfeed.sources.arrow.columns import read_columns
 from rankfeed.sources.arrow.detect import arrow_files
 from rankfeed.sources.arrow.errors import arrow_errors
@@ -19,7 +19,8 @@ from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
 from rankfeed.sources.paths import Paths, label
 from rankfeed.sources.scattered import ScatteredRows
 from rankfeed.sources.source import Int64, by_chunk, check_columns, starts_of
-from rankfeed.storage import DataFiles, digest_of
+from rankfeed.storage.checksum import digest_of
+from rankfeed.storage.data_files import DataFiles
 
 
 class ArrowSource(ChunkedSource):

@@ -6,13 +6,13 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from rankfeed.columns import ColumnBuffer
+from rankfeed.columns.columns import ColumnBuffer
 from rankfeed.sources.arrow.columns import read_columns
 from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.arrow.types import ArrayShape, Nulls, fields_of, roots_of
 from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
 from rankfeed.sources.source import check_columns
-from rankfeed.storage import digest_of
+from rankfeed.storage.checksum import digest_of
 
 #: Maximum rows per chunk.
 _CHUNK_ROWS = 1 << 16

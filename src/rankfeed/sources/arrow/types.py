@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from rankfeed._util.validate import check_choice
-from rankfeed.columns import Field
+from rankfeed.columns.field import Field
 from rankfeed.errors import SourceError
 
 Nulls = Literal["error", "mask"]

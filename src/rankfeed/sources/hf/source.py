@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rankfeed._util.validate import check_name, check_names, check_optional
-from rankfeed.columns import Column, Dense, Field
+from rankfeed.columns.columns import Column, Dense
+from rankfeed.columns.field import Field
 from rankfeed.errors import ArgumentError, CorruptError, SourceError
 from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.arrow.file import read_schema
@@ -23,8 +24,9 @@ from rankfeed.sources.chunked import CACHE_BYTES
 from rankfeed.sources.hf.detect import DICT_NAME, INFO_NAME, STATE_NAME
 from rankfeed.sources.json_index import read_json
 from rankfeed.sources.source import Int64, Source, check_columns, check_ids, check_same_data, even_blocks
-from rankfeed.storage import digest_of, resolve_data_name
+from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.commit import decodable
+from rankfeed.storage.safe_names import resolve_data_name
 
 #: Rows of a block if an indices mapping scatters samples over the table.
 _MAPPED_ROWS = 4096

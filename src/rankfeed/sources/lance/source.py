@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from rankfeed._util.validate import check_int, check_name, check_optional, invalid
-from rankfeed.columns import Column, ColumnBuffer, Field, column_from_parts
+from rankfeed.columns.columns import Column, ColumnBuffer, column_from_parts
+from rankfeed.columns.field import Field
 from rankfeed.errors import SourceError
 from rankfeed.sources.arrow.columns import read_columns
 from rankfeed.sources.arrow.types import Nulls, fields_of, parents_of
@@ -16,7 +17,8 @@ from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
 from rankfeed.sources.lance.process import TableHandle, inspect_table
 from rankfeed.sources.paths import check_utf8
 from rankfeed.sources.source import Int64, check_columns, even_blocks, starts_of
-from rankfeed.storage import DataFiles, digest_of
+from rankfeed.storage.checksum import digest_of
+from rankfeed.storage.data_files import DataFiles
 
 #: Approximate decoded bytes of a range, and the number of ranges that fit in the cache: two for each of 64 lanes
 #: whose window reaches into them, twice.

@@ -16,7 +16,8 @@ import numpy.typing as npt
 from rankfeed.errors import ArgumentError, CorruptError, RankfeedError, SourceError, UnsafeError
 from rankfeed.sources.extras import need
 from rankfeed.sources.parallel import in_parallel
-from rankfeed.storage import check_data_name, digest_of
+from rankfeed.storage.checksum import digest_of
+from rankfeed.storage.safe_names import check_data_name
 
 Int64 = npt.NDArray[np.int64]
 

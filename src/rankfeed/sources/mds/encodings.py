@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.columns import Column, Field, RowSlices, RowTake, column_from_parts
+from rankfeed.columns.columns import Column, RowSlices, RowTake, column_from_parts
+from rankfeed.columns.field import Field
 from rankfeed.errors import CorruptError, SourceError, safe_str
 from rankfeed.sources.extras import need
 from rankfeed.sources.scattered import (

@@ -13,8 +13,9 @@ import msgspec
 from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.json_index import read_json
 from rankfeed.sources.mds.detect import INDEX_NAME
-from rankfeed.storage import check_data_name, check_shard_size, resolve_data_name
 from rankfeed.storage.commit import decodable
+from rankfeed.storage.file_errors import check_shard_size
+from rankfeed.storage.safe_names import check_data_name, resolve_data_name
 
 #: Encoding and size in bytes (0: it varies) of each column, in storage order.
 ColumnEncodings = Mapping[str, tuple[str, int]]

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankfeed._util.validate import check_bool
-from rankfeed.columns import Column, ColumnBuffer, RowSlices
+from rankfeed.columns.columns import Column, ColumnBuffer, RowSlices
 from rankfeed.errors import SourceError, UnsafeError
 from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
 from rankfeed.sources.mds.detect import INDEX_NAME, mds_folders
@@ -18,7 +18,9 @@ from rankfeed.sources.mds.index import MdsIndex, MdsShard, read_index
 from rankfeed.sources.mds.shard import check_hashes, locate, read_shard
 from rankfeed.sources.paths import Paths, label
 from rankfeed.sources.source import BLOCK_BYTES, Int64, by_chunk, check_columns
-from rankfeed.storage import DataFiles, digest_of, map_file
+from rankfeed.storage.checksum import digest_of
+from rankfeed.storage.data_files import DataFiles
+from rankfeed.storage.mapped import map_file
 
 Bytes = npt.NDArray[np.uint8]
 

@@ -13,9 +13,11 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.columns import Field
+from rankfeed.columns.field import Field
 from rankfeed.errors import CorruptError, SourceError, UnsafeError
-from rankfeed.storage import check_data_name, file_errors, map_file
+from rankfeed.storage.file_errors import file_errors
+from rankfeed.storage.mapped import map_file
+from rankfeed.storage.safe_names import check_data_name
 
 Array = npt.NDArray[Any]
 

@@ -7,12 +7,15 @@ from copy import deepcopy
 from typing import Any
 
 from rankfeed._util.fork_safety import init_in_each_process
-from rankfeed.columns import Column, Dense, Field, Objects, RowTake
+from rankfeed.columns.columns import Column, Dense, Objects, RowTake
+from rankfeed.columns.field import Field
 from rankfeed.errors import SourceError, listed
 from rankfeed.sources.npy.arrays import Array, Header, load_arrays, read_headers
 from rankfeed.sources.paths import label
 from rankfeed.sources.source import BLOCK_BYTES, Int64, Source, check_columns, even_blocks
-from rankfeed.storage import DataFiles, check_not_truncated, digest_of
+from rankfeed.storage.checksum import digest_of
+from rankfeed.storage.data_files import DataFiles
+from rankfeed.storage.mapped import check_not_truncated
 
 
 class NumpyRowsSource(Source):

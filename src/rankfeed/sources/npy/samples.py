@@ -7,13 +7,15 @@ from typing import Literal
 
 import numpy as np
 
-from rankfeed.columns import Bytes, Column, Dense, Field, Objects, Ragged
+from rankfeed.columns.columns import Bytes, Column, Dense, Objects, Ragged
+from rankfeed.columns.field import Field
 from rankfeed.errors import ArgumentError, SourceError, printable
 from rankfeed.sources.npy.arrays import ARRAY, Array, Header, load_arrays, read_headers
 from rankfeed.sources.npy.detect import list_files
 from rankfeed.sources.paths import Paths, label
 from rankfeed.sources.source import Int64, Source, check_columns, empty_column, even_blocks
-from rankfeed.storage import DataFiles, digest_of
+from rankfeed.storage.checksum import digest_of
+from rankfeed.storage.data_files import DataFiles
 
 #: The column of class numbers.
 LABEL = "label"

@@ -15,7 +15,8 @@ from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.parallel import in_parallel
 from rankfeed.sources.parquet.detect import ENCRYPTED, MAGIC, SUMMARY_FILES
-from rankfeed.storage import digest_of, file_errors
+from rankfeed.storage.checksum import digest_of
+from rankfeed.storage.file_errors import file_errors
 
 #: Bytes at the end of a file that are read at once: most footers are shorter.
 _TAIL = 1 << 16

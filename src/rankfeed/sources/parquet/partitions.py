@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rankfeed.columns import ColumnBuffer, Field
+from rankfeed.columns.columns import ColumnBuffer
+from rankfeed.columns.field import Field
 from rankfeed.errors import SourceError
 from rankfeed.sources.parquet.detect import PartitionedFile
 from rankfeed.sources.paths import check_utf8

@@ -20,7 +20,8 @@ from rankfeed.errors import CorruptError, RankfeedError
 from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.parquet.footer import footer_bytes, parse_footer
 from rankfeed.sources.source import with_where
-from rankfeed.storage import DataFiles, file_errors
+from rankfeed.storage.data_files import DataFiles
+from rankfeed.storage.file_errors import file_errors
 
 #: Files that are held open, and locks of row groups.
 OPEN_FILES, _LOCKS = 256, 128

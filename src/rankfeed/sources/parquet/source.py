@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rankfeed._util.validate import check_int
-from rankfeed.columns import Column, ColumnBuffer
+from rankfeed.columns.columns import Column, ColumnBuffer
 from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.arrow.columns import read_columns
 from rankfeed.sources.arrow.errors import arrow_errors
@@ -20,7 +20,8 @@ from rankfeed.sources.parquet.partitions import Partitions
 from rankfeed.sources.parquet.reader import LargeRowsError, ParquetReader, RowGroupPart
 from rankfeed.sources.paths import Paths, label
 from rankfeed.sources.source import Int64, check_columns
-from rankfeed.storage import DataFiles, digest_of
+from rankfeed.storage.checksum import digest_of
+from rankfeed.storage.data_files import DataFiles
 
 #: Approximate bytes that are decoded at once: larger row groups are read in parts, small adjacent ones together.
 #: If not all data fit into the cache, a part is at most this share of it, so that the lanes of a window shuffle

@@ -12,7 +12,8 @@ import torch
 from rankfeed.errors import RankfeedError, SourceError
 from rankfeed.sources.pyg.batch import GraphLayout
 from rankfeed.sources.source import Int64
-from rankfeed.storage import digest_of, file_errors
+from rankfeed.storage.checksum import digest_of
+from rankfeed.storage.file_errors import file_errors
 
 #: Cached graphs that are compared with the stored ones.
 _COMPARED = 1024

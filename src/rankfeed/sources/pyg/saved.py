@@ -20,7 +20,7 @@ from rankfeed.sources.extras import need
 from rankfeed.sources.paths import check_utf8
 from rankfeed.sources.pyg.detect import saved_file
 from rankfeed.sources.pyg.source import PyGSource, check_no_columns
-from rankfeed.storage import DataFiles
+from rankfeed.storage.data_files import DataFiles
 
 #: In older versions the restricted unpickler could be made to run code (CVE-2025-32434).
 _SAFE_SINCE = (2, 6)

@@ -9,13 +9,16 @@ import numpy as np
 import numpy.typing as npt
 
 from rankfeed._util.validate import check_names, check_optional
-from rankfeed.columns import Column, Columns, Field, Objects, retain_heap
+from rankfeed.columns.buffers import retain_heap
+from rankfeed.columns.columns import Column, Columns, Objects
+from rankfeed.columns.field import Field
 from rankfeed.errors import ArgumentError, SourceError
 from rankfeed.sources.extras import need
 from rankfeed.sources.pyg.batch import join_graphs
 from rankfeed.sources.pyg.readers import GraphReader, Graphs, check_indices, reader_of
 from rankfeed.sources.source import Int64, Source
-from rankfeed.storage import DataFiles, digest_of
+from rankfeed.storage.checksum import digest_of
+from rankfeed.storage.data_files import DataFiles
 
 
 class PyGSource(Source):

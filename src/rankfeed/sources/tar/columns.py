@@ -10,20 +10,19 @@ from typing import Any, Literal
 import numpy as np
 
 from rankfeed._util.validate import check_names, invalid
-from rankfeed.columns import (
+from rankfeed.columns.columns import (
     Bytes,
     Column,
     Dense,
-    Field,
-    Mismatch,
     Objects,
     Ragged,
     RowSlices,
     RowTake,
     make_column,
+    slots_of,
 )
-from rankfeed.columns.columns import slots_of
-from rankfeed.columns.layout import flat_fields, infer_layout, resolve_dtypes
+from rankfeed.columns.field import Field
+from rankfeed.columns.layout import Mismatch, flat_fields, infer_layout, resolve_dtypes
 from rankfeed.errors import ArgumentError, RankfeedError, SourceError, safe_repr
 from rankfeed.sources.npy.arrays import check_size, read_header
 from rankfeed.sources.scattered import decode_each, place_of, undecodable

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from rankfeed.columns import Field
+from rankfeed.columns.field import Field
 from rankfeed.errors import CorruptError, SourceError, UnsafeError
 from rankfeed.sources.extras import need
 from rankfeed.sources.npy.arrays import (
@@ -30,7 +30,7 @@ from rankfeed.sources.npy.arrays import (
     read_header,
     read_member,
 )
-from rankfeed.storage import file_errors
+from rankfeed.storage.file_errors import file_errors
 
 #: Bytes that one member may expand to.
 LIMIT = 1 << 29

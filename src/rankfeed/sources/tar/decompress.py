@@ -15,8 +15,8 @@ from rankfeed.sources.paths import head
 from rankfeed.sources.tar.headers import compression_of
 from rankfeed.sources.tar.index_cache import cache_folder, locked, not_writable
 from rankfeed.sources.tar.shard_list import ShardList
-from rankfeed.storage import atomic_file, digest_of
-from rankfeed.storage.commit import TEMPORARY
+from rankfeed.storage.checksum import digest_of
+from rankfeed.storage.commit import TEMPORARY, atomic_file
 
 #: A compressed shard may expand to this multiple of its size, and this many bytes more.
 _RATIO, _MORE_BYTES = 200, 1 << 28

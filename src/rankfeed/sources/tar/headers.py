@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from rankfeed.errors import CorruptError, SourceError, printable
-from rankfeed.storage import file_errors
+from rankfeed.storage.file_errors import file_errors
 
 BLOCK = 512
 _ZEROS = bytes(BLOCK)

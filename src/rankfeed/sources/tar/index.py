@@ -20,8 +20,10 @@ import xxhash
 from rankfeed.errors import CorruptError, SourceError, printable
 from rankfeed.sources.source import Int64
 from rankfeed.sources.tar.headers import BLOCK, TarMember, TarReader
-from rankfeed.storage import check_data_name, digest_of, map_file
+from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.commit import decodable
+from rankfeed.storage.mapped import map_file
+from rankfeed.storage.safe_names import check_data_name
 
 Bytes8 = npt.NDArray[np.uint8]
 

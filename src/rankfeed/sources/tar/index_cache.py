@@ -9,7 +9,10 @@ from pathlib import Path
 from rankfeed.errors import SourceError
 from rankfeed.sources.parallel import in_parallel
 from rankfeed.sources.tar.index import Summary, TarIndex, decode, encode, read_summary, scan
-from rankfeed.storage import digest_of, file_errors, map_file, write_atomic
+from rankfeed.storage.checksum import digest_of
+from rankfeed.storage.commit import write_atomic
+from rankfeed.storage.file_errors import file_errors
+from rankfeed.storage.mapped import map_file
 
 #: Appended to the name of a shard.
 SUFFIX = ".rankfeed"

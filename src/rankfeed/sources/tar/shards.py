@@ -13,7 +13,8 @@ from rankfeed.sources.tar.headers import BLOCK
 from rankfeed.sources.tar.index import TarIndex, headers_digest
 from rankfeed.sources.tar.index_cache import IndexCache
 from rankfeed.sources.tar.shard_list import ShardList
-from rankfeed.storage import DataFiles, digest_of
+from rankfeed.storage.checksum import digest_of
+from rankfeed.storage.data_files import DataFiles
 
 Missing = Literal["error", "skip", "mask"]
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankfeed._util.validate import check_bool, check_choice, check_name, check_optional
-from rankfeed.columns import Column
+from rankfeed.columns.columns import Column
 from rankfeed.errors import SourceError
 from rankfeed.sources.paths import Paths, label
 from rankfeed.sources.source import BLOCK_BYTES, Int64, Source, check_ids, even_blocks, probe_ids
@@ -21,7 +21,7 @@ from rankfeed.sources.tar.decompress import decompressed
 from rankfeed.sources.tar.index_cache import IndexCache
 from rankfeed.sources.tar.shard_list import list_shards
 from rankfeed.sources.tar.shards import Missing, ShardSet
-from rankfeed.storage import DataFiles
+from rankfeed.storage.data_files import DataFiles
 
 #: Smaller datasets stay in the page cache: announcing reads would only cost time.
 _PREFETCH_BYTES = 768 << 20

@@ -11,7 +11,7 @@ from rankfeed._util.validate import invalid
 from rankfeed.errors import ArgumentError, SourceError, listed, safe_repr
 from rankfeed.sources.paths import common_root
 from rankfeed.sources.text.detect import Kind
-from rankfeed.storage import file_errors
+from rankfeed.storage.file_errors import file_errors
 
 #: Decompressed bytes that are read into memory; larger files must be packed.
 LIMIT = 256 << 20

@@ -6,7 +6,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from rankfeed.columns import Column, ColumnBuffer, Columns, column_from_parts
+from rankfeed.columns.columns import Column, ColumnBuffer, Columns, column_from_parts
 from rankfeed.errors import CorruptError, SourceError, listed
 from rankfeed.sources.arrow.columns import read_columns
 from rankfeed.sources.arrow.types import Nulls, fields_of, roots_of
@@ -25,7 +25,7 @@ from rankfeed.sources.text.csv_text import check_quotes, end_of_csv_lines, parse
 from rankfeed.sources.text.detect import kind_of, list_files
 from rankfeed.sources.text.dialect import BOM, LIMIT, PIECE, Dialect, open_text, read_texts
 from rankfeed.sources.text.json_lines import columns_in, parse_json_lines
-from rankfeed.storage import digest_of
+from rankfeed.storage.checksum import digest_of
 
 
 class _TextSource(Source):

@@ -18,7 +18,7 @@ from typing import Any
 
 from rankfeed.errors import RankfeedError, WriteError, listed, safe_str
 from rankfeed.sources.extras import need
-from rankfeed.storage import write_atomic
+from rankfeed.storage.commit import write_atomic
 from rankfeed.writer.runners import Runner, picklable_error
 from rankfeed.writer.staging import Part
 from rankfeed.writer.tasks import WriteJob, WriteTask, run_task
