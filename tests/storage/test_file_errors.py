@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from rankfeed.errors import ArgumentError, CorruptError, SourceError
-from rankfeed.storage.file_errors import check_shard_size, file_errors
+from rankfeed.storage.file_errors import file_errors
+from rankfeed.storage.truncation import check_shard_size
 
 
 def test_a_file_that_cannot_be_read_is_no_damage(tmp_path: Path) -> None:

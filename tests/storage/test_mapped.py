@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from rankfeed.errors import CorruptError, SourceError
-from rankfeed.storage.mapped import check_not_truncated, map_file
+from rankfeed.storage.mapped import map_file
+from rankfeed.storage.truncation import check_not_truncated
 
 
 def test_the_array_is_the_file_and_cannot_be_written(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Collates columns and samples into tensors."""
+"""Collates columns and samples into tensors; ``columns/columns.py`` gathers and pads the rows."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, get_args

@@ -1,4 +1,4 @@
-"""A keyed bijection of [0, n): a shuffle that is a formula instead of a list.
+"""A keyed bijection of [0, n), from which ``plan.py`` makes the order of an epoch.
 
 A Feistel network is a permutation for any round function, because each round adds to one half a function of the
 other half, which can be subtracted again. The halves of an index are a digit in base ``a`` (even, added modulo

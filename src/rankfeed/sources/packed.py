@@ -16,9 +16,10 @@ from rankfeed.sources.source import Int64, Source, by_chunk, check_columns, even
 from rankfeed.storage.arrow_shard import REMEDY, read_shard
 from rankfeed.storage.checksum import digest_of, file_digest
 from rankfeed.storage.data_files import DataFiles
-from rankfeed.storage.file_errors import check_shard_size, file_errors
+from rankfeed.storage.file_errors import file_errors
 from rankfeed.storage.manifest import MANIFEST_NAME, Manifest, ShardInfo, load_manifest
 from rankfeed.storage.mapped import map_file
+from rankfeed.storage.truncation import check_shard_size
 
 
 class PackedSource(Source):

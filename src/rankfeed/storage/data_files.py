@@ -21,7 +21,8 @@ from rankfeed._util.handle_cache import HandleCache
 from rankfeed._util.process_info import boot_id
 from rankfeed.errors import CorruptError, SourceError
 from rankfeed.storage.checksum import digest_of
-from rankfeed.storage.mapped import check_not_truncated, map_file
+from rankfeed.storage.mapped import map_file
+from rankfeed.storage.truncation import check_not_truncated
 
 Int64 = npt.NDArray[np.int64]
 

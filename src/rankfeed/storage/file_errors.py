@@ -23,28 +23,3 @@ def file_errors(
             found = error.strerror or found
             raise SourceError("the file cannot be read", found=found, where=where, remedy=remedy) from error
         raise CorruptError("the file is damaged", found=found, where=where, remedy=remedy) from error
-
-
-def check_shard_size(
-    path: str | os.PathLike[str], expected: int | None, listed_in: object, remedy: str | None = None
-) -> None:
-    """A CorruptError if a shard is missing, or has another size than the list of shards says (None: any)."""
-    where = os.fspath(path)
-    try:
-        size = os.stat(path).st_size
-    except OSError as error:
-        raise CorruptError(
-            "a shard is missing",
-            expected=f"listed in {listed_in}",
-            found=error.strerror,
-            where=where,
-            remedy=remedy,
-        ) from error
-    if expected not in (None, size):
-        raise CorruptError(
-            "a shard has another size than expected",
-            expected=f"{expected} bytes, listed in {listed_in}",
-            found=f"{size} bytes",
-            where=where,
-            remedy=remedy,
-        )

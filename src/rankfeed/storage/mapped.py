@@ -2,12 +2,11 @@
 
 import mmap
 import os
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.errors import CorruptError, SourceError
+from rankfeed.errors import SourceError
 
 
 def map_file(path: str | os.PathLike[str]) -> npt.NDArray[np.uint8]:
@@ -24,31 +23,3 @@ def map_file(path: str | os.PathLike[str]) -> npt.NDArray[np.uint8]:
     except (OSError, ValueError) as error:
         raise SourceError("the file cannot be read", found=error, where=os.fspath(path)) from error
     return np.frombuffer(mapping, np.uint8)
-
-
-def check_not_truncated(array: npt.NDArray[Any], where: str | os.PathLike[str]) -> None:
-    """Check with fstat that the file below an array of `map_file` is not truncated; other arrays pass.
-
-    Accessing truncated pages kills the process (SIGBUS). A file that is truncated between this check and the
-    access is not detected.
-    """
-    base: Any = array.base
-    while type(base) is np.ndarray:
-        base = base.base
-    mapping: Any = base.obj if type(base) is memoryview else None
-    if type(mapping) is not mmap.mmap:
-        return
-    found: Any
-    try:
-        if (size := mapping.size()) >= len(mapping):
-            return
-        found = f"{size} bytes"
-    except OSError as error:  # another host removed it from a network file system
-        found = error
-    raise CorruptError(
-        "a file was changed while it was in use",
-        expected=f"{len(mapping)} bytes, as when it was opened",
-        found=found,
-        where=where,
-        remedy="start the job again",
-    )

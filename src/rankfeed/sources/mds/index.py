@@ -14,8 +14,8 @@ from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.json_index import read_json
 from rankfeed.sources.mds.detect import INDEX_NAME
 from rankfeed.storage.commit import decodable
-from rankfeed.storage.file_errors import check_shard_size
 from rankfeed.storage.safe_names import check_data_name, resolve_data_name
+from rankfeed.storage.truncation import check_shard_size
 
 #: Encoding and size in bytes (0: it varies) of each column, in storage order.
 ColumnEncodings = Mapping[str, tuple[str, int]]

@@ -18,8 +18,9 @@ from rankfeed.sources.json_index import read_json
 from rankfeed.sources.paths import Paths, braces, common_root, expand, files_at
 from rankfeed.sources.tar.detect import META, is_energon, is_wids
 from rankfeed.storage.commit import decodable
-from rankfeed.storage.file_errors import check_shard_size, file_errors
+from rankfeed.storage.file_errors import file_errors
 from rankfeed.storage.safe_names import check_data_name, resolve_data_name
+from rankfeed.storage.truncation import check_shard_size
 
 _MAX_YAML_BYTES = 1 << 28
 #: Names that the patterns of one split may stand for.
