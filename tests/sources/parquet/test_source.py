@@ -719,6 +719,24 @@ def test_damaged_bytes_are_refused_or_do_no_harm(tmp_path: Path) -> None:
     assert refused > 100
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_damaged_dictionary_header_gives_no_index_beyond_the_dictionary(tmp_path: Path, groups: int) -> None:
+    table = pa.table({"kind": pa.array(["cat", "dog"] * 10 + ["bird"] * 20).dictionary_encode()})
+    path = write(table, tmp_path / "t.parquet", row_group_size=40 // groups)
+    content, column = path.read_bytes(), pq.read_metadata(path).row_group(0).column(0)
+    start, end = column.dictionary_page_offset, column.data_page_offset
+    expected, refused = table["kind"].to_pylist(), 0
+    for place, bit in itertools.product(range(start, end), range(8)):
+        bad = bytearray(content)
+        bad[place] ^= 1 << bit
+        path.write_bytes(bad)
+        try:
+            assert [row["kind"] for row in samples_of(ParquetSource(path))] == expected
+        except RankfeedError:
+            refused += 1
+    assert refused
+
+
 # Small row groups.
 
 

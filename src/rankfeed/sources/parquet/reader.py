@@ -18,6 +18,7 @@ from typing import Any
 from rankfeed._util.handle_cache import HandleCache
 from rankfeed.errors import CorruptError, RankfeedError
 from rankfeed.sources.arrow.errors import arrow_errors
+from rankfeed.sources.arrow.types import storage_type
 from rankfeed.sources.parquet.footer import footer_bytes, parse_footer
 from rankfeed.sources.source import with_where
 from rankfeed.storage.data_files import DataFiles
@@ -284,6 +285,8 @@ class ParquetReader:
         with arrow_errors(where):
             while sum(len(batch) for batch in got) < rows and (batch := next(cursor.batches, None)) is not None:
                 got.append(batch)
+            for column in (column for batch in got for column in batch.columns if _has_dictionary(column.type)):
+                column.validate(full=True)  # pyarrow does not compare indices with the size of the dictionary
         count = sum(len(batch) for batch in got)
         if count != rows:
             raise CorruptError(
@@ -373,6 +376,15 @@ def _leaves_of(array: Any) -> list[tuple[Any, int]]:
     else:
         return [(array, 0)]
     return [(leaf, empty + more) for leaf, more in _leaves_of(child)]
+
+
+def _has_dictionary(kind: Any) -> bool:
+    """Whether an Arrow type is a dictionary, or contains one."""
+    import pyarrow as pa
+
+    kind = storage_type(kind)
+    fields = (kind.field(index).type for index in range(kind.num_fields))
+    return pa.types.is_dictionary(kind) or any(map(_has_dictionary, fields))
 
 
 def _longest_entry(array: Any) -> int:
