@@ -314,6 +314,7 @@ def test_after_an_error_row_groups_are_decoded_one_by_one_within_the_cache(tmp_p
     assert source._finer is not None
     assert samples_of(source, [7999, 100]) == [{"x": 7999}, {"x": 100}]
     assert source._finer._cache.max_bytes == 1 << 20
+    assert pickle.loads(pickle.dumps(source))._cache.max_bytes == 1 << 20
     assert source._cache.max_bytes == 0
 
 

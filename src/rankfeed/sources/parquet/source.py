@@ -113,7 +113,8 @@ class ParquetSource(ChunkedSource):
         self._init_chunks([part.rows for part in self._parts], cache_bytes, data_bytes=data_bytes)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_reader": None, "_finer": None}
+        # Once there are smaller parts, the cache of the others is empty; the other process starts with the others.
+        return {**self.__dict__, "_reader": None, "_finer": None, "_cache": ChunkCache(self._cache_bytes)}
 
     def _fetch(self, ids: Int64, names: Sequence[str]) -> dict[str, Column]:
         if self._finer is None:
