@@ -33,6 +33,16 @@ def test_the_format_is_found_by_looking(tmp_path: Path) -> None:
         rf.open(tmp_path / "files", format="packed")
 
 
+def test_a_broken_shard_does_not_make_the_files_beside_it_the_data(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"url": ["u"]}), tmp_path / "0.parquet")  # as img2dataset writes beside its shards
+    with tarfile.open(tmp_path / "0.tar", "w") as tar:
+        tar.add(tmp_path / "0.parquet", "a.bin")
+    assert rf.open(tmp_path)[0].keys() == {"__key__", "bin"}
+    (tmp_path / "1.tar").symlink_to("gone.tar")
+    with pytest.raises(SourceError, match="broken"):
+        rf.open(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [

@@ -33,7 +33,7 @@ class Format:
             return False
         try:
             return bool(_load(self.detection)(paths))
-        except (SourceError, OSError):
+        except OSError:
             return False
 
     def open(
