@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -134,3 +135,10 @@ def test_opening_imports_the_reader_of_one_format(package: str, tmp_path: Path) 
     readers = {each[0] for each in parts if len(each) == 2 and each[1] not in ("detect", "headers")}
     assert package in readers
     assert readers <= {package, "arrow"} | ({"npy"} if package == "tar" else set())  # of `.npy` members
+
+
+def test_what_unpickling_passes_is_no_option(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "data.pt", "w") as archive:
+        archive.writestr("data.pkl", b"")
+    with pytest.raises(ArgumentError, match="no such option"):
+        rf.open(tmp_path / "data.pt", files=["data.pt"])
