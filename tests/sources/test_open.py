@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,16 @@ def test_the_format_is_found_by_looking(tmp_path: Path) -> None:
     assert isinstance(rf.open([tmp_path / "files" / "a1.npy"], layout="samples"), NumpySamplesSource)
     with pytest.raises(SourceError):
         rf.open(tmp_path / "files", format="packed")
+
+
+def test_a_broken_shard_does_not_make_the_files_beside_it_the_data(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"url": ["u"]}), tmp_path / "0.parquet")  # as img2dataset writes beside its shards
+    with tarfile.open(tmp_path / "0.tar", "w") as tar:
+        tar.add(tmp_path / "0.parquet", "a.bin")
+    assert rf.open(tmp_path)[0].keys() == {"__key__", "bin"}
+    (tmp_path / "1.tar").symlink_to("gone.tar")
+    with pytest.raises(SourceError, match="broken"):
+        rf.open(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -124,3 +135,10 @@ def test_opening_imports_the_reader_of_one_format(package: str, tmp_path: Path) 
     readers = {each[0] for each in parts if len(each) == 2 and each[1] not in ("detect", "headers")}
     assert package in readers
     assert readers <= {package, "arrow"} | ({"npy"} if package == "tar" else set())  # of `.npy` members
+
+
+def test_what_unpickling_passes_is_no_option(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "data.pt", "w") as archive:
+        archive.writestr("data.pkl", b"")
+    with pytest.raises(ArgumentError, match="no such option"):
+        rf.open(tmp_path / "data.pt", files=["data.pt"])

@@ -33,7 +33,7 @@ class Format:
             return False
         try:
             return bool(_load(self.detection)(paths))
-        except (SourceError, OSError):
+        except OSError:
             return False
 
     def open(
@@ -42,7 +42,8 @@ class Format:
         """Open data in this format; an ArgumentError if it has no such option."""
         reader = _load(self.reader)
         parameters = list(inspect.signature(reader).parameters)[1:]
-        known = [each for each in parameters if each not in ("columns", *common)]
+        # ``files`` is passed by unpickling.
+        known = [each for each in parameters if each not in ("columns", "files", *common)]
         for option in options:
             if option not in known:
                 raise ArgumentError(

@@ -2,6 +2,7 @@
 
 import os
 
+from rankfeed.errors import SourceError
 from rankfeed.sources.paths import Paths, files_at, head
 from rankfeed.storage.manifest import MANIFEST_NAME
 
@@ -13,7 +14,10 @@ def is_packed(paths: list[str]) -> bool:
 
 def is_arrow(paths: list[str]) -> bool:
     """Whether these are Arrow IPC files, or folders of them."""
-    found = arrow_files(paths)
+    try:
+        found = arrow_files(paths)
+    except SourceError:  # a folder without any
+        return False
     # A folder of Hugging Face datasets lists its files itself.
     is_dataset = any(os.path.isfile(os.path.join(path, "state.json")) for path in paths)
     return not is_dataset and all(_is_arrow_file(path) for path in (found[0], found[-1]))
