@@ -160,3 +160,13 @@ def test_memory_counts_no_mapped_data(tmp_path: Path) -> None:
     held = bytearray(b"x") * size
     assert private_bytes() - before > size // 2
     del held
+
+
+def test_padding_is_counted_where_the_rows_of_the_first_source_are_empty(tmp_path: Path) -> None:
+    for name, lengths in {"a": (0, 0), "b": (1, 3)}.items():
+        rf.write([{"x": np.arange(n)} for n in lengths], tmp_path / name, progress=False)
+    loader = rf.Loader(rf.concat([rf.open(tmp_path / "a"), rf.open(tmp_path / "b")]), batch_size=4)
+    (batch,) = loader
+    assert batch["x_lengths"].tolist() == [0, 0, 1, 3]
+    stats = loader.stats()
+    assert (stats["padding_bytes"], stats["padded_bytes"]) == (8 * 8, 12 * 8)

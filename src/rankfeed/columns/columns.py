@@ -7,6 +7,7 @@ buffer that becomes the tensor.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -158,7 +159,8 @@ class _Segmented(Column):
 
     @property
     def nbytes(self) -> int:
-        return int(self.lengths.sum()) * int(self.parts[0].values[:1].nbytes)
+        values = self.parts[0].values  # may have no elements, while those of other parts have
+        return int(self.lengths.sum()) * values.itemsize * math.prod(values.shape[1:])
 
     def compact(self, allocate: Allocate = np.empty) -> tuple[Array, Int64]:
         """All elements, and where each row starts: [sum of lengths, *inner], int64 [rows + 1]."""
