@@ -359,6 +359,22 @@ def test_the_next_job_continues_tasks_that_jobs_killed_on_two_other_hosts_left(d
         assert len(write(lambda sample: {"id": sample["id"]})) == len(source)
 
 
+def test_a_call_that_is_refused_does_not_end_the_write_of_ranks(data: Path, tmp_path: Path) -> None:
+    source, dest = rf.open(data / "source"), tmp_path / "p"
+    refused = []
+
+    def mapped_once(sample: dict[str, Any]) -> dict[str, Any]:
+        if not refused and list(dest.glob(".rankfeed-write/tasks/*")):
+            refused.append(sample)
+            with pytest.raises(rf.errors.WriteError, match="another process is writing to this directory"):
+                rf.write(source, dest, progress=False, workers=0)
+        return {"id": sample["id"]}
+
+    packed = rf.write(source, dest, runner="ranks", map=mapped_once, key="1", shard_bytes=1000, progress=False)
+    assert len(packed) == len(source)
+    assert refused
+
+
 def test_each_task_is_claimed_by_its_own_rank_and_then_by_any_free_one() -> None:
     missing, claimed = set(range(20)), Counter[int]()
     while missing:
