@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -332,6 +333,46 @@ def test_a_task_that_two_ranks_of_other_hosts_left_is_an_error(data: Path, tmp_p
             stall_timeout=0.3,
             progress=False,
         )
+
+
+def test_the_next_job_continues_tasks_that_jobs_killed_on_two_other_hosts_left(data: Path, tmp_path: Path) -> None:
+    source, dest = rf.open(data / "source"), tmp_path / "p"
+
+    def broken(sample: dict[str, Any]) -> dict[str, Any]:
+        if (dest / ".rankfeed-write" / "tasks" / "00001").exists():
+            raise ValueError("the first job")
+        return {"id": sample["id"]}
+
+    def write(map_function: Any) -> rf.Source:
+        options: dict[str, Any] = {"runner": "ranks", "shard_bytes": 1000, "stall_timeout": 0.5, "progress": False}
+        return rf.write(source, dest, map=map_function, key="1", **options)
+
+    with pytest.raises(rf.errors.WriteError, match="the first job"):
+        write(broken)
+    task = dest / ".rankfeed-write" / "tasks" / "00003"
+    task.mkdir()
+    for token, name in (("x", "lease"), ("y", "x.next")):
+        owner = LeaseOwner(token, name, "elsewhere", pid=1, label="rank 0 of 1")
+        (task / name).write_bytes(msgspec.json.encode(owner))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        assert len(write(lambda sample: {"id": sample["id"]})) == len(source)
+
+
+def test_a_call_that_is_refused_does_not_end_the_write_of_ranks(data: Path, tmp_path: Path) -> None:
+    source, dest = rf.open(data / "source"), tmp_path / "p"
+    refused = []
+
+    def mapped_once(sample: dict[str, Any]) -> dict[str, Any]:
+        if not refused and list(dest.glob(".rankfeed-write/tasks/*")):
+            refused.append(sample)
+            with pytest.raises(rf.errors.WriteError, match="another process is writing to this directory"):
+                rf.write(source, dest, progress=False, workers=0)
+        return {"id": sample["id"]}
+
+    packed = rf.write(source, dest, runner="ranks", map=mapped_once, key="1", shard_bytes=1000, progress=False)
+    assert len(packed) == len(source)
+    assert refused
 
 
 def test_each_task_is_claimed_by_its_own_rank_and_then_by_any_free_one() -> None:

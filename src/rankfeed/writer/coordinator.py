@@ -24,6 +24,7 @@ from rankfeed.writer.journal import ORIGIN_SEPARATOR, commit, complete_commit
 from rankfeed.writer.runners import Runner
 from rankfeed.writer.sample_map import SampleMap
 from rankfeed.writer.staging import (
+    TASKS,
     Part,
     begin,
     clear,
@@ -111,8 +112,9 @@ def coordinate(request: WriteRequest, runner: Runner) -> PackedSource:
                             finish_write(request, begun, staging, held, parts, verify=runner.is_remote)
                     return PackedSource(dest)
                 finally:
-                    # What a second call continues stays.
-                    if not is_resumable(staging) and (is_new or (dest / MANIFEST_NAME).exists()):
+                    # What a second call continues stays, and what ranks are writing.
+                    is_ours = not is_resumable(staging) and not (staging / TASKS).exists()
+                    if is_ours and (is_new or (dest / MANIFEST_NAME).exists()):
                         with suppress(OSError):
                             if held.is_held():
                                 clear(staging)

@@ -133,6 +133,11 @@ class RanksRunner(Runner):
         self._attempt, self._job = next_attempt(dest), job_id()
         self._stalls = StallDetector()
         self._next_check = 0.0
+        #: Tokens of owners from before this call, which may have been killed on another host.
+        self._left: set[str] = set()
+        with suppress(OSError):
+            for path in self._staging.glob(f"{TASKS}/*"):
+                self._left.update(owner.token for owner in Lease(path).chain())
 
     def lock(self) -> AbstractContextManager[tuple[Path, HeldLease]]:
         """The lease of the staging directory, which each rank holds to begin and to commit."""
@@ -208,7 +213,11 @@ class RanksRunner(Runner):
         owner = chain[-1] if chain else None
         if owner is not None and not lease.is_expired(owner, self._stalls):
             return None
-        hanging = [each for each in chain if not each.has_ended]
+        hanging = [
+            each
+            for each in chain
+            if each.has_ended is False or (each.has_ended is None and each.token not in self._left)
+        ]
         if owner is not None and len(hanging) > 1:
             # The second one raises the error, unless it died on another host.
             seconds = lease.silence(owner, self._stalls)
