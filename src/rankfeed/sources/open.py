@@ -42,8 +42,7 @@ class Format:
         """Open data in this format; an ArgumentError if it has no such option."""
         reader = _load(self.reader)
         parameters = list(inspect.signature(reader).parameters)[1:]
-        # ``files`` is passed by unpickling.
-        known = [each for each in parameters if each not in ("columns", "files", *common)]
+        known = [each for each in parameters if each not in ("columns", *common)]
         for option in options:
             if option not in known:
                 raise ArgumentError(

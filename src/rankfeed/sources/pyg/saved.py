@@ -9,7 +9,6 @@ import os
 import pickle
 import warnings
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,28 +46,32 @@ class PyGFileSource(PyGSource):
         allow_pickle: bool = False,
         follow_batch: Sequence[str] | None = None,
         exclude_keys: Sequence[str] | None = None,
-        files: DataFiles | None = None,
     ) -> None:
         check_no_columns(columns)
-        self.path = saved_file(Path(where)) if files is None else os.fspath(where)
+        self.path = saved_file(Path(where))
+        self._read(DataFiles([self.path]), allow_pickle, follow_batch, exclude_keys)
+
+    def _read(
+        self,
+        files: DataFiles,
+        allow_pickle: bool,
+        follow_batch: Sequence[str] | None,
+        exclude_keys: Sequence[str] | None,
+    ) -> None:
         self._allow_pickle = allow_pickle
         need("torch_geometric", extra="pyg")
-        files = DataFiles([self.path]) if files is None else files
         files.check(0)
         dataset = _saved_dataset(self.path, allow_pickle)
         files.opened(0)
         super().__init__(dataset, follow_batch=follow_batch, exclude_keys=exclude_keys)
         self.files, self._label = files, self.path
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        reopen = partial(
-            PyGFileSource,
-            allow_pickle=self._allow_pickle,
-            follow_batch=self._follow,
-            exclude_keys=self._exclude,
-            files=self.files,
-        )
-        return reopen, (self.path,)
+    def __getstate__(self) -> tuple[Any, ...]:
+        return self.path, self.files, self._allow_pickle, self._follow, self._exclude
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.path, *options = state
+        self._read(*options)
 
 
 def _saved_dataset(path: str, allow_pickle: bool) -> Any:
