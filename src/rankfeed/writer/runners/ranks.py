@@ -197,6 +197,7 @@ class RanksRunner(Runner):
             held = self._claim(task, lease, chain)
             if held is None:
                 continue
+            # Owners from before this call too, unlike in `_claim`: what they left may hang here as it did there.
             hanging = [owner for owner in chain if not owner.has_ended]
             with held:
                 try:
