@@ -103,11 +103,16 @@ def _load(name: str) -> Any:
 
 def detect(where: Paths, format: str | None = None) -> str | None:
     """The name of the format of data, ``format`` itself if they are in it; None if they are in no such format."""
+    return _detect(where, format)[0]
+
+
+def _detect(where: Paths, format: str | None) -> tuple[str | None, list[str]]:
+    """The name of the format, and the paths that were looked at."""
     if format is not None:
         check_choice("format", format, tuple(FORMATS))
     paths = expand(where)
     names = FORMATS if format is None else [format]
-    return next((name for name in names if FORMATS[name].fits(where, paths)), None)
+    return next((name for name in names if FORMATS[name].fits(where, paths)), None), paths
 
 
 def open(
@@ -162,7 +167,7 @@ def open(
         raise ArgumentError(
             "object stores are not supported yet: storage_options must be None", remedy="leave storage_options out"
         )
-    name, paths = detect(uri, format), expand(uri)
+    name, paths = _detect(uri, format)
     _refuse_unfinished(paths)
     if name is None:
         raise _not_found(paths, format)
