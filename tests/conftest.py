@@ -30,7 +30,7 @@ START_PROCESSES = {
     "tests/faults/": "builders",
     "tests/integrations/": "libraries",
     "tests/launch/": "launchers",
-    "tests/proof/test_doctor": "builders",
+    "tests/diagnostics/test_doctor": "builders",
     "tests/test_documented_code": "pages",  # which share a process
     "tests/zoo/": "builders",
 }

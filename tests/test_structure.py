@@ -38,7 +38,7 @@ def module_name(path: Path) -> str:
 
 def is_redesigned(module: str) -> bool:
     """All packages except the diagnostics and the command line, which still have their former structure."""
-    return not re.match(r"rankfeed\.(proof|cli)\b", module)
+    return not re.match(r"rankfeed\.(diagnostics|cli)\b", module)
 
 
 def python(code: str) -> str:

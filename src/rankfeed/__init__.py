@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 from rankfeed import errors
 
 if TYPE_CHECKING:
+    from rankfeed.diagnostics import AuditReport, Lockstep, audit, watch
     from rankfeed.loading import DistributedBatchSampler, DistributedSampler, Loader, from_iterable, split
     from rankfeed.plan import Plan, Schedule
     from rankfeed.prepare import prepare_once
-    from rankfeed.proof import AuditReport, Lockstep, audit, watch
     from rankfeed.sources import Source, concat, from_dataset, open, train_test_split
     from rankfeed.topology import Topology
     from rankfeed.writer import write
@@ -56,7 +56,7 @@ _PACKAGES = {
     "loading": "DistributedBatchSampler DistributedSampler Loader from_iterable split",
     "plan": "Plan Schedule",
     "prepare": "prepare_once",
-    "proof": "AuditReport Lockstep audit watch",
+    "diagnostics": "AuditReport Lockstep audit watch",
     "sources": "Source concat from_dataset open train_test_split",
     "topology": "Topology",
     "writer": "write",

@@ -243,7 +243,7 @@ def test_a_plan_that_does_not_hold_is_told_in_one_document(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from rankfeed.cli import verifying
-    from rankfeed.proof.verify.plans import PlanVerdict
+    from rankfeed.diagnostics.verify.plans import PlanVerdict
 
     broken = PlanVerdict(True, deliveries=3, steps=(4, 4), missing=1, repeated=0, left_out=0, uneven=0)
     monkeypatch.setattr(verifying, "verify_plan", lambda *arguments, **options: broken)

@@ -13,9 +13,9 @@ import pytest
 from tests.loading.feeds import ENGINES, NAMES, Memory
 
 import rankfeed as rf
+from rankfeed.diagnostics import verify_run
 from rankfeed.errors import ArgumentError, AuditError
 from rankfeed.loading import ledger
-from rankfeed.proof import verify_run
 from rankfeed.storage.ledger import PassHeader, StepRecord, decode_ledger
 
 

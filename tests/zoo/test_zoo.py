@@ -15,8 +15,8 @@ from tests.zoo import page
 from tests.zoo.environments import interpreter
 from tests.zoo.table import CASES, ENVIRONMENTS, MODULES, QUICK, Case
 
-from rankfeed.proof.doctor import examine
-from rankfeed.proof.doctor.probes import Probes
+from rankfeed.diagnostics.doctor import examine
+from rankfeed.diagnostics.doctor.probes import Probes
 
 ROOT = Path(__file__).parents[2]
 COMMAND = "from rankfeed.cli import main; main()"

@@ -37,7 +37,7 @@ def doctor(
 
     Example: rankfeed doctor my_package.data:train_loader --ranks 2 --workers 2 --key sample_id
     """
-    from rankfeed.proof.doctor import examine
+    from rankfeed.diagnostics.doctor import examine
 
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # as `python -m` does

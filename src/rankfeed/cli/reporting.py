@@ -54,8 +54,8 @@ def report(
     """
     import msgspec
 
-    from rankfeed.proof import AuditReport
-    from rankfeed.proof.report import joined, of_audit, of_stats, read_stats, write
+    from rankfeed.diagnostics import AuditReport
+    from rankfeed.diagnostics.report import joined, of_audit, of_stats, read_stats, write
 
     if png is not None and png.suffix.lower() != ".png":
         raise ArgumentError("a picture is a PNG", expected="a name that ends in .png", found=png)
@@ -110,14 +110,14 @@ def _check_targets(targets: list[Path], read: list[Path]) -> None:
 
 
 def _asked(ranks: int, batch_size: int, workers: int, epoch: int, start: int, tail: str) -> Any:
-    from rankfeed.proof.report import Asked
+    from rankfeed.diagnostics.report import Asked
 
     return Asked(ranks, batch_size, workers, epoch, start, tail)  # type: ignore[arg-type]
 
 
 def _of_plan(data: str | None, sizes: Any, asked: Any, order: dict[str, Any]) -> Any:
-    from rankfeed.proof import verify_plan
-    from rankfeed.proof.report import of_plan, padding_of
+    from rankfeed.diagnostics import verify_plan
+    from rankfeed.diagnostics.report import of_plan, padding_of
 
     plan = plans.plan_from(sizes, **order)
     padding = {}
@@ -145,9 +145,9 @@ def _of_plan(data: str | None, sizes: Any, asked: Any, order: dict[str, Any]) ->
 
 
 def _of_run(folder: Path) -> Any:
-    from rankfeed.proof import verify_run
-    from rankfeed.proof.report import of_run
-    from rankfeed.proof.verify.ledgers import read_folder
+    from rankfeed.diagnostics import verify_run
+    from rankfeed.diagnostics.report import of_run
+    from rankfeed.diagnostics.verify.ledgers import read_folder
 
     with progress_bar("reading ledgers") as progress:
         verdict = verify_run(folder, progress=progress)

@@ -112,7 +112,7 @@ def _first(data: str, here: Topology, batch_size: int, shuffle: str, seed: int) 
 def _together(
     me: ProcessReport, error: RankfeedError | None, folder: Path, job: str, timeout: float
 ) -> list[ProcessReport]:
-    from rankfeed.proof.roll_call import folder_of, roll_call
+    from rankfeed.diagnostics.roll_call import folder_of, roll_call
     from rankfeed.topology.job import job_id
 
     mark = f"--job {job}" if job else job_id()

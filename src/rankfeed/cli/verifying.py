@@ -25,8 +25,8 @@ from rankfeed.cli.plans import (
 )
 from rankfeed.cli.verifying_data import check_data
 from rankfeed.cli.verifying_runs import show_run
+from rankfeed.diagnostics import verify_plan
 from rankfeed.errors import RankfeedError
-from rankfeed.proof import verify_plan
 
 Target = Annotated[
     list[str] | None,
@@ -70,7 +70,7 @@ def verify(
 
     Example: rankfeed verify run/ledger --data data/
     """
-    from rankfeed.proof.verify.ledgers import is_run
+    from rankfeed.diagnostics.verify.ledgers import is_run
 
     opening = {"format": format, "cache_dir": cache_dir, "allow_pickle": allow_pickle}
     opening |= options_of(option or ())

@@ -6,7 +6,7 @@ from typing import Any
 import typer
 
 from rankfeed.cli.output import bytes_of, clean, progress_bar, show
-from rankfeed.proof.verify.data import verify_data
+from rankfeed.diagnostics.verify.data import verify_data
 
 
 def check_data(where: Any, *, resume: bool, as_json: bool, opening: dict[str, Any]) -> dict[str, Any]:

@@ -8,11 +8,11 @@ from typing import Any
 import typer
 
 from rankfeed.cli.output import NAME, clean, grid, out, progress_bar, say, show
+from rankfeed.diagnostics.verify.deliveries import positions_of
+from rankfeed.diagnostics.verify.run_verdict import LoaderRun, RunVerdict
+from rankfeed.diagnostics.verify.runs import verify_run
 from rankfeed.errors import ArgumentError, StateError
 from rankfeed.plan import Plan
-from rankfeed.proof.verify.deliveries import positions_of
-from rankfeed.proof.verify.run_verdict import LoaderRun, RunVerdict
-from rankfeed.proof.verify.runs import verify_run
 
 #: Ids that are listed of the missing samples of an epoch.
 _IDS = 1000

@@ -13,11 +13,11 @@ import torch
 from torch import distributed
 
 from rankfeed._util.validate import check_instance, check_str
+from rankfeed.diagnostics.lockstep import Lockstep
 from rankfeed.errors import ArgumentError, MissingExtraError, PlanError, listed
 from rankfeed.integrations import _compat
 from rankfeed.loading import Loader
 from rankfeed.plan import Cursor
-from rankfeed.proof.lockstep import Lockstep
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 #: Options that log_mean sets: the mean is exact with these values only.

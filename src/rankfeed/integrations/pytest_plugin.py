@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from rankfeed.proof.doctor import Examination
+    from rankfeed.diagnostics.doctor import Examination
 
 
 #: Findings about the machine that runs the tests, not about the loader.
@@ -24,8 +24,8 @@ class Rankfeed:
     def examine(
         self, factory: str | Callable[..., Iterable[Any]], *, ranks: int = 2, workers: int = 2, **options: Any
     ) -> Examination:
-        """Examine a loader with the doctor: see `rankfeed.proof.doctor.examine`."""
-        from rankfeed.proof.doctor import examine
+        """Examine a loader with the doctor: see `rankfeed.diagnostics.doctor.examine`."""
+        from rankfeed.diagnostics.doctor import examine
 
         return examine(factory, ranks=ranks, workers=workers, **options)
 
@@ -48,12 +48,12 @@ class Rankfeed:
             ranks: processes that read the loader.
             workers: of each rank.
             allow: codes of findings that are no failure.
-            options: of `rankfeed.proof.doctor.examine`.
+            options: of `rankfeed.diagnostics.doctor.examine`.
 
         Raises:
             AssertionError: there are errors or warnings, or not everything was counted; lists all of them.
         """
-        from rankfeed.proof.doctor import UNPROVEN
+        from rankfeed.diagnostics.doctor import UNPROVEN
 
         __tracebackhide__ = True
         found = self.examine(factory, ranks=ranks, workers=workers, **options)

@@ -1,0 +1,20 @@
+"""That all this held: what was promised, counted; and what any loader delivers."""
+
+from rankfeed.diagnostics.audit import AuditReport, audit
+from rankfeed.diagnostics.lockstep import Lockstep
+from rankfeed.diagnostics.verify import DataVerdict, PlanVerdict, RunVerdict, verify_data, verify_plan, verify_run
+from rankfeed.diagnostics.watch import Watch, watch
+
+__all__ = [
+    "AuditReport",
+    "DataVerdict",
+    "Lockstep",
+    "PlanVerdict",
+    "RunVerdict",
+    "Watch",
+    "audit",
+    "verify_data",
+    "verify_plan",
+    "verify_run",
+    "watch",
+]

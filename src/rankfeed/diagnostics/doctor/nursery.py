@@ -1,0 +1,139 @@
+"""Ranks of probes, forked from one clean process that has imported torch and nothing of the user's.
+
+Its arguments are the examination's folder, and modules that it imports too. A line on its input is an order for
+one rank; it answers with the process id, and says when that has ended. When its input ends, whoever gave orders is
+gone, and so is all that was started, and the folder.
+"""
+
+import atexit
+import faulthandler
+import importlib
+import io
+import os
+import select
+import shutil
+import signal
+import sys
+import time
+import traceback
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from rankfeed.diagnostics.doctor.marked import MARK, end_all
+from rankfeed.diagnostics.doctor.observed import Job
+from rankfeed.diagnostics.doctor.probed import probed
+from rankfeed.storage.commit import decodable
+
+#: What is imported here, once for all ranks.
+_ONCE = ("torch.distributed", "torch.multiprocessing", "torch.utils.data", "psutil")
+
+
+@decodable
+class Order(msgspec.Struct, frozen=True):
+    """Start a rank.
+
+    Attributes:
+        job: its part is in there.
+        rank: which.
+        said: file for what it sees.
+        output: file for what it prints.
+        over: file that is there once the rank may end: others may need what it serves.
+        environ: what is set for it.
+    """
+
+    job: Job
+    rank: int
+    said: str
+    output: str
+    over: str
+    environ: dict[str, str]
+
+
+@decodable
+class Born(msgspec.Struct, frozen=True, tag=True):
+    """A rank was started; answers come in the order of orders."""
+
+    pid: int
+
+
+@decodable
+class Dead(msgspec.Struct, frozen=True, tag=True):
+    """A rank has ended, by itself (a code of 0 or more) or by a signal (less than 0)."""
+
+    pid: int
+    code: int
+
+
+def main() -> None:
+    """Take orders until there is nobody who gives them."""
+    for module in _ONCE:
+        import_module(module)
+    orders, answers = io.FileIO(os.dup(0), "rb"), io.FileIO(os.dup(1), "wb")
+    os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+    os.dup2(2, 1)
+    folder, *modules = sys.argv[1:]
+    for module in modules:
+        importlib.import_module(module)
+    with suppress(BrokenPipeError):
+        _serve(orders, answers)
+    end_all(os.environ[MARK], os.getpid(), trackers=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _serve(orders: io.FileIO, answers: io.FileIO) -> None:
+    """Until there are no orders any more."""
+    living: set[int] = set()
+    pending = b""
+    try:
+        while True:
+            ready, _, _ = select.select([orders], [], [], 0.02)
+            if ready:
+                content = orders.read(1 << 16)
+                if not content:
+                    return
+                *lines, pending = (pending + content).split(b"\n")
+                for line in lines:
+                    pid = _start(msgspec.json.decode(line, type=Order), (orders, answers))
+                    living.add(pid)
+                    answers.write(msgspec.json.encode(Born(pid)) + b"\n")
+            for pid in sorted(living):
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                if ended:
+                    living.discard(pid)
+                    answers.write(msgspec.json.encode(Dead(pid, os.waitstatus_to_exitcode(status))) + b"\n")
+    finally:
+        for pid in living:
+            with suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+
+
+def _start(order: Order, ours: tuple[io.FileIO, io.FileIO]) -> int:
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        os.setsid()
+        for file in ours:
+            file.close()
+        output = os.open(order.output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.environ.update(order.environ)
+        np.random.seed()  # as in a process that begins; Python's own generator does so by itself
+        faulthandler.register(signal.SIGUSR1, all_threads=True)
+        with open(order.said, "ab", buffering=0) as said:
+            probed(order.job, order.rank, said)
+            while not Path(order.over).exists():
+                time.sleep(0.02)
+        atexit._run_exitfuncs()  # what loaders clean up in the end
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)

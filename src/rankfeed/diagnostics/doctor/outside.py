@@ -1,0 +1,223 @@
+"""What can be seen of any loader from outside: how long it is, who shuffles and cuts it, what it holds open."""
+
+from __future__ import annotations
+
+import builtins
+import io
+import os
+import stat
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, BinaryIO, cast
+
+from rankfeed.diagnostics.doctor.observed import Built, Moved, Sizes
+
+
+def described(loader: Any, *, seconds: float, grown: int, start_method: str, once: bool, seed: int) -> Built:
+    """What a loader says of itself.
+
+    Args:
+        loader: any.
+        seconds: that the factory took.
+        grown: bytes by which it made the process larger.
+        start_method: by which its workers will be started.
+        once: whether it is an iterator.
+        seed: of torch's global generator when this process began.
+    """
+    import torch
+
+    dataset = getattr(loader, "dataset", getattr(loader, "source", None))
+    samplers = _samplers(loader)
+    workers = getattr(loader, "num_workers", None)
+    fingerprint = getattr(dataset, "fingerprint", None)
+    spawned = bool(workers) and start_method != "fork" and dataset is not None
+    return Built(
+        seconds=seconds,
+        bytes=max(0, grown),
+        length=_length(loader),
+        samples=_length(dataset),
+        fingerprint=fingerprint if isinstance(fingerprint, str) else None,
+        workers=workers if isinstance(workers, int) else None,
+        cuts_one_data_set=any(
+            getattr(each, name, 1) != 1 for each in samplers for name in ("num_replicas", "num_processes")
+        ),
+        drops=any(getattr(each, "drop_last", False) is True for each in (loader, *samplers))
+        or getattr(loader, "tail", None) == "drop",
+        replaces=any(
+            getattr(each, "replacement", False) is True or type(each).__name__.startswith("Weighted")
+            for each in samplers
+        ),
+        shuffles=_shuffles(loader, samplers),
+        resumes=all(callable(getattr(loader, name, None)) for name in ("state_dict", "load_state_dict")),
+        elastic=type(loader).__module__.startswith("rankfeed.") and type(loader).__name__ == "Loader",
+        once=once,
+        seeded=torch.initial_seed() != seed,
+        pickled=_pickled(dataset) if spawned else None,
+    )
+
+
+def begun_with() -> int:
+    """A new seed of torch's global generator: torch draws one for each process that begins; a fork inherits it."""
+    import torch
+
+    return torch.seed()
+
+
+def set_epoch(loader: Any, epoch: int) -> None:
+    """Call `set_epoch` wherever a careful training loop would."""
+    done: list[Any] = []
+    for each in (loader, *_samplers(loader), getattr(loader, "dataset", None)):
+        if callable(getattr(each, "set_epoch", None)) and not any(each is other for other in done):
+            each.set_epoch(epoch)
+            done.append(each)
+
+
+def _samplers(loader: Any) -> list[Any]:
+    batches = _attribute(loader, "batch_sampler")
+    found = [_attribute(loader, "sampler"), batches]
+    for _ in range(3):  # Accelerate puts one around another
+        batches = _attribute(batches, "batch_sampler") or _attribute(batches, "sampler")
+        found.append(batches)
+    return [each for each in found if each is not None]
+
+
+def _shuffles(loader: Any, samplers: Sequence[Any]) -> bool | None:
+    """What samplers say of it, or the data set (as MosaicML's); None where none says anything."""
+    names = {"RandomSampler": True, "SequentialSampler": False}
+    unused = len(samplers) > 1 and samplers[0] is _attribute(loader, "sampler")  # torch's, beside one of batches
+    said = [getattr(each, "shuffle", names.get(type(each).__name__)) for each in samplers[unused:]]
+    said.append(_attribute(_attribute(loader, "dataset"), "shuffle"))
+    return True if any(each is True for each in said) else False if any(each is False for each in said) else None
+
+
+def _attribute(thing: Any, name: str) -> Any:
+    """None where there is none, or where the property raises."""
+    with suppress(Exception):
+        return getattr(thing, name, None)
+    return None
+
+
+def _length(thing: Any) -> int | None:
+    with suppress(Exception):  # whatever a user's __len__ raises
+        return len(thing)
+    return None
+
+
+class _Counting(io.RawIOBase):
+    """A file that keeps the number of its bytes alone."""
+
+    nbytes = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, content: Any) -> int:
+        size = memoryview(content).nbytes
+        self.nbytes += size
+        return size
+
+
+def _pickled(dataset: Any) -> int | None:
+    from multiprocessing.reduction import ForkingPickler
+
+    counting = _Counting()
+    with suppress(Exception):  # the loader will say so itself
+        ForkingPickler(cast(BinaryIO, counting)).dump(dataset)
+        return counting.nbytes
+    return None
+
+
+def own_bytes() -> int:
+    """Bytes that this process has for itself alone."""
+    import psutil
+
+    return int(psutil.Process().memory_full_info().uss)
+
+
+class Growth:
+    """By how many bytes this process grows in here, but for what it imports: code is no data."""
+
+    bytes = 0
+
+    def __enter__(self) -> Growth:
+        self._import, self._before, self._depth = builtins.__import__, own_bytes(), 0
+        builtins.__import__ = self._counted
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        builtins.__import__ = self._import
+        self.bytes = own_bytes() - self._before
+
+    def _counted(self, *of: Any, **named: Any) -> Any:
+        if self._depth:
+            return self._import(*of, **named)
+        known, before = len(sys.modules), own_bytes() if of[0] not in sys.modules else 0
+        self._depth += 1
+        try:
+            return self._import(*of, **named)
+        finally:
+            self._depth -= 1
+            if before and len(sys.modules) > known:
+                self._before += own_bytes() - before
+
+
+def sizes() -> Sizes:
+    """Memory of this process and of its children."""
+    import psutil
+
+    found = {}
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            found[str(child.pid)] = int(child.memory_full_info().uss)
+    return Sizes(rank=own_bytes(), children=found)
+
+
+class Handles:
+    """Files that this process holds open before its loader starts others, and where it stands in them."""
+
+    def __init__(self) -> None:
+        self._open = {number: (_at(number), os.fstat(number)) for number, _ in _files()}
+        self._inherited: dict[int, str] = {}
+
+    def look_at_children(self) -> None:
+        """Which of them children have as well; while they live."""
+        import psutil
+
+        for child in psutil.Process().children(recursive=True):
+            for number, (_, known) in self._open.items():
+                with suppress(OSError):
+                    theirs = os.stat(f"/proc/{child.pid}/fd/{number}")
+                    if (theirs.st_dev, theirs.st_ino) == (known.st_dev, known.st_ino):
+                        self._inherited[number] = os.readlink(f"/proc/self/fd/{number}")
+
+    def moved(self) -> Iterator[Moved]:
+        """Those in which somebody has moved since."""
+        for number, path in self._inherited.items():
+            with suppress(OSError):
+                start, known = self._open[number]
+                end, now = _at(number), os.fstat(number)
+                if end != start and (now.st_dev, now.st_ino) == (known.st_dev, known.st_ino):
+                    yield Moved(path=path, start=start, end=end)
+
+
+def _files() -> Iterator[tuple[int, str]]:
+    """Regular files that this process has open to read: number and path."""
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError, ValueError):
+            number = int(name)
+            path = os.readlink(f"/proc/self/fd/{number}")
+            flags = _fdinfo(number)["flags"]
+            reads = int(flags, 8) & os.O_ACCMODE == os.O_RDONLY
+            if stat.S_ISREG(os.fstat(number).st_mode) and reads and not path.startswith(("/dev/", "/memfd")):
+                yield number, path
+
+
+def _at(number: int) -> int:
+    return int(_fdinfo(number)["pos"])
+
+
+def _fdinfo(number: int) -> Mapping[str, str]:
+    with open(f"/proc/self/fdinfo/{number}") as file:
+        lines = [line.split(":", 1) for line in file if ":" in line]
+    return {name: value.strip() for name, value in lines}

@@ -1,0 +1,324 @@
+"""What a rank of a probe does: it builds the user's loader, reads it as a training loop would, and says what came.
+
+All that it says goes into a file, and all that the user's code prints into another: whoever looks on may be told
+whatever happens to this process.
+"""
+
+import gc
+import importlib
+import inspect
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+import msgspec
+import numpy as np
+from xxhash import xxh3_64_hexdigest
+
+from rankfeed.diagnostics.doctor import outside
+from rankfeed.diagnostics.doctor.observed import (
+    IDS,
+    IMPORT,
+    STATE,
+    Began,
+    Built,
+    Done,
+    Ended,
+    Job,
+    Raised,
+    Ready,
+    Record,
+    SampleKey,
+    Stated,
+    Step,
+)
+from rankfeed.diagnostics.keys import USUAL, Key, Words, ids_in, keys_of
+from rankfeed.diagnostics.tagged import Tagged, tagged
+from rankfeed.errors import AuditError, safe_str
+
+#: So many steps of an epoch have their values kept: enough to see that two streams are one.
+_VALUED = 64
+#: Text longer than this is no name that anybody wants to see.
+_LONG = 200
+#: Memory is looked at no more often than this, in seconds, and for no more than a part of the time.
+_PAUSE, _RARELY = 0.2, 10
+
+
+def probed(job: Job, rank: int, said: BinaryIO) -> None:
+    """Do a rank's part of a probe; the variables of torchrun are set.
+
+    Args:
+        job: what to do.
+        rank: which this is.
+        said: where it goes, a line for each thing.
+    """
+    sayer = _Rank(job, rank, said)
+    try:
+        sayer.stand()
+        sayer.read()
+        sayer.say(Done())
+    except BaseException as error:  # SystemExit of the user's code, too
+        trace = "".join(traceback.format_exception(type(error), error, _theirs(error)))
+        lines = _sayable(trace).splitlines()[-20:]
+        if sayer.phase == IDS and isinstance(error, AuditError):
+            lines = []  # of our own code, that no user has to see
+        text = _sayable(f"{type(error).__name__}: {safe_str(error)}").strip()[:2000]
+        sayer.say(Raised(phase=sayer.phase, error=text, traceback="\n".join(lines)))
+
+
+class _Rank:
+    def __init__(self, job: Job, rank: int, said: BinaryIO) -> None:
+        self.job, self.rank, self._said = job, rank, said
+        self.phase = "starting"
+        self._key: Key | None = job.key
+        self._ours = False
+        self._look_at = 0.0
+        self._seed = outside.begun_with()
+
+    def say(self, record: Record) -> None:
+        self._said.write(msgspec.json.encode(record) + b"\n")
+        self._said.flush()
+
+    def stand(self) -> None:
+        import torch.distributed as dist
+        import torch.multiprocessing
+
+        dist.init_process_group("gloo")
+        _tolerate_a_second_group()
+        torch.multiprocessing.set_start_method(self.job.start_method, force=True)
+
+    def read(self) -> None:
+        self.phase = IMPORT
+        self.say(Ready())
+        factory = found(self.job.factory, self.job.path)
+        gc.freeze()  # a collection in a forked worker touches, and so copies, nothing of this
+        self.phase = "in the factory"
+        loader, told = self._build(factory, 0)
+        self.say(told)
+        if self.job.set_epoch:
+            outside.set_epoch(loader, 0)
+        if self.job.resume is not None:
+            import torch
+
+            self.phase = STATE
+            states = sorted(Path(self.job.resume).glob("*.pt"), key=lambda path: int(path.stem))
+            loader.load_state_dict(torch.load(states[self.rank % len(states)], weights_only=False))
+        for epoch in range(self.job.epochs):
+            if epoch and (told.once or "epoch" in _accepted(factory)):
+                loader, _ = self._build(factory, epoch)
+            if epoch and self.job.set_epoch:
+                outside.set_epoch(loader, epoch)
+            self.say(Began(epoch=epoch))
+            self.say(outside.sizes())
+            whole = self._epoch(loader, epoch, length=told.length, resumes=told.resumes and not epoch)
+            self.say(Ended(whole=whole))
+            if not whole:
+                return
+
+    def _build(self, factory: Callable[..., Any], epoch: int) -> tuple[Any, Built]:
+        from torch.utils.data import DataLoader
+
+        job = self.job
+        known: dict[str, Any] = {"num_workers": job.workers, "workers": job.workers, "epoch": epoch}
+        known |= {"rank": self.rank, "world_size": job.ranks, "start_method": job.start_method}
+        known |= {"multiprocessing_context": job.start_method if job.workers else None}
+        accepted = _accepted(factory)
+        start = time.perf_counter()
+        with outside.Growth() as growth:
+            loader = factory(**{name: value for name, value in known.items() if name in accepted})
+        seconds = time.perf_counter() - start
+        if (
+            isinstance(loader, tuple)
+            and len(loader) == 2
+            and _is_key(loader[1])
+            and isinstance(loader[0], Iterable)
+        ):
+            loader, key = loader
+            self._key = key if self._key is None else self._key
+        if isinstance(loader, Mapping) or not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
+            raise TypeError(f"the factory returned no iterable of batches but {type(loader).__name__}")
+        if isinstance(loader, (tuple, list)) and any(isinstance(each, DataLoader) for each in loader):
+            raise TypeError(f"the factory returned {len(loader)} things, with loaders among them: return one")
+        if self._key is None and isinstance(own := getattr(loader, "id_column", None), str):
+            self._key = own
+        self._ours = type(loader).__module__.startswith("rankfeed.")
+        told = outside.described(
+            loader,
+            seconds=seconds,
+            grown=growth.bytes,
+            start_method=job.start_method,
+            once=isinstance(loader, Iterator),
+            seed=self._seed,
+        )
+        return loader, told
+
+    def _epoch(self, loader: Any, epoch: int, *, length: int | None, resumes: bool) -> bool:
+        job, steps, deadline = self.job, 0, time.monotonic() + self.job.max_seconds
+        self.phase = f"in epoch {epoch}, step 0"
+        handles = outside.Handles() if job.start_method == "fork" and not epoch else None
+        kept: Callable[[], None] | None = None
+        with tagged(loader):
+            start = time.perf_counter()
+            for batch in iter(loader):
+                waited = time.perf_counter() - start
+                if kept is not None:
+                    kept()  # there is something to go on with
+                self.say(self._step(batch, waited, values=steps < _VALUED))
+                steps += 1
+                self.phase = f"in epoch {epoch}, step {steps}"
+                if handles is not None and steps in (1, 4):
+                    handles.look_at_children()
+                wanted = resumes and job.states is not None and _is_in_the_middle(steps, length)
+                kept = self._keep_state(loader, steps) if wanted else None
+                if (now := time.monotonic()) > self._look_at:
+                    self.say(outside.sizes())
+                    after = time.monotonic()
+                    self._look_at = after + max(_PAUSE, _RARELY * (after - now))
+                if steps >= job.max_steps or time.monotonic() > deadline:
+                    return False
+                if job.step_seconds:
+                    time.sleep(job.step_seconds)
+                start = time.perf_counter()
+        self.say(outside.sizes())
+        for moved in handles.moved() if handles is not None else ():
+            self.say(moved)
+        return True
+
+    def _keep_state(self, loader: Any, steps: int) -> Callable[[], None] | None:
+        """Take the state, and return what makes it the one to resume from."""
+        import torch
+
+        assert self.job.states is not None
+        before, self.phase = self.phase, f"taking the state after step {steps}"
+        try:
+            state = loader.state_dict()
+        except (AttributeError, NotImplementedError):  # of a wrapper around something that has none
+            self.phase = before
+            return None
+        taken = Path(self.job.states) / f"{self.rank}.taken"
+        torch.save(state, taken)
+        self.phase = before
+
+        def keep() -> None:
+            taken.replace(taken.with_suffix(".pt"))
+            self.say(Stated(step=steps))
+
+        return keep
+
+    def _step(self, batch: Any, waited: float, *, values: bool) -> Step:
+        worker, streams = None, {}
+        if isinstance(batch, Tagged):
+            worker, streams, batch = batch.worker, batch.streams, batch.batch
+        key = USUAL if self._key is None else self._key
+        before, self.phase = self.phase, IDS
+        words, by_content = keys_of(batch, key)
+        self.phase = before
+        keys = _named(words, None if by_content else ids_in(batch, key))
+        if self._ours and isinstance(batch, dict) and "valid" in batch:
+            valid = np.asarray(batch["valid"])  # other rows only fill
+            keys, values = (
+                [each for each, real in zip(keys, valid, strict=True) if real],
+                values and bool(valid.all()),
+            )
+        drawn = _digests(batch, len(keys)) if values and not by_content else {}
+        return Step(keys=keys, waited=waited, worker=worker, by_content=by_content, values=drawn, streams=streams)
+
+
+def found(name: str, path: list[str]) -> Callable[..., Any]:
+    """The function of that name.
+
+    Args:
+        name: ``module:function``, or ``file.py:function``: the file's folder is imported from, as a script's is.
+        path: folders to import from.
+    """
+    sys.path[:0] = [each for each in path if each not in sys.path]
+    module, _, attribute = name.rpartition(":")
+    if module.endswith(".py"):
+        file = Path(module).resolve()
+        module, folder = file.stem, file.parent
+        while (folder / "__init__.py").exists():
+            module, folder = f"{folder.name}.{module}", folder.parent
+        sys.path.insert(0, str(folder))
+        if not file.is_file():
+            raise FileNotFoundError(file)
+        if Path(getattr(importlib.import_module(module), "__file__", None) or "").resolve() != file:
+            raise ImportError(f"{module} is the name of another module: give {file.name} another name")
+    function: Any = importlib.import_module(module)
+    for part in attribute.split("."):
+        function = getattr(function, part)
+    if not callable(function):
+        raise TypeError(f"{name} is no function but {type(function).__name__}")
+    return function  # type: ignore[no-any-return]
+
+
+def _theirs(error: BaseException) -> TracebackType | None:
+    """Where it was raised, from the user's code on."""
+    here, at = Path(__file__).parent, error.__traceback__
+    while at is not None and at.tb_next is not None and Path(at.tb_frame.f_code.co_filename).parent == here:
+        at = at.tb_next
+    return at
+
+
+def _accepted(factory: Callable[..., Any]) -> set[str]:
+    with suppress(ValueError, TypeError):  # something built in
+        kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        return {name for name, each in inspect.signature(factory).parameters.items() if each.kind in kinds}
+    return set()
+
+
+def _is_key(thing: Any) -> bool:
+    return isinstance(thing, (str, int)) or (callable(thing) and not hasattr(thing, "__iter__"))
+
+
+def _is_in_the_middle(steps: int, length: int | None) -> bool:
+    """Whether half an epoch was read; of one of unknown length, the last power of two is half of it or more."""
+    return steps.bit_count() == 1 if length is None else steps == max(1, length // 2)
+
+
+def _named(words: Words, values: Any) -> list[SampleKey]:
+    """Keys as people know them: numbers and text as they are, others by their digests."""
+    if words.shape[1] == 1:
+        numbers: list[SampleKey] = words[:, 0].view(np.int64).tolist()
+        return numbers
+    if isinstance(values, (list, tuple)) and all(isinstance(each, str) and len(each) < _LONG for each in values):
+        return [_sayable(each) for each in values]
+    return [f"{high:016x}{low:016x}" for high, low in words.tolist()]
+
+
+def _sayable(text: str) -> str:
+    """Without the halves of characters that names of files may have, and that no JSON can hold."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _digests(batch: Any, samples: int) -> dict[str, list[str]]:
+    """Of each field of floats, what each sample has there."""
+    fields = (
+        batch.items() if isinstance(batch, dict) else enumerate(batch) if isinstance(batch, (list, tuple)) else ()
+    )
+    found = {}
+    for name, values in fields:
+        with suppress(Exception):  # nothing that is made of floats
+            array = np.asarray(values)
+            if array.dtype.kind == "f" and array.ndim and len(array) == samples:
+                found[str(name)] = [xxh3_64_hexdigest(np.ascontiguousarray(row).tobytes()) for row in array]
+    return found
+
+
+def _tolerate_a_second_group() -> None:
+    """A factory out of a training script may make the process group, which is there already."""
+    import torch.distributed as dist
+
+    make = dist.init_process_group
+
+    def init_process_group(*args: Any, **options: Any) -> None:
+        if not dist.is_initialized():
+            make(*args, **options)
+
+    dist.init_process_group = init_process_group
+    os.environ.setdefault("ACCELERATE_USE_CPU", "true")

@@ -1,6 +1,0 @@
-"""What is wrong with any loader: it is run in real processes, in several ways, and its findings are told."""
-
-from rankfeed.proof.doctor.examining import UNPROVEN, Examination, examine
-from rankfeed.proof.doctor.findings import Finding
-
-__all__ = ["UNPROVEN", "Examination", "Finding", "examine"]

@@ -1,8 +1,0 @@
-"""Does it hold? A plan's promises, a data set's bytes, and what a job delivered."""
-
-from rankfeed.proof.verify.data import DataVerdict, verify_data
-from rankfeed.proof.verify.plans import PlanVerdict, verify_plan
-from rankfeed.proof.verify.run_verdict import RunVerdict
-from rankfeed.proof.verify.runs import verify_run
-
-__all__ = ["DataVerdict", "PlanVerdict", "RunVerdict", "verify_data", "verify_plan", "verify_run"]

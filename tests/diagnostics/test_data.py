@@ -1,0 +1,312 @@
+"""Whatever is damaged is found and named, and what an interrupted check has read is not read again."""
+
+import hashlib
+import io
+import json
+import os
+import random
+import shutil
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.sources.mds.streaming_mds import MDSWriter
+
+import rankfeed as rf
+from rankfeed.diagnostics.verify import data
+from rankfeed.diagnostics.verify.data import DataVerdict, verify_data
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def packed(folder: Path) -> Path:
+    rows = ({"x": np.full(i % 5, i), "y": i} for i in range(100))
+    rf.write(rows, folder, shard_bytes=500, progress=False)
+    return folder
+
+
+def tars(folder: Path, shards: int = 3) -> Path:
+    folder.mkdir()
+    for shard in range(shards):
+        with tarfile.open(folder / f"{shard}.tar", "w") as archive:
+            for row in range(6):
+                for suffix, content in (("txt", b"text %d" % row), ("cls", b"%d" % row)):
+                    member = tarfile.TarInfo(f"{shard}-{row}.{suffix}")
+                    member.size = len(content)
+                    archive.addfile(member, io.BytesIO(content))
+    return folder
+
+
+def wids(folder: Path) -> Path:
+    """A descriptor with checksums, as wids-index makes it."""
+    tars(folder)
+    shards = [
+        {
+            "url": path.name,
+            "md5sum": hashlib.md5(path.read_bytes()).hexdigest(),
+            "nsamples": 6,
+            "filesize": path.stat().st_size,
+        }
+        for path in sorted(folder.glob("*.tar"))
+    ]
+    described = folder / "index.json"
+    described.write_text(json.dumps({"__kind__": "wids-shard-index-v1", "wids_version": 1, "shardlist": shards}))
+    return described
+
+
+def mds(folder: Path) -> Path:
+    with MDSWriter(out=str(folder), columns={"x": "int", "s": "str"}, hashes=["sha1"], size_limit=600) as out:
+        for i in range(60):
+            out.write({"x": i, "s": f"sample {i}"})
+    return folder
+
+
+KINDS: dict[str, Callable[[Path], Path]] = {"packed": packed, "wids": wids, "mds": mds}
+
+
+def files(where: Path) -> list[Path]:
+    folder = where if where.is_dir() else where.parent
+    return sorted(path for path in folder.iterdir() if path.suffix in (".arrow", ".tar", ".mds"))
+
+
+def flip(path: Path, place: int, bit: int = 1) -> None:
+    """Change a bit, and no time: what a disk does."""
+    before = path.stat()
+    content = bytearray(path.read_bytes())
+    content[place] ^= bit
+    path.write_bytes(content)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def names(verdict: DataVerdict) -> str:
+    return "\n".join(map(str, verdict.damage))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_flipped_bit_anywhere_under_a_checksum_is_found(kind: str, tmp_path: Path) -> None:
+    where = KINDS[kind](tmp_path / kind)
+    assert verify_data(where).ok
+    chance = random.Random(kind)
+    for path in files(where):
+        place, bit = chance.randrange(path.stat().st_size), 1 << chance.randrange(8)
+        flip(path, place, bit)
+        verdict = verify_data(where)
+        assert verdict.count, f"{path}, byte {place}, bit {bit}"
+        assert path.name in names(verdict)
+        flip(path, place, bit)
+    assert verify_data(where).ok
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_damages_are_listed_at_once(kind: str, tmp_path: Path) -> None:
+    where = KINDS[kind](tmp_path / kind)
+    first, second, third, *_ = files(where)
+    first.unlink()
+    second.write_bytes(second.read_bytes()[:-100])
+    extra = third.with_name(third.name.replace(third.name.split(".")[-2][-1], "9"))
+    shutil.copy(third, extra)
+    verdict = verify_data(where)
+    told = names(verdict)
+    assert all(path.name in told for path in (first, second, extra)), told
+    assert third.name not in told.replace(extra.name, "")
+    assert len(verify_data(where, limit=1).damage) == 1
+    assert verify_data(where, limit=1).count == verdict.count >= 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_swapped_shards_are_found(kind: str, tmp_path: Path) -> None:
+    where = KINDS[kind](tmp_path / kind)
+    first, second, *_ = files(where)
+    one, two = first.read_bytes(), second.read_bytes()
+    first.write_bytes(two)
+    second.write_bytes(one)
+    verdict = verify_data(where)
+    assert first.name in names(verdict)
+    assert second.name in names(verdict)
+
+
+def test_a_count_that_is_wrong_is_found(tmp_path: Path) -> None:
+    where = wids(tmp_path / "wids")
+    said = json.loads(where.read_text())
+    said["shardlist"][1]["nsamples"] = 7
+    where.write_text(json.dumps(said))
+    (damage,) = verify_data(where).damage
+    assert (damage.expected, damage.found) == ("7 samples", "6 samples")
+
+
+def test_indexes_are_compared_with_the_headers(tmp_path: Path) -> None:
+    folder = tars(tmp_path / "tars")
+    rf.open(folder)  # makes the indexes
+    assert verify_data(folder).ok
+    path = folder / "0.tar"
+    before = path.stat()
+    # Another archive of the same size and time: the index cannot know.
+    content = path.read_bytes()
+    second = content[1024:2048] + content[:1024]
+    path.write_bytes(second + content[2048:])
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert "0.tar.rankfeed" in names(verify_data(folder))
+
+
+def test_foreign_offsets_are_compared_with_the_headers(tmp_path: Path) -> None:
+    folder = tars(tmp_path / "tars")
+    offsets = np.arange(7) * 2048
+    offsets.astype("<u8").tofile(folder / "1.tar.idx")
+    assert verify_data(folder).ok
+    offsets[3] += 512
+    offsets.astype("<u8").tofile(folder / "1.tar.idx")
+    assert "1.tar.idx, entry 3: offsets" in names(verify_data(folder))
+
+
+def test_a_truncated_tar_is_found_and_what_is_only_decoded_is_said(tmp_path: Path) -> None:
+    folder = tars(tmp_path / "tars")
+    assert "decoded only" in verify_data(folder).how
+    path = folder / "2.tar"
+    path.write_bytes(path.read_bytes()[:5000])
+    assert "2.tar" in names(verify_data(folder))
+
+
+def test_members_of_npz_are_compared_with_their_crc(tmp_path: Path) -> None:
+    folder = tmp_path / "arrays"
+    folder.mkdir()
+    for index in range(4):
+        np.savez(folder / f"{index}.npz", x=np.arange(1000))
+    assert verify_data(folder).ok
+    flip(folder / "2.npz", 4000)
+    assert "2.npz" in names(verify_data(folder))
+
+
+def test_a_damaged_page_of_parquet_is_found(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = tmp_path / "table.parquet"
+    table = pa.table({"x": np.random.default_rng(0).random(5000)})
+    pq.write_table(
+        table, path, row_group_size=1000, write_page_checksum=True, compression=None, use_dictionary=False
+    )
+    assert verify_data(path).ok
+    flip(path, 20000)
+    assert "row group 2" in names(verify_data(path))
+
+
+def test_a_damaged_row_group_is_told_once(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = tmp_path / "table.parquet"
+    pq.write_table(pa.table({"x": np.arange(5000)}), path, row_group_size=1000, use_dictionary=False)
+    with pq.ParquetFile(path) as file:
+        header = file.metadata.row_group(2).column(0).data_page_offset
+    flip(path, header, 0xFF)
+    verdict = verify_data(path)
+    assert verdict.count == 1, names(verdict)
+    assert "row group 2" in names(verdict)
+
+
+def test_samples_that_cannot_be_decoded_are_named_one_by_one(tmp_path: Path) -> None:
+    folder = tars(tmp_path / "tars")
+    path = folder / "1.tar"
+    content = path.read_bytes()
+    # The class of a sample is no number any more.
+    for row in (2, 4):
+        place = content.index(b"%d" % row + bytes(511), content.index(f"1-{row}.cls".encode()))
+        flip(path, place, 0x40)
+    verdict = verify_data(folder)
+    assert verdict.count == 2, names(verdict)
+
+
+def test_an_interrupted_check_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    where = packed(tmp_path / "packed")
+    shards = len(files(where))
+
+    def interrupt(share: float) -> None:
+        if share > 0.5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        verify_data(where, progress=interrupt)
+    later = verify_data(where)
+    assert 0 < later.resumed < later.pieces == shards
+    assert verify_data(where).resumed == 0, "a check that came to its end is forgotten"
+    with pytest.raises(KeyboardInterrupt):
+        verify_data(where, progress=interrupt)
+    assert verify_data(where, resume=False).resumed == 0
+
+
+def test_what_changed_since_an_interruption_is_read_again(tmp_path: Path) -> None:
+    where = packed(tmp_path / "packed")
+    seen: list[float] = []
+
+    def interrupt(share: float) -> None:
+        seen.append(share)
+        if share > 0.7:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        verify_data(where, progress=interrupt)
+    for path in files(where):
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    assert verify_data(where).count == len(files(where))
+
+
+def test_a_damaged_copy_of_what_was_found_whole_is_read(tmp_path: Path) -> None:
+    """As on another host, whose folder of that name is a copy, and which shares the cache."""
+    where = packed(tmp_path / "packed")
+    first = files(where)[0]
+
+    def interrupt(share: float) -> None:
+        if share > 0.7:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        verify_data(where, progress=interrupt)
+    copy = tmp_path / "copy"
+    shutil.copy2(first, copy)
+    flip(copy, copy.stat().st_size // 2)
+    os.replace(copy, first)
+    assert first.name in names(verify_data(where))
+
+
+def test_shares_rise_to_one(tmp_path: Path) -> None:
+    shares: list[float] = []
+    verify_data(packed(tmp_path / "packed"), progress=shares.append)
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
+
+
+def test_a_file_that_cannot_be_read_is_told_and_the_others_are_still_looked_at(tmp_path: Path) -> None:
+    where = wids(tmp_path / "wids")
+    first, second, third = files(where)
+    first.unlink()
+    first.mkdir()
+    Path(f"{second}.idx").mkdir()
+    flip(third, 600)
+    told = names(verify_data(where))
+    assert all(path.name in told for path in (first, second, third)), told
+
+
+def test_hashes_that_nobody_can_compare_are_none(tmp_path: Path) -> None:
+    where = mds(tmp_path / "mds")
+    index = where / "index.json"
+    index.write_text(index.read_text().replace('"sha1"', '"blake9"'))
+    assert "decoded only" in verify_data(where).how
+
+
+def test_nothing_is_no_data(tmp_path: Path) -> None:
+    with pytest.raises(rf.errors.SourceError):
+        verify_data(tmp_path / "nowhere")
+
+
+def test_as_json(tmp_path: Path) -> None:
+    told: dict[str, Any] = verify_data(packed(tmp_path / "packed")).as_dict()
+    assert json.loads(json.dumps(told))["ok"] is True
+    assert data.DataVerdict("x").ok

@@ -1,0 +1,161 @@
+"""A rank that fails, ends, dies or hangs is named on all others, and healthy jobs hear nothing."""
+
+import json
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.diagnostics.jobs.lockstep import CASES
+from tests.support.jobs import run, started, torchrun
+
+import rankfeed as rf
+from rankfeed.diagnostics.lockstep.watch import EXIT_CODE
+
+JOB = Path(__file__).parent / "jobs" / "lockstep.py"
+
+
+def told(folder: Path, patience: float, *rounds: str) -> None:
+    run(
+        [sys.executable, str(JOB), str(folder), str(patience), *rounds],
+        folder / "log",
+        60 + patience * len(rounds),
+    )
+
+
+def check(folder: Path, each: str) -> float:
+    """Hold what the ranks of a round raised against what happened; seconds from that to the last of them."""
+    case, bad_, at, ranks, limit, how = each.split(",")
+    bad = int(bad_)
+    pattern = CASES[case].format(bad=bad, step=at, before=int(at) - 1)
+    happened = float((folder / each / "happened").read_text())
+    codes = json.loads((folder / each / "codes.json").read_text())
+    last = happened
+    for rank in range(int(ranks)):
+        if rank == bad:
+            assert codes[rank] == {"kill": -9, "stop": -9, "deaf": EXIT_CODE}.get(case, 0), each
+            continue
+        log = (folder / each / f"{rank}.log").read_text()[-6000:]
+        assert codes[rank] == 0, f"{each}, rank {rank}: {codes}\n{log}"
+        raised = json.loads((folder / each / f"{rank}.json").read_text())
+        if how == "bare":  # a collective that broke is shown as what it comes from
+            assert re.search(rf"errors\.LockstepError: {pattern}", log), f"{each}, rank {rank}: {raised}\n{log}"
+        else:
+            assert raised["kind"] == "LockstepError", f"{each}, rank {rank}: {raised}"
+            assert re.match(pattern, raised["text"]), f"{each}, rank {rank}: {raised['text']}"
+            assert raised["rank"] == bad, each
+        last = max(last, raised["at"])
+    return last - happened - (float(limit) if case in ("stop", "sleep", "slow", "deaf") else 0.0)
+
+
+@pytest.mark.timeout(600)
+def test_the_rank_at_fault_is_named_on_all_others_and_a_healthy_job_hears_nothing(
+    thorough: bool, tmp_path: Path
+) -> None:
+    rounds = [
+        "raise,1,6,2,4,with",
+        "short,0,6,2,4,with",
+        "kill,2,10,3,4,with",
+        "stop,1,10,2,4,with",
+        "sleep,0,5,2,4,with",
+        "deaf,1,5,2,4,with",
+        "return,1,5,2,4,bare",
+    ]
+    if not thorough:
+        rounds = rounds[1:4]
+    well = "healthy,0,400,3,6,healthy"  # of three, since the last ends two seconds after the store
+    told(tmp_path, 60, *rounds, well)  # one job for all, since starting it takes longer than a round
+    for each in rounds:
+        check(tmp_path, each)
+    quiet(tmp_path, well)
+
+
+def quiet(folder: Path, each: str) -> list[float]:
+    """Hold that the ranks of a healthy round took all steps and said nothing; what a step cost on each."""
+    _, _, steps, ranks, _, _ = each.split(",")
+    found = [json.loads((folder / each / f"{rank}.json").read_text()) for rank in range(int(ranks))]
+    assert [(one["kind"], one.get("trained")) for one in found] == [("returned", int(steps))] * int(ranks), found
+    assert json.loads((folder / each / "codes.json").read_text()) == [0] * int(ranks)
+    assert [(folder / each / f"{rank}.log").read_text() for rank in range(int(ranks))] == [""] * int(ranks)
+    return [one.get("cost", 0.0) for one in found]
+
+
+@pytest.mark.timeout(120)
+def test_rank_0_keeps_the_store_until_the_other_ranks_need_it_no_longer(tmp_path: Path) -> None:
+    each = "healthy,0,3,2,6,slow store"
+    told(tmp_path, 60, each)
+    quiet(tmp_path, each)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param("raise", marks=pytest.mark.slow),
+        *(pytest.param(case, marks=pytest.mark.soak) for case in ("short", "stop", "sleep", "loader")),
+    ],
+)
+def test_the_cause_is_in_the_log_before_a_launcher_ends_all(case: str, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with started(torchrun(2, JOB, tmp_path, case, 9, 4), log) as job:
+        try:
+            assert job.wait(200) != 0
+        except subprocess.TimeoutExpired:
+            raise AssertionError(log.read_text()[-6000:]) from None
+    pattern = CASES[case].format(bad=1, step=9, before=8)
+    assert re.search(rf"^(\[rank\d\]: )?.*{pattern}", log.read_text(), re.MULTILINE), log.read_text()[-6000:]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_a_hundred_rounds_name_the_right_rank(tmp_path: Path) -> None:
+    seed = random.randrange(1 << 30)
+    chance = random.Random(seed)
+    rounds = []
+    for number in range(100):
+        ranks = chance.choice([2, 3, 3, 4])
+        case, how = list(CASES)[number % len(CASES)], chance.choice(["with", "with", "with", "bare"])
+        rounds.append(f"{case},{chance.randrange(ranks)},{chance.randrange(5, 36)},{ranks},4,{how}")
+    told(tmp_path, 60, *dict.fromkeys(rounds))
+    late = {each: check(tmp_path, each) for each in dict.fromkeys(rounds)}
+    print(f"\nseed {seed}: {len(late)} rounds; all others told within {max(late.values()):.1f} s beyond the limit")
+    for case in CASES:
+        print(f"{case}: {max(seconds for each, seconds in late.items() if each.startswith(case)):.1f} s")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_ten_thousand_healthy_steps_with_random_delays_hear_nothing(tmp_path: Path) -> None:
+    each = "healthy,0,10000,3,6,healthy"
+    told(tmp_path, 900, each)
+    costs = quiet(tmp_path, each)
+    print(f"\na step of the watch costs {max(costs) * 1e6:.2f} microseconds")
+
+
+def test_alone_a_loader_is_handed_out_as_it_is() -> None:
+    class Epochs(list[int]):
+        epoch = 0
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch = epoch
+
+    loader = Epochs([1, 2, 3])
+    watched = rf.Lockstep(loader)
+    with watched as batches:
+        assert list(batches) == [1, 2, 3]
+        batches.set_epoch(7)
+    assert (len(watched), loader.epoch, watched.epoch) == (3, 7, 7)
+    with pytest.raises(AttributeError, match="sampler"):
+        watched.sampler  # noqa: B018
+    with pytest.raises(ValueError, match="own"), rf.Lockstep(loader):
+        raise ValueError("its own")
+
+
+def test_choices_that_cannot_be_meant_are_refused() -> None:
+    for choice in ({"limit": 0}, {"grace": float("nan")}, {"on_stuck": "kill"}):
+        with pytest.raises(rf.errors.ArgumentError):
+            rf.Lockstep([], **choice)  # type: ignore[arg-type]
+    with pytest.raises(rf.errors.ArgumentError, match="no loader"):
+        iter(rf.Lockstep())

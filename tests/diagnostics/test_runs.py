@@ -1,0 +1,308 @@
+"""The verdict on a run is what its ranks delivered, whoever was killed when."""
+
+import json
+import os
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from tests.diagnostics.ledger_jobs import Job, random_job
+
+import rankfeed as rf
+from rankfeed.diagnostics import RunVerdict, verify_run
+from rankfeed.errors import SourceError
+
+
+def agrees(verdict: RunVerdict, job: Job) -> None:
+    """Hold a verdict against the counted truth."""
+    (told,) = verdict.loaders
+    assert max(job.counts.values(), default=1) == 1
+    delivered = Counter(epoch for epoch, _ in job.counts)
+    assert {e.epoch: e.delivered + e.ahead for e in told.epochs if e.delivered + e.ahead} == dict(delivered)
+    assert {e.epoch: e.again for e in told.epochs if e.again} == dict(+job.again)
+    for epoch in told.epochs:
+        n = epoch.samples
+        assert n == epoch.delivered + epoch.missing + epoch.dropped + epoch.left_early + epoch.under_way
+        reach = epoch.delivered + epoch.missing
+        absent = sum((epoch.epoch, place) not in job.counts for place in range(reach))
+        assert epoch.missing == absent
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_verdict_is_what_was_delivered_for_any_launches(seed: int, tmp_path: Path) -> None:
+    job = random_job(tmp_path / "run", seed)
+    verdict = verify_run(tmp_path / "run")
+    assert verdict.ok, str(verdict)
+    agrees(verdict, job)
+    json.dumps(verdict.as_dict())
+
+
+def test_a_gap_between_launches_is_missing(tmp_path: Path) -> None:
+    job = Job(tmp_path, rf.Plan(100))
+    job.launch(2, 5, [(0, 0, [4, 4])])
+    job.launch(1, 10, [(0, 60, [4])])
+    verdict = verify_run(tmp_path)
+    assert not verdict.ok
+    agrees(verdict, job)
+    assert [(gap.low, gap.high, gap.samples) for gap in verdict.loaders[0].epochs[0].gaps] == [(40, 60, 20)]
+    assert "positions 40 to 60" in str(verdict)
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_a_rank_that_fell_short_before_the_next_launch_is_told(tmp_path: Path, lanes: int) -> None:
+    job = Job(tmp_path, rf.Plan(100, lanes=lanes))
+    job.launch(2, 5, [(0, 0, [4, 2])], host="node7")
+    job.launch(1, 10, [(0, 33, [7])])
+    verdict = verify_run(tmp_path)
+    agrees(verdict, job)
+    (gap,) = verdict.loaders[0].epochs[0].gaps
+    assert (gap.rank, gap.first_step) == (1, 2)
+    assert "rank 1 on node7 after 2 of the 4 steps" in " ".join(verdict.loaders[0].notes)
+
+
+def test_an_absent_ledger_is_an_error(tmp_path: Path) -> None:
+    job = Job(tmp_path, rf.Plan(100))
+    job.launch(3, 5, [(0, 0, [7, 7, 7])], absent=[1])
+    verdict = verify_run(tmp_path)
+    agrees(verdict, job)
+    assert not verdict.ok
+    assert "rank 1" in str(verdict)
+
+
+def test_a_killed_rank_of_an_unfinished_epoch_is_a_note(tmp_path: Path) -> None:
+    job = Job(tmp_path, rf.Plan(100))
+    job.launch(3, 5, [(0, 0, [4, 3, 4])])
+    verdict = verify_run(tmp_path)
+    agrees(verdict, job)
+    assert verdict.ok
+    assert verdict.loaders[0].epochs[0].ahead == 10
+    assert "rank 1 on here after 3" in verdict.loaders[0].notes[0]
+
+
+def test_a_rank_that_went_on_to_the_next_epoch_with_fewer_steps_is_an_error(tmp_path: Path) -> None:
+    job = Job(tmp_path, rf.Plan(100))
+    job.launch(2, 5, [(0, 0, [10, 9]), (1, 0, [10, 10])])
+    verdict = verify_run(tmp_path)
+    agrees(verdict, job)
+    assert verdict.loaders[0].missing == 5
+
+
+def test_an_epoch_that_was_left_early_is_told_and_no_error(tmp_path: Path) -> None:
+    job = Job(tmp_path, rf.Plan(100))
+    job.launch(2, 5, [(0, 0, [3, 3]), (1, 0, [10, 10])])
+    verdict = verify_run(tmp_path)
+    agrees(verdict, job)
+    assert verdict.ok
+    assert verdict.loaders[0].epochs[0].left_early == 70
+
+
+def test_begun_anew_takes_back_what_came_before(tmp_path: Path) -> None:
+    job = Job(tmp_path, rf.Plan(100))
+    job.launch(2, 5, [(0, 0, [3, 3]), (0, 0, [10, 10]), (1, 0, [4, 4]), (0, 50, [5, 5])])
+    verdict = verify_run(tmp_path)
+    agrees(verdict, job)
+    assert verdict.ok
+    assert verdict.loaders[0].epochs[0].again == 30 + 50
+    assert verdict.loaders[0].epochs[1].again == 40
+
+
+def test_a_look_at_the_first_batch_by_one_rank_changes_nothing(tmp_path: Path) -> None:
+    job = Job(tmp_path, rf.Plan(100))
+    job.launch(2, 5, [(0, 0, [1, -1]), (0, 0, [10, 10])])
+    verdict = verify_run(tmp_path)
+    agrees(verdict, job)
+    assert verdict.ok
+
+
+def test_skipped_epochs_are_missing(tmp_path: Path) -> None:
+    job = Job(tmp_path, rf.Plan(100))
+    job.launch(1, 10, [(0, 0, [10])])
+    job.launch(1, 10, [(2, 0, [10])])
+    verdict = verify_run(tmp_path)
+    assert [(each.epoch, each.missing) for each in verdict.loaders[0].epochs] == [(0, 0), (1, 100), (2, 0)]
+
+
+def test_a_limit_of_steps_an_epoch_holds_over_launches(tmp_path: Path) -> None:
+    """As limit_train_batches and limit_val_batches: the next launch begins the next epoch."""
+    job = Job(tmp_path, rf.Plan(100))
+    job.launch(2, 5, [(0, 0, [3, 3]), (1, 0, [3, 3])])
+    job.launch(1, 10, [(2, 0, [3]), (3, 0, [3])])
+    verdict = verify_run(tmp_path)
+    agrees(verdict, job)
+    assert verdict.ok, str(verdict)
+    assert [each.left_early for each in verdict.loaders[0].epochs] == [70, 70, 70, 0]
+
+
+@pytest.mark.parametrize("steps", [[2, 2], [4, 4], [3, 2]])
+def test_who_stopped_elsewhere_than_at_the_limit_has_a_gap(steps: list[int], tmp_path: Path) -> None:
+    job = Job(tmp_path, rf.Plan(100))
+    job.launch(2, 5, [(0, 0, [3, 3]), (1, 0, steps)])
+    job.launch(1, 10, [(2, 0, [3])])
+    verdict = verify_run(tmp_path)
+    agrees(verdict, job)
+    assert verdict.loaders[0].missing == 100 - 5 * sum(steps)
+
+
+@pytest.mark.parametrize(("second", "missing"), [(14, 0), (15, 500), (19, 900), (10, 0)])
+def test_a_loader_of_every_fifth_epoch_misses_none_between_launches(
+    second: int, missing: int, tmp_path: Path
+) -> None:
+    job = Job(tmp_path, rf.Plan(100))
+    job.launch(1, 10, [(4, 0, [10]), (9, 0, [10])])
+    job.launch(1, 10, [(second, 0, [10])])
+    assert verify_run(tmp_path).loaders[0].missing == missing
+
+
+def test_a_start_that_nobody_delivered_up_to_is_missing(tmp_path: Path) -> None:
+    Job(tmp_path, rf.Plan(100)).launch(1, 10, [(0, 20, [8])])
+    assert verify_run(tmp_path).loaders[0].missing == 20
+
+
+def test_two_jobs_in_one_folder_are_told(tmp_path: Path) -> None:
+    job = Job(tmp_path, rf.Plan(100))
+    job.launch(1, 10, [(0, 0, [5])])
+    job.now -= 2 * 10**9
+    job.launch(1, 10, [(0, 0, [5])])
+    assert "launches 1 and 2 were writing at the same time" in " ".join(verify_run(tmp_path).problems)
+
+
+def test_parallel_peers_of_a_rank_count_once(tmp_path: Path) -> None:
+    for number in range(2):  # the same ranks, at the same time
+        job = Job(tmp_path, rf.Plan(100), launches=number, name="one", launcher="mesh")
+        job.launch(2, 5, [(0, 0, [10, 10])])
+    verdict = verify_run(tmp_path)
+    assert verdict.ok, str(verdict)
+    assert (verdict.loaders[0].epochs[0].delivered, verdict.loaders[0].again) == (100, 0)
+
+
+def test_processes_that_all_take_themselves_for_rank_0_are_told(tmp_path: Path) -> None:
+    for number in range(3):
+        Job(tmp_path, rf.Plan(100), launches=number, name="one").launch(1, 10, [(0, 0, [10])])
+    assert "take themselves for rank 0 of 1 at the same time" in " ".join(verify_run(tmp_path).problems)
+
+
+def test_launches_of_one_name_are_told_apart_by_their_ranks(tmp_path: Path) -> None:
+    job = Job(tmp_path, rf.Plan(100), name="restarted")
+    job.launch(2, 5, [(0, 0, [4, 3])])
+    job.launch(2, 5, [(0, 20, [8, 8])])
+    verdict = verify_run(tmp_path)
+    agrees(verdict, job)
+    assert verdict.ok
+    assert len(verdict.loaders[0].launches) == 2
+
+
+def test_a_copied_ledger_is_told_and_counts_once(tmp_path: Path) -> None:
+    Job(tmp_path, rf.Plan(100)).launch(1, 10, [(0, 0, [10])])
+    (path,) = tmp_path.iterdir()
+    (tmp_path / f"z{path.name}").write_bytes(path.read_bytes())
+    verdict = verify_run(tmp_path)
+    assert "is a copy of" in " ".join(verdict.problems)
+    assert verdict.loaders[0].again == 0
+
+
+def test_loaders_of_other_orders_are_told_apart(tmp_path: Path) -> None:
+    train, valid = Job(tmp_path, rf.Plan(100)), Job(tmp_path, rf.Plan(30, shuffle="none"), launches=7)
+    train.launch(2, 5, [(0, 0, [10, 10])])
+    valid.launch(2, 5, [(0, 0, [3, 3])])
+    verdict = verify_run(tmp_path)
+    assert verdict.ok
+    assert sorted(loader.epochs[0].delivered for loader in verdict.loaders) == [30, 100]
+
+
+def test_a_trillion_samples_are_arithmetic(tmp_path: Path) -> None:
+    job = Job(tmp_path, rf.Plan(100))
+    job.plan = rf.Plan(10**12, lanes=64)
+    job.launch(64, 1000, [(0, 0, [1] * 64)])
+    job.launch(1, 10, [(0, 10**11, [1])])
+    (told,) = verify_run(tmp_path).loaders
+    assert told.missing == 10**11 - 64_000
+
+
+def test_a_folder_without_ledgers_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "README").write_text("nothing")
+    with pytest.raises(SourceError, match="no ledgers"):
+        verify_run(tmp_path)
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_in_the_place_of_a_ledger_is_told_and_not_waited_for(tmp_path: Path) -> None:
+    Job(tmp_path, rf.Plan(100)).launch(1, 10, [(0, 0, [10])])
+    os.mkfifo(tmp_path / "x.rankfeed-ledger")
+    assert "x.rankfeed-ledger, offset 0: cannot be read: it is no file" in " ".join(verify_run(tmp_path).problems)
+
+
+def test_foreign_files_are_named(tmp_path: Path) -> None:
+    Job(tmp_path, rf.Plan(100)).launch(1, 10, [(0, 0, [10])])
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "x.rankfeed-ledger").write_text("this is no ledger, but it says that it is one of them")
+    verdict = verify_run(tmp_path)
+    assert "notes.txt" in " ".join(verdict.notes)
+    assert "x.rankfeed-ledger" in " ".join(verdict.problems)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_damaged_ledger_is_an_error_or_changes_nothing_that_is_told_as_delivered(
+    seed: int, tmp_path: Path
+) -> None:
+    mutate(tmp_path, seed)
+
+
+def mutate(folder: Path, seed: int) -> str:
+    """Flip, cut or lose bytes of a ledger: the verdict is an error, or right about what is left of it."""
+    chance = random.Random(seed)
+    folder.mkdir(exist_ok=True)
+    job = Job(folder / "run", rf.Plan(60, seed=seed))
+    job.launch(2, 3, [(0, 0, [6, 6])])
+    job.launch(1, 6, [(0, 30, [5]), (1, 0, [10])])
+    job.launch(2, 3, [(1, 48, [2, 2]), (2, 0, [5, 5])])
+    assert verify_run(job.folder).ok
+    right = verify_run(job.folder).loaders[0].as_dict()
+    path = chance.choice(sorted(job.folder.iterdir()))
+    content = bytearray(path.read_bytes())
+    kind = chance.choice(["flip", "flip", "cut", "lose", "insert", "zero", "swap"])
+    place = chance.randrange(len(content))
+    if kind == "flip":
+        content[place] ^= 1 << chance.randrange(8)
+    elif kind == "cut":
+        del content[place:]
+    elif kind == "lose":
+        del content[place : place + chance.randint(1, 100)]
+    elif kind == "insert":
+        content[place:place] = chance.randbytes(chance.randint(1, 100))
+    elif kind == "zero":
+        content[place : place + 32] = bytes(len(content[place : place + 32]))
+    else:
+        other = chance.randrange(len(content) // 32) * 32
+        place -= place % 32
+        one, two = content[place : place + 32], content[other : other + 32]
+        content[place : place + 32], content[other : other + 32] = two, one
+    path.write_bytes(content)
+    verdict = verify_run(job.folder)
+    if not verdict.ok:
+        return f"{kind}: an error"
+    if verdict.loaders[0].as_dict() == right:
+        return f"{kind}: no difference"
+    # What is told as delivered was: the last records alone can be lost without a trace, as by a kill.
+    for told in verdict.loaders[0].epochs:
+        assert told.missing == 0
+        assert told.delivered <= sum(epoch == told.epoch for epoch, _ in job.counts)
+        assert told.delivered == told.samples or told.epoch == 2, f"{kind}\n{verdict}"
+    return f"{kind}: told as killed earlier"
+
+
+@pytest.mark.parametrize("bit", range(5, 16))
+def test_a_header_whose_length_is_damaged_is_no_header_that_was_torn(bit: int, tmp_path: Path) -> None:
+    Job(tmp_path, rf.Plan(100)).launch(1, 5, [(0, 0, [20]), (1, 0, [15])])
+    (path,) = tmp_path.iterdir()
+    content = bytearray(path.read_bytes())
+    content[content.rindex(b"\xff\xff\xff\xffRFLG") + 12 + bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+    assert "neither a header nor a step" in str(verify_run(tmp_path)), "the steps of epoch 1 are lost"
+
+
+@pytest.mark.soak
+def test_mutations_of_ledgers_by_the_thousand(tmp_path: Path) -> None:
+    told = Counter(mutate(tmp_path / str(seed), seed) for seed in range(1000, 4000))
+    for what, count in sorted(told.items()):
+        print(f"{what}: {count}")

@@ -1,0 +1,232 @@
+"""`rf.watch` shows how a loader is doing, whatever state it is in, and never ends the training."""
+
+import gc
+import io
+import re
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import redirect_stderr
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.diagnostics.watching import FIGURES, Doing, doing
+
+import rankfeed as rf
+from rankfeed.diagnostics.watch.watched import Recent
+from rankfeed.errors import ArgumentError
+
+LIMIT = 30
+#: A look only at the end.
+SELDOM = 3600.0
+
+
+def threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "rankfeed-watch"]
+
+
+def some(count: int = 8) -> rf.Loader:
+    return rf.Loader(rf.from_dataset([{"x": float(i)} for i in range(count)]), batch_size=2)
+
+
+def test_the_last_figures_are_shown_at_the_end() -> None:
+    seen: list[Any] = []
+    loader = some()
+    with rf.watch(loader, seen.append, every=SELDOM, name="train"):
+        for _ in range(2):
+            assert len(list(loader)) == 4
+    (last,) = seen
+    assert (last["rankfeed/train/epoch"], last["rankfeed/train/epoch_step"], last["rankfeed/train/steps"]) == (
+        1,
+        4,
+        8,
+    )
+    assert last["rankfeed/train/samples_per_second"] > 0
+    assert threads() == []
+
+
+def test_figures_are_shown_while_it_is_iterated() -> None:
+    seen = threading.Semaphore(0)
+    with rf.watch(doing(), lambda _: seen.release(), every=0.01):
+        for _ in range(3):
+            assert seen.acquire(timeout=LIMIT)
+
+
+def test_nothing_is_shown_before_the_first_batch_is_asked_for() -> None:
+    seen: list[Any] = []
+    with rf.watch(some(), seen.append, every=SELDOM):
+        pass
+    assert seen == []
+
+
+def test_an_error_in_the_loop_ends_it_and_passes_through() -> None:
+    seen: list[Any] = []
+    loader = some()
+
+    def train() -> None:
+        with rf.watch(loader, seen.append, every=SELDOM):
+            for _ in loader:
+                raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train()
+    assert [each["rankfeed/epoch_step"] for each in seen] == [1]
+    assert threads() == []
+
+
+def test_an_outlet_that_fails_is_left_with_one_warning_and_training_goes_on() -> None:
+    calls = []
+
+    def full(figures: Any) -> None:
+        calls.append(figures)
+        raise OSError(28, "No space left on device")
+
+    loader = some()
+
+    def train() -> None:
+        with rf.watch(loader, full, every=0.01):
+            batches = iter(loader)
+            next(batches)
+            for ticker in threads():  # which may have ended already
+                ticker.join(LIMIT)
+            assert len(list(batches)) == 3
+
+    with pytest.warns(RuntimeWarning, match=r"no longer watched: OSError: .*No space left") as said:
+        train()
+    assert len(said) == len(calls) == 1
+
+
+def test_one_watch_after_another_and_closing_twice() -> None:
+    seen: list[Any] = []
+    loader = Doing()
+    for _ in range(2):
+        watching = rf.watch(loader, seen.append, every=SELDOM)
+        watching.close()
+        watching.close()
+    assert len(seen) == 2
+
+
+def test_it_keeps_no_loader_alive_and_ends_with_it() -> None:
+    loader = Doing()
+    rf.watch(loader, lambda _: None, every=0.01)
+    (ticker,) = threads()
+    del loader
+    gc.collect()
+    ticker.join(LIMIT)
+    assert not ticker.is_alive()
+
+
+@pytest.mark.parametrize(("rank", "all_ranks", "shown"), [(0, None, 1), (1, None, 0), (1, True, 1), (0, True, 1)])
+def test_rank_0_alone_shows_unless_all_are_wanted(rank: int, all_ranks: bool | None, shown: int) -> None:
+    seen: list[Any] = []
+    with rf.watch(doing(rank), seen.append, every=SELDOM, all_ranks=all_ranks):
+        pass
+    assert len(seen) == shown
+
+
+def test_a_log_gets_whole_lines_and_none_while_nothing_happens() -> None:
+    loader = Doing()
+    # capsys would lose what is written while it is emptied.
+    with redirect_stderr(io.StringIO()) as log, rf.watch(loader, every=0.01, name="train"):
+        (ticker,) = threads()
+        while not log.getvalue():
+            time.sleep(0.01)
+        loader.figures |= {"steps": 22, "epoch_step": 4, "waiting_seconds": 0.5}
+    first, second = log.getvalue().splitlines()
+    assert not ticker.is_alive()
+    said = r"\] train, rank 0, epoch 2, step {} of 9, .* samples/s, waited \d+%, cache hits 50%, 1.0 GB"
+    assert re.search(said.format(3) + "$", first)
+    assert re.search(said.format(4) + "$", second)
+
+
+def test_a_long_wait_is_said_again_and_again() -> None:
+    with redirect_stderr(io.StringIO()) as log, rf.watch(doing(waiting_seconds=34.0), every=0.01):
+        while log.getvalue().count("waiting for data for 34 s") < 3:
+            time.sleep(0.01)
+
+
+def test_a_file_is_no_terminal_whatever_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    with rf.watch(doing(), every=SELDOM):
+        pass
+    written = capsys.readouterr().err
+    assert written.startswith("[rankfeed ")
+    assert "\x1b" not in written
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: rf.watch([1, 2]), "invalid loader"),
+        (lambda: rf.watch(doing(), "promeths"), "invalid to"),
+        (lambda: rf.watch(doing(), 3), "invalid to"),
+        (lambda: rf.watch(doing(), None), "invalid to"),
+        (lambda: rf.watch(doing(), port=9), "port belongs to another outlet"),
+        (lambda: rf.watch(doing(), print, log_dir="x"), "log_dir belongs to another outlet"),
+        (lambda: rf.watch(doing(), "prometheus", every=2), "every belongs to another outlet"),
+        (lambda: rf.watch(doing(), every=0), "invalid every"),
+        (lambda: rf.watch(doing(), every=float("nan")), "invalid every"),
+        (lambda: rf.watch(doing(), every=float("inf")), "invalid every"),
+        (lambda: rf.watch(doing(), "prometheus", port=65536), "invalid port"),
+        (lambda: rf.watch(doing(), "prometheus", port=True), "invalid port"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(call: Callable[[], Any], says: str) -> None:
+    with pytest.raises(ArgumentError, match=says):
+        call()
+    assert threads() == []
+
+
+def test_warnings_that_are_errors_do_not_reach_the_training() -> None:
+    said: list[Any] = []
+    hook, threading.excepthook = threading.excepthook, said.append
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with rf.watch(doing(), lambda _: 1 / 0, every=0.01):
+                (ticker,) = threads()
+                ticker.join(LIMIT)
+    finally:
+        threading.excepthook = hook
+    assert len(said) == 1
+
+
+@given(st.lists(st.floats(0.01, 100), min_size=1, max_size=100), st.floats(0.1, 1e6), st.floats(0, 1))
+def test_at_a_steady_pace_the_rates_are_that_pace(pauses: list[float], speed: float, waited: float) -> None:
+    recent, now = Recent(), 0.0
+    for pause in pauses:
+        now += pause
+        steady = {"steps": int(now), "samples": now * speed, "waited_seconds": now * waited}
+        rates = recent.rates(steady | {"samples_per_second": speed, "waited_share": waited}, now)
+        assert rates == (pytest.approx(speed), pytest.approx(waited, abs=1e-6))
+
+
+def test_a_stall_shows_within_seconds_and_slow_steps_do_not_flicker() -> None:
+    recent = Recent()
+    for second in range(100):
+        recent.rates(FIGURES | {"steps": second, "samples": 10 * second}, second)
+    stalled = [recent.rates(FIGURES | {"steps": 99, "samples": 990}, second)[0] for second in range(100, 120)]
+    assert stalled == sorted(stalled, reverse=True)
+    assert stalled[-1] < 5
+    recent = Recent()
+    for second in range(1000):  # a step of 1,000 samples in 60 seconds
+        speed, _ = recent.rates(FIGURES | {"steps": second // 60, "samples": second // 60 * 1000}, second)
+        if second > 480:
+            assert 1000 / 60 * 0.8 < speed < 1000 / 60 * 1.2
+
+
+def test_a_stream_is_watched_though_nobody_knows_its_length() -> None:
+    loader = rf.Loader(rf.from_iterable(lambda: ({"x": float(i)} for i in range(12))), batch_size=4)
+    seen: list[dict[str, Any]] = []
+    with rf.watch(loader, to=seen.append):
+        for _ in range(2):
+            assert len([*loader]) == 3
+    last = {name.removeprefix("rankfeed/"): value for name, value in seen[-1].items()}
+    assert (last["epoch"], last["epoch_step"], last["epoch_steps"]) == (1, 3, 0)
+    assert loader.stats()["steps"] == 6
