@@ -521,6 +521,15 @@ def test_integers_that_float64_would_round_are_refused(values: list[Any], kind: 
     assert [row["x"] for row in rf.open(path, types={"x": "float64"})] == [float(each) for each in values]
 
 
+def test_an_integer_of_thousands_of_digits_is_refused_where_it_would_be_rounded(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(f"x\n1.5\n{'1' * 5000}\n")
+    with pytest.raises(SourceError, match=r"a\.csv, line 3, column 'x'"):
+        rf.open(path)
+    path.write_text(f"x\n1.5\n{'0' * 5000}7\n")
+    assert [row["x"] for row in rf.open(path)] == [1.5, 7]
+
+
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
 def test_integers_that_another_file_would_round_are_refused(kind: str, tmp_path: Path) -> None:
     first, second = tmp_path / f"a.{kind}", tmp_path / f"b.{kind}"

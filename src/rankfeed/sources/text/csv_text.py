@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from csv import Error as CsvError
 from csv import reader as csv_reader
+from decimal import Decimal
 from functools import partial
 from io import BytesIO, StringIO
 from itertools import islice
@@ -15,7 +16,7 @@ from rankfeed.errors import CorruptError
 from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.arrow.types import UNNAMED
 from rankfeed.sources.text.dialect import BOM, REMEDY, Dialect
-from rankfeed.sources.text.exact_numbers import has_large, inexact_error, is_inexact
+from rankfeed.sources.text.exact_numbers import has_large, inexact_error
 
 _INTEGER = re.compile(r"\s*[+-]?[0-9]+\s*")
 
@@ -59,7 +60,7 @@ def parse_csv(
             pass
         line = _line_of_row(text, path, dialect, row, first_line, header=schema is None)
         remedy = "read the column as text with types={'column': 'string'}"
-        raise inexact_error(texts[row], f"{path}, {line}", name, remedy)
+        raise inexact_error(texts[row].as_py()[:100], f"{path}, {line}", name, remedy)
     return table
 
 
@@ -133,7 +134,8 @@ def _first_inexact(texts: Any) -> int | None:
     is_long = pc.greater_equal(pc.binary_length(texts), 16).fill_null(False)
     for row in np.flatnonzero(np.asarray(is_long)).tolist():
         text = texts[row].as_py()
-        if _INTEGER.fullmatch(text) and is_inexact(int(text)):
+        # int() refuses more than 4,300 digits.
+        if _INTEGER.fullmatch(text) and Decimal(text) != Decimal(float(text)):
             return int(row)
     return None
 
