@@ -126,7 +126,7 @@ def test_skipping_batches_reads_nothing_and_leads_to_the_next_epoch(tmp_path: Pa
         assert result["reads"] == sum(map(len, result["rest"]))
         assert result["epoch"] == 1
         assert result["others"] == 12, (
-            "a DataLoader of somebody else is skipped as ever: 16 a rank, but 2 batches of 2"
+            "a DataLoader without rankfeed is skipped as before: 16 a rank, but 2 batches of 2"
         )
         assert "accelerator.skip_first_batches(loader, n)" in result["told"]
 
