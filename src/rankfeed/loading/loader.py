@@ -58,10 +58,10 @@ class Loader(DataLoaderCompat):
     Iterating yields this rank's batches of one epoch, each a dict of tensors (see ``ragged``). After the last
     batch of an epoch the loader moves on to the next epoch; after a break, iterating begins the same epoch again.
 
-    The loader of a stream has no length and no plan, and does not take ``shuffle``, ``window``, ``lanes``, ``plan``,
-    ``columns`` and ``audit``. Its ranks take the same number of steps too: if ``torch.distributed`` is initialised,
-    they agree on the next steps before they deliver them, so none continues alone when a stream ends, fails, or
-    differs between ranks.
+    The loader of a stream has no length and no plan, and does not take ``shuffle``, ``window``, ``lanes``,
+    ``plan``, ``columns`` and ``audit``. Its ranks take the same number of steps too: if ``torch.distributed`` is
+    initialised, they agree on the next steps before they deliver them, so none continues alone when a stream
+    ends, fails, or differs between ranks.
 
     Args:
         source: what :func:`rankfeed.open` returned, or any source; a map-style torch Dataset, which
