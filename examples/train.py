@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # import before init_process_group: imported later, it keeps the group alive
+import torch.distributed.nn  # now: once there is a group, this keeps it, and gloo's threads, to the end
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -24,7 +24,7 @@ class Speaker(nn.Module):
 
     def forward(self, frames, lengths):
         heard, _ = self.listen(frames)
-        return self.name(heard[torch.arange(len(lengths)), lengths - 1])  # the last real frame
+        return self.name(heard[torch.arange(len(lengths)), lengths - 1])  # the last frame that is no padding
 
 
 def train(data: Path, run: Path, epochs: int, workers: int) -> None:
@@ -59,7 +59,7 @@ def train(data: Path, run: Path, epochs: int, workers: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("paths", nargs=2, type=Path, help="source and new dataset (--pack); or dataset and run")
+    parser.add_argument("paths", nargs=2, type=Path, help="source, data set (--pack); or data set, run")
     parser.add_argument("--pack", action="store_true")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--workers", type=int, default=2)
@@ -69,4 +69,4 @@ if __name__ == "__main__":
     else:
         dist.init_process_group("gloo")
         train(*options.paths, options.epochs, options.workers)
-        dist.destroy_process_group()  # after train() returned: a DDP model keeps gloo's threads alive
+        dist.destroy_process_group()  # the model is gone by now: as long as it lives, so do gloo's threads
