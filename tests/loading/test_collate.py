@@ -208,7 +208,7 @@ def test_source_columns_whose_names_the_loader_needs_are_refused_when_it_is_made
     source = Memory(5)
     source.fields = {**Memory.fields, "x_lengths": Memory.fields["y"], "valid": Memory.fields["y"]}  # type: ignore[misc]
     for options in ({}, {"ragged": "list", "tail": "pad"}):
-        with pytest.raises(errors.ArgumentError, match="taken"):
+        with pytest.raises(errors.ArgumentError, match="exists already"):
             Loader(source, **options)  # type: ignore[arg-type]
     Loader(source, ragged="list")
     Loader(source, columns=["x", "y"], tail="pad")

@@ -294,7 +294,7 @@ def test_a_table_with_a_log_of_its_files_is_not_read_by_their_names(log: str, tm
     place = tmp_path / "t" / log
     place.parent.mkdir(parents=True, exist_ok=True)
     place.mkdir() if log.endswith("/") else place.write_text("{}")
-    with pytest.raises(SourceError, match=r"written in its log[\s\S]*open the list of valid files"):
+    with pytest.raises(SourceError, match=r"only its log says[\s\S]*open the list of valid files"):
         rf.open(tmp_path / "t")
 
 
