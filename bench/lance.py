@@ -96,13 +96,13 @@ def measure(kind: str, scale: float, runs: int, folder: Path) -> dict[str, Any]:
     size = sum(file.stat().st_size for file in Path(path, "data").iterdir())
     # The whole table fits in the cache, or an eighth of it does: then ranges are read again each epoch.
     caches = {"all cached": 1 << 30, "an eighth cached": size // 8}
-    for cached, room in caches.items():
+    for cached, cache_bytes in caches.items():
         for shuffle, workers in (("window", 0), ("window", 2), ("global", 0), ("global", 2)):
             loaders[f"rankfeed {shuffle}, {workers} threads, {cached}"] = rf.Loader(
-                rf.open(path, cache_bytes=room),
+                rf.open(path, cache_bytes=cache_bytes),
                 batch,
                 shuffle=shuffle,  # type: ignore[arg-type]
-                window=min(65536, count // 16 // 64) if room < size else 65536,
+                window=min(65536, count // 16 // 64) if cache_bytes < size else 65536,
                 num_workers=workers,
                 topology=rf.Topology(),
             )

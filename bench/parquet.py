@@ -2,7 +2,7 @@
 
 - scanned: a torch DataLoader over pyarrow's dataset scanner, which reads in the files' order with all processors;
   page checksums are verified, as ours are. The better of 0 and 2 workers is what ratios are to. Each epoch is
-  decoded anew; ours keeps what was decoded, so that the first epoch, later ones, and three from the opening on
+  decoded again; ours keeps what was decoded, so that the first epoch, later ones, and three from the opening on
   are told apart.
 - bare scanner: the same without a DataLoader, in one process, and without checksums: no loader, but a bound.
 - buffer: a torch DataLoader over an IterableDataset that reads row groups in a drawn order through a shuffle
@@ -128,7 +128,7 @@ class Buffered(torch.utils.data.IterableDataset[dict[str, Any]]):
 
 
 class Scanned(torch.utils.data.IterableDataset[dict[str, Any]]):
-    """The batches of pyarrow's scanner; a worker has every so many files."""
+    """The batches of pyarrow's scanner; a worker has every n-th file."""
 
     def __init__(self, folder: Path) -> None:
         self.files = [str(path) for path in sorted(folder.glob("*.parquet"))]
@@ -184,7 +184,7 @@ def measure(name: str, scale: float, runs: int, folder: Path, *, in_order: bool 
         "rankfeed, shuffled": {"shuffle": True},
         "rankfeed, shuffled, 2 threads": {"shuffle": True, "num_workers": 2},
     }.items():
-        # Opened anew, so that nothing is decoded yet; and once for all epochs, the first of which warms up.
+        # Opened again, so that nothing is decoded yet; and once for all epochs, the first of which warms up.
         contestants[label] = lambda options=options: drain(ours(**options))  # type: ignore[misc]
         if not options.get("shuffle"):
             contestants[f"{label}, three epochs"] = lambda options=options: drain(ours(**options), 3)  # type: ignore[misc]

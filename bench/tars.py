@@ -146,7 +146,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scale", type=float, default=1.0, help="share of the full number of samples")
     parser.add_argument("--runs", type=int, default=5, help="counted runs of each (after one to warm up)")
-    parser.add_argument("--workers", type=int, default=0, help="let the peers try so many worker processes too")
+    parser.add_argument("--workers", type=int, default=0, help="number of worker processes that the peers try too")
     parser.add_argument("--only", choices=[name.split()[0] for name in WORKLOADS], help="one workload")
     parser.add_argument("--folder", help="where to put the data (default: a temporary folder)")
     parser.add_argument("--json", action="store_true", help="print JSON")

@@ -1,4 +1,4 @@
-"""Train on WebDataset shards with Accelerate, measure exactly, and go on after a stop on any number of processes.
+"""Train on WebDataset shards with Accelerate, evaluate exactly, and resume on any number of processes.
 
 torchrun --nproc-per-node 2 examples/accelerate_webdataset.py run/
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.distributed.nn  # now: once there is a group, this keeps it, and gloo's threads, to the end
+import torch.distributed.nn  # import before init_process_group: imported later, it keeps the group alive
 import webdataset
 from accelerate import Accelerator, PartialState
 from torch import nn
@@ -19,7 +19,7 @@ from rankfeed.integrations.accelerate import accelerated
 
 
 def write_shards(folder: Path) -> None:
-    """Points in the plane, and which side of a line they lie on."""
+    """Random points in the plane; the class is the side of a line."""
     rng = np.random.default_rng(0)
     for name, count in (("train", 300), ("test", 90)):
         with webdataset.ShardWriter(f"{folder}/{name}-%03d.tar", maxcount=64, verbose=0) as shards:
@@ -40,7 +40,7 @@ def main(run: Path, epochs: int, stop_after: int | None) -> None:
     checkpoint = run / "checkpoint"
     if checkpoint.exists():
         accelerator.load_state(str(checkpoint))
-        accelerator.print(f"goes on at epoch {train.epoch}, step {train.state_dict()['steps']} of {len(train)}")
+        accelerator.print(f"resumed at epoch {train.epoch}, step {train.state_dict()['steps']} of {len(train)}")
 
     ledger = (run / f"delivered-{accelerator.process_index}.txt").open("a")
     while train.epoch < epochs:
@@ -69,11 +69,11 @@ def main(run: Path, epochs: int, stop_after: int | None) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("run", type=Path, help="folder for shards, checkpoint and lists of what was delivered")
+    parser.add_argument("run", type=Path, help="folder for shards, checkpoint and lists of delivered samples")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--stop-after", type=int, help="save a checkpoint after this step, and stop")
     options = parser.parse_args()
     options.run.mkdir(parents=True, exist_ok=True)
     main(options.run, options.epochs, options.stop_after)
-    gc.collect()  # the model: as long as it lives, so do gloo's threads
+    gc.collect()  # frees the model, which keeps gloo's threads alive
     PartialState().destroy_process_group()

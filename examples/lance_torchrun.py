@@ -1,4 +1,4 @@
-"""Train from a Lance table where it lies, under torchrun, and go on from the last epoch if there is one.
+"""Train from a Lance table under torchrun, and resume after the last finished epoch.
 
 torchrun --standalone --nproc-per-node 2 examples/lance_torchrun.py run/
 """
@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # now: once there is a group, this keeps it, and gloo's threads, to the end
+import torch.distributed.nn  # import before init_process_group: imported later, it keeps the group alive
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -19,7 +19,7 @@ import rankfeed as rf
 
 
 def build(folder: Path) -> None:
-    """Called once, on one rank. Leave it out and open your own table, on disk or in a bucket that is mounted."""
+    """Called once, on one rank. To use your own table, pass its path to rf.open instead."""
     rng = np.random.default_rng(0)
     vectors = rng.standard_normal((3001, 16)).astype(np.float32)
     columns = {
@@ -33,7 +33,7 @@ def build(folder: Path) -> None:
 def train(run: Path, epochs: int, workers: int) -> None:
     here = rf.Topology.detect()
     data = rf.prepare_once(run / "data", build, key="v1")
-    # "window" for Lance: neighbouring rows are read together, and each rank keeps off the others' fragments.
+    # shuffle=True is "window" for Lance: ranges of rows are read together, mostly by one rank each.
     loader = rf.Loader(
         rf.open(data / "rows.lance", columns=["id", "vector", "label"]),
         batch_size=32,
@@ -60,7 +60,7 @@ def train(run: Path, epochs: int, workers: int) -> None:
             if here.rank == 0:
                 print(f"{loader.audit_report}; loss {loss:.3f}", flush=True)
                 torch.save({name: part.state_dict() for name, part in parts.items()}, run / "new.pt")
-                (run / "new.pt").replace(checkpoint)  # at once: a kill leaves the old one or the new one
+                (run / "new.pt").replace(checkpoint)  # atomic: a kill leaves the old file or the new one
 
 
 if __name__ == "__main__":
@@ -72,4 +72,4 @@ if __name__ == "__main__":
     options.run.mkdir(parents=True, exist_ok=True)
     dist.init_process_group("gloo")
     train(options.run, options.epochs, options.workers)
-    dist.destroy_process_group()  # the model is gone by now: as long as it lives, so do gloo's threads
+    dist.destroy_process_group()  # after train() returned: a DDP model keeps gloo's threads alive

@@ -1,9 +1,9 @@
-"""Train with Lightning on arrays of different numbers of rows, packed once, with an exact validation mean.
+"""Train with Lightning on arrays of different lengths, written once, with an exact validation mean.
 
     python examples/lightning_ragged.py data/ --devices 2
     python examples/lightning_ragged.py data/ --devices 1 --epochs 3 --resume data/checkpoints/last.ckpt
 
-The second command trains one epoch more, on one device. After a job that was killed it finishes the epoch.
+The second command trains one more epoch on one device. After a killed job it first finishes the epoch.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from rankfeed.integrations.lightning import LoaderCheck, log_mean
 
 
 def recordings(count: int):
-    """Yours would read files: each sample is an array [rows, 8] with a number of rows of its own."""
+    """Replace this by reading your files: each sample is an array [rows, 8], and rows differs."""
     for each in range(count):
         rng = np.random.default_rng(each)
         frames = rng.normal(each % 3, 1, (int(rng.integers(4, 60)), 8)).astype(np.float32)
@@ -34,7 +34,7 @@ class Recordings(L.LightningDataModule):
         self.folder = folder
 
     def setup(self, stage: str) -> None:
-        # In all processes: one of them packs, the others wait. They share mapped files, which may exceed memory.
+        # Runs in all processes: one writes, the others wait. All map the same files, which may exceed memory.
         data = rf.prepare_once(self.folder / "packed", lambda staging: rf.write(recordings(203), staging / "data"))
         self.train, self.val = rf.train_test_split(rf.open(data / "data"), 0.2)
 
@@ -52,7 +52,7 @@ class Classifier(L.LightningModule):
 
     def forward(self, batch):
         rows = torch.arange(batch["frames"].size(1), device=self.device) < batch["frames_lengths"][:, None]
-        heard = self.layers(batch["frames"]) * rows[:, :, None]  # padding says nothing
+        heard = self.layers(batch["frames"]) * rows[:, :, None]  # zero at padding
         return heard.sum(1) / batch["frames_lengths"][:, None]
 
     def training_step(self, batch):
@@ -97,9 +97,9 @@ if __name__ == "__main__":
     parser.add_argument("folder", type=Path)
     parser.add_argument("--devices", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=2, help="of the whole run, those before a resume included")
-    parser.add_argument("--resume", help="a checkpoint, of whatever number of devices")
+    parser.add_argument("--resume", help="a checkpoint of any number of devices")
     options = parser.parse_args()
     main(options)
-    gc.collect()  # the model: as long as it lives, so do gloo's threads
+    gc.collect()  # frees the model, which keeps gloo's threads alive
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()

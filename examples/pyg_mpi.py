@@ -1,4 +1,4 @@
-"""Train on the graphs of a PyG data set under MPI: processed by one rank, each graph read by one rank an epoch.
+"""Train on the graphs of a PyG dataset under MPI: one rank processes it, and each graph is read once per epoch.
 
 mpirun -np 2 python examples/pyg_mpi.py run/
 """
@@ -19,7 +19,7 @@ from rankfeed.integrations.pyg import prepare
 
 
 class Rings(InMemoryDataset):
-    """As PyG has it: process() makes the file, and knows nothing of ranks. Yours may download() as well."""
+    """An ordinary PyG dataset: process() writes the file and needs no code for ranks. It may have a download()."""
 
     processed_file_names = "data.pt"
 
@@ -74,10 +74,10 @@ if __name__ == "__main__":
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
     options.run.mkdir(parents=True, exist_ok=True)
-    # One host; over several, pass on the address of the first (with Open MPI: -x MASTER_ADDR).
+    # For one host; on several, export the address of the first one (with Open MPI: -x MASTER_ADDR).
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "29500")
     world = rf.Topology.detect()
     dist.init_process_group("gloo", rank=world.rank, world_size=world.world_size)
     train(options.run, options.epochs, options.workers)
-    dist.destroy_process_group()  # the model is gone by now: as long as it lives, so do gloo's threads
+    dist.destroy_process_group()  # after train() returned: a DDP model keeps gloo's threads alive

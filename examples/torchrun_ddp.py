@@ -1,4 +1,4 @@
-"""Train with DDP under torchrun, srun or mpirun; started anew, on as many ranks or others, it goes on by itself.
+"""Train with DDP under torchrun, srun or mpirun; when restarted, resume on the same or another number of ranks.
 
 For restarts by torchrun, export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 (docs/tasks/launchers.md says why).
 
@@ -14,17 +14,17 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # now: once there is a group, this keeps it, and gloo's threads, to the end
+import torch.distributed.nn  # import before init_process_group: imported later, it keeps the group alive
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import rankfeed as rf
 
-GLOBAL_BATCH = 24  # of all ranks together: each step is then the same on any number of them that divides it
+GLOBAL_BATCH = 24  # over all ranks: each step has the same samples on any number of ranks that divides it
 
 
 def build(folder: Path) -> None:
-    """Called once, on one rank, wherever the others are. Put your own data here."""
+    """Called once, on one rank. Write your own data here."""
     rng = np.random.default_rng(0)
     points = rng.standard_normal((6000, 8)).astype(np.float32)
     rf.write(({"x": x, "y": float(x.sum() > 0)} for x in points), folder / "points", progress=False)
@@ -48,7 +48,7 @@ def train(run: Path, epochs: int, every: int, workers: int) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     parts = {"model": model, "optimizer": optimizer, "loader": loader}
     checkpoint = run / "checkpoint.pt"
-    if checkpoint.exists():  # the same on all ranks: whoever writes it has met them all in a step since
+    if checkpoint.exists():  # the same file on all ranks: rank 0 replaces it after a common step
         saved = torch.load(checkpoint, map_location=device)
         for name, part in parts.items():
             part.load_state_dict(saved[name])
@@ -56,7 +56,7 @@ def train(run: Path, epochs: int, every: int, workers: int) -> None:
     with (run / f"read-{here.rank}-of-{here.world_size}-{os.getpid()}.txt").open("w") as ledger:
         print(begun["epoch"], begun["position"], file=ledger, flush=True)
         while loader.epoch < epochs:
-            loss = None  # a checkpoint of an epoch's last step leaves none of its steps to do
+            loss = None  # stays None if the checkpoint is of the last step of an epoch
             for batch in loader:
                 logits = model(batch["x"]).squeeze(1)
                 loss = nn.functional.binary_cross_entropy_with_logits(logits, batch["y"].float())
@@ -67,7 +67,7 @@ def train(run: Path, epochs: int, every: int, workers: int) -> None:
                 print(state["epoch"], state["position"], *batch["id"].tolist(), file=ledger, flush=True)
                 if here.rank == 0 and state["steps"] % every == 0:
                     torch.save({name: part.state_dict() for name, part in parts.items()}, run / "new.pt")
-                    (run / "new.pt").replace(checkpoint)  # at once: a kill leaves the old one or the new one
+                    (run / "new.pt").replace(checkpoint)  # atomic: a kill leaves the old file or the new one
             if here.rank == 0 and loss is not None:
                 print(f"epoch {loader.epoch - 1}: loss {loss:.4f} on {here.world_size} ranks", flush=True)
 
@@ -76,7 +76,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("run", type=Path, help="folder that all ranks see, for data and checkpoint")
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--every", type=int, default=20, help="steps from one checkpoint to the next")
+    parser.add_argument("--every", type=int, default=20, help="steps between checkpoints")
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
     options.run.mkdir(parents=True, exist_ok=True)
@@ -87,4 +87,4 @@ if __name__ == "__main__":
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, rank=world.rank, world_size=world.world_size)
     train(options.run, options.epochs, options.every, options.workers)
-    dist.destroy_process_group()  # the model is gone by now: as long as it lives, so do gloo's threads
+    dist.destroy_process_group()  # after train() returned: a DDP model keeps gloo's threads alive

@@ -1,4 +1,4 @@
-"""Train a small language model on packed tokens with the Trainer of Transformers; run it again to go on.
+"""Train a small language model on packed tokens with the Trainer of Transformers; run it again to resume.
 
 torchrun --nproc-per-node 2 examples/transformers_tokens.py run/
 """
@@ -24,18 +24,18 @@ class Trainer(FeedMixin, transformers.Trainer):
 
 
 def rows(documents: int, seed: int):
-    """Documents, one after the other, cut into rows of one length: no padding."""
+    """Joins documents and cuts them into rows of one length, without padding."""
     rng, left = np.random.default_rng(seed), np.empty(0, np.int64)
     for _ in range(documents):
         start, length = rng.integers(VOCABULARY), rng.integers(10, 90)
-        left = np.append(left, (start + np.arange(length)) % VOCABULARY)  # what a tokenizer would give
+        left = np.append(left, (start + np.arange(length)) % VOCABULARY)  # in place of the output of a tokenizer
         while len(left) >= LENGTH:
             yield {"input_ids": left[:LENGTH]}
             left = left[LENGTH:]
 
 
 def prepared(folder: Path, documents: int, seed: int) -> rf.Source:
-    """One process packs, all others wait for it."""
+    """Write the rows in one process while the others wait."""
     return rf.open(rf.prepare_once(folder, lambda new: rf.write(rows(documents, seed), new / "rows")) / "rows")
 
 
@@ -52,7 +52,7 @@ def main(run: Path, epochs: int) -> None:
         eval_strategy="epoch",
         report_to="none",
         disable_tqdm=True,
-        use_cpu=True,  # leave out where there are GPUs
+        use_cpu=True,  # remove to use GPUs
     )
     config = GPT2Config(vocab_size=VOCABULARY, n_positions=LENGTH, n_layer=2, n_embd=16, n_head=2)
     trainer = Trainer(
@@ -71,9 +71,9 @@ def main(run: Path, epochs: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("run", type=Path, help="a folder for data and checkpoints, seen by all processes")
+    parser.add_argument("run", type=Path, help="folder that all processes see, for data and checkpoints")
     parser.add_argument("--epochs", type=int, default=2)
     options = parser.parse_args()
     main(options.run, options.epochs)
-    gc.collect()  # the model: as long as it lives, so do gloo's threads
+    gc.collect()  # frees the model, which keeps gloo's threads alive
     PartialState().destroy_process_group()

@@ -91,7 +91,7 @@ def serve(path: Path) -> None:
 
 
 def read(path: Path, out: Path) -> None:
-    """Look at the folder all the time, as somebody who knows nothing of its making."""
+    """Read the directory all the time, as a process that does not build it."""
     seen: Counter[str] = Counter()
     while not (out / "stop").exists():
         with suppress(OSError):

@@ -91,7 +91,7 @@ def test_a_folder_that_belongs_to_others_is_told_by_all() -> None:
         os.chmod(folder, 0o755)
         theirs = Path(folder, "theirs")
         theirs.mkdir(mode=0o555)
-        told = on_all_ranks(theirs / "data", build, nobody)
+        told = on_all_ranks(theirs / "data", build, drop_root)
         assert all("Permission denied" in each for each in told), told
         assert told.total() == RANKS
         assert not list(theirs.iterdir())
@@ -115,7 +115,7 @@ def test_a_process_that_other_users_may_not_see_is_not_taken_for_dead() -> None:
     assert done.stdout == "False -1 0 True\n", done.stderr
 
 
-def nobody(_: int) -> None:
+def drop_root(_: int) -> None:
     """This process loses root's rights, should it have them."""
     if os.geteuid():
         return

@@ -98,5 +98,5 @@ def test_a_builder_that_keeps_its_threads_from_running_is_not_taken_over_from_fo
     jobs = [started_on(log.stem, command, log) for log in logs]
     for process, log in zip(jobs, logs, strict=True):
         end(process, log)
-    assert len(list((tmp_path / "out").glob("*.building"))) > 1  # there was somebody who was taken for dead
+    assert len(list((tmp_path / "out").glob("*.building"))) > 1  # a live builder was taken for dead
     assert sorted(path.name for path in tmp_path.glob(".data*")) == []

@@ -85,7 +85,7 @@ def rounds(launcher: str, count: int, net: Network, folder: Path, environ: dict[
 def one_round(
     launcher: str, net: Network, environ: dict[str, str], out: Path, place: list[str], local: str
 ) -> dict[str, int]:
-    """A launch whose builder is killed; the others finish, or are started anew where the launcher ends them."""
+    """A launch whose builder is killed; the others finish, or are started again if the launcher ends them."""
     log, goes_on = out / "log", launcher == "srun"
     with launched(
         launcher, net, environ, log, [str(SCRIPT), "prepare", *place, "60", *([local] if goes_on else [])]

@@ -29,7 +29,7 @@ HANG = 60
 
 
 class Reader(threading.Thread):
-    """Looks at the folder all the time, as somebody who knows nothing of its making."""
+    """Reads the directory all the time, as a process that does not build it."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(daemon=True)
@@ -54,7 +54,7 @@ class Reader(threading.Thread):
 
 
 def leftovers(path: Path, key: str) -> list[str]:
-    """What is left when somebody has come once more: one that was killed last of all cannot tidy up by itself."""
+    """The files left after one more call: a process that was killed last cannot clean up."""
     prepare_once(path, fails, key=key)
     return [
         str(each) for each in path.parent.rglob("*") if each.is_relative_to(path.parent / f".{path.name}.prepare")

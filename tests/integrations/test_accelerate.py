@@ -126,7 +126,7 @@ def test_skipping_batches_reads_nothing_and_leads_to_the_next_epoch(tmp_path: Pa
         assert result["reads"] == sum(map(len, result["rest"]))
         assert result["epoch"] == 1
         assert result["others"] == 12, (
-            "a DataLoader of somebody else is skipped as ever: 16 a rank, but 2 batches of 2"
+            "a DataLoader without rankfeed is skipped as before: 16 a rank, but 2 batches of 2"
         )
         assert "accelerator.skip_first_batches(loader, n)" in result["told"]
 
@@ -260,7 +260,7 @@ def test_the_example_trains_is_stopped_and_goes_on_with_each_sample_once(tmp_pat
     jobs.run(first, tmp_path / "first.log", HANG)
     jobs.run(jobs.torchrun(2, EXAMPLE, tmp_path / "run"), tmp_path / "second.log", HANG)
     log = (tmp_path / "second.log").read_text()
-    assert "goes on at epoch 0, step 5" in log
+    assert "resumed at epoch 0, step 5" in log
     assert "of 90 samples" in log
     trained = Counter(
         line for path in (tmp_path / "run").glob("delivered-*.txt") for line in path.read_text().splitlines()

@@ -1,4 +1,4 @@
-"""A Trainer that resumes goes on where the checkpoint was taken, whenever that was."""
+"""A Trainer resumes where the checkpoint was taken, at any point of an epoch."""
 
 import warnings
 from collections import Counter
@@ -201,7 +201,7 @@ def test_what_an_exception_stopped_goes_on_with_the_batch_in_hand(batch: int, ho
     for limit in ({"max_epochs": 2}, {"max_steps": 2 * STEPS}):
         after = resumed(tmp_path / "stopped.ckpt", val_check_interval=3, **limit)
         assert before.trained + after.trained == planned(range(2))
-        if hook != "on_train_batch_end":  # from there Lightning goes on with the next batch, and validates later
+        if hook != "on_train_batch_end":  # after it Lightning continues with the next batch, and validates later
             assert before.validated + after.validated == [3, 3, 6, 6, 9, 9, 12, 12]
 
 

@@ -119,7 +119,7 @@ def test_what_are_no_seeds_is_refused() -> None:
     with pytest.raises(ArgumentError, match="no such nodes"):
         NodeSeeds("item", data=HeteroData())
     for wrong in (torch.zeros(2, 2, dtype=torch.long), torch.rand(3)):
-        with pytest.raises(ArgumentError, match="no seed nodes"):
+        with pytest.raises(ArgumentError, match="not a selection of nodes"):
             NodeSeeds(wrong)
     with pytest.raises(PlanError):
         len(NodeSeeds(torch.zeros(4, dtype=torch.bool), topology=ONE))

@@ -1,4 +1,4 @@
-"""PyG data sets under MPI: downloaded and processed once, right on every rank, whoever was killed before."""
+"""PyG data sets under MPI: downloaded and processed once, correct on every rank after any process was killed."""
 
 import copy
 import json
@@ -194,7 +194,7 @@ class Counted(InMemory):
 
 
 class Config:
-    """A plain object, as many a configuration is: its repr is no more than its address."""
+    """A plain object, as many a configuration is: its repr is only its address."""
 
     def __init__(self, by: int) -> None:
         self.by = by

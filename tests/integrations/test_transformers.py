@@ -360,9 +360,9 @@ def test_checkpoints_that_say_nothing_of_these_data_are_refused(tmp_path: Path, 
     (checkpoint / "trainer_state.json").write_text(json.dumps(state))
     with pytest.raises(StateError, match="ignore_data_skip=True begins its epoch again"):
         Once(tmp_path, source).train(resume_from_checkpoint=str(checkpoint))
-    anew = Once(tmp_path, source, ignore_data_skip=True, num_train_epochs=1)
-    anew.train(resume_from_checkpoint=str(checkpoint))
-    assert [update for _, update, _ in anew.trained] == list(range(6, 21))
+    again = Once(tmp_path, source, ignore_data_skip=True, num_train_epochs=1)
+    again.train(resume_from_checkpoint=str(checkpoint))
+    assert [update for _, update, _ in again.trained] == list(range(6, 21))
     (checkpoint / "trainer_state.json").write_text("{")
     with pytest.raises(StateError, match="remove it, and use the one before"):
         Once(tmp_path, source).train(resume_from_checkpoint=str(checkpoint))
@@ -424,9 +424,9 @@ def test_a_trainer_without_the_mixin_trains_in_one_process_and_is_not_resumed(
     with pytest.raises((StateError, ArgumentError), match="FeedMixin"):
         Unfed(tmp_path, data, **limit).train(resume_from_checkpoint=True)
     # Told to, it begins the epoch again, and takes the updates that are left.
-    anew = Unfed(tmp_path, data, ignore_data_skip=True, **limit)
-    anew.train(resume_from_checkpoint=True)
-    assert sum(anew.trained.values()) == (21 - 6) * BATCH
+    again = Unfed(tmp_path, data, ignore_data_skip=True, **limit)
+    again.train(resume_from_checkpoint=True)
+    assert sum(again.trained.values()) == (21 - 6) * BATCH
 
 
 @pytest.mark.timeout(300)

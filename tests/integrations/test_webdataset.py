@@ -29,7 +29,7 @@ from rankfeed.integrations.webdataset.splitters import split_shards
 SCRIPT = Path(__file__).parent / "jobs" / "pipelines.py"
 SHARD = 10
 STARTS = ("fork", "spawn", "forkserver")
-#: (shards, ranks, workers): where dealing shards leaves somebody with less, or with none.
+#: (shards, ranks, workers): where dividing whole shards gives a worker fewer shards, or none.
 LAYOUTS = ((5, 2, 0), (5, 2, 2), (3, 2, 2), (4, 3, 2))
 
 Cell = dict[str, Any]
@@ -65,7 +65,7 @@ def shards_of(data: Path, count: int) -> list[str]:
 def test_shards_are_dealt_as_the_strategy_says_or_not_at_all(shards: int, parts: int, strategy: Any) -> None:
     possible = {"even": shards % parts == 0, "drop": shards >= parts, "uneven": shards >= parts}
     if not possible.get(strategy, True):
-        for part in range(parts):  # on every rank, so that none goes on alone
+        for part in range(parts):  # on every rank, so that none continues alone
             with pytest.raises(PlanError, match="cannot be divided"):
                 split_shards(range(shards), parts, part, strategy)
         return

@@ -90,7 +90,7 @@ def test_every_sample_once_from_every_format_across_ranks_workers_and_resumption
 ) -> None:
     """A covering part of the table. Each format's second epoch is read by 2, 4 and 1 ranks in turn.
 
-    Each goes on from the state that the one before left, with another kind of worker; beside it, each number of
+    Each resumes from the state that the one before left, with another kind of worker; beside it, each number of
     ranks reads an epoch from its start.
     """
     order = (2, 4, 1) if thorough else (2, 1)
@@ -101,7 +101,7 @@ def test_every_sample_once_from_every_format_across_ranks_workers_and_resumption
         for number, name in enumerate(FORMATS):
             stop = {"stop": 2, "save": f"{name}.{leg}"} if leg + 1 < len(order) else {}
             load = {"load": f"{name}.{leg - 1}"} if leg else {}
-            # Worker processes started anew take seconds each: here those of one format.
+            # Starting worker processes takes seconds each: here those of one format.
             start = {"start": "spawn"} if name == "lance" else {}
             parts.append(cell(name, number + leg, **load, **stop, **start))
             if (number + leg) % 2:
@@ -125,7 +125,7 @@ def stop_of(kind: int) -> int:
 @pytest.mark.soak
 @pytest.mark.parametrize("names", [FORMATS[part::4] for part in range(4)], ids="+".join)
 def test_every_cell_of_the_formats(names: list[str], tmp_path: Path) -> None:
-    """Every number of ranks with every kind of worker; every pair of them where one goes on for the other."""
+    """Every number of ranks with every kind of worker; every pair of them where one resumes for the other."""
     table = Table(tmp_path, names)
     pairs = [(before, after) for before in RANKS for after in RANKS]
     halves: dict[str, list[list[int]]] = {}
@@ -134,11 +134,11 @@ def test_every_cell_of_the_formats(names: list[str], tmp_path: Path) -> None:
         for name in names:
             cells += [cell(name, number) for number in range(len(WORKERS))]
             cells += [cell(name, number, shuffle="window") for number in range(3)]
-            if ranks == 2:  # workers started anew import everything, which takes seconds each
+            if ranks == 2:  # new workers import everything, which takes seconds each
                 cells += [
                     cell(name, number, start=start) for number in (2, 4) for start in ("spawn", "forkserver")
                 ]
-            # What is stopped here for each number of ranks that goes on, after one step, some, all but one.
+            # A state of this number of ranks for each number that resumes, after one step, some, all but one.
             stops += [
                 cell(
                     name,

@@ -1,6 +1,6 @@
 """Launcher x framework x start method x workers: each sample once an epoch, in equal steps and a new order.
 
-So too when a rank is killed in mid-epoch, and the job goes on on more ranks or on fewer.
+Also if a rank is killed in mid-epoch and the job resumes on more or fewer ranks.
 """
 
 import json
@@ -58,7 +58,7 @@ pytestmark = pytest.mark.timeout(3600)
 
 
 def launch(launcher: str, ranks: int, out: Path, cells: Sequence[str], timeout: float, *more: str) -> None:
-    """Run the script on so many ranks."""
+    """Run the script on this number of ranks."""
     if launcher != "ray":
         need(launcher)
     port = jobs.free_port()

@@ -1,4 +1,4 @@
-"""The training script of the examples under each launcher: it goes on by itself, and each sample is read once."""
+"""The training script of the examples under each launcher: it resumes, and each sample is read once."""
 
 import os
 import signal

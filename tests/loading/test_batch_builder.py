@@ -1,4 +1,4 @@
-"""A batch is a pure function of its step: whoever makes it, however often, it is the same."""
+"""A batch is a pure function of its step: the same for any worker, and when built twice."""
 
 from __future__ import annotations
 

@@ -284,7 +284,7 @@ def test_a_state_of_another_version_says_so() -> None:
 )
 def test_garbage_is_refused_by_name_or_is_a_state(garbage: Any) -> None:
     loader = feed()
-    # Anything but a StateError goes on to fail the test.
+    # Any other exception fails the test.
     with suppress(StateError):
         loader.load_state_dict(garbage)
     assert 0 <= loader.state_dict()["position"] <= 50

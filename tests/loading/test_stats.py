@@ -1,4 +1,4 @@
-"""What `Loader.stats` says holds, whoever makes the batches and whenever it is asked."""
+"""`Loader.stats` is correct for every engine and at any time."""
 
 import mmap
 import pickle

@@ -28,7 +28,7 @@ class Step(NamedTuple):
     """What the design says about one step, in plain lists."""
 
     positions: list[int]  # of all ranks together, sorted by (lane, place)
-    fill: list[int]  # positions that only fill, under "pad"
+    fill: list[int]  # positions of the padding under "pad"
     end: int
 
 

@@ -155,7 +155,7 @@ def test_a_build_that_fails_for_good_fails_everybody_with_its_error(path: Path) 
     assert all("in fails" in str(e.__cause__) for e in errors if isinstance(e.__cause__, BuilderTraceback))
     assert not path.exists()
     assert not list(control(path).glob("build-*"))
-    rf.prepare_once(path, build)  # another launch builds anew, and nothing is left
+    rf.prepare_once(path, build)  # another launch builds again, and nothing is left
     assert not control(path).exists()
 
 

@@ -144,7 +144,7 @@ def test_a_commit_in_the_middle_of_a_look_is_no_foreign_folder(
         times["looks"] += 1
         if times["looks"] == 1:
             monkeypatch.setattr(marker, "read_marker", real)
-            rf.prepare_once(path, build)  # by somebody else, in between
+            rf.prepare_once(path, build)  # by another caller, in between
         return found
 
     monkeypatch.setattr(marker, "read_marker", slow)
@@ -263,7 +263,7 @@ def test_read_only_folders_are_removed_too(tmp_path: Path) -> None:
         "    (staging / 'sub' / 'a').write_text('a')\n"
         "    (staging / 'sub').chmod(0o555)\n"
         "    if len(tries) < 3: raise ValueError('flaky')\n"
-        # Once as whoever runs the tests, so that all is imported that others may not read.
+        # First as the user of the tests, to import what other users may not read.
         "rf.prepare_once(sys.argv[2], build, retries=2)\n"
         "if os.geteuid() == 0: os.setgid(65534); os.setuid(65534)\n"
         "tries.clear()\n"

@@ -95,7 +95,7 @@ def anybody() -> Iterator[Path]:
 
 
 @contextmanager
-def nobody() -> Iterator[None]:
+def unprivileged() -> Iterator[None]:
     """Without root's rights, should this process have them."""
     if os.geteuid():
         yield
@@ -110,7 +110,7 @@ def nobody() -> Iterator[None]:
 def test_a_folder_that_cannot_be_listed_is_no_empty_one() -> None:
     with anybody() as top:
         path = top / "data"
-        with nobody():
+        with unprivileged():
             rf.prepare_once(path, build, key="1")
             (path / "mine").mkdir()
             (path / "mine" / "thesis.txt").write_text("years of work")
@@ -151,7 +151,7 @@ def test_anothers_folder_that_may_not_be_read_is_told_and_not_built() -> None:
 
     with anybody() as top:
         rf.prepare_once(top / "data", private)
-        with nobody(), pytest.raises(PrepareError, match=r"cannot read[\s\S]*Permission denied[\s\S]*sub"):
+        with unprivileged(), pytest.raises(PrepareError, match=r"cannot read[\s\S]*Permission denied[\s\S]*sub"):
             rf.prepare_once(top / "data", private)
         assert built == Counter({0: 1})
         assert os.listdir(top) == ["data"]
@@ -228,7 +228,7 @@ def test_a_folder_that_may_not_be_changed_is_told_before_the_build(anothers: boo
         if anothers:
             need_root("being two users")
             rf.prepare_once(path, build, key="1")
-        with nobody():
+        with unprivileged():
             if not anothers:
                 rf.prepare_once(path, build, key="1")
                 path.chmod(0o555)
@@ -252,7 +252,7 @@ def test_whoever_may_write_beside_it_may_take_over_from_others(mode: int) -> Non
         assert stat.S_IMODE(control(path).stat().st_mode) == mode
         os.setegid(65534)
         try:
-            with nobody():
+            with unprivileged():
                 rf.prepare_once(path, build)
         finally:
             os.setegid(0)
@@ -265,7 +265,7 @@ def test_who_may_not_take_over_is_told_by_whose_leave_he_might() -> None:
     with anybody() as top:
         control(top / "data").mkdir(mode=0o755)
         (control(top / "data") / "0123456789abcdef.lock").touch()
-        with nobody(), pytest.raises(PrepareError, match=r"Permission denied[\s\S]*ask root, who owns"):
+        with unprivileged(), pytest.raises(PrepareError, match=r"Permission denied[\s\S]*ask root, the owner of"):
             rf.prepare_once(top / "data", build)
 
 

@@ -1,4 +1,4 @@
-"""Sources that decode chunks: every row right whatever is kept, and no more kept than there is room for."""
+"""Sources that decode chunks: every row is correct for any cache, and the cache stays within its limit."""
 
 import multiprocessing
 import pickle
@@ -84,14 +84,14 @@ def test_every_row_is_right_in_any_order_and_whatever_is_kept(
         check(source, data.draw(st.lists(st.integers(0, sum(rows) - 1), min_size=1, max_size=30)))
 
 
-def test_a_chunk_is_decoded_once_where_there_is_room() -> None:
+def test_a_chunk_is_decoded_once_if_it_fits_the_cache() -> None:
     source = Squares([5] * 20)
     for each in np.random.default_rng(0).permutation(100).reshape(-1, 4).tolist():
         check(source, each)
     assert Counter(source.decoded) == Counter(range(20))
 
 
-def test_no_more_is_kept_than_there_is_room_for() -> None:
+def test_the_cache_stays_within_its_limit() -> None:
     source = Squares([100] * 20, cache_bytes=4000)
     for start in range(0, 2000, 50):
         source.fetch(range(start, start + 50), ["x"])
@@ -109,7 +109,7 @@ def test_living_chunks_are_kept_and_the_other_rows_taken_singly(order: dict[str,
     assert source.taken < 8000
 
 
-def test_chunks_that_are_read_through_make_room_for_the_next() -> None:
+def test_chunks_that_were_read_completely_are_evicted_first() -> None:
     source = Taking([100] * 50, cache_bytes=4000)
     for _ in rf.Loader(source, 8, columns=["x"], topology=rf.Topology()):
         pass
@@ -118,14 +118,14 @@ def test_chunks_that_are_read_through_make_room_for_the_next() -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_chunks_that_a_batch_reads_whole_make_room_for_the_next() -> None:
+def test_chunks_that_a_batch_reads_completely_are_evicted_first() -> None:
     source = Squares([10] * 200, cache_bytes=2000)
     for first in range(0, 2000, 25):
         check(source, [*range(first, first + 25)])
     assert Counter(source.decoded) == Counter(range(200))
 
 
-def test_chunks_that_another_worker_reads_the_rest_of_make_room_too() -> None:
+def test_chunks_of_which_another_worker_reads_the_rest_are_evicted_too() -> None:
     source = Taking([100] * 50, cache_bytes=8000)
     for start in range(0, 5000, 16):  # every other batch, as one of two worker processes reads
         source.fetch(range(start, start + 8), ["x"])

@@ -83,5 +83,5 @@ def test_a_missing_library_is_named_with_its_extra() -> None:
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "t.parquet")
     for where in (tmp_path / "t.parquet", [tmp_path / "t.parquet"], tmp_path / "*.parquet"):
-        with pytest.raises(SourceError, match="neither file nor folder"):
+        with pytest.raises(SourceError, match="neither a file nor a folder"):
             rf.open(where)

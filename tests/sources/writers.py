@@ -28,7 +28,7 @@ class Format:
         write: writes samples into a folder that is empty.
         read: what the format's own reader gives.
         where: what to open in the folder; "" for the folder itself.
-        append: adds samples to what is there; None writes the folder anew with more.
+        append: adds samples to what is there; None writes the folder again with more.
         opened: opens it in another way than ``rf.open(folder / where)``.
         leaves: patterns of the files that a source may leave beside the data.
     """
@@ -71,7 +71,7 @@ def format_of(name: str) -> Format:
 
 
 def grow(name: str, folder: Path) -> None:
-    """Append seven samples, or where a format cannot, write it anew with seven more."""
+    """Append seven samples, or where a format cannot, write it again with seven more."""
     more = samples(COUNT + 7)
     append = FORMATS[name].append
     if append is not None:

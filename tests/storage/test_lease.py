@@ -123,7 +123,7 @@ def test_a_lease_that_is_renewed_by_progress_expires_without_progress(tmp_path: 
 
 
 def killed_after_removing(directory: Path, removed: int, after: LeaseOwner | None = None) -> bool:
-    """Have a process acquire the lease that is killed after it has removed so many files; whether it was."""
+    """Acquire the lease in a process that is killed after it removed some files; whether it was killed."""
     pid = os.fork()
     if not pid:
         real, left = os.unlink, removed

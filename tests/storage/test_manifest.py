@@ -67,7 +67,7 @@ def test_what_is_wrong_is_named(edit: Callable[[dict[str, Any]], None], said: st
     assert "rankfeed.json" in str(caught.value)
 
 
-def test_rows_that_no_file_could_hold_are_refused_before_room_is_made_for_them(packed: Path) -> None:
+def test_more_rows_than_a_file_can_hold_are_refused_before_memory_is_allocated(packed: Path) -> None:
     def edit(manifest: dict[str, Any]) -> None:
         more = 10**15
         manifest["shards"][0] |= {"rows": manifest["shards"][0]["rows"] + more, "block_rows": 1}

@@ -46,7 +46,7 @@ class Browser:
     _events: list[str] = field(default_factory=list)
 
     def open(self, path: Path, *, width: int, dark: bool, media: str = "screen") -> None:
-        """Load a file anew, on a screen so wide."""
+        """Load a file again, on a screen of this width."""
         self.requests.clear()
         self.said.clear()
         self._events.clear()
@@ -148,8 +148,8 @@ def browser() -> Iterator[Browser]:
             tab = Browser(reading, writing)
             target = tab.call("Target.createTarget", url="about:blank")["targetId"]
             tab.session = tab.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-            for room in ("Page", "Network", "Runtime", "Log"):
-                tab.call(f"{room}.enable")
+            for domain in ("Page", "Network", "Runtime", "Log"):
+                tab.call(f"{domain}.enable")
             yield tab
         finally:
             os.close(writing)

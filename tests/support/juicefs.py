@@ -15,7 +15,7 @@ from tests.support.machine import missing
 from tests.support.network import Host, Network
 
 _PORT = 6390
-#: Attributes and names a second old, which is how JuiceFS is mounted if nobody says otherwise.
+#: Attributes and names a second old, the defaults of JuiceFS.
 USUAL = ("--attr-cache", "1", "--entry-cache", "1", "--dir-entry-cache", "1")
 
 

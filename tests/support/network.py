@@ -69,7 +69,7 @@ class Host:
             )
 
     def processes(self) -> list[psutil.Process]:
-        """All that run here but the first one, whoever started them."""
+        """All processes here except the first one."""
         space = os.stat(f"/proc/{self.pid}/ns/pid").st_ino
         found = []
         for process in psutil.process_iter():
@@ -125,7 +125,7 @@ class Network:
         return path
 
     def add(self) -> Host:
-        """One more host, or a lost one anew."""
+        """Another host, or a lost one again."""
         number = len(self.hosts) + 1
         host = self._stack.enter_context(_host(f"h{number}", f"10.77.0.{number}", self.folder, self.disk))
         cable = f"p{number}"
@@ -165,7 +165,7 @@ def network(count: int, folder: Path, disk: Path | None = None) -> Iterator[Netw
     folder.mkdir(parents=True, exist_ok=True)
     names = [f"10.77.0.{number} h{number}" for number in range(1, 60)]
     (folder / "hosts").write_text("\n".join(["127.0.0.1 localhost", f"{_HUB} hub", *names, ""]))
-    (folder / "nsswitch.conf").write_text("hosts: files\n")  # nobody here could answer other questions
+    (folder / "nsswitch.conf").write_text("hosts: files\n")  # there is no name server here
     with ExitStack() as stack:
         hub = stack.enter_context(_host("hub", _HUB, folder, None, pids=False))
         hub.run("ip", "link", "add", "bridge", "type", "bridge")

@@ -28,7 +28,7 @@ def torchrun(rank, size, local_rank=None, local_size=None, elastic=True):
 
 
 def slurm(rank, per_node, step="0"):
-    """A step with so many tasks on each node; ``per_node`` is Slurm's own way to write it."""
+    """A step with these numbers of tasks on the nodes; ``per_node`` is Slurm's own way to write it."""
     counts = []
     for part in per_node.split(","):
         count, _, times = part.partition("(x")
@@ -292,7 +292,7 @@ REFUSED = {
     "MVAPICH2's rank without its size": ({"MV2_COMM_WORLD_RANK": 0}, ["MV2_COMM_WORLD_SIZE"]),
     "jsrun's size without its rank": ({"JSM_NAMESPACE_SIZE": 2}, ["JSM_NAMESPACE_RANK"]),
     "half of an MPI launcher inside a step": ({**slurm(0, "2"), "PMI_RANK": 0}, ["PMI_RANK=0", "PMI_SIZE"]),
-    "PMIx, and nobody says the size": (pmix(0), ["PMIX_RANK=0", "size"]),
+    "PMIx without a size": (pmix(0), ["PMIX_RANK=0", "size"]),
     "PMIX_RANK, and nothing else": ({"PMIX_RANK": 0}, ["PMIX_RANK=0"]),
     "PMIx, and a world's size without its rank": ({**pmix(0), "WORLD_SIZE": 2}, ["WORLD_SIZE=2"]),
     "PMIx and a step that disagree": ({**slurm(1, "1(x2)"), **pmix(3)}, ["PMIX_RANK=3", "SLURM_PROCID=1"]),
@@ -370,7 +370,7 @@ REFUSED = {
         {**torchrun(1, 4, local_size=2), "GROUP_RANK": 2},
         ["GROUP_RANK=2", "GROUP_WORLD_SIZE=2"],
     ),
-    "a world of nobody": (plain(0, 0), ["WORLD_SIZE=0"]),
+    "a world of size 0": (plain(0, 0), ["WORLD_SIZE=0"]),
     "a negative rank": (plain(-1, 4), ["RANK='-1'"]),
     "a rank that is no number": (plain("one", 4), ["RANK='one'"]),
     "a rank with a fraction": (plain("1.0", 4), ["RANK='1.0'"]),

@@ -47,7 +47,7 @@ def test_rows_are_added_and_the_old_shards_are_not_touched(base: Path, tmp_path:
         name: data for name, data in before.items() if name in stamps
     }
     assert {name: (base / name).stat().st_mtime_ns for name in stamps} == stamps
-    assert ids(opened) == list(range(100))  # whoever had it open goes on reading what it opened
+    assert ids(opened) == list(range(100))  # a source that was open still reads the old rows
     more = rf.write(rf.open(base).select(range(20, 40)), base, append=True, workers=0, progress=False)
     assert Counter(ids(more)) == Counter([*range(150), *range(20, 40)])
     assert not (base / ".rankfeed-write").exists()

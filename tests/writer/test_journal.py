@@ -46,7 +46,7 @@ def visible(folder: Path) -> list[Path]:
 
 
 def killed_after(renames: int, monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> None:
-    """Do some work, which is dead once it has renamed so many shards (-1: just before the manifest)."""
+    """Run a process that dies after it renamed a number of shards (-1: just before the manifest)."""
     replace, made = import_module("os").replace, 0
 
     def stopping(source: Path, target: Path) -> None:

@@ -96,7 +96,7 @@ def test_the_death_of_a_worker_is_noticed_while_its_child_keeps_the_pipe_open(
 def test_a_process_with_thousands_of_open_files_writes_with_workers(source: rf.Source, tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limits[1] != resource.RLIM_INFINITY and limits[1] < 1200:
-        pytest.skip("this machine allows no process so many")
+        pytest.skip("this machine does not allow a process that many")
     with ExitStack() as stack:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(1200, limits[0]), limits[1]))
         stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)

@@ -166,7 +166,7 @@ def check_names(name: str, value: object) -> list[str]:
     if isinstance(value, str):
         raise invalid(name, "a list of names", value, remedy=f"pass [{safe_repr(value)}]")
     refused = (bytes, Mapping, set, frozenset)
-    return _check_each(name, value, "a list of names", refused, str.__str__)  # a TypeError for what is no str
+    return _check_each(name, value, "a list of names", refused, str.__str__)  # a TypeError for anything but a str
 
 
 def check_environ(value: Mapping[str, str]) -> Mapping[str, str]:

@@ -368,7 +368,7 @@ class Columns(Mapping[str, Column]):
 
     @classmethod
     def of_objects(cls, samples: Sequence[Any]) -> Columns:
-        """Samples that are no dicts of columns: one column "", with ``as_dicts`` False."""
+        """Samples that are not dicts of columns: one column "", with ``as_dicts`` False."""
         return cls({"": Objects(samples)}, len(samples), as_dicts=False)
 
     @classmethod

@@ -393,7 +393,7 @@ def _check_values(values: Sequence[Any], leaf: Leaf, path: Path) -> None:
             try:
                 value.encode()
             except UnicodeEncodeError as error:
-                summary = f"text of field {dotted_name(path)!r} is no Unicode"
+                summary = f"text of field {dotted_name(path)!r} is not valid Unicode"
                 raise Mismatch.of(summary, path, "value", expected="text", found=error, row=row) from error
 
 

@@ -64,7 +64,8 @@ def prepare(
 
     Raises:
         PrepareError: downloading or processing failed, on every rank alike.
-        ArgumentError: this is no class, or an argument is a function without a unique name, or an object that
+        ArgumentError: ``dataset`` is not a class, or an argument is a function without a unique name, or an object
+            that
             shows no attributes.
 
     Examples:
@@ -250,7 +251,7 @@ def _seeds(input_nodes: Any, data: Any) -> tuple[str | None, np.ndarray[Any, np.
         nodes = nodes.nonzero().view(-1)
     if nodes.dim() != 1 or (nodes.numel() and (nodes.is_floating_point() or nodes.is_complex())):
         found = f"{nodes.dtype} of shape {tuple(nodes.shape)}"
-        raise ArgumentError("these are no seed nodes", expected=expected, found=found)
+        raise ArgumentError("input_nodes is not a selection of nodes", expected=expected, found=found)
     return kind, nodes.cpu().numpy().astype(np.int64)
 
 

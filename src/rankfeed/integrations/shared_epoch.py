@@ -32,8 +32,8 @@ class SharedEpoch:
     """Where iterations begin, the same in a process and in its DataLoader workers.
 
     Each iteration begins the next epoch, unless `set` decides. It is shared with processes that are forked from
-    here and with DataLoader workers that are spawned. A process that is no worker, such as a rank that was started
-    with a copy, has its own from its first use on.
+    here and with DataLoader workers that are spawned. A process that is not a worker, such as a rank that was
+    started with a copy, has its own from its first use on.
 
     Where torch's seed is set to the same number before each epoch, new workers cannot distinguish an iteration
     from the last one: there `set` is needed.

@@ -169,7 +169,7 @@ def refuse_ignored_checkpoint(loader: Any) -> None:
 
     try:
         checkpoint = ray.train.get_checkpoint()
-    except RuntimeError:  # this process is no worker of Ray Train
+    except RuntimeError:  # this process is not a worker of Ray Train
         return
     if checkpoint is not None:
         raise StateError(
@@ -180,7 +180,7 @@ def refuse_ignored_checkpoint(loader: Any) -> None:
         )
 
 
-# Accelerate 1.15: ``Accelerator.prepare`` returns what is no DataLoader unchanged, without a message.
+# Accelerate 1.15: ``Accelerator.prepare`` returns anything but a DataLoader unchanged, without a message.
 
 
 def refuse_unprepared(loader: Any) -> None:

@@ -116,8 +116,8 @@ class EpochAudit:
         if not self.complete:
             absent = sorted({*range(self.world_size)} - {*self.ranks})
             raise AuditError(
-                f"{planned - len(self.delivered)} samples missing: some ranks delivered nothing, or with the "
-                "number of another rank",
+                f"{planned - len(self.delivered)} samples missing: some ranks delivered nothing, or used "
+                "the number of another rank",
                 expected=f"{planned} samples from {self.world_size} ranks",
                 found=f"{len(self.delivered)} samples from ranks {list(self.ranks)}, none from {absent[:8]}",
                 where=where,
@@ -153,7 +153,7 @@ def gather_audits(report: EpochAudit, *, launcher: str) -> EpochAudit | None:
     if report.world_size == 1:
         if processes > 1 and launcher != "mesh":
             raise AuditError(
-                "each process is the only rank by its topology: all of them were given every sample",
+                "each process has world size 1, so each of them received every sample",
                 expected=f"{processes} ranks, as in torch.distributed",
                 found="1 rank",
                 remedy="leave topology out so that it is detected, or use Topology.from_mesh for parallel peers",

@@ -234,7 +234,9 @@ class BatchBuilder:
         wrong = [name for name in (declared.ragged if declared is not None else ()) if name not in arrays]
         if wrong:
             found = ", ".join(f"{name!r}: {leaf}" for name, leaf in named.items())
-            raise Mismatch.of("ragged= names a field that is no array", (), "names", expected=wrong, found=found)
+            raise Mismatch.of(
+                "ragged= names a field that is not an array", (), "names", expected=wrong, found=found
+            )
         if self.source.collate is None:
             map_leaves(samples, layout, check_collated)
         return layout
@@ -334,7 +336,7 @@ class BatchBuilder:
         if annotate is None:
             # With tail="even" this is the step of a resumed job with fewer samples than ranks, on every rank.
             raise TransformError(
-                f"{' and '.join(map(repr, extra))} cannot be added to a batch that is no dict",
+                f"{' and '.join(map(repr, extra))} cannot be added to a batch that is not a dict",
                 expected="samples that are dicts, or a collate_fn that returns one",
                 found=type(batch).__name__,
                 where=spec.where,

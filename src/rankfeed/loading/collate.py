@@ -128,7 +128,7 @@ def _spread_lengths(batch: dict[Any, Any]) -> dict[Any, Any]:
 def name_conflict(name: str) -> ArgumentError:
     """The error for a column of lengths, ids or padding rows that would replace another one."""
     return ArgumentError(
-        "the loader would add a column whose name is taken",
+        "the loader would add a column that exists already",
         found=repr(name),
         remedy='rename that column or leave it out (columns=), choose another id_column, or take ragged="list"',
     )

@@ -58,48 +58,50 @@ class Loader(DataLoaderCompat):
     Iterating yields this rank's batches of one epoch, each a dict of tensors (see ``ragged``). After the last
     batch of an epoch the loader moves on to the next epoch; after a break, iterating begins the same epoch again.
 
-    The loader of a stream has no length and no plan. All ranks take the same number of steps there too: where
-    ``torch.distributed`` is initialised, the ranks agree on the next steps before they deliver them, so that none
-    continues alone when a stream ends, fails, or differs between ranks.
+    The loader of a stream has no length and no plan, and does not take ``shuffle``, ``window``, ``lanes``,
+    ``plan``, ``columns`` and ``audit``. Its ranks take the same number of steps too: if ``torch.distributed`` is
+    initialised, they agree on the next steps before they deliver them, so none continues alone when a stream
+    ends, fails, or differs between ranks.
 
     Args:
         source: what :func:`rankfeed.open` returned, or any source; a map-style torch Dataset, which
             :func:`rankfeed.from_dataset` wraps; or a stream of :func:`rankfeed.from_iterable`.
         batch_size: rows of this rank's batches.
-        shuffle: False, True (the kind that suits the source), "global" or "window". Not for streams, nor are
-            window, lanes, plan, columns and audit.
+        shuffle: False; "global" (all samples); "window" (blocks, which are read in one piece, and samples within
+            windows of them); True (the one that suits the source).
         seed: of the order and of all random streams.
-        tail: how an epoch ends where the global batch doesn't divide it (see :class:`rankfeed.Schedule`). Where
-            each rank has a stream of its own: "drop" (stop after the last step that is full on every rank) or
-            "pad" (continue until the streams of all ranks have ended).
-        window: samples mixed with each other under "window", about; fewer with ``shuffle=True`` where rows are
-            large and only whole chunks of them can be read, unless you choose a number.
-        lanes: streams of blocks read at the same time; part of the order. 64 for "window", else 1.
+        tail: how an epoch ends if the global batch does not divide it: "even", "drop" or "pad" (see
+            :class:`rankfeed.Schedule`). If each rank has its own stream: "drop" (stop after the last step that is
+            full on every rank) or "pad" (continue until the streams of all ranks have ended).
+        window: approximate number of samples that "window" mixes with each other. If left out, ``shuffle=True``
+            uses fewer for large rows that can only be read in chunks.
+        lanes: independent streams of blocks that are read side by side; part of the order, so do not derive it
+            from the number of ranks. 64 for "window", else 1.
         plan: your own order, instead of shuffle, window and lanes.
         columns: names of the columns to read; None for all.
         transform: called with each sample (a dict), or with the sample and a numpy Generator that is keyed by
             (seed, epoch, sample id); returns the new sample.
         batch_transform: called with each batch, or with the batch and a Generator.
-        collate_fn: makes a batch of a list of samples, instead of the loader's own collation.
+        collate_fn: called with a list of samples; returns the batch, instead of the loader's own collation.
         ragged: "pad" (with ``<name>_lengths``), "nested" (jagged nested tensors) or "list".
         pad_to: under "pad", rows are padded to a multiple of this number: few shapes, for ``torch.compile``.
-        num_workers: threads or processes that build batches ahead; 0 builds each when it is asked for. A stream is
+        num_workers: threads or processes that build batches ahead; 0 builds each when it is requested. A stream is
             read once per rank, by one thread.
-        worker_kind: "thread" or "process". What is delivered is the same.
+        worker_kind: "thread" or "process"; the batches are the same.
         prefetch_factor: batches that each worker builds ahead.
-        device: where tensors are moved; to an accelerator through pinned memory, asynchronously.
+        device: device that tensors are moved to; an accelerator asynchronously, through pinned memory.
         topology: rank and world size; detected at the first ``len`` or ``iter`` if left out.
-        on_error: "raise".
+        on_error: only "raise".
         id_column: name of a column to add, with the sample ids (int64); of a stream, with the position of each
             sample (where each rank has its own: position * world_size + rank).
-        audit: True counts what is delivered, and compares it with the plan at the end of each epoch. A folder:
-            each rank writes a ledger there at each step, for ``rankfeed verify``.
+        audit: True: count the delivered samples, and compare them with the plan at the end of each epoch. A
+            directory: each rank records its steps there in a ledger (a file) for ``rankfeed verify``.
 
     Raises:
         ArgumentError: an argument has an invalid type or value, cannot be used with a stream, or is one of torch's
             DataLoader (``drop_last``, ``pin_memory``, ...): names the equivalent.
         PlanError: no samples; fewer samples than ranks (at the first ``len`` or ``iter``).
-        StreamError: while iterating: the stream of some rank failed (raised on all ranks), is empty or used up;
+        StreamError: while iterating: the stream of some rank failed (raised on all ranks), is empty or exhausted;
             the ranks read different streams or begin at different positions; a rank ended.
         TopologyError: ranks have their own streams, and ``torch.distributed`` is not initialised.
 

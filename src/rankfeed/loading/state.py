@@ -46,7 +46,7 @@ def decode_as(kind: type[_State], state: object) -> _State:
         return msgspec.convert(state, kind)
     except Exception as error:  # ValidationError, but of foreign types and hostile mappings anything
         raise StateError(
-            "this is no state of a rankfeed loader or sampler",
+            "this is not a state of a rankfeed loader or sampler",
             found=safe_str(error),
             remedy="pass what state_dict() returned, unchanged",
         ) from None

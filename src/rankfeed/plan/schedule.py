@@ -172,7 +172,7 @@ class Schedule:
         return self._bounds(step)[0] + self._share(step)[0]
 
     def shares(self, step: int) -> list[tuple[int, int]]:
-        """For each rank, the number of rows at ``step``, and how many of them are no padding."""
+        """For each rank, the number of rows at ``step``, and how many of them are not padding."""
         step = self._checked(step)
         shares = (self._share(step, rank) for rank in range(self.world_size))
         return [(rows, last - first) for first, last, rows in shares]

@@ -62,7 +62,7 @@ def cannot_prepare(error: OSError, path: Path) -> PrepareError:
     if isinstance(error, PermissionError) and control.is_dir():
         closed = control if not may_write(control) else Path(error.filename or control)
         if closed == control or (closed.exists() and not os.access(closed, os.R_OK)):
-            remedy = f"ask {_user(closed)}, who owns {closed}, to open it to you or to remove it"
+            remedy = f"ask {_user(closed)}, the owner of {closed}, for access, or to remove it"
             remedy += "; or choose another directory"
     return PrepareError(
         "cannot prepare the directory",

@@ -57,7 +57,7 @@ def check_kind(path: str) -> None:
             ) from None
         return  # opening it raises the error
     if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
-        raise SourceError("this is neither file nor folder", found=stat.filemode(kind), where=path)
+        raise SourceError("this is neither a file nor a folder", found=stat.filemode(kind), where=path)
 
 
 def braces(pattern: str) -> Iterator[str]:
@@ -71,13 +71,13 @@ def braces(pattern: str) -> Iterator[str]:
 
 
 def _words(content: str) -> Iterator[str] | None:
-    """What the content of a brace stands for; None if it is no list or range."""
+    """The words that the content of a brace expands to; None if it is neither a list nor a range."""
     span = _RANGE.fullmatch(content)
     if span is None:
         return iter(content.split(",")) if "," in content else None
     first, last = int(span[1]), int(span[2])
     if abs(last - first) >= _MOST:
-        raise ArgumentError("a pattern stands for too many files", expected=f"up to {_MOST}", found=content)
+        raise ArgumentError("a pattern expands to too many files", expected=f"up to {_MOST}", found=content)
     width = max(map(len, span.groups())) if any(map(_PADDED.fullmatch, span.groups())) else 0
     step = 1 if first <= last else -1
     return (f"{number:0{width}d}" for number in range(first, last + step, step))

@@ -22,7 +22,7 @@ SUFFIX = ".rankfeed-ledger"
 VERSION = 1
 SLOT = 32
 
-#: The first four bytes are no valid number of a pass.
+#: The first four bytes are not a valid number of a pass.
 _MAGIC = b"\xff\xff\xff\xffRFLG"
 _HEAD = Struct("<8sIIQQ")  # magic, number, bytes of JSON, checksum of all else, version
 _STEP = Struct("<IIQQQ")  # number, checksum, step, position after it, nanoseconds since 1970

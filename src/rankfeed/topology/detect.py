@@ -94,7 +94,7 @@ def _outer(environ: Mapping[str, str]) -> LauncherEnv | None:
 
 
 def _is_evidence(row: Launcher, env: LauncherEnv) -> bool:
-    """Local ranks alone are no evidence of a launch; a Slurm step always is."""
+    """Local ranks alone are not evidence of a launch; a Slurm step always is."""
     return row is SLURM or env.rank is not None or env.size is not None
 
 

@@ -30,7 +30,7 @@ class Launcher:
 
 def _is_slurm_task(environ: Mapping[str, str]) -> bool:
     """Whether this process is a task of a step: a batch script has a rank and a size, and yet is one process."""
-    # Slurm numbers steps that are no tasks (batch script, shell, prolog) from the top of 32 bits down.
+    # Slurm numbers steps that are not tasks (batch script, shell, prolog) from the top of 32 bits down.
     step = environ.get("SLURM_STEP_ID")
     is_number = step is not None and re.fullmatch(r"[0-9]{1,18}", step.strip())
     return step is not None and not (is_number and int(step) >= 0xFFFFFFF0)

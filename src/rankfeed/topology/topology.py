@@ -95,7 +95,7 @@ class Topology:
             environ: variables to read instead of those of this process; ``torch.distributed`` is then ignored.
 
         Raises:
-            ArgumentError: ``environ`` is no mapping of strings.
+            ArgumentError: ``environ`` is not a mapping of strings.
             TopologyError: the variables are incomplete or contradict each other, or there are several processes
                 that cannot be told apart.
 
@@ -129,7 +129,7 @@ class Topology:
             dims: one name, or several in the order in which they are flattened (the last varies fastest).
 
         Raises:
-            ArgumentError: ``mesh`` is no mesh, or ``dims`` are no names.
+            ArgumentError: ``mesh`` is not a mesh, or ``dims`` are not names.
             TopologyError: a dimension is unknown or repeated, or this process is not part of the mesh.
 
         Examples:

@@ -150,7 +150,7 @@ def stopped(cell: str) -> None:
 
 
 def again(cell: str) -> None:
-    """Another Trainer takes the loader that one has used; and one Trainer goes on."""
+    """Another Trainer takes the loader that one has used; and one Trainer continues."""
     feed, model = loader(), Model(cell)
     trainer(2, limit_train_batches=3).fit(model, feed)
     model.fit = 1
@@ -227,7 +227,7 @@ def stock(cell: str) -> None:
 
 
 def uneven(cell: str) -> None:
-    """Loaders of somebody else's, of 8 and 6 batches; then a validation on all ranks, which never comes."""
+    """DataLoaders without rankfeed, of 8 and 6 batches; then a validation on all ranks, which never comes."""
     model = Model(cell)
     ours = {"use_distributed_sampler": False}
     run = trainer(1, **ours)

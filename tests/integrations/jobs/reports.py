@@ -182,4 +182,4 @@ if __name__ == "__main__":
         dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     result = globals()[cell]()
     (OUT / f"{cell}-{HERE.rank}.json").write_text(json.dumps(result))
-    os._exit(0)  # whoever hangs in a collective is not waited for
+    os._exit(0)  # do not wait for ranks that hang in a collective

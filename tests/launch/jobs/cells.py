@@ -68,7 +68,7 @@ def epochs(data: str, cell: dict[str, Any]) -> Any:
 
 
 def means(samples: int) -> dict[str, float]:
-    """The mean of so many values, by each way to feed a plain loop: all ranks add up, and divide once."""
+    """The mean of this many values, by each way to feed a plain loop: all ranks add up, and divide once."""
     rows: Any = [{"x": value} for value in VALUES[:samples]]
     found = {}
     for tail in ("even", "pad"):

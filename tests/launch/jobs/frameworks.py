@@ -75,7 +75,7 @@ def epochs_of(
     ids: Callable[[Any], list[int]] = ids_of,
     train: Callable[[Any], Any] | None = None,
 ) -> None:
-    """A training loop; ``save`` gives the place in the data after so many steps of the pass."""
+    """A training loop; ``save`` gives the place in the data after a number of steps of the pass."""
     for epoch in range(job.epoch, EPOCHS):
         if told is not None:
             told.set_epoch(epoch)

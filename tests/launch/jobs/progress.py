@@ -92,7 +92,7 @@ class Job:
         """A step is over on all ranks; ``save`` gives where the loader stands, asked on each of them."""
         if not self.every:
             return
-        # Nobody is more than a step ahead, as with a model: the checkpoint before the last one is whole.
+        # No rank is more than a step ahead, as with a model: the checkpoint before the last one is complete.
         dist.all_reduce(torch.ones(1))
         if self.step % self.every == 0:
             state = save()
@@ -106,7 +106,7 @@ class Job:
             file.write(json.dumps(line) + "\n")
 
     def in_child(self, work: Callable[[], None]) -> None:
-        """Do it in a fork of this rank, which may be killed: the launch goes on with its next cell.
+        """Do it in a fork of this rank, which may be killed: the launch continues with its next cell.
 
         When the victim is gone the other ranks' forks are killed, as a launcher does.
         """

@@ -1,6 +1,6 @@
 """Run by torchrun: streams on ranks over gloo; what came of each goes into OUT/RANK.json.
 
-Each step has an all_reduce of the job's own, as training does: a rank that goes on alone would wait there.
+Each step has an all_reduce of the job's own, as training does: a rank that continues alone would wait there.
 """
 
 import itertools

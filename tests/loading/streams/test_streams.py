@@ -251,7 +251,7 @@ class Shards:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        raise AssertionError("the factory goes on by itself")
+        raise AssertionError("the factory continues without being asked")
 
 
 def test_a_stream_is_opened_once_and_not_asked_for_a_state_that_nobody_takes() -> None:
@@ -274,7 +274,7 @@ def test_epochs_follow_each_other_and_frameworks_may_set_them() -> None:
     for _ in loader:
         break
     assert loader.epoch == 3
-    assert [number for batch in loader for number in counted(batch)] == list(range(5)), "begun anew"
+    assert [number for batch in loader for number in counted(batch)] == list(range(5)), "restarted"
     assert loader.state_dict()["position"] == 0
     with pytest.raises(TypeError, match="has no len"):
         len(loader)
@@ -485,7 +485,7 @@ def test_what_a_stream_cannot_have_is_refused_with_what_to_do() -> None:
         list(rf.Loader(sharded, 2, tail="drop", topology=place(0, 2)))
     assert len(list(rf.Loader(sharded, 1, tail="drop", topology=place(0, 1)))) == 3
     for wrong in (3, None):
-        with pytest.raises(ArgumentError, match="this is no stream"):
+        with pytest.raises(ArgumentError, match="this is not a stream"):
             rf.from_iterable(wrong)
     with pytest.raises(ArgumentError, match=r"(?s)without a default.*found: path.*functools\.partial"):
         rf.from_iterable(lambda path: [])
@@ -550,12 +550,12 @@ def test_states_that_do_not_fit_are_refused() -> None:
         ({**state, "position": -1}, "impossible position"),
         ({**state, "steps": 7}, "impossible position"),
         ({**state, "rankfeed": 9}, "another version"),
-        (rf.Loader(rf.from_dataset([{"x": 1}])).state_dict(), "no state of a rankfeed"),
-        ("x", "no state of a rankfeed"),
+        (rf.Loader(rf.from_dataset([{"x": 1}])).state_dict(), "not a state of a rankfeed"),
+        ("x", "not a state of a rankfeed"),
     ):
         with pytest.raises(StateError, match=said):
             feed(9).load_state_dict(wrong)
-    with pytest.raises(StateError, match="no state of a rankfeed"):
+    with pytest.raises(StateError, match="not a state of a rankfeed"):
         rf.Loader(rf.from_dataset([{"x": 1}])).load_state_dict(state)
     short = feed(3)
     short.load_state_dict(state)

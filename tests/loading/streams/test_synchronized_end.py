@@ -23,7 +23,7 @@ from rankfeed.loading.rank_group import TorchRankGroup
 from rankfeed.loading.streams import feed as stream_feed
 from rankfeed.loading.streams.synchronized_end import RankReport, decide
 
-#: Seconds after which a rank that nobody joins fails its test, instead of hanging it.
+#: Seconds after which a rank that waits alone fails its test instead of hanging it.
 PATIENCE = 60
 
 
@@ -66,7 +66,7 @@ class Seat:
 
 @pytest.fixture
 def together(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
-    """Runs a function of (rank, topology) on so many ranks at once; what each returned or raised."""
+    """Run a function of (rank, topology) on ``ranks`` ranks at once; what each returned or raised."""
 
     def run(ranks: int, function: Callable[[rf.Topology], Any]) -> list[Any]:
         table = Table(ranks)

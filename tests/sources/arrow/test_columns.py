@@ -1,4 +1,4 @@
-"""Arrow's columns become numpy's without a row changed, whatever way Arrow lays them out."""
+"""Arrow's columns become numpy's without a changed row, for each of Arrow's layouts."""
 
 import datetime
 import decimal

@@ -165,7 +165,7 @@ def test_only_wanted_columns_are_decoded(folder: Path, tmp_path: Path) -> None:
     assert source.fingerprint == whole.fingerprint
     with pytest.raises(ArgumentError, match="no such column"):
         rf.open(folder, columns=["nothing"])
-    # A column that cannot be read is in nobody's way while nobody asks for it.
+    # A column that cannot be read is no error unless it is requested.
     path = write(
         table_of(50).select(["id", "text"]), tmp_path / "t.parquet", compression="none", use_dictionary=False
     )
@@ -294,7 +294,7 @@ def test_a_table_with_a_log_of_its_files_is_not_read_by_their_names(log: str, tm
     place = tmp_path / "t" / log
     place.parent.mkdir(parents=True, exist_ok=True)
     place.mkdir() if log.endswith("/") else place.write_text("{}")
-    with pytest.raises(SourceError, match=r"written in its log[\s\S]*open the list of files that count"):
+    with pytest.raises(SourceError, match=r"only its log says[\s\S]*open the list of valid files"):
         rf.open(tmp_path / "t")
 
 
@@ -518,7 +518,7 @@ def test_a_footer_of_an_impossible_length_is_an_error_and_no_allocation(
     assert pa.total_allocated_bytes() - before < 1 << 20
 
 
-def test_a_list_longer_than_its_footer_is_refused_before_room_is_made_for_it(tmp_path: Path) -> None:
+def test_a_list_longer_than_its_footer_is_refused_before_memory_is_allocated(tmp_path: Path) -> None:
     # Thrift's compact protocol: field 2 (the schema) is a list of 2**31 - 1 structs.
     footer = bytes([0x15, 0x02, 0x19, 0xFC, 0xFF, 0xFF, 0xFF, 0xFF, 0x07])
     path = tmp_path / "bomb.parquet"
@@ -556,7 +556,7 @@ def test_a_file_that_lists_the_rows_of_others_is_no_data(tmp_path: Path) -> None
     metadata[0].set_file_path("a.parquet")
     pq.write_metadata(table_of(5).select(["id"]).schema, tmp_path / "_metadata", metadata_collector=metadata)
     assert samples_of(rf.open(tmp_path), [4]) == [{"id": 4}]
-    with pytest.raises(SourceError, match=r"rows of others[\s\S]*_metadata[\s\S]*open its folder"):
+    with pytest.raises(SourceError, match=r"row groups of other files[\s\S]*_metadata[\s\S]*open its folder"):
         rf.open(tmp_path / "_metadata")
 
 
@@ -800,7 +800,7 @@ def test_parts_fit_into_a_small_cache(tmp_path: Path) -> None:
     path = write(pa.table({"x": np.arange(1 << 20)}), tmp_path / "t.parquet")  # 8 MiB in one row group
     source = ParquetSource(path, cache_bytes=4 << 20)
     assert 128 <= len(source._parts) <= 160  # of 64 KiB
-    assert len(ParquetSource(path, cache_bytes=16 << 20)._parts) <= 2  # nothing has to make room for others
+    assert len(ParquetSource(path, cache_bytes=16 << 20)._parts) <= 2  # nothing has to be evicted
     assert source.fingerprint == ParquetSource(path).fingerprint
     assert source.blocks.tolist() == [1 << 20]
     with pytest.raises(ArgumentError, match="cache_bytes"):

@@ -101,7 +101,7 @@ def test_images_are_uint8_as_rgb8_of_webdataset(tmp_path: Path) -> None:
             np.testing.assert_array_equal(ours[name], theirs[name])
     assert str(source.fields["png"]) == "object"
     assert str(source.fields["ppm"]) == "uint8[2, 3, 3]"
-    with pytest.raises(SourceError, match=r"\.png make no dense column[\s\S]*\"object\""):
+    with pytest.raises(SourceError, match=r"\.png do not form a dense column[\s\S]*\"object\""):
         rf.open(path, decode={"png": "dense"})
 
 

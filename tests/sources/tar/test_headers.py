@@ -1,4 +1,4 @@
-"""All files of an archive are found, whoever wrote it; damage and truncation are found wherever they are."""
+"""All files of an archive of any writer are found; damage and truncation are found at any place."""
 
 import io
 import tarfile
@@ -153,7 +153,7 @@ def test_a_flipped_bit_in_a_header_is_found(tmp_path: Path) -> None:
 def test_what_lies_behind_the_end_is_not_lost_silently(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tar", {"a.txt": b"1"})
     path.write_bytes(path.read_bytes() * 2)
-    with pytest.raises(CorruptError, match=r"behind the end[\s\S]*offset 10240"):
+    with pytest.raises(CorruptError, match=r"after the end[\s\S]*offset 10240"):
         members(path)
 
 
@@ -254,7 +254,7 @@ def test_damage_that_leaves_the_checksum_right_is_found_in_numbers(tmp_path: Pat
 
 
 def header_mended(content: bytearray) -> bytes:
-    """With the checksum of its first header made anew."""
+    """With the checksum of its first header corrected."""
     rest = content[:148] + b" " * 8 + content[156:512]
     return bytes(content[:148] + b"%06o\0 " % sum(rest) + content[156:])
 

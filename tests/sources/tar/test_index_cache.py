@@ -1,4 +1,4 @@
-"""Indexes are made once, kept where there is room, and believed only when they are whole and of this shard."""
+"""Indexes are created once, stored where writing is allowed, and used only if complete and of this shard."""
 
 import dataclasses
 import multiprocessing
@@ -73,7 +73,7 @@ def test_it_is_kept_beside_the_shard_and_made_once(shard: Path, monkeypatch: pyt
     assert store.load(str(shard)).summary.samples == 3
 
 
-def test_it_is_kept_in_the_cache_folder_where_there_is_no_room_beside(
+def test_it_is_stored_in_the_cache_folder_if_the_data_folder_is_read_only(
     shard: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = os.access

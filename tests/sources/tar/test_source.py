@@ -554,7 +554,7 @@ def test_a_column_of_ours_never_takes_the_name_of_members(tmp_path: Path) -> Non
     assert [sample["x_valid"] for sample in rf.open(path, columns=["x_valid"])] == [b"q", b"z"]
 
 
-# --- where there is no room, and compressed shards
+# --- read-only directories, and compressed shards
 
 
 def test_compressed_shards_are_refused_or_decompressed_where_asked(tmp_path: Path) -> None:

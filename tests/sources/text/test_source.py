@@ -75,7 +75,7 @@ def test_any_order_with_repeats_gives_the_rows_asked_for(jsonl: Path) -> None:
 def test_several_files_are_one_data_set_in_the_order_given(tmp_path: Path) -> None:
     for number in range(3):
         (tmp_path / f"{number}.csv").write_text("x,y\n" + "".join(f"{number},{i}\n" for i in range(4 - number)))
-    (tmp_path / "2.csv").write_text("y,x\n0.5,2\n")  # columns by name, whole numbers give way
+    (tmp_path / "2.csv").write_text("y,x\n0.5,2\n")  # columns by name, integers are widened
     expected = [{"x": n, "y": float(i)} for n in (0, 1) for i in range(4 - n)] + [{"x": 2, "y": 0.5}]
     for where in (tmp_path, f"{tmp_path}/*.csv", [tmp_path / f"{n}.csv" for n in range(3)]):
         assert samples_of(opened(where)) == expected  # type: ignore[arg-type]
@@ -189,7 +189,10 @@ def test_another_text_is_refused_each_time(text: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a,b\n1,2\n1,2,3\n", r"Row #3: Expected 2 columns, got 3[\s\S]*bad\.csv[\s\S]*mend or remove that line"),
+        (
+            "a,b\n1,2\n1,2,3\n",
+            r"Row #3: Expected 2 columns, got 3[\s\S]*bad\.csv[\s\S]*correct or remove that line",
+        ),
         ('a,b\n1,x\n2,"y\n3,z\n', r"a quoted value has no end[\s\S]*bad\.csv, line 3"),
         ('a,b\n5 pipe,"x ""y""\n\nz"\n"1', r"a quoted value has no end[\s\S]*bad\.csv, line 5"),
         ("a,b\n", r"no samples[\s\S]*bad\.csv"),

@@ -57,9 +57,9 @@ class TrainerFeed:
         loader.is_integrated = True
         self.dataset = loader.source
         self.batch_size = loader.batch_size
-        #: Rows of the current batch that are no padding.
+        #: Rows of the current batch that are not padding.
         self.rows = 0
-        #: Which rows of the current step are no padding, over all ranks: bool [world_size * batch_size].
+        #: Which rows of the current step are not padding, over all ranks: bool [world_size * batch_size].
         self.kept = torch.ones(loader.batch_size * loader.topology.world_size, dtype=torch.bool)
         self._columns = columns  # that are kept; None for all
         self._gradient_state = gradient_state  # accelerate's, in evaluation
@@ -236,7 +236,7 @@ class FeedMixin(_Trainer):  # type: ignore[misc]
                 "evaluation gathers the rows of each process, and tensor- or context-parallel ranks share them",
                 expected=f"{self.args.world_size} ranks with their own rows",
                 found=loader.topology.world_size,
-                remedy="evaluate on a Dataset that is no source, which the Trainer reads without rankfeed",
+                remedy="evaluate on a Dataset that is not a source, which the Trainer reads without rankfeed",
             )
         return TrainerFeed(loader, self._model_columns(), self.accelerator.gradient_state)
 

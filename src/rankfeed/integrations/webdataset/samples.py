@@ -54,7 +54,7 @@ class ShardedSamples(IterableDataset[dict[str, Any]]):
             batch_size): then all ranks have the same number of batches. None: it may differ.
         shuffle: False, True (what suits the source), "global" or "window".
         seed: of the order.
-        tail: how an epoch ends that is no multiple of the global batch: "even" (the last batch of every rank is
+        tail: how an epoch ends that is not a multiple of the global batch: "even" (the last batch of every rank is
             smaller), "drop", or "pad" (samples then have a ``__valid__``, False for padding).
         columns: the extensions wanted; None for all.
         window: samples mixed with each other under "window".

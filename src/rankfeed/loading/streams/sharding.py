@@ -128,7 +128,7 @@ def empty_stream(summary: str, where: str | None = None) -> StreamError:
     return StreamError(
         summary,
         where=where,
-        remedy="let the factory open the stream each time it is called: an iterator made outside is used up",
+        remedy="let the factory open the stream at each call: an iterator that was created outside is exhausted",
     )
 
 

@@ -42,7 +42,7 @@ class Stream:
         is_factory = isinstance(factory, type) or (callable(factory) and not hasattr(factory, "__iter__"))
         if not is_factory and not hasattr(factory, "__iter__"):
             raise ArgumentError(
-                "this is no stream",
+                "this is not a stream",
                 expected="a function that returns an iterable of samples",
                 found=type(factory).__name__,
             )

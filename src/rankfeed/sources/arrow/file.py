@@ -58,7 +58,7 @@ class _Ipc:
         tail = data[end : end + 8].tobytes()
         if not unended and tail[:4] != bytes(4) and tail != _END_OF_STREAM:
             raise CorruptError(
-                "a stream of Arrow data has no end",
+                "a stream of Arrow data has no end marker",
                 expected="the end-of-stream marker (four bytes 0xFF, four 0)",
                 found=f"the end of the file at byte {len(data)}",
                 where=f"{where}, after {len(self.rows)} record batches",

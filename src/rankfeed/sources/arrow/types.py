@@ -18,7 +18,7 @@ ArrayShape = tuple[int | None, ...]
 
 #: Suffix of the column that masks nulls.
 VALID = "_valid"
-#: Name of a column without one, such as the index that pandas writes to CSV; "" marks samples that are no dicts.
+#: Name of a column without one, such as the index that pandas writes to CSV; "" marks samples that are not dicts.
 UNNAMED = "unnamed"
 
 

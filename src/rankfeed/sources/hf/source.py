@@ -85,7 +85,7 @@ class Features:
                         raise ValueError(f"{len(shapes[name])} dimensions")
                 except (ValueError, msgspec.ValidationError) as error:
                     where = f"{where}, column {name!r}"
-                    raise CorruptError("an array has no proper shape", found=error, where=where) from error
+                    raise CorruptError("an array has an invalid shape", found=error, where=where) from error
         return cls(shapes, frozenset(files))
 
     def column_name(self, stored: str) -> str | None:
@@ -137,7 +137,7 @@ class HuggingFaceSource(Source):
         else:
             if not is_dataset(where):
                 raise ArgumentError(
-                    "this is no folder and no Dataset without a transform",
+                    "this is neither a folder nor a Dataset without a transform",
                     expected="a path, or a datasets.Dataset",
                     found=type(where).__name__,
                     remedy="give the transform to rankfeed.Loader, or wrap the Dataset with rankfeed.from_dataset",

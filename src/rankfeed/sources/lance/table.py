@@ -221,7 +221,7 @@ def _check_file(path: str, size: int, where: str) -> None:
     is_data = path.endswith(".lance")
     if (size and found != size) or (is_data and not end.endswith(_MAGIC)):
         raise CorruptError(
-            "a data file has another size than the table's manifest says, or no end",
+            "a data file has another size than the table's manifest says, or no end marker",
             expected=f"{size or found} bytes, ending with {_MAGIC!r}",
             found=f"{found} bytes, ending with {end[-4:]!r}, in {path}",
             where=where,

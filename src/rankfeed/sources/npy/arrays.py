@@ -82,7 +82,7 @@ def read_header(
         shape, fortran, dtype = _parse_header(head, version)
         _check_shape(shape, dtype.itemsize)
     except Exception as error:  # numpy's parser also raises errors of the tokenizer
-        raise CorruptError("a .npy file has no proper header", found=str(error)[:200], where=where) from error
+        raise CorruptError("a .npy file has an invalid header", found=str(error)[:200], where=where) from error
     if dtype.hasobject and not allow_pickle:
         raise _is_pickle(dtype, where)
     if only_tensors and (dtype.kind not in "biufcO" or dtype.char in "gG"):  # long doubles
@@ -171,7 +171,7 @@ class NpzMember:
 def members_of(
     archive: zipfile.ZipFile, where: str, *, allow_pickle: bool = False, only_arrays: bool = True
 ) -> dict[str, NpzMember]:
-    """The arrays of an archive by name; ``only_arrays`` refuses members that are no arrays of numbers."""
+    """The arrays of an archive by name; ``only_arrays`` refuses members that are not arrays of numbers."""
     members: dict[str, NpzMember] = {}
     for info in archive.infolist():
         check_data_name(info.filename, where)

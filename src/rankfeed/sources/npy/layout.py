@@ -61,7 +61,7 @@ def open_numpy(
     needs_samples = labels is not None or name_column is not None
     if needs_samples and layout not in (None, "samples"):
         raise ArgumentError(
-            "only samples in files of their own have labels and names",
+            "labels= and name_column= need one sample per file",
             expected='layout="samples"',
             found=f"layout={layout!r}",
             remedy="leave labels= and name_column= out",
@@ -79,7 +79,7 @@ def open_numpy(
         return NumpyRowsSource(paths, columns=columns, allow_pickle=allow_pickle, named_by_file=True)
     if layout == "columns" and len(paths) > 1:
         raise SourceError(
-            ".npz files contain columns, and are none themselves",
+            ".npz files cannot be columns, since they contain columns",
             where=where,
             remedy='pass layout="rows" if their rows follow each other, or layout="samples" if each is a sample',
         )

@@ -71,9 +71,9 @@ def _refuse_tables(folder: str) -> None:
     if found is not None:
         what, remedy = found
         raise SourceError(
-            f"the folder is {what}: which of its files count is written in its log",
+            f"the folder is {what}: only its log says which files are valid",
             where=folder,
-            remedy=f"open the list of files that count: {remedy}",
+            remedy=f"open the list of valid files: {remedy}",
         )
 
 

@@ -50,7 +50,9 @@ def _read_footer(path: str) -> Footer:
 
     if os.path.basename(path) in SUMMARY_FILES:
         raise SourceError(
-            "the file lists the rows of others, and has none", where=path, remedy="open its folder instead"
+            "the file describes the row groups of other files, and has no rows",
+            where=path,
+            remedy="open its folder instead",
         )
     with file_errors(path), pa.OSFile(os.fsencode(path)) as file:
         content = footer_bytes(file, path)
@@ -79,7 +81,9 @@ def footer_bytes(file: Any, path: str) -> bytes:
         )
     if size < 12 or first != MAGIC or last != MAGIC:
         raise CorruptError(
-            "the file is cut: its end is missing" if first == MAGIC else "the file is damaged, or no Parquet file",
+            "the file is truncated: its end is missing"
+            if first == MAGIC
+            else "the file is damaged, or not a Parquet file",
             expected="'PAR1' as its first and its last four bytes",
             found=f"{first!r} and {last!r} in {size} bytes",
             where=path,

@@ -196,7 +196,7 @@ class GraphLayout:
         """The layout of ``size`` graphs, or None if only PyG can join them.
 
         Only PyG can join classes with an ``__inc__`` or ``__cat_dim__`` of their own, sparse and nested tensors,
-        attributes that are dicts or lists of tensors, and everything else that is no plain tensor or text.
+        attributes that are dicts or lists of tensors, and everything else that is not a plain tensor or text.
         """
         if not _is_plain_class(type(data)) or not isinstance(slices, dict) or size < 2:
             return None

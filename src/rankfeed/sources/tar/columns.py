@@ -256,7 +256,7 @@ def schema_of(
             expected=f"at most {_MAX_EXTENSIONS}",
             found=f"{len(extensions)}: " + ", ".join(map(repr, extensions[:4])),
             where=shards.paths[0],
-            remedy="put no dots into keys (an extension begins at the first of a file's name), or give columns=",
+            remedy="use keys without dots (an extension begins at the first dot of a name), or give columns=",
         )
     names = {*extensions} if wanted is None else {*check_names("columns", wanted)}
     samples = sum(summary.samples for summary in shards.summaries)
@@ -307,7 +307,7 @@ def _probed_field(
     if kind in ("dense", "ragged") and field.kind != kind and decoder.kind != "audio":
         shapes = sorted({str(np.shape(value)) for value in values})
         raise SourceError(
-            f"members .{extension} make no {kind} column",
+            f"members .{extension} do not form a {kind} column",
             expected=f"arrays that make one, as decode={{{extension!r}: {kind!r}}} says",
             found=", ".join(shapes[:4]),
             where=shards.paths[0],

@@ -120,7 +120,7 @@ class TarReader:
         while rest := self.read(offset, _BUFFER_BYTES):
             if rest.strip(b"\0"):
                 raise CorruptError(
-                    "there are data behind the end of an archive",
+                    "there are data after the end of an archive",
                     expected=f"zeros from offset {self.offset} on",
                     found="other bytes",
                     where=self._at(offset + len(rest) - len(rest.lstrip(b"\0"))),

@@ -32,7 +32,7 @@ _MAGIC = b"RFTARIX3"
 _PREFIX = struct.Struct("<8sQQ")
 #: As in WebDataset: the key is everything up to the first dot of the last component, the extension the rest.
 _KEY = re.compile(rb"^((?:.*/|)[^.]+)[.]([^/]*)$")
-#: As in WebDataset: members that are no data.
+#: As in WebDataset: members that are not data.
 _META = re.compile(rb"__[^/]*__($|/)")
 #: Names that WebDataset gives to columns of its own.
 _RESERVED = ("", "__key__", "__url__", "__local_path__")
@@ -106,7 +106,7 @@ class TarIndex:
 
 
 def split_name(name: bytes) -> tuple[bytes, str] | None:
-    """Key and extension of a member as WebDataset defines them; None for a member that is no data."""
+    """Key and extension of a member as WebDataset defines them; None for a member that is not data."""
     found = _KEY.match(name)
     if found is None or (name.startswith(b"__") and _META.match(name)):
         return None

@@ -23,7 +23,7 @@ from rankfeed.storage.safe_names import check_data_name, resolve_data_name
 from rankfeed.storage.truncation import check_shard_size
 
 _MAX_YAML_BYTES = 1 << 28
-#: Names that the patterns of one split may stand for.
+#: Names that the patterns of one split may expand to.
 _MAX_NAMES = 1 << 20
 
 _Description = TypeVar("_Description")
@@ -179,7 +179,7 @@ def _expanded(patterns: list[str], where: Path) -> list[str]:
     names = list(islice((name for pattern in patterns for name in braces(pattern)), _MAX_NAMES + 1))
     if len(names) > _MAX_NAMES:
         raise CorruptError(
-            "the patterns of Energon's split stand for too many names",
+            "the patterns of Energon's split expand to too many names",
             expected=f"up to {_MAX_NAMES}",
             found=", ".join(patterns)[:80],
             where=where,

@@ -118,7 +118,7 @@ def _parse(
             table.schema.names  # noqa: B018
         except UnicodeDecodeError as error:  # Arrow decodes names when they are used
             raise CorruptError(
-                "a column's name is no text",
+                "a column name is not valid text",
                 expected="UTF-8",
                 found=f"{error.object!r}: {error.reason} at byte {error.start}",
                 where=f"{path}, line 1",

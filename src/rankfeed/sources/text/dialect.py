@@ -20,7 +20,7 @@ PIECE = 16 << 20
 #: A byte order mark before UTF-8.
 BOM = b"\xef\xbb\xbf"
 
-REMEDY = "mend or remove that line; if a type is wrong, give it: types={'column': 'string'}"
+REMEDY = "correct or remove that line; if a type is wrong, pass types={'column': 'string'}"
 
 
 @dataclass(frozen=True)

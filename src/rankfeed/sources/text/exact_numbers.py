@@ -33,9 +33,9 @@ def is_inexact(value: int) -> bool:
 def inexact_error(value: object, where: str, column: str, remedy: str) -> SourceError:
     """The error for an integer that float64 would round."""
     return SourceError(
-        "a whole number would lose digits: its column has fractions, or numbers of other ranges",
+        "an integer would lose digits: its column has fractions, or numbers of other ranges",
         expected="int64, uint64, or what float64 holds exactly",
         found=value,
         where=f"{where}, column {column!r}",
-        remedy=f"{remedy}; if its digits do not count, types={{{column!r}: 'float64'}}",
+        remedy=f"{remedy}; if its exact value does not matter, types={{{column!r}: 'float64'}}",
     )

@@ -169,11 +169,11 @@ def check_lines(content: bytes, where: str, first_line: int = 1) -> int:
 
 def _incomplete(where: str, line: int, expected: str, found: str | None) -> CorruptError:
     return CorruptError(
-        "a line is no complete JSON object",
+        "a line is not a complete JSON object",
         expected=expected,
         found=found,
         where=f"{where}, line {line}",
-        remedy="mend or remove the line, or write the file again",
+        remedy="correct or remove the line, or write the file again",
     )
 
 
@@ -209,7 +209,7 @@ def _parse(text: bytes, path: str, first_line: int, schema: Any, unexpected: str
     except (pa.ArrowException, ValueError, OSError) as error:
         message = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
         place = path
-        if row := _ROW.search(message):  # empty lines are no rows
+        if row := _ROW.search(message):  # empty lines are not rows
             lines = (line for line, content in enumerate(BytesIO(text), first_line) if content.strip())
             place = f"{path}, line {next(islice(lines, int(row[1]), None), '?')}"
         raise CorruptError("the text cannot be parsed", found=message, where=place, remedy=REMEDY) from error

@@ -280,5 +280,5 @@ def _stalled_task(task: WriteTask, seconds: float, owners: list[LeaseOwner]) -> 
         f"a write task made no progress for {seconds:.0f} s, on two ranks",
         found=" and ".join(map(str, owners)),
         where=task,
-        remedy="does map, or reading a sample, hang? If it only takes that long, raise stall_timeout=",
+        remedy="check whether map or reading a sample hangs; if it only takes that long, raise stall_timeout=",
     )
