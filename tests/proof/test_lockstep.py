@@ -78,8 +78,15 @@ def quiet(folder: Path, each: str) -> list[float]:
     found = [json.loads((folder / each / f"{rank}.json").read_text()) for rank in range(int(ranks))]
     assert [(one["kind"], one.get("trained")) for one in found] == [("returned", int(steps))] * int(ranks), found
     assert json.loads((folder / each / "codes.json").read_text()) == [0] * int(ranks)
-    assert not any((folder / each / f"{rank}.log").read_text() for rank in range(int(ranks)))
-    return [one["cost"] for one in found]
+    assert [(folder / each / f"{rank}.log").read_text() for rank in range(int(ranks))] == [""] * int(ranks)
+    return [one.get("cost", 0.0) for one in found]
+
+
+@pytest.mark.timeout(120)
+def test_rank_0_keeps_the_store_until_the_other_ranks_need_it_no_longer(tmp_path: Path) -> None:
+    each = "healthy,0,3,2,6,slow store"
+    told(tmp_path, 60, each)
+    quiet(tmp_path, each)
 
 
 @pytest.mark.timeout(600)

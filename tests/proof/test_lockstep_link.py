@@ -84,7 +84,7 @@ def test_rank_0_knows_who_has_heard_that_it_left() -> None:
 
 def test_who_has_the_store_and_left_its_loop_stays_until_a_stalled_rank_has_heard_of_it() -> None:
     watch = Watch.__new__(Watch)
-    watch.here, watch.verdict, watch._ranks = Here(), None, 2
+    watch.here, watch.verdict, watch.over, watch._ranks = Here(), None, False, 2
     watch.here.state = "left"
     watch._has_store, watch._lost, watch._hurry = True, None, threading.Event()
     watch._link = link = Link.__new__(Link)

@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 import rankfeed as rf
 import rankfeed.proof.lockstep.watch  # likewise
+from rankfeed.proof.lockstep.link import Link
 
 #: What can happen to a rank, and the words that the others are told of it.
 CASES = {
@@ -103,6 +104,8 @@ def work(rank: int, ranks: int, port: int, case: str, at: int, limit: float, how
     try:
         if how == "healthy":
             told = healthy(rank, at, limit)
+        elif how == "slow store":
+            told = slow_store(rank, at, limit)
         elif how == "with":
             with watched as batches:
                 train(batches, model, case, at)
@@ -140,6 +143,20 @@ def healthy(rank: int, steps: int, limit: float) -> dict[str, Any]:
         watched = _seconds(rf.Lockstep(range(200_000), limit=limit))
     time.sleep(rank)  # rank 0 ends first, and its store with it
     return {"kind": "returned", "trained": trained, "cost": (watched - bare) / 200_000}
+
+
+def slow_store(rank: int, steps: int, limit: float) -> dict[str, Any]:
+    """A pass, at the end of which rank 1 is in the middle of its exchange with the others for most of the time."""
+    if rank == 1:
+        read = Link._read
+
+        def later(link: Link) -> Any:
+            time.sleep(2)
+            return read(link)
+
+        Link._read = later  # type: ignore[method-assign]
+    with rf.Lockstep(range(steps), limit=limit) as lockstep:
+        return {"kind": "returned", "trained": sum(1 for _ in lockstep)}
 
 
 def _seconds(batches: Any) -> float:

@@ -112,8 +112,9 @@ class Link:
         self.answer: Answer | None = None
         self.answered = now()
         self.roster: dict[int, Address] = {}
-        #: Of who has the store: how many ranks know the verdict; and how many that rank 0 takes no other step.
-        self.thanks = self.parted = 0
+        #: Of who has the store: how many ranks know the verdict; how many that rank 0 takes no other step; and how
+        #: many have made their last request.
+        self.thanks = self.parted = self.left = 0
 
     @property
     def verdict(self) -> Verdict | None:
@@ -219,6 +220,12 @@ class Link:
             self.thanks = self._count("thanks")
         if self.answer is not None and self.answer.host_over:
             self.parted = self._count("parted")
+        if self.answer is not None and self.answer.over and self._rank == 0:
+            self.left = int(self._store.add("left", 0))
+
+    def leave(self) -> None:
+        """Make the last request to the store: rank 0 may end, and the store with it."""
+        self._store.add("left", 1)
 
     def _count(self, what: str) -> int:
         """How many ranks have come here, this one among them; the number is asked for by rank 0 alone."""

@@ -150,7 +150,7 @@ class Watch:
         while self._has_store and self._lost is None and time.monotonic() < deadline:
             link = self._link
             if self.here.state != "failed" and self.verdict is None:
-                if link.answer is not None and link.answer.over:
+                if self.over:
                     return
                 # Who left its loop is soon to be missed in a collective: that fails as soon as this process ends.
                 if self.here.state == "left" and link.parted == self._ranks:
@@ -215,10 +215,13 @@ class Watch:
                     return
             if self._link.verdict is not None and self.rank > 0:
                 return  # rank 0 may go, and its store with it
-            # Until all know each other, and when something is about to be decided, all hurry.
+            # Until all know each other, and when something is about to be decided or all is over, all hurry.
             hurry = self.here.state == "failed" or self._link.verdict is not None or self._clock.now < _START
-            self._hurry.wait(_TICK if hurry else EVERY)
+            self._hurry.wait(_TICK if hurry or self.here.closed else EVERY)
             self._hurry.clear()
+        if self.here.closed and self.rank > 0 and not is_left(self._keep):
+            with suppress(Exception):  # rank 0 was killed in this moment
+                self._link.leave()
 
     def _connected_anew(self) -> bool:
         """Whether a store that made an error is there still: one that is late is waited for until the limit."""
@@ -238,9 +241,15 @@ class Watch:
             if verdict is not None:
                 self._tell(verdict)
                 return
-            answer = self._link.answer
-            if self.here.closed and (self._lost is not None or (answer is not None and answer.over)):
+            if self.here.closed and (self._lost is not None or self._is_over()):
                 self.over = True
+
+    def _is_over(self) -> bool:
+        """Whether all ranks are through; for rank 0, which has the store, whether they need it no longer."""
+        answer = self._link.answer
+        if answer is None or not answer.over:
+            return False
+        return not self._has_store or self._link.left == self._ranks - 1
 
     def _look_at_neighbours(self) -> None:
         """See whether processes of this host are there: some, so that each is seen by some."""
