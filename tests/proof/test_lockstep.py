@@ -98,9 +98,9 @@ def test_rank_0_keeps_the_store_until_the_other_ranks_need_it_no_longer(tmp_path
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("how", ["common pauses", "long evaluation"])
+@pytest.mark.parametrize("how", ["common pauses", "long evaluation", "pipeline"])
 def test_a_job_in_which_no_rank_waits_beyond_the_limit_hears_nothing(how: str, tmp_path: Path) -> None:
-    each = f"healthy,0,12,2,4,{how}"
+    each = f"healthy,0,12,{3 if how == 'pipeline' else 2},4,{how}"
     told(tmp_path, 80, each)
     quiet(tmp_path, each)
 

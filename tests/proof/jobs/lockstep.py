@@ -189,6 +189,23 @@ def long_evaluation(rank: int, steps: int, limit: float) -> int:
     return trained
 
 
+def pipeline(rank: int, steps: int, limit: float) -> int:
+    """Stages send to the next one, so that the numbers of the group differ, and all pause beyond the limit."""
+    trained, last = 0, dist.get_world_size() - 1
+    with rf.Lockstep(range(steps), limit=limit) as lockstep:
+        for step in lockstep:
+            if rank:
+                dist.recv(torch.ones(1), rank - 1)
+            if rank < last:
+                dist.send(torch.ones(1), rank + 1)
+            dist.all_reduce(torch.ones(1))
+            trained += 1
+            time.sleep(0.4)
+            if step == steps - 2:
+                time.sleep(2 * limit)
+    return trained
+
+
 def slow_store(rank: int, steps: int, limit: float) -> int:
     """A pass, at the end of which rank 1 is in the middle of its exchange with the others for most of the time."""
     if rank == 1:
@@ -203,7 +220,12 @@ def slow_store(rank: int, steps: int, limit: float) -> int:
         return sum(1 for _ in lockstep)
 
 
-HEALTHY = {"slow store": slow_store, "common pauses": common_pauses, "long evaluation": long_evaluation}
+HEALTHY = {
+    "slow store": slow_store,
+    "common pauses": common_pauses,
+    "long evaluation": long_evaluation,
+    "pipeline": pipeline,
+}
 
 
 def _seconds(batches: Any) -> float:

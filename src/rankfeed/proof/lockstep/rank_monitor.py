@@ -219,9 +219,10 @@ class RankMonitor:
             cause = self._exchange.reply.cause or self._cause_without_store(standing)
             if cause is not None:
                 self._deliver(cause)
-                return
+                break
             if self.local.progress.closed and self._store_is_gone:
                 self.over = True
+        self._siblings.close()
 
     def _cause_without_store(self, standing: float) -> Cause | None:
         """The cause if the store is gone or does not answer."""

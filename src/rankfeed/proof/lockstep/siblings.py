@@ -52,7 +52,7 @@ class SiblingProcesses:
     def missing(self) -> dict[int, Literal["dead", "stopped"]]:
         """Ranks whose process has ended or is stopped."""
         stopped = (rank for rank, pid in list(self._pids.items()) if rank not in self.dead and is_stopped(pid))
-        return {**dict.fromkeys(stopped, "stopped"), **dict.fromkeys(self.dead, "dead")}
+        return {**dict.fromkeys(stopped, "stopped"), **dict.fromkeys(tuple(self.dead), "dead")}
 
     def close(self) -> None:
         """Close the descriptors."""
