@@ -66,7 +66,7 @@ def test_the_rank_at_fault_is_named_on_all_others_and_a_healthy_job_hears_nothin
         "short,0,6,2,4,with",
         "kill,2,10,3,4,with",
         "stop,1,10,2,4,with",
-        "sleep,0,5,2,4,with",
+        "sleep,0,1,2,4,with",
         "subgroup,3,5,4,4,subgroups",
         "slow,1,5,2,4,no collectives",
         "return,1,5,2,4,bare",

@@ -118,7 +118,7 @@ def test_a_store_that_is_late_is_asked_again_and_one_that_is_gone_is_not(
     monitor.local, monitor.over, monitor.rank, monitor.cause = LocalProgress(), False, 1, None
     monitor._store_is_gone, monitor._has_store, monitor._name, monitor._standing = False, False, "loop/0", 0.0
     monitor._siblings, monitor._hurry = SiblingProcesses(1), threading.Event()
-    monitor._observer, monitor._limit = Observer(monitor.local), 9.0
+    monitor._observer, monitor._limit = Observer(RankStatus(1), monitor.local), 9.0
     monitor._exchange = exchange = Failing(monitor, 2)  # type: ignore[assignment]
     exchange.reply.cause = None
     monkeypatch.setattr("rankfeed.proof.lockstep.rank_monitor.connect", lambda name: (name, None))
@@ -134,8 +134,8 @@ def test_a_store_that_is_late_is_asked_again_and_one_that_is_gone_is_not(
 def test_time_in_which_this_process_was_stopped_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 0.0, 1.0, 2.0, 3602.0, 3603.0])
     monkeypatch.setattr(local_progress.time, "monotonic", lambda: next(clock))
-    observer = Observer(LocalProgress())
-    ages = [observer.observe()[1] for _ in range(4)]
+    observer = Observer(RankStatus(0), LocalProgress())
+    ages = [observer.status().age for _ in range(4)]
     assert ages == [1.0, 2.0, 7.0, 8.0]
 
 
@@ -144,17 +144,20 @@ def test_progress_numbers_and_ages_come_from_one_read(monkeypatch: pytest.Monkey
     monkeypatch.setattr(local_progress.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(local_progress, "collective_numbers", lambda: dict(numbers))
     local = LocalProgress()
-    observer = Observer(local)
-    observer.observe()
+    observer = Observer(RankStatus(0), local)
     now[0] = 2.0
     local.begin_pass()
     local.step()
-    now[0], numbers["all"] = 3.0, 8
-    assert observer.observe() == (local.progress, 1.0, {"all": 8, "idle": 3}, {"all": 0.0})
+    now[0], numbers["all"], numbers["new"] = 3.0, 8, 1
+    status = observer.status(4)
+    assert (status.beat, status.progress, status.age) == (4, local.progress, 1.0)
+    assert (status.numbers, status.ages) == ({"all": 8, "idle": 3, "new": 1}, {"all": 0.0, "new": 0.0})
     now[0] = 5.0
-    assert observer.observe()[1:] == (3.0, {"all": 8, "idle": 3}, {"all": 2.0})
+    status = observer.status()
+    assert (status.age, status.ages, status.standing) == (3.0, {"all": 2.0, "new": 2.0}, 2.0)
+    assert any("observer.status()" in line for line in status.lines)
     monkeypatch.setattr(local_progress, "collective_numbers", lambda: local.step() or {"all": 9})
-    assert observer.observe()[2] == {}  # steps begin faster than they are read
+    assert observer.status().numbers == {}  # steps begin faster than they are read
 
 
 def test_the_end_of_a_process_is_seen_at_once() -> None:

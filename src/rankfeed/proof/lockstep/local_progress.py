@@ -7,14 +7,18 @@ import time
 import traceback
 from typing import Any
 
+from msgspec import structs
+
 from rankfeed.proof.lockstep.collectives import collective_numbers
-from rankfeed.proof.lockstep.status import Progress, State
+from rankfeed.proof.lockstep.status import Progress, RankStatus, State
 
 #: Errors that are likely to be the effect of another rank's end.
 _ECHO = re.compile(r"gloo|nccl|peer|socket|timed? ?out|process group|abort|broken pipe", re.IGNORECASE)
 _LINES = 6
 #: Seconds between two observations beyond which this process was stopped, and its ranks' time does not count.
 _GAP = 5.0
+#: Seconds without progress from which on the stack is published.
+_PATIENCE = 1.5
 
 
 class LocalProgress:
@@ -90,26 +94,25 @@ def is_echo(error: BaseException) -> bool:
 
 
 class Observer:
-    """Notes when progress and collective numbers change, in seconds during which this process was not stopped."""
+    """Makes statuses; its seconds are those in which this process was not stopped."""
 
-    def __init__(self, local: LocalProgress) -> None:
-        self._local = local
+    def __init__(self, identity: RankStatus, local: LocalProgress) -> None:
+        self._identity, self._local = identity, local
         self._lock = threading.Lock()
         self._last = time.monotonic()
-        self._progress = local.progress
-        self._since = 0.0
-        self._numbers: dict[str, int] = {}
-        self._changed: dict[str, float] = {}
+        self._progress, self._since = local.progress, 0.0
+        self._numbers, self._changed = collective_numbers(), dict[str, float]()
         self.now = 0.0
 
-    def observe(self) -> tuple[Progress, float, dict[str, int], dict[str, float]]:
-        """Progress, its age, collective numbers and the ages of those that have changed, from one read."""
+    def status(self, beat: int = 0, **facts: Any) -> RankStatus:
+        """Progress, collective numbers and their ages from one read."""
+        local = self._local
         with self._lock:
             last, self._last = self._last, time.monotonic()
             self.now += min(self._last - last, _GAP)
             for _ in range(3):
-                progress, numbers = self._local.progress, collective_numbers()
-                if self._local.progress is progress:
+                progress, numbers = local.progress, collective_numbers()
+                if local.progress is progress:
                     break
             else:
                 numbers = {}  # in the middle of a step, which cannot hang now
@@ -117,12 +120,14 @@ class Observer:
                 self._progress = progress
                 self._since = max(self._since, self.now - max(self._last - progress.since, 0.0))
             for key, number in numbers.items():
-                if self._numbers.setdefault(key, number) != number:
+                if self._numbers.get(key, 0) != number:
                     self._numbers[key], self._changed[key] = number, self.now
             ages = {key: self.now - time for key, time in self._changed.items() if key in numbers}
-            return progress, self.now - self._since, numbers, ages
+            facts |= {"age": self.now - self._since, "numbers": numbers, "ages": ages, "progress": progress}
+        facts |= {"failed_from": local.failed_from, "error": local.error, "is_echo": local.is_echo}
+        return structs.replace(self._identity, beat=beat, lines=local.lines or self._stack(), **facts)
 
-    def stack(self) -> list[str]:
-        """Last lines of the stack of the training thread."""
-        frame = sys._current_frames().get(self._local.thread)
+    def _stack(self) -> list[str]:
+        """Last lines of the stack of a training thread that may hang."""
+        frame = sys._current_frames().get(self._local.thread) if self.now - self._since > _PATIENCE else None
         return "".join(traceback.format_stack(frame)).splitlines()[-_LINES:] if frame is not None else []

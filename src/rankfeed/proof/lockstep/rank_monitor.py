@@ -44,8 +44,9 @@ class RankMonitor:
         self.over = False
         self.pid = os.getpid()
         self._name, self._limit, self._grace = name, limit, grace
-        self._host, self._namespace = socket.gethostname(), pid_namespace_id()
-        self._observer = Observer(self.local)
+        born, self._namespace = process_start_time(self.pid), pid_namespace_id()
+        identity = RankStatus(self.rank, socket.gethostname(), self.pid, born, self._namespace)
+        self._observer = Observer(identity, self.local)
         self._siblings = SiblingProcesses(self.rank)
         self._standing = 0.0
         self._store_is_gone = False
@@ -133,25 +134,7 @@ class RankMonitor:
     # Called by the threads.
 
     def _status(self, beat: int) -> RankStatus:
-        progress, age, numbers, ages = self._observer.observe()
-        local = self.local
-        status = RankStatus(
-            rank=self.rank,
-            host=self._host,
-            pid=self.pid,
-            born=process_start_time(self.pid),
-            namespace=self._namespace,
-            beat=beat,
-            progress=progress,
-            age=age,
-            numbers=numbers,
-            ages=ages,
-            failed_from=local.failed_from,
-            error=local.error,
-            is_echo=local.is_echo,
-            lines=local.lines or (self._observer.stack() if age >= self._limit / 2 else []),
-            missing=self._siblings.missing(),
-        )
+        status = self._observer.status(beat, missing=self._siblings.missing())
         self._standing = status.standing
         return status
 
@@ -214,7 +197,8 @@ class RankMonitor:
         while not self.over:
             if self._siblings.wait(_TICK):
                 self._hurry.set()
-            self._siblings.add(self._exchange.processes)
+            if self._namespace:  # else process ids of other hosts cannot be told apart
+                self._siblings.add(self._exchange.processes)
             standing = self._status(0).standing
             cause = self._exchange.reply.cause or self._cause_without_store(standing)
             if cause is not None:
