@@ -15,8 +15,8 @@ from rankfeed.proof.lockstep.status import Progress, RankStatus, State
 #: Errors that are likely to be the effect of another rank's end.
 _ECHO = re.compile(r"gloo|nccl|peer|socket|timed? ?out|process group|abort|broken pipe", re.IGNORECASE)
 _LINES = 6
-#: Seconds between two observations beyond which this process was stopped, and its ranks' time does not count.
-_GAP = 5.0
+#: Seconds between two observations that count: in a longer interval this process was stopped.
+_GAP = 2.0
 #: Seconds without progress from which on the stack is published.
 _PATIENCE = 1.5
 

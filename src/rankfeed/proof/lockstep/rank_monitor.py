@@ -52,8 +52,9 @@ class RankMonitor:
         self._store_is_gone = False
         self._acknowledged, self._decided, self._hurry = (threading.Event() for _ in range(3))
         store, self._store = connect(name)
-        # Under torchrun the launcher has the store, which outlives all ranks.
-        self._has_store = self.rank == 0 and port_of(self._store) > 0 and not _is_launchers()
+        # Of the store: under torchrun it belongs to the launcher (-1), and outlives all ranks.
+        self._owner = -1 if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else 0
+        self._has_store = self.rank == self._owner and port_of(self._store) > 0
         self._exchange = Exchange(
             store,
             self.rank,
@@ -187,7 +188,7 @@ class RankMonitor:
 
     def _reconnect(self) -> bool:
         """Open another connection after an error, if the store still exists: a late one is waited for."""
-        if 0 in self._siblings.dead or not accepts_connections(self._store):
+        if self._owner in self._siblings.dead or not accepts_connections(self._store):
             return False
         with suppress(Exception):
             self._exchange.store = connect(self._name)[0]
@@ -213,9 +214,8 @@ class RankMonitor:
         local, first = self.local, self._exchange.first
         if not (local.is_echo or (local.is_inside and not self._exchange.reply.closed)):
             return None
-        rank, name = 0, first.name if first is not None else "rank 0"
-        if _is_launchers():
-            rank, name = -1, "the launcher"
+        rank, name = self._owner, first.name if first is not None else "rank 0"
+        name = name if rank == 0 else "the launcher"
         silence = self._observer.now - self._exchange.answered
         is_dead = rank in self._siblings.dead
         if is_dead or self._store_is_gone or (silence >= SILENT and self._lost_store()):
@@ -250,11 +250,6 @@ class RankMonitor:
                     self.drain()
                 _print(f"this rank does not return to raise this, and ends with exit code {EXIT_CODE}")
                 os._exit(EXIT_CODE)
-
-
-def _is_launchers() -> bool:
-    """Whether the store belongs to torchrun's agent."""
-    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def _print(text: str) -> None:
