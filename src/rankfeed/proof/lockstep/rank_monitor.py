@@ -237,7 +237,7 @@ class RankMonitor:
         _print(str(error))
         if self.local.progress.closed or self.local.progress.state == "failed":
             return
-        abort_nccl()
+        threading.Thread(target=abort_nccl, daemon=True).start()  # an abort may hang as well
         begun = time.monotonic()
         while not (self._acknowledged.is_set() or self.local.progress.closed):
             time.sleep(_TICK)
