@@ -12,7 +12,7 @@ from tests.diagnostics.jobs.lockstep import CASES
 from tests.support.jobs import run, started, torchrun
 
 import rankfeed as rf
-from rankfeed.diagnostics.lockstep.watch import EXIT_CODE
+from rankfeed.diagnostics.lockstep.rank_monitor import EXIT_CODE
 
 JOB = Path(__file__).parent / "jobs" / "lockstep.py"
 
@@ -26,7 +26,7 @@ def told(folder: Path, patience: float, *rounds: str) -> None:
 
 
 def check(folder: Path, each: str) -> float:
-    """Hold what the ranks of a round raised against what happened; seconds from that to the last of them."""
+    """Compare what the ranks of a round reported with what happened; seconds from that to the last one's end."""
     case, bad_, at, ranks, limit, how = each.split(",")
     bad = int(bad_)
     pattern = CASES[case].format(bad=bad, step=at, before=int(at) - 1)
@@ -34,20 +34,27 @@ def check(folder: Path, each: str) -> float:
     codes = json.loads((folder / each / "codes.json").read_text())
     last = happened
     for rank in range(int(ranks)):
-        if rank == bad:
-            assert codes[rank] == {"kill": -9, "stop": -9, "deaf": EXIT_CODE}.get(case, 0), each
-            continue
+        code, ended = codes[rank]
         log = (folder / each / f"{rank}.log").read_text()[-6000:]
-        assert codes[rank] == 0, f"{each}, rank {rank}: {codes}\n{log}"
+        if rank == bad:
+            hangs = case in ("sleep", "slow", "subgroup")
+            assert code == (-9 if case in ("kill", "stop") else EXIT_CODE if hangs else 0), (
+                f"{each}: {code}\n{log}"
+            )
+            continue
+        assert code in (0, EXIT_CODE), f"{each}, rank {rank}: {codes}\n{log}"
+        assert re.search(rf"rankfeed.Lockstep: {pattern}", log), f"{each}, rank {rank}:\n{log}"
+        last = max(last, ended)
+        if code == EXIT_CODE:
+            continue
         raised = json.loads((folder / each / f"{rank}.json").read_text())
-        if how == "bare":  # a collective that broke is shown as what it comes from
+        if how == "bare":  # a collective that failed is shown as its cause
             assert re.search(rf"errors\.LockstepError: {pattern}", log), f"{each}, rank {rank}: {raised}\n{log}"
         else:
             assert raised["kind"] == "LockstepError", f"{each}, rank {rank}: {raised}"
             assert re.match(pattern, raised["text"]), f"{each}, rank {rank}: {raised['text']}"
             assert raised["rank"] == bad, each
-        last = max(last, raised["at"])
-    return last - happened - (float(limit) if case in ("stop", "sleep", "slow", "deaf") else 0.0)
+    return last - happened - (float(limit) if case in ("stop", "sleep", "slow", "subgroup") else 0.0)
 
 
 @pytest.mark.timeout(600)
@@ -59,8 +66,9 @@ def test_the_rank_at_fault_is_named_on_all_others_and_a_healthy_job_hears_nothin
         "short,0,6,2,4,with",
         "kill,2,10,3,4,with",
         "stop,1,10,2,4,with",
-        "sleep,0,5,2,4,with",
-        "deaf,1,5,2,4,with",
+        "sleep,0,1,2,4,with",
+        "subgroup,3,5,4,4,subgroups",
+        "slow,1,5,2,4,no collectives",
         "return,1,5,2,4,bare",
     ]
     if not thorough:
@@ -77,7 +85,7 @@ def quiet(folder: Path, each: str) -> list[float]:
     _, _, steps, ranks, _, _ = each.split(",")
     found = [json.loads((folder / each / f"{rank}.json").read_text()) for rank in range(int(ranks))]
     assert [(one["kind"], one.get("trained")) for one in found] == [("returned", int(steps))] * int(ranks), found
-    assert json.loads((folder / each / "codes.json").read_text()) == [0] * int(ranks)
+    assert [code for code, _ in json.loads((folder / each / "codes.json").read_text())] == [0] * int(ranks)
     assert [(folder / each / f"{rank}.log").read_text() for rank in range(int(ranks))] == [""] * int(ranks)
     return [one.get("cost", 0.0) for one in found]
 
@@ -86,6 +94,14 @@ def quiet(folder: Path, each: str) -> list[float]:
 def test_rank_0_keeps_the_store_until_the_other_ranks_need_it_no_longer(tmp_path: Path) -> None:
     each = "healthy,0,3,2,6,slow store"
     told(tmp_path, 60, each)
+    quiet(tmp_path, each)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("how", ["common pauses", "long evaluation", "pipeline"])
+def test_a_job_in_which_no_rank_waits_beyond_the_limit_hears_nothing(how: str, tmp_path: Path) -> None:
+    each = f"healthy,0,12,{3 if how == 'pipeline' else 2},4,{how}"
+    told(tmp_path, 80, each)
     quiet(tmp_path, each)
 
 
@@ -154,7 +170,7 @@ def test_alone_a_loader_is_handed_out_as_it_is() -> None:
 
 
 def test_choices_that_cannot_be_meant_are_refused() -> None:
-    for choice in ({"limit": 0}, {"grace": float("nan")}, {"on_stuck": "kill"}):
+    for choice in ({"limit": 0}, {"grace": float("nan")}, {"uneven": "no"}):
         with pytest.raises(rf.errors.ArgumentError):
             rf.Lockstep([], **choice)  # type: ignore[arg-type]
     with pytest.raises(rf.errors.ArgumentError, match="no loader"):

@@ -1,7 +1,7 @@
-"""Ranks that train under a watch, until something happens to one of them.
+"""Ranks that train under Lockstep, until something happens to one of them.
 
-They are forked from a process that has imported torch, so that a round takes seconds, and nobody ends the
-survivors: what each of them raised goes into FOLDER/RANK.json.
+They are forked from a process that has imported torch, so that a round takes seconds, and no launcher ends the
+survivors: what each of them raised is written to FOLDER/RANK.json.
 """
 
 import atexit
@@ -22,22 +22,21 @@ import torch._dynamo  # DDP imports it: once here, instead of on each rank
 import torch.distributed as dist
 
 import rankfeed as rf
-import rankfeed.diagnostics.lockstep.watch  # likewise
-from rankfeed.diagnostics.lockstep.link import Link
+import rankfeed.diagnostics.lockstep.rank_monitor  # likewise
+from rankfeed.diagnostics.lockstep.exchange import Exchange
 
-#: What can happen to a rank, and the words that the others are told of it.
+#: What can happen to a rank, and what all ranks report of it.
 CASES = {
     "raise": r"rank {bad} \(host \S+, process \d+\) failed in step {step} of pass 1: ValueError: the user's own",
     "loader": r"rank {bad} .* failed waiting for the data of step {step} of pass 1: OSError: no such shard",
-    # Rank 0 has the store: the others' collectives may fail before they hear why.
+    # Rank 0 has the store: the others' collectives may fail before they read why.
     "return": r"rank {bad} .*(left its loop after {step} steps of pass 1, and a collective of rank \d failed"
     r"|has been out of its loop, which it left in step {step} of pass 1|is gone, and the store)",
     "short": r"rank {bad} .* ran out of data after {before} steps of pass 1, and rank \d has begun step {step}",
     "kill": r"rank {bad} .*is gone",
-    "stop": r"rank {bad} .* has not been heard of for \d+ s: its process is stopped",
+    "stop": r"rank {bad} .* has published nothing for \d+ s: its process is stopped",
     "sleep": r"rank {bad} .* has been in step {step} of pass 1 for \d+ s, and rank \d has waited for",
-    # It cannot raise, and ends by itself.
-    "deaf": r"rank {bad} .* has been in step {step} of pass 1 for \d+ s, and rank \d has waited for",
+    "subgroup": r"rank {bad} .* has been in step {step} of pass 1 for \d+ s, and rank \d has waited for",
     "slow": r"rank {bad} .* has been waiting for the data of step {step} of pass 1 for \d+ s, and rank \d has",
 }
 STEPS = 40
@@ -71,7 +70,7 @@ def happened(case: str) -> None:
         Path("happened").write_text(str(time.monotonic()))
 
 
-def train(lockstep: Any, model: Any, case: str, at: int) -> None:
+def train(lockstep: Any, model: Any, case: str, at: int, pair: Any = None) -> None:
     for step, batch in enumerate(lockstep, 1):
         if step == at:
             happened(case if case not in ("loader", "short", "slow") else "")
@@ -85,10 +84,18 @@ def train(lockstep: Any, model: Any, case: str, at: int) -> None:
                 os.kill(os.getpid(), signal.SIGSTOP)
             if case == "sleep":
                 time.sleep(3600)
-            if case == "deaf":
-                signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGURG])
+            if case == "subgroup":
                 time.sleep(3600)
+        if pair is not None:
+            dist.all_reduce(torch.ones(1), group=pair)
         model(batch).sum().backward()
+
+
+def barrier(rank: int, ranks: int, step: int) -> None:
+    """Ranks that wait for each other without torch."""
+    Path(f"{rank}.{step}").touch()
+    while not all(Path(f"{each}.{step}").exists() for each in range(ranks)):
+        time.sleep(0.01)
 
 
 def work(rank: int, ranks: int, port: int, case: str, at: int, limit: float, how: str) -> None:
@@ -100,15 +107,25 @@ def work(rank: int, ranks: int, port: int, case: str, at: int, limit: float, how
     dist.init_process_group("gloo")
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
     told: dict[str, Any] = {}
-    watched = rf.Lockstep(Loader(case, at), limit=limit, grace=2)
+    watched = rf.Lockstep(Loader(case, at), limit=limit)
     try:
         if how == "healthy":
             told = healthy(rank, at, limit)
-        elif how == "slow store":
-            told = slow_store(rank, at, limit)
+        elif how in HEALTHY:
+            told = {"kind": "returned", "trained": HEALTHY[how](rank, at, limit)}
         elif how == "with":
             with watched as batches:
                 train(batches, model, case, at)
+        elif how == "subgroups":
+            # Ranks 0 and 1 wait for each other only, and so do the others.
+            pairs = [dist.new_group([2 * pair, 2 * pair + 1]) for pair in range(ranks // 2)]
+            with watched as batches:
+                train(batches, torch.nn.Linear(4, 4), case, at, pairs[rank // 2])
+                dist.barrier()
+        elif how == "no collectives":
+            with watched as batches:
+                for step, _ in enumerate(batches, 1):
+                    barrier(rank, ranks, step)
         else:
             train(watched, model, case, at)
         told.setdefault("kind", "returned")
@@ -145,18 +162,70 @@ def healthy(rank: int, steps: int, limit: float) -> dict[str, Any]:
     return {"kind": "returned", "trained": trained, "cost": (watched - bare) / 200_000}
 
 
-def slow_store(rank: int, steps: int, limit: float) -> dict[str, Any]:
+def common_pauses(rank: int, steps: int, limit: float) -> int:
+    """Every fourth step all ranks are busy for longer than the limit, and none of them waits."""
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+    trained = 0
+    with rf.Lockstep(range(steps), limit=limit) as lockstep:
+        for step in lockstep:
+            model(torch.ones(2, 4)).sum().backward()
+            trained += 1
+            if step % 4 == 3:
+                time.sleep(1.5 * limit + 0.1 * rank)
+    return trained
+
+
+def long_evaluation(rank: int, steps: int, limit: float) -> int:
+    """A step contains an evaluation of several limits, with a collective for each batch and a slower rank."""
+    trained = 0
+    with rf.Lockstep(range(steps), limit=limit) as lockstep:
+        for step in lockstep:
+            dist.all_reduce(torch.ones(1))
+            trained += 1
+            if step == 2:
+                for _ in range(6):
+                    time.sleep(limit * 0.6 if rank else 0.0)
+                    dist.all_reduce(torch.ones(1))
+    return trained
+
+
+def pipeline(rank: int, steps: int, limit: float) -> int:
+    """Stages send to the next one, so that the numbers of the group differ, and all pause beyond the limit."""
+    trained, last = 0, dist.get_world_size() - 1
+    with rf.Lockstep(range(steps), limit=limit) as lockstep:
+        for step in lockstep:
+            if rank:
+                dist.recv(torch.ones(1), rank - 1)
+            if rank < last:
+                dist.send(torch.ones(1), rank + 1)
+            dist.all_reduce(torch.ones(1))
+            trained += 1
+            time.sleep(0.4)
+            if step == steps - 2:
+                time.sleep(2 * limit)
+    return trained
+
+
+def slow_store(rank: int, steps: int, limit: float) -> int:
     """A pass, at the end of which rank 1 is in the middle of its exchange with the others for most of the time."""
     if rank == 1:
-        read = Link._read
+        read = Exchange._read_reply
 
-        def later(link: Link) -> Any:
+        def later(exchange: Exchange) -> Any:
             time.sleep(2)
-            return read(link)
+            return read(exchange)
 
-        Link._read = later  # type: ignore[method-assign]
+        Exchange._read_reply = later  # type: ignore[method-assign]
     with rf.Lockstep(range(steps), limit=limit) as lockstep:
-        return {"kind": "returned", "trained": sum(1 for _ in lockstep)}
+        return sum(1 for _ in lockstep)
+
+
+HEALTHY = {
+    "slow store": slow_store,
+    "common pauses": common_pauses,
+    "long evaluation": long_evaluation,
+    "pipeline": pipeline,
+}
 
 
 def _seconds(batches: Any) -> float:
@@ -182,12 +251,17 @@ def play(folder: Path, case: str, bad: int, at: int, ranks: int, limit: float, h
         job.start()
     deadline = time.monotonic() + patience
     expected = [job for rank, job in enumerate(jobs) if rank != bad or case not in ("kill", "stop")]
+    ended: dict[int, float] = {}
     while time.monotonic() < deadline and any(job.is_alive() for job in expected):
         time.sleep(0.05)
+        for rank, job in enumerate(jobs):
+            if not job.is_alive():
+                ended.setdefault(rank, time.monotonic())
     for job in jobs:
         job.kill()
         job.join()
-    Path("codes.json").write_text(json.dumps([job.exitcode for job in jobs]))
+    codes = [(job.exitcode, ended.get(rank, time.monotonic())) for rank, job in enumerate(jobs)]
+    Path("codes.json").write_text(json.dumps(codes))
 
 
 def launched(folder: Path, case: str, at: int, limit: float) -> None:
