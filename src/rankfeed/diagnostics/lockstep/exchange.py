@@ -16,7 +16,7 @@ import msgspec
 from rankfeed.diagnostics.lockstep.find_cause import SILENT, JobHistory, find_cause
 from rankfeed.diagnostics.lockstep.status import Cause, RankStatus
 from rankfeed.errors import ArgumentError
-from rankfeed.storage.decodable import decodable
+from rankfeed.storage.commit import decodable
 
 #: Seconds without a reply after which the next rank judges; each further one waits longer.
 _SUCCESSION, _EACH = 3.0, 1.0

@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from rankfeed.errors import LockstepError
-from rankfeed.storage.decodable import decodable
+from rankfeed.storage.commit import decodable
 
 #: Waits for data, is in a step, reached the end of its data, left the loop before that, or failed.
 State = Literal["data", "step", "ended", "left", "failed"]
