@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from rankfeed.diagnostics.lockstep.find_cause import SETTLE, SILENT, JobHistory, find_cause, incomparable_groups
-from rankfeed.diagnostics.lockstep.status import Cause, Progress, RankStatus, State
+from rankfeed.diagnostics.lockstep.status import Cause, Failure, Progress, RankStatus, State
 
 LIMIT = 100.0
 LONG = 2 * LIMIT
@@ -54,6 +54,10 @@ def job(
     return find_cause(history)
 
 
+def failed(error: str, *, is_echo: bool = False) -> dict[str, Any]:
+    return {"failure": Failure(error, ["a"], is_echo)}
+
+
 def blamed(*statuses: RankStatus, **known: Any) -> tuple[int, str]:
     cause = job(*statuses, **known)
     assert cause is not None
@@ -78,7 +82,7 @@ def healthy(draw: st.DrawFn) -> tuple[list[RankStatus], dict[int, float]]:
         numbers = {"all": max(steps - inside, 0)}  # it may not have entered that of this step
         age = draw(st.floats(0, LIMIT - 1))
         others = dict.fromkeys(range(ranks), "stopped")
-        statuses.append(rank(number, positions[seen], age, numbers=numbers, ages={"all": age}, missing=others))
+        statuses.append(rank(number, positions[seen], age, numbers=numbers, ages={"all": age}, peers=others))
         silent[number] = draw(st.floats(0, SILENT - 0.1))
     return statuses, silent
 
@@ -119,7 +123,7 @@ def test_a_single_status_proves_nothing() -> None:
 def test_the_rank_that_has_not_entered_the_collective_is_blamed(state: State) -> None:
     text = "rank 2 (host host2, process 102) has been "
     late = rank(
-        2, at(5, state, done=(1, 5) if state in ("left", "ended") else (0, 0)), **entered(all=5), lines=["a"]
+        2, at(5, state, done=(1, 5) if state in ("left", "ended") else (0, 0)), **entered(all=5), stack=["a"]
     )
     number, summary = blamed(rank(0, at(5), **entered(all=6)), rank(1, at(5), **entered(all=6)), late)
     assert (number, summary[: len(text)]) == (2, text)
@@ -149,6 +153,13 @@ def test_point_to_point_calls_raise_no_alarm() -> None:
     assert find_cause(history) is None
 
 
+def test_numbers_that_differ_at_the_beginning_of_a_pass_are_left_out() -> None:
+    marks = [(("all", number), ("pair", 2)) for number in (7, 6)]
+    one, other = (rank(i, at(3, marks=marks[i]), **entered(all=9 - i, pair=4)) for i in range(2))
+    assert incomparable_groups([one, other]) == {"all"}
+    assert job(one, other) is None
+
+
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), min_size=2, max_size=6), st.integers(1, 3))
 def test_collectives_of_all_ranks_are_comparable(seen: list[tuple[int, int]], each_step: int) -> None:
     """Every rank enters the same collectives in each step, and was seen somewhere in it."""
@@ -170,7 +181,7 @@ def test_without_collectives_places_are_compared(numbers: dict[str, int]) -> Non
 
 
 def test_a_silent_rank_is_blamed_where_it_was_seen_last() -> None:
-    waits = rank(0, at(5), **entered(all=6), missing={1: "stopped"})
+    waits = rank(0, at(5), **entered(all=6), peers={1: "stopped"})
     number, summary = blamed(waits, rank(1, at(5), numbers={"all": 5}), silent={1: LIMIT})
     assert number == 1
     assert (
@@ -180,6 +191,9 @@ def test_a_silent_rank_is_blamed_where_it_was_seen_last() -> None:
     same = rank(1, at(5), numbers={"all": 6})
     assert blamed(waits, same, silent={1: LIMIT})[0] == 1  # in the same collective
     assert job(waits, same, silent={1: LIMIT - 1}) is None
+    seen = rank(0, at(5), **entered(all=6), peers={1: "alive"})
+    assert job(seen, same, silent={1: LIMIT}) is None  # native code in a common pause, as far as is known
+    assert "holds the interpreter's lock" in blamed(seen, rank(1, at(5), numbers={"all": 5}), silent={1: LIMIT})[1]
 
 
 def test_a_rank_that_never_came_is_waited_for() -> None:
@@ -208,22 +222,24 @@ def test_a_rank_that_ends_before_the_others_is_blamed(ranks: int, data: st.DataO
 
 
 def test_the_first_failure_is_reported_and_not_its_effects() -> None:
-    failed = at(4, "failed")
-    echo = rank(0, failed, 90.0, failed_from="step", error="RuntimeError: gloo", is_echo=True)
-    number, summary = blamed(echo, rank(1, failed, failed_from="step", error="ValueError: label", lines=["a"]))
+    echo = rank(0, at(4), 90.0, **failed("RuntimeError: gloo", is_echo=True))
+    number, summary = blamed(echo, rank(1, at(4, "left"), **failed("ValueError: label")))
     assert (number, summary) == (
         1,
         "rank 1 (host host1, process 101) failed in step 4 of pass 1: ValueError: label",
+    )
+    assert blamed(echo, rank(1, at(4, "data"), **failed("no shard")))[1].endswith(
+        "the data of step 5 of pass 1: no shard"
     )
 
 
 def test_a_failed_collective_waits_for_its_cause() -> None:
     def echo(age: float = 0.0, **facts: Any) -> RankStatus:
-        return rank(0, at(4, "failed"), age, failed_from="step", error="RuntimeError: gloo", is_echo=True, **facts)
+        return rank(0, at(4), age, **failed("RuntimeError: gloo", is_echo=True), **facts)
 
     inside, left = rank(1, at(4)), at(4, "left", done=(1, 4))
     assert job(echo(), inside) is None
-    assert blamed(echo(missing={1: "dead"}), inside)[0] == 1
+    assert blamed(echo(peers={1: "dead"}), inside)[0] == 1
     assert job(echo(), rank(1, left._replace(closed=True))) is None
     late = echo(SETTLE)
     assert blamed(late, rank(1, left, SETTLE), rank(2, left._replace(closed=True), SETTLE))[0] == 2
@@ -236,7 +252,7 @@ def test_a_failed_collective_waits_for_its_cause() -> None:
 
 
 def test_a_process_that_ended_is_missed_only_if_it_is_needed() -> None:
-    missing: dict[str, Any] = {"missing": {1: "dead"}}
+    missing: dict[str, Any] = {"peers": {1: "dead"}}
     assert blamed(rank(0, at(4), **missing), rank(1, at(4)))[0] == 1
     ended = rank(1, at(4, "ended", done=(1, 4)))
     assert job(rank(0, at(4), **missing), ended) is None

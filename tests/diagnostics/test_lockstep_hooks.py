@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ from typing import Any
 import pytest
 
 import rankfeed as rf
-from rankfeed.diagnostics.lockstep import exit_hooks
-from rankfeed.diagnostics.lockstep.local_progress import LocalProgress
+from rankfeed.diagnostics.lockstep import rank_monitor
+from rankfeed.diagnostics.lockstep.progress import LocalProgress
+from rankfeed.diagnostics.lockstep.status import Cause, Failure, RankStatus
 from rankfeed.errors import LockstepError
 
 
@@ -22,8 +24,9 @@ class Monitor:
         self.local, self.cause, self.pid, self.over = LocalProgress(), None, os.getpid(), False
         self.seen: list[object] = []
 
-    def error(self) -> LockstepError | None:
-        return None if self.cause is None else LockstepError("rank 1 is gone")
+    def check(self) -> None:
+        if self.cause is not None:
+            raise LockstepError("rank 1 is gone")
 
     def end_pass(self, state: Any) -> None:
         self.local.end_pass(state)
@@ -32,11 +35,8 @@ class Monitor:
         self.local.close()
         self.seen.append("closed")
 
-    def fail(self, error: BaseException) -> LockstepError | None:
+    def fail(self, error: BaseException) -> None:
         self.seen.append(error)
-        return None
-
-    def drain(self) -> None: ...
 
     def stop(self) -> None: ...
 
@@ -84,9 +84,10 @@ def test_a_loader_that_swallows_the_error_is_left_before_the_next_step() -> None
 
 def test_a_hook_that_calls_ours_is_called_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
-    monkeypatch.setattr(exit_hooks, "_monitors", [])
+    monkeypatch.setattr(rank_monitor, "_monitors", [])
+    monkeypatch.setattr(rank_monitor, "_previous_hook", None)
     monkeypatch.setattr(sys, "excepthook", lambda *_: calls.append("first"))
-    exit_hooks.register(Monitor())
+    rank_monitor._monitor_process(Monitor())  # type: ignore[arg-type]
     ours = sys.excepthook
 
     def chained(*what: Any) -> None:
@@ -94,17 +95,17 @@ def test_a_hook_that_calls_ours_is_called_once(monkeypatch: pytest.MonkeyPatch) 
         ours(*what)
 
     monkeypatch.setattr(sys, "excepthook", chained)
-    exit_hooks.register(Monitor())
+    rank_monitor._monitor_process(Monitor())  # type: ignore[arg-type]
     sys.excepthook(ValueError, ValueError("no"), None)
     assert calls == ["chained", "first"]
 
 
 def _leaves(path: Path) -> None:
     class Leaving(Monitor):
-        def close(self, most: float = 5.0) -> None:
+        def stop(self) -> None:
             path.write_text("closed")
 
-    exit_hooks.register(Leaving())
+    rank_monitor._monitor_process(Leaving())  # type: ignore[arg-type]
 
 
 def test_a_child_of_multiprocessing_says_that_it_leaves(tmp_path: Path) -> None:
@@ -113,3 +114,19 @@ def test_a_child_of_multiprocessing_says_that_it_leaves(tmp_path: Path) -> None:
     child.join(60)
     child.kill()
     assert (tmp_path / "left").read_text() == "closed"
+
+
+@pytest.mark.parametrize("is_echo", [True, False])
+def test_only_the_error_of_a_collective_is_replaced_by_its_cause(is_echo: bool) -> None:
+    """All ranks may end a loop by an exception of their own, which a caller expects."""
+    monitor = rank_monitor.RankMonitor.__new__(rank_monitor.RankMonitor)
+    monitor.local, monitor.pid, monitor.rank, monitor.over = LocalProgress(), os.getpid(), 1, False
+    monitor._acknowledged, monitor._has_store = threading.Event(), False
+    monitor._status = lambda: RankStatus(1)  # type: ignore[method-assign]
+    monitor.cause = Cause(0, "rank 0 is the cause")
+    monitor.local.failure = Failure("an error", [], is_echo)
+    if is_echo:
+        with pytest.raises(LockstepError, match="rank 0 is the cause"):
+            monitor.fail(RuntimeError("gloo: connection closed by peer"))
+    else:
+        monitor.fail(KeyError("stop"))

@@ -1,11 +1,9 @@
 """Watch the ranks of a running job: a hang ends with an error that names the rank, the position and the cause."""
 
-from __future__ import annotations
-
 import sys
-import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
@@ -29,8 +27,8 @@ class Lockstep(Generic[_T]):
     Without a process group, or alone in it, Lockstep does nothing.
 
     Wrap a loader, and put a ``with`` around everything that trains: an error in it is published at once, and an
-    error that another rank caused is raised as that. Without the ``with``, an error is published when it ends the
-    process. Attributes of the loader (``set_epoch``, ``state_dict``, ``sampler``...) are passed through.
+    error of a collective that another rank caused is raised as that. Without the ``with``, an error is published
+    when it ends the process. Attributes of the loader (``set_epoch``, ``state_dict``...) are passed through.
 
     A rank waits for another one if it has entered a collective that the other one has not entered, by the numbers
     that torch counts in each process group; if there are no such numbers, if it is in a later step. Ranks that are
@@ -40,13 +38,13 @@ class Lockstep(Generic[_T]):
         loader: any iterable of batches; None if `step` is called by hand.
         name: of this loop, the same on all ranks. Loops of the same name are matched in the order in which ranks
             begin them; pass names where that may differ.
-        limit: seconds (3 or more) that ranks may wait for another one before it is blamed: longer than the longest
-            step, and than whatever one rank does while others wait (checkpoints, evaluation). What is certain (a
-            rank failed, was killed, ran out of data) needs no limit and is reported within seconds.
+        limit: seconds (3 or more) that ranks may wait for another one before it is blamed: longer than whatever
+            one rank does while others wait (a long step, a checkpoint). What is certain (a rank failed, was
+            killed, ran out of data) needs no limit and is reported within seconds.
         uneven: ranks may take different numbers of steps, since no step waits for another rank, or under
             ``torch.distributed.algorithms.Join``.
-        grace: seconds in which a rank that is busy may reach its next step and raise, before it ends too; at most
-            ``limit``.
+        grace: seconds (at most ``limit``) in which a rank that is busy may reach its next step and raise, before
+            it ends too.
 
     Raises:
         ArgumentError: an argument is invalid.
@@ -54,10 +52,8 @@ class Lockstep(Generic[_T]):
 
     Examples:
         >>> with Lockstep([[1, 2], [3]]) as batches:
-        ...     for batch in batches:
-        ...         print(batch)
-        [1, 2]
-        [3]
+        ...     list(batches)
+        [[1, 2], [3]]
     """
 
     def __init__(
@@ -71,16 +67,15 @@ class Lockstep(Generic[_T]):
     ) -> None:
         if loader is not None:
             check_iterable("loader", loader, "an iterable of batches")
-        name = check_name("name", name)
-        limit = check_seconds("limit", limit, at_least=3)
-        uneven = check_bool("uneven", uneven)
-        grace = check_seconds("grace", grace, at_least=1)
         self.loader = loader
-        self._name = name
-        self._options = limit, uneven, grace
+        self._name = check_name("name", name)
+        self._options: dict[str, Any] = {
+            "limit": check_seconds("limit", limit, at_least=3),
+            "uneven": check_bool("uneven", uneven),
+            "grace": check_seconds("grace", grace, at_least=1),
+        }
         self._monitor: RankMonitor | None = None
         self._begun = False
-        self._collected: weakref.finalize[..., Lockstep[_T]] | None = None
 
     def wait(self) -> None:
         """A pass begins or a step is over, and data are waited for; if no loader shows it."""
@@ -89,16 +84,7 @@ class Lockstep(Generic[_T]):
             monitor.local.wait()
 
     def step(self) -> None:
-        """A step begins; if no loader shows it.
-
-        Raises:
-            LockstepError: as described.
-
-        Examples:
-            >>> with Lockstep(limit=60) as lockstep:
-            ...     for _ in range(3):
-            ...         lockstep.step()
-        """
+        """A step begins; if no loader shows it."""
         monitor = self._checked()
         if monitor is not None:
             monitor.local.step()
@@ -119,26 +105,26 @@ class Lockstep(Generic[_T]):
         monitor = self._watched()
         return iter(self.loader) if monitor is None else self._pass(monitor, self.loader)
 
-    def _pass(self, monitor: RankMonitor, loader: Iterable[_T]) -> Iterator[_T]:
-        _check(monitor)
+    def _pass(self, monitor: "RankMonitor", loader: Iterable[_T]) -> Iterator[_T]:
+        monitor.check()
         local = monitor.local
         local.begin_pass()
         number = local.progress.passes
         try:
             for batch in loader:
                 if monitor.cause is not None:  # the loader may have swallowed the error
-                    _check(monitor)
+                    monitor.check()
                 local.step()
                 yield batch
                 if monitor.cause is not None:
-                    _check(monitor)
+                    monitor.check()
                 local.wait()
         except GeneratorExit:
             if local.progress.passes == number:  # an iterator may be collected after the next one has begun
                 monitor.end_pass("left")
             raise
         except BaseException as error:
-            _fail(monitor, error)
+            monitor.fail(error)
             raise
         if local.progress.passes == number:
             monitor.end_pass("ended")
@@ -157,11 +143,14 @@ class Lockstep(Generic[_T]):
         self._monitor, self._begun = None, False
         if error is None or (isinstance(error, SystemExit) and not error.code):
             monitor.close()
-            if self._collected is not None:
-                self._collected.detach()
-            _check(monitor)
+            monitor.check()
         else:
-            _fail(monitor, error)
+            monitor.fail(error)
+
+    def __del__(self) -> None:
+        monitor = self.__dict__.get("_monitor")
+        if monitor is not None and not monitor.over:
+            monitor.close(0.0)
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]  # as the loader itself answers
@@ -172,51 +161,26 @@ class Lockstep(Generic[_T]):
         return getattr(self.loader, name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        limit, uneven, grace = self._options
-        return _again, (self.loader, {"name": self._name, "limit": limit, "uneven": uneven, "grace": grace})
+        return partial(Lockstep, name=self._name, **self._options), (self.loader,)
 
-    def _watched(self) -> RankMonitor | None:
+    def _watched(self) -> "RankMonitor | None":
         """The monitor of this rank, which is begun at the first call; None if there is no other rank."""
-        distributed = sys.modules.get("torch.distributed")
-        if (
-            self._begun
-            or distributed is None
-            or not distributed.is_available()
-            or not distributed.is_initialized()
-        ):
+        dist: Any = sys.modules.get("torch.distributed")
+        if self._begun or dist is None or not dist.is_available() or not dist.is_initialized():
             return self._monitor
-        if distributed.get_world_size() > 1:
+        if dist.get_world_size() > 1:
             from rankfeed.diagnostics.lockstep.rank_monitor import RankMonitor
 
             number, _created[self._name] = _created[self._name], _created[self._name] + 1
-            self._monitor = RankMonitor(f"{self._name}/{number}", *self._options)
-            self._collected = weakref.finalize(self, self._monitor.close, 0.0)
+            self._monitor = RankMonitor(f"{self._name}/{number}", **self._options)
         self._begun = True
         return self._monitor
 
-    def _checked(self) -> RankMonitor | None:
+    def _checked(self) -> "RankMonitor | None":
         """The monitor, inside a pass."""
         monitor = self._watched()
         if monitor is not None:
-            _check(monitor)
+            monitor.check()
             if not monitor.local.is_inside:
                 monitor.local.begin_pass()
         return monitor
-
-
-def _check(monitor: RankMonitor) -> None:
-    error = monitor.error()
-    if error is not None:
-        monitor.drain()
-        raise error
-
-
-def _fail(monitor: RankMonitor, error: BaseException) -> None:
-    """Publish an error; raise its cause if that is another rank."""
-    cause = monitor.fail(error)
-    if cause is not None:
-        raise cause from error
-
-
-def _again(loader: Any, options: dict[str, Any]) -> Lockstep[Any]:
-    return Lockstep(loader, **options)

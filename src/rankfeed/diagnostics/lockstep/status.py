@@ -7,8 +7,10 @@ import msgspec
 from rankfeed.errors import LockstepError
 from rankfeed.storage.commit import decodable
 
-#: Waits for data, is in a step, reached the end of its data, left the loop before that, or failed.
-State = Literal["data", "step", "ended", "left", "failed"]
+#: Waits for data, is in a step, reached the end of its data, or left the loop before that.
+State = Literal["data", "step", "ended", "left"]
+#: Of another process on the same host.
+PeerState = Literal["alive", "stopped", "dead"]
 
 
 class Progress(NamedTuple):
@@ -21,6 +23,16 @@ class Progress(NamedTuple):
     since: float = 0.0  # time.monotonic() of the change
     closed: bool = False  # begins no other step
     done: tuple[int, int] = (0, 0)  # the last completed pass, and its steps
+    marks: tuple[tuple[str, int], ...] = ()  # collectives entered before this pass, by process group
+
+
+@decodable
+class Failure(msgspec.Struct, frozen=True):
+    """The error that ended a rank's loop."""
+
+    error: str
+    lines: list[str]  # end of its traceback
+    is_echo: bool  # it came out of a collective: another rank is likely to be the cause
 
 
 @decodable
@@ -34,14 +46,13 @@ class RankStatus(msgspec.Struct, frozen=True):
     namespace: str = ""  # in which the process id is valid, see pid_namespace_id
     beat: int = 0  # number of this status; 0 if the rank has not published any
     progress: Progress = Progress()
+    failure: Failure | None = None
     age: float = 0.0  # seconds since the progress changed
-    numbers: dict[str, int] = {}  # collectives entered, by process group
+    numbers: dict[str, int] = {}  # collectives entered since the loop began, by process group
     ages: dict[str, float] = {}  # seconds since each number changed, for those that have changed under watch
-    failed_from: State = "ended"  # state before it failed
-    error: str = ""
-    is_echo: bool = False  # the error came out of a collective: another rank is likely to be the cause
-    lines: list[str] = []  # end of its traceback, or of the stack of a training thread that makes no progress
-    missing: dict[int, Literal["dead", "stopped"]] = {}  # ranks on its host
+    stack: list[str] = []  # its end, if the training thread makes no progress
+    peers: dict[int, PeerState] = {}  # ranks whose processes it watches
+    has_left: bool = False  # it makes no other request to the store
 
     @property
     def standing(self) -> float:
@@ -50,38 +61,42 @@ class RankStatus(msgspec.Struct, frozen=True):
 
     @property
     def place(self) -> tuple[int, int]:
-        """Passes and steps begun."""
         return self.progress.passes, self.progress.steps
 
     @property
-    def failed(self) -> bool:
-        """Whether an error ended its loop."""
-        return self.progress.state == "failed"
-
-    @property
     def is_inside(self) -> bool:
-        """Whether it is inside a pass."""
-        return self.progress.state in ("data", "step") and not self.progress.closed
+        return self.progress.state in ("data", "step") and not (self.progress.closed or self.failure)
 
     @property
     def name(self) -> str:
-        """Rank, host and process."""
         return f"rank {self.rank} (host {self.host}, process {self.pid})"
 
     @property
     def where(self) -> str:
         """Its position, for messages."""
-        passes, steps = self.place
-        if not passes:
-            return "before its first step"
-        state = ("data" if self.failed_from == "data" else "step") if self.failed else self.progress.state
+        steps, state = self.progress.steps, self.progress.state
+        if self.failure and state != "data":
+            state = "step"  # an error leaves the loop before it is published
         text = {
             "data": f"waiting for the data of step {steps + 1}",
             "step": f"in step {steps}",
             "left": f"out of its loop, which it left in step {steps}",
             "ended": f"at the end of its data after {steps} steps",
         }[state]
-        return f"{text} of pass {passes}"
+        return f"{text} of pass {self.progress.passes}" if self.progress.passes else "before its first step"
+
+    @property
+    def end(self) -> str:
+        how = "left its loop" if self.progress.state == "left" else "ran out of data"
+        passes, steps = self.progress.done
+        return f"{how} after {steps} steps of pass {passes}"
+
+    @property
+    def error(self) -> str:
+        return self.failure.error if self.failure else ""
+
+    def cause(self, text: str, remedy: str = "", hangs: bool = False) -> "Cause":
+        return Cause(self.rank, f"{self.name} {text}", remedy, self, hangs)
 
 
 @decodable
@@ -90,29 +105,23 @@ class Cause(msgspec.Struct, frozen=True):
 
     rank: int
     summary: str
-    lines: list[str] = []  # end of its traceback or stack
     remedy: str = ""
     status: RankStatus | None = None  # its last one
     hangs: bool = False  # it made no progress beyond the limit
 
     def blocks(self, status: RankStatus) -> bool:
         """Whether a rank is known to hang because of it; others may be busy and raise at their next step."""
-        blamed = self.status
-        if blamed is None or status.rank == self.rank:
+        if self.status is None or status.rank == self.rank:
             return self.hangs
-        shared = status.numbers.keys() & blamed.numbers.keys()
-        return status.place > blamed.place or any(status.numbers[key] > blamed.numbers[key] for key in shared)
+        own, other = status.numbers, self.status.numbers
+        return status.place > self.status.place or any(own[key] > other[key] for key in own.keys() & other.keys())
 
     def error(self, status: RankStatus) -> LockstepError:
-        """The error to raise on a rank."""
-        kind = "traceback" if self.status is not None and self.status.failed else "stack"
-        lines = "\n    ".join([f"the last lines of its {kind}", *self.lines])
+        failure, stack = (self.status.failure, self.status.stack) if self.status is not None else (None, [])
+        what, lines = ("traceback", failure.lines) if failure else ("stack", stack if self.hangs else [])
+        found = "\n    ".join([f"the last lines of its {what}", *lines]) if lines else None
         passes, steps = status.place
-        error = LockstepError(
-            self.summary,
-            found=lines if self.lines else None,
-            where=f"raised on rank {status.rank} (host {status.host}), step {steps} of pass {passes}",
-            remedy=self.remedy or None,
-        )
+        where = f"raised on rank {status.rank} (host {status.host}), step {steps} of pass {passes}"
+        error = LockstepError(self.summary, found=found, where=where, remedy=self.remedy or None)
         error.rank = self.rank
         return error
