@@ -155,7 +155,8 @@ def work(rank: int, ranks: int, port: int, case: str, at: int, limit: float, how
                 if case == "after":
                     happened(case)
                     time.sleep(3600)
-                dist.barrier()
+                if how == "after":
+                    dist.barrier()
         elif how == "subgroups":
             # Ranks 0 and 1 wait for each other only, and so do the others.
             pairs = [dist.new_group([2 * pair, 2 * pair + 1]) for pair in range(ranks // 2)]

@@ -28,8 +28,8 @@ from rankfeed.errors import LockstepError
 EXIT_CODE = 86
 #: Seconds between two statuses, and between two observations.
 _EVERY, _TICK = 1.0, 0.25
-#: Seconds before the limit, in which the ranks exchange faster.
-_SOON = 2.0
+#: Seconds in which the ranks get to know each other, and before the limit, in which they exchange faster.
+_START, _SOON = 3.0, 2.0
 #: Seconds that closing and failing wait for the store, and rank 0 for the other ranks.
 _FLUSH, _DRAIN = 5.0, 8.0
 #: Seconds in which a blocked rank may still raise; one that hangs ends first, so that gloo fails on the others.
@@ -177,9 +177,9 @@ class RankMonitor:
         return judgement.over or judgement.cause is not None
 
     def _is_urgent(self) -> bool:
-        """Whether something is about to be decided."""
+        """Whether the ranks get to know each other, or something is about to be decided."""
         is_decided = self._exchange.judgement.cause or self.local.failure or self.local.progress.closed
-        return bool(is_decided) or self._standing >= self._limit - _SOON
+        return bool(is_decided) or self._observer.now < _START or self._standing >= self._limit - _SOON
 
     def _lost_store(self) -> bool:
         return not self._has_store and self._store.port > 0 and not self._store.exists()
@@ -214,8 +214,11 @@ class RankMonitor:
             if is_echo or status.is_inside or status.standing >= self._limit:
                 gone = "is gone" if state == "dead" else "is gone or cannot be reached"
                 return Cause(owner, f"{name} {gone}, and the store of torch.distributed with it")
-        elif min(silence, status.standing) >= max(self._limit, SILENT) and state != "alive":
-            why = "its process is stopped (SIGSTOP, or a debugger)" if state == "stopped" else "its host hangs"
+            return None
+        is_stopped = state == "stopped"
+        silent = min(silence, status.standing) >= (self._limit if is_stopped else max(self._limit, SILENT))
+        if silent and state != "alive":
+            why = "its process is stopped (SIGSTOP, or a debugger)" if is_stopped else "its host hangs"
             text = f"{name} has published nothing for {silence:.0f} s: {why}; it has the store of the job"
             return Cause(owner, text, hangs=True)
         return None
