@@ -188,6 +188,7 @@ def test_a_silent_rank_is_blamed_where_it_was_seen_last() -> None:
         "published nothing for 100 s: its process is stopped (SIGSTOP, or a debugger); it was last seen in step 5"
     )
     assert summary.endswith("and rank 0 has waited for 200 s, in step 5 of pass 1")
+    assert blamed(waits, rank(1, at(5), LIMIT - 4, numbers={"all": 5}), silent={1: 4.0})[0] == 1
     same = rank(1, at(5), numbers={"all": 6})
     assert blamed(waits, same, silent={1: LIMIT})[0] == 1  # in the same collective
     assert job(waits, same, silent={1: LIMIT - 1}) is None

@@ -412,7 +412,7 @@ def _seconds(batches: Any) -> float:
 
 
 def play(folder: Path, case: str, bad: int, at: int, ranks: int, limit: float, how: str, patience: float) -> None:
-    """A round: one rank has something happen to it in one step; whoever is left when patience ends is killed."""
+    """A round: something happens to one rank in one step; ranks that are left when patience ends are killed."""
     folder.mkdir(parents=True)
     os.chdir(folder)
     with socket.socket() as server:

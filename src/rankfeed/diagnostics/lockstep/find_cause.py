@@ -13,7 +13,7 @@ from rankfeed.diagnostics.lockstep.status import Cause, RankStatus
 SETTLE = 3.0
 #: The same if a rank is known to have left its loop.
 _SETTLE_LEFT = 1.5
-#: Seconds without a status after which none is expected.
+#: Seconds without a status after which a rank is silent.
 SILENT = 5.0
 
 
@@ -26,6 +26,7 @@ class JobHistory:
         self.received = dict.fromkeys(range(world_size), 0.0)
         self._earlier = dict(self.statuses)  # the last one at another step
         self._confirmed: set[int] = set()
+        self._stopped: set[int] = set()  # processes, as ranks on their hosts see them
         self._active: set[str] = set()  # process groups whose numbers changed under watch
         self._incomparable: set[str] = set()
 
@@ -44,6 +45,7 @@ class JobHistory:
             self._confirmed.discard(new.rank)
             if (new.progress, new.numbers) == (old.progress, old.numbers):
                 self._confirmed.add(new.rank)
+        self._stopped = {rank for each in self for rank, state in each.peers.items() if state == "stopped"}
         self._active = {key for status in self for key in status.ages}
         if not self.uneven:
             self._incomparable |= incomparable_groups([*self._earlier.values(), *self])
@@ -52,7 +54,8 @@ class JobHistory:
         return self.now - self.received[status.rank]
 
     def is_silent(self, status: RankStatus) -> bool:
-        return self.silence(status) >= SILENT
+        """Whether no status is expected from it."""
+        return self.silence(status) >= SILENT or status.rank in self._stopped
 
     def standing(self, status: RankStatus) -> float:
         """Seconds without progress, as far as two statuses or a silence confirm it."""

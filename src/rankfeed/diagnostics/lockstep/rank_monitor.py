@@ -33,7 +33,7 @@ _START, _SOON = 3.0, 2.0
 #: Seconds that closing and failing wait for the store, and rank 0 for the other ranks.
 _FLUSH, _DRAIN = 5.0, 8.0
 #: Seconds in which a blocked rank may still raise; one that hangs ends first, so that gloo fails on the others.
-_BLOCKED, _HANGING = 2.0, 0.5
+_BLOCKED, _HANGING = 1.5, 0.5
 
 
 class RankMonitor:
