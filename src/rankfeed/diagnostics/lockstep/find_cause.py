@@ -45,7 +45,8 @@ class JobHistory:
             self._confirmed.discard(new.rank)
             if (new.progress, new.numbers) == (old.progress, old.numbers):
                 self._confirmed.add(new.rank)
-        self._stopped = {rank for each in self for rank, state in each.peers.items() if state == "stopped"}
+        recent = [each.peers for each in self if self.silence(each) < SILENT]
+        self._stopped = {rank for peers in recent for rank, state in peers.items() if state == "stopped"}
         self._active = {key for status in self for key in status.ages}
         if not self.uneven:
             self._incomparable |= incomparable_groups([*self._earlier.values(), *self])
