@@ -1,4 +1,4 @@
-"""Examines any loader: runs its factory in real processes in several ways, and says what is wrong with it."""
+"""Examines any loader: runs its factory in real processes and judges what it delivers."""
 
 import inspect
 import sys
@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -15,67 +15,60 @@ from rankfeed.errors import ArgumentError
 from rankfeed.proof.doctor.cpus import cpus
 from rankfeed.proof.doctor.diagnosis import diagnose
 from rankfeed.proof.doctor.findings import Finding
-from rankfeed.proof.doctor.observed import Job
+from rankfeed.proof.doctor.logs import RunLog
 from rankfeed.proof.doctor.probes import Probes
-from rankfeed.proof.doctor.seen import ProbeSeen
+from rankfeed.proof.doctor.records import Job
 
-#: Notes that say that not all was counted.
-UNPROVEN = ("not-counted", "never-ends")
 START_METHODS = ("fork", "spawn", "forkserver")
+#: What a caller may allow.
+ALLOWED = ("shared", "replacement")
+DoctorVerdict = Literal["sound", "diseased", "not proven"]
 
 
 @dataclass(frozen=True)
 class Examination:
-    """What the doctor says of a loader.
+    """The doctor's verdict of a loader.
 
     Attributes:
         factory: what was examined.
-        findings: the gravest first.
-        probes: what was seen.
+        findings: the most severe first.
+        runs: what was observed.
     """
 
     factory: str
     findings: tuple[Finding, ...]
-    probes: tuple[ProbeSeen, ...]
+    runs: tuple[RunLog, ...]
 
     @property
-    def ok(self) -> bool:
-        """Whether there are no errors."""
-        return all(finding.severity != "error" for finding in self.findings)
+    def verdict(self) -> DoctorVerdict:
+        """Sound in every configuration that was run, diseased, or not proven."""
+        severities = {finding.severity for finding in self.findings}
+        return "diseased" if "error" in severities else "not proven" if "unproven" in severities else "sound"
 
     @property
-    def sound(self) -> bool:
-        """Whether there are neither errors nor warnings."""
-        return all(finding.severity == "note" for finding in self.findings)
+    def sound(self) -> bool | None:
+        """None if it could not be proven."""
+        return {"sound": True, "diseased": False, "not proven": None}[self.verdict]
+
+    @property
+    def exit_code(self) -> int:
+        return {"sound": 0, "diseased": 1, "not proven": 3}[self.verdict]
 
     @property
     def summary(self) -> str:
-        """A line: what was done, and what came of it."""
-        epochs = max((len(each) for probe in self.probes for each in (probe.epochs,)), default=0)
-        first = self.probes[0].job if self.probes else None
-        done = "nothing was read"
-        if first is not None:
-            methods = dict.fromkeys(probe.job.start_method for probe in self.probes)
-            done = f"{first.ranks} ranks, {first.workers} workers, {' and '.join(methods)}, {epochs} epochs"
-        counts = [
-            f"{number} {name}{'s' if number > 1 else ''}"
-            for name in ("error", "warning")
-            if (number := sum(finding.severity == name for finding in self.findings))
-        ]
-        if counts:
-            return f"{' and '.join(counts)} ({done})"
-        notes = {finding.code for finding in self.findings}
-        known = not notes & {*UNPROVEN, "missing-samples"}
-        return f"{'sound: each sample once an epoch' if known else 'nothing wrong was found'} ({done})"
+        """One line: the verdict, and the configurations that were run."""
+        configurations = "; ".join(dict.fromkeys(run.job.name for run in self.runs)) or "nothing was run"
+        meaning = ": each rank and worker delivers its share of what one process delivers"
+        return f"{self.verdict}{meaning if self.verdict == 'sound' else ''} ({configurations})"
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it, JSON-able."""
+        """JSON-able."""
         return {
             "factory": self.factory,
-            "ok": self.ok,
+            "verdict": self.verdict,
             "sound": self.sound,
             "findings": [finding.as_dict() for finding in self.findings],
-            "probes": [probe.figures() for probe in self.probes],
+            "runs": [run.as_dict() for run in self.runs],
         }
 
     def __str__(self) -> str:
@@ -90,6 +83,8 @@ def examine(
     start_methods: Sequence[str] = ("fork", "spawn"),
     epochs: int = 3,
     key: str | int | None = None,
+    universe: int | None = None,
+    allow: Iterable[str] = (),
     timeout: float = 60.0,
     max_steps: int = 1000,
     max_seconds: float = 60.0,
@@ -99,46 +94,56 @@ def examine(
     progress: Callable[[str], object] = lambda text: None,
     probes: Probes | None = None,
 ) -> Examination:
-    """Run a loader's factory on several ranks and say what is wrong with what it delivers.
+    """Run a loader's factory on several ranks and judge what it delivers.
 
-    All that is started here is ended here, whatever the factory does.
+    It runs with the requested ranks and workers, on 3 ranks without workers, and twice on one rank without
+    workers: this control says what there is to deliver. Every process that is started here is ended here.
 
     Args:
         factory: ``module:function`` or ``file.py:function``, or a function at the top of a module. It is called on
-            each rank and may take any of ``num_workers``, ``multiprocessing_context``, ``epoch``, ``rank`` and
-            ``world_size`` by name. It returns an iterable of batches, or a pair of that and `key`.
+            each rank with those of ``num_workers``, ``multiprocessing_context``, ``epoch``, ``rank`` and
+            ``world_size`` that it names, and returns an iterable of batches, or a pair of that and `key`. All
+            epochs iterate the same object, unless the function names ``epoch``.
         ranks: processes, on this machine, in one process group (gloo).
-        workers: what it gets as ``num_workers``.
+        workers: passed as ``num_workers``.
         start_methods: of processes: "fork", "spawn", "forkserver".
         epochs: how often the loader is read with the first of them; with others twice at most.
-        key: where a batch has its samples' ids, as of `rankfeed.audit`; if None, "sample_id", or a hash of it all.
-        timeout: seconds for the factory, for the first batch and for each next.
-        max_steps: an epoch is cut after so many.
-        max_seconds: an epoch is cut after so long.
-        step_seconds: how long training takes for a batch, to see whether it would wait.
-        set_epoch: whether the training loop calls ``set_epoch`` where there is one.
-        resume_ranks: go on from a checkpoint on so many ranks, too.
-        progress: told what is done.
-        probes: what runs them, for several examinations with one import of torch.
+        key: ids of the samples: a path in the batch (``"id"``, ``"0.sample_id"``, ``"meta.k"``, 1) or
+            ``"module:function"``; if None, ``sample_id``, else dataset indices, else content.
+        universe: number of samples, if ids are 0 to n - 1.
+        allow: "shared" if ranks read the same samples on purpose (full validation on every rank, tensor-parallel
+            peers), "replacement" if samples are drawn with replacement on purpose.
+        timeout: seconds for the factory and for each batch.
+        max_steps: an epoch is cut after this many.
+        max_seconds: an epoch is cut after this long.
+        step_seconds: time that training takes for a batch, to see whether it would wait.
+        set_epoch: whether ``set_epoch`` is called before each epoch where it exists.
+        resume_ranks: resume from a checkpoint on this number of ranks, too.
+        progress: called with the name of each run.
+        probes: runs them, for several examinations with one import of torch.
 
     Raises:
-        ArgumentError: an argument that cannot be meant.
+        ArgumentError: an argument is invalid.
         AuditError: no process could be started.
     """
     name = factory if isinstance(factory, str) else _name_of(factory)
-    others = {} if resume_ranks is None else {"resume_ranks": resume_ranks}
+    allow = (allow,) if isinstance(allow, str) else tuple(allow)
+    others = {
+        what: value
+        for what, value in (("resume_ranks", resume_ranks), ("universe", universe))
+        if value is not None
+    }
     _check(name, ranks=ranks, workers=workers, epochs=epochs, max_steps=max_steps, **others)
     for value in (timeout, max_seconds, step_seconds or 1):
         if not 0 < value < inf:
-            raise ArgumentError("a time is more than 0 seconds, and has an end", found=value)
-    if not isinstance(key, (str, int, type(None))):
-        raise ArgumentError(
-            "a key is the name or place of a field",
-            found=repr(key),
-            remedy="have the factory return (batches, key), where key may be a function",
-        )
+            raise ArgumentError("a time must be positive and finite", found=value)
+    if not isinstance(key, (str, int)) and key is not None:
+        expected = "a path in the batch, or module:function"
+        raise ArgumentError("invalid key", expected=expected, found=repr(key))
     if not start_methods or not {*start_methods} <= {*START_METHODS}:
-        raise ArgumentError("these are no start methods", expected=START_METHODS, found=start_methods)
+        raise ArgumentError("invalid start method", expected=START_METHODS, found=start_methods)
+    if not {*allow} <= {*ALLOWED}:
+        raise ArgumentError("invalid allow", expected=ALLOWED, found=allow)
     with nullcontext(probes) if probes is not None else Probes() as running:
         states = running.new_folder()
         job = Job(
@@ -157,31 +162,32 @@ def examine(
             step_seconds=step_seconds,
         )
 
-        def run(**changes: Any) -> ProbeSeen:
+        def run(label: str = "", **changes: Any) -> RunLog:
             this = msgspec.structs.replace(job, **changes)
-            this = msgspec.structs.replace(this, name=_called(this))
+            this = msgspec.structs.replace(this, name=label or _called(this))
             progress(this.name)
             return running.run(this)
 
-        seen = [run(states=str(states))]
-        again: list[ProbeSeen] = []
-        first = seen[0]
-        endless = any(epoch.cut for rank in first.ranks for epoch in rank.epochs) and not first.beginnings
-        if any(rank.epochs for rank in first.ranks) and not endless:
-            for method in start_methods[1:]:
-                seen.append(run(start_method=method, epochs=min(2, epochs)))
-        if first.ok and len(first.epochs) == epochs:
-            if workers:
-                seen.append(run(workers=0, epochs=1))
-            if ranks > 1:
-                seen.append(run(ranks=1, workers=0, epochs=1))
-            if all(rank.state_after is not None for rank in first.ranks):
-                again.append(run(resume=str(states), epochs=1))
-                elastic = all(rank.built is not None and rank.built.elastic for rank in first.ranks)
-                other = resume_ranks or (max(1, ranks - 1) if elastic else ranks)
-                if other != ranks:
-                    again.append(run(resume=str(states), ranks=other, epochs=1))
-    return Examination(name, diagnose(seen, cpus(), again), (*seen, *again))
+        runs, controls, resumed = [run(states=str(states))], [], []
+        first = runs[0]
+        if any(rank.epochs for rank in first.ranks):
+            if not first.cut:
+                runs += [
+                    run(start_method=method, epochs=min(2, epochs)) for method in start_methods[1:] if workers
+                ]
+            if len({ranks, 3}) > 1 or workers:
+                runs.append(run(ranks=3, workers=0, epochs=min(2, epochs)))
+            steps = max_steps * ranks if first.cut else max_steps * max(ranks, 3)
+            alone = {"ranks": 1, "workers": 0, "step_seconds": 0.0, "max_steps": steps}
+            controls = [run(f"control {number}", **alone) for number in (1, 2)]
+        if first.ok and all(rank.state_after is not None for rank in first.ranks):
+            resumed.append(run(resume=str(states), epochs=1))
+            elastic = all(built.elastic for built in first.built)
+            other = resume_ranks or (max(1, ranks - 1) if elastic else ranks)
+            if other != ranks:
+                resumed.append(run(resume=str(states), ranks=other, epochs=1))
+    found = diagnose(runs, controls, cpus(), resumed, allow, universe)
+    return Examination(name, found, (*runs, *controls, *resumed))
 
 
 def _called(job: Job) -> str:

@@ -24,8 +24,8 @@ import msgspec
 import numpy as np
 
 from rankfeed.proof.doctor.marked import MARK, end_all
-from rankfeed.proof.doctor.observed import Job
 from rankfeed.proof.doctor.probed import probed
+from rankfeed.proof.doctor.records import Job
 from rankfeed.storage.decodable import decodable
 
 #: What is imported here, once for all ranks.

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, BinaryIO, cast
 
-from rankfeed.proof.doctor.observed import Built, Moved, Sizes
+from rankfeed.proof.doctor.records import Built, Moved, Sizes
 
 
-def described(loader: Any, *, seconds: float, grown: int, start_method: str, once: bool, seed: int) -> Built:
+def described(loader: Any, *, seconds: float, grown: int, start_method: str, seed: int) -> Built:
     """What a loader says of itself.
 
     Args:
@@ -22,7 +22,6 @@ def described(loader: Any, *, seconds: float, grown: int, start_method: str, onc
         seconds: that the factory took.
         grown: bytes by which it made the process larger.
         start_method: by which its workers will be started.
-        once: whether it is an iterator.
         seed: of torch's global generator when this process began.
     """
     import torch
@@ -37,9 +36,10 @@ def described(loader: Any, *, seconds: float, grown: int, start_method: str, onc
         bytes=max(0, grown),
         length=_length(loader),
         samples=_length(dataset),
+        subset=_subset(dataset),
         fingerprint=fingerprint if isinstance(fingerprint, str) else None,
         workers=workers if isinstance(workers, int) else None,
-        cuts_one_data_set=any(
+        cuts_one_dataset=any(
             getattr(each, name, 1) != 1 for each in samplers for name in ("num_replicas", "num_processes")
         ),
         drops=any(getattr(each, "drop_last", False) is True for each in (loader, *samplers))
@@ -51,7 +51,6 @@ def described(loader: Any, *, seconds: float, grown: int, start_method: str, onc
         shuffles=_shuffles(loader, samplers),
         resumes=all(callable(getattr(loader, name, None)) for name in ("state_dict", "load_state_dict")),
         elastic=type(loader).__module__.startswith("rankfeed.") and type(loader).__name__ == "Loader",
-        once=once,
         seeded=torch.initial_seed() != seed,
         pickled=_pickled(dataset) if spawned else None,
     )
@@ -98,6 +97,18 @@ def _attribute(thing: Any, name: str) -> Any:
     return None
 
 
+def _subset(dataset: Any) -> list[int] | None:
+    """Indices of a torch Subset in the dataset at its bottom."""
+    import torch
+
+    indices: list[int] | None = None
+    while isinstance(dataset, torch.utils.data.Subset):
+        own = [int(each) for each in dataset.indices]
+        indices = own if indices is None else [own[each] for each in indices]
+        dataset = dataset.dataset
+    return indices
+
+
 def _length(thing: Any) -> int | None:
     with suppress(Exception):  # whatever a user's __len__ raises
         return len(thing)
@@ -128,49 +139,47 @@ def _pickled(dataset: Any) -> int | None:
     return None
 
 
+class ImportMeter:
+    """Private bytes of this process, without those that imports took: code is no data."""
+
+    def __init__(self) -> None:
+        self._imported = self._depth = 0
+
+    def install(self) -> None:
+        self._import, builtins.__import__ = builtins.__import__, self._counted
+
+    def bytes(self) -> int:
+        return own_bytes() - self._imported
+
+    def _counted(self, *arguments: Any, **named: Any) -> Any:
+        if self._depth or arguments[0] in sys.modules or not arguments[0]:
+            return self._import(*arguments, **named)
+        known, before = len(sys.modules), own_bytes()
+        self._depth += 1
+        try:
+            return self._import(*arguments, **named)
+        finally:
+            self._depth -= 1
+            if len(sys.modules) > known:
+                self._imported += own_bytes() - before
+
+
 def own_bytes() -> int:
-    """Bytes that this process has for itself alone."""
+    """Private bytes of this process."""
     import psutil
 
     return int(psutil.Process().memory_full_info().uss)
 
 
-class Growth:
-    """By how many bytes this process grows in here, but for what it imports: code is no data."""
-
-    bytes = 0
-
-    def __enter__(self) -> Growth:
-        self._import, self._before, self._depth = builtins.__import__, own_bytes(), 0
-        builtins.__import__ = self._counted
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        builtins.__import__ = self._import
-        self.bytes = own_bytes() - self._before
-
-    def _counted(self, *of: Any, **named: Any) -> Any:
-        if self._depth:
-            return self._import(*of, **named)
-        known, before = len(sys.modules), own_bytes() if of[0] not in sys.modules else 0
-        self._depth += 1
-        try:
-            return self._import(*of, **named)
-        finally:
-            self._depth -= 1
-            if before and len(sys.modules) > known:
-                self._before += own_bytes() - before
-
-
-def sizes() -> Sizes:
-    """Memory of this process and of its children."""
+def sizes(rank: int) -> Sizes:
+    """Memory of this process, as measured, and of its children."""
     import psutil
 
     found = {}
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
             found[str(child.pid)] = int(child.memory_full_info().uss)
-    return Sizes(rank=own_bytes(), children=found)
+    return Sizes(rank=rank, children=found)
 
 
 class Handles:

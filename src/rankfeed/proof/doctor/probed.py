@@ -11,7 +11,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -19,11 +19,11 @@ from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
-from xxhash import xxh3_64_hexdigest
 
 from rankfeed.errors import AuditError, safe_str
 from rankfeed.proof.doctor import outside
-from rankfeed.proof.doctor.observed import (
+from rankfeed.proof.doctor import rows as shapes
+from rankfeed.proof.doctor.records import (
     IDS,
     IMPORT,
     STATE,
@@ -35,15 +35,13 @@ from rankfeed.proof.doctor.observed import (
     Raised,
     Ready,
     Record,
-    SampleKey,
+    RowKey,
     Stated,
     Step,
 )
-from rankfeed.proof.keys import USUAL, Key, Words, ids_in, keys_of
-from rankfeed.proof.tagged import Tagged, tagged
+from rankfeed.proof.keys import USUAL, Key, Words, ids_in, words_of
+from rankfeed.proof.tagged import Tagged, record
 
-#: So many steps of an epoch have their values kept: enough to see that two streams are one.
-_VALUED = 64
 #: Text longer than this is no name that anybody wants to see.
 _LONG = 200
 #: Memory is looked at no more often than this, in seconds, and for no more than a part of the time.
@@ -61,6 +59,7 @@ def probed(job: Job, rank: int, said: BinaryIO) -> None:
     sayer = _Rank(job, rank, said)
     try:
         sayer.stand()
+        sayer._memory.install()
         sayer.read()
         sayer.say(Done())
     except BaseException as error:  # SystemExit of the user's code, too
@@ -80,6 +79,7 @@ class _Rank:
         self._ours = False
         self._look_at = 0.0
         self._seed = outside.begun_with()
+        self._memory = outside.ImportMeter()
 
     def say(self, record: Record) -> None:
         self._said.write(msgspec.json.encode(record) + b"\n")
@@ -110,12 +110,12 @@ class _Rank:
             states = sorted(Path(self.job.resume).glob("*.pt"), key=lambda path: int(path.stem))
             loader.load_state_dict(torch.load(states[self.rank % len(states)], weights_only=False))
         for epoch in range(self.job.epochs):
-            if epoch and (told.once or "epoch" in _accepted(factory)):
+            if epoch and "epoch" in _accepted(factory):
                 loader, _ = self._build(factory, epoch)
             if epoch and self.job.set_epoch:
                 outside.set_epoch(loader, epoch)
             self.say(Began(epoch=epoch))
-            self.say(outside.sizes())
+            self.say(outside.sizes(self._memory.bytes()))
             whole = self._epoch(loader, epoch, length=told.length, resumes=told.resumes and not epoch)
             self.say(Ended(whole=whole))
             if not whole:
@@ -130,9 +130,9 @@ class _Rank:
         known |= {"multiprocessing_context": job.start_method if job.workers else None}
         accepted = _accepted(factory)
         start = time.perf_counter()
-        with outside.Growth() as growth:
-            loader = factory(**{name: value for name, value in known.items() if name in accepted})
-        seconds = time.perf_counter() - start
+        before = self._memory.bytes()
+        loader = factory(**{name: value for name, value in known.items() if name in accepted})
+        grown, seconds = self._memory.bytes() - before, time.perf_counter() - start
         if (
             isinstance(loader, tuple)
             and len(loader) == 2
@@ -151,11 +151,11 @@ class _Rank:
         told = outside.described(
             loader,
             seconds=seconds,
-            grown=growth.bytes,
+            grown=grown,
             start_method=job.start_method,
-            once=isinstance(loader, Iterator),
             seed=self._seed,
         )
+        record(loader)
         return loader, told
 
     def _epoch(self, loader: Any, epoch: int, *, length: int | None, resumes: bool) -> bool:
@@ -163,29 +163,28 @@ class _Rank:
         self.phase = f"in epoch {epoch}, step 0"
         handles = outside.Handles() if job.start_method == "fork" and not epoch else None
         kept: Callable[[], None] | None = None
-        with tagged(loader):
+        start = time.perf_counter()
+        for batch in iter(loader):
+            waited = time.perf_counter() - start
+            if kept is not None:
+                kept()  # there is something to go on with
+            self.say(self._step(batch, waited))
+            steps += 1
+            self.phase = f"in epoch {epoch}, step {steps}"
+            if handles is not None and steps in (1, 4):
+                handles.look_at_children()
+            wanted = resumes and job.states is not None and _is_in_the_middle(steps, length)
+            kept = self._keep_state(loader, steps) if wanted else None
+            if (now := time.monotonic()) > self._look_at:
+                self.say(outside.sizes(self._memory.bytes()))
+                after = time.monotonic()
+                self._look_at = after + max(_PAUSE, _RARELY * (after - now))
+            if steps >= job.max_steps or time.monotonic() > deadline:
+                return False
+            if job.step_seconds:
+                time.sleep(job.step_seconds)
             start = time.perf_counter()
-            for batch in iter(loader):
-                waited = time.perf_counter() - start
-                if kept is not None:
-                    kept()  # there is something to go on with
-                self.say(self._step(batch, waited, values=steps < _VALUED))
-                steps += 1
-                self.phase = f"in epoch {epoch}, step {steps}"
-                if handles is not None and steps in (1, 4):
-                    handles.look_at_children()
-                wanted = resumes and job.states is not None and _is_in_the_middle(steps, length)
-                kept = self._keep_state(loader, steps) if wanted else None
-                if (now := time.monotonic()) > self._look_at:
-                    self.say(outside.sizes())
-                    after = time.monotonic()
-                    self._look_at = after + max(_PAUSE, _RARELY * (after - now))
-                if steps >= job.max_steps or time.monotonic() > deadline:
-                    return False
-                if job.step_seconds:
-                    time.sleep(job.step_seconds)
-                start = time.perf_counter()
-        self.say(outside.sizes())
+        self.say(outside.sizes(self._memory.bytes()))
         for moved in handles.moved() if handles is not None else ():
             self.say(moved)
         return True
@@ -211,23 +210,43 @@ class _Rank:
 
         return keep
 
-    def _step(self, batch: Any, waited: float, *, values: bool) -> Step:
-        worker, streams = None, {}
-        if isinstance(batch, Tagged):
-            worker, streams, batch = batch.worker, batch.streams, batch.batch
-        key = USUAL if self._key is None else self._key
+    def _step(self, batch: Any, waited: float) -> Step:
+        origin = batch if isinstance(batch, Tagged) else Tagged(batch, None)
+        batch, indices = origin.batch, origin.indices
         before, self.phase = self.phase, IDS
-        words, by_content = keys_of(batch, key)
+        ids = self._ids(batch)
         self.phase = before
-        keys = _named(words, None if by_content else ids_in(batch, key))
+        columns = shapes.columns(batch, len(indices) if indices is not None else None)
         if self._ours and isinstance(batch, dict) and "valid" in batch:
-            valid = np.asarray(batch["valid"])  # other rows only fill
-            keys, values = (
-                [each for each, real in zip(keys, valid, strict=True) if real],
-                values and bool(valid.all()),
-            )
-        drawn = _digests(batch, len(keys)) if values and not by_content else {}
-        return Step(keys=keys, waited=waited, worker=worker, by_content=by_content, values=drawn, streams=streams)
+            kept = np.flatnonzero(np.asarray(batch["valid"])).tolist()  # other rows are padding
+            columns = {name: [column[row] for row in kept] for name, column in columns.items()}
+            ids = None if ids is None else [ids[row] for row in kept]
+        rows = len(ids) if ids is not None else next((len(column) for column in columns.values()), None)
+        known = ids is not None or indices is not None
+        return Step(
+            rows=rows,
+            ids=ids,
+            indices=indices,
+            nones=origin.nones,
+            fields={name: shapes.hashes(column) for name, column in columns.items()},
+            ends={} if known else shapes.all_ends(columns),
+            **({} if known else shapes.tokens(columns)),
+            waited=waited,
+            worker=origin.worker,
+            streams=origin.streams,
+        )
+
+    def _ids(self, batch: Any) -> list[RowKey] | None:
+        """Declared ids; None if the key was not declared and the usual one does not exist."""
+        if self._key is None:
+            with suppress(AuditError, TypeError):
+                values = ids_in(batch, USUAL)
+                return None if values is None else _named(words_of(values), values)
+            return None
+        if isinstance(self._key, str) and ":" in self._key:
+            self._key = found(self._key, self.job.path)
+        values = self._key(batch) if callable(self._key) else shapes.key_at(str(self._key))(batch)
+        return _named(words_of(values), values)
 
 
 def found(name: str, path: list[str]) -> Callable[..., Any]:
@@ -281,10 +300,10 @@ def _is_in_the_middle(steps: int, length: int | None) -> bool:
     return steps.bit_count() == 1 if length is None else steps == max(1, length // 2)
 
 
-def _named(words: Words, values: Any) -> list[SampleKey]:
+def _named(words: Words, values: Any) -> list[RowKey]:
     """Keys as people know them: numbers and text as they are, others by their digests."""
     if words.shape[1] == 1:
-        numbers: list[SampleKey] = words[:, 0].view(np.int64).tolist()
+        numbers: list[RowKey] = words[:, 0].view(np.int64).tolist()
         return numbers
     if isinstance(values, (list, tuple)) and all(isinstance(each, str) and len(each) < _LONG for each in values):
         return [_sayable(each) for each in values]
@@ -294,20 +313,6 @@ def _named(words: Words, values: Any) -> list[SampleKey]:
 def _sayable(text: str) -> str:
     """Without the halves of characters that names of files may have, and that no JSON can hold."""
     return text.encode("utf-8", "backslashreplace").decode()
-
-
-def _digests(batch: Any, samples: int) -> dict[str, list[str]]:
-    """Of each field of floats, what each sample has there."""
-    fields = (
-        batch.items() if isinstance(batch, dict) else enumerate(batch) if isinstance(batch, (list, tuple)) else ()
-    )
-    found = {}
-    for name, values in fields:
-        with suppress(Exception):  # nothing that is made of floats
-            array = np.asarray(values)
-            if array.dtype.kind == "f" and array.ndim and len(array) == samples:
-                found[str(name)] = [xxh3_64_hexdigest(np.ascontiguousarray(row).tobytes()) for row in array]
-    return found
 
 
 def _tolerate_a_second_group() -> None:

@@ -19,10 +19,10 @@ from types import TracebackType
 import msgspec
 
 from rankfeed.errors import AuditError
+from rankfeed.proof.doctor.logs import Failure, LogReader, RankLog, RunLog
 from rankfeed.proof.doctor.marked import MARK, end_all
 from rankfeed.proof.doctor.nursery import Born, Dead, Order
-from rankfeed.proof.doctor.observed import Job
-from rankfeed.proof.doctor.seen import Failure, Following, ProbeSeen, RankSeen
+from rankfeed.proof.doctor.records import Job
 
 #: What the process that ranks are forked from runs: it has no main module for their children to import.
 _NURSERY = "from rankfeed.proof.doctor.nursery import main; main()"
@@ -74,10 +74,10 @@ class Probes:
         end_all(self._mark, self._nursery.pid, trackers=True)
         shutil.rmtree(self.scratch, ignore_errors=True)
 
-    def run(self, job: Job) -> ProbeSeen:
+    def run(self, job: Job) -> RunLog:
         """Run a probe to its end, or until a rank takes too long."""
         folder = self.new_folder()
-        seen = ProbeSeen(job, [RankSeen(rank) for rank in range(job.ranks)])
+        seen = RunLog(job, [RankLog(rank) for rank in range(job.ranks)])
         watched = self._start(job, seen, folder)
         try:
             while any(each.is_awaited for each in watched):
@@ -99,7 +99,7 @@ class Probes:
         """An empty folder, which lasts as long as this."""
         return Path(tempfile.mkdtemp(dir=self.scratch))
 
-    def _start(self, job: Job, seen: ProbeSeen, folder: Path) -> list[_Watched]:
+    def _start(self, job: Job, seen: RunLog, folder: Path) -> list[_Watched]:
         port = _free_port()
         watched = []
         for rank in seen.ranks:
@@ -174,13 +174,13 @@ class Probes:
 class _Watched:
     """A rank that is under way."""
 
-    def __init__(self, seen: RankSeen, said: Path, output: Path) -> None:
+    def __init__(self, seen: RankLog, said: Path, output: Path) -> None:
         self.seen, self.said, self.output = seen, said, output
         self.pid: int | None = None
         self.code: int | None = None
         self.heard = time.monotonic()
         self.patience = _START
-        self._following = Following(said, seen)
+        self._following = LogReader(said, seen)
 
     @property
     def gone(self) -> bool:

@@ -1,0 +1,228 @@
+"""Which kind of key identifies rows: ids, dataset indices, content, stable fields; the strongest that holds."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import combinations
+
+from rankfeed.proof.doctor.logs import EpochLog, RunLog
+from rankfeed.proof.doctor.records import RowKey, Step
+from rankfeed.proof.doctor.rules import REPETITIVE, repeated
+
+#: Keys identify samples if at least this share of the control's rows has one of its own.
+_IDENTIFYING = 0.9
+#: Ids and indices of which more than this share repeats were drawn with replacement.
+_DRAWN = 0.05
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of key.
+
+    Attributes:
+        name: of the kind, for messages.
+        of: the keys of a step on a rank.
+        control: how often each key must arrive, by epoch; None: the control runs disagree.
+        exact: whether equal keys mean equal samples.
+        drawn: whether the control draws with replacement.
+    """
+
+    name: str
+    of: Callable[[Step, RunLog, int], list[RowKey]] = field(repr=False)
+    control: list[Counter[RowKey]] | None
+    exact: bool = True
+    drawn: bool = False
+
+    def order(self, epoch: EpochLog, run: RunLog, rank: int) -> list[RowKey]:
+        """All keys of an epoch of a rank."""
+        return [key for step in epoch.steps for key in self.of(step, run, rank)]
+
+
+def choose(controls: Sequence[RunLog], runs: Sequence[RunLog], universe: int | None = None) -> list[Kind]:
+    """The kinds that every row has a key of, the strongest first.
+
+    Args:
+        controls: runs of one rank without workers; two, unless they failed.
+        runs: that are judged.
+        universe: number of samples, if the caller declares that ids are 0 to n - 1.
+    """
+    logs = [*controls, *runs]
+    kinds = []
+    if _all(logs, lambda step: step.ids is not None):
+        declared = None if universe is None else Counter[RowKey](range(universe))
+        kinds.append(_kind("ids", lambda step, run, rank: step.ids or [], controls, declared))
+    if _all(logs, lambda step: step.indices is not None):
+        kinds.extend(_indices(controls, logs))
+    by_content = _content(controls, runs)
+    return kinds if by_content is None else [*kinds, by_content]
+
+
+def _all(logs: Sequence[RunLog], holds: Callable[[Step], bool]) -> bool:
+    steps = [step for log in logs for rank in log.ranks for epoch in rank.epochs for step in epoch.steps]
+    return bool(steps) and all(holds(step) for step in steps if step.rows != 0)
+
+
+def _kind(
+    name: str,
+    of: Callable[[Step, RunLog, int], list[RowKey]],
+    controls: Sequence[RunLog],
+    declared: Counter[RowKey] | None = None,
+) -> Kind:
+    """Declared keys, or those that both control runs deliver."""
+    bare = Kind(name, of, None)
+    pairs = _epochs(bare, controls)
+    drawn = any(repeated(one) > _DRAWN for pair in pairs for one in pair)
+    if declared is not None:
+        epochs = max([1, *(len(rank.epochs) for log in controls for rank in log.ranks)])
+        return Kind(name, of, [declared] * epochs, drawn=drawn)
+    stable = bool(pairs) and all(one == other for one, other in pairs)
+    return Kind(name, of, [one for one, _ in pairs] if stable else None, drawn=drawn)
+
+
+def _epochs(kind: Kind, controls: Sequence[RunLog]) -> list[tuple[Counter[RowKey], Counter[RowKey]]]:
+    """The counts of each epoch in both control runs."""
+    if len(controls) < 2:
+        return []
+    counts = [[Counter(kind.order(each[0], log, 0)) for each in log.epochs] for log in controls]
+    return list(zip(*counts[:2], strict=False))
+
+
+def _indices(controls: Sequence[RunLog], logs: Sequence[RunLog]) -> list[Kind]:
+    """Indices of the dataset, if it is the same on all ranks; else those of what all ranks take a subset of."""
+    built = [rank.built for log in logs for rank in log.ranks if rank.built is not None]
+    sizes = {each.samples for each in built}
+    if len(sizes) == 1 and not conflicts(logs):
+        (size,) = sizes
+        kind = _kind("indices", lambda step, run, rank: [*(step.indices or [])], controls)
+        whole = None if size is None else Counter[RowKey](range(size))
+        if whole is None:
+            return [kind]
+        pairs = _epochs(kind, controls)
+        largest = max((len(step.indices or []) for log in controls for step in log.steps), default=0)
+        complete = all(not one - whole and (whole - one).total() <= largest for pair in pairs for one in pair)
+        if complete or (kind.control is None and kind.drawn):
+            return [Kind("indices", kind.of, [whole] * max(1, len(pairs)), drawn=kind.drawn)]
+        return [kind]
+    if all(each.subset is not None for each in built):
+        return [_kind("indices", _base, controls)]
+    return []
+
+
+def _base(step: Step, run: RunLog, rank: int) -> list[RowKey]:
+    """Indices of a subset as those of the dataset that it is part of."""
+    built = run.ranks[rank].built
+    subset = built.subset if built is not None else None
+    return [subset[each] for each in step.indices or []] if subset is not None else []
+
+
+def conflicts(logs: Sequence[RunLog]) -> list[str]:
+    """Where an index holds other data in another process: a text for each pair of ranks, or of runs.
+
+    Looked for in fields that identify samples and do not change within a process. What differs counts only if it
+    is another sample's value, since random augmentation changes values too.
+    """
+    held = {
+        (log.job.name, number, rank.rank): _held(rank.epochs)
+        for number, log in enumerate(logs)
+        for rank in log.ranks
+    }
+    found = []
+    for (here, one), (there, other) in combinations(held.items(), 2):
+        for name in one.keys() & other.keys():
+            common = [index for index in one[name].keys() & other[name].keys()]
+            differ = [index for index in common if one[name][index] != other[name][index]]
+            elsewhere = {*one[name].values()}
+            moved = [index for index in differ if other[name][index] in elsewhere]
+            if len(differ) > 0.05 * len(common) and 2 * len(moved) >= len(differ):
+                same_run = here[:2] == there[:2]
+                places = f"ranks {here[2]} and {there[2]}" if same_run else f"{here[0]} and {there[0]}"
+                found.append(f"{places}: index {differ[0]} holds other data in {name or 'the batch'}")
+                break
+    return sorted(found, key=lambda text: not text.startswith("ranks"))
+
+
+def _held(epochs: Sequence[EpochLog]) -> dict[str, dict[int, int]]:
+    """Of each identifying field that does not change, what each index holds."""
+    values: dict[str, dict[int, int]] = {}
+    changing: set[str] = set()
+    for step in (step for epoch in epochs for step in epoch.steps if step.indices is not None):
+        assert step.indices is not None
+        for name, column in step.fields.items():
+            if len(column) != len(step.indices):
+                changing.add(name)
+            for index, value in zip(step.indices, column, strict=False):
+                if values.setdefault(name, {}).setdefault(index, value) != value:
+                    changing.add(name)
+    return {
+        name: each
+        for name, each in values.items()
+        if name not in changing and len({*each.values()}) >= _IDENTIFYING * len(each)
+    }
+
+
+def _content(controls: Sequence[RunLog], runs: Sequence[RunLog]) -> Kind | None:
+    """Content without padding, of the fields that both controls deliver alike and no run changes."""
+    logs = [*controls, *runs]
+    steps = [step for log in logs for step in log.steps if step.rows]
+    if not controls or not steps:
+        return None
+    names = {*steps[0].fields}.intersection(*(step.fields for step in steps))
+    if not names:
+        return None
+    pads = {name: _padding(name, steps) for name in names}
+    columns = {name: Kind(name, partial(_column, name, pads[name]), None) for name in names}
+    stable = [name for name in sorted(names) if _is_stable(columns[name], controls, runs)]
+    if not stable:
+        stable, unstable = sorted(names), True
+    else:
+        unstable = False
+
+    def of(step: Step, run: RunLog, rank: int) -> list[RowKey]:
+        return [hash(row) for row in zip(*(unpadded(step, name, pads[name]) for name in stable), strict=False)]
+
+    kind = _kind("content", of, controls)
+    counts = [Counter(kind.order(each[0], log, 0)) for log in controls for each in log.epochs]
+    identifying = all(len(each) >= _IDENTIFYING * each.total() for each in counts)
+    every = not unstable and len(stable) == len({name for step in steps for name in step.fields})
+    name = "content" if every else f"the fields {', '.join(stable)}"
+    drawn = every and bool(counts) and max(repeated(each) for each in counts) >= REPETITIVE
+    return Kind(name, of, None if unstable else kind.control, identifying or every, drawn)
+
+
+def _column(name: str, padding: tuple[str, int] | None, step: Step, run: RunLog, rank: int) -> list[RowKey]:
+    return unpadded(step, name, padding)
+
+
+def _is_stable(column: Kind, controls: Sequence[RunLog], runs: Sequence[RunLog]) -> bool:
+    """Whether both controls deliver the same values, and no run any that no control has, but for a dropped batch."""
+    pairs = _epochs(column, controls)
+    if any(one != other for one, other in pairs):
+        return False
+    known = {key for pair in pairs for one in pair for key in one}
+    for run in runs:
+        largest = max((step.rows or 0 for step in run.steps), default=0)
+        for rank, log in enumerate(run.ranks):
+            for epoch in log.epochs:
+                new = [key for key in column.order(epoch, run, rank) if key not in known]
+                if len(new) >= max(largest, 1):
+                    return False
+    return True
+
+
+def _padding(name: str, steps: Sequence[Step]) -> tuple[str, int] | None:
+    """The end at which a field is padded, and with what: the most common element of runs of two or more."""
+    ends: Counter[tuple[str, int]] = Counter()
+    for step in steps:
+        for end in (name, f"{name}<"):
+            ends.update((end, value) for value, _, length in step.ends.get(end, ()) if length > 1)
+    return ends.most_common(1)[0][0] if ends else None
+
+
+def unpadded(step: Step, name: str, padding: tuple[str, int] | None) -> list[RowKey]:
+    """The keys of a column: hashes of its rows, without what they are padded with."""
+    column = step.fields.get(name, [])
+    ends = step.ends.get(padding[0]) if padding is not None else None
+    if padding is None or not ends:
+        return [*column]
+    return [body if value == padding[1] else key for key, (value, body, _) in zip(column, ends, strict=True)]
