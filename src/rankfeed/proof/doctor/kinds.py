@@ -130,7 +130,7 @@ def conflicts(logs: Sequence[RunLog]) -> list[str]:
     found = []
     for (here, one), (there, other) in combinations(held.items(), 2):
         for name in one.keys() & other.keys():
-            common = [index for index in one[name].keys() & other[name].keys()]
+            common = list(one[name].keys() & other[name].keys())
             differ = [index for index in common if one[name][index] != other[name][index]]
             elsewhere = {*one[name].values()}
             moved = [index for index in differ if other[name][index] in elsewhere]
@@ -195,7 +195,7 @@ def _column(name: str, padding: tuple[str, int] | None, step: Step, run: RunLog,
 
 
 def _is_stable(column: Kind, controls: Sequence[RunLog], runs: Sequence[RunLog]) -> bool:
-    """Whether both controls deliver the same values, and no run any that no control has, but for a dropped batch."""
+    """Whether both controls deliver the same values, and no run others, but for those of a dropped batch."""
     pairs = _epochs(column, controls)
     if any(one != other for one, other in pairs):
         return False

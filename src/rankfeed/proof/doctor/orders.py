@@ -74,8 +74,8 @@ def _precedes(one: RowKey, other: RowKey) -> bool:
 def same_randomness(run: RunLog, runs: Sequence[RunLog]) -> Iterator[Finding]:
     """Workers, ranks or epochs that draw the same random numbers for different samples.
 
-    An error for workers of a rank, if the draws belong to samples: a stream may use them to shuffle only. Ranks and
-    epochs may draw the same because a training script seeds them so.
+    An error for workers of a rank, if the draws belong to samples: a stream may use them to shuffle only. Ranks
+    and epochs may draw the same because a training script seeds them so.
     """
     for who, text, of_samples in (*_same_streams(run), *_same_values(run, _random_fields(runs))):
         severity: Severity = "error" if who == "workers" and of_samples else "warning"

@@ -159,17 +159,18 @@ class _Rank:
         return loader, told
 
     def _epoch(self, loader: Any, epoch: int, *, length: int | None, resumes: bool) -> bool:
-        job, steps, deadline = self.job, 0, time.monotonic() + self.job.max_seconds
+        job, deadline = self.job, time.monotonic() + self.job.max_seconds
         self.phase = f"in epoch {epoch}, step 0"
         handles = outside.Handles() if job.start_method == "fork" and not epoch else None
         kept: Callable[[], None] | None = None
         start = time.perf_counter()
-        for batch in iter(loader):
+        for steps, batch in enumerate(iter(loader), 1):
             waited = time.perf_counter() - start
             if kept is not None:
-                kept()  # there is something to go on with
+                kept()  # there is a batch to resume with
+            if steps > job.max_steps or time.monotonic() > deadline:
+                return False
             self.say(self._step(batch, waited))
-            steps += 1
             self.phase = f"in epoch {epoch}, step {steps}"
             if handles is not None and steps in (1, 4):
                 handles.look_at_children()
@@ -179,8 +180,6 @@ class _Rank:
                 self.say(outside.sizes(self._memory.bytes()))
                 after = time.monotonic()
                 self._look_at = after + max(_PAUSE, _RARELY * (after - now))
-            if steps >= job.max_steps or time.monotonic() > deadline:
-                return False
             if job.step_seconds:
                 time.sleep(job.step_seconds)
             start = time.perf_counter()

@@ -91,12 +91,13 @@ def _leaves(value: Any, path: str = "", depth: int = _DEPTH) -> Iterator[tuple[s
 
     pairs, _ = tree_flatten_with_path(value, is_leaf=_is_column)
     for keys, leaf in pairs:
-        name = path + keystr(keys).replace("]", "").replace("[", ".").replace("'", "")
+        part = keystr(keys).replace("]", "").replace("[", ".").replace("'", "").removeprefix(".")
+        name = ".".join(each for each in (path, part) if each)
         opened = _opened(leaf) if depth and not _is_column(leaf) else None
         if opened is None:
-            yield name.removeprefix("."), leaf
+            yield name, leaf
         else:
-            yield from _leaves(opened, f"{name}.", depth - 1)
+            yield from _leaves(opened, name, depth - 1)
 
 
 def _is_column(value: Any) -> bool:

@@ -101,6 +101,12 @@ class Counts:
         return self.total.total() / max(1, seen)
 
     @property
+    def is_multiple(self) -> bool:
+        """Whether every sample arrives the same number of times more often than in the control."""
+        times = round(self.total.total() / max(1, self.control.total()))
+        return all(self.total[key] == times * count for key, count in self.control.items())
+
+    @property
     def same_draws(self) -> bool:
         """Whether two ranks receive the same sequence."""
         return any(same_sequence(one, other) for one, other in combinations(self.orders, 2))
@@ -120,7 +126,7 @@ def judge(counts: Counts, facts: Facts) -> list[Finding]:
     even = len({len(order) for order in counts.orders}) == 1
     pads = not excess or (even and excess < facts.ranks * facts.batch and 2 * excess < size)
     rests = lack <= facts.ranks * max(facts.workers, 1) * facts.batch and 2 * lack < size
-    if facts.replaces and excess and lack:
+    if facts.replaces and excess and not counts.is_multiple:
         return [_drawn(counts, facts)]
     if not facts.exact and pads and rests:
         return [_indistinct(facts)]
