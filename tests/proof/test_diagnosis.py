@@ -307,6 +307,15 @@ def test_a_control_that_drops_its_last_batch_is_no_measure() -> None:
     assert severe(deal) == []
 
 
+def test_samples_that_the_control_does_not_deliver() -> None:
+    """So many steps on each rank: one process delivers less, and nothing says what there is."""
+
+    def fixed(rank: int, epoch: int, ranks: int, workers: int) -> Any:
+        return batched(shuffled(0)[rank::ranks][:24], workers)
+
+    assert severe(fixed) == [("not-counted", "unproven")]
+
+
 def test_ranks_that_share_samples_on_purpose() -> None:
     assert severe(everything, allow=["shared"]) == []
     assert severe(own_orders, allow=["shared"]) == []

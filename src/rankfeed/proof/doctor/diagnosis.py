@@ -110,7 +110,7 @@ def by_kind(run: RunLog, kind: Kind, allow: Collection[str]) -> Iterator[Finding
     received = [[kind.order(epoch, run, rank) for rank, epoch in enumerate(each)] for each in run.epochs]
     judged, facts = [], _facts(run, allow)
     for expected, each in zip(kind.control, received, strict=False):
-        judged.extend(_counts(expected, each, facts.batch, allow))
+        judged.extend(_counts(expected, each, allow))
     lacks = [counts.lack for counts in judged]
     facts = replace(
         facts,
@@ -122,17 +122,18 @@ def by_kind(run: RunLog, kind: Kind, allow: Collection[str]) -> Iterator[Finding
     )
     for number, counts in enumerate(judged):
         where = f"{run.job.name}, epoch {number * len(run.epochs) // len(judged)}"
-        yield from judge(counts, replace(facts, where=where, ranks=len(counts.orders)))
+        found = judge(counts, replace(facts, where=where, ranks=len(counts.orders)))
+        yield from found
+        new = len(counts.total.keys() - kind.control[number * len(run.epochs) // len(judged)].keys())
+        if new >= max(facts.batch, 1) and not any(each.severity == "error" for each in found):
+            text = f"{where}: {new} samples that the control does not deliver, so others may be missing"
+            yield Finding("not-counted", "unproven", "the epoch is not that of the control", (text,))
 
 
-def _counts(
-    expected: Counter[RowKey], received: Sequence[list[RowKey]], batch: int, allow: Collection[str]
-) -> list[Counts]:
+def _counts(expected: Counter[RowKey], received: Sequence[list[RowKey]], allow: Collection[str]) -> list[Counts]:
     """One for all ranks; if ranks may share samples, peers count once, and a rank that reads everything alone."""
-    extended = expected.copy()
-    new = {key for order in received for key in order if key not in expected}
-    if len(new) < batch:
-        extended.update(new)  # the control dropped its incomplete last batch
+    # The control may have dropped its incomplete last batch: what it did not deliver is expected once.
+    extended = expected + Counter({key for order in received for key in order if key not in expected})
     if "shared" not in allow:
         return [Counts(extended, received)]
     peers = [order for number, order in enumerate(received) if order not in received[:number]]

@@ -43,7 +43,8 @@ def columns(batch: Any, rows: int | None = None) -> dict[str, Column]:
     lengths = Counter(len(value) for value in leaves.values())
     if not lengths:
         return {}
-    count = rows if rows in lengths else lengths.most_common(1)[0][0]
+    second = {value.shape[1] for value in leaves.values() if isinstance(value, np.ndarray) and value.ndim > 1}
+    count = rows if rows in lengths or rows in second else lengths.most_common(1)[0][0]
     found = {}
     for name, value in leaves.items():
         if len(value) == count:
