@@ -234,6 +234,21 @@ def test_labels_alone_show_diseases_but_never_soundness() -> None:
     assert severe(never, shape=noisy) == [("missing-samples", "error")]
 
 
+def test_counters_of_steps_and_positions_are_no_content() -> None:
+    """They have no new values in any configuration, but others for the same sample."""
+    counted: dict[object, int] = {}
+
+    def numbered(samples: list[int], worker: int | None, place: tuple[int, int, int]) -> Step:
+        start = counted[place] = counted.get(place, -len(samples)) + len(samples)
+        fields = {"x": [7 * each for each in samples], "position": [*range(start, start + len(samples))]}
+        fields["step"] = [start // 4] * len(samples)
+        return Step(rows=len(samples), fields=fields, worker=worker)
+
+    assert severe(sound, shape=numbered) == []
+    counted.clear()
+    assert severe(everything, shape=numbered) == [("not-sharded-by-rank", "error")]
+
+
 def random_content(samples: list[int], worker: int | None, place: tuple[int, int, int]) -> Step:
     return Step(rows=len(samples), fields={"x": [random.getrandbits(60) for _ in samples]}, worker=worker)
 

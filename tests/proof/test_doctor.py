@@ -17,7 +17,7 @@ import pytest
 from rankfeed.errors import ArgumentError
 from rankfeed.proof.doctor import Examination, examine
 from rankfeed.proof.doctor.cpus import cpus
-from rankfeed.proof.doctor.probes import Probes
+from rankfeed.proof.doctor.runner import JobRunner
 
 PIPELINES = Path(__file__).parent / "jobs" / "pipelines.py"
 
@@ -26,15 +26,15 @@ pytestmark = pytest.mark.timeout(1200)
 
 
 @pytest.fixture(scope="module")
-def probes() -> Iterator[Probes]:
+def runner() -> Iterator[JobRunner]:
     """One for all tests: torch is imported once."""
-    with Probes() as running:
+    with JobRunner() as running:
         yield running
 
 
-def examined(name: str, probes: Probes, **options: Any) -> Examination:
+def examined(name: str, runner: JobRunner, **options: Any) -> Examination:
     usual: dict[str, Any] = {"start_methods": ("fork",), "timeout": 120}
-    return examine(f"{PIPELINES}:{name}", probes=probes, **(usual | options))
+    return examine(f"{PIPELINES}:{name}", runner=runner, **(usual | options))
 
 
 def severe(found: Examination) -> list[str]:
@@ -42,8 +42,8 @@ def severe(found: Examination) -> list[str]:
     return [each.code for each in found.findings if each.severity != "note" and each.code != "too-many-workers"]
 
 
-def started_by(probes: Probes) -> list[psutil.Process]:
-    mark = probes._mark.encode()
+def started_by(runner: JobRunner) -> list[psutil.Process]:
+    mark = runner._mark.encode()
     left = []
     for process in psutil.process_iter():
         try:
@@ -51,7 +51,7 @@ def started_by(probes: Probes) -> list[psutil.Process]:
                 left.append(process)
         except OSError:
             continue
-    return [each for each in left if each.pid != probes._nursery.pid and each.status() != psutil.STATUS_ZOMBIE]
+    return [each for each in left if each.pid != runner._server.pid and each.status() != psutil.STATUS_ZOMBIE]
 
 
 #: Pipeline, verdict, the first finding, options.
@@ -112,9 +112,9 @@ FEW = ("sound", "duplicated_by_workers", "resume_skips", "dies")
     [pytest.param(*each, marks=() if each[0] in FEW else pytest.mark.slow, id=each[0]) for each in ORDINARY],
 )
 def test_each_disease_is_named(
-    name: str, verdict: str, codes: list[str], options: dict[str, Any], probes: Probes
+    name: str, verdict: str, codes: list[str], options: dict[str, Any], runner: JobRunner
 ) -> None:
-    found = examined(name, probes, **options)
+    found = examined(name, runner, **options)
     assert severe(found)[: len(codes) or 1] == codes, str(found)
     assert found.verdict == verdict, str(found)
 
@@ -122,20 +122,20 @@ def test_each_disease_is_named(
 @pytest.mark.soak
 @pytest.mark.parametrize(("name", "verdict", "codes", "options"), WIDE, ids=[each[0] for each in WIDE])
 def test_each_disease_is_named_of_many(
-    name: str, verdict: str, codes: list[str], options: dict[str, Any], probes: Probes
+    name: str, verdict: str, codes: list[str], options: dict[str, Any], runner: JobRunner
 ) -> None:
     start = time.monotonic()
-    found = examined(name, probes, **options)
+    found = examined(name, runner, **options)
     print(f"{name}: {found.summary}, {time.monotonic() - start:.0f} s")
     assert severe(found)[: len(codes) or 1] == codes, str(found)
     assert found.verdict == verdict, str(found)
 
 
-def test_a_pipeline_that_hangs_is_ended_and_says_where_it_stood(probes: Probes) -> None:
-    found = examined("hangs", probes, timeout=5)
+def test_a_pipeline_that_hangs_is_ended_and_says_where_it_stood(runner: JobRunner) -> None:
+    found = examined("hangs", runner, timeout=5)
     assert severe(found) == ["hangs"]
     assert any("pipelines.py" in line and "in hangs" in line for line in found.findings[0].evidence)
-    assert started_by(probes) == []
+    assert started_by(runner) == []
 
 
 def test_what_cannot_be_meant_is_refused() -> None:

@@ -29,8 +29,8 @@ from rankfeed.errors import ArgumentError
 from rankfeed.integrations.pytest_plugin import Rankfeed
 from rankfeed.proof import tagged
 from rankfeed.proof.doctor import Examination, Finding, examine
-from rankfeed.proof.doctor.outside import ImportMeter, described
-from rankfeed.proof.doctor.probed import _Rank, found, probed
+from rankfeed.proof.doctor.inspection import ImportMeter, described
+from rankfeed.proof.doctor.rank import _Rank, found, probed
 from rankfeed.proof.doctor.records import Built, Job, Line, Raised, Stated, Step
 
 DATA = pipelines.Numbers()
@@ -236,7 +236,7 @@ def test_what_no_rank_could_be_told_is_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_only_what_other_processes_can_import_is_taken() -> None:
-    from rankfeed.proof.doctor.examining import _name_of
+    from rankfeed.proof.doctor.examination import _name_of
 
     assert _name_of(wrapped(pipelines.sound)) == f"{Path(pipelines.__file__).resolve()}:sound"
     of_a_notebook = types.FunctionType(compile("0", "/tmp/ipykernel_1/2.py", "eval"), {}, "train")

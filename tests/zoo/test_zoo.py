@@ -16,7 +16,7 @@ from tests.zoo.environments import interpreter
 from tests.zoo.table import CASES, ENVIRONMENTS, MODULES, QUICK, Case
 
 from rankfeed.proof.doctor import examine
-from rankfeed.proof.doctor.probes import Probes
+from rankfeed.proof.doctor.runner import JobRunner
 
 ROOT = Path(__file__).parents[2]
 COMMAND = "from rankfeed.cli import main; main()"
@@ -33,16 +33,16 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def probes(data: Path, request: pytest.FixtureRequest) -> Iterator[Probes]:
+def runner(data: Path, request: pytest.FixtureRequest) -> Iterator[JobRunner]:
     """One process that has imported torch, and what the pipelines need, for all examinations."""
     run = [getattr(item, "callspec", None) for item in request.session.items]
     cases = [each.params["case"] for each in run if each is not None and isinstance(each.params.get("case"), Case)]
     modules = [module for library in {case.library for case in cases} for module in MODULES.get(library, ())]
-    with Probes([*dict.fromkeys(modules)]) as running:
+    with JobRunner([*dict.fromkeys(modules)]) as running:
         yield running
 
 
-def examined(case: Case, probes: Probes, patch: pytest.MonkeyPatch) -> dict[str, Any]:
+def examined(case: Case, runner: JobRunner, patch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the doctor finds; in the environment of the case."""
     for name, value in case.environ.items():
         patch.setenv(name, value)
@@ -52,7 +52,7 @@ def examined(case: Case, probes: Probes, patch: pytest.MonkeyPatch) -> dict[str,
             ranks=case.ranks,
             workers=case.workers,
             start_methods=(case.method,),
-            probes=probes,
+            runner=runner,
             **case.asked,
         ).as_dict()
     own = interpreter(ENVIRONMENTS[case.environment])
@@ -88,16 +88,16 @@ FEW = ("of_torch:stream_for_each_worker", "of_webdataset:five_shards", "bad:kill
     [pytest.param(case, marks=() if case.factory in FEW else pytest.mark.slow, id=case.name) for case in QUICK],
 )
 def test_a_dozen_pipelines_get_their_diagnosis(
-    case: Case, probes: Probes, monkeypatch: pytest.MonkeyPatch
+    case: Case, runner: JobRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check(case, examined(case, probes, monkeypatch))
+    check(case, examined(case, runner, monkeypatch))
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_every_pipeline_gets_its_diagnosis(case: Case, probes: Probes, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = examined(case, probes, monkeypatch)
+def test_every_pipeline_gets_its_diagnosis(case: Case, runner: JobRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = examined(case, runner, monkeypatch)
     page.keep(case, found["findings"])
     print(case.name, found["verdict"], sorted(each["code"] for each in found["findings"]))
     check(case, found)

@@ -2,13 +2,16 @@
 
 import os
 import sys
-from typing import Annotated, Literal
+from enum import StrEnum
+from typing import Annotated
 
 import typer
 from rich.padding import Padding
 
 from rankfeed.cli.output import FAINT, Json, clean, out, say, show
 
+StartMethod = StrEnum("StartMethod", ["fork", "spawn", "forkserver"])
+Allowed = StrEnum("Allowed", ["shared", "replacement"])
 _STYLES = {"error": "bold red", "unproven": "bold magenta", "warning": "bold yellow", "note": "bold cyan"}
 _VERDICTS = {"sound": "bold green", "diseased": "bold red", "not proven": "bold magenta"}
 
@@ -18,7 +21,7 @@ def doctor(
     ranks: Annotated[int, typer.Option(min=1, help="Processes that read it.")] = 2,
     workers: Annotated[int, typer.Option(min=0, help="num_workers of the factory.")] = 2,
     start_method: Annotated[
-        list[Literal["fork", "spawn", "forkserver"]] | None,
+        list[StartMethod] | None,
         typer.Option(help="Of processes; may be repeated. Fork and spawn if left out."),
     ] = None,
     epochs: Annotated[int, typer.Option(min=1, help="How often it is read.")] = 3,
@@ -28,7 +31,7 @@ def doctor(
     ] = None,
     universe: Annotated[int | None, typer.Option(min=1, help="Number of samples, if ids are 0 to N - 1.")] = None,
     allow: Annotated[
-        list[Literal["shared", "replacement"]] | None,
+        list[Allowed] | None,
         typer.Option(help="Ranks read the same samples, or samples are drawn with replacement, on purpose."),
     ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds for the factory and for each batch.")] = 60,
@@ -56,11 +59,11 @@ def doctor(
         factory,
         ranks=ranks,
         workers=workers,
-        start_methods=tuple(start_method or ("fork", "spawn")),
+        start_methods=tuple(map(str, start_method or ("fork", "spawn"))),
         epochs=epochs,
         key=key,
         universe=universe,
-        allow=tuple(allow or ()),
+        allow=tuple(map(str, allow or ())),
         timeout=timeout,
         max_steps=max_steps,
         max_seconds=max_seconds,

@@ -48,7 +48,7 @@ class Rankfeed:
         Raises:
             AssertionError: the loader is diseased or not proven; lists the findings.
         """
-        from rankfeed.proof.doctor.examining import ALLOWED
+        from rankfeed.proof.doctor.examination import ALLOWED
 
         __tracebackhide__ = True
         allowed = {*allow}

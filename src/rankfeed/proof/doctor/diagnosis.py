@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import combinations
 
 from rankfeed.errors import listed
-from rankfeed.proof.doctor import conduct, orders, resources
+from rankfeed.proof.doctor import failures, orders, resources
 from rankfeed.proof.doctor.findings import Finding, Severity, merged
 from rankfeed.proof.doctor.kinds import Kind, choose, conflicts
 from rankfeed.proof.doctor.logs import EpochLog, RankLog, RunLog
@@ -54,11 +54,11 @@ def _found(
     allow: Collection[str],
     universe: int | None,
 ) -> Iterator[Finding]:
-    yield from conduct.all_failures(runs, controls, resumed)
+    yield from failures.all_failures(runs, controls, resumed)
     without = next((each for each in runs if each.ok and not each.job.workers and each.job.ranks > 1), None)
     for run in runs:
-        yield from conduct.endings(run)
-        yield from conduct.differences(run)
+        yield from failures.endings(run)
+        yield from failures.differences(run)
         yield from resources.handles(run)
         yield from resources.memory(run, without)
         yield from resources.times(run)
@@ -125,7 +125,8 @@ def by_kind(run: RunLog, kind: Kind, allow: Collection[str]) -> Iterator[Finding
         found = judge(counts, replace(facts, where=where, ranks=len(counts.orders)))
         yield from found
         new = len(counts.total.keys() - kind.control[number * len(run.epochs) // len(judged)].keys())
-        if new >= max(facts.batch, 1) and not any(each.severity == "error" for each in found):
+        explained = any(each.severity == "error" or each.code == "drawn-with-replacement" for each in found)
+        if new >= max(facts.batch, 1) and not explained:
             text = f"{where}: {new} samples that the control does not deliver, so others may be missing"
             yield Finding("not-counted", "unproven", "the epoch is not that of the control", (text,))
 

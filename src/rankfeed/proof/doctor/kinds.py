@@ -1,8 +1,8 @@
 """Which kind of key identifies rows: ids, dataset indices, content, stable fields; the strongest that holds."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import combinations
 
@@ -163,35 +163,49 @@ def _held(epochs: Sequence[EpochLog]) -> dict[str, dict[int, int]]:
 
 def _content(controls: Sequence[RunLog], runs: Sequence[RunLog]) -> Kind | None:
     """Content without padding, of the fields that both controls deliver alike and no run changes."""
-    logs = [*controls, *runs]
-    steps = [step for log in logs for step in log.steps if step.rows]
-    if not controls or not steps:
+    steps = [step for log in (*controls, *runs) for step in log.steps if step.rows]
+    names = {*steps[0].fields}.intersection(*(step.fields for step in steps)) if steps else set()
+    if not controls or not names:
         return None
-    names = {*steps[0].fields}.intersection(*(step.fields for step in steps))
-    if not names:
-        return None
-    pads = {name: _padding(name, steps) for name in names}
-    columns = {name: Kind(name, partial(_column, name, pads[name]), None) for name in names}
-    stable = [name for name in sorted(names) if _is_stable(columns[name], controls, runs)]
-    if not stable:
-        stable, unstable = sorted(names), True
-    else:
-        unstable = False
+    columns = {name: partial(_columns, {name: _padding(name, steps)}) for name in sorted(names)}
+    stable = [name for name, of in columns.items() if _is_stable(Kind(name, of, None), controls, runs)]
+    fields = [name for name in stable if _identifies(Kind(name, columns[name], None), controls)] or stable
 
-    def of(step: Step, run: RunLog, rank: int) -> list[RowKey]:
-        return [hash(row) for row in zip(*(unpadded(step, name, pads[name]) for name in stable), strict=False)]
+    def joint(fields: Sequence[str]) -> Callable[[Step, RunLog, int], list[RowKey]]:
+        return partial(_columns, {name: _padding(name, steps) for name in fields})
 
-    kind = _kind("content", of, controls)
+    if len(fields) > 1 and not _is_stable(Kind("", joint(fields), None), controls, runs):
+        # A counter of steps or positions changes with the configuration without new values.
+        fields = [min(fields, key=lambda name: _mismatch(_kind(name, columns[name], controls), runs))]
+    every = len(stable) == len({name for step in steps for name in step.fields})
+    kind = _kind(
+        "content" if every else f"the fields {', '.join(fields or names)}", joint(fields or [*columns]), controls
+    )
+    identifying = _identifies(kind, controls)
     counts = [Counter(kind.order(each[0], log, 0)) for log in controls for each in log.epochs]
-    identifying = all(len(each) >= _IDENTIFYING * each.total() for each in counts)
-    every = not unstable and len(stable) == len({name for step in steps for name in step.fields})
-    name = "content" if every else f"the fields {', '.join(stable)}"
-    drawn = every and bool(counts) and max(repeated(each) for each in counts) >= REPETITIVE
-    return Kind(name, of, None if unstable else kind.control, identifying or every, drawn)
+    drawn = every and any(repeated(each) >= REPETITIVE for each in counts)
+    return replace(kind, control=kind.control if fields else None, exact=identifying or every, drawn=drawn)
 
 
-def _column(name: str, padding: tuple[str, int] | None, step: Step, run: RunLog, rank: int) -> list[RowKey]:
-    return unpadded(step, name, padding)
+def _identifies(kind: Kind, controls: Sequence[RunLog]) -> bool:
+    counts = [Counter(kind.order(each[0], log, 0)) for log in controls for each in log.epochs]
+    return all(len(each) >= _IDENTIFYING * each.total() for each in counts)
+
+
+def _mismatch(kind: Kind, runs: Sequence[RunLog]) -> int:
+    """Rows that arrive too often or too rarely in all runs."""
+    found = 0
+    for run in runs:
+        for expected, each in zip(kind.control or (), run.epochs, strict=False):
+            total = Counter(key for rank, epoch in enumerate(each) for key in kind.order(epoch, run, rank))
+            found += (total - expected).total() + (expected - total).total()
+    return found
+
+
+def _columns(paddings: Mapping[str, tuple[str, int] | None], step: Step, run: RunLog, rank: int) -> list[RowKey]:
+    """One key for the fields of each row."""
+    columns = [unpadded(step, name, padding) for name, padding in paddings.items()]
+    return [hash(row) for row in zip(*columns, strict=False)]
 
 
 def _is_stable(column: Kind, controls: Sequence[RunLog], runs: Sequence[RunLog]) -> bool:

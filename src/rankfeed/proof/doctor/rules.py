@@ -263,6 +263,7 @@ def judge_tokens(control: Tokens, run: Tokens, facts: Facts) -> Finding:
     lack = (control.shingles - run.shingles).total() / max(1, control.shingles.total())
     explained = max(_EXPLAINED, 0.1 + 12 / max(run.length, 12))  # a cut sequence loses 11 of its shingles
     open_ends = facts.ranks * max(facts.workers, 1) * run.length
+    rest = open_ends * (facts.batch if facts.drops else 1)
     text = (
         f"{facts.where}: {run.count} tokens, the control {control.count}; "
         f"{excess:.0%} of the 12-token sequences repeat, {lack:.0%} are missing"
@@ -278,7 +279,7 @@ def judge_tokens(control: Tokens, run: Tokens, facts: Facts) -> Finding:
             what = "packed sequences contain the same tokens several times"
             return Finding(code, "error", what, (text,))
         return Finding("missing-samples", "error", "a large part of the tokens is not delivered", (text,))
-    if max(excess, lack) < explained and abs(run.count - control.count) <= open_ends:
+    if max(excess, lack) < explained and abs(run.count - control.count) <= rest:
         what = "tokens are complete up to the last incomplete sequence of each worker"
         return Finding("packed-sequences", "note", what, (text,))
     return Finding("not-counted", "unproven", "packed sequences could not be compared with the control", (text,))

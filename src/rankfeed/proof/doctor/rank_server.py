@@ -1,4 +1,4 @@
-"""Ranks of probes, forked from one clean process that has imported torch and nothing of the user's.
+"""Ranks of runner, forked from one clean process that has imported torch and nothing of the user's.
 
 Its arguments are the examination's folder, and modules that it imports too. A line on its input is an order for
 one rank; it answers with the process id, and says when that has ended. When its input ends, whoever gave orders is
@@ -23,11 +23,12 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from rankfeed.proof.doctor.marked import MARK, end_all
-from rankfeed.proof.doctor.probed import probed
+from rankfeed.proof.doctor.rank import probed
 from rankfeed.proof.doctor.records import Job
 from rankfeed.storage.decodable import decodable
 
+#: Environment variable that marks all processes of an examination, by which they are found and ended.
+MARK = "RANKFEED_EXAMINATION"
 #: What is imported here, once for all ranks.
 _ONCE = ("torch.distributed", "torch.multiprocessing", "torch.utils.data", "psutil")
 
@@ -54,14 +55,14 @@ class Order(msgspec.Struct, frozen=True):
 
 
 @decodable
-class Born(msgspec.Struct, frozen=True, tag=True):
+class Started(msgspec.Struct, frozen=True, tag=True):
     """A rank was started; answers come in the order of orders."""
 
     pid: int
 
 
 @decodable
-class Dead(msgspec.Struct, frozen=True, tag=True):
+class Exited(msgspec.Struct, frozen=True, tag=True):
     """A rank has ended, by itself (a code of 0 or more) or by a signal (less than 0)."""
 
     pid: int
@@ -99,12 +100,12 @@ def _serve(orders: io.FileIO, answers: io.FileIO) -> None:
                 for line in lines:
                     pid = _start(msgspec.json.decode(line, type=Order), (orders, answers))
                     living.add(pid)
-                    answers.write(msgspec.json.encode(Born(pid)) + b"\n")
+                    answers.write(msgspec.json.encode(Started(pid)) + b"\n")
             for pid in sorted(living):
                 ended, status = os.waitpid(pid, os.WNOHANG)
                 if ended:
                     living.discard(pid)
-                    answers.write(msgspec.json.encode(Dead(pid, os.waitstatus_to_exitcode(status))) + b"\n")
+                    answers.write(msgspec.json.encode(Exited(pid, os.waitstatus_to_exitcode(status))) + b"\n")
     finally:
         for pid in living:
             with suppress(ProcessLookupError):
@@ -137,3 +138,41 @@ def _start(order: Order, ours: tuple[io.FileIO, io.FileIO]) -> int:
         traceback.print_exc()
     finally:
         os._exit(code)
+
+
+def end_all(mark: str, spared: int, *, trackers: bool = False) -> None:
+    """Kill whatever has the mark.
+
+    Python's resource trackers end by themselves, and remove what killed processes have left; they are given the
+    time to.
+
+    Args:
+        mark: of an examination.
+        spared: number of a process that goes on.
+        trackers: whether those are ended that do not end by themselves.
+    """
+    import psutil
+
+    for patience in (0.0, 0.05, 0.2, 1.0):
+        time.sleep(patience)
+        left = [one for one in psutil.process_iter() if one.pid != spared and _has(one, mark)]
+        doomed = [one for one in left if not _is_tracker(one) or (trackers and patience >= 1)]
+        for one in doomed:
+            with suppress(psutil.Error):
+                one.kill()
+        if not (left if trackers else doomed):
+            return
+
+
+def _has(process: object, mark: str) -> bool:
+    with suppress(OSError):
+        environ = Path(f"/proc/{process.pid}/environ").read_bytes()  # type: ignore[attr-defined]
+        return f"{MARK}={mark}".encode() in environ
+    return False
+
+
+def _is_tracker(process: object) -> bool:
+    with suppress(OSError):
+        command = Path(f"/proc/{process.pid}/cmdline").read_bytes()  # type: ignore[attr-defined]
+        return b"resource_tracker" in command
+    return False

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from rankfeed.errors import AuditError, safe_str
-from rankfeed.proof.doctor import outside
+from rankfeed.proof.doctor import inspection
 from rankfeed.proof.doctor import rows as shapes
 from rankfeed.proof.doctor.records import (
     IDS,
@@ -78,8 +78,8 @@ class _Rank:
         self._key: Key | None = job.key
         self._ours = False
         self._look_at = 0.0
-        self._seed = outside.begun_with()
-        self._memory = outside.ImportMeter()
+        self._seed = inspection.begun_with()
+        self._memory = inspection.ImportMeter()
 
     def say(self, record: Record) -> None:
         self._said.write(msgspec.json.encode(record) + b"\n")
@@ -102,7 +102,7 @@ class _Rank:
         loader, told = self._build(factory, 0)
         self.say(told)
         if self.job.set_epoch:
-            outside.set_epoch(loader, 0)
+            inspection.set_epoch(loader, 0)
         if self.job.resume is not None:
             import torch
 
@@ -113,9 +113,9 @@ class _Rank:
             if epoch and "epoch" in _accepted(factory):
                 loader, _ = self._build(factory, epoch)
             if epoch and self.job.set_epoch:
-                outside.set_epoch(loader, epoch)
+                inspection.set_epoch(loader, epoch)
             self.say(Began(epoch=epoch))
-            self.say(outside.sizes(self._memory.bytes()))
+            self.say(inspection.sizes(self._memory.bytes()))
             whole = self._epoch(loader, epoch, length=told.length, resumes=told.resumes and not epoch)
             self.say(Ended(whole=whole))
             if not whole:
@@ -148,7 +148,7 @@ class _Rank:
         if self._key is None and isinstance(own := getattr(loader, "id_column", None), str):
             self._key = own
         self._ours = type(loader).__module__.startswith("rankfeed.")
-        told = outside.described(
+        told = inspection.described(
             loader,
             seconds=seconds,
             grown=grown,
@@ -161,7 +161,7 @@ class _Rank:
     def _epoch(self, loader: Any, epoch: int, *, length: int | None, resumes: bool) -> bool:
         job, deadline = self.job, time.monotonic() + self.job.max_seconds
         self.phase = f"in epoch {epoch}, step 0"
-        handles = outside.Handles() if job.start_method == "fork" and not epoch else None
+        handles = inspection.Handles() if job.start_method == "fork" and not epoch else None
         kept: Callable[[], None] | None = None
         start = time.perf_counter()
         for steps, batch in enumerate(iter(loader), 1):
@@ -177,13 +177,13 @@ class _Rank:
             wanted = resumes and job.states is not None and _is_in_the_middle(steps, length)
             kept = self._keep_state(loader, steps) if wanted else None
             if (now := time.monotonic()) > self._look_at:
-                self.say(outside.sizes(self._memory.bytes()))
+                self.say(inspection.sizes(self._memory.bytes()))
                 after = time.monotonic()
                 self._look_at = after + max(_PAUSE, _RARELY * (after - now))
             if job.step_seconds:
                 time.sleep(job.step_seconds)
             start = time.perf_counter()
-        self.say(outside.sizes(self._memory.bytes()))
+        self.say(inspection.sizes(self._memory.bytes()))
         for moved in handles.moved() if handles is not None else ():
             self.say(moved)
         return True

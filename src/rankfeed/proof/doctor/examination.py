@@ -16,8 +16,8 @@ from rankfeed.proof.doctor.cpus import cpus
 from rankfeed.proof.doctor.diagnosis import diagnose
 from rankfeed.proof.doctor.findings import Finding
 from rankfeed.proof.doctor.logs import RunLog
-from rankfeed.proof.doctor.probes import Probes
 from rankfeed.proof.doctor.records import Job
+from rankfeed.proof.doctor.runner import JobRunner
 
 START_METHODS = ("fork", "spawn", "forkserver")
 #: What a caller may allow.
@@ -92,7 +92,7 @@ def examine(
     set_epoch: bool = True,
     resume_ranks: int | None = None,
     progress: Callable[[str], object] = lambda text: None,
-    probes: Probes | None = None,
+    runner: JobRunner | None = None,
 ) -> Examination:
     """Run a loader's factory on several ranks and judge what it delivers.
 
@@ -120,7 +120,7 @@ def examine(
         set_epoch: whether ``set_epoch`` is called before each epoch where it exists.
         resume_ranks: resume from a checkpoint on this number of ranks, too.
         progress: called with the name of each run.
-        probes: runs them, for several examinations with one import of torch.
+        runner: runs them, for several examinations with one import of torch.
 
     Raises:
         ArgumentError: an argument is invalid.
@@ -144,7 +144,7 @@ def examine(
         raise ArgumentError("invalid start method", expected=START_METHODS, found=start_methods)
     if not {*allow} <= {*ALLOWED}:
         raise ArgumentError("invalid allow", expected=ALLOWED, found=allow)
-    with nullcontext(probes) if probes is not None else Probes() as running:
+    with nullcontext(runner) if runner is not None else JobRunner() as running:
         states = running.new_folder()
         job = Job(
             name="",

@@ -20,12 +20,11 @@ import msgspec
 
 from rankfeed.errors import AuditError
 from rankfeed.proof.doctor.logs import Failure, LogReader, RankLog, RunLog
-from rankfeed.proof.doctor.marked import MARK, end_all
-from rankfeed.proof.doctor.nursery import Born, Dead, Order
+from rankfeed.proof.doctor.rank_server import MARK, Exited, Order, Started, end_all
 from rankfeed.proof.doctor.records import Job
 
 #: What the process that ranks are forked from runs: it has no main module for their children to import.
-_NURSERY = "from rankfeed.proof.doctor.nursery import main; main()"
+_RANK_SERVER = "from rankfeed.proof.doctor.rank_server import main; main()"
 #: Seconds that ranks may take to find each other: on a busy machine it takes long.
 _START = 300.0
 #: Seconds that importing torch may take.
@@ -38,8 +37,8 @@ _AFTER_A_FAILURE = 5.0
 _LINES, _OUTPUT = 20, 32 << 20
 
 
-class Probes:
-    """Runs probes one after the other; a context manager, after which no process of them is left.
+class JobRunner:
+    """Runs runner one after the other; a context manager, after which no process of them is left.
 
     Args:
         modules: what is imported before ranks are forked, besides torch: for many examinations that need the same.
@@ -48,30 +47,30 @@ class Probes:
     def __init__(self, modules: Sequence[str] = ()) -> None:
         self._mark, self._modules = uuid.uuid4().hex, modules
 
-    def __enter__(self) -> Probes:
+    def __enter__(self) -> JobRunner:
         self.scratch = Path(tempfile.mkdtemp(prefix="rankfeed-doctor-"))
-        self._log = (self.scratch / "nursery.txt").open("wb")
-        self._nursery = subprocess.Popen(
-            [sys.executable, "-c", _NURSERY, str(self.scratch), *self._modules],
+        self._log = (self.scratch / "rank server.txt").open("wb")
+        self._server = subprocess.Popen(
+            [sys.executable, "-c", _RANK_SERVER, str(self.scratch), *self._modules],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
             env=_environ(self._mark),
             start_new_session=True,
         )
-        assert self._nursery.stdout is not None
-        os.set_blocking(self._nursery.stdout.fileno(), False)
+        assert self._server.stdout is not None
+        os.set_blocking(self._server.stdout.fileno(), False)
         self._heard = b""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
-        self._nursery.kill()
-        self._nursery.wait()
-        for stream in (self._nursery.stdin, self._nursery.stdout, self._log):
+        self._server.kill()
+        self._server.wait()
+        for stream in (self._server.stdin, self._server.stdout, self._log):
             if stream is not None:
                 with suppress(OSError):
                     stream.close()
-        end_all(self._mark, self._nursery.pid, trackers=True)
+        end_all(self._mark, self._server.pid, trackers=True)
         shutil.rmtree(self.scratch, ignore_errors=True)
 
     def run(self, job: Job) -> RunLog:
@@ -92,7 +91,7 @@ class Probes:
                     break
                 time.sleep(0.01)
         finally:
-            end_all(self._mark, self._nursery.pid)
+            end_all(self._mark, self._server.pid)
         return seen
 
     def new_folder(self) -> Path:
@@ -112,32 +111,32 @@ class Probes:
                 str(folder / "over"),
                 _torchrun(job, rank.rank, port),
             )
-            assert self._nursery.stdin is not None
+            assert self._server.stdin is not None
             try:
-                self._nursery.stdin.write(msgspec.json.encode(order) + b"\n")
-                self._nursery.stdin.flush()
+                self._server.stdin.write(msgspec.json.encode(order) + b"\n")
+                self._server.stdin.flush()
             except BrokenPipeError:
-                raise self._no_nursery() from None
+                raise self._server_failed() from None
             each.patience = job.timeout + job.step_seconds
             watched.append(each)
         return watched
 
     def _listen(self, watched: list[_Watched]) -> bool:
-        """Take in what the nursery and the ranks say; whether there was anything."""
-        assert self._nursery.stdout is not None
-        heard = self._nursery.stdout.read() or b""
+        """Take in what the rank server and the ranks say; whether there was anything."""
+        assert self._server.stdout is not None
+        heard = self._server.stdout.read() or b""
         *lines, self._heard = (self._heard + heard).split(b"\n")
         for line in lines:
-            match msgspec.json.decode(line, type=Born | Dead):
-                case Born(pid=pid):
+            match msgspec.json.decode(line, type=Started | Exited):
+                case Started(pid=pid):
                     each = next(each for each in watched if each.pid is None)
                     each.pid, each.heard = pid, time.monotonic()
-                case Dead(pid=pid, code=code):
+                case Exited(pid=pid, code=code):
                     for each in watched:
                         if each.pid == pid:
                             each.code = code
-        if self._nursery.poll() is not None:
-            raise self._no_nursery()
+        if self._server.poll() is not None:
+            raise self._server_failed()
         came = [each.follow() for each in watched]
         return any(came) or bool(lines)
 
@@ -157,17 +156,17 @@ class Probes:
             if failed:
                 patience = min(patience, _AFTER_A_FAILURE)
             if each.pid is None and now > each.heard + _IMPORT:
-                raise self._no_nursery()
+                raise self._server_failed()
             if each.pid is not None and now > each.heard + patience:
                 stack = each.where_it_stands()
                 detail = f"nothing came for {now - each.heard:.0f} s"
                 each.seen.failure = Failure("hangs", each.seen.phase, detail, stack, root=not failed)
 
-    def _no_nursery(self) -> AuditError:
-        said = (self.scratch / "nursery.txt").read_text(errors="replace").splitlines()
+    def _server_failed(self) -> AuditError:
+        said = (self.scratch / "rank server.txt").read_text(errors="replace").splitlines()
         return AuditError(
             "the doctor's own process ended, or never began",
-            found="\n".join(said[-_LINES:]) or f"exit status {self._nursery.poll()}",
+            found="\n".join(said[-_LINES:]) or f"exit status {self._server.poll()}",
         )
 
 
