@@ -167,7 +167,7 @@ def _dataset() -> Any:
     from torch.utils.data import get_worker_info
 
     info = get_worker_info()
-    dataset = None if info is None else info.dataset
+    dataset: Any = None if info is None else info.dataset
     return vars(dataset)["_of"] if type(dataset) is _IndexedDataset else dataset
 
 

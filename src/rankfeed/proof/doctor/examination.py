@@ -137,7 +137,8 @@ def examine(
     for value in (timeout, max_seconds, step_seconds or 1):
         if not 0 < value < inf:
             raise ArgumentError("a time must be positive and finite", found=value)
-    if not isinstance(key, (str, int)) and key is not None:
+    given: object = key
+    if given is not None and not isinstance(given, (str, int)):
         expected = "a path in the batch, or module:function"
         raise ArgumentError("invalid key", expected=expected, found=repr(key))
     if not start_methods or not {*start_methods} <= {*START_METHODS}:

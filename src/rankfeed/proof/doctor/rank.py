@@ -216,18 +216,19 @@ class _Rank:
         ids = self._ids(batch)
         self.phase = before
         columns = shapes.columns(batch, len(indices) if indices is not None else None)
+        hashes = {name: keys for name, column in columns.items() if (keys := shapes.hashes(column)) is not None}
         if self._ours and isinstance(batch, dict) and "valid" in batch:
             kept = np.flatnonzero(np.asarray(batch["valid"])).tolist()  # other rows are padding
-            columns = {name: [column[row] for row in kept] for name, column in columns.items()}
+            hashes = {name: [keys[row] for row in kept] for name, keys in hashes.items()}
             ids = None if ids is None else [ids[row] for row in kept]
-        rows = len(ids) if ids is not None else next((len(column) for column in columns.values()), None)
+        rows = len(ids) if ids is not None else next(map(len, hashes.values()), None)
         known = ids is not None or indices is not None
         return Step(
             rows=rows,
             ids=ids,
             indices=indices,
             nones=origin.nones,
-            fields={name: shapes.hashes(column) for name, column in columns.items()},
+            fields=hashes,
             ends={} if known else shapes.all_ends(columns),
             **({} if known else shapes.tokens(columns)),
             waited=waited,

@@ -150,8 +150,14 @@ def _array(tensor: Any) -> npt.NDArray[Any]:
         return np.asarray(tensor.contiguous().view(torch.uint8).numpy())
 
 
-def hashes(column: Column) -> list[int]:
-    """A hash of each entry."""
+def hashes(column: Column) -> list[int] | None:
+    """A hash of each entry; None if the entries have no content that can be hashed."""
+    with suppress(Exception):
+        return _hashes(column)
+    return None
+
+
+def _hashes(column: Column) -> list[int]:
     if isinstance(column, np.ndarray) and column.dtype != object:
         prefix = f"{column.dtype.str}{column.ndim}".encode()
         return [xxh3_64_intdigest(prefix + np.ascontiguousarray(row).tobytes()) for row in column]
@@ -181,7 +187,7 @@ def ends(column: Column, *, first: bool = False) -> list[tuple[int, int, int]]:
         line = row[::-1] if first else row
         same = (line == line[-1]).reshape(len(line), -1).all(axis=1)
         run = len(line) if same.all() else int(np.argmin(same[::-1]))
-        found.append((hashes(line[-1:])[0], hashes(line[None, : len(line) - run])[0], run))
+        found.append((_hashes(line[-1:])[0], _hashes(line[None, : len(line) - run])[0], run))
     return found
 
 
