@@ -30,7 +30,7 @@ from rankfeed.integrations.pytest_plugin import Rankfeed
 from rankfeed.proof import tagged
 from rankfeed.proof.doctor import Examination, Finding, examine
 from rankfeed.proof.doctor.inspection import ImportMeter, described
-from rankfeed.proof.doctor.rank import _Rank, found, probed
+from rankfeed.proof.doctor.rank import _Rank, found, run_rank
 from rankfeed.proof.doctor.records import Built, Job, Line, Raised, Stated, Step
 
 DATA = pipelines.Numbers()
@@ -137,9 +137,9 @@ def said_of(factory: str) -> list[Line]:
     job = Job("", f"{__file__}:{factory}", [], ranks=1, workers=0, start_method="spawn", epochs=1)
     said = io.BytesIO()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_Rank, "stand", lambda self: None)
+        patch.setattr(_Rank, "init_group", lambda self: None)
         patch.setattr(gc, "freeze", lambda: None)
-        probed(job, 0, said)
+        run_rank(job, 0, said)
     return [msgspec.json.decode(line, type=Line) for line in said.getvalue().splitlines()]
 
 

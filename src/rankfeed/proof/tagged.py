@@ -115,7 +115,7 @@ def tagged(loader: Any) -> Iterator[None]:
 
 
 class _Tagging:
-    """Stands where a collate function stood, and begins where a worker does."""
+    """Replaces a collate function and a worker_init_fn."""
 
     def __init__(self, collate: Callable[[Any], Any], init: Callable[[int], object] | None) -> None:
         self._collate, self._init = collate, init

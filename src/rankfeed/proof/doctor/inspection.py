@@ -1,4 +1,4 @@
-"""What can be seen of any loader from outside: how long it is, who shuffles and cuts it, what it holds open."""
+"""What can be read from outside a loader: length, samplers, memory, open files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rankfeed.proof.doctor.records import Built, Moved, Sizes
 
 
 def described(loader: Any, *, seconds: float, grown: int, start_method: str, seed: int) -> Built:
-    """What a loader says of itself.
+    """What can be read from a loader's attributes.
 
     Args:
         loader: any.
@@ -82,12 +82,12 @@ def _samplers(loader: Any) -> list[Any]:
 
 
 def _shuffles(loader: Any, samplers: Sequence[Any]) -> bool | None:
-    """What samplers say of it, or the data set (as MosaicML's); None where none says anything."""
+    """By the samplers or the dataset (MosaicML's); None if they do not say."""
     names = {"RandomSampler": True, "SequentialSampler": False}
     unused = len(samplers) > 1 and samplers[0] is _attribute(loader, "sampler")  # torch's, beside one of batches
-    said = [getattr(each, "shuffle", names.get(type(each).__name__)) for each in samplers[unused:]]
-    said.append(_attribute(_attribute(loader, "dataset"), "shuffle"))
-    return True if any(each is True for each in said) else False if any(each is False for each in said) else None
+    known = [getattr(each, "shuffle", names.get(type(each).__name__)) for each in samplers[unused:]]
+    known.append(_attribute(_attribute(loader, "dataset"), "shuffle"))
+    return True if any(each is True for each in known) else False if any(each is False for each in known) else None
 
 
 def _attribute(thing: Any, name: str) -> Any:
@@ -183,7 +183,7 @@ def sizes(rank: int) -> Sizes:
 
 
 class Handles:
-    """Files that this process holds open before its loader starts others, and where it stands in them."""
+    """Positions of the files that this process has open before its loader starts workers."""
 
     def __init__(self) -> None:
         self._open = {number: (_at(number), os.fstat(number)) for number, _ in _files()}
@@ -201,7 +201,7 @@ class Handles:
                         self._inherited[number] = os.readlink(f"/proc/self/fd/{number}")
 
     def moved(self) -> Iterator[Moved]:
-        """Those in which somebody has moved since."""
+        """Files whose position changed since."""
         for number, path in self._inherited.items():
             with suppress(OSError):
                 start, known = self._open[number]

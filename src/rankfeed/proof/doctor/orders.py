@@ -16,7 +16,7 @@ _Place = tuple[int, int, int]  # rank, worker (-1 without), epoch
 
 #: Random values that must agree before two streams are called one.
 _ALIKE = 4
-#: Sequences that are interleaved and each in order: so many at most.
+#: Number of ordered streams that may be interleaved.
 _LANES = 16
 
 

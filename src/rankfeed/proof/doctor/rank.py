@@ -1,7 +1,6 @@
-"""What a rank of a probe does: it builds the user's loader, reads it as a training loop would, and says what came.
+"""One rank of a run: it builds the user's loader, reads it as a training loop does, and reports what it receives.
 
-All that it says goes into a file, and all that the user's code prints into another: whoever looks on may be told
-whatever happens to this process.
+Reports go to one file and the output of the user's code to another, so that both outlast this process.
 """
 
 import gc
@@ -42,50 +41,50 @@ from rankfeed.proof.doctor.records import (
 from rankfeed.proof.keys import USUAL, Key, Words, ids_in, words_of
 from rankfeed.proof.tagged import Tagged, record
 
-#: Text longer than this is no name that anybody wants to see.
+#: Longer text is reported as a digest.
 _LONG = 200
-#: Memory is looked at no more often than this, in seconds, and for no more than a part of the time.
+#: Seconds between measurements of memory, and how much longer than a measurement the pause is.
 _PAUSE, _RARELY = 0.2, 10
 
 
-def probed(job: Job, rank: int, said: BinaryIO) -> None:
-    """Do a rank's part of a probe; the variables of torchrun are set.
+def run_rank(job: Job, rank: int, log: BinaryIO) -> None:
+    """Do a rank's part of a run; the variables of torchrun are set.
 
     Args:
         job: what to do.
-        rank: which this is.
-        said: where it goes, a line for each thing.
+        rank: of this process.
+        log: file for the records, one line each.
     """
-    sayer = _Rank(job, rank, said)
+    running = _Rank(job, rank, log)
     try:
-        sayer.stand()
-        sayer._memory.install()
-        sayer.read()
-        sayer.say(Done())
+        running.init_group()
+        running.memory.install()
+        running.read()
+        running.report(Done())
     except BaseException as error:  # SystemExit of the user's code, too
-        trace = "".join(traceback.format_exception(type(error), error, _theirs(error)))
-        lines = _sayable(trace).splitlines()[-20:]
-        if sayer.phase == IDS and isinstance(error, AuditError):
-            lines = []  # of our own code, that no user has to see
-        text = _sayable(f"{type(error).__name__}: {safe_str(error)}").strip()[:2000]
-        sayer.say(Raised(phase=sayer.phase, error=text, traceback="\n".join(lines)))
+        trace = "".join(traceback.format_exception(type(error), error, _user_frames(error)))
+        lines = _encodable(trace).splitlines()[-20:]
+        if running.phase == IDS and isinstance(error, AuditError):
+            lines = []  # of our own code
+        text = _encodable(f"{type(error).__name__}: {safe_str(error)}").strip()[:2000]
+        running.report(Raised(phase=running.phase, error=text, traceback="\n".join(lines)))
 
 
 class _Rank:
-    def __init__(self, job: Job, rank: int, said: BinaryIO) -> None:
-        self.job, self.rank, self._said = job, rank, said
+    def __init__(self, job: Job, rank: int, log: BinaryIO) -> None:
+        self.job, self.rank, self._log = job, rank, log
         self.phase = "starting"
         self._key: Key | None = job.key
         self._ours = False
-        self._look_at = 0.0
+        self._measure_at = 0.0
         self._seed = inspection.begun_with()
-        self._memory = inspection.ImportMeter()
+        self.memory = inspection.ImportMeter()
 
-    def say(self, record: Record) -> None:
-        self._said.write(msgspec.json.encode(record) + b"\n")
-        self._said.flush()
+    def report(self, record: Record) -> None:
+        self._log.write(msgspec.json.encode(record) + b"\n")
+        self._log.flush()
 
-    def stand(self) -> None:
+    def init_group(self) -> None:
         import torch.distributed as dist
         import torch.multiprocessing
 
@@ -95,12 +94,12 @@ class _Rank:
 
     def read(self) -> None:
         self.phase = IMPORT
-        self.say(Ready())
+        self.report(Ready())
         factory = found(self.job.factory, self.job.path)
-        gc.freeze()  # a collection in a forked worker touches, and so copies, nothing of this
+        gc.freeze()  # so that a collection in a forked worker does not copy these pages
         self.phase = "in the factory"
-        loader, told = self._build(factory, 0)
-        self.say(told)
+        loader, built = self._build(factory, 0)
+        self.report(built)
         if self.job.set_epoch:
             inspection.set_epoch(loader, 0)
         if self.job.resume is not None:
@@ -114,10 +113,10 @@ class _Rank:
                 loader, _ = self._build(factory, epoch)
             if epoch and self.job.set_epoch:
                 inspection.set_epoch(loader, epoch)
-            self.say(Began(epoch=epoch))
-            self.say(inspection.sizes(self._memory.bytes()))
-            whole = self._epoch(loader, epoch, length=told.length, resumes=told.resumes and not epoch)
-            self.say(Ended(whole=whole))
+            self.report(Began(epoch=epoch))
+            self.report(inspection.sizes(self.memory.bytes()))
+            whole = self._epoch(loader, epoch, length=built.length, resumes=built.resumes and not epoch)
+            self.report(Ended(whole=whole))
             if not whole:
                 return
 
@@ -130,9 +129,9 @@ class _Rank:
         known |= {"multiprocessing_context": job.start_method if job.workers else None}
         accepted = _accepted(factory)
         start = time.perf_counter()
-        before = self._memory.bytes()
+        before = self.memory.bytes()
         loader = factory(**{name: value for name, value in known.items() if name in accepted})
-        grown, seconds = self._memory.bytes() - before, time.perf_counter() - start
+        grown, seconds = self.memory.bytes() - before, time.perf_counter() - start
         if (
             isinstance(loader, tuple)
             and len(loader) == 2
@@ -148,7 +147,7 @@ class _Rank:
         if self._key is None and isinstance(own := getattr(loader, "id_column", None), str):
             self._key = own
         self._ours = type(loader).__module__.startswith("rankfeed.")
-        told = inspection.described(
+        built = inspection.described(
             loader,
             seconds=seconds,
             grown=grown,
@@ -156,7 +155,7 @@ class _Rank:
             seed=self._seed,
         )
         record(loader)
-        return loader, told
+        return loader, built
 
     def _epoch(self, loader: Any, epoch: int, *, length: int | None, resumes: bool) -> bool:
         job, deadline = self.job, time.monotonic() + self.job.max_seconds
@@ -170,26 +169,26 @@ class _Rank:
                 kept()  # there is a batch to resume with
             if steps > job.max_steps or time.monotonic() > deadline:
                 return False
-            self.say(self._step(batch, waited))
+            self.report(self._step(batch, waited))
             self.phase = f"in epoch {epoch}, step {steps}"
             if handles is not None and steps in (1, 4):
                 handles.look_at_children()
             wanted = resumes and job.states is not None and _is_in_the_middle(steps, length)
             kept = self._keep_state(loader, steps) if wanted else None
-            if (now := time.monotonic()) > self._look_at:
-                self.say(inspection.sizes(self._memory.bytes()))
+            if (now := time.monotonic()) > self._measure_at:
+                self.report(inspection.sizes(self.memory.bytes()))
                 after = time.monotonic()
-                self._look_at = after + max(_PAUSE, _RARELY * (after - now))
+                self._measure_at = after + max(_PAUSE, _RARELY * (after - now))
             if job.step_seconds:
                 time.sleep(job.step_seconds)
             start = time.perf_counter()
-        self.say(inspection.sizes(self._memory.bytes()))
+        self.report(inspection.sizes(self.memory.bytes()))
         for moved in handles.moved() if handles is not None else ():
-            self.say(moved)
+            self.report(moved)
         return True
 
     def _keep_state(self, loader: Any, steps: int) -> Callable[[], None] | None:
-        """Take the state, and return what makes it the one to resume from."""
+        """Save the state; returns a function that makes it the one to resume from."""
         import torch
 
         assert self.job.states is not None
@@ -205,7 +204,7 @@ class _Rank:
 
         def keep() -> None:
             taken.replace(taken.with_suffix(".pt"))
-            self.say(Stated(step=steps))
+            self.report(Stated(step=steps))
 
         return keep
 
@@ -276,7 +275,7 @@ def found(name: str, path: list[str]) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return]
 
 
-def _theirs(error: BaseException) -> TracebackType | None:
+def _user_frames(error: BaseException) -> TracebackType | None:
     """Where it was raised, from the user's code on."""
     here, at = Path(__file__).parent, error.__traceback__
     while at is not None and at.tb_next is not None and Path(at.tb_frame.f_code.co_filename).parent == here:
@@ -301,22 +300,22 @@ def _is_in_the_middle(steps: int, length: int | None) -> bool:
 
 
 def _named(words: Words, values: Any) -> list[RowKey]:
-    """Keys as people know them: numbers and text as they are, others by their digests."""
+    """Numbers and short text as they are, others by their digests."""
     if words.shape[1] == 1:
         numbers: list[RowKey] = words[:, 0].view(np.int64).tolist()
         return numbers
     if isinstance(values, (list, tuple)) and all(isinstance(each, str) and len(each) < _LONG for each in values):
-        return [_sayable(each) for each in values]
+        return [_encodable(each) for each in values]
     return [f"{high:016x}{low:016x}" for high, low in words.tolist()]
 
 
-def _sayable(text: str) -> str:
-    """Without the halves of characters that names of files may have, and that no JSON can hold."""
+def _encodable(text: str) -> str:
+    """Without the lone surrogates that file names may have and JSON may not."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _tolerate_a_second_group() -> None:
-    """A factory out of a training script may make the process group, which is there already."""
+    """A factory from a training script may initialise the process group, which exists already."""
     import torch.distributed as dist
 
     make = dist.init_process_group

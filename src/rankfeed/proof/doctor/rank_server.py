@@ -1,8 +1,8 @@
-"""Ranks of runner, forked from one clean process that has imported torch and nothing of the user's.
+"""The server process that ranks are forked from: it has imported torch, and nothing of the user's.
 
-Its arguments are the examination's folder, and modules that it imports too. A line on its input is an order for
-one rank; it answers with the process id, and says when that has ended. When its input ends, whoever gave orders is
-gone, and so is all that was started, and the folder.
+Its arguments are the directory of the examination and modules to import. Each line on stdin starts one rank;
+answers on stdout give its process id, and later its exit code. If stdin closes, the server ends all ranks and
+removes the directory.
 """
 
 import atexit
@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from rankfeed.proof.doctor.rank import probed
+from rankfeed.proof.doctor.rank import run_rank
 from rankfeed.proof.doctor.records import Job
 from rankfeed.storage.decodable import decodable
 
@@ -38,17 +38,17 @@ class Order(msgspec.Struct, frozen=True):
     """Start a rank.
 
     Attributes:
-        job: its part is in there.
+        job: of the run.
         rank: which.
-        said: file for what it sees.
-        output: file for what it prints.
-        over: file that is there once the rank may end: others may need what it serves.
-        environ: what is set for it.
+        log: file for its records.
+        output: file for its stdout and stderr.
+        over: file whose existence lets the rank end: others may need what it serves.
+        environ: variables to set.
     """
 
     job: Job
     rank: int
-    said: str
+    log: str
     output: str
     over: str
     environ: dict[str, str]
@@ -56,21 +56,21 @@ class Order(msgspec.Struct, frozen=True):
 
 @decodable
 class Started(msgspec.Struct, frozen=True, tag=True):
-    """A rank was started; answers come in the order of orders."""
+    """A rank was started; in the order of the orders."""
 
     pid: int
 
 
 @decodable
 class Exited(msgspec.Struct, frozen=True, tag=True):
-    """A rank has ended, by itself (a code of 0 or more) or by a signal (less than 0)."""
+    """A rank ended: an exit code, or a negative signal."""
 
     pid: int
     code: int
 
 
 def main() -> None:
-    """Take orders until there is nobody who gives them."""
+    """Start ranks until stdin closes."""
     for module in _ONCE:
         import_module(module)
     orders, answers = io.FileIO(os.dup(0), "rb"), io.FileIO(os.dup(1), "wb")
@@ -86,8 +86,8 @@ def main() -> None:
 
 
 def _serve(orders: io.FileIO, answers: io.FileIO) -> None:
-    """Until there are no orders any more."""
-    living: set[int] = set()
+    """Until stdin closes."""
+    running: set[int] = set()
     pending = b""
     try:
         while True:
@@ -99,15 +99,15 @@ def _serve(orders: io.FileIO, answers: io.FileIO) -> None:
                 *lines, pending = (pending + content).split(b"\n")
                 for line in lines:
                     pid = _start(msgspec.json.decode(line, type=Order), (orders, answers))
-                    living.add(pid)
+                    running.add(pid)
                     answers.write(msgspec.json.encode(Started(pid)) + b"\n")
-            for pid in sorted(living):
+            for pid in sorted(running):
                 ended, status = os.waitpid(pid, os.WNOHANG)
                 if ended:
-                    living.discard(pid)
+                    running.discard(pid)
                     answers.write(msgspec.json.encode(Exited(pid, os.waitstatus_to_exitcode(status))) + b"\n")
     finally:
-        for pid in living:
+        for pid in running:
             with suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
 
@@ -128,8 +128,8 @@ def _start(order: Order, ours: tuple[io.FileIO, io.FileIO]) -> int:
         os.environ.update(order.environ)
         np.random.seed()  # as in a process that begins; Python's own generator does so by itself
         faulthandler.register(signal.SIGUSR1, all_threads=True)
-        with open(order.said, "ab", buffering=0) as said:
-            probed(order.job, order.rank, said)
+        with open(order.log, "ab", buffering=0) as log:
+            run_rank(order.job, order.rank, log)
             while not Path(order.over).exists():
                 time.sleep(0.02)
         atexit._run_exitfuncs()  # what loaders clean up in the end
@@ -141,22 +141,21 @@ def _start(order: Order, ours: tuple[io.FileIO, io.FileIO]) -> int:
 
 
 def end_all(mark: str, spared: int, *, trackers: bool = False) -> None:
-    """Kill whatever has the mark.
+    """Kill all processes with the mark.
 
-    Python's resource trackers end by themselves, and remove what killed processes have left; they are given the
-    time to.
+    Python's resource trackers get time to remove what killed processes left.
 
     Args:
         mark: of an examination.
-        spared: number of a process that goes on.
-        trackers: whether those are ended that do not end by themselves.
+        spared: id of a process to keep.
+        trackers: whether resource trackers that do not end are killed, too.
     """
     import psutil
 
-    for patience in (0.0, 0.05, 0.2, 1.0):
-        time.sleep(patience)
+    for pause in (0.0, 0.05, 0.2, 1.0):
+        time.sleep(pause)
         left = [one for one in psutil.process_iter() if one.pid != spared and _has(one, mark)]
-        doomed = [one for one in left if not _is_tracker(one) or (trackers and patience >= 1)]
+        doomed = [one for one in left if not _is_tracker(one) or (trackers and pause >= 1)]
         for one in doomed:
             with suppress(psutil.Error):
                 one.kill()

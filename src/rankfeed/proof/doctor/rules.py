@@ -273,7 +273,7 @@ def judge_tokens(control: Tokens, run: Tokens, facts: Facts) -> Finding:
         return Finding("not-counted", "unproven", what, (f"{text}; {20 * open_ends} are needed",))
     if repeated(control.shingles) < REPETITIVE and max(excess, lack) > explained + _DISEASED:
         if excess > lack:
-            # Which of ranks and workers repeats cannot be told by the shingles: the run without workers tells.
+            # Shingles do not show whether ranks or workers repeat; the run without workers does.
             rank = facts.workers < 2
             code = "not-sharded-by-rank" if rank else "duplicated-by-workers"
             what = "packed sequences contain the same tokens several times"

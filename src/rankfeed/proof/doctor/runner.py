@@ -1,4 +1,4 @@
-"""Runs a user's loader in real processes and ends them for certain: whatever it does, what was seen comes back."""
+"""Runs a user's loader in real processes, and ends all of them whatever it does."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _RANK_SERVER = "from rankfeed.proof.doctor.rank_server import main; main()"
 _START = 300.0
 #: Seconds that importing torch may take.
 _IMPORT = 900.0
-#: Seconds that the ranks of a probe may take to end once all is read.
+#: Seconds that the ranks of a run may take to end once all is read.
 _LEAVE = 5.0
 #: After one rank has failed, others are waited for no longer than this.
 _AFTER_A_FAILURE = 5.0
@@ -38,7 +38,7 @@ _LINES, _OUTPUT = 20, 32 << 20
 
 
 class JobRunner:
-    """Runs runner one after the other; a context manager, after which no process of them is left.
+    """Runs jobs one after the other; a context manager, after which no process of them is left.
 
     Args:
         modules: what is imported before ranks are forked, besides torch: for many examinations that need the same.
@@ -49,7 +49,7 @@ class JobRunner:
 
     def __enter__(self) -> JobRunner:
         self.scratch = Path(tempfile.mkdtemp(prefix="rankfeed-doctor-"))
-        self._log = (self.scratch / "rank server.txt").open("wb")
+        self._log = (self.scratch / "server.txt").open("wb")
         self._server = subprocess.Popen(
             [sys.executable, "-c", _RANK_SERVER, str(self.scratch), *self._modules],
             stdin=subprocess.PIPE,
@@ -74,7 +74,7 @@ class JobRunner:
         shutil.rmtree(self.scratch, ignore_errors=True)
 
     def run(self, job: Job) -> RunLog:
-        """Run a probe to its end, or until a rank takes too long."""
+        """Run a job to its end, or until a rank takes too long."""
         folder = self.new_folder()
         seen = RunLog(job, [RankLog(rank) for rank in range(job.ranks)])
         watched = self._start(job, seen, folder)
@@ -102,11 +102,11 @@ class JobRunner:
         port = _free_port()
         watched = []
         for rank in seen.ranks:
-            each = _Watched(rank, folder / f"said-{rank.rank}.jsonl", folder / f"output-{rank.rank}.txt")
+            each = _Watched(rank, folder / f"log-{rank.rank}.jsonl", folder / f"output-{rank.rank}.txt")
             order = Order(
                 job,
                 rank.rank,
-                str(each.said),
+                str(each.log),
                 str(each.output),
                 str(folder / "over"),
                 _torchrun(job, rank.rank, port),
@@ -117,7 +117,7 @@ class JobRunner:
                 self._server.stdin.flush()
             except BrokenPipeError:
                 raise self._server_failed() from None
-            each.patience = job.timeout + job.step_seconds
+            each.limit = job.timeout + job.step_seconds
             watched.append(each)
         return watched
 
@@ -152,34 +152,34 @@ class JobRunner:
                 if each.is_awaited:
                     each.seen.failure = Failure("died", each.seen.phase, _death(each.code or 0), each.last_lines())
                 continue
-            patience = _START if each.seen.phase == "starting" else each.patience
+            limit = _START if each.seen.phase == "starting" else each.limit
             if failed:
-                patience = min(patience, _AFTER_A_FAILURE)
+                limit = min(limit, _AFTER_A_FAILURE)
             if each.pid is None and now > each.heard + _IMPORT:
                 raise self._server_failed()
-            if each.pid is not None and now > each.heard + patience:
-                stack = each.where_it_stands()
+            if each.pid is not None and now > each.heard + limit:
+                stack = each.current_stack()
                 detail = f"nothing came for {now - each.heard:.0f} s"
                 each.seen.failure = Failure("hangs", each.seen.phase, detail, stack, root=not failed)
 
     def _server_failed(self) -> AuditError:
-        said = (self.scratch / "rank server.txt").read_text(errors="replace").splitlines()
+        printed = (self.scratch / "server.txt").read_text(errors="replace").splitlines()
         return AuditError(
             "the doctor's own process ended, or never began",
-            found="\n".join(said[-_LINES:]) or f"exit status {self._server.poll()}",
+            found="\n".join(printed[-_LINES:]) or f"exit status {self._server.poll()}",
         )
 
 
 class _Watched:
     """A rank that is under way."""
 
-    def __init__(self, seen: RankLog, said: Path, output: Path) -> None:
-        self.seen, self.said, self.output = seen, said, output
+    def __init__(self, seen: RankLog, log: Path, output: Path) -> None:
+        self.seen, self.log, self.output = seen, log, output
         self.pid: int | None = None
         self.code: int | None = None
         self.heard = time.monotonic()
-        self.patience = _START
-        self._following = LogReader(said, seen)
+        self.limit = _START
+        self._reader = LogReader(log, seen)
 
     @property
     def gone(self) -> bool:
@@ -190,7 +190,7 @@ class _Watched:
         return not self.seen.done and self.seen.failure is None
 
     def follow(self) -> bool:
-        came = self._following.read()
+        came = self._reader.read()
         if came:
             self.heard = time.monotonic()
         return came
@@ -201,14 +201,14 @@ class _Watched:
                 os.truncate(self.output, 0)  # it is appended to, so that what comes next comes at the front
 
     def last_lines(self) -> list[str]:
-        """What the rank said last."""
+        """The last lines that the rank printed."""
         with suppress(OSError), self.output.open("rb") as file:
             file.seek(max(0, self.output.stat().st_size - (64 << 10)))
             lines = file.read().decode(errors="replace").splitlines()
             return [line[:500] for line in lines[-_LINES:]]
         return []
 
-    def where_it_stands(self) -> list[str]:
+    def current_stack(self) -> list[str]:
         """The stacks of its threads, which it is asked to print; the last lines of its output if it does not."""
         before = self.output.stat().st_size if self.output.exists() else 0
         if self.pid is not None:
