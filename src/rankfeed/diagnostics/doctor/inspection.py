@@ -1,4 +1,4 @@
-"""What can be seen of any loader from outside: how long it is, who shuffles and cuts it, what it holds open."""
+"""What can be read from outside a loader: length, samplers, memory, open files."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, BinaryIO, cast
 
-from rankfeed.diagnostics.doctor.observed import Built, Moved, Sizes
+from rankfeed.diagnostics.doctor.records import Built, Moved, Sizes
 
 
-def described(loader: Any, *, seconds: float, grown: int, start_method: str, once: bool, seed: int) -> Built:
-    """What a loader says of itself.
+def described(loader: Any, *, seconds: float, grown: int, start_method: str, seed: int) -> Built:
+    """What can be read from a loader's attributes.
 
     Args:
         loader: any.
         seconds: that the factory took.
         grown: bytes by which it made the process larger.
         start_method: by which its workers will be started.
-        once: whether it is an iterator.
         seed: of torch's global generator when this process began.
     """
     import torch
@@ -37,9 +36,10 @@ def described(loader: Any, *, seconds: float, grown: int, start_method: str, onc
         bytes=max(0, grown),
         length=_length(loader),
         samples=_length(dataset),
+        subset=_subset(dataset),
         fingerprint=fingerprint if isinstance(fingerprint, str) else None,
         workers=workers if isinstance(workers, int) else None,
-        cuts_one_data_set=any(
+        cuts_one_dataset=any(
             getattr(each, name, 1) != 1 for each in samplers for name in ("num_replicas", "num_processes")
         ),
         drops=any(getattr(each, "drop_last", False) is True for each in (loader, *samplers))
@@ -51,7 +51,6 @@ def described(loader: Any, *, seconds: float, grown: int, start_method: str, onc
         shuffles=_shuffles(loader, samplers),
         resumes=all(callable(getattr(loader, name, None)) for name in ("state_dict", "load_state_dict")),
         elastic=type(loader).__module__.startswith("rankfeed.") and type(loader).__name__ == "Loader",
-        once=once,
         seeded=torch.initial_seed() != seed,
         pickled=_pickled(dataset) if spawned else None,
     )
@@ -83,12 +82,12 @@ def _samplers(loader: Any) -> list[Any]:
 
 
 def _shuffles(loader: Any, samplers: Sequence[Any]) -> bool | None:
-    """What samplers say of it, or the data set (as MosaicML's); None where none says anything."""
+    """By the samplers or the dataset (MosaicML's); None if they do not say."""
     names = {"RandomSampler": True, "SequentialSampler": False}
     unused = len(samplers) > 1 and samplers[0] is _attribute(loader, "sampler")  # torch's, beside one of batches
-    said = [getattr(each, "shuffle", names.get(type(each).__name__)) for each in samplers[unused:]]
-    said.append(_attribute(_attribute(loader, "dataset"), "shuffle"))
-    return True if any(each is True for each in said) else False if any(each is False for each in said) else None
+    known = [getattr(each, "shuffle", names.get(type(each).__name__)) for each in samplers[unused:]]
+    known.append(_attribute(_attribute(loader, "dataset"), "shuffle"))
+    return True if any(each is True for each in known) else False if any(each is False for each in known) else None
 
 
 def _attribute(thing: Any, name: str) -> Any:
@@ -96,6 +95,18 @@ def _attribute(thing: Any, name: str) -> Any:
     with suppress(Exception):
         return getattr(thing, name, None)
     return None
+
+
+def _subset(dataset: Any) -> list[int] | None:
+    """Indices of a torch Subset in the dataset at its bottom."""
+    import torch
+
+    indices: list[int] | None = None
+    while isinstance(dataset, torch.utils.data.Subset):
+        own = [int(each) for each in dataset.indices]
+        indices = own if indices is None else [own[each] for each in indices]
+        dataset = dataset.dataset
+    return indices
 
 
 def _length(thing: Any) -> int | None:
@@ -128,53 +139,51 @@ def _pickled(dataset: Any) -> int | None:
     return None
 
 
+class ImportMeter:
+    """Private bytes of this process, without those that imports took: code is no data."""
+
+    def __init__(self) -> None:
+        self._imported = self._depth = 0
+
+    def install(self) -> None:
+        self._import, builtins.__import__ = builtins.__import__, self._counted
+
+    def bytes(self) -> int:
+        return own_bytes() - self._imported
+
+    def _counted(self, *arguments: Any, **named: Any) -> Any:
+        if self._depth or arguments[0] in sys.modules or not arguments[0]:
+            return self._import(*arguments, **named)
+        known, before = len(sys.modules), own_bytes()
+        self._depth += 1
+        try:
+            return self._import(*arguments, **named)
+        finally:
+            self._depth -= 1
+            if len(sys.modules) > known:
+                self._imported += own_bytes() - before
+
+
 def own_bytes() -> int:
-    """Bytes that this process has for itself alone."""
+    """Private bytes of this process."""
     import psutil
 
     return int(psutil.Process().memory_full_info().uss)
 
 
-class Growth:
-    """By how many bytes this process grows in here, but for what it imports: code is no data."""
-
-    bytes = 0
-
-    def __enter__(self) -> Growth:
-        self._import, self._before, self._depth = builtins.__import__, own_bytes(), 0
-        builtins.__import__ = self._counted
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        builtins.__import__ = self._import
-        self.bytes = own_bytes() - self._before
-
-    def _counted(self, *of: Any, **named: Any) -> Any:
-        if self._depth:
-            return self._import(*of, **named)
-        known, before = len(sys.modules), own_bytes() if of[0] not in sys.modules else 0
-        self._depth += 1
-        try:
-            return self._import(*of, **named)
-        finally:
-            self._depth -= 1
-            if before and len(sys.modules) > known:
-                self._before += own_bytes() - before
-
-
-def sizes() -> Sizes:
-    """Memory of this process and of its children."""
+def sizes(rank: int) -> Sizes:
+    """Memory of this process, as measured, and of its children."""
     import psutil
 
     found = {}
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
             found[str(child.pid)] = int(child.memory_full_info().uss)
-    return Sizes(rank=own_bytes(), children=found)
+    return Sizes(rank=rank, children=found)
 
 
 class Handles:
-    """Files that this process holds open before its loader starts others, and where it stands in them."""
+    """Positions of the files that this process has open before its loader starts workers."""
 
     def __init__(self) -> None:
         self._open = {number: (_at(number), os.fstat(number)) for number, _ in _files()}
@@ -192,7 +201,7 @@ class Handles:
                         self._inherited[number] = os.readlink(f"/proc/self/fd/{number}")
 
     def moved(self) -> Iterator[Moved]:
-        """Those in which somebody has moved since."""
+        """Files whose position changed since."""
         for number, path in self._inherited.items():
             with suppress(OSError):
                 start, known = self._open[number]

@@ -1,4 +1,4 @@
-"""Runs a user's loader in real processes and ends them for certain: whatever it does, what was seen comes back."""
+"""Runs a user's loader in real processes, and ends all of them whatever it does."""
 
 from __future__ import annotations
 
@@ -18,19 +18,18 @@ from types import TracebackType
 
 import msgspec
 
-from rankfeed.diagnostics.doctor.marked import MARK, end_all
-from rankfeed.diagnostics.doctor.nursery import Born, Dead, Order
-from rankfeed.diagnostics.doctor.observed import Job
-from rankfeed.diagnostics.doctor.seen import Failure, Following, ProbeSeen, RankSeen
+from rankfeed.diagnostics.doctor.logs import Failure, LogReader, RankLog, RunLog
+from rankfeed.diagnostics.doctor.rank_server import MARK, Exited, Order, Started, end_all
+from rankfeed.diagnostics.doctor.records import Job
 from rankfeed.errors import AuditError
 
 #: What the process that ranks are forked from runs: it has no main module for their children to import.
-_NURSERY = "from rankfeed.diagnostics.doctor.nursery import main; main()"
+_RANK_SERVER = "from rankfeed.diagnostics.doctor.rank_server import main; main()"
 #: Seconds that ranks may take to find each other: on a busy machine it takes long.
 _START = 300.0
 #: Seconds that importing torch may take.
 _IMPORT = 900.0
-#: Seconds that the ranks of a probe may take to end once all is read.
+#: Seconds that the ranks of a run may take to end once all is read.
 _LEAVE = 5.0
 #: After one rank has failed, others are waited for no longer than this.
 _AFTER_A_FAILURE = 5.0
@@ -38,8 +37,8 @@ _AFTER_A_FAILURE = 5.0
 _LINES, _OUTPUT = 20, 32 << 20
 
 
-class Probes:
-    """Runs probes one after the other; a context manager, after which no process of them is left.
+class JobRunner:
+    """Runs jobs one after the other; a context manager, after which no process of them is left.
 
     Args:
         modules: what is imported before ranks are forked, besides torch: for many examinations that need the same.
@@ -48,36 +47,36 @@ class Probes:
     def __init__(self, modules: Sequence[str] = ()) -> None:
         self._mark, self._modules = uuid.uuid4().hex, modules
 
-    def __enter__(self) -> Probes:
+    def __enter__(self) -> JobRunner:
         self.scratch = Path(tempfile.mkdtemp(prefix="rankfeed-doctor-"))
-        self._log = (self.scratch / "nursery.txt").open("wb")
-        self._nursery = subprocess.Popen(
-            [sys.executable, "-c", _NURSERY, str(self.scratch), *self._modules],
+        self._log = (self.scratch / "server.txt").open("wb")
+        self._server = subprocess.Popen(
+            [sys.executable, "-c", _RANK_SERVER, str(self.scratch), *self._modules],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
             env=_environ(self._mark),
             start_new_session=True,
         )
-        assert self._nursery.stdout is not None
-        os.set_blocking(self._nursery.stdout.fileno(), False)
+        assert self._server.stdout is not None
+        os.set_blocking(self._server.stdout.fileno(), False)
         self._heard = b""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
-        self._nursery.kill()
-        self._nursery.wait()
-        for stream in (self._nursery.stdin, self._nursery.stdout, self._log):
+        self._server.kill()
+        self._server.wait()
+        for stream in (self._server.stdin, self._server.stdout, self._log):
             if stream is not None:
                 with suppress(OSError):
                     stream.close()
-        end_all(self._mark, self._nursery.pid, trackers=True)
+        end_all(self._mark, self._server.pid, trackers=True)
         shutil.rmtree(self.scratch, ignore_errors=True)
 
-    def run(self, job: Job) -> ProbeSeen:
-        """Run a probe to its end, or until a rank takes too long."""
+    def run(self, job: Job) -> RunLog:
+        """Run a job to its end, or until a rank takes too long."""
         folder = self.new_folder()
-        seen = ProbeSeen(job, [RankSeen(rank) for rank in range(job.ranks)])
+        seen = RunLog(job, [RankLog(rank) for rank in range(job.ranks)])
         watched = self._start(job, seen, folder)
         try:
             while any(each.is_awaited for each in watched):
@@ -92,52 +91,52 @@ class Probes:
                     break
                 time.sleep(0.01)
         finally:
-            end_all(self._mark, self._nursery.pid)
+            end_all(self._mark, self._server.pid)
         return seen
 
     def new_folder(self) -> Path:
         """An empty folder, which lasts as long as this."""
         return Path(tempfile.mkdtemp(dir=self.scratch))
 
-    def _start(self, job: Job, seen: ProbeSeen, folder: Path) -> list[_Watched]:
+    def _start(self, job: Job, seen: RunLog, folder: Path) -> list[_Watched]:
         port = _free_port()
         watched = []
         for rank in seen.ranks:
-            each = _Watched(rank, folder / f"said-{rank.rank}.jsonl", folder / f"output-{rank.rank}.txt")
+            each = _Watched(rank, folder / f"log-{rank.rank}.jsonl", folder / f"output-{rank.rank}.txt")
             order = Order(
                 job,
                 rank.rank,
-                str(each.said),
+                str(each.log),
                 str(each.output),
                 str(folder / "over"),
                 _torchrun(job, rank.rank, port),
             )
-            assert self._nursery.stdin is not None
+            assert self._server.stdin is not None
             try:
-                self._nursery.stdin.write(msgspec.json.encode(order) + b"\n")
-                self._nursery.stdin.flush()
+                self._server.stdin.write(msgspec.json.encode(order) + b"\n")
+                self._server.stdin.flush()
             except BrokenPipeError:
-                raise self._no_nursery() from None
-            each.patience = job.timeout + job.step_seconds
+                raise self._server_failed() from None
+            each.limit = job.timeout + job.step_seconds
             watched.append(each)
         return watched
 
     def _listen(self, watched: list[_Watched]) -> bool:
-        """Take in what the nursery and the ranks say; whether there was anything."""
-        assert self._nursery.stdout is not None
-        heard = self._nursery.stdout.read() or b""
+        """Take in what the rank server and the ranks say; whether there was anything."""
+        assert self._server.stdout is not None
+        heard = self._server.stdout.read() or b""
         *lines, self._heard = (self._heard + heard).split(b"\n")
         for line in lines:
-            match msgspec.json.decode(line, type=Born | Dead):
-                case Born(pid=pid):
+            match msgspec.json.decode(line, type=Started | Exited):
+                case Started(pid=pid):
                     each = next(each for each in watched if each.pid is None)
                     each.pid, each.heard = pid, time.monotonic()
-                case Dead(pid=pid, code=code):
+                case Exited(pid=pid, code=code):
                     for each in watched:
                         if each.pid == pid:
                             each.code = code
-        if self._nursery.poll() is not None:
-            raise self._no_nursery()
+        if self._server.poll() is not None:
+            raise self._server_failed()
         came = [each.follow() for each in watched]
         return any(came) or bool(lines)
 
@@ -153,34 +152,34 @@ class Probes:
                 if each.is_awaited:
                     each.seen.failure = Failure("died", each.seen.phase, _death(each.code or 0), each.last_lines())
                 continue
-            patience = _START if each.seen.phase == "starting" else each.patience
+            limit = _START if each.seen.phase == "starting" else each.limit
             if failed:
-                patience = min(patience, _AFTER_A_FAILURE)
+                limit = min(limit, _AFTER_A_FAILURE)
             if each.pid is None and now > each.heard + _IMPORT:
-                raise self._no_nursery()
-            if each.pid is not None and now > each.heard + patience:
-                stack = each.where_it_stands()
+                raise self._server_failed()
+            if each.pid is not None and now > each.heard + limit:
+                stack = each.current_stack()
                 detail = f"nothing came for {now - each.heard:.0f} s"
                 each.seen.failure = Failure("hangs", each.seen.phase, detail, stack, root=not failed)
 
-    def _no_nursery(self) -> AuditError:
-        said = (self.scratch / "nursery.txt").read_text(errors="replace").splitlines()
+    def _server_failed(self) -> AuditError:
+        printed = (self.scratch / "server.txt").read_text(errors="replace").splitlines()
         return AuditError(
             "the doctor's own process ended, or never began",
-            found="\n".join(said[-_LINES:]) or f"exit status {self._nursery.poll()}",
+            found="\n".join(printed[-_LINES:]) or f"exit status {self._server.poll()}",
         )
 
 
 class _Watched:
     """A rank that is under way."""
 
-    def __init__(self, seen: RankSeen, said: Path, output: Path) -> None:
-        self.seen, self.said, self.output = seen, said, output
+    def __init__(self, seen: RankLog, log: Path, output: Path) -> None:
+        self.seen, self.log, self.output = seen, log, output
         self.pid: int | None = None
         self.code: int | None = None
         self.heard = time.monotonic()
-        self.patience = _START
-        self._following = Following(said, seen)
+        self.limit = _START
+        self._reader = LogReader(log, seen)
 
     @property
     def gone(self) -> bool:
@@ -191,7 +190,7 @@ class _Watched:
         return not self.seen.done and self.seen.failure is None
 
     def follow(self) -> bool:
-        came = self._following.read()
+        came = self._reader.read()
         if came:
             self.heard = time.monotonic()
         return came
@@ -202,14 +201,14 @@ class _Watched:
                 os.truncate(self.output, 0)  # it is appended to, so that what comes next comes at the front
 
     def last_lines(self) -> list[str]:
-        """What the rank said last."""
+        """The last lines that the rank printed."""
         with suppress(OSError), self.output.open("rb") as file:
             file.seek(max(0, self.output.stat().st_size - (64 << 10)))
             lines = file.read().decode(errors="replace").splitlines()
             return [line[:500] for line in lines[-_LINES:]]
         return []
 
-    def where_it_stands(self) -> list[str]:
+    def current_stack(self) -> list[str]:
         """The stacks of its threads, which it is asked to print; the last lines of its output if it does not."""
         before = self.output.stat().st_size if self.output.exists() else 0
         if self.pid is not None:

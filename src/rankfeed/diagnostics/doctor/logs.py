@@ -1,12 +1,13 @@
-"""What the ranks of a probe were seen to do: what they say, line by line, put together."""
+"""What the ranks of a run reported, line by line, put together."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from rankfeed.diagnostics.doctor.observed import (
+from rankfeed.diagnostics.doctor.records import (
     Began,
     Built,
     Done,
@@ -16,7 +17,7 @@ from rankfeed.diagnostics.doctor.observed import (
     Moved,
     Raised,
     Ready,
-    SampleKey,
+    RowKey,
     Sizes,
     Stated,
     Step,
@@ -26,8 +27,8 @@ _DECODER = msgspec.json.Decoder(Line)
 
 
 @dataclass
-class EpochSeen:
-    """What a rank was given in an epoch."""
+class EpochLog:
+    """What a rank received in an epoch."""
 
     epoch: int
     steps: list[Step] = field(default_factory=list)
@@ -36,8 +37,12 @@ class EpochSeen:
     cut: bool = False
 
     @property
-    def keys(self) -> list[SampleKey]:
+    def keys(self) -> list[RowKey]:
         return [key for step in self.steps for key in step.keys]
+
+    @property
+    def rows(self) -> int:
+        return sum(step.rows or 0 for step in self.steps)
 
 
 @dataclass
@@ -46,9 +51,10 @@ class Failure:
 
     Attributes:
         kind: "raised", "hangs" or "died".
-        phase: while what.
+        phase: in which it failed.
         detail: an error, a signal, how long.
-        output: the last lines that the rank said.
+        output: the last lines that the rank printed.
+        root: whether no other rank failed before.
     """
 
     kind: str
@@ -59,12 +65,12 @@ class Failure:
 
 
 @dataclass
-class RankSeen:
-    """What a rank of a probe was seen to do."""
+class RankLog:
+    """What a rank of a run reported."""
 
     rank: int
     built: Built | None = None
-    epochs: list[EpochSeen] = field(default_factory=list)
+    epochs: list[EpochLog] = field(default_factory=list)
     moved: list[Moved] = field(default_factory=list)
     state_after: int | None = None
     failure: Failure | None = None
@@ -72,19 +78,18 @@ class RankSeen:
     phase: str = "starting"
 
     @property
-    def whole(self) -> list[EpochSeen]:
+    def whole(self) -> list[EpochLog]:
         """Epochs that were read to their end."""
         return [epoch for epoch in self.epochs if epoch.whole]
 
     def add(self, line: Line) -> None:
-        """Take in what the rank says next."""
         match line:
             case Ready():
                 self.phase = "calling the factory"
             case Built():
                 self.built = self.built or line
             case Began(epoch=epoch):
-                self.epochs.append(EpochSeen(epoch))
+                self.epochs.append(EpochLog(epoch))
                 self.phase = f"epoch {epoch}, waiting for the first batch"
             case Step():
                 self.epochs[-1].steps.append(line)
@@ -107,60 +112,55 @@ class RankSeen:
 
 
 @dataclass
-class ProbeSeen:
-    """What the ranks of a probe were seen to do."""
+class RunLog:
+    """What the ranks of a run reported."""
 
     job: Job
-    ranks: list[RankSeen]
+    ranks: list[RankLog]
 
     @property
     def ok(self) -> bool:
-        """Whether all came to their end."""
+        """Whether all ranks finished."""
         return all(rank.done for rank in self.ranks)
 
     @property
-    def is_alone(self) -> bool:
-        """Whether it is one rank without workers, which is given all there is."""
-        return self.job.ranks == 1 and not self.job.workers
-
-    @property
-    def epochs(self) -> list[list[EpochSeen]]:
+    def epochs(self) -> list[list[EpochLog]]:
         """Epochs that all ranks read to their end, of each rank."""
         return [list(each) for each in zip(*(rank.whole for rank in self.ranks), strict=False)]
 
     @property
-    def beginnings(self) -> list[EpochSeen]:
-        """Of an epoch with an end that was not reached, what each rank was given."""
-        known = all(rank.built is not None and rank.built.length is not None for rank in self.ranks)
-        first = [rank.epochs[0] for rank in self.ranks if rank.epochs and rank.epochs[0].cut]
-        return first if known and len(first) == len(self.ranks) else []
+    def cut(self) -> list[EpochLog]:
+        """The first epoch of each rank, if it was cut on any."""
+        first = [rank.epochs[0] for rank in self.ranks if rank.epochs]
+        complete = len(first) == len(self.ranks)
+        return first if complete and any(epoch.cut for epoch in first) else []
 
     @property
-    def by_content(self) -> bool:
-        return any(step.by_content for rank in self.ranks for epoch in rank.epochs for step in epoch.steps)
+    def steps(self) -> Iterator[Step]:
+        return (step for rank in self.ranks for epoch in rank.epochs for step in epoch.steps)
 
-    def figures(self) -> dict[str, Any]:
-        """What there is to tell of it, JSON-able."""
+    @property
+    def built(self) -> list[Built]:
+        return [rank.built for rank in self.ranks if rank.built is not None]
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able."""
         return {
-            "probe": self.job.name,
+            "run": self.job.name,
             "ranks": self.job.ranks,
             "workers": self.job.workers,
             "start_method": self.job.start_method,
             "by_rank": [
                 {
                     "rank": rank.rank,
-                    "built": None if rank.built is None else msgspec.to_builtins(rank.built),
                     "failure": None if rank.failure is None else vars(rank.failure),
                     "epochs": [
                         {
                             "epoch": epoch.epoch,
                             "steps": len(epoch.steps),
-                            "samples": len(epoch.keys),
-                            "different": len({*epoch.keys}),
+                            "samples": epoch.rows,
                             "to_its_end": epoch.whole,
-                            "first_batch_seconds": epoch.steps[0].waited if epoch.steps else None,
                             "waited_seconds": sum(step.waited for step in epoch.steps),
-                            "bytes": max((sizes.rank for sizes in epoch.sizes), default=None),
                         }
                         for epoch in rank.epochs
                     ],
@@ -170,19 +170,14 @@ class ProbeSeen:
         }
 
 
-class Following:
-    """Reads what a rank says as it says it.
+class LogReader:
+    """Reads the lines of a rank as they are written; the file need not exist yet."""
 
-    Args:
-        path: of the rank's lines; the file need not be there yet.
-        seen: what takes them in.
-    """
-
-    def __init__(self, path: Path, seen: RankSeen) -> None:
-        self._path, self._seen, self._at = path, seen, 0
+    def __init__(self, path: Path, log: RankLog) -> None:
+        self._path, self._log, self._at = path, log, 0
 
     def read(self) -> bool:
-        """Take in what is new; whether anything was. A line that is half there is left for the next time."""
+        """Take in the new complete lines; whether there were any."""
         if not self._path.exists():
             return False
         with self._path.open("rb") as file:
@@ -190,6 +185,6 @@ class Following:
             content = file.read()
         whole = content[: content.rfind(b"\n") + 1]
         for line in whole.splitlines():
-            self._seen.add(_DECODER.decode(line))
+            self._log.add(_DECODER.decode(line))
         self._at += len(whole)
         return bool(whole)

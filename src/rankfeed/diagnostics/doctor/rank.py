@@ -1,7 +1,6 @@
-"""What a rank of a probe does: it builds the user's loader, reads it as a training loop would, and says what came.
+"""One rank of a run: it builds the user's loader, reads it as a training loop does, and reports what it receives.
 
-All that it says goes into a file, and all that the user's code prints into another: whoever looks on may be told
-whatever happens to this process.
+Reports go to one file and the output of the user's code to another, so that both outlast this process.
 """
 
 import gc
@@ -11,7 +10,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -19,10 +18,10 @@ from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
-from xxhash import xxh3_64_hexdigest
 
-from rankfeed.diagnostics.doctor import outside
-from rankfeed.diagnostics.doctor.observed import (
+from rankfeed.diagnostics.doctor import inspection
+from rankfeed.diagnostics.doctor import rows as shapes
+from rankfeed.diagnostics.doctor.records import (
     IDS,
     IMPORT,
     STATE,
@@ -34,58 +33,58 @@ from rankfeed.diagnostics.doctor.observed import (
     Raised,
     Ready,
     Record,
-    SampleKey,
+    RowKey,
     Stated,
     Step,
 )
-from rankfeed.diagnostics.keys import USUAL, Key, Words, ids_in, keys_of
-from rankfeed.diagnostics.tagged import Tagged, tagged
+from rankfeed.diagnostics.keys import USUAL, Key, Words, ids_in, words_of
+from rankfeed.diagnostics.tagged import Tagged, record
 from rankfeed.errors import AuditError, safe_str
 
-#: So many steps of an epoch have their values kept: enough to see that two streams are one.
-_VALUED = 64
-#: Text longer than this is no name that anybody wants to see.
+#: Longer text is reported as a digest.
 _LONG = 200
-#: Memory is looked at no more often than this, in seconds, and for no more than a part of the time.
+#: Seconds between measurements of memory, and how much longer than a measurement the pause is.
 _PAUSE, _RARELY = 0.2, 10
 
 
-def probed(job: Job, rank: int, said: BinaryIO) -> None:
-    """Do a rank's part of a probe; the variables of torchrun are set.
+def run_rank(job: Job, rank: int, log: BinaryIO) -> None:
+    """Do a rank's part of a run; the variables of torchrun are set.
 
     Args:
         job: what to do.
-        rank: which this is.
-        said: where it goes, a line for each thing.
+        rank: of this process.
+        log: file for the records, one line each.
     """
-    sayer = _Rank(job, rank, said)
+    running = _Rank(job, rank, log)
     try:
-        sayer.stand()
-        sayer.read()
-        sayer.say(Done())
+        running.init_group()
+        running.memory.install()
+        running.read()
+        running.report(Done())
     except BaseException as error:  # SystemExit of the user's code, too
-        trace = "".join(traceback.format_exception(type(error), error, _theirs(error)))
-        lines = _sayable(trace).splitlines()[-20:]
-        if sayer.phase == IDS and isinstance(error, AuditError):
-            lines = []  # of our own code, that no user has to see
-        text = _sayable(f"{type(error).__name__}: {safe_str(error)}").strip()[:2000]
-        sayer.say(Raised(phase=sayer.phase, error=text, traceback="\n".join(lines)))
+        trace = "".join(traceback.format_exception(type(error), error, _user_frames(error)))
+        lines = _encodable(trace).splitlines()[-20:]
+        if running.phase == IDS and isinstance(error, AuditError):
+            lines = []  # of our own code
+        text = _encodable(f"{type(error).__name__}: {safe_str(error)}").strip()[:2000]
+        running.report(Raised(phase=running.phase, error=text, traceback="\n".join(lines)))
 
 
 class _Rank:
-    def __init__(self, job: Job, rank: int, said: BinaryIO) -> None:
-        self.job, self.rank, self._said = job, rank, said
+    def __init__(self, job: Job, rank: int, log: BinaryIO) -> None:
+        self.job, self.rank, self._log = job, rank, log
         self.phase = "starting"
         self._key: Key | None = job.key
         self._ours = False
-        self._look_at = 0.0
-        self._seed = outside.begun_with()
+        self._measure_at = 0.0
+        self._seed = inspection.begun_with()
+        self.memory = inspection.ImportMeter()
 
-    def say(self, record: Record) -> None:
-        self._said.write(msgspec.json.encode(record) + b"\n")
-        self._said.flush()
+    def report(self, record: Record) -> None:
+        self._log.write(msgspec.json.encode(record) + b"\n")
+        self._log.flush()
 
-    def stand(self) -> None:
+    def init_group(self) -> None:
         import torch.distributed as dist
         import torch.multiprocessing
 
@@ -95,14 +94,14 @@ class _Rank:
 
     def read(self) -> None:
         self.phase = IMPORT
-        self.say(Ready())
+        self.report(Ready())
         factory = found(self.job.factory, self.job.path)
-        gc.freeze()  # a collection in a forked worker touches, and so copies, nothing of this
+        gc.freeze()  # so that a collection in a forked worker does not copy these pages
         self.phase = "in the factory"
-        loader, told = self._build(factory, 0)
-        self.say(told)
+        loader, built = self._build(factory, 0)
+        self.report(built)
         if self.job.set_epoch:
-            outside.set_epoch(loader, 0)
+            inspection.set_epoch(loader, 0)
         if self.job.resume is not None:
             import torch
 
@@ -110,14 +109,14 @@ class _Rank:
             states = sorted(Path(self.job.resume).glob("*.pt"), key=lambda path: int(path.stem))
             loader.load_state_dict(torch.load(states[self.rank % len(states)], weights_only=False))
         for epoch in range(self.job.epochs):
-            if epoch and (told.once or "epoch" in _accepted(factory)):
+            if epoch and "epoch" in _accepted(factory):
                 loader, _ = self._build(factory, epoch)
             if epoch and self.job.set_epoch:
-                outside.set_epoch(loader, epoch)
-            self.say(Began(epoch=epoch))
-            self.say(outside.sizes())
-            whole = self._epoch(loader, epoch, length=told.length, resumes=told.resumes and not epoch)
-            self.say(Ended(whole=whole))
+                inspection.set_epoch(loader, epoch)
+            self.report(Began(epoch=epoch))
+            self.report(inspection.sizes(self.memory.bytes()))
+            whole = self._epoch(loader, epoch, length=built.length, resumes=built.resumes and not epoch)
+            self.report(Ended(whole=whole))
             if not whole:
                 return
 
@@ -130,9 +129,9 @@ class _Rank:
         known |= {"multiprocessing_context": job.start_method if job.workers else None}
         accepted = _accepted(factory)
         start = time.perf_counter()
-        with outside.Growth() as growth:
-            loader = factory(**{name: value for name, value in known.items() if name in accepted})
-        seconds = time.perf_counter() - start
+        before = self.memory.bytes()
+        loader = factory(**{name: value for name, value in known.items() if name in accepted})
+        grown, seconds = self.memory.bytes() - before, time.perf_counter() - start
         if (
             isinstance(loader, tuple)
             and len(loader) == 2
@@ -148,50 +147,48 @@ class _Rank:
         if self._key is None and isinstance(own := getattr(loader, "id_column", None), str):
             self._key = own
         self._ours = type(loader).__module__.startswith("rankfeed.")
-        told = outside.described(
+        built = inspection.described(
             loader,
             seconds=seconds,
-            grown=growth.bytes,
+            grown=grown,
             start_method=job.start_method,
-            once=isinstance(loader, Iterator),
             seed=self._seed,
         )
-        return loader, told
+        record(loader)
+        return loader, built
 
     def _epoch(self, loader: Any, epoch: int, *, length: int | None, resumes: bool) -> bool:
-        job, steps, deadline = self.job, 0, time.monotonic() + self.job.max_seconds
+        job, deadline = self.job, time.monotonic() + self.job.max_seconds
         self.phase = f"in epoch {epoch}, step 0"
-        handles = outside.Handles() if job.start_method == "fork" and not epoch else None
+        handles = inspection.Handles() if job.start_method == "fork" and not epoch else None
         kept: Callable[[], None] | None = None
-        with tagged(loader):
+        start = time.perf_counter()
+        for steps, batch in enumerate(iter(loader), 1):
+            waited = time.perf_counter() - start
+            if kept is not None:
+                kept()  # there is a batch to resume with
+            if steps > job.max_steps or time.monotonic() > deadline:
+                return False
+            self.report(self._step(batch, waited))
+            self.phase = f"in epoch {epoch}, step {steps}"
+            if handles is not None and steps in (1, 4):
+                handles.look_at_children()
+            wanted = resumes and job.states is not None and _is_in_the_middle(steps, length)
+            kept = self._keep_state(loader, steps) if wanted else None
+            if (now := time.monotonic()) > self._measure_at:
+                self.report(inspection.sizes(self.memory.bytes()))
+                after = time.monotonic()
+                self._measure_at = after + max(_PAUSE, _RARELY * (after - now))
+            if job.step_seconds:
+                time.sleep(job.step_seconds)
             start = time.perf_counter()
-            for batch in iter(loader):
-                waited = time.perf_counter() - start
-                if kept is not None:
-                    kept()  # there is something to go on with
-                self.say(self._step(batch, waited, values=steps < _VALUED))
-                steps += 1
-                self.phase = f"in epoch {epoch}, step {steps}"
-                if handles is not None and steps in (1, 4):
-                    handles.look_at_children()
-                wanted = resumes and job.states is not None and _is_in_the_middle(steps, length)
-                kept = self._keep_state(loader, steps) if wanted else None
-                if (now := time.monotonic()) > self._look_at:
-                    self.say(outside.sizes())
-                    after = time.monotonic()
-                    self._look_at = after + max(_PAUSE, _RARELY * (after - now))
-                if steps >= job.max_steps or time.monotonic() > deadline:
-                    return False
-                if job.step_seconds:
-                    time.sleep(job.step_seconds)
-                start = time.perf_counter()
-        self.say(outside.sizes())
+        self.report(inspection.sizes(self.memory.bytes()))
         for moved in handles.moved() if handles is not None else ():
-            self.say(moved)
+            self.report(moved)
         return True
 
     def _keep_state(self, loader: Any, steps: int) -> Callable[[], None] | None:
-        """Take the state, and return what makes it the one to resume from."""
+        """Save the state; returns a function that makes it the one to resume from."""
         import torch
 
         assert self.job.states is not None
@@ -207,27 +204,48 @@ class _Rank:
 
         def keep() -> None:
             taken.replace(taken.with_suffix(".pt"))
-            self.say(Stated(step=steps))
+            self.report(Stated(step=steps))
 
         return keep
 
-    def _step(self, batch: Any, waited: float, *, values: bool) -> Step:
-        worker, streams = None, {}
-        if isinstance(batch, Tagged):
-            worker, streams, batch = batch.worker, batch.streams, batch.batch
-        key = USUAL if self._key is None else self._key
+    def _step(self, batch: Any, waited: float) -> Step:
+        origin = batch if isinstance(batch, Tagged) else Tagged(batch, None)
+        batch, indices = origin.batch, origin.indices
         before, self.phase = self.phase, IDS
-        words, by_content = keys_of(batch, key)
+        ids = self._ids(batch)
         self.phase = before
-        keys = _named(words, None if by_content else ids_in(batch, key))
+        columns = shapes.columns(batch, len(indices) if indices is not None else None)
+        hashes = {name: keys for name, column in columns.items() if (keys := shapes.hashes(column)) is not None}
         if self._ours and isinstance(batch, dict) and "valid" in batch:
-            valid = np.asarray(batch["valid"])  # other rows only fill
-            keys, values = (
-                [each for each, real in zip(keys, valid, strict=True) if real],
-                values and bool(valid.all()),
-            )
-        drawn = _digests(batch, len(keys)) if values and not by_content else {}
-        return Step(keys=keys, waited=waited, worker=worker, by_content=by_content, values=drawn, streams=streams)
+            kept = np.flatnonzero(np.asarray(batch["valid"])).tolist()  # other rows are padding
+            hashes = {name: [keys[row] for row in kept] for name, keys in hashes.items()}
+            ids = None if ids is None else [ids[row] for row in kept]
+        rows = len(ids) if ids is not None else next(map(len, hashes.values()), None)
+        known = ids is not None or indices is not None
+        return Step(
+            rows=rows,
+            ids=ids,
+            indices=indices,
+            nones=origin.nones,
+            fields=hashes,
+            ends={} if known else shapes.all_ends(columns),
+            **({} if known else shapes.tokens(columns)),
+            waited=waited,
+            worker=origin.worker,
+            streams=origin.streams,
+        )
+
+    def _ids(self, batch: Any) -> list[RowKey] | None:
+        """Declared ids; None if the key was not declared and the usual one does not exist."""
+        if self._key is None:
+            with suppress(AuditError, TypeError):
+                values = ids_in(batch, USUAL)
+                return None if values is None else _named(words_of(values), values)
+            return None
+        if isinstance(self._key, str) and ":" in self._key:
+            self._key = found(self._key, self.job.path)
+        values = self._key(batch) if callable(self._key) else shapes.key_at(str(self._key))(batch)
+        return _named(words_of(values), values)
 
 
 def found(name: str, path: list[str]) -> Callable[..., Any]:
@@ -257,7 +275,7 @@ def found(name: str, path: list[str]) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return]
 
 
-def _theirs(error: BaseException) -> TracebackType | None:
+def _user_frames(error: BaseException) -> TracebackType | None:
     """Where it was raised, from the user's code on."""
     here, at = Path(__file__).parent, error.__traceback__
     while at is not None and at.tb_next is not None and Path(at.tb_frame.f_code.co_filename).parent == here:
@@ -281,37 +299,23 @@ def _is_in_the_middle(steps: int, length: int | None) -> bool:
     return steps.bit_count() == 1 if length is None else steps == max(1, length // 2)
 
 
-def _named(words: Words, values: Any) -> list[SampleKey]:
-    """Keys as people know them: numbers and text as they are, others by their digests."""
+def _named(words: Words, values: Any) -> list[RowKey]:
+    """Numbers and short text as they are, others by their digests."""
     if words.shape[1] == 1:
-        numbers: list[SampleKey] = words[:, 0].view(np.int64).tolist()
+        numbers: list[RowKey] = words[:, 0].view(np.int64).tolist()
         return numbers
     if isinstance(values, (list, tuple)) and all(isinstance(each, str) and len(each) < _LONG for each in values):
-        return [_sayable(each) for each in values]
+        return [_encodable(each) for each in values]
     return [f"{high:016x}{low:016x}" for high, low in words.tolist()]
 
 
-def _sayable(text: str) -> str:
-    """Without the halves of characters that names of files may have, and that no JSON can hold."""
+def _encodable(text: str) -> str:
+    """Without the lone surrogates that file names may have and JSON may not."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def _digests(batch: Any, samples: int) -> dict[str, list[str]]:
-    """Of each field of floats, what each sample has there."""
-    fields = (
-        batch.items() if isinstance(batch, dict) else enumerate(batch) if isinstance(batch, (list, tuple)) else ()
-    )
-    found = {}
-    for name, values in fields:
-        with suppress(Exception):  # nothing that is made of floats
-            array = np.asarray(values)
-            if array.dtype.kind == "f" and array.ndim and len(array) == samples:
-                found[str(name)] = [xxh3_64_hexdigest(np.ascontiguousarray(row).tobytes()) for row in array]
-    return found
-
-
 def _tolerate_a_second_group() -> None:
-    """A factory out of a training script may make the process group, which is there already."""
+    """A factory from a training script may initialise the process group, which exists already."""
     import torch.distributed as dist
 
     make = dist.init_process_group
