@@ -25,7 +25,7 @@ import numpy as np
 
 from rankfeed.diagnostics.doctor.rank import run_rank
 from rankfeed.diagnostics.doctor.records import Job
-from rankfeed.storage.decodable import decodable
+from rankfeed.storage.commit import decodable
 
 #: Environment variable that marks all processes of an examination, by which they are found and ended.
 MARK = "RANKFEED_EXAMINATION"

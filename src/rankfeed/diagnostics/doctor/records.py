@@ -5,7 +5,7 @@ The lines are written to a file, so that what a rank reported before it was kill
 
 import msgspec
 
-from rankfeed.storage.decodable import decodable
+from rankfeed.storage.commit import decodable
 
 #: Phases of a rank: before the factory is imported, while a state is loaded, and while ids are read.
 IMPORT, STATE, IDS = "importing the factory", "loading the state", "reading the ids"
