@@ -1,0 +1,101 @@
+"""What a diagnosis finds, and the verdict that follows from it: the same for doctor, audit and verify."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Literal
+
+#: An error means diseased, "unproven" means not proven; warnings and notes never change a verdict.
+Severity = Literal["error", "unproven", "warning", "note"]
+_ORDER: tuple[Severity, ...] = ("error", "unproven", "warning", "note")
+
+
+class Verdict(StrEnum):
+    """Sound (shown for everything that was examined), diseased, or not proven.
+
+    Examples:
+        >>> Verdict.NOT_PROVEN.sound, Verdict.NOT_PROVEN.exit_code
+        (None, 3)
+    """
+
+    SOUND = "sound"
+    DISEASED = "diseased"
+    NOT_PROVEN = "not proven"
+
+    @property
+    def sound(self) -> bool | None:
+        """For JSON: None if it could not be proven."""
+        return {"sound": True, "diseased": False}.get(self.value)
+
+    @property
+    def exit_code(self) -> int:
+        """Of a command that comes to this verdict."""
+        return {"sound": 0, "diseased": 1}.get(self.value, 3)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is wrong, could not be shown, or is worth knowing.
+
+    Attributes:
+        code: a short name, the same for all occurrences ("uneven-steps").
+        severity: "error" (diseased), "unproven" (not proven), "warning" or "note".
+        what: a sentence.
+        evidence: where and how it was observed, a line for each occurrence.
+        remedy: what to do, or empty.
+    """
+
+    code: str
+    severity: Severity
+    what: str
+    evidence: tuple[str, ...] = ()
+    remedy: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        return {**vars(self), "evidence": list(self.evidence)}
+
+    def __str__(self) -> str:
+        lines = [f"{self.severity}: {self.code}: {self.what}", *(f"  {line}" for line in self.evidence)]
+        return "\n".join([*lines, *([f"  remedy: {self.remedy}"] if self.remedy else [])])
+
+
+def verdict_of(findings: Iterable[Finding]) -> Verdict:
+    """The verdict that follows from all findings.
+
+    Examples:
+        >>> verdict_of([])
+        <Verdict.SOUND: 'sound'>
+        >>> verdict_of([Finding("no-ids", "unproven", "samples have no ids")])
+        <Verdict.NOT_PROVEN: 'not proven'>
+    """
+    severities = {finding.severity for finding in findings}
+    if "error" in severities:
+        return Verdict.DISEASED
+    return Verdict.NOT_PROVEN if "unproven" in severities else Verdict.SOUND
+
+
+def merged(found: Iterable[Finding], most: int = 12) -> tuple[Finding, ...]:
+    """One finding for each code, the most severe, with the evidence of that severity; errors first.
+
+    Args:
+        found: in the order in which they were found.
+        most: lines of evidence that are kept.
+
+    Examples:
+        >>> twice = [Finding("hangs", "error", "it hangs", (f"rank {rank}",)) for rank in range(2)]
+        >>> merged(twice)[0].evidence
+        ('rank 0', 'rank 1')
+    """
+    by_code: dict[str, list[Finding]] = {}
+    for each in found:
+        by_code.setdefault(each.code, []).append(each)
+    return tuple(
+        sorted((_one(each, most) for each in by_code.values()), key=lambda each: _ORDER.index(each.severity))
+    )
+
+
+def _one(same_code: Sequence[Finding], most: int) -> Finding:
+    first = min(same_code, key=lambda each: _ORDER.index(each.severity))
+    lines = [line for each in same_code if each.severity == first.severity for line in each.evidence]
+    return Finding(first.code, first.severity, first.what, tuple(dict.fromkeys(lines))[:most], first.remedy)
