@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import functools
 import gc
-import io
 import pickle
 import sys
 import types
@@ -13,7 +12,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from tests.diagnostics.jobs import pipelines
 from torch.utils.data import (
@@ -26,10 +24,11 @@ from torch.utils.data import (
 )
 
 from rankfeed.diagnostics import tagged
-from rankfeed.diagnostics.doctor import Examination, Finding, examine
+from rankfeed.diagnostics.doctor import Examination, examine
 from rankfeed.diagnostics.doctor.inspection import ImportMeter, described
-from rankfeed.diagnostics.doctor.rank import _Rank, found, run_rank
-from rankfeed.diagnostics.doctor.records import Built, Job, Line, Raised, Stated, Step
+from rankfeed.diagnostics.doctor.rank import LoaderReader, found, read
+from rankfeed.diagnostics.doctor.records import Built, Failure, Job, Record, Stated, Step
+from rankfeed.diagnostics.findings import Finding
 from rankfeed.errors import ArgumentError
 from rankfeed.integrations.pytest_plugin import Rankfeed
 
@@ -38,7 +37,7 @@ Numbers = pipelines.Numbers
 
 
 def built(loader: Any) -> Built:
-    return described(loader, seconds=0, grown=0, start_method="fork", seed=0)
+    return described(loader, seconds=0, grown=0, start_method="fork")
 
 
 @pytest.mark.parametrize(
@@ -109,10 +108,9 @@ def test_the_state_is_of_the_middle_of_an_epoch(
     steps: int, length: int | None, after: int | None, tmp_path: Path
 ) -> None:
     """Never of its end, after which there is nothing to resume."""
-    job = Job("", "a:b", [], ranks=1, workers=0, start_method="spawn", epochs=1, states=str(tmp_path))
-    said = io.BytesIO()
-    assert _Rank(job, 0, said)._epoch(Counting(steps), 0, length=length, resumes=True)
-    lines = [msgspec.json.decode(line, type=Line) for line in said.getvalue().splitlines()]
+    job = Job("", "a:b", ranks=1, workers=0, start_method="spawn", epochs=1, states=str(tmp_path))
+    lines: list[Record] = []
+    assert LoaderReader(job, 0, lines.append)._epoch(Counting(steps), 0, length=length, resumes=True)
     taken = [line.step for line in lines if isinstance(line, Stated)]
     assert (taken[-1] if taken else None) == after
     assert (tmp_path / "0.pt").exists() == (after is not None)
@@ -128,19 +126,19 @@ def test_the_state_is_of_the_middle_of_an_epoch(
     ],
 )
 def test_a_factory_returns_one_loader(returned: Any, said: str) -> None:
-    job = Job("", "a:b", [], ranks=1, workers=0, start_method="spawn", epochs=1)
+    job = Job("", "a:b", ranks=1, workers=0, start_method="spawn", epochs=1)
     with pytest.raises(TypeError, match=said):
-        _Rank(job, 0, io.BytesIO())._build(lambda: returned, 0)
+        LoaderReader(job, 0, print)._build(lambda: returned, 0)
 
 
-def said_of(factory: str) -> list[Line]:
-    job = Job("", f"{__file__}:{factory}", [], ranks=1, workers=0, start_method="spawn", epochs=1)
-    said = io.BytesIO()
+def said_of(factory: str) -> list[Record]:
+    job = Job("", f"{__file__}:{factory}", ranks=1, workers=0, start_method="spawn", epochs=1)
+    said: list[Record] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_Rank, "init_group", lambda self: None)
+        patch.setattr(LoaderReader, "init_group", lambda self: None)
         patch.setattr(gc, "freeze", lambda: None)
-        run_rank(job, 0, said)
-    return [msgspec.json.decode(line, type=Line) for line in said.getvalue().splitlines()]
+        read(job, 0, said.append)
+    return said
 
 
 def halves_of_characters() -> Any:
@@ -170,16 +168,16 @@ def first_of_each(batch: Any) -> Any:
 def test_names_of_files_that_are_no_text_can_be_said() -> None:
     assert [line.ids for line in said_of("halves_of_characters") if isinstance(line, Step)] == [[r"img\udc80.jpg"]]
     raised = said_of("raises_halves")[-1]
-    assert isinstance(raised, Raised)
-    assert raised.error == r"FileNotFoundError: img\udc80.jpg"
+    assert isinstance(raised, Failure)
+    assert raised.detail == r"FileNotFoundError: img\udc80.jpg"
 
 
 def test_ids_that_are_not_found_are_reported_without_a_traceback_of_ours() -> None:
     raised = said_of("with_a_wrong_path")[-1]
-    assert isinstance(raised, Raised)
-    assert (raised.phase, raised.traceback) == ("reading the ids", "")
-    assert "'meta.other'" in raised.error
-    assert "meta.k" in raised.error
+    assert isinstance(raised, Failure)
+    assert (raised.phase, raised.output) == ("reading the ids", [])
+    assert "'meta.other'" in raised.detail
+    assert "meta.k" in raised.detail
 
 
 def test_a_key_is_a_path_or_a_function() -> None:
@@ -193,9 +191,9 @@ def test_a_file_with_the_name_of_another_module_is_not_mistaken_for_it(
     monkeypatch.setattr(sys, "path", [*sys.path])  # a rank of a probe ends with its path; this process does not
     (tmp_path / "functools.py").write_text("def train(): return []\n")
     with pytest.raises(ImportError, match="another name"):
-        found(f"{tmp_path}/functools.py:train", [])
+        found(f"{tmp_path}/functools.py:train")
     with pytest.raises(FileNotFoundError, match="nowhere"):
-        found(f"{tmp_path}/nowhere.py:train", [])
+        found(f"{tmp_path}/nowhere.py:train")
 
 
 def test_what_a_factory_imports_is_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,6 +60,11 @@ TABLE: dict[str, tuple[Sequence[Sequence[int]], dict[str, Any], list[tuple[str, 
     "remainder, the same, shuffled": (shares(EVERYTHING[:90]), {"same_lack": True, "shuffles": True},
                                       [("missing-samples", "error")]),
     "remainder, the same, in order": (shares(EVERYTHING[:90]), {"same_lack": True}, [("missing-samples", "note")]),
+    "padded by the sampler, last batch dropped": ([EVERYTHING[:44:2], [*EVERYTHING[1:42:2], 0]],
+                                                  {"control": 44, "drops": True},
+                                                  [("padded-with-repeats", "note"), ("missing-samples", "note")]),
+    "a repeat for a missing sample": ([EVERYTHING[:44:2], [*EVERYTHING[1:42:2], 0]], {"control": 44},
+                                      [("not-sharded-by-rank", "error")]),
     "with replacement, declared": (RESAMPLED, {"replaces": True}, [("drawn-with-replacement", "unproven")]),
     "with replacement, allowed": (RESAMPLED, {"replaces": True, "allows_replacement": True},
                                   [("drawn-with-replacement", "note")]),
@@ -87,18 +92,18 @@ def test_every_partition_is_sound(order: list[int], ranks: int, workers: int, ba
     assert said(shares(order, ranks), control=40, workers=workers, batch=batch) == []
 
 
-@given(st.integers(1, 200), st.integers(2, 5), st.integers(1, 9), st.integers(0, 3))
+@given(st.integers(2, 200), st.integers(2, 5), st.integers(1, 9), st.integers(0, 3))
 def test_ranks_that_read_everything_are_never_sound(size: int, ranks: int, batch: int, workers: int) -> None:
     found = said([range(size)] * ranks, control=size, workers=workers, batch=batch)
     assert ("not-sharded-by-rank", "error") in found
 
 
-@given(st.integers(2, 300), st.integers(2, 6), st.integers(1, 8))
+@given(st.integers(1, 300), st.integers(2, 6), st.integers(1, 8))
 def test_a_distributed_sampler_is_never_accused(size: int, ranks: int, batch: int) -> None:
     each = -(-size // ranks)
     padded = [number % size for number in range(each * ranks)]
     found = said(shares(padded, ranks), control=size, workers=0, batch=batch)
-    assert all(severity == "note" for _, severity in found) or 2 * (each * ranks - size) >= size
+    assert all(severity == "note" for _, severity in found)
 
 
 @given(st.integers(1, 100), st.lists(st.lists(st.integers(0, 120), max_size=150), min_size=2, max_size=4))

@@ -16,7 +16,6 @@ from tests.zoo.environments import interpreter
 from tests.zoo.table import CASES, ENVIRONMENTS, MODULES, QUICK, Case
 
 from rankfeed.diagnostics.doctor import examine
-from rankfeed.diagnostics.doctor.runner import JobRunner
 
 ROOT = Path(__file__).parents[2]
 COMMAND = "from rankfeed.cli import main; main()"
@@ -32,17 +31,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-@pytest.fixture(scope="module")
-def runner(data: Path, request: pytest.FixtureRequest) -> Iterator[JobRunner]:
-    """One process that has imported torch, and what the pipelines need, for all examinations."""
-    run = [getattr(item, "callspec", None) for item in request.session.items]
-    cases = [each.params["case"] for each in run if each is not None and isinstance(each.params.get("case"), Case)]
-    modules = [module for library in {case.library for case in cases} for module in MODULES.get(library, ())]
-    with JobRunner([*dict.fromkeys(modules)]) as running:
-        yield running
-
-
-def examined(case: Case, runner: JobRunner, patch: pytest.MonkeyPatch) -> dict[str, Any]:
+def examined(case: Case, patch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the doctor finds; in the environment of the case."""
     for name, value in case.environ.items():
         patch.setenv(name, value)
@@ -52,7 +41,7 @@ def examined(case: Case, runner: JobRunner, patch: pytest.MonkeyPatch) -> dict[s
             ranks=case.ranks,
             workers=case.workers,
             start_methods=(case.method,),
-            runner=runner,
+            preload=MODULES.get(case.library, ()),
             **case.asked,
         ).as_dict()
     own = interpreter(ENVIRONMENTS[case.environment])
@@ -87,17 +76,15 @@ FEW = ("of_torch:stream_for_each_worker", "of_webdataset:five_shards", "bad:kill
     "case",
     [pytest.param(case, marks=() if case.factory in FEW else pytest.mark.slow, id=case.name) for case in QUICK],
 )
-def test_a_dozen_pipelines_get_their_diagnosis(
-    case: Case, runner: JobRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    check(case, examined(case, runner, monkeypatch))
+def test_a_dozen_pipelines_get_their_diagnosis(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(case, examined(case, monkeypatch))
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_every_pipeline_gets_its_diagnosis(case: Case, runner: JobRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = examined(case, runner, monkeypatch)
+def test_every_pipeline_gets_its_diagnosis(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = examined(case, monkeypatch)
     page.keep(case, found["findings"])
     print(case.name, found["verdict"], sorted(each["code"] for each in found["findings"]))
     check(case, found)

@@ -82,5 +82,5 @@ def doctor(
                 out(Padding(clean(line, FAINT), (0, 0, 0, 2)))
             out(Padding(clean(f"remedy: {finding.remedy}"), (0, 0, 0, 2)), "")
         say(found.summary, style=_VERDICTS[found.verdict])
-    if found.exit_code:
-        raise typer.Exit(found.exit_code)
+    if found.verdict.exit_code:
+        raise typer.Exit(found.verdict.exit_code)

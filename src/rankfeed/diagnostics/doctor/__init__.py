@@ -1,6 +1,5 @@
 """Whether any loader delivers each sample once: it is run in real processes and judged by what it delivers."""
 
 from rankfeed.diagnostics.doctor.examination import Examination, examine
-from rankfeed.diagnostics.doctor.findings import Finding
 
-__all__ = ["Examination", "Finding", "examine"]
+__all__ = ["Examination", "examine"]

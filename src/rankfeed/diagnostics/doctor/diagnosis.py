@@ -5,24 +5,22 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
 
-from rankfeed.diagnostics.doctor import failures, orders, resources
-from rankfeed.diagnostics.doctor.findings import Finding, Severity, merged
+from rankfeed.diagnostics.doctor import orders, outcomes, resources
 from rankfeed.diagnostics.doctor.kinds import Kind, choose, conflicts
-from rankfeed.diagnostics.doctor.logs import EpochLog, RankLog, RunLog
-from rankfeed.diagnostics.doctor.records import RowKey, Step
+from rankfeed.diagnostics.doctor.records import EpochLog, RowKey, RunLog, Step
+from rankfeed.diagnostics.doctor.remedies import REMEDIES, finding
 from rankfeed.diagnostics.doctor.rules import (
     REPETITIVE,
     Counts,
     Facts,
     Tokens,
-    fits_length,
     judge,
     judge_tokens,
     repeated,
     same_sequence,
     window,
 )
-from rankfeed.errors import listed
+from rankfeed.diagnostics.findings import Finding, Severity, merged
 
 
 def diagnose(
@@ -33,7 +31,7 @@ def diagnose(
     allow: Collection[str] = (),
     universe: int | None = None,
 ) -> tuple[Finding, ...]:
-    """All findings, the most severe first.
+    """All findings, the most severe first, causes before consequences.
 
     Args:
         runs: that are judged; the first is the one that states were taken in.
@@ -43,7 +41,8 @@ def diagnose(
         allow: "shared" if ranks may read the same samples, "replacement" if samples may be drawn with replacement.
         universe: number of samples, if ids are 0 to n - 1.
     """
-    return merged(_found(runs, controls, cpus, resumed, allow, universe))
+    found = _found(runs, controls, cpus, resumed, allow, universe)
+    return merged(sorted(found, key=lambda each: [*REMEDIES].index(each.code)))
 
 
 def _found(
@@ -54,33 +53,33 @@ def _found(
     allow: Collection[str],
     universe: int | None,
 ) -> Iterator[Finding]:
-    yield from failures.all_failures(runs, controls, resumed)
+    yield from outcomes.failures(runs, controls, resumed)
     without = next((each for each in runs if each.ok and not each.job.workers and each.job.ranks > 1), None)
     for run in runs:
-        yield from failures.endings(run)
-        yield from failures.differences(run)
+        yield from outcomes.endings(run)
+        yield from outcomes.differences(run)
+        yield from outcomes.lengths(run)
+        yield from outcomes.dropped(run)
         yield from resources.handles(run)
         yield from resources.memory(run, without)
         yield from resources.times(run)
-        yield from lengths(run)
-        yield from dropped(run)
         yield from orders.same_order(run)
         yield from orders.same_randomness(run, runs)
     yield from resources.workers(runs, cpus)
-    if any(each.cuts_one_dataset for run in runs for each in run.built):
-        for run in runs:
-            for text in conflicts([run])[:1]:
-                what = "ranks read different datasets"
-                yield Finding("differs-between-ranks", "error", what, (f"{run.job.name}, {text}",))
     good = [each for each in controls if each.ok or each.cut]
     kinds = choose(good, runs, universe)
+    kind = next((each for each in kinds if each.control is not None and each.exact), None)
+    one_dataset = any(each.cuts_one_dataset for run in runs for each in run.built)
+    # Without a stable kind, data that differ between two equal runs are an unseeded split or order.
+    for group in [[run] for run in runs] if one_dataset else [good] if kind is None else []:
+        for text in conflicts(group)[:1]:
+            yield finding("differs-between-ranks", "error", "ranks read different datasets", text)
     for run in runs:
         if any(True for _ in run.steps):
             yield from _counted(run, kinds, good, allow)
-    known = next((each for each in kinds if each.control is not None and each.exact), None)
-    for after in resumed if known is not None else ():
-        assert known is not None
-        yield from orders.resumed(runs[0], after, known)
+    for after in resumed:
+        if kind is not None:
+            yield from orders.resumed(runs[0], after, kind)
 
 
 def _counted(
@@ -91,44 +90,42 @@ def _counted(
     inexact = next((each for each in kinds if each.control is not None), None)
     if run.cut:
         yield from _window(run, kind or next(iter(kinds), None), controls, allow)
-        return
-    if not run.epochs:
-        return
-    if kind is None and (tokens := list(_tokens(run, controls, allow))):
-        yield from tokens
-    elif (found := kind or inexact) is not None:
-        yield from by_kind(run, found, allow)
-    else:
-        yield from uncounted(run, kinds, controls, allow)
+    elif run.epochs:
+        if kind is None and (tokens := list(_tokens(run, controls, allow))):
+            yield from tokens
+        elif (found := kind or inexact) is not None:
+            yield from _by_kind(run, found, allow)
+        else:
+            yield from _uncounted(run, kinds, controls, allow)
 
 
-def by_kind(run: RunLog, kind: Kind, allow: Collection[str]) -> Iterator[Finding]:
+def _by_kind(run: RunLog, kind: Kind, allow: Collection[str]) -> Iterator[Finding]:
     """Each epoch against the control (rules 4 to 11)."""
     assert kind.control is not None
     if kind.name not in ("ids", "indices"):
-        yield Finding("no-ids", "note", "batches have no ids", (f"samples are identified by {kind.name}",))
+        yield finding("no-ids", "note", "batches have no ids", f"samples are identified by {kind.name}")
     received = [[kind.order(epoch, run, rank) for rank, epoch in enumerate(each)] for each in run.epochs]
-    judged, facts = [], _facts(run, allow)
-    for expected, each in zip(kind.control, received, strict=False):
-        judged.extend(_counts(expected, each, allow))
-    lacks = [counts.lack for counts in judged]
+    epochs = list(zip(kind.control, received, strict=False))
+    judged = [(number, counts) for number, each in enumerate(epochs) for counts in _counts(*each, allow)]
+    lacks = [counts.lack for _, counts in judged]
+    facts = _facts(run, allow)
     facts = replace(
         facts,
         exact=kind.exact,
-        same_lack=all(lack == lacks[0] for lack in lacks) if len(run.epochs) > 1 and lacks else None,
+        same_lack=all(lack == lacks[0] for lack in lacks) if len(epochs) > 1 else None,
         shuffles=any(built.shuffles for built in run.built)
         or any(one[0] != other[0] for one, other in combinations(received, 2)),
         replaces=facts.replaces or kind.drawn,
     )
-    for number, counts in enumerate(judged):
-        where = f"{run.job.name}, epoch {number * len(run.epochs) // len(judged)}"
+    for number, counts in judged:
+        where = f"{run.job.name}, epoch {number}"
         found = judge(counts, replace(facts, where=where, ranks=len(counts.orders)))
         yield from found
-        new = len(counts.total.keys() - kind.control[number * len(run.epochs) // len(judged)].keys())
+        new = len(counts.total.keys() - kind.control[number].keys())
         explained = any(each.severity == "error" or each.code == "drawn-with-replacement" for each in found)
         if new >= max(facts.batch, 1) and not explained:
             text = f"{where}: {new} samples that the control does not deliver, so others may be missing"
-            yield Finding("not-counted", "unproven", "the epoch is not that of the control", (text,))
+            yield finding("not-counted", "unproven", "the epoch is not that of the control", text)
 
 
 def _counts(expected: Counter[RowKey], received: Sequence[list[RowKey]], allow: Collection[str]) -> list[Counts]:
@@ -169,36 +166,42 @@ def _window(
     yield from found or _same_sequences(run, [run.cut], controls)
 
 
-def uncounted(
+def _uncounted(
     run: RunLog, kinds: Sequence[Kind], controls: Sequence[RunLog], allow: Collection[str]
 ) -> Iterator[Finding]:
     """No stable kind (rules 13 and 14): equal sequences and repeats show a disease, nothing shows soundness."""
-    if "shared" not in allow and (same := [*_same_sequences(run, run.epochs, controls)]):
-        yield from same
-        return
     facts = _facts(run, allow)
-    for kind in kinds if "shared" not in allow else ():
-        counts = [Counter(kind.order(each[0], log, 0)) for log in controls for each in log.epochs]
-        if not counts or not kind.exact or facts.replaces or max(repeated(each) for each in counts) > 0.01:
-            continue
-        for each in run.epochs:
-            received = [kind.order(epoch, run, rank) for rank, epoch in enumerate(each)]
-            total = Counter(key for order in received for key in order)
-            if total.total() - len(total) > max(facts.ranks * facts.batch, REPETITIVE * total.total()):
-                where = f"{run.job.name}, epoch {each[0].epoch}"
-                once = Counts(Counter({*total}), received)
-                yield from judge(once, replace(facts, where=where))
-                return
+    if "shared" not in allow:
+        found = [*_same_sequences(run, run.epochs, controls), *_new_repeats(run, kinds, controls, facts)]
+        if found:
+            yield from found
+            return
     if facts.replaces or any(kind.drawn for kind in kinds):
         severity: Severity = "note" if facts.allows_replacement else "unproven"
         text = f"{run.job.name}: two control runs draw different samples"
-        yield Finding("drawn-with-replacement", severity, "samples are drawn with replacement", (text,))
+        yield finding("drawn-with-replacement", severity, "samples are drawn with replacement", text)
         return
     rows = [sum(epoch.rows for epoch in each) for each in run.epochs]
     alone = [each[0].rows for log in controls[:1] for each in log.epochs]
     text = f"{run.job.name}: the content of samples differs between two equal runs"
     totals = f"; {rows} rows by epoch, the control {alone}" if rows != alone[: len(rows)] else ""
-    yield Finding("not-counted", "unproven", "samples cannot be identified", (text + totals,))
+    yield finding("not-counted", "unproven", "samples cannot be identified", text + totals)
+
+
+def _new_repeats(
+    run: RunLog, kinds: Sequence[Kind], controls: Sequence[RunLog], facts: Facts
+) -> Iterator[Finding]:
+    """Keys that repeat in a run, and hardly in the control, which draws others each time."""
+    for kind in kinds if not facts.replaces else ():
+        counts = kind.alone(controls)
+        if not counts or not kind.exact or max(map(repeated, counts)) > 0.01:
+            continue
+        for each in run.epochs:
+            total = kind.total(each, run)
+            if total.total() - len(total) > max(facts.ranks * facts.batch, REPETITIVE * total.total()):
+                once = Counts(Counter({*total}), [kind.order(epoch, run, rank) for rank, epoch in enumerate(each)])
+                yield from judge(once, replace(facts, where=f"{run.job.name}, epoch {each[0].epoch}"))
+                return
 
 
 def _same_sequences(
@@ -211,24 +214,20 @@ def _same_sequences(
     if repeated(alone) >= REPETITIVE:
         return
     for each in epochs:
-        ranks = {f"rank {rank}": epoch.steps for rank, epoch in enumerate(each)}
-        made: dict[str, list[Step]] = {}
+        places: dict[tuple[int, int], list[Step]] = {}
         for rank, epoch in enumerate(each):
+            places[rank, -1] = epoch.steps
             for step in epoch.steps:
                 if step.worker is not None:
-                    made.setdefault(f"rank {rank} worker {step.worker}", []).append(step)
-        workers = [(one, other) for one, other in combinations(made, 2) if one.split()[1] == other.split()[1]]
-        for code, pairs, places in (
-            ("not-sharded-by-rank", [*combinations(ranks, 2)], ranks),
-            ("duplicated-by-workers", workers, made),
-        ):
-            for one, other in pairs:
-                both = places[one], places[other]
-                if min(map(len, both)) >= 2 and same_sequence(*map(_contents, both)):
-                    text = f"{run.job.name}, epoch {each[0].epoch}: {one} and {other}"
-                    what = "ranks" if code == "not-sharded-by-rank" else "workers of a rank"
-                    yield Finding(code, "error", f"{what} deliver identical sequences of batches", (text,))
-                    break
+                    places.setdefault((rank, step.worker), []).append(step)
+        for (one, first), (other, second) in combinations(sorted(places), 2):
+            across, inside = one != other and first == second == -1, one == other and -1 not in (first, second)
+            both = places[one, first], places[other, second]
+            if (across or inside) and min(map(len, both)) >= 2 and same_sequence(*map(_contents, both)):
+                code = "not-sharded-by-rank" if across else "duplicated-by-workers"
+                which = f"ranks {one} and {other}" if across else f"rank {one}: workers {first} and {second}"
+                what = f"{'ranks' if across else 'workers of a rank'} deliver identical sequences of batches"
+                yield finding(code, "error", what, f"{run.job.name}, epoch {each[0].epoch}: {which}")
 
 
 def _contents(steps: Sequence[Step]) -> list[RowKey]:
@@ -249,7 +248,7 @@ def _tokens(run: RunLog, controls: Sequence[RunLog], allow: Collection[str]) -> 
         facts = replace(_facts(run, allow), where=f"{run.job.name}, epoch {number}")
         if judge_tokens(one, replace(other, length=0), facts).severity == "error":
             text = f"{facts.where}: two control runs deliver different tokens"
-            yield Finding("not-counted", "unproven", "samples cannot be identified", (text,))
+            yield finding("not-counted", "unproven", "samples cannot be identified", text)
             return
         yield judge_tokens(one, _tokens_of(each), facts)
 
@@ -259,38 +258,3 @@ def _tokens_of(epochs: Sequence[EpochLog]) -> Tokens:
     longest = max((step.tokens // max(step.rows or 1, 1) for step in steps), default=0)
     shingles: Counter[RowKey] = Counter(key for step in steps for key in step.shingles)
     return Tokens(shingles, sum(step.tokens for step in steps), longest)
-
-
-def lengths(run: RunLog) -> Iterator[Finding]:
-    """``len(loader)`` against the steps (rule 15)."""
-    for each in run.epochs[:1]:
-        total = sum(len(epoch.steps) for epoch in each)
-        for rank, epoch in zip(run.ranks, each, strict=True):
-            length = rank.built.length if rank.built is not None else None
-            if length is None or fits_length(length, len(epoch.steps), total, run.job.ranks, run.job.workers):
-                continue
-            where = f"{run.job.name}, rank {rank.rank}"
-            text = f"{where}: len(loader) is {length}, the epoch has {len(epoch.steps)} steps"
-            yield Finding("wrong-length", "error", "len(loader) is not the number of steps", (text,))
-            return
-
-
-def dropped(run: RunLog) -> Iterator[Finding]:
-    """Batches of fewer rows than samples given to collate (rule 3), unless collate packs samples into rows."""
-    steps = [(rank, step) for rank in run.ranks for epoch in rank.epochs for step in epoch.steps]
-    known = [(rank, step) for rank, step in steps if step.indices is not None and step.rows is not None]
-    fewer = [(rank, step) for rank, step in known if (step.rows or 0) < len(step.indices or ())]
-    equal = sum(step.rows == len(step.indices or ()) for _, step in known)
-    nones = [(rank, step) for rank, step in fewer if step.nones]
-    if found := nones or (fewer if equal >= len(fewer) else []):
-        rank, step = found[0]
-        yield _dropped(run, rank, step, len(found))
-
-
-def _dropped(run: RunLog, rank: RankLog, step: Step, batches: int) -> Finding:
-    indices = listed([str(index) for index in step.indices or ()])
-    text = (
-        f"{run.job.name}, rank {rank.rank}: {len(step.indices or ())} samples (indices {indices}) became "
-        f"{step.rows} rows; {batches} such batches"
-    )
-    return Finding("missing-samples", "error", "collate drops samples", (text,))

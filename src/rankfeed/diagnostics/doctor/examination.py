@@ -1,28 +1,23 @@
 """Examines any loader: runs its factory in real processes and judges what it delivers."""
 
 import inspect
-import sys
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import msgspec
-
-from rankfeed.diagnostics.doctor.cpus import cpus
 from rankfeed.diagnostics.doctor.diagnosis import diagnose
-from rankfeed.diagnostics.doctor.findings import Finding
-from rankfeed.diagnostics.doctor.logs import RunLog
-from rankfeed.diagnostics.doctor.records import Job
-from rankfeed.diagnostics.doctor.runner import JobRunner
+from rankfeed.diagnostics.doctor.processes import run_job
+from rankfeed.diagnostics.doctor.records import Job, RunLog
+from rankfeed.diagnostics.doctor.resources import cpus
+from rankfeed.diagnostics.findings import Finding, Verdict, verdict_of
 from rankfeed.errors import ArgumentError
 
 START_METHODS = ("fork", "spawn", "forkserver")
 #: What a caller may allow.
 ALLOWED = ("shared", "replacement")
-DoctorVerdict = Literal["sound", "diseased", "not proven"]
 
 
 @dataclass(frozen=True)
@@ -40,33 +35,23 @@ class Examination:
     runs: tuple[RunLog, ...]
 
     @property
-    def verdict(self) -> DoctorVerdict:
+    def verdict(self) -> Verdict:
         """Sound in every configuration that was run, diseased, or not proven."""
-        severities = {finding.severity for finding in self.findings}
-        return "diseased" if "error" in severities else "not proven" if "unproven" in severities else "sound"
-
-    @property
-    def sound(self) -> bool | None:
-        """None if it could not be proven."""
-        return {"sound": True, "diseased": False, "not proven": None}[self.verdict]
-
-    @property
-    def exit_code(self) -> int:
-        return {"sound": 0, "diseased": 1, "not proven": 3}[self.verdict]
+        return verdict_of(self.findings)
 
     @property
     def summary(self) -> str:
         """One line: the verdict, and the configurations that were run."""
         configurations = "; ".join(dict.fromkeys(run.job.name for run in self.runs)) or "nothing was run"
         meaning = ": each rank and worker delivers its share of what one process delivers"
-        return f"{self.verdict}{meaning if self.verdict == 'sound' else ''} ({configurations})"
+        return f"{self.verdict}{meaning if self.verdict.sound else ''} ({configurations})"
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able."""
         return {
             "factory": self.factory,
-            "verdict": self.verdict,
-            "sound": self.sound,
+            "verdict": str(self.verdict),
+            "sound": self.verdict.sound,
             "findings": [finding.as_dict() for finding in self.findings],
             "runs": [run.as_dict() for run in self.runs],
         }
@@ -92,7 +77,7 @@ def examine(
     set_epoch: bool = True,
     resume_ranks: int | None = None,
     progress: Callable[[str], object] = lambda text: None,
-    runner: JobRunner | None = None,
+    preload: Sequence[str] = (),
 ) -> Examination:
     """Run a loader's factory on several ranks and judge what it delivers.
 
@@ -120,73 +105,66 @@ def examine(
         set_epoch: whether ``set_epoch`` is called before each epoch where it exists.
         resume_ranks: resume from a checkpoint on this number of ranks, too.
         progress: called with the name of each run.
-        runner: runs them, for several examinations with one import of torch.
+        preload: modules to import once, before ranks are forked, for many examinations that need the same.
 
     Raises:
         ArgumentError: an argument is invalid.
-        AuditError: no process could be started.
+        WorkerError: no process could be started.
     """
     name = factory if isinstance(factory, str) else _name_of(factory)
     allow = (allow,) if isinstance(allow, str) else tuple(allow)
-    others = {
-        what: value
-        for what, value in (("resume_ranks", resume_ranks), ("universe", universe))
-        if value is not None
-    }
-    _check(name, ranks=ranks, workers=workers, epochs=epochs, max_steps=max_steps, **others)
+    optional = {"resume_ranks": resume_ranks, "universe": universe}
+    counts = {"ranks": ranks, "workers": workers, "epochs": epochs, "max_steps": max_steps}
+    _check(name, counts | {what: value for what, value in optional.items() if value is not None})
     for value in (timeout, max_seconds, step_seconds or 1):
         if not 0 < value < inf:
             raise ArgumentError("a time must be positive and finite", found=value)
     given: object = key
-    if given is not None and not isinstance(given, (str, int)):
-        expected = "a path in the batch, or module:function"
-        raise ArgumentError("invalid key", expected=expected, found=repr(key))
+    if not (given is None or isinstance(given, (str, int))):
+        raise ArgumentError("invalid key", expected="a path in the batch, or module:function", found=repr(key))
     if not start_methods or not {*start_methods} <= {*START_METHODS}:
         raise ArgumentError("invalid start method", expected=START_METHODS, found=start_methods)
     if not {*allow} <= {*ALLOWED}:
         raise ArgumentError("invalid allow", expected=ALLOWED, found=allow)
-    with nullcontext(runner) if runner is not None else JobRunner() as running:
-        states = running.new_folder()
-        job = Job(
-            name="",
-            factory=name,
-            path=[path for path in sys.path if path],
-            ranks=ranks,
-            workers=workers,
-            start_method=start_methods[0],
-            epochs=epochs,
-            timeout=timeout,
-            max_steps=max_steps,
-            max_seconds=max_seconds,
-            key=key,
-            set_epoch=set_epoch,
-            step_seconds=step_seconds,
-        )
+    job = Job(
+        name="",
+        factory=name,
+        ranks=ranks,
+        workers=workers,
+        start_method=start_methods[0],
+        epochs=epochs,
+        timeout=timeout,
+        max_steps=max_steps,
+        max_seconds=max_seconds,
+        key=key,
+        set_epoch=set_epoch,
+        step_seconds=step_seconds,
+    )
 
-        def run(label: str = "", **changes: Any) -> RunLog:
-            this = msgspec.structs.replace(job, **changes)
-            this = msgspec.structs.replace(this, name=label or _called(this))
-            progress(this.name)
-            return running.run(this)
+    def run(label: str = "", **changes: Any) -> RunLog:
+        this = replace(job, **changes)
+        this = replace(this, name=label or _called(this))
+        progress(this.name)
+        return run_job(this, preload)
 
-        runs, controls, resumed = [run(states=str(states))], [], []
-        first = runs[0]
+    with tempfile.TemporaryDirectory(prefix="rankfeed-doctor-") as states:
+        first = run(states=states)
+        runs, controls, resumed = [first], [], []
+        few = min(2, epochs)
         if any(rank.epochs for rank in first.ranks):
-            if not first.cut:
-                runs += [
-                    run(start_method=method, epochs=min(2, epochs)) for method in start_methods[1:] if workers
-                ]
-            if len({ranks, 3}) > 1 or workers:
-                runs.append(run(ranks=3, workers=0, epochs=min(2, epochs)))
-            steps = max_steps * ranks if first.cut else max_steps * max(ranks, 3)
+            if workers and not first.cut:
+                runs += [run(start_method=method, epochs=few) for method in start_methods[1:]]
+            if ranks != 3 or workers:
+                runs.append(run(ranks=3, workers=0, epochs=few))
+            steps = max_steps * (ranks if first.cut else max(ranks, 3))
             alone = {"ranks": 1, "workers": 0, "step_seconds": 0.0, "max_steps": steps}
             controls = [run(f"control {number}", **alone) for number in (1, 2)]
         if first.ok and all(rank.state_after is not None for rank in first.ranks):
-            resumed.append(run(resume=str(states), epochs=1))
+            resumed.append(run(resume=states, epochs=1))
             elastic = all(built.elastic for built in first.built)
             other = resume_ranks or (max(1, ranks - 1) if elastic else ranks)
             if other != ranks:
-                resumed.append(run(resume=str(states), ranks=other, epochs=1))
+                resumed.append(run(resume=states, ranks=other, epochs=1))
     found = diagnose(runs, controls, cpus(), resumed, allow, universe)
     return Examination(name, found, (*runs, *controls, *resumed))
 
@@ -211,7 +189,7 @@ def _name_of(factory: Callable[..., Any]) -> str:
     return f"{Path(file).resolve()}:{name}"
 
 
-def _check(name: str, **counts: Any) -> None:
+def _check(name: str, counts: Mapping[str, Any]) -> None:
     module, _, attribute = name.rpartition(":")
     if not module or not attribute:
         raise ArgumentError("this names no function", expected="module:function or file.py:function", found=name)

@@ -1,31 +1,20 @@
 """What can be read from outside a loader: length, samplers, memory, open files."""
 
-from __future__ import annotations
-
 import builtins
-import io
 import os
-import stat
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import Any, BinaryIO, cast
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import psutil
 
 from rankfeed.diagnostics.doctor.records import Built, Moved, Sizes
 
 
-def described(loader: Any, *, seconds: float, grown: int, start_method: str, seed: int) -> Built:
-    """What can be read from a loader's attributes.
-
-    Args:
-        loader: any.
-        seconds: that the factory took.
-        grown: bytes by which it made the process larger.
-        start_method: by which its workers will be started.
-        seed: of torch's global generator when this process began.
-    """
-    import torch
-
+def described(loader: Any, *, seconds: float, grown: int, start_method: str) -> Built:
+    """What a loader's attributes say; `seconds` and `grown` (bytes) are what its factory took."""
     dataset = getattr(loader, "dataset", getattr(loader, "source", None))
     samplers = _samplers(loader)
     workers = getattr(loader, "num_workers", None)
@@ -51,25 +40,15 @@ def described(loader: Any, *, seconds: float, grown: int, start_method: str, see
         shuffles=_shuffles(loader, samplers),
         resumes=all(callable(getattr(loader, name, None)) for name in ("state_dict", "load_state_dict")),
         elastic=type(loader).__module__.startswith("rankfeed.") and type(loader).__name__ == "Loader",
-        seeded=torch.initial_seed() != seed,
         pickled=_pickled(dataset) if spawned else None,
     )
 
 
-def begun_with() -> int:
-    """A new seed of torch's global generator: torch draws one for each process that begins; a fork inherits it."""
-    import torch
-
-    return torch.seed()
-
-
 def set_epoch(loader: Any, epoch: int) -> None:
     """Call `set_epoch` wherever a careful training loop would."""
-    done: list[Any] = []
-    for each in (loader, *_samplers(loader), getattr(loader, "dataset", None)):
-        if callable(getattr(each, "set_epoch", None)) and not any(each is other for other in done):
-            each.set_epoch(epoch)
-            done.append(each)
+    places = (loader, *_samplers(loader), getattr(loader, "dataset", None))
+    for each in {id(each): each for each in places if callable(getattr(each, "set_epoch", None))}.values():
+        each.set_epoch(epoch)
 
 
 def _samplers(loader: Any) -> list[Any]:
@@ -110,32 +89,14 @@ def _subset(dataset: Any) -> list[int] | None:
 
 
 def _length(thing: Any) -> int | None:
-    with suppress(Exception):  # whatever a user's __len__ raises
+    with suppress(Exception):  # a user's __len__ may raise anything
         return len(thing)
     return None
 
 
-class _Counting(io.RawIOBase):
-    """A file that keeps the number of its bytes alone."""
-
-    nbytes = 0
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, content: Any) -> int:
-        size = memoryview(content).nbytes
-        self.nbytes += size
-        return size
-
-
 def _pickled(dataset: Any) -> int | None:
-    from multiprocessing.reduction import ForkingPickler
-
-    counting = _Counting()
     with suppress(Exception):  # the loader will say so itself
-        ForkingPickler(cast(BinaryIO, counting)).dump(dataset)
-        return counting.nbytes
+        return len(ForkingPickler.dumps(dataset))
     return None
 
 
@@ -166,38 +127,35 @@ class ImportMeter:
 
 def own_bytes() -> int:
     """Private bytes of this process."""
-    import psutil
-
     return int(psutil.Process().memory_full_info().uss)
 
 
 def sizes(rank: int) -> Sizes:
     """Memory of this process, as measured, and of its children."""
-    import psutil
-
     found = {}
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
-            found[str(child.pid)] = int(child.memory_full_info().uss)
-    return Sizes(rank=rank, children=found)
+            found[child.pid] = int(child.memory_full_info().uss)
+    return Sizes(rank, found)
 
 
 class Handles:
-    """Positions of the files that this process has open before its loader starts workers."""
+    """Positions of the files that this process has open to read before its loader starts workers."""
 
     def __init__(self) -> None:
-        self._open = {number: (_at(number), os.fstat(number)) for number, _ in _files()}
+        self._open: dict[int, tuple[int, os.stat_result]] = {}
         self._inherited: dict[int, str] = {}
+        for each in psutil.Process().open_files():
+            with suppress(OSError):
+                if each.mode == "r" and not each.path.startswith(("/dev/", "/memfd")):
+                    self._open[each.fd] = _position(each.fd), os.fstat(each.fd)
 
     def look_at_children(self) -> None:
         """Which of them children have as well; while they live."""
-        import psutil
-
         for child in psutil.Process().children(recursive=True):
             for number, (_, known) in self._open.items():
                 with suppress(OSError):
-                    theirs = os.stat(f"/proc/{child.pid}/fd/{number}")
-                    if (theirs.st_dev, theirs.st_ino) == (known.st_dev, known.st_ino):
+                    if os.path.samestat(os.stat(f"/proc/{child.pid}/fd/{number}"), known):
                         self._inherited[number] = os.readlink(f"/proc/self/fd/{number}")
 
     def moved(self) -> Iterator[Moved]:
@@ -205,28 +163,10 @@ class Handles:
         for number, path in self._inherited.items():
             with suppress(OSError):
                 start, known = self._open[number]
-                end, now = _at(number), os.fstat(number)
-                if end != start and (now.st_dev, now.st_ino) == (known.st_dev, known.st_ino):
-                    yield Moved(path=path, start=start, end=end)
+                end = _position(number)
+                if end != start and os.path.samestat(os.fstat(number), known):
+                    yield Moved(path, start, end)
 
 
-def _files() -> Iterator[tuple[int, str]]:
-    """Regular files that this process has open to read: number and path."""
-    for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError, ValueError):
-            number = int(name)
-            path = os.readlink(f"/proc/self/fd/{number}")
-            flags = _fdinfo(number)["flags"]
-            reads = int(flags, 8) & os.O_ACCMODE == os.O_RDONLY
-            if stat.S_ISREG(os.fstat(number).st_mode) and reads and not path.startswith(("/dev/", "/memfd")):
-                yield number, path
-
-
-def _at(number: int) -> int:
-    return int(_fdinfo(number)["pos"])
-
-
-def _fdinfo(number: int) -> Mapping[str, str]:
-    with open(f"/proc/self/fdinfo/{number}") as file:
-        lines = [line.split(":", 1) for line in file if ":" in line]
-    return {name: value.strip() for name, value in lines}
+def _position(number: int) -> int:
+    return os.lseek(number, 0, os.SEEK_CUR)

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import combinations
 
-from rankfeed.diagnostics.doctor.logs import EpochLog, RunLog
-from rankfeed.diagnostics.doctor.records import RowKey, Step
+from rankfeed.diagnostics.doctor.records import EpochLog, RowKey, RunLog, Step
 from rankfeed.diagnostics.doctor.rules import REPETITIVE, repeated
 
 #: Keys identify samples if at least this share of the control's rows has one of its own.
@@ -18,19 +17,14 @@ _DRAWN = 0.05
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of key.
-
-    Attributes:
-        name: of the kind, for messages.
-        of: the keys of a step on a rank.
-        control: how often each key must arrive, by epoch; None: the control runs disagree.
-        exact: whether equal keys mean equal samples.
-        drawn: whether the control draws with replacement.
-    """
+    """A kind of key."""
 
     name: str
+    #: The keys of a step on a rank.
     of: Callable[[Step, RunLog, int], list[RowKey]] = field(repr=False)
+    #: How often each key must arrive, by epoch; None: the control runs disagree.
     control: list[Counter[RowKey]] | None
+    #: Whether equal keys mean equal samples, and whether the control draws with replacement.
     exact: bool = True
     drawn: bool = False
 
@@ -38,14 +32,22 @@ class Kind:
         """All keys of an epoch of a rank."""
         return [key for step in epoch.steps for key in self.of(step, run, rank)]
 
+    def total(self, epochs: Sequence[EpochLog], run: RunLog) -> Counter[RowKey]:
+        """Counts of an epoch of all ranks."""
+        return Counter(key for rank, epoch in enumerate(epochs) for key in self.order(epoch, run, rank))
+
+    def alone(self, controls: Sequence[RunLog]) -> list[Counter[RowKey]]:
+        """Counts of each epoch of all control runs."""
+        return [self.total(each, log) for log in controls for each in log.epochs]
+
 
 def choose(controls: Sequence[RunLog], runs: Sequence[RunLog], universe: int | None = None) -> list[Kind]:
     """The kinds that every row has a key of, the strongest first.
 
     Args:
-        controls: runs of one rank without workers; two, unless they failed.
+        controls: two runs of one rank without workers, unless they failed.
         runs: that are judged.
-        universe: number of samples, if the caller declares that ids are 0 to n - 1.
+        universe: number of samples, if ids are declared to be 0 to n - 1.
     """
     logs = [*controls, *runs]
     kinds = []
@@ -84,8 +86,7 @@ def _epochs(kind: Kind, controls: Sequence[RunLog]) -> list[tuple[Counter[RowKey
     """The counts of each epoch in both control runs."""
     if len(controls) < 2:
         return []
-    counts = [[Counter(kind.order(each[0], log, 0)) for each in log.epochs] for log in controls]
-    return list(zip(*counts[:2], strict=False))
+    return list(zip(*([kind.total(each, log) for each in log.epochs] for log in controls[:2]), strict=False))
 
 
 def _indices(controls: Sequence[RunLog], logs: Sequence[RunLog]) -> list[Kind]:
@@ -182,14 +183,12 @@ def _content(controls: Sequence[RunLog], runs: Sequence[RunLog]) -> Kind | None:
         "content" if every else f"the fields {', '.join(fields or names)}", joint(fields or [*columns]), controls
     )
     identifying = _identifies(kind, controls)
-    counts = [Counter(kind.order(each[0], log, 0)) for log in controls for each in log.epochs]
-    drawn = every and any(repeated(each) >= REPETITIVE for each in counts)
+    drawn = every and any(repeated(each) >= REPETITIVE for each in kind.alone(controls))
     return replace(kind, control=kind.control if fields else None, exact=identifying or every, drawn=drawn)
 
 
 def _identifies(kind: Kind, controls: Sequence[RunLog]) -> bool:
-    counts = [Counter(kind.order(each[0], log, 0)) for log in controls for each in log.epochs]
-    return all(len(each) >= _IDENTIFYING * each.total() for each in counts)
+    return all(len(each) >= _IDENTIFYING * each.total() for each in kind.alone(controls))
 
 
 def _mismatch(kind: Kind, runs: Sequence[RunLog]) -> int:
@@ -197,7 +196,7 @@ def _mismatch(kind: Kind, runs: Sequence[RunLog]) -> int:
     found = 0
     for run in runs:
         for expected, each in zip(kind.control or (), run.epochs, strict=False):
-            total = Counter(key for rank, epoch in enumerate(each) for key in kind.order(epoch, run, rank))
+            total = kind.total(each, run)
             found += (total - expected).total() + (expected - total).total()
     return found
 

@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations, pairwise
 from typing import Any
 
-from rankfeed.diagnostics.doctor.findings import Finding, Severity
 from rankfeed.diagnostics.doctor.kinds import Kind
-from rankfeed.diagnostics.doctor.logs import EpochLog, RunLog
-from rankfeed.diagnostics.doctor.records import RowKey, Step
+from rankfeed.diagnostics.doctor.records import EpochLog, RowKey, RunLog, Step
+from rankfeed.diagnostics.doctor.remedies import finding
 from rankfeed.diagnostics.doctor.rules import ENOUGH
+from rankfeed.diagnostics.findings import Finding, Severity
 from rankfeed.errors import listed
 
 _Place = tuple[int, int, int]  # rank, worker (-1 without), epoch
@@ -34,11 +34,10 @@ def same_order(run: RunLog) -> Iterator[Finding]:
             dense = len(numbers) == len(keys) and max(numbers) - min(numbers) < 2 * run.job.ranks * len({*numbers})
             sure = shuffles or dense  # sample numbers in another order than theirs; names may have any
             first = listed([str(key) for key in keys], 8)
-            text = (
-                f"{run.job.name}, rank {rank.rank}: epochs {one.epoch} and {other.epoch} both begin with {first}"
-            )
+            where = f"{run.job.name}, rank {rank.rank}"
+            text = f"{where}: epochs {one.epoch} and {other.epoch} both begin with {first}"
             what = "epochs have the same order" + ("" if sure else " (harmless if the loader does not shuffle)")
-            yield Finding("same-order-every-epoch", "warning" if sure else "note", what, (text,))
+            yield finding("same-order-every-epoch", "warning" if sure else "note", what, text)
             return
 
 
@@ -53,8 +52,7 @@ def in_order(steps: Sequence[Step]) -> bool:
         False
     """
     batches = [step.keys for step in steps if step.keys]
-    kinds = {type(key) for batch in batches for key in batch}
-    if len(kinds) > 1:
+    if len({type(key) for batch in batches for key in batch}) > 1:
         return False
     inside = [_precedes(earlier, later) for batch in batches for earlier, later in pairwise(batch)]
     if sum(inside) < 0.95 * len(inside):
@@ -77,10 +75,10 @@ def same_randomness(run: RunLog, runs: Sequence[RunLog]) -> Iterator[Finding]:
     An error for workers of a rank, if the draws belong to samples: a stream may use them to shuffle only. Ranks
     and epochs may draw the same because a training script seeds them so.
     """
-    for who, text, of_samples in (*_same_streams(run), *_same_values(run, _random_fields(runs))):
-        severity: Severity = "error" if who == "workers" and of_samples else "warning"
+    for parties, text, of_samples in (*_same_streams(run), *_same_values(run, _random_fields(runs))):
+        severity: Severity = "error" if parties == "workers" and of_samples else "warning"
         what = "the same random numbers are drawn for different samples"
-        yield Finding("same-randomness-in-workers", severity, what, (f"{run.job.name}: {who} {text}",))
+        yield finding("same-randomness-in-workers", severity, what, f"{run.job.name}: {parties} {text}")
 
 
 def _same_streams(run: RunLog) -> Iterator[tuple[str, str, bool]]:
@@ -92,8 +90,8 @@ def _same_streams(run: RunLog) -> Iterator[tuple[str, str, bool]]:
                 drawn.setdefault(name, {})[rank.rank, worker, epoch.epoch] = digest
     of_samples = all(step.indices is not None for step in run.steps)
     for name, places in sorted(drawn.items()):
-        for who, where in _pairs(places, lambda one, other: one == other):
-            yield who, f"draw the same numbers from {name}: {where}", of_samples
+        for parties, where in _pairs(places, lambda one, other: one == other):
+            yield parties, f"draw the same numbers from {name}: {where}", of_samples
 
 
 def _streams_of(epoch: EpochLog) -> dict[tuple[str, int], str]:
@@ -143,18 +141,18 @@ def _same_values(run: RunLog, random: set[str]) -> Iterator[tuple[str, str, bool
         return len(equal) >= max(_ALIKE, 0.9 * len(pairs))
 
     for name, places in sorted(streams.items()):
-        for who, where in _pairs(places, alike):
-            yield who, f"have the same values in {name!r}: {where}", True
+        for parties, where in _pairs(places, alike):
+            yield parties, f"have the same values in {name!r}: {where}", True
 
 
 def _pairs(places: Mapping[_Place, Any], same: Callable[[Any, Any], bool]) -> Iterator[tuple[str, str]]:
     """The first pair of workers, ranks and epochs that is the same."""
     found = set()
     for one, other in combinations(places, 2):
-        who = "ranks" if one[0] != other[0] else "epochs" if one[2] != other[2] else "workers"
-        if who not in found and same(places[one], places[other]):
-            found.add(who)
-            yield who, f"{_name(one)} and {_name(other)}"
+        parties = "ranks" if one[0] != other[0] else "epochs" if one[2] != other[2] else "workers"
+        if parties not in found and same(places[one], places[other]):
+            found.add(parties)
+            yield parties, f"{_name(one)} and {_name(other)}"
 
 
 def _name(place: _Place) -> str:
@@ -163,20 +161,14 @@ def _name(place: _Place) -> str:
 
 
 def resumed(whole: RunLog, after: RunLog, kind: Kind) -> Iterator[Finding]:
-    """What a resumed run delivers, against the epoch that was not interrupted.
-
-    Args:
-        whole: took the state in the middle of its first epoch, and read on to its end.
-        after: resumed from it.
-        kind: of key.
-    """
+    """What a run delivers that resumed from the middle of the first epoch of `whole`."""
     if not whole.epochs or not after.epochs or any(rank.state_after is None for rank in whole.ranks):
         return
-    expected = Counter(key for rank, epoch in enumerate(whole.epochs[0]) for key in kind.order(epoch, whole, rank))
+    expected = kind.total(whole.epochs[0], whole)
     before: Counter[RowKey] = Counter()
     for number, (rank, epoch) in enumerate(zip(whole.ranks, whole.epochs[0], strict=True)):
         before.update(key for step in epoch.steps[: rank.state_after] for key in kind.of(step, whole, number))
-    rest = Counter(key for rank, epoch in enumerate(after.epochs[0]) for key in kind.order(epoch, after, rank))
+    rest = kind.total(after.epochs[0], after)
     if (whole.job.ranks, whole.job.workers) != (after.job.ranks, after.job.workers):
         expected = Counter({*expected})  # padding differs
     steps = " or ".join(str(each) for each in sorted({rank.state_after or 0 for rank in whole.ranks}))
@@ -187,4 +179,4 @@ def resumed(whole: RunLog, after: RunLog, kind: Kind) -> Iterator[Finding]:
     ):
         if found:
             text = f"{taken}: {found.total()} samples: {listed([str(key) for key in found], 8)}"
-            yield Finding(code, "error", what, (text,))
+            yield finding(code, "error", what, text)

@@ -1,12 +1,13 @@
-"""One rank of a run: it builds the user's loader, reads it as a training loop does, and reports what it receives.
+"""One rank of a run: builds the user's loader, reads it as a training loop does, and reports what it receives."""
 
-Reports go to one file and the output of the user's code to another, so that both outlast this process.
-"""
-
+import atexit
+import faulthandler
 import gc
 import importlib
 import inspect
 import os
+import pickle
+import signal
 import sys
 import time
 import traceback
@@ -14,11 +15,11 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any
 
-import msgspec
 import numpy as np
 
+from rankfeed._util.workers import Channel
 from rankfeed.diagnostics.doctor import inspection
 from rankfeed.diagnostics.doctor import rows as shapes
 from rankfeed.diagnostics.doctor.records import (
@@ -29,8 +30,8 @@ from rankfeed.diagnostics.doctor.records import (
     Built,
     Done,
     Ended,
+    Failure,
     Job,
-    Raised,
     Ready,
     Record,
     RowKey,
@@ -47,47 +48,58 @@ _LONG = 200
 _PAUSE, _RARELY = 0.2, 10
 
 
-def run_rank(job: Job, rank: int, log: BinaryIO) -> None:
-    """Do a rank's part of a run; the variables of torchrun are set.
+class RankHandler:
+    """Runs in a worker process: the first message says which rank it is, the second one that it may end."""
 
-    Args:
-        job: what to do.
-        rank: of this process.
-        log: file for the records, one line each.
-    """
-    running = _Rank(job, rank, log)
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def __call__(self, message: bytes, channel: Channel) -> None:
+        if not message:
+            atexit._run_exitfuncs()  # what loaders clean up in the end
+            os._exit(0)
+        rank, environ, output = pickle.loads(message)  # noqa: S301  (from our own code)
+        os.setsid()
+        for descriptor in (1, 2):
+            os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), descriptor)
+        os.environ.update(environ)
+        np.random.seed()  # as in a process that begins; Python's own generator does so by itself
+        faulthandler.register(signal.SIGUSR1, all_threads=True)
+        read(self._job, rank, lambda record: channel.send(pickle.dumps(record)))
+
+
+def read(job: Job, rank: int, report: Callable[[Record], object]) -> None:
+    """Do a rank's part of a run; the variables of torchrun are set."""
+    reader = LoaderReader(job, rank, report)
     try:
-        running.init_group()
-        running.memory.install()
-        running.read()
-        running.report(Done())
+        reader.init_group()
+        reader.memory.install()
+        reader.read()
+        report(Done())
     except BaseException as error:  # SystemExit of the user's code, too
         trace = "".join(traceback.format_exception(type(error), error, _user_frames(error)))
-        lines = _encodable(trace).splitlines()[-20:]
-        if running.phase == IDS and isinstance(error, AuditError):
-            lines = []  # of our own code
+        ours = reader.phase == IDS and isinstance(error, AuditError)
         text = _encodable(f"{type(error).__name__}: {safe_str(error)}").strip()[:2000]
-        running.report(Raised(phase=running.phase, error=text, traceback="\n".join(lines)))
+        report(Failure("raised", reader.phase, text, [] if ours else _encodable(trace).splitlines()[-20:]))
 
 
-class _Rank:
-    def __init__(self, job: Job, rank: int, log: BinaryIO) -> None:
-        self.job, self.rank, self._log = job, rank, log
+class LoaderReader:
+    """Reads the loader of a factory and reports each batch."""
+
+    def __init__(self, job: Job, rank: int, report: Callable[[Record], object]) -> None:
+        self.job, self.rank, self.report = job, rank, report
         self.phase = "starting"
         self._key: Key | None = job.key
         self._ours = False
         self._measure_at = 0.0
-        self._seed = inspection.begun_with()
         self.memory = inspection.ImportMeter()
 
-    def report(self, record: Record) -> None:
-        self._log.write(msgspec.json.encode(record) + b"\n")
-        self._log.flush()
-
     def init_group(self) -> None:
+        import torch
         import torch.distributed as dist
         import torch.multiprocessing
 
+        torch.seed()  # as in a process that begins
         dist.init_process_group("gloo")
         _tolerate_a_second_group()
         torch.multiprocessing.set_start_method(self.job.start_method, force=True)
@@ -95,7 +107,7 @@ class _Rank:
     def read(self) -> None:
         self.phase = IMPORT
         self.report(Ready())
-        factory = found(self.job.factory, self.job.path)
+        factory = found(self.job.factory)
         gc.freeze()  # so that a collection in a forked worker does not copy these pages
         self.phase = "in the factory"
         loader, built = self._build(factory, 0)
@@ -113,10 +125,10 @@ class _Rank:
                 loader, _ = self._build(factory, epoch)
             if epoch and self.job.set_epoch:
                 inspection.set_epoch(loader, epoch)
-            self.report(Began(epoch=epoch))
+            self.report(Began(epoch))
             self.report(inspection.sizes(self.memory.bytes()))
             whole = self._epoch(loader, epoch, length=built.length, resumes=built.resumes and not epoch)
-            self.report(Ended(whole=whole))
+            self.report(Ended(whole))
             if not whole:
                 return
 
@@ -128,18 +140,12 @@ class _Rank:
         known |= {"rank": self.rank, "world_size": job.ranks, "start_method": job.start_method}
         known |= {"multiprocessing_context": job.start_method if job.workers else None}
         accepted = _accepted(factory)
-        start = time.perf_counter()
-        before = self.memory.bytes()
+        start, before = time.perf_counter(), self.memory.bytes()
         loader = factory(**{name: value for name, value in known.items() if name in accepted})
         grown, seconds = self.memory.bytes() - before, time.perf_counter() - start
-        if (
-            isinstance(loader, tuple)
-            and len(loader) == 2
-            and _is_key(loader[1])
-            and isinstance(loader[0], Iterable)
-        ):
-            loader, key = loader
-            self._key = key if self._key is None else self._key
+        match loader:
+            case (batches, key) if isinstance(loader, tuple) and isinstance(batches, Iterable) and _is_key(key):
+                loader, self._key = batches, key if self._key is None else self._key
         if isinstance(loader, Mapping) or not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
             raise TypeError(f"the factory returned no iterable of batches but {type(loader).__name__}")
         if isinstance(loader, (tuple, list)) and any(isinstance(each, DataLoader) for each in loader):
@@ -147,17 +153,12 @@ class _Rank:
         if self._key is None and isinstance(own := getattr(loader, "id_column", None), str):
             self._key = own
         self._ours = type(loader).__module__.startswith("rankfeed.")
-        built = inspection.described(
-            loader,
-            seconds=seconds,
-            grown=grown,
-            start_method=job.start_method,
-            seed=self._seed,
-        )
+        built = inspection.described(loader, seconds=seconds, grown=grown, start_method=job.start_method)
         record(loader)
         return loader, built
 
     def _epoch(self, loader: Any, epoch: int, *, length: int | None, resumes: bool) -> bool:
+        """Read an epoch; whether to its end."""
         job, deadline = self.job, time.monotonic() + self.job.max_seconds
         self.phase = f"in epoch {epoch}, step 0"
         handles = inspection.Handles() if job.start_method == "fork" and not epoch else None
@@ -204,7 +205,7 @@ class _Rank:
 
         def keep() -> None:
             taken.replace(taken.with_suffix(".pt"))
-            self.report(Stated(step=steps))
+            self.report(Stated(steps))
 
         return keep
 
@@ -220,16 +221,17 @@ class _Rank:
             kept = np.flatnonzero(np.asarray(batch["valid"])).tolist()  # other rows are padding
             hashes = {name: [keys[row] for row in kept] for name, keys in hashes.items()}
             ids = None if ids is None else [ids[row] for row in kept]
-        rows = len(ids) if ids is not None else next(map(len, hashes.values()), None)
         known = ids is not None or indices is not None
+        shingles, tokens = ([], 0) if known else shapes.tokens(columns)
         return Step(
-            rows=rows,
+            rows=len(ids) if ids is not None else next(map(len, hashes.values()), None),
             ids=ids,
             indices=indices,
             nones=origin.nones,
             fields=hashes,
             ends={} if known else shapes.all_ends(columns),
-            **({} if known else shapes.tokens(columns)),
+            shingles=shingles,
+            tokens=tokens,
             waited=waited,
             worker=origin.worker,
             streams=origin.streams,
@@ -243,19 +245,13 @@ class _Rank:
                 return None if values is None else _named(words_of(values), values)
             return None
         if isinstance(self._key, str) and ":" in self._key:
-            self._key = found(self._key, self.job.path)
+            self._key = found(self._key)
         values = self._key(batch) if callable(self._key) else shapes.key_at(str(self._key))(batch)
         return _named(words_of(values), values)
 
 
-def found(name: str, path: list[str]) -> Callable[..., Any]:
-    """The function of that name.
-
-    Args:
-        name: ``module:function``, or ``file.py:function``: the file's folder is imported from, as a script's is.
-        path: folders to import from.
-    """
-    sys.path[:0] = [each for each in path if each not in sys.path]
+def found(name: str) -> Callable[..., Any]:
+    """The function ``module:function``, or ``file.py:function``, imported from the folder as a script is."""
     module, _, attribute = name.rpartition(":")
     if module.endswith(".py"):
         file = Path(module).resolve()
@@ -310,7 +306,7 @@ def _named(words: Words, values: Any) -> list[RowKey]:
 
 
 def _encodable(text: str) -> str:
-    """Without the lone surrogates that file names may have and JSON may not."""
+    """Without the lone surrogates that file names may have and terminals may not."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -325,4 +321,3 @@ def _tolerate_a_second_group() -> None:
             make(*args, **options)
 
     dist.init_process_group = init_process_group
-    os.environ.setdefault("ACCELERATE_USE_CPU", "true")

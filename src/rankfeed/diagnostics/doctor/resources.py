@@ -1,11 +1,15 @@
 """Findings about time, memory, files and CPUs."""
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
+from pathlib import Path
 from statistics import median
 
-from rankfeed.diagnostics.doctor.findings import Finding, Severity
-from rankfeed.diagnostics.doctor.logs import RankLog, RunLog
+from rankfeed.diagnostics.doctor.records import RankLog, RunLog
+from rankfeed.diagnostics.doctor.remedies import finding
+from rankfeed.diagnostics.findings import Finding, Severity
 
 #: Bytes that are not worth a finding: of data, and of buffers that are filled while data are read.
 _DATA, _BUFFERS = 32 << 20, 64 << 20
@@ -22,11 +26,11 @@ def handles(run: RunLog) -> Iterator[Finding]:
         for moved in rank.moved:
             text = f"{run.job.name}, rank {rank.rank}: {moved.path}, from byte {moved.start} to {moved.end}"
             what = "workers share the position in a file that was opened before they were forked"
-            yield Finding("handles-before-fork", "error", what, (text,))
+            yield finding("handles-before-fork", "error", what, text)
 
 
 def memory(run: RunLog, without: RunLog | None = None) -> Iterator[Finding]:
-    """Memory that grows from epoch to epoch, and data that each worker holds a copy of.
+    """Memory that grows from epoch to epoch, and data of which each worker has a copy.
 
     Args:
         run: that is judged.
@@ -41,10 +45,9 @@ def memory(run: RunLog, without: RunLog | None = None) -> Iterator[Finding]:
             if steady and sum(growth) > _DATA:
                 values = ", ".join(f"{size // _MIB} MiB" for size in sizes)
                 text = f"{where}, {process}, after each epoch: {values}"
-                yield Finding("memory-grows", "warning", "memory grows from epoch to epoch", (text,))
+                yield finding("memory-grows", "warning", "memory grows from epoch to epoch", text)
         if run.job.workers and (text := _copied(rank, run.job.start_method == "fork", loads)):
-            what = "each worker has a copy of the data in memory"
-            yield Finding("memory-copied", "warning", what, (f"{where}: {text}",))
+            yield finding("memory-copied", "warning", "each worker has a copy of the data", f"{where}: {text}")
 
 
 def _loaded(rank: RankLog) -> int:
@@ -87,13 +90,13 @@ def times(run: RunLog) -> Iterator[Finding]:
                 text = f"{where}: {first:.1f} s, then {median(rest):.3g} s a batch"
                 # A new interpreter imports torch first, which is no fault of the loader.
                 severity: Severity = "note" if run.job.workers and run.job.start_method != "fork" else "warning"
-                yield Finding("slow-first-batch", severity, "the first batch takes long", (text,))
+                yield finding("slow-first-batch", severity, "the first batch takes long", text)
         work = run.job.step_seconds
         waits = [step.waited for epoch in rank.whole for step in epoch.steps[1:]]
         share = sum(waits) / (sum(waits) + work * len(waits)) if work and waits else 0
         if share > _WAITS:
             text = f"{where}: {share:.0%} of the time, with {work:g} s of work a step"
-            yield Finding("starved", "warning", "the consumer waits for data", (text,))
+            yield finding("starved", "warning", "the consumer waits for data", text)
 
 
 def workers(runs: Sequence[RunLog], cpus: int) -> Iterator[Finding]:
@@ -102,8 +105,29 @@ def workers(runs: Sequence[RunLog], cpus: int) -> Iterator[Finding]:
         most = max((built.workers or 0 for built in run.built), default=0)
         if most > cpus:
             text = f"{most} workers a rank, and {cpus} CPUs by affinity, cgroup and Slurm"
-            yield Finding("too-many-workers", "warning", "a rank has more workers than CPUs", (text,))
+            yield finding("too-many-workers", "warning", "a rank has more workers than CPUs", text)
         elif most * run.job.ranks > cpus:
             text = f"{run.job.ranks} ranks with {most} workers each, and {cpus} CPUs"
             what = "on this machine the ranks have more workers than CPUs"
-            yield Finding("too-many-workers", "note", what, (text,))
+            yield finding("too-many-workers", "note", what, text)
+
+
+def cpus(environ: Mapping[str, str] | None = None, root: Path = Path("/")) -> int:
+    """CPUs that this process may use, at least 1: the least of affinity, cgroup v2 and Slurm.
+
+    Examples:
+        >>> cpus({"SLURM_CPUS_PER_TASK": "1"})
+        1
+    """
+    environ = os.environ if environ is None else environ
+    found = [float(len(os.sched_getaffinity(0)))]
+    with suppress(KeyError, ValueError):
+        found.append(int(environ["SLURM_CPUS_PER_TASK"]))
+    with suppress(OSError, ValueError):
+        group = (root / "proc/self/cgroup").read_text().splitlines()[-1].rpartition(":")[2]
+        top = root / "sys/fs/cgroup"
+        for folder in (top / group.lstrip("/"), *(top / group.lstrip("/")).parents):
+            with suppress(OSError, ValueError):  # "max" is no number
+                quota, period = map(int, (folder / "cpu.max").read_text().split())
+                found.append(-(-quota // period))
+    return max(1, int(min(found)))

@@ -215,7 +215,7 @@ def all_ends(found: Mapping[str, Column]) -> dict[str, list[tuple[int, int, int]
     return last | {f"{name}<": ends(column, first=True) for name, column in padded.items()}
 
 
-def tokens(found: Mapping[str, Column]) -> dict[str, Any]:
+def tokens(found: Mapping[str, Column]) -> tuple[list[int], int]:
     """Shingles and number of tokens of the integer sequences, of the most varied field if there are several."""
     best: list[npt.NDArray[Any]] = []
     for column in found.values():
@@ -224,10 +224,7 @@ def tokens(found: Mapping[str, Column]) -> dict[str, Any]:
         if long and (not best or _variety(rows) > _variety(best)):
             best = rows
     trimmed = [row[: len(row) - run + 1] for row in best if len(row) for _, _, run in ends([row])]
-    return {
-        "shingles": [key for row in trimmed for key in shingles_of(row)],
-        "tokens": sum(map(len, trimmed)),
-    }
+    return [key for row in trimmed for key in shingles_of(row)], sum(map(len, trimmed))
 
 
 def _variety(rows: Column) -> int:

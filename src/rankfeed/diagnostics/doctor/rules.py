@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
 
-from rankfeed.diagnostics.doctor.findings import Finding, Severity
 from rankfeed.diagnostics.doctor.records import RowKey
+from rankfeed.diagnostics.doctor.remedies import finding
+from rankfeed.diagnostics.findings import Finding, Severity
 from rankfeed.errors import listed
 
 #: Equal sequences of fewer rows than this may be chance.
@@ -28,42 +29,31 @@ REPETITIVE = 0.1
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a run besides its counts.
+    """What is known of a run besides its counts."""
 
-    Attributes:
-        where: the run and epoch, for messages.
-        ranks: R.
-        workers: W.
-        batch: b, the largest number of rows in a batch.
-        drops: whether dropping is declared.
-        replaces: whether drawing with replacement is declared, or the control does so.
-        allows_replacement: whether the caller accepts draws with replacement.
-        shuffles: whether the order differs between epochs, or shuffling is declared.
-        same_lack: whether each of several epochs lacks the same keys; None with one epoch.
-        exact: whether equal keys mean equal samples (ids, indices, identifying or whole content).
-    """
-
+    #: The run and epoch, for messages.
     where: str
+    #: R, W, and b, the largest number of rows in a batch.
     ranks: int
     workers: int
     batch: int
+    #: Whether dropping is declared; drawing with replacement is declared, or seen in the control; and allowed.
     drops: bool = False
     replaces: bool = False
     allows_replacement: bool = False
+    #: Whether the order differs between epochs, or shuffling is declared.
     shuffles: bool = False
+    #: Whether each of several epochs lacks the same keys; None with one epoch.
     same_lack: bool | None = None
+    #: Whether equal keys mean equal samples (ids, indices, identifying or whole content).
     exact: bool = True
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Deliveries of an epoch against the control.
+    """Deliveries of an epoch against the control."""
 
-    Args:
-        control: how often each key must be delivered.
-        orders: the keys that each rank received, in order.
-    """
-
+    #: How often each key must be delivered, and the keys that each rank received, in order.
     control: Counter[RowKey]
     orders: Sequence[Sequence[RowKey]]
 
@@ -111,9 +101,17 @@ class Counts:
         """Whether two ranks receive the same sequence."""
         return any(same_sequence(one, other) for one, other in combinations(self.orders, 2))
 
+    @property
+    def is_even(self) -> bool:
+        """Whether ranks receive the same number of rows, as samplers pad them, but not the same rows."""
+        if max(map(len, self.orders)) < 2:
+            return True
+        alike = any(one == other for one, other in combinations(self.by_rank, 2))
+        return len({len(order) for order in self.orders}) == 1 and not alike and not self.is_multiple
+
 
 def judge(counts: Counts, facts: Facts) -> list[Finding]:
-    """Findings of an epoch; none if it delivers exactly what the control does.
+    """Findings of an epoch (rules 4 to 11); none if it delivers exactly what the control does.
 
     Examples:
         >>> both = Counts(Counter(range(64)), [range(64), range(64)])
@@ -123,99 +121,92 @@ def judge(counts: Counts, facts: Facts) -> list[Finding]:
     excess, lack, size = counts.excess.total(), counts.lack.total(), counts.control.total()
     if not excess and not lack:
         return [] if facts.exact else [_indistinct(facts)]
-    even = len({len(order) for order in counts.orders}) == 1
-    pads = not excess or (even and excess < facts.ranks * facts.batch and 2 * excess < size)
+    pads = not excess or (counts.is_even and excess < facts.ranks * facts.batch)
+    # A stream that delivers a batch drops less than half of its rows.
     rests = lack <= facts.ranks * max(facts.workers, 1) * facts.batch and 2 * lack < size
     if facts.replaces and excess and not counts.is_multiple:
         return [_drawn(counts, facts)]
-    if not facts.exact and pads and rests:
+    if not facts.exact and pads == rests:
         return [_indistinct(facts)]
-    if not lack and pads:
-        text = f"{facts.where}: {excess} of {counts.total.total()} rows repeat as padding"
-        example = _example(counts, next(iter(counts.excess)))
-        return [Finding("padded-with-repeats", "note", "some rows repeat as padding", (f"{text}; {example}",))]
-    if not excess and rests:
-        return [_rest(counts, facts)]
-    if rests and not pads:
-        return _repeats(counts, facts)
-    if pads and not rests:
-        return [_missing(counts, facts)]
-    if not facts.exact:
-        return [_indistinct(facts)]
-    if counts.over_ranks > 1.02:
+    if pads and rests and (not excess or not lack or facts.drops):
+        return [*_padding(counts, facts), *_rest(counts, facts)]
+    if rests or (not pads and counts.over_ranks > 1.02):
         return _repeats(counts, facts)
     return [_missing(counts, facts)]
 
 
 def _indistinct(facts: Facts) -> Finding:
     text = f"{facts.where}: stable fields have the same values as in the control, but samples share values"
-    return Finding("not-counted", "unproven", "samples cannot be told apart", (text,))
+    return finding("not-counted", "unproven", "samples cannot be told apart", text)
 
 
 def _drawn(counts: Counts, facts: Facts) -> Finding:
     if counts.same_draws:
-        first = listed([str(key) for key in counts.orders[0]], 8)
-        text = f"{facts.where}: several ranks draw {first}"
-        return Finding("not-sharded-by-rank", "error", "ranks draw the same samples", (text,))
-    text = (
-        f"{facts.where}: {counts.excess.total()} rows repeat and {counts.lack.total()} of "
-        f"{counts.control.total()} do not arrive"
-    )
+        text = f"{facts.where}: several ranks draw {listed([str(key) for key in counts.orders[0]], 8)}"
+        return finding("not-sharded-by-rank", "error", "ranks draw the same samples", text)
+    excess, lack, size = counts.excess.total(), counts.lack.total(), counts.control.total()
+    text = f"{facts.where}: {excess} rows repeat and {lack} of {size} do not arrive"
     severity: Severity = "note" if facts.allows_replacement else "unproven"
-    return Finding("drawn-with-replacement", severity, "samples are drawn with replacement", (text,))
+    return finding("drawn-with-replacement", severity, "samples are drawn with replacement", text)
 
 
-def _rest(counts: Counts, facts: Facts) -> Finding:
-    evidence = _lacking(counts, facts)
+def _padding(counts: Counts, facts: Facts) -> list[Finding]:
+    if not counts.excess:
+        return []
+    text = f"{facts.where}: {counts.excess.total()} of {counts.total.total()} rows repeat as padding"
+    example = _example(counts, next(iter(counts.excess)))
+    return [finding("padded-with-repeats", "note", "some rows repeat as padding", f"{text}; {example}")]
+
+
+def _rest(counts: Counts, facts: Facts) -> list[Finding]:
+    if not counts.lack:
+        return []
+    severity: Severity = "note"
     if facts.drops or facts.same_lack is False:
-        return Finding("missing-samples", "note", "the remainder of an epoch is dropped", evidence)
-    if facts.shuffles and facts.same_lack:
-        return Finding("missing-samples", "error", "the same samples are missing in every epoch", evidence)
-    return Finding("missing-samples", "note", "some samples are not delivered", evidence)
+        what = "the remainder of an epoch is dropped"
+    elif facts.shuffles and facts.same_lack:
+        severity, what = "error", "the same samples are missing in every epoch"
+    else:
+        what = "some samples are not delivered"
+    return [finding("missing-samples", severity, what, *_lacking(counts, facts))]
 
 
 def _repeats(counts: Counts, facts: Facts) -> list[Finding]:
-    """Rule 7 and 10: the ratios name the cause."""
-    extra, found = (*_lacking(counts, facts),), []
+    """Rules 7 and 10: the ratios name the cause."""
+    extra, found = _lacking(counts, facts), []
     key = max(counts.excess, key=lambda each: counts.excess[each])
     example = _example(counts, key)
     if counts.over_ranks > 1.02 and facts.ranks > 1:
         every = counts.over_ranks > facts.ranks - 0.02
         how = "every rank reads everything" if every else f"a sample goes to {counts.over_ranks:.2f} ranks"
         text = f"{facts.where}: {how}; {example}"
-        found.append(Finding("not-sharded-by-rank", "error", "ranks receive the same samples", (text, *extra)))
+        found.append(finding("not-sharded-by-rank", "error", "ranks receive the same samples", text, *extra))
     if counts.within_ranks > 1.02 or not found:
         text = f"{facts.where}: a rank receives a sample {counts.within_ranks:.2f} times; {example}"
-        if facts.workers > 1:
-            what = "workers of a rank deliver the same samples"
-            found.append(Finding("duplicated-by-workers", "error", what, (text, *extra)))
-        else:
-            what = "samples arrive several times in an epoch"
-            found.append(Finding("padded-with-repeats", "error", what, (text, *extra)))
+        code = "duplicated-by-workers" if facts.workers > 1 else "padded-with-repeats"
+        what = (
+            "workers of a rank deliver the same samples" if facts.workers > 1 else "samples arrive several times"
+        )
+        found.append(finding(code, "error", what, text, *extra))
     return found
 
 
 def _missing(counts: Counts, facts: Facts) -> Finding:
-    """Rule 8 and 10: a share of one in R, W or R W is a second cut."""
-    for parts, what in (
-        (facts.ranks, "ranks"),
-        (facts.workers, "workers"),
-        (facts.ranks * facts.workers, "ranks and workers"),
-    ):
+    """Rules 8 and 10: a share of one in R, W or R W is a second cut."""
+    parts_of = {"ranks": facts.ranks, "workers": facts.workers, "ranks and workers": facts.ranks * facts.workers}
+    for what, parts in parts_of.items():
         if parts > 1 and not counts.excess and abs(counts.arrived * parts - 1) < _ABOUT:
-            who = "ranks or workers" if facts.ranks == facts.workers == parts else what
-            text = f"only one sample in {parts} arrives: the data are sharded twice, by {who}"
-            return Finding("sharded-twice", "error", text, _lacking(counts, facts))
-    return Finding("missing-samples", "error", "some samples are not delivered", _lacking(counts, facts))
+            by = "ranks or workers" if facts.ranks == facts.workers == parts else what
+            text = f"only one sample in {parts} arrives: the data are sharded twice, by {by}"
+            return finding("sharded-twice", "error", text, *_lacking(counts, facts))
+    return finding("missing-samples", "error", "some samples are not delivered", *_lacking(counts, facts))
 
 
 def _lacking(counts: Counts, facts: Facts) -> tuple[str, ...]:
     if not counts.lack:
         return ()
-    missing = listed([str(key) for key in counts.lack])
-    return (
-        f"{facts.where}: {counts.lack.total()} of {counts.control.total()} samples are not delivered: {missing}",
-    )
+    lack, size, missing = counts.lack.total(), counts.control.total(), listed([str(key) for key in counts.lack])
+    return (f"{facts.where}: {lack} of {size} samples are not delivered: {missing}",)
 
 
 def _example(counts: Counts, key: RowKey) -> str:
@@ -224,13 +215,7 @@ def _example(counts: Counts, key: RowKey) -> str:
 
 
 def window(counts: Sequence[Counter[RowKey]], control: Counter[RowKey], facts: Facts) -> list[Finding]:
-    """The beginning of an epoch that was cut: repeats beyond those of a control of the same number of rows.
-
-    Args:
-        counts: of each rank.
-        control: the same number of rows of the control.
-        facts: of the run.
-    """
+    """The beginning of an epoch that was cut, of each rank: repeats, if the control has none in as many rows."""
     total: Counter[RowKey] = sum(counts, Counter())
     if repeated(control) >= REPETITIVE or repeated(total) <= _REPEATS or facts.replaces or not facts.exact:
         return []
@@ -244,13 +229,7 @@ def repeated(counts: Counter[RowKey]) -> float:
 
 @dataclass(frozen=True)
 class Tokens:
-    """An epoch of token sequences.
-
-    Attributes:
-        shingles: multiset of the sampled hashes.
-        count: number of tokens.
-        length: the longest sequence, L.
-    """
+    """An epoch of token sequences: sampled shingles, number of tokens, length of the longest sequence (L)."""
 
     shingles: Counter[RowKey]
     count: int
@@ -258,7 +237,7 @@ class Tokens:
 
 
 def judge_tokens(control: Tokens, run: Tokens, facts: Facts) -> Finding:
-    """Packed sequences, whose content changes with the configuration: compared by their shingles."""
+    """Packed sequences, whose content changes with the configuration: compared by their shingles (rule 12)."""
     excess = (run.shingles - control.shingles).total() / max(1, run.shingles.total())
     lack = (control.shingles - run.shingles).total() / max(1, control.shingles.total())
     explained = max(_EXPLAINED, 0.1 + 12 / max(run.length, 12))  # a cut sequence loses 11 of its shingles
@@ -270,19 +249,17 @@ def judge_tokens(control: Tokens, run: Tokens, facts: Facts) -> Finding:
     )
     if control.count < 20 * open_ends:
         what = "too few tokens to compare packed sequences"
-        return Finding("not-counted", "unproven", what, (f"{text}; {20 * open_ends} are needed",))
+        return finding("not-counted", "unproven", what, f"{text}; {20 * open_ends} are needed")
     if repeated(control.shingles) < REPETITIVE and max(excess, lack) > explained + _DISEASED:
-        if excess > lack:
-            # Shingles do not show whether ranks or workers repeat; the run without workers does.
-            rank = facts.workers < 2
-            code = "not-sharded-by-rank" if rank else "duplicated-by-workers"
-            what = "packed sequences contain the same tokens several times"
-            return Finding(code, "error", what, (text,))
-        return Finding("missing-samples", "error", "a large part of the tokens is not delivered", (text,))
+        if lack >= excess:
+            return finding("missing-samples", "error", "a large part of the tokens is not delivered", text)
+        # Shingles do not show whether ranks or workers repeat; the run without workers does.
+        code = "not-sharded-by-rank" if facts.workers < 2 else "duplicated-by-workers"
+        return finding(code, "error", "packed sequences contain the same tokens several times", text)
     if max(excess, lack) < explained and abs(run.count - control.count) <= rest:
         what = "tokens are complete up to the last incomplete sequence of each worker"
-        return Finding("packed-sequences", "note", what, (text,))
-    return Finding("not-counted", "unproven", "packed sequences could not be compared with the control", (text,))
+        return finding("packed-sequences", "note", what, text)
+    return finding("not-counted", "unproven", "packed sequences could not be compared with the control", text)
 
 
 def same_sequence(one: Sequence[RowKey], other: Sequence[RowKey]) -> bool:

@@ -1,12 +1,7 @@
-"""What the doctor can find: a code, how severe it is, the evidence, and the remedy."""
+"""The doctor's findings: each code and its remedy."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from rankfeed.diagnostics.findings import Finding, Severity
 
-#: An error makes a loader diseased; "unproven" makes it not proven; warnings and notes never change the verdict.
-Severity = Literal["error", "unproven", "warning", "note"]
-_ORDER: tuple[Severity, ...] = ("error", "unproven", "warning", "note")
 _STATE = (
     "the state must count what was delivered, not what was prefetched, and be loaded by the same number of "
     "ranks and workers unless the loader documents otherwise"
@@ -97,64 +92,6 @@ REMEDIES = {
 }
 
 
-@dataclass(frozen=True)
-class Finding:
-    """Something that is wrong with a loader, could not be shown, or is worth knowing.
-
-    Attributes:
-        code: one of `REMEDIES`.
-        severity: "error" (diseased), "unproven" (not proven), "warning" or "note".
-        what: a sentence.
-        evidence: where and how it was observed, a line for each occurrence.
-    """
-
-    code: str
-    severity: Severity
-    what: str
-    evidence: tuple[str, ...] = ()
-
-    @property
-    def remedy(self) -> str:
-        return REMEDIES[self.code]
-
-    def as_dict(self) -> dict[str, Any]:
-        """JSON-able."""
-        return {
-            "code": self.code,
-            "severity": self.severity,
-            "what": self.what,
-            "evidence": list(self.evidence),
-            "remedy": self.remedy,
-        }
-
-    def __str__(self) -> str:
-        lines = [f"{self.severity}: {self.code}: {self.what}", *(f"  {line}" for line in self.evidence)]
-        return "\n".join([*lines, f"  remedy: {self.remedy}"])
-
-
-def merged(found: Iterable[Finding], most: int = 12) -> tuple[Finding, ...]:
-    """One finding for each code, the most severe, with the evidence of that severity; errors first.
-
-    Args:
-        found: in the order in which they were found.
-        most: lines of evidence that are kept.
-
-    Examples:
-        >>> twice = [Finding("hangs", "error", "it hangs", (f"rank {rank}",)) for rank in range(2)]
-        >>> merged(twice)
-        (Finding(code='hangs', severity='error', what='it hangs', evidence=('rank 0', 'rank 1')),)
-    """
-    by_code: dict[str, list[Finding]] = {}
-    for each in found:
-        by_code.setdefault(each.code, []).append(each)
-    return tuple(sorted((_one(each, most) for each in by_code.values()), key=_place))
-
-
-def _one(same_code: Sequence[Finding], most: int) -> Finding:
-    first = min(same_code, key=lambda each: _ORDER.index(each.severity))
-    lines = [line for each in same_code if each.severity == first.severity for line in each.evidence]
-    return Finding(first.code, first.severity, first.what, tuple(dict.fromkeys(lines))[:most])
-
-
-def _place(finding: Finding) -> tuple[int, int]:
-    return _ORDER.index(finding.severity), list(REMEDIES).index(finding.code)
+def finding(code: str, severity: Severity, what: str, *evidence: str) -> Finding:
+    """A finding with the remedy of its code."""
+    return Finding(code, severity, what, evidence, REMEDIES[code])
