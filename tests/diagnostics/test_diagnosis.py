@@ -458,25 +458,6 @@ def test_streams_of_their_own_are_sound() -> None:
     assert findings(sound, shape=streaming, built=Built(seconds=0, samples=SAMPLES)) == []
 
 
-def test_random_values_at_the_same_places_of_two_workers() -> None:
-    drawn_before: dict[object, int] = {}
-
-    def noise(samples: list[int], worker: int | None, place: tuple[int, int, int]) -> Step:
-        values = []
-        for _ in samples:
-            drawn_before[place, worker] = drawn_before.get((place, worker), 0) + 1
-            values.append(drawn_before[place, worker])
-        return replace(by_id(samples, worker, place), fields={"noise": values})
-
-    found = findings(sound, shape=noise)
-    assert codes(found) == [("same-randomness-in-workers", "error")]
-
-    def label(samples: list[int], worker: int | None, place: tuple[int, int, int]) -> Step:
-        return replace(by_id(samples, worker, place), fields={"x": [each % 10 for each in samples]})
-
-    assert findings(sound, shape=label) == []
-
-
 def measured(steps: Sequence[int], children: dict[int, int], **changes: Any) -> RunLog:
     run = log(job(**changes), sound)
     for rank in run.ranks:

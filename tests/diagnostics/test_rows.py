@@ -58,6 +58,14 @@ NESTED = torch.nested.nested_tensor([X[0], X[1, :2], X[2], X[3, :1]])
         ({"x": X.T, "y": Y, "z": Y}, {"x": 4, "y": 4, "z": 4}),
         ({"x": X.to(torch.bfloat16)}, {"x": 4}),
         (["a", "b", "c"], {"": 3}),
+        (([*X], [{"box": X[:row]} for row in range(4)]), {"0": 4, "1": 4}),
+        ([tuple(X), tuple({"id": row} for row in range(4))], {"0": 4, "1": 4}),
+        ({"image": [X[:1], X[:2], X[:4], X[:3]], "id": Y}, {"image": 4, "id": 4}),
+        ({"image": [X.T] * 5}, {"image": 5}),
+        (((X, X), Y), {"0.0": 4, "0.1": 4, "1": 4}),
+        ([Y[:1], Y[:3], Y[:2]], {"": 3}),
+        ((X.T, Y), {"0": 4, "1": 4}),
+        ([torch.ones(3, 8, 8)] * 5, {"": 5}),
         ({"x": np.array([["a"], ["b"]])}, {"x": 2}),
         ([], {}),
         ({}, {}),
@@ -121,10 +129,10 @@ def test_shingles_are_of_tokens_and_not_of_rows() -> None:
     assert 150 < len(whole) < 350
     assert {*shingles_of(text[1000:])} <= whole
     assert shingles_of(text[:11]) == []
-    found = tokens({"labels": np.zeros((4, 1000), int), "input_ids": text.reshape(4, 1000)})
-    assert found["tokens"] == 4000
-    assert {*found["shingles"]} <= whole
-    assert tokens({"x": np.zeros((4, 3), int)}) == {"shingles": [], "tokens": 0}
+    found, count = tokens({"labels": np.zeros((4, 1000), int), "input_ids": text.reshape(4, 1000)})
+    assert count == 4000
+    assert {*found} <= whole
+    assert tokens({"x": np.zeros((4, 3), int)}) == ([], 0)
 
 
 @pytest.mark.parametrize(

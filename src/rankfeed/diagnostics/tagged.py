@@ -122,12 +122,21 @@ class _Tagging:
         self._first: Streams = {}
         self._states: Streams = {}
         self._own: dict[str, Any] = {}
+        self._begun = False
 
     def begin(self, worker: int) -> None:
         if self._init is not None:
             self._init(worker)
-        self._own = dict(_generators(_dataset(), "dataset"))
-        self._first = self._states = self._now()
+        self._look_for_generators()
+
+    def _look_for_generators(self) -> None:
+        """Of the dataset and of its module; known ones keep their first state."""
+        dataset = _dataset()
+        known = vars(sys.modules[type(dataset).__module__]).items()
+        self._own = {name: each for name, each in known if isinstance(each, _generator_types())}
+        self._own |= _generators(dataset, "dataset")
+        self._states = self._now()
+        self._first = self._states | self._first
 
     def __call__(self, samples: Any) -> Tagged:
         from torch.utils.data import get_worker_info
@@ -143,6 +152,9 @@ class _Tagging:
         batch, info = self._collate(samples), get_worker_info()
         if info is None:
             return Tagged(batch, None, {}, indices, nones)
+        if not self._begun:
+            self._begun = True
+            self._look_for_generators()  # some are created with the first sample
         states = self._now()
         # Streams that nothing is drawn from do no harm if they are the same.
         drawn = {name: self._first[name] for name, state in states.items() if self._states[name] != state}
@@ -171,11 +183,17 @@ def _dataset() -> Any:
     return vars(dataset)["_of"] if type(dataset) is _IndexedDataset else dataset
 
 
+def _generator_types() -> tuple[type, ...]:
+    import torch
+
+    return random.Random, np.random.Generator, np.random.RandomState, torch.Generator
+
+
 def _generators(thing: Any, name: str, depth: int = _DEPTH) -> Iterator[tuple[str, Any]]:
     """Generators that an object holds, by where they are."""
     import torch
 
-    if isinstance(thing, (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)):
+    if isinstance(thing, _generator_types()):
         yield name, thing
     elif not depth or isinstance(thing, (type, torch.Tensor, np.ndarray, str, bytes, int, float)) or thing is None:
         return

@@ -64,7 +64,7 @@ def _found(
         yield from resources.memory(run, without)
         yield from resources.times(run)
         yield from orders.same_order(run)
-        yield from orders.same_randomness(run, runs)
+        yield from orders.same_randomness(run)
     yield from resources.workers(runs, cpus)
     good = [each for each in controls if each.ok or each.cut]
     kinds = choose(good, runs, universe)
@@ -172,9 +172,9 @@ def _uncounted(
     """No stable kind (rules 13 and 14): equal sequences and repeats show a disease, nothing shows soundness."""
     facts = _facts(run, allow)
     if "shared" not in allow:
-        found = [*_same_sequences(run, run.epochs, controls), *_new_repeats(run, kinds, controls, facts)]
+        found = [*_same_sequences(run, run.epochs, controls)]
+        yield from found
         if found:
-            yield from found
             return
     if facts.replaces or any(kind.drawn for kind in kinds):
         severity: Severity = "note" if facts.allows_replacement else "unproven"
@@ -186,22 +186,6 @@ def _uncounted(
     text = f"{run.job.name}: the content of samples differs between two equal runs"
     totals = f"; {rows} rows by epoch, the control {alone}" if rows != alone[: len(rows)] else ""
     yield finding("not-counted", "unproven", "samples cannot be identified", text + totals)
-
-
-def _new_repeats(
-    run: RunLog, kinds: Sequence[Kind], controls: Sequence[RunLog], facts: Facts
-) -> Iterator[Finding]:
-    """Keys that repeat in a run, and hardly in the control, which draws others each time."""
-    for kind in kinds if not facts.replaces else ():
-        counts = kind.alone(controls)
-        if not counts or not kind.exact or max(map(repeated, counts)) > 0.01:
-            continue
-        for each in run.epochs:
-            total = kind.total(each, run)
-            if total.total() - len(total) > max(facts.ranks * facts.batch, REPETITIVE * total.total()):
-                once = Counts(Counter({*total}), [kind.order(epoch, run, rank) for rank, epoch in enumerate(each)])
-                yield from judge(once, replace(facts, where=f"{run.job.name}, epoch {each[0].epoch}"))
-                return
 
 
 def _same_sequences(
@@ -247,9 +231,7 @@ def _tokens(run: RunLog, controls: Sequence[RunLog], allow: Collection[str]) -> 
         one, other = (_tokens_of(log.epochs[number]) for log in controls[:2])
         facts = replace(_facts(run, allow), where=f"{run.job.name}, epoch {number}")
         if judge_tokens(one, replace(other, length=0), facts).severity == "error":
-            text = f"{facts.where}: two control runs deliver different tokens"
-            yield finding("not-counted", "unproven", "samples cannot be identified", text)
-            return
+            return  # the tokens of two equal runs differ
         yield judge_tokens(one, _tokens_of(each), facts)
 
 

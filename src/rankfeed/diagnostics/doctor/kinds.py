@@ -135,7 +135,7 @@ def conflicts(logs: Sequence[RunLog]) -> list[str]:
             differ = [index for index in common if one[name][index] != other[name][index]]
             elsewhere = {*one[name].values()}
             moved = [index for index in differ if other[name][index] in elsewhere]
-            if len(differ) > 0.05 * len(common) and 2 * len(moved) >= len(differ):
+            if len(differ) > 0.05 * len(common) and 10 * len(moved) >= len(differ):
                 same_run = here[:2] == there[:2]
                 places = f"ranks {here[2]} and {there[2]}" if same_run else f"{here[0]} and {there[0]}"
                 found.append(f"{places}: index {differ[0]} holds other data in {name or 'the batch'}")

@@ -1,9 +1,8 @@
 """What is wrong with the order of samples, with random numbers, and with what a resumed run delivers."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations, pairwise
-from typing import Any
 
 from rankfeed.diagnostics.doctor.kinds import Kind
 from rankfeed.diagnostics.doctor.records import EpochLog, RowKey, RunLog, Step
@@ -12,10 +11,8 @@ from rankfeed.diagnostics.doctor.rules import ENOUGH
 from rankfeed.diagnostics.findings import Finding, Severity
 from rankfeed.errors import listed
 
-_Place = tuple[int, int, int]  # rank, worker (-1 without), epoch
+_Place = tuple[int, int, int]  # rank, worker, epoch
 
-#: Random values that must agree before two streams are called one.
-_ALIKE = 4
 #: Number of ordered streams that may be interleaved.
 _LANES = 16
 
@@ -69,20 +66,12 @@ def _precedes(one: RowKey, other: RowKey) -> bool:
     return one <= other if isinstance(one, int) and isinstance(other, int) else str(one) <= str(other)
 
 
-def same_randomness(run: RunLog, runs: Sequence[RunLog]) -> Iterator[Finding]:
-    """Workers, ranks or epochs that draw the same random numbers for different samples.
+def same_randomness(run: RunLog) -> Iterator[Finding]:
+    """Workers, ranks or epochs whose generators began in the same state and were drawn from in several batches.
 
     An error for workers of a rank, if the draws belong to samples: a stream may use them to shuffle only. Ranks
     and epochs may draw the same because a training script seeds them so.
     """
-    for parties, text, of_samples in (*_same_streams(run), *_same_values(run, _random_fields(runs))):
-        severity: Severity = "error" if parties == "workers" and of_samples else "warning"
-        what = "the same random numbers are drawn for different samples"
-        yield finding("same-randomness-in-workers", severity, what, f"{run.job.name}: {parties} {text}")
-
-
-def _same_streams(run: RunLog) -> Iterator[tuple[str, str, bool]]:
-    """Generators of workers that began in the same state and were drawn from in several batches."""
     drawn: dict[str, dict[_Place, str]] = {}
     for rank in run.ranks:
         for epoch in rank.epochs:
@@ -90,8 +79,16 @@ def _same_streams(run: RunLog) -> Iterator[tuple[str, str, bool]]:
                 drawn.setdefault(name, {})[rank.rank, worker, epoch.epoch] = digest
     of_samples = all(step.indices is not None for step in run.steps)
     for name, places in sorted(drawn.items()):
-        for parties, where in _pairs(places, lambda one, other: one == other):
-            yield parties, f"draw the same numbers from {name}: {where}", of_samples
+        found = set()
+        for one, other in combinations(places, 2):
+            parties = "ranks" if one[0] != other[0] else "epochs" if one[2] != other[2] else "workers"
+            if places[one] != places[other] or parties in found:
+                continue
+            found.add(parties)
+            severity: Severity = "error" if parties == "workers" and of_samples else "warning"
+            text = f"{run.job.name}: {parties} draw the same numbers from {name}: {_name(one)} and {_name(other)}"
+            what = "the same random numbers are drawn for different samples"
+            yield finding("same-randomness-in-workers", severity, what, text)
 
 
 def _streams_of(epoch: EpochLog) -> dict[tuple[str, int], str]:
@@ -112,52 +109,8 @@ def _streams_of(epoch: EpochLog) -> dict[tuple[str, int], str]:
     return {place: digest for place, digest in digests.items() if times[place] >= 2}
 
 
-def _random_fields(runs: Sequence[RunLog]) -> set[str]:
-    """Fields whose value for the same sample changes from delivery to delivery."""
-    known: dict[tuple[str, RowKey], int] = {}
-    differs: set[str] = set()
-    for step in (step for run in runs for step in run.steps if step.ids is not None or step.indices is not None):
-        for name, column in step.fields.items():
-            for key, value in zip(step.keys, column, strict=False):
-                if known.setdefault((name, key), value) != value:
-                    differs.add(name)
-    return differs
-
-
-def _same_values(run: RunLog, random: set[str]) -> Iterator[tuple[str, str, bool]]:
-    """Random fields that have the same values at the same places of two streams, for different samples."""
-    streams: dict[str, dict[_Place, list[tuple[RowKey, int]]]] = {}
-    for rank in run.ranks:
-        for epoch in rank.epochs:
-            for step in epoch.steps:
-                for name in random & step.fields.keys():
-                    place = (rank.rank, -1 if step.worker is None else step.worker, epoch.epoch)
-                    pairs = zip(step.keys, step.fields[name], strict=False)
-                    streams.setdefault(name, {}).setdefault(place, []).extend(pairs)
-
-    def alike(one: Sequence[tuple[RowKey, int]], other: Sequence[tuple[RowKey, int]]) -> bool:
-        pairs = list(zip(one, other, strict=False))
-        equal = {value for (key, value), (another, same) in pairs if value == same and key != another}
-        return len(equal) >= max(_ALIKE, 0.9 * len(pairs))
-
-    for name, places in sorted(streams.items()):
-        for parties, where in _pairs(places, alike):
-            yield parties, f"have the same values in {name!r}: {where}", True
-
-
-def _pairs(places: Mapping[_Place, Any], same: Callable[[Any, Any], bool]) -> Iterator[tuple[str, str]]:
-    """The first pair of workers, ranks and epochs that is the same."""
-    found = set()
-    for one, other in combinations(places, 2):
-        parties = "ranks" if one[0] != other[0] else "epochs" if one[2] != other[2] else "workers"
-        if parties not in found and same(places[one], places[other]):
-            found.add(parties)
-            yield parties, f"{_name(one)} and {_name(other)}"
-
-
 def _name(place: _Place) -> str:
-    rank, worker, epoch = place
-    return f"rank {rank}{'' if worker < 0 else f' worker {worker}'} epoch {epoch}"
+    return "rank {} worker {} epoch {}".format(*place)
 
 
 def resumed(whole: RunLog, after: RunLog, kind: Kind) -> Iterator[Finding]:

@@ -39,19 +39,30 @@ def columns(batch: Any, rows: int | None = None) -> dict[str, Column]:
         opened = [dict(_leaves(sample)) for sample in samples]
         names = dict.fromkeys(name for each in opened for name in each)
         return {name: [each.get(name) for each in opened] for name in names}
-    leaves = {name: value for name, leaf in _leaves(batch) if (value := _entries(leaf)) is not None}
-    lengths = Counter(len(value) for value in leaves.values())
-    if not lengths:
-        return {}
-    second = {value.shape[1] for value in leaves.values() if isinstance(value, np.ndarray) and value.ndim > 1}
-    count = rows if rows in lengths or rows in second else lengths.most_common(1)[0][0]
+    count = _row_count(batch, rows)
     found = {}
-    for name, value in leaves.items():
-        if len(value) == count:
+    for name, leaf in _leaves(batch, count=count):
+        value = _entries(leaf)
+        if value is not None and len(value) == count:
             found[name] = value
         elif isinstance(value, np.ndarray) and value.ndim > 1 and value.shape[1] == count:
             found[name] = np.moveaxis(value, 1, 0)  # time first
     return found
+
+
+def _row_count(batch: Any, rows: int | None) -> int | None:
+    """The number of rows that most fields agree on; ``rows`` if any field has it."""
+    nested = isinstance(batch, (list, tuple)) and not _is_column(batch)
+    fields = [*batch.values()] if isinstance(batch, Mapping) else batch if nested else [batch]
+    lengths: Counter[int] = Counter()
+    for field in fields:
+        shapes = [len(field)] if isinstance(field, (list, tuple)) else []
+        for _, leaf in _leaves(field):
+            value = _entries(leaf)
+            shapes += [len(value)] if value is not None else []
+            shapes += value.shape[1:2] if isinstance(value, np.ndarray) else ()
+        lengths.update([*dict.fromkeys(shapes)])
+    return rows if rows in lengths else next((length for length, _ in lengths.most_common(1)), None)
 
 
 def _samples(batch: Any, rows: int | None) -> Column | None:
@@ -64,41 +75,58 @@ def _samples(batch: Any, rows: int | None) -> Column | None:
         return None
     if rows is not None and len(batch) != rows:
         return None
+    arrays = [tuple(each.shape) for each in batch if hasattr(each, "shape") and len(each.shape)]
+    if len(arrays) == len(batch):
+        if rows is not None:
+            return None if len(arrays[0]) and {shape[0] for shape in arrays} == {rows} else batch
+        first = Counter(shape[0] for shape in arrays)
+        images = len({*arrays}) == 1 and len(arrays[0]) == 3 and arrays[0][0] in (1, 3, 4)
+        return batch if len(batch) > 2 and (images or 2 * max(first.values()) < len(batch)) else None
     composite = [each for each in batch if isinstance(each, (Mapping, tuple, list)) or _has_fields(each)]
     if len(composite) < len(batch):
         return None
+    if rows is not None:
+        return batch
     shapes = [[len(value) for _, leaf in _leaves(each) if (value := _entries(leaf)) is not None] for each in batch]
-    every = [length for each in shapes for length in each]
-    if (
-        rows is None
-        and every
-        and all(shapes)
-        and len({*every}) == 1
-        and (len(batch) == 1 or every[0] > len(batch))
-    ):
+    every = {length for each in shapes for length in each}
+    if all(shapes) and len(every) == 1 and (len(batch) == 1 or min(every) > len(batch)):
         return None  # fields of one length: batches of DALI's pipelines, or (inputs, targets)
-    if rows is None and isinstance(batch, tuple):
+    if isinstance(batch, tuple) or _are_columns(batch):
         return None
     return batch
+
+
+def _are_columns(batch: Column) -> bool:
+    """Whether these are lists of one length, longer than there are lists: what ``zip(*samples)`` makes."""
+    lengths = {len(each) if isinstance(each, (list, tuple)) else -1 for each in batch}
+    return len(lengths) == 1 and min(lengths) > len(batch)
 
 
 def _has_fields(value: Any) -> bool:
     return dataclasses.is_dataclass(value) or (hasattr(value, "__dict__") and not hasattr(value, "__array__"))
 
 
-def _leaves(value: Any, path: str = "", depth: int = _DEPTH) -> Iterator[tuple[str, Any]]:
-    """Arrays, columns and scalars of nested containers, through torch's pytree; objects by their fields."""
+def _leaves(
+    value: Any, path: str = "", depth: int = _DEPTH, count: int | None = None
+) -> Iterator[tuple[str, Any]]:
+    """Arrays, columns and scalars of nested containers, through torch's pytree; objects by their fields.
+
+    Lists of ``count`` entries are columns, too, unless they are the whole batch.
+    """
     from torch.utils._pytree import keystr, tree_flatten_with_path
 
-    pairs, _ = tree_flatten_with_path(value, is_leaf=_is_column)
+    def is_leaf(node: Any) -> bool:
+        return _is_column(node) or (isinstance(node, (list, tuple)) and len(node) == count and node is not value)
+
+    pairs, _ = tree_flatten_with_path(value, is_leaf=is_leaf)
     for keys, leaf in pairs:
         part = keystr(keys).replace("]", "").replace("[", ".").replace("'", "").removeprefix(".")
         name = ".".join(each for each in (path, part) if each)
-        opened = _opened(leaf) if depth and not _is_column(leaf) else None
+        opened = _opened(leaf) if depth and not is_leaf(leaf) else None
         if opened is None:
             yield name, leaf
         else:
-            yield from _leaves(opened, name, depth - 1)
+            yield from _leaves(opened, name, depth - 1, count)
 
 
 def _is_column(value: Any) -> bool:
