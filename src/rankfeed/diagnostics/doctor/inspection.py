@@ -101,7 +101,7 @@ def _pickled(dataset: Any) -> int | None:
 
 
 class ImportMeter:
-    """Private bytes of this process, without those that imports took: code is no data."""
+    """Bytes of this process, without those that imports took: code is no data."""
 
     def __init__(self) -> None:
         self._imported = self._depth = 0
@@ -126,8 +126,9 @@ class ImportMeter:
 
 
 def own_bytes() -> int:
-    """Private bytes of this process."""
-    return int(psutil.Process().memory_full_info().uss)
+    """Anonymous bytes of this process; private ones are 50 times slower to read, and no better to see growth."""
+    memory = psutil.Process().memory_info()
+    return int(memory.rss - memory.shared)
 
 
 def sizes(rank: int) -> Sizes:
