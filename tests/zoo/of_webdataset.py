@@ -87,7 +87,7 @@ def index(shards: int) -> Any:
 
 
 class Wids:
-    """wids gives keys with a dot, and copies local tars unless it is told that they are local."""
+    """wids gives keys with a dot, and copies local tars unless an option says that they are local."""
 
     def __init__(self, shards: int) -> None:
         import wids

@@ -51,7 +51,7 @@ def said() -> dict[str, Any]:
 
 
 def keep(case: Case, findings: list[dict[str, Any]]) -> None:
-    """Put down what was said of a case, and make the page anew."""
+    """Record the findings of a case, and write the page again."""
     grave = [each for each in findings if each["severity"] != "note"]
     found = {"codes": sorted(each["code"] for each in grave), "evidence": _evidence(grave)}
     names = [each.name for each in CASES]

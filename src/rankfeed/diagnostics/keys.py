@@ -19,7 +19,7 @@ Words = npt.NDArray[np.uint64]
 Key = str | int | Callable[[Any], Any]
 
 _MOST = (1 << 63) - 1
-#: The name that is looked for if nobody says another: batches need not have it.
+#: The default name of the ids; batches need not have it.
 USUAL = "sample_id"
 
 
@@ -27,7 +27,7 @@ def keys_of(batch: Any, key: Key = USUAL) -> tuple[Words, bool]:
     """Keys of a batch's samples.
 
     Args:
-        batch: whatever a loader yields: a dict, a tuple or list of fields, a list of samples, one field, or an
+        batch: of a loader: a dict, a tuple or list of fields, a list of samples, one field, or an
             object with attributes.
         key: where they are. What is called as usual may be missing.
 

@@ -72,7 +72,7 @@ class Began:
 class Step:
     """A batch arrived."""
 
-    #: None if the batch has no rows that can be told apart.
+    #: None if the batch has no rows that can be distinguished.
     rows: int | None = None
     ids: list[RowKey] | None = None
     #: Dataset indices that collate was given, in order, and how many of their samples were None.

@@ -26,7 +26,7 @@ def columns(batch: Any, rows: int | None = None) -> dict[str, Column]:
     """Fields with one entry for each row, by path; empty if the batch has no such fields.
 
     Args:
-        batch: whatever a loader yields.
+        batch: any object that a loader yields.
         rows: their number, if known: of samples that collate was given.
 
     Examples:

@@ -137,7 +137,7 @@ def judge(counts: Counts, facts: Facts) -> list[Finding]:
 
 def _indistinct(facts: Facts) -> Finding:
     text = f"{facts.where}: stable fields have the same values as in the control, but samples share values"
-    return finding("not-counted", "unproven", "samples cannot be told apart", text)
+    return finding("not-counted", "unproven", "samples cannot be distinguished", text)
 
 
 def _drawn(counts: Counts, facts: Facts) -> Finding:
