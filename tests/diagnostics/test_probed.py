@@ -6,6 +6,7 @@ import builtins
 import functools
 import gc
 import pickle
+import random
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -277,6 +278,26 @@ def test_indices_are_recorded_in_every_process(context: str | None) -> None:
     assert [index for each in came for index in each.indices or ()] == [*range(20, 0, -1)]
     assert [int(row) for each in came for row in each.batch["sample_id"]] == [*range(20, 0, -1)]
     assert {each.worker for each in came} == ({0, 1} if context else {None})
+
+
+class Noisy(Numbers):
+    """Draws from a generator of its own, which may be seeded for each sample."""
+
+    def __init__(self, *, seeded: bool) -> None:
+        super().__init__()
+        self.seeded, self.generator = seeded, random.Random(0)
+
+    def __getitem__(self, index: int) -> Any:
+        if self.seeded:
+            self.generator.seed(index)
+        return self.generator.random()
+
+
+@pytest.mark.parametrize("seeded", [True, False])
+def test_streams_that_are_seeded_for_each_sample_are_not_the_same(seeded: bool) -> None:
+    came = indexed(Noisy(seeded=seeded), batch_size=4, num_workers=2, multiprocessing_context="fork")
+    digests = {each.streams["dataset.generator"] for each in came}
+    assert len(digests) == (2 if seeded else 1)
 
 
 class Many(Numbers):

@@ -13,7 +13,8 @@ from xxhash import xxh3_128_hexdigest
 #: How deep a data set is looked into for generators of its own, and how many entries of a list.
 _DEPTH, _ENTRIES = 4, 32
 
-#: Digests of the random streams that a worker draws from, as they were when it began, by name of the generator.
+#: Digests of the random streams that a worker draws from, by name of the generator: its state when the worker began
+#: and after the first batch that drew from it.
 Streams = dict[str, str]
 
 
@@ -120,6 +121,7 @@ class _Tagging:
     def __init__(self, collate: Callable[[Any], Any], init: Callable[[int], object] | None) -> None:
         self._collate, self._init = collate, init
         self._first: Streams = {}
+        self._drawn: Streams = {}
         self._states: Streams = {}
         self._own: dict[str, Any] = {}
         self._begun = False
@@ -132,7 +134,7 @@ class _Tagging:
     def _look_for_generators(self) -> None:
         """Of the dataset and of its module; known ones keep their first state."""
         dataset = _dataset()
-        known = vars(sys.modules[type(dataset).__module__]).items()
+        known = vars(sys.modules.get(type(dataset).__module__, random)).items()
         self._own = {name: each for name, each in known if isinstance(each, _generator_types())}
         self._own |= _generators(dataset, "dataset")
         self._states = self._now()
@@ -156,8 +158,13 @@ class _Tagging:
             self._begun = True
             self._look_for_generators()  # some are created with the first sample
         states = self._now()
-        # Streams that nothing is drawn from do no harm if they are the same.
-        drawn = {name: self._first[name] for name, state in states.items() if self._states[name] != state}
+        # Streams that nothing is drawn from do no harm if they are the same, and those that are seeded for each
+        # sample begin in the same state only.
+        drawn = {
+            name: self._drawn.setdefault(name, self._first[name] + state)
+            for name, state in states.items()
+            if self._states[name] != state
+        }
         self._states = states
         return Tagged(batch, info.id, drawn, indices, nones)
 
