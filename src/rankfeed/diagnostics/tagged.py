@@ -13,8 +13,8 @@ from xxhash import xxh3_128_hexdigest
 #: How deep a data set is looked into for generators of its own, and how many entries of a list.
 _DEPTH, _ENTRIES = 4, 32
 
-#: Digests of the random streams that a worker draws from, by name of the generator: its state when the worker began
-#: and after the first batch that drew from it.
+#: Digests of the random streams that a worker draws from, by name of the generator: its state when the worker
+#: began, and after the first batch that drew from it.
 Streams = dict[str, str]
 
 
@@ -137,7 +137,7 @@ class _Tagging:
         known = vars(sys.modules.get(type(dataset).__module__, random)).items()
         self._own = {name: each for name, each in known if isinstance(each, _generator_types())}
         self._own |= _generators(dataset, "dataset")
-        self._states = self._now()
+        self._states = self._now() | self._states
         self._first = self._states | self._first
 
     def __call__(self, samples: Any) -> Tagged:
