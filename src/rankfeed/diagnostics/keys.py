@@ -19,7 +19,7 @@ Words = npt.NDArray[np.uint64]
 Key = str | int | Callable[[Any], Any]
 
 _MOST = (1 << 63) - 1
-#: The name that is looked for if nobody says another: batches need not have it.
+#: The default name of the ids; batches need not have it.
 USUAL = "sample_id"
 
 
@@ -27,7 +27,7 @@ def keys_of(batch: Any, key: Key = USUAL) -> tuple[Words, bool]:
     """Keys of a batch's samples.
 
     Args:
-        batch: whatever a loader yields: a dict, a tuple or list of fields, a list of samples, one field, or an
+        batch: of a loader: a dict, a tuple or list of fields, a list of samples, one field, or an
             object with attributes.
         key: where they are. What is called as usual may be missing.
 
@@ -94,7 +94,7 @@ def words_of(values: Any) -> Words:
             if not -_MOST - 1 <= value <= _MOST:
                 raise _too_large(value)
         return np.array(values, np.int64).view(np.uint64)[:, None]
-    return _digests(_bytes_of(value) for value in values)
+    return _digests(bytes_of(value) for value in values)
 
 
 def _too_large(value: int) -> AuditError:
@@ -155,7 +155,7 @@ def _digests(rows: Iterable[bytes]) -> Words:
     return np.frombuffer(together, np.uint64).reshape(-1, 2)
 
 
-def _bytes_of(value: Any) -> bytes:
+def bytes_of(value: Any) -> bytes:
     """Bytes that are the same for the same value, and others for a value of another type or shape."""
     if isinstance(value, str):
         return b"s" + value.encode("utf-8", "surrogatepass")
@@ -168,11 +168,11 @@ def _bytes_of(value: Any) -> bytes:
         if array.ndim and array.dtype != object:
             return f"a{array.dtype.str}{array.shape}".encode() + array.tobytes()
         value = array.tolist()
-        return _bytes_of(value)
+        return bytes_of(value)
     if isinstance(value, Mapping):
-        return b"m" + b"".join(_part(_bytes_of(name)) + _part(_bytes_of(each)) for name, each in value.items())
+        return b"m" + b"".join(_part(bytes_of(name)) + _part(bytes_of(each)) for name, each in value.items())
     if isinstance(value, (list, tuple)):
-        return b"l" + b"".join(_part(_bytes_of(each)) for each in value)
+        return b"l" + b"".join(_part(bytes_of(each)) for each in value)
     if value is None or isinstance(value, (bool, int, float, complex)):
         return b"v" + repr(value).encode()
     raise AuditError(
@@ -190,7 +190,7 @@ def _part(content: bytes) -> bytes:
 def _rows(batch: Any) -> Iterator[bytes]:
     """What each sample of a batch holds."""
     if _is_samples(batch):
-        yield from map(_bytes_of, batch)
+        yield from map(bytes_of, batch)
         return
     fields = dict(_fields(batch))
     lengths = {len(values) for values in fields.values()}
@@ -202,7 +202,7 @@ def _rows(batch: Any) -> Iterator[bytes]:
             remedy="give key=: a field of ids, or a function of the batch that returns one for each sample",
         )
     for row in range(lengths.pop()):
-        parts = [_part(name.encode()) + _part(_bytes_of(_entry(fields, name, row))) for name in fields]
+        parts = [_part(name.encode()) + _part(bytes_of(_entry(fields, name, row))) for name in fields]
         yield b"".join(parts)
 
 

@@ -54,7 +54,7 @@ class Reading:
             for batch in islice(batches, max_steps):
                 worker = None
                 if isinstance(batch, Tagged):
-                    worker = batch.worker
+                    worker = batch.worker or 0
                     streams |= {(worker, name): digest for name, digest in batch.streams.items()}
                     batch = batch.batch
                 words, by_content = keys_of(batch, self.key)
