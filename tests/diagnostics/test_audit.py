@@ -250,7 +250,7 @@ def test_what_an_audit_cannot_count_is_an_error_that_says_why() -> None:
         def __iter__(self) -> Iterator[Any]:
             return iter([{"sample_id": next(kinds)}])
 
-    with pytest.raises(AuditError, match="whole numbers in some epochs"):
+    with pytest.raises(AuditError, match="whole numbers in some batches"):
         rf.audit(Changing(), epochs=2)
     for universe in (2.0, "ab", True, np.array(2.5)):
         with pytest.raises(ArgumentError, match=r"(?s)invalid universe.*a number of samples"):
@@ -338,3 +338,10 @@ def test_a_check_accepts_what_is_not_proven_only_if_allowed() -> None:
     with pytest.raises(AuditError, match="not proven: which samples are expected is not known"):
         report.check()
     report.check(allow_unproven=True)
+
+
+def test_a_field_of_the_user_that_has_the_usual_name_is_no_number_of_the_sample() -> None:
+    source = rf.from_dataset([{"sample_id": 1000 + i} for i in range(9)])
+    assert rf.audit(rf.Loader(source, 4, shuffle=True)).sound
+    dropping = rf.audit(rf.Loader(source, 4, shuffle=True, tail="drop"))
+    assert (dropping.sound, findings(dropping)) == (True, {"missing-samples": "note"})

@@ -16,7 +16,7 @@ import numpy as np
 from rankfeed._util.validate import check_callable, check_int, check_iterable, check_optional, check_path, invalid
 from rankfeed.diagnostics.audit.collectives import AuditProcesses
 from rankfeed.diagnostics.audit.epochs import INTERVALS, EpochReport, LoaderTraits, Place, RankEpoch, Repeat
-from rankfeed.diagnostics.audit.reader import LoaderReader, RankSummary, as_own
+from rankfeed.diagnostics.audit.reader import LoaderReader, RankSummary, as_own, dataset_of
 from rankfeed.diagnostics.audit.report import AuditReport
 from rankfeed.diagnostics.audit.rules import AuditFacts, Expectation, KeyKind
 from rankfeed.diagnostics.audit.universe import Universe
@@ -33,7 +33,6 @@ from rankfeed.diagnostics.multiset import (
     unpack_places,
 )
 from rankfeed.errors import AuditError
-from rankfeed.plan import Plan
 
 #: Places that are named of a sample that was delivered more than once.
 _PLACES = 4
@@ -141,12 +140,10 @@ def _check(
 def _of_own(loader: Any, key: Key, universe: Any) -> tuple[Key, Any]:
     """Where a `Loader` has its ids, and the samples of its plan."""
     own = as_own(loader)
-    if own is None or key not in (USUAL, own.id_column):
+    if own is None or own.id_column is None or key not in (USUAL, own.id_column):
         return key, universe
-    plan = getattr(own, "plan", None)
-    if universe is None and type(plan) is Plan and not own.state_dict()["position"]:
-        universe = plan.num_samples
-    return own.id_column or key, universe
+    size, _ = dataset_of(own) or (None, 0)
+    return own.id_column, size if universe is None else universe
 
 
 def _check_peers(summaries: Sequence[RankSummary]) -> None:
@@ -197,7 +194,7 @@ def _count(
 
     total = sum(processes.each(prepare, "keys could not be sorted"))
     counts = [KeyCounts.none(width) for _ in logs]
-    tallies = [_Tally({each.rank: each.epochs[epoch] for each in counted}) for epoch in range(len(logs))]
+    tallies = [_Tally([each.epochs[epoch] for each in counted]) for epoch in range(len(logs))]
     for number, (low, high) in enumerate(partition_ranges(total, width + 1, memory)):
         parts = [np.empty((0, width + 1), np.uint64) if each is None else each.read(low, high) for each in logs]
         gathered = processes.gather((parts, due.read(low, high)))
@@ -212,7 +209,7 @@ def _count(
                     tallies[epoch].add(repeats(records[:, :-1], records[:, -1], ranks))
     every = processes.gather((counts, tallies))
     counts = [reduce(add, each) for each in zip(*(counts for counts, _ in every), strict=True)]
-    tallies = [_Tally.sum(each) for each in zip(*(tallies for _, tallies in every), strict=True)]
+    tallies = [reduce(add, each) for each in zip(*(tallies for _, tallies in every), strict=True)]
     facts = AuditFacts(keys, *_expectation(expected, counted, counts), *_declared(counted))
     pairs = zip(counts, tallies, strict=True)
     return AuditReport(
@@ -260,7 +257,7 @@ def _epoch(
         tally.between_ranks,
         tally.between_workers,
         tally.interval,
-        tuple(tally.examples(expected)),
+        tuple(tally.repeats(expected)),
         expected.names(counts.missing_keys) if keyed else (),
         expected.names(counts.unknown_keys) if keyed else (),
         counts.digest,
@@ -271,54 +268,48 @@ def _epoch(
 class _Tally:
     """The repeats of an epoch, added up by rank and interval of steps."""
 
-    def __init__(self, ranks: dict[int, RankEpoch]) -> None:
-        self.ranks = ranks
-        steps = max(each.steps for each in ranks.values())
-        self.interval = max(1, -(-steps // INTERVALS))
-        self.repeated = {rank: np.zeros(INTERVALS, np.int64) for rank in ranks}
-        self.at_end = dict.fromkeys(ranks, 0)
+    def __init__(self, ranks: Sequence[RankEpoch]) -> None:
+        self.ranks = sorted(ranks, key=lambda each: each.rank)
+        self.interval = max(1, -(-max(each.steps for each in ranks) // INTERVALS))
+        self.repeated = np.zeros((len(ranks), INTERVALS), np.int64)
+        self.at_end = np.zeros(len(ranks), np.int64)
         self.between_ranks = self.between_workers = 0
-        self.kept: list[tuple[Words, int, tuple[Place, ...]]] = []
+        self.examples: list[tuple[Words, int, tuple[Place, ...]]] = []
 
     def add(self, found: Repeats) -> None:
         self.between_ranks += found.between_ranks
         self.between_workers += found.between_workers
         first = found.first
         steps, rows, workers = unpack_places(found.places)
-        for rank, figures in self.ranks.items():
-            again = steps[~first & (found.ranks == rank)]
-            self.repeated[rank] += np.bincount(again // self.interval, minlength=INTERVALS)
-            self.at_end[rank] += int((again == figures.steps - 1).sum())
+        numbers = np.searchsorted([each.rank for each in self.ranks], found.ranks)
+        last = np.array([each.steps - 1 for each in self.ranks])
+        np.add.at(self.repeated, (numbers[~first], steps[~first] // self.interval), 1)
+        np.add.at(self.at_end, numbers[~first & (steps == last[numbers])], 1)
         starts = np.flatnonzero(first)
         ends = [*starts[1:].tolist(), len(first)]
-        for low, high in list(zip(starts.tolist(), ends, strict=True))[: EXAMPLES - len(self.kept)]:
+        for low, high in list(zip(starts.tolist(), ends, strict=True))[: EXAMPLES - len(self.examples)]:
             some = slice(low, min(high, low + _PLACES))
             columns = (each[some].tolist() for each in (found.ranks, workers, steps, rows))
             places = [
                 Place(rank, None if worker < 0 else worker, step, row)
                 for rank, worker, step, row in zip(*columns, strict=True)
             ]
-            self.kept.append((found.keys[low : low + 1], high - low, tuple(places)))
+            self.examples.append((found.keys[low : low + 1], high - low, tuple(places)))
 
-    @classmethod
-    def sum(cls, tallies: Sequence[_Tally]) -> _Tally:
-        total = cls(tallies[0].ranks)
-        for each in tallies:
-            for rank in total.ranks:
-                total.repeated[rank] += each.repeated[rank]
-                total.at_end[rank] += each.at_end[rank]
-            total.between_ranks += each.between_ranks
-            total.between_workers += each.between_workers
-            total.kept = [*total.kept, *each.kept][:EXAMPLES]
+    def __add__(self, other: _Tally) -> _Tally:
+        total = _Tally(self.ranks)
+        total.repeated, total.at_end = self.repeated + other.repeated, self.at_end + other.at_end
+        total.between_ranks = self.between_ranks + other.between_ranks
+        total.between_workers = self.between_workers + other.between_workers
+        total.examples = [*self.examples, *other.examples][:EXAMPLES]
         return total
 
     def figures(self) -> Iterator[RankEpoch]:
-        for rank, each in self.ranks.items():
-            repeated = tuple(np.trim_zeros(self.repeated[rank], "b").tolist())
-            yield replace(each, repeated=repeated, repeated_at_end=self.at_end[rank])
+        for each, counts, at_end in zip(self.ranks, self.repeated, self.at_end.tolist(), strict=True):
+            yield replace(each, repeated=tuple(np.trim_zeros(counts, "b").tolist()), repeated_at_end=at_end)
 
-    def examples(self, expected: Universe) -> Iterator[Repeat]:
-        if self.kept:
-            names = expected.names(np.concatenate([keys for keys, _, _ in self.kept]))
-            for name, (_, times, places) in zip(names, self.kept, strict=True):
-                yield Repeat(name, times, places)
+    def repeats(self, expected: Universe) -> Iterator[Repeat]:
+        keys = [keys for keys, _, _ in self.examples]
+        names = expected.names(np.concatenate(keys)) if keys else ()
+        for name, (_, times, places) in zip(names, self.examples, strict=True):
+            yield Repeat(name, times, places)

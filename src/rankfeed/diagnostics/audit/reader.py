@@ -19,6 +19,7 @@ from rankfeed.diagnostics.keys import USUAL, Key, Words, ids_in, keys_of
 from rankfeed.diagnostics.multiset import HashPartitions, pack_places
 from rankfeed.diagnostics.tagged import Tagged, tagged
 from rankfeed.errors import AuditError
+from rankfeed.plan import Plan
 
 if TYPE_CHECKING:
     from rankfeed.loading import Loader
@@ -80,6 +81,7 @@ class LoaderReader:
         self.keys: KeyKind = "ids"
         self.width = 0
         self.cut = False
+        self.traits, self.dataset = traits_of(loader), dataset_of(loader)
 
     def read(self, max_steps: int | None) -> None:
         """Read an epoch."""
@@ -136,8 +138,8 @@ class LoaderReader:
             width=self.width,
             epochs=tuple(log.figures(self.rank, in_order) for log in self.logs),
             cut=self.cut,
-            traits=traits_of(self.loader),
-            dataset=_dataset_of(self.loader),
+            traits=self.traits,
+            dataset=self.dataset,
         )
 
 
@@ -171,10 +173,13 @@ def _samplers(loader: Any) -> Iterator[Any]:
         batches = getattr(batches, "batch_sampler", None) or getattr(batches, "sampler", None)
 
 
-def _dataset_of(loader: Any) -> tuple[int, int] | None:
-    """Length of a map-style dataset, and a fingerprint of the indices of a torch Subset."""
+def dataset_of(loader: Any) -> tuple[int, int] | None:
+    """Samples of an epoch as far as the loader shows them, and a fingerprint of the indices of a torch Subset."""
     from torch.utils.data import DataLoader, IterableDataset, Subset
 
+    if (own := as_own(loader)) is not None:
+        plan = getattr(own, "plan", None)
+        return (plan.num_samples, 0) if type(plan) is Plan and not own.state_dict()["position"] else None
     dataset = loader.dataset if isinstance(loader, DataLoader) else None
     if dataset is None or isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         return None
