@@ -357,3 +357,34 @@ def test_gaps_of_jobs_that_share_a_folder_are_not_proven(tmp_path: Path) -> None
     verdict = verify_run(tmp_path)
     assert verdict.sound is None
     assert codes(verdict) == {"overlapping-launches": "unproven", "missing-samples": "unproven"}
+
+
+def test_any_epoch_number_is_verified_at_once(tmp_path: Path) -> None:
+    job = Job(tmp_path, rf.Plan(100))
+    job.launch(1, 10, [(0, 0, [10])])
+    job.launch(1, 10, [(10**15, 0, [10])])
+    verdict = verify_run(tmp_path)
+    assert verdict.sound is False
+    assert len(verdict.loaders[0].epochs) == 1002
+
+
+def test_a_rank_that_ended_an_epoch_before_the_others_left_its_ledger(tmp_path: Path) -> None:
+    job = Job(tmp_path, rf.Plan(100))
+    job.launch(2, 5, [(0, 0, [10, 10]), (1, 0, [4, -1])])
+    verdict = verify_run(tmp_path)
+    agrees(verdict, job)
+    assert codes(verdict) == {"not-begun": "note"}
+
+
+def test_ten_to_the_twelfth_samples_with_a_rank_that_fell_short(tmp_path: Path) -> None:
+    """Ledgers of 10^9 steps are not written here: the ranges of the last steps are the same arithmetic."""
+    job = Job(tmp_path, rf.Plan(100))
+    job.plan = rf.Plan(10**12, lanes=64)
+    start = 10**12 - 6_000
+    job.launch(4, 250, [(0, start, [6, 3, 6, 6])])
+    job.launch(2, 500, [(1, 0, [2, 2])])
+    verdict = verify_run(tmp_path)
+    first, second = verdict.loaders[0].epochs
+    assert (first.missing, first.delivered) == (start + 750, 10**12 - start - 750)
+    assert second.under_way == 10**12 - 2_000
+    assert codes(verdict) == {"missing-samples": "error", "not-recorded": "unproven", "uneven-end": "note"}

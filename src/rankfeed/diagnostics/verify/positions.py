@@ -21,6 +21,8 @@ from rankfeed.topology import Topology
 
 #: Positions that are listed together.
 _CHUNK = 1 << 16
+#: Of the epochs that a launch skips, the first are counted as missing: any number may be passed to `set_epoch`.
+_EPOCHS = 1000
 
 
 @dataclass(frozen=True)
@@ -223,7 +225,7 @@ def missing_ranges(ranges: list[PositionRange]) -> Iterator[MissingRange]:
             yield MissingRange(each.epoch, 0, each.start, each.start)
         if before is not None and before.epoch < each.epoch - 1 and each.epoch - before.epoch not in jumps:
             samples = each.shape.num_samples
-            for epoch in range(before.epoch + 1, each.epoch):
+            for epoch in range(before.epoch + 1, min(each.epoch, before.epoch + 1 + _EPOCHS)):
                 yield MissingRange(epoch, 0, samples, samples)
         yield from _missing_of(each, expected_end(each, following))
 

@@ -94,7 +94,7 @@ def _loader(passes: list[LedgerPass], limit: int, damaged: bool) -> tuple[Loader
         text = f"{run.data}: the first recorded epoch is {epoch}"
         findings.append(Finding("recorded-later", "note", "the ledgers do not begin with epoch 0", (text,)))
     last = line.ranges[-1]
-    if len(last.steps) < last.world_size and last.most > _SLACK:
+    if len(launches[last.launch].processes) < last.world_size and last.most > _SLACK:
         findings.append(_absent_ledger(f"launch {last.launch + 1}, epoch {last.epoch}: {_absent(last)}"))
     missing, gaps = Counter[int](), dict[int, list[MissingRange]]()
     for number, gap in enumerate(missing_ranges(line.ranges)):
