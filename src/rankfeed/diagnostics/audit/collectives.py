@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from rankfeed.errors import AuditError, RankfeedError, safe_str
-from rankfeed.loading.rank_group import TorchRankGroup, is_distributed
 from rankfeed.topology import Topology
 
 _T = TypeVar("_T")
@@ -23,6 +22,8 @@ class AuditProcesses:
     @classmethod
     def detect(cls) -> AuditProcesses:
         """Find them."""
+        from rankfeed.loading.rank_group import is_distributed
+
         here = Topology.detect()
         if here.world_size > 1 and not is_distributed():
             raise AuditError(
@@ -36,6 +37,8 @@ class AuditProcesses:
         """The values of all processes, on each of them."""
         if self.world_size == 1:
             return [value]
+        from rankfeed.loading.rank_group import TorchRankGroup
+
         group = TorchRankGroup(f"rank {self.rank} of {self.world_size}")
         values = group.gather(value)
         group.barrier()  # gloo's thread needs the GIL once more: no process may end right here
