@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from rankfeed._util.validate import check_bool, check_callable, check_int
+from rankfeed._util.validate import check_bool, check_callable, check_int, check_optional, check_path
 from rankfeed.diagnostics.findings import Finding, Judged
 from rankfeed.diagnostics.verify.decoded import (
     ROW_GROUP,
@@ -119,6 +119,8 @@ def verify_data(
     """
     place, limit = as_paths(path), check_int("limit", limit, at_least=0)
     resume, progress = check_bool("resume", resume), check_callable("progress", progress)
+    allow_pickle = check_bool("allow_pickle", allow_pickle)
+    cache_dir = check_optional(check_path, "cache_dir", cache_dir)
     name = detect(place, format)
     if name is None:
         open_source(place, format=format)  # raises the reason
