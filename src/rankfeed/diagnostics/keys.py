@@ -1,7 +1,6 @@
-"""What the samples of a batch are known by: the ids that they carry, or a hash of what they hold.
+"""Keys of the samples of a batch: their ids, or a hash of their content.
 
-A key is one or two words of 64 bits: a whole number is its own key, so that nothing can be mistaken; anything else
-is known by its XXH3 digest of 128 bits.
+A key is one or two words of 64 bits: a whole number is its own key; anything else has an XXH3 digest of 128 bits.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,36 +14,16 @@ from rankfeed.errors import AuditError, listed
 
 #: Of n samples, in the order of the batch: shape (n, 1) for whole numbers, (n, 2) for digests.
 Words = npt.NDArray[np.uint64]
-#: What finds the keys in a batch: a field's name or place, or a function.
+#: Where a batch has its ids: a field's name or place, or a function.
 Key = str | int | Callable[[Any], Any]
 
 _MOST = (1 << 63) - 1
-#: The default name of the ids; batches need not have it.
+#: The default key; batches need not have it.
 USUAL = "sample_id"
 
 
 def keys_of(batch: Any, key: Key = USUAL) -> tuple[Words, bool]:
-    """Keys of a batch's samples.
-
-    Args:
-        batch: of a loader: a dict, a tuple or list of fields, a list of samples, one field, or an
-            object with attributes.
-        key: where they are. What is called as usual may be missing.
-
-    Returns:
-        the keys, and whether they are digests of the samples' content, since there is no such field.
-
-    Raises:
-        AuditError: there is no such field, or its values cannot be keys.
-
-    Examples:
-        >>> words, by_content = keys_of({"id": np.array([7, 8]), "x": np.zeros((2, 3))}, "id")
-        >>> words.tolist(), by_content
-        ([[7], [8]], False)
-        >>> words, by_content = keys_of({"x": np.array([[1.0], [2.0], [1.0]])})
-        >>> by_content, (words[0] == words[2]).all(), (words[0] == words[1]).any()
-        (True, np.True_, np.False_)
-    """
+    """Keys of a batch's samples, and whether they are digests of content because there are no ids."""
     values = ids_in(batch, key)
     if values is None:
         if key != USUAL:
@@ -57,20 +36,7 @@ def keys_of(batch: Any, key: Key = USUAL) -> tuple[Words, bool]:
 
 
 def words_of(values: Any) -> Words:
-    """Values as keys.
-
-    Args:
-        values: a sequence, array or tensor; of more than one dimension, a row is a value.
-
-    Raises:
-        AuditError: they are nothing that ids can be.
-
-    Examples:
-        >>> words_of([3, -1]).tolist()
-        [[3], [18446744073709551615]]
-        >>> words_of(["a", "b", "a"]).shape
-        (3, 2)
-    """
+    """Values as keys."""
     values = _plain(values)
     if isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "iu":
         if len(values) and values.dtype.kind == "u" and values.max() > _MOST:
