@@ -1,4 +1,4 @@
-"""How long the rows of a column are: a look at some of them, their quantiles and a histogram."""
+"""Lengths of the rows of ragged columns: sampled, with quantiles and a histogram."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,40 +12,27 @@ from rankfeed.columns.columns import Bytes, Ragged
 
 Int64 = npt.NDArray[np.int64]
 
-#: Samples that are looked at, in how many stretches, how many at once, and bytes after which no more are.
-LOOKS, STRETCHES, BATCH, LOOK_BYTES = 4096, 16, 64, 256 << 20
-#: Quantiles that are told, in percent.
+#: Samples that are read, in how many runs of neighbours, in what batches, and bytes after which reading ends.
+LOOKS, RUNS, BATCH, LOOK_BYTES = 4096, 16, 64, 256 << 20
+#: Quantiles in percent.
 QUANTILES = (5, 25, 50, 75, 95)
-#: Bars of a histogram, about.
+#: Approximate number of bars of a histogram.
 _BARS = 10
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Lengths of a column's rows.
-
-    Args:
-        least, mean, most: of those looked at.
-        quantiles: by percent.
-        edges: of the histogram's bars, the last exclusive.
-        counts: how many rows are in each bar.
-    """
+    """Lengths of the rows of a column; bar i counts lengths from ``edges[i]`` up to, but not, ``edges[i + 1]``."""
 
     least: int
     mean: float
     most: int
-    quantiles: Mapping[int, int]
+    quantiles: Mapping[int, int]  # by percent
     edges: Sequence[int]
     counts: Sequence[int]
 
-    @property
-    def labels(self) -> list[str]:
-        """The lengths in each bar."""
-        last = (f"{low:,}" if high == low + 1 else f"{low:,} – {high - 1:,}" for low, high in pairwise(self.edges))
-        return list(last)
-
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """JSON-able."""
         bars = zip(pairwise(self.edges), self.counts, strict=True)
         return {
             "least": self.least,
@@ -57,24 +44,20 @@ class Lengths:
 
 
 def look(source: Any, names: Sequence[str]) -> tuple[int, dict[str, Lengths]]:
-    """The lengths of some columns, judged by evenly spaced stretches of samples: always the same ones.
-
-    Args:
-        source: to look at.
-        names: columns of ragged rows, bytes or text.
+    """Read evenly spaced runs of samples, always the same ones.
 
     Returns:
-        how many samples were looked at, and the lengths for each column.
+        the number of samples read, and the lengths of each of these columns (of ragged rows, bytes or text).
     """
     found: dict[str, list[Int64]] = {name: [] for name in names}
     seen = nbytes = 0
-    for ids in stretches(len(source)) if names else ():
+    for ids in runs(len(source)) if names else ():
         columns = source.fetch(ids, names)
         for name in names:
             column = columns[name]
             if isinstance(column, (Bytes, Ragged)):
                 found[name].append(column.lengths)
-            else:  # rows of a few samples may be of one length
+            else:  # a few ragged rows may all have one length
                 found[name].append(np.array([len(row) for row in column.rows()], np.int64))
             nbytes += column.nbytes
         seen += len(ids)
@@ -83,34 +66,30 @@ def look(source: Any, names: Sequence[str]) -> tuple[int, dict[str, Lengths]]:
     return seen, {name: lengths_of(np.concatenate(each)) for name, each in found.items()}
 
 
-def stretches(size: int) -> Iterator[Int64]:
-    """Sample ids to look at: all where there are few, else stretches of neighbours over the whole length.
+def runs(size: int) -> Iterator[Int64]:
+    """Batches of sample ids to read: all samples of a small dataset, else runs from the first to the last.
 
     Examples:
-        >>> [len(ids) for ids in stretches(100)]
+        >>> [len(ids) for ids in runs(100)]
         [64, 36]
-        >>> ids = np.concatenate(list(stretches(10**12)))
+        >>> ids = np.concatenate(list(runs(10**12)))
         >>> len(ids), len(np.unique(ids))
         (4096, 4096)
     """
-    if size <= LOOKS:
-        spans = [(0, size)]
-    else:
-        length = LOOKS // STRETCHES
-        firsts = [(size - length) * number // (STRETCHES - 1) for number in range(STRETCHES)]
-        spans = [(first, first + length) for first in firsts]
-    for first, last in spans:
-        for start in range(first, last, BATCH):
-            yield np.arange(start, min(start + BATCH, last), dtype=np.int64)
+    length, count = (size, 1) if size <= LOOKS else (LOOKS // RUNS, RUNS)
+    for number in range(count):
+        first = (size - length) * number // max(1, count - 1)
+        for start in range(first, first + length, BATCH):
+            yield np.arange(start, min(start + BATCH, first + length), dtype=np.int64)
 
 
 def lengths_of(lengths: Int64) -> Lengths:
-    """What there is to say of them (at least one).
+    """Summarise at least one length.
 
     Examples:
-        >>> told = lengths_of(np.array([1, 1, 2, 4]))
-        >>> told.quantiles[50], told.labels, told.counts
-        (1, ['1', '2', '3', '4'], [2, 1, 0, 1])
+        >>> found = lengths_of(np.array([1, 1, 2, 4]))
+        >>> found.quantiles[50], found.edges, found.counts
+        (1, [1, 2, 3, 4, 5], [2, 1, 0, 1])
     """
     least, most = int(lengths.min()), int(lengths.max())
     found = np.percentile(lengths, QUANTILES, method="inverted_cdf").astype(int).tolist()
@@ -121,7 +100,7 @@ def lengths_of(lengths: Int64) -> Lengths:
 
 
 def edges_of(least: int, most: int, median: int) -> list[int]:
-    """Edges of bars for whole numbers: equal round widths, or doubling where a few are far larger than the rest.
+    """Edges of bars: equal round widths, or powers of two if a few lengths are far larger than the others.
 
     Examples:
         >>> edges_of(3, 96, 50)
@@ -134,15 +113,7 @@ def edges_of(least: int, most: int, median: int) -> list[int]:
         step = -(-(most.bit_length() - first) // (_BARS + 4))
         edges = [1 << power for power in range(first, most.bit_length() + step, step)]
         return [0, *edges] if least == 0 else edges
-    width = _round(-(-(most - least + 1) // _BARS))
+    least_width = -(-(most - least + 1) // _BARS)
+    power = 10 ** (len(f"{least_width}") - 1)
+    width = power * next(factor for factor in (1, 2, 5, 10) if factor * power >= least_width)
     return [width * number for number in range(least // width, most // width + 2)]
-
-
-def _round(width: int) -> int:
-    """The next of 1, 2, 5, 10, 20, 50, ..."""
-    power = 1
-    while True:
-        for factor in (1, 2, 5):
-            if factor * power >= width:
-                return factor * power
-        power *= 10
