@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 import rankfeed as rf
 from rankfeed.cli.app import app
-from rankfeed.cli.lengths import LOOKS, edges_of, lengths_of, look, runs
+from rankfeed.cli.lengths import LOOKS, edges_of, look, runs, summarize
 from rankfeed.cli.render import format_bar, format_bytes
 from rankfeed.errors import ArgumentError, RankfeedError, SourceError
 
@@ -136,18 +136,18 @@ def test_many_samples_are_looked_at_in_stretches_always_the_same(size: int) -> N
 def test_rows_that_happen_to_be_of_one_length_are_counted_too() -> None:
     source = rf.concat([rf.from_dataset([{"x": np.zeros(n)} for n in (3, 3, 1)])])
     seen, lengths = look(source, ["x"])
-    assert (seen, lengths["x"].most, lengths["x"].quantiles[50]) == (3, 3, 3)
+    assert (seen, lengths["x"]["most"], lengths["x"]["quantiles"]["50%"]) == (3, 3, 3)
 
 
 @given(lengths=st.lists(st.integers(0, 9) | st.integers(0, 2**40), min_size=1, max_size=50))
 def test_bars_cover_every_length_once(lengths: list[int]) -> None:
-    found = lengths_of(np.array(lengths))
-    assert sum(found.counts) == len(lengths)
-    assert list(found.edges) == sorted(set(found.edges))
-    assert found.edges[0] <= found.least <= found.most < found.edges[-1]
-    assert len(found.counts) == len(found.edges) - 1 <= 16
-    for low, high, count in zip(found.edges, found.edges[1:], found.counts, strict=False):
-        assert count == sum(low <= length < high for length in lengths)
+    found = summarize(np.array(lengths))
+    bars = found["histogram"]
+    assert [(bar["to"] + 1) for bar in bars[:-1]] == [bar["from"] for bar in bars[1:]]
+    assert bars[0]["from"] <= found["least"] <= found["most"] <= bars[-1]["to"]
+    assert len(bars) <= 16
+    for bar in bars:
+        assert bar["count"] == sum(bar["from"] <= length <= bar["to"] for length in lengths)
 
 
 @given(least=st.integers(0, 1000), span=st.integers(0, 10**6), median=st.integers(0, 1000))

@@ -1,13 +1,12 @@
 """The command `inspect`: what a dataset contains."""
 
-from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 from rankfeed.cli import options
-from rankfeed.cli.lengths import Lengths, look
+from rankfeed.cli.lengths import look
 from rankfeed.cli.output import BAR, FAINT, NAME, Json, clean, grid, out, show
 from rankfeed.cli.render import count_of, format_bar, format_bytes, format_value, value_as_json
 from rankfeed.columns.field import Field
@@ -42,7 +41,7 @@ def inspect(
             name: _row_bytes(field, lengths.get(name)) for name, field in fields.items()
         }
         figures["lengths_of_samples"] = seen
-        figures["lengths"] = {name: each.as_dict() for name, each in lengths.items()}
+        figures["lengths"] = lengths
         figures["examples"] = [
             {"sample_id": sample_id, "values": {name: value_as_json(value) for name, value in sample.items()}}
             for sample_id, sample in examples
@@ -52,9 +51,9 @@ def inspect(
     show(_summary(figures), as_json=False, title=" ".join(data))
     out("", _columns(fields, lengths))
     for name, each in lengths.items():
-        if each.least != each.most:  # else the table of columns has its only length
+        if each["least"] != each["most"]:  # else the table of columns has its only length
             what = "length" if seen == len(source) else f"length, of {count_of(seen, 'sample')} looked at"
-            out("", clean(name, NAME).append(f"  {what}", FAINT), _histogram(each))
+            out("", clean(name, NAME).append(f"  {what}", FAINT), _histogram(each["histogram"]))
     for sample_id, sample in examples:
         out("", clean(f"sample {sample_id:,}", "bold"), _sample(sample))
 
@@ -81,7 +80,7 @@ def _summary(figures: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _columns(fields: dict[str, Field], lengths: dict[str, Lengths]) -> Table:
+def _columns(fields: dict[str, Field], lengths: dict[str, dict[str, Any]]) -> Table:
     """Type, size and quantiles of the lengths of each column."""
     table = Table(box=None, pad_edge=False, header_style=FAINT)
     table.add_column("column", overflow="fold")
@@ -92,28 +91,30 @@ def _columns(fields: dict[str, Field], lengths: dict[str, Lengths]) -> Table:
     for name, field in fields.items():
         each = lengths.get(name)
         size = _row_bytes(field, each)
-        cells = [] if each is None else [each.least, *(each.quantiles[q] for q in (25, 50, 75, 95)), each.most]
+        cells = []
+        if each is not None:
+            cells = [each["least"], *(each["quantiles"][f"{q}%"] for q in (25, 50, 75, 95)), each["most"]]
         sizes = "" if size is None else format_bytes(size)
         table.add_row(clean(name, NAME), clean(str(field)), sizes, *(f"{cell:,}" for cell in cells))
     return table
 
 
-def _row_bytes(field: Field, lengths: Lengths | None) -> float | None:
+def _row_bytes(field: Field, lengths: dict[str, Any] | None) -> float | None:
     """Bytes of a row, the mean of ragged rows; None for objects."""
     if field.kind == "object":
         return None
-    return field.row_bytes() if lengths is None else field.row_bytes() * lengths.mean
+    return field.row_bytes() if lengths is None else field.row_bytes() * lengths["mean"]
 
 
-def _histogram(lengths: Lengths, width: int = 40) -> Table:
+def _histogram(bars: list[dict[str, int]], width: int = 40) -> Table:
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(justify="right", no_wrap=True)
     table.add_column(width=width, no_wrap=True)
     table.add_column(justify="right", style=FAINT, no_wrap=True)
-    for (low, high), count in zip(pairwise(lengths.edges), lengths.counts, strict=True):
-        label = f"  {low:,}" if high == low + 1 else f"  {low:,} – {high - 1:,}"
-        drawn = clean(format_bar(count / max(lengths.counts), width), BAR)
-        table.add_row(label, drawn, f"{count / sum(lengths.counts):.1%}")
+    most, total = max(bar["count"] for bar in bars), sum(bar["count"] for bar in bars)
+    for bar in bars:
+        label = f"  {bar['from']:,}" + (f" – {bar['to']:,}" if bar["to"] > bar["from"] else "")
+        table.add_row(label, clean(format_bar(bar["count"] / most, width), BAR), f"{bar['count'] / total:.1%}")
     return table
 
 

@@ -1,7 +1,6 @@
 """Lengths of the rows of ragged columns: sampled, with quantiles and a histogram."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -20,34 +19,11 @@ QUANTILES = (5, 25, 50, 75, 95)
 _BARS = 10
 
 
-@dataclass(frozen=True)
-class Lengths:
-    """Lengths of the rows of a column; bar i counts lengths from ``edges[i]`` up to, but not, ``edges[i + 1]``."""
-
-    least: int
-    mean: float
-    most: int
-    quantiles: Mapping[int, int]  # by percent
-    edges: Sequence[int]
-    counts: Sequence[int]
-
-    def as_dict(self) -> dict[str, Any]:
-        """JSON-able."""
-        bars = zip(pairwise(self.edges), self.counts, strict=True)
-        return {
-            "least": self.least,
-            "mean": self.mean,
-            "most": self.most,
-            "quantiles": {f"{percent}%": length for percent, length in self.quantiles.items()},
-            "histogram": [{"from": low, "to": high - 1, "count": count} for (low, high), count in bars],
-        }
-
-
-def look(source: Any, names: Sequence[str]) -> tuple[int, dict[str, Lengths]]:
-    """Read evenly spaced runs of samples, always the same ones.
+def look(source: Any, names: Sequence[str]) -> tuple[int, dict[str, dict[str, Any]]]:
+    """Read evenly spaced runs of samples of columns of ragged rows, bytes or text; always the same ones.
 
     Returns:
-        the number of samples read, and the lengths of each of these columns (of ragged rows, bytes or text).
+        the number of samples read, and a summary of the lengths of each of these columns
     """
     found: dict[str, list[Int64]] = {name: [] for name in names}
     seen = nbytes = 0
@@ -63,7 +39,7 @@ def look(source: Any, names: Sequence[str]) -> tuple[int, dict[str, Lengths]]:
         seen += len(ids)
         if nbytes > LOOK_BYTES:
             break
-    return seen, {name: lengths_of(np.concatenate(each)) for name, each in found.items()}
+    return seen, {name: summarize(np.concatenate(each)) for name, each in found.items()}
 
 
 def runs(size: int) -> Iterator[Int64]:
@@ -83,20 +59,26 @@ def runs(size: int) -> Iterator[Int64]:
             yield np.arange(start, min(start + BATCH, first + length), dtype=np.int64)
 
 
-def lengths_of(lengths: Int64) -> Lengths:
-    """Summarise at least one length.
+def summarize(lengths: Int64) -> dict[str, Any]:
+    """Extremes, mean, quantiles and histogram of at least one length: JSON-able.
 
     Examples:
-        >>> found = lengths_of(np.array([1, 1, 2, 4]))
-        >>> found.quantiles[50], found.edges, found.counts
-        (1, [1, 2, 3, 4, 5], [2, 1, 0, 1])
+        >>> found = summarize(np.array([1, 1, 2, 4]))
+        >>> found["mean"], found["quantiles"]["50%"], found["histogram"][:2]
+        (2.0, 1, [{'from': 1, 'to': 1, 'count': 2}, {'from': 2, 'to': 2, 'count': 1}])
     """
     least, most = int(lengths.min()), int(lengths.max())
     found = np.percentile(lengths, QUANTILES, method="inverted_cdf").astype(int).tolist()
-    quantiles = dict(zip(QUANTILES, found, strict=True))
-    edges = edges_of(least, most, quantiles[50])
+    edges = edges_of(least, most, found[QUANTILES.index(50)])
     counts = np.histogram(lengths, [*edges[:-1], edges[-1] - 0.5])[0].tolist()
-    return Lengths(least, float(lengths.mean()), most, quantiles, edges, counts)
+    bars = zip(pairwise(edges), counts, strict=True)
+    return {
+        "least": least,
+        "mean": float(lengths.mean()),
+        "most": most,
+        "quantiles": {f"{percent}%": length for percent, length in zip(QUANTILES, found, strict=True)},
+        "histogram": [{"from": low, "to": high - 1, "count": count} for (low, high), count in bars],
+    }
 
 
 def edges_of(least: int, most: int, median: int) -> list[int]:
