@@ -1,6 +1,6 @@
 """The command `verify`: whether data are undamaged, a plan holds, or a job delivered what it should."""
 
-from dataclasses import asdict
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Annotated, Any
@@ -10,11 +10,13 @@ import typer
 from rankfeed.cli import options
 from rankfeed.cli.output import NAME, Json, clean, grid, out, progress_bar, say, show
 from rankfeed.cli.render import count_of, format_bytes
+from rankfeed.diagnostics.findings import Finding, Verdict, verdict_of
 from rankfeed.errors import ArgumentError, StateError
 from rankfeed.plan.plan import DEFAULT_WINDOW
 
 #: Missing sample ids that are listed of an epoch.
 _LISTED_IDS = 1000
+_COLORS = {"sound": "green", "diseased": "red", "not proven": "magenta", "error": "red", "unproven": "magenta"}
 
 
 _TARGET_HELP = "A dataset, or a folder of ledgers; or give --samples."
@@ -54,78 +56,66 @@ def verify(
 
     LEDGERS is a folder that Loader(audit=FOLDER) wrote, of a finished, killed or running job.
 
-    Exit status: 0 if nothing is damaged, missing or repeated, 1 if something is.
+    Exit status: 0 sound; 1 something is damaged, missing or repeated; 3 not proven: data without checksums,
+    a plan that was only sampled, a ledger that is absent.
 
     Example: rankfeed verify data/ --ranks 8 --batch-size 32
     Example: rankfeed verify --samples 1e6 --ranks 8 --batch-size 32
     Example: rankfeed verify run/ledger --data data/
     """
-    from rankfeed.diagnostics import verify_plan
+    from rankfeed.diagnostics import verify_data, verify_plan
     from rankfeed.diagnostics.verify.ledgers import is_run
 
     opening = {"format": format, "cache_dir": cache_dir, "allow_pickle": allow_pickle}
     opening |= options.parse_options(option or ())
     if target is not None and len(target) == 1 and is_run(target[0]):
-        sound = _verify_run(target[0], data=run_data, opening=opening, ids=ids, as_json=json)
-        raise typer.Exit(0 if sound else 1)
+        verdict = _verify_run(target[0], data=run_data, opening=opening, ids=ids, as_json=json)
+        raise typer.Exit(verdict.exit_code)
     document: dict[str, Any] = {}
+    findings: list[Finding] = []
     if target:
-        document["files"], sound = _verify_data(target, resume=resume, opening=opening, as_json=json)
-        if not sound:
-            if json:
-                show({"ok": False, **document}, as_json=True)
-            raise typer.Exit(1)
-        sizes = options.open_dataset(
-            target, format=format, options=option, cache_dir=cache_dir, allow_pickle=allow_pickle
-        ).blocks
-    else:
-        sizes = options.block_sizes(None, samples, blocks)
-    plan = options.make_plan(sizes, shuffle, seed, window, lanes)
-    with progress_bar("counting deliveries") as progress:
-        verdict = verify_plan(
-            plan, ranks=ranks, batch_size=batch_size, epoch=epoch, start=start, tail=tail, progress=progress
+        with progress_bar("reading data") as progress:
+            files = verify_data(options.dataset_path(target), resume=resume, progress=progress, **opening)
+        document["files"] = files.as_dict() | {"bytes": files.nbytes}
+        findings += files.findings
+        if not json:
+            resumed = f", {files.resumed:,} of them by an earlier call" if files.resumed else ""
+            read = f"{format_bytes(files.nbytes)} in {count_of(files.pieces, 'piece')}{resumed}"
+            lines = {"format": files.format, "read": read, "checked": files.how, "damaged": files.count}
+            show(lines, as_json=False, title=" ".join(target))
+    if not target or files.sound is not False:
+        sizes = (
+            options.open_dataset(
+                target, format=format, options=option, cache_dir=cache_dir, allow_pickle=allow_pickle
+            ).blocks
+            if target
+            else options.block_sizes(None, samples, blocks)
         )
+        plan = options.make_plan(sizes, shuffle, seed, window, lanes)
+        with progress_bar("counting deliveries") as progress:
+            deliveries = verify_plan(
+                plan, ranks=ranks, batch_size=batch_size, epoch=epoch, start=start, tail=tail, progress=progress
+            )
+        document |= deliveries.as_dict()
+        findings += deliveries.findings
+        if not json:
+            show(_plan_for_people(deliveries), as_json=False, title=f"plan of {count_of(ranks, 'rank')}")
+    verdict = verdict_of(findings)
     if json:
-        show({**document, "ok": verdict.ok, **asdict(verdict)}, as_json=True)
+        told = [finding.as_dict() for finding in findings]
+        show({**document, "sound": verdict.sound, "verdict": verdict, "findings": told}, as_json=True)
     else:
-        show(_plan_for_people(verdict, ranks), as_json=False, title=f"plan of {count_of(ranks, 'rank')}")
-        if verdict.ok:
-            say("sound: each sample once, in equal steps on all ranks", style="green")
-        else:
-            typer.secho("rankfeed: the plan does not hold", err=True, fg="red")
-    raise typer.Exit(0 if verdict.ok else 1)
+        _print_verdict(verdict, findings)
+    raise typer.Exit(verdict.exit_code)
 
 
-def _verify_data(
-    target: list[str], *, resume: bool, opening: dict[str, Any], as_json: bool
-) -> tuple[dict[str, Any], bool]:
-    """Figures of a dataset for JSON, and whether it is undamaged; prints them for people."""
-    from rankfeed.diagnostics import verify_data
-
-    place = options.dataset_path(target)
-    with progress_bar("reading data") as progress:
-        verdict = verify_data(place, resume=resume, progress=progress, **opening)
-    figures = verdict.as_dict() | {"bytes": verdict.nbytes}
-    if not as_json and verdict.ok:
-        resumed = f", {verdict.resumed:,} of them by an earlier call" if verdict.resumed else ""
-        lines = {
-            "format": verdict.format,
-            "read": f"{format_bytes(verdict.nbytes)} in {count_of(verdict.pieces, 'piece')}{resumed}",
-            "checked": verdict.how,
-            "damaged": 0,
-        }
-        show(lines, as_json=False, title=" ".join(target))
-    if not verdict.ok:
-        count, name = count_of(verdict.count, "place"), clean(" ".join(target)).plain
-        typer.secho(f"rankfeed: {name} is damaged in {count}", err=True, fg="red")
-        for each in verdict.damage:
-            typer.echo(f"  {clean(str(each)).plain}", err=True)
-        if verdict.count > len(verdict.damage):
-            typer.echo(f"  and {verdict.count - len(verdict.damage):,} more", err=True)
-    return figures, verdict.ok
+def _print_verdict(verdict: Verdict, findings: Iterable[Finding]) -> None:
+    for finding in findings:
+        say(str(finding), style=_COLORS.get(finding.severity, ""))
+    say(f"verdict: {verdict}", style=_COLORS[verdict])
 
 
-def _plan_for_people(verdict: Any, ranks: int) -> dict[str, Any]:
+def _plan_for_people(verdict: Any) -> dict[str, Any]:
     least, most = verdict.steps
     counted = "each one counted" if verdict.counted else "a sample of them: the plan is too large to count"
     uneven = {
@@ -142,8 +132,7 @@ def _plan_for_people(verdict: Any, ranks: int) -> dict[str, Any]:
     }
 
 
-def _verify_run(folder: str, *, data: str | None, opening: dict[str, Any], ids: bool, as_json: bool) -> bool:
-    """Print what a job delivered; whether nothing is missing or wrong."""
+def _verify_run(folder: str, *, data: str | None, opening: dict[str, Any], ids: bool, as_json: bool) -> Verdict:
     from rankfeed.diagnostics import verify_run
 
     with progress_bar("reading ledgers") as progress:
@@ -156,9 +145,20 @@ def _verify_run(folder: str, *, data: str | None, opening: dict[str, Any], ids: 
                 epoch_document["missing_ids"] = _missing_ids(loader, epoch, source)
     if as_json:
         show(document, as_json=True)
-    else:
-        _run_for_people(verdict, document)
-    return bool(verdict.ok)
+        return verdict.verdict
+    say(f"{verdict.folder}: {count_of(verdict.ledgers, 'ledger')}", style="bold")
+    for loader, loader_document in zip(verdict.loaders, document["loaders"], strict=True):
+        say(f"\n{loader.data}", style=NAME)
+        table = grid()
+        for number, launch in enumerate(loader.launches, 1):
+            table.add_row(clean(f"launch {number}", NAME), clean(_describe_launch(launch)))
+        out(table)
+        for epoch, epoch_document in zip(loader.epochs, loader_document["epochs"], strict=True):
+            say(str(epoch), style="red" if epoch.missing else "")
+            if epoch_document.get("missing_ids"):
+                say("  missing: " + " ".join(map(str, epoch_document["missing_ids"])))
+    _print_verdict(verdict.verdict, verdict.findings)
+    return verdict.verdict
 
 
 def _source_of_run(verdict: Any, data: str, opening: dict[str, Any]) -> Any:
@@ -179,8 +179,6 @@ def _source_of_run(verdict: Any, data: str, opening: dict[str, Any]) -> Any:
 
 def _missing_ids(loader: Any, epoch: Any, source: Any) -> list[int]:
     """Ids of the first missing samples of an epoch."""
-    from rankfeed.diagnostics.verify.deliveries import positions_of
-
     if not epoch.gaps:
         return []
     facts = loader.plan
@@ -195,29 +193,9 @@ def _missing_ids(loader: Any, epoch: Any, source: Any) -> list[int]:
         sizes = source.blocks
     window = int(facts.get("window", 1))
     plan = options.make_plan(sizes, facts["shuffle"], int(facts["seed"]), window, int(facts["lanes"]))
-    positions = (each for gap in epoch.gaps for some in positions_of(loader.shape, gap) for each in some.tolist())
+    positions = (each for gap in epoch.gaps for some in gap.positions() for each in some.tolist())
     found: list[int] = plan.sample_ids(epoch.epoch, list(islice(positions, _LISTED_IDS))).tolist()
     return found
-
-
-def _run_for_people(verdict: Any, document: dict[str, Any]) -> None:
-    say(f"{verdict.folder}: {count_of(verdict.ledgers, 'ledger')}", style="bold")
-    for loader, loader_document in zip(verdict.loaders, document["loaders"], strict=True):
-        say(f"\n{loader.data}", style=NAME)
-        table = grid()
-        for number, launch in enumerate(loader.launches, 1):
-            table.add_row(clean(f"launch {number}", NAME), clean(_describe_launch(launch)))
-        out(table)
-        for epoch, epoch_document in zip(loader.epochs, loader_document["epochs"], strict=True):
-            say(str(epoch), style="red" if epoch.missing else "")
-            if epoch_document.get("missing_ids"):
-                say("  missing: " + " ".join(map(str, epoch_document["missing_ids"])))
-    for note in document["notes"]:
-        say(f"note: {note}")
-    for problem in verdict.problems:
-        say(f"wrong: {problem}", style="red")
-    if verdict.ok:
-        say("sound: no sample is missing up to the last step", style="green")
 
 
 def _describe_launch(launch: dict[str, Any]) -> str:

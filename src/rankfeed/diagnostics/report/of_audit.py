@@ -5,7 +5,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from rankfeed.diagnostics.audit.audited import AuditReport, EpochReport, RankEpoch
+from rankfeed.diagnostics.audit.epochs import EpochReport, RankEpoch
+from rankfeed.diagnostics.audit.report import AuditReport
 from rankfeed.diagnostics.report.binning import ROWS, Int64, edges, names_of, place_in
 from rankfeed.diagnostics.report.page import Bars, Figure, Listing, Mark, Page, Part, Series, Span, Timeline, Word
 
@@ -26,8 +27,8 @@ def of_audit(report: AuditReport, *, title: str = "An audit") -> Page:
         >>> page.word, page.verdict
         ('bad', '2 findings: not every sample came once an epoch, in equal steps.')
     """
-    worst = max(report.epochs, key=lambda each: _faults(each, report.cut))
-    findings = list(report.findings)
+    worst = max(report.epochs, key=lambda each: _faults(each, report.facts.cut))
+    findings = [str(each) for each in report.findings if each.severity != "note"]
     last = report.epochs[-1]
     facts = {
         "ranks": f"{report.world_size:,}",
@@ -38,29 +39,23 @@ def of_audit(report: AuditReport, *, title: str = "An audit") -> Page:
         "missing": "not known"
         if last.missing is None
         else f"{sum(each.missing or 0 for each in report.epochs):,}",
-        "samples known by": "their content" if report.by_content else "their ids",
+        "samples known by": {"ids": "their ids", "content": "their content", "none": "nothing"}[report.facts.keys],
     }
-    if report.cut:
+    if report.facts.cut:
         facts["ended"] = "before the end of the epoch (max_steps)"
     figures: list[Figure] = [_delivered(report), _who(worst), _sizes(worst)]
     steps: list[Figure] = [_by_rank(worst, "steps"), _by_rank(worst, "samples")]
     parts = [Part("What was delivered", figures), Part(f"Shares of the ranks, epoch {worst.epoch}", steps)]
     if worst.repeats or worst.missing_keys or worst.unknown_keys:
         parts.append(Part(f"Samples to look at, epoch {worst.epoch}", [_samples(worst)]))
-    if findings:
-        many = f"{len(findings)} finding" + "s" * (len(findings) > 1)
-        verdict = f"{many}: not every sample came once an epoch, in equal steps."
-        if _faults(worst, report.cut) == (0, 0):
-            verdict = f"{many}: no sample came twice, in equal steps, but an order or random numbers repeat."
-        return Page(title=title, word="bad", verdict=verdict, facts=facts, findings=findings, parts=parts)
-    known = last.missing is not None
-    verdict = "Every sample came once an epoch, in equal steps on all ranks."
-    if not known:
-        verdict = "No sample came twice and all ranks took equal steps; which samples should come was not said."
-    elif report.cut:
-        verdict = "No sample came twice in what was read; epochs were ended before their end."
-    word: Word = "good" if known and not report.cut else "look"
-    return Page(title=title, word=word, verdict=verdict, facts=facts, findings=[], parts=parts)
+    sentence = {
+        "sound": "Every sample came once an epoch, in equal steps on all ranks.",
+        "diseased": f"{len(findings)} finding{'s' * (len(findings) != 1)}: not every sample came once an epoch, "
+        "in equal steps.",
+    }.get(report.verdict, "Not proven: see the findings.")
+    words: dict[str, Word] = {"sound": "good", "diseased": "bad"}
+    word = words.get(report.verdict, "look")
+    return Page(title=title, word=word, verdict=sentence, facts=facts, findings=findings, parts=parts)
 
 
 def _faults(epoch: EpochReport, cut: bool) -> tuple[int, int]:
@@ -100,15 +95,15 @@ def _who(epoch: EpochReport) -> Timeline:
         spans.append(Span(row, 0.0, float(least), f"rank {names[row]}: {least:,} steps"))
         if least < most:
             marks.append(Mark(row, float(least), "killed", f"ends here; others go on to step {most:,}"))
-    where = {each.rank: place for place, each in enumerate(epoch.ranks)}
     found = {
-        (int(place_in(ranks, [where[place.rank]])[0]), place.step, repeat.key)
-        for repeat in epoch.repeats
-        for place in repeat.places[1:]
-        if place.rank in where
+        (int(place_in(ranks, [place])[0]), interval * epoch.interval, count)
+        for place, each in enumerate(epoch.ranks)
+        for interval, count in enumerate(each.repeated)
+        if count
     }
-    marks += [Mark(row, float(step), "again", f"again: {key}") for row, step, key in sorted(found)]
-    named = f" Crosses: later deliveries of {len(epoch.repeats)} repeated samples that the report names."
+    every = [Mark(row, float(step), "again", f"{count:,} again from here") for row, step, count in sorted(found)]
+    marks += every[:: max(1, -(-len(every) // max(1, _MARKS - len(marks))))]
+    named = " Crosses: steps that deliver samples again."
     several = (
         "" if len(names) == len(epoch.ranks) else " Several ranks share a row: the one with the fewest steps."
     )

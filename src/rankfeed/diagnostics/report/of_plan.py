@@ -109,7 +109,7 @@ def of_plan(
         padded.append(_padding(padding))
     if padded:
         parts.append(Part("Padding, and the end of the epoch", padded))
-    found = [] if verdict.ok else [f"{verdict.missing:,} missing, {verdict.repeated:,} repeated"]
+    found = [] if verdict.sound is not False else [f"{verdict.missing:,} missing, {verdict.repeated:,} repeated"]
     return Page(title=title, word=word, verdict=sentence, facts=facts, findings=found, parts=parts)
 
 
@@ -118,7 +118,7 @@ def _verdict(plan: SampleOrder, asked: Asked, first: Schedule, verdict: PlanVerd
     which = f"Each of {due:,} samples" if not asked.start else f"Each of the {due:,} samples that were left"
     ranks = f"each of {asked.ranks:,} ranks" if asked.ranks > 1 else "one rank"
     once = f"{which} comes exactly once, in {len(first):,} equal steps on {ranks}"
-    if not verdict.ok:
+    if verdict.sound is False:
         return "bad", "This plan does not hold: samples are missing or come twice, or ranks take different steps."
     if not verdict.counted:
         once += f" (as far as {verdict.deliveries:,} deliveries that were looked at tell)"

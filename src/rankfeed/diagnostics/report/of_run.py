@@ -3,16 +3,15 @@
 from collections.abc import Sequence
 
 from rankfeed.diagnostics.report.binning import ROWS, picks
-from rankfeed.diagnostics.report.page import Bars, Figure, Listing, Mark, Page, Part, Series, Span, Timeline
-from rankfeed.diagnostics.verify.deliveries import Shape, reached
-from rankfeed.diagnostics.verify.ledgers import Launch, Member, Read, Went, launches_of
-from rankfeed.diagnostics.verify.run_verdict import EpochRun, LoaderRun, RunVerdict, as_words
+from rankfeed.diagnostics.report.page import Bars, Figure, Listing, Mark, Page, Part, Series, Span, Timeline, Word
+from rankfeed.diagnostics.verify.ledgers import Launch, LedgerPass, ParsedLedger, RankProcess, launches_of
+from rankfeed.diagnostics.verify.run_verdict import EpochRun, LoaderRun, RunVerdict
 
 #: Loaders and epochs that are drawn, signs on a chart, notes, and launches.
 _LOADERS, _EPOCHS, _MARKS, _LISTED, _LAUNCHES = 4, 32, 400, 50, 50
 
 
-def of_run(verdict: RunVerdict, read: Sequence[Read]) -> Page:
+def of_run(verdict: RunVerdict, read: Sequence[ParsedLedger]) -> Page:
     """The page of a job.
 
     Args:
@@ -28,10 +27,10 @@ def of_run(verdict: RunVerdict, read: Sequence[Read]) -> Page:
         ...     pass
         >>> page = of_run(verify_run(folder), read_folder(folder, lambda share: None)[0])
         >>> page.word, page.verdict
-        ('good', 'Nothing is missing up to where the job stands, over 1 launch.')
+        ('good', 'Nothing is missing up to where the job is, over 1 launch.')
     """
-    streams: dict[str, list[Went]] = {}
-    owner: dict[str, Read] = {}
+    streams: dict[str, list[LedgerPass]] = {}
+    owner: dict[str, ParsedLedger] = {}
     for each in read:
         for went in each.passes:
             if owner.setdefault(went.content.process, each) is each:  # not a copy of another ledger
@@ -53,27 +52,30 @@ def of_run(verdict: RunVerdict, read: Sequence[Read]) -> Page:
         "missing": f"{missing:,}",
         "delivered again after a resume": f"{again:,}",
     }
-    notes = [*verdict.notes, *(note for loader in verdict.loaders for note in loader.notes)]
+    notes = [str(each) for each in verdict.findings if each.severity == "note"]
     if notes:
         rows = [[note] for note in notes[:_LISTED]]
         told = Listing(
             title="What else the ledgers say", caption="No faults.", header=["note"], rows=rows, wide=True
         )
         parts.append(Part("Notes", [told]))
-    if not verdict.loaders and verdict.ok:
+    if not verdict.loaders:
         sentence = "No ledger says that anything was delivered: no process came to its first step."
-    elif verdict.ok:
-        sentence = f"Nothing is missing up to where the job stands, {over}"
+    elif verdict.sound:
+        sentence = f"Nothing is missing up to where the job is, {over}"
         sentence += f"; {again:,} samples came again after a resume." if again else "."
+    elif verdict.sound is None:
+        sentence = f"Not proven, {over}: see the findings."
     else:
-        wrong = f"{missing:,} samples are missing" if missing else "Ledgers contradict each other or are damaged"
+        wrong = f"{missing:,} samples are missing" if missing else "Samples were delivered more than once"
         sentence = f"{wrong}, {over}."
+    words: dict[str, Word] = {"sound": "good", "diseased": "bad"}
     return Page(
         title=f"Run: {verdict.folder}",
-        word="bad" if not verdict.ok else "good" if verdict.loaders else "look",
+        word=words.get(verdict.verdict, "look"),
         verdict=sentence,
         facts=facts,
-        findings=verdict.problems,
+        findings=[str(each) for each in verdict.findings if each.severity != "note"],
         parts=parts,
     )
 
@@ -83,21 +85,21 @@ def _shortened(text: str, most: int = 80) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def _when(passes: Sequence[Went]) -> Timeline:
+def _when(passes: Sequence[LedgerPass]) -> Timeline:
     """Ranks x time: launches, ends and resumes, and what was delivered again."""
-    launches, shape = launches_of(passes), passes[0].shape
+    launches = launches_of(passes)
     began = min(each.content.time_ns for each in passes)
-    ranks = sorted({rank for launch in launches for rank in launch.members})
+    ranks = sorted({rank for launch in launches for rank in launch.processes})
     chosen = [ranks[place] for place in picks(len(ranks), ROWS).tolist()]
     rows = {rank: row for row, rank in enumerate(chosen)}
     spans: list[Span] = []
     marks: list[Mark] = []
     furthest: dict[int, int] = {}
     for number, launch in enumerate(launches):
-        for rank, members in launch.members.items():
+        for rank, members in launch.processes.items():
             if rank in rows and number >= len(launches) - _LAUNCHES:
-                _draw(shape, members[0], number, rows[rank], began, furthest, spans, marks)
-        furthest = _furthest(shape, launch, furthest)
+                _draw(members[0], number, rows[rank], began, furthest, spans, marks)
+        furthest = _furthest(launch, furthest)
     shown = "" if len(chosen) == len(ranks) else f" Shown are {len(chosen)} of {len(ranks):,} ranks."
     if len(launches) > _LAUNCHES:
         shown += f" Shown are the last {_LAUNCHES} of {len(launches):,} launches."
@@ -114,8 +116,7 @@ def _when(passes: Sequence[Went]) -> Timeline:
 
 
 def _draw(
-    shape: Shape,
-    member: Member,
+    member: RankProcess,
     launch: int,
     row: int,
     began: int,
@@ -133,7 +134,7 @@ def _draw(
     known = dict(furthest)
     for went in member.passes:
         content = went.content
-        end, before = reached(shape, went.stretch(launch), went.steps), known.get(content.epoch, 0)
+        end, before = went.positions(launch).reached(went.steps), known.get(content.epoch, 0)
         if end > content.start and before > content.start:
             share = min(1.0, (before - content.start) / (end - content.start))
             low = (content.time_ns - began) / 1e9
@@ -142,19 +143,19 @@ def _draw(
             spans.append(Span(row, low, high, what, again=True))
         known[content.epoch] = max(before, end)
     final = member.passes[-1]
-    if reached(shape, final.stretch(launch), final.steps) < shape.num_samples:
+    if final.positions(launch).reached(final.steps) < int(final.content.plan["samples"]):
         marks.append(
             Mark(row, last, "killed", f"{who} ends in epoch {final.content.epoch} after {final.steps:,} steps")
         )
 
 
-def _furthest(shape: Shape, launch: Launch, before: dict[int, int]) -> dict[int, int]:
+def _furthest(launch: Launch, before: dict[int, int]) -> dict[int, int]:
     """By epoch, the position that launches so far came to on some rank."""
     found = dict(before)
     for member in launch.all():
         for went in member.passes:
             epoch = went.content.epoch
-            found[epoch] = max(found.get(epoch, 0), reached(shape, went.stretch(0), went.steps))
+            found[epoch] = max(found.get(epoch, 0), went.positions(0).reached(went.steps))
     return found
 
 
@@ -164,7 +165,7 @@ def _what_counts(loader: LoaderRun) -> Timeline:
     spans = [
         Span(row, float(each["from"]), float(each["to"]), f"launch {each['launch']}, {each['ranks']} ranks")
         for row, epoch in enumerate(epochs)
-        for each in epoch.stretches
+        for each in epoch.passes
     ]
     marks = [mark for row, epoch in enumerate(epochs) for mark in _signs(row, epoch)]
     return Timeline(
@@ -180,10 +181,9 @@ def _what_counts(loader: LoaderRun) -> Timeline:
 
 def _signs(row: int, epoch: EpochRun) -> list[Mark]:
     resumed = [
-        Mark(row, float(each["from"]), "resumed", f"launch {each['launch']} goes on")
-        for each in epoch.stretches[1:]
+        Mark(row, float(each["from"]), "resumed", f"launch {each['launch']} goes on") for each in epoch.passes[1:]
     ]
-    return resumed + [Mark(row, (gap.low + gap.high) / 2, "gap", as_words(gap)) for gap in epoch.gaps]
+    return resumed + [Mark(row, (gap.low + gap.high) / 2, "gap", str(gap)) for gap in epoch.gaps]
 
 
 def _epochs(loader: LoaderRun) -> Bars:
