@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import builtins
 import functools
 import gc
-import io
+import pickle
 import sys
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from tests.diagnostics.jobs import pipelines
 from torch.utils.data import (
@@ -23,18 +23,21 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from rankfeed.diagnostics.doctor import Examination, Finding, examine
-from rankfeed.diagnostics.doctor.observed import Built, Job, Line, Raised, Stated, Step
-from rankfeed.diagnostics.doctor.outside import Growth, described
-from rankfeed.diagnostics.doctor.probed import _Rank, found, probed
+from rankfeed.diagnostics import tagged
+from rankfeed.diagnostics.doctor import Examination, examine
+from rankfeed.diagnostics.doctor.inspection import ImportMeter, described
+from rankfeed.diagnostics.doctor.rank import LoaderReader, found, read
+from rankfeed.diagnostics.doctor.records import Built, Failure, Job, Record, Stated, Step
+from rankfeed.diagnostics.findings import Finding
 from rankfeed.errors import ArgumentError
 from rankfeed.integrations.pytest_plugin import Rankfeed
 
 DATA = pipelines.Numbers()
+Numbers = pipelines.Numbers
 
 
 def built(loader: Any) -> Built:
-    return described(loader, seconds=0, grown=0, start_method="fork", once=False, seed=0)
+    return described(loader, seconds=0, grown=0, start_method="fork")
 
 
 @pytest.mark.parametrize(
@@ -66,8 +69,8 @@ def test_a_stream_says_that_it_shuffles(says: bool) -> None:
 
 def test_a_sampler_of_one_rank_cuts_nothing() -> None:
     """A rank's own files, and a sampler that is told so."""
-    assert not built(DataLoader(DATA, sampler=DistributedSampler(DATA, 1, 0))).cuts_one_data_set
-    assert built(DataLoader(DATA, sampler=DistributedSampler(DATA, 2, 0))).cuts_one_data_set
+    assert not built(DataLoader(DATA, sampler=DistributedSampler(DATA, 1, 0))).cuts_one_dataset
+    assert built(DataLoader(DATA, sampler=DistributedSampler(DATA, 2, 0))).cuts_one_dataset
 
 
 def test_what_a_cache_knows_data_by_is_nothing_to_compare() -> None:
@@ -105,10 +108,9 @@ def test_the_state_is_of_the_middle_of_an_epoch(
     steps: int, length: int | None, after: int | None, tmp_path: Path
 ) -> None:
     """Never of its end, after which there is nothing to resume."""
-    job = Job("", "a:b", [], ranks=1, workers=0, start_method="spawn", epochs=1, states=str(tmp_path))
-    said = io.BytesIO()
-    assert _Rank(job, 0, said)._epoch(Counting(steps), 0, length=length, resumes=True)
-    lines = [msgspec.json.decode(line, type=Line) for line in said.getvalue().splitlines()]
+    job = Job("", "a:b", ranks=1, workers=0, start_method="spawn", epochs=1, states=str(tmp_path))
+    lines: list[Record] = []
+    assert LoaderReader(job, 0, lines.append)._epoch(Counting(steps), 0, length=length, resumes=True)
     taken = [line.step for line in lines if isinstance(line, Stated)]
     assert (taken[-1] if taken else None) == after
     assert (tmp_path / "0.pt").exists() == (after is not None)
@@ -124,19 +126,19 @@ def test_the_state_is_of_the_middle_of_an_epoch(
     ],
 )
 def test_a_factory_returns_one_loader(returned: Any, said: str) -> None:
-    job = Job("", "a:b", [], ranks=1, workers=0, start_method="spawn", epochs=1)
+    job = Job("", "a:b", ranks=1, workers=0, start_method="spawn", epochs=1)
     with pytest.raises(TypeError, match=said):
-        _Rank(job, 0, io.BytesIO())._build(lambda: returned, 0)
+        LoaderReader(job, 0, print)._build(lambda: returned, 0)
 
 
-def said_of(factory: str) -> list[Line]:
-    job = Job("", f"{__file__}:{factory}", [], ranks=1, workers=0, start_method="spawn", epochs=1)
-    said = io.BytesIO()
+def said_of(factory: str) -> list[Record]:
+    job = Job("", f"{__file__}:{factory}", ranks=1, workers=0, start_method="spawn", epochs=1)
+    said: list[Record] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_Rank, "stand", lambda self: None)
+        patch.setattr(LoaderReader, "init_group", lambda self: None)
         patch.setattr(gc, "freeze", lambda: None)
-        probed(job, 0, said)
-    return [msgspec.json.decode(line, type=Line) for line in said.getvalue().splitlines()]
+        read(job, 0, said.append)
+    return said
 
 
 def halves_of_characters() -> Any:
@@ -147,24 +149,40 @@ def raises_halves() -> Any:
     raise FileNotFoundError("img\udc80.jpg")
 
 
-def without_ids() -> Any:
-    return [[Counting(1)]]
+def with_a_wrong_path() -> Any:
+    return [{"meta": {"k": [1, 2]}}], "meta.other"
+
+
+def with_a_path() -> Any:
+    return [({"meta": {"k": [5, 6]}}, 7)], "0.meta.k"
+
+
+def with_a_function() -> Any:
+    return [[(1, 2), (3, 4)]], f"{__file__}:first_of_each"
+
+
+def first_of_each(batch: Any) -> Any:
+    return [row[0] for row in batch]
 
 
 def test_names_of_files_that_are_no_text_can_be_said() -> None:
-    assert [line.keys for line in said_of("halves_of_characters") if isinstance(line, Step)] == [
-        [r"img\udc80.jpg"]
-    ]
+    assert [line.ids for line in said_of("halves_of_characters") if isinstance(line, Step)] == [[r"img\udc80.jpg"]]
     raised = said_of("raises_halves")[-1]
-    assert isinstance(raised, Raised)
-    assert raised.error == r"FileNotFoundError: img\udc80.jpg"
+    assert isinstance(raised, Failure)
+    assert raised.detail == r"FileNotFoundError: img\udc80.jpg"
 
 
-def test_ids_that_are_not_found_are_told_without_a_traceback_of_ours() -> None:
-    raised = said_of("without_ids")[-1]
-    assert isinstance(raised, Raised)
-    assert (raised.phase, raised.traceback) == ("looking for ids", "")
-    assert "found: Counting" in raised.error
+def test_ids_that_are_not_found_are_reported_without_a_traceback_of_ours() -> None:
+    raised = said_of("with_a_wrong_path")[-1]
+    assert isinstance(raised, Failure)
+    assert (raised.phase, raised.output) == ("reading the ids", [])
+    assert "'meta.other'" in raised.detail
+    assert "meta.k" in raised.detail
+
+
+def test_a_key_is_a_path_or_a_function() -> None:
+    assert [line.ids for line in said_of("with_a_path") if isinstance(line, Step)] == [[5, 6]]
+    assert [line.ids for line in said_of("with_a_function") if isinstance(line, Step)] == [[1, 3]]
 
 
 def test_a_file_with_the_name_of_another_module_is_not_mistaken_for_it(
@@ -173,21 +191,24 @@ def test_a_file_with_the_name_of_another_module_is_not_mistaken_for_it(
     monkeypatch.setattr(sys, "path", [*sys.path])  # a rank of a probe ends with its path; this process does not
     (tmp_path / "functools.py").write_text("def train(): return []\n")
     with pytest.raises(ImportError, match="another name"):
-        found(f"{tmp_path}/functools.py:train", [])
+        found(f"{tmp_path}/functools.py:train")
     with pytest.raises(FileNotFoundError, match="nowhere"):
-        found(f"{tmp_path}/nowhere.py:train", [])
+        found(f"{tmp_path}/nowhere.py:train")
 
 
 def test_what_a_factory_imports_is_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "large_library.py").write_text("held = b'x' * (48 << 20)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with Growth() as growth:
-        import large_library  # type: ignore[import-not-found]
+    meter = ImportMeter()
+    monkeypatch.setattr(builtins, "__import__", builtins.__import__)  # restored at the end
+    meter.install()
+    before = meter.bytes()
+    import large_library  # type: ignore[import-not-found]
+
     assert len(large_library.held) == 48 << 20
-    assert growth.bytes < 16 << 20
-    with Growth() as growth:
-        data = b"x" * (48 << 20)
-    assert growth.bytes > len(data) // 2
+    assert meter.bytes() - before < 16 << 20
+    data = b"x" * (48 << 20)
+    assert meter.bytes() - before > len(data) // 2
 
 
 def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -203,6 +224,8 @@ def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
         {"step_seconds": float("inf")},
         {"resume_ranks": 0},
         {"key": len},
+        {"universe": 0},
+        {"allow": ["everything"]},
     ],
 )
 def test_what_no_rank_could_be_told_is_refused(wrong: dict[str, Any]) -> None:
@@ -211,7 +234,7 @@ def test_what_no_rank_could_be_told_is_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_only_what_other_processes_can_import_is_taken() -> None:
-    from rankfeed.diagnostics.doctor.examining import _name_of
+    from rankfeed.diagnostics.doctor.examination import _name_of
 
     assert _name_of(wrapped(pipelines.sound)) == f"{Path(pipelines.__file__).resolve()}:sound"
     of_a_notebook = types.FunctionType(compile("0", "/tmp/ipykernel_1/2.py", "eval"), {}, "train")
@@ -220,26 +243,60 @@ def test_only_what_other_processes_can_import_is_taken() -> None:
             _name_of(wrong)
 
 
-@pytest.mark.parametrize("code", ["not-counted", "never-ends"])
-def test_what_was_not_counted_is_not_said_to_come_once(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = Examination("a:b", (Finding(code, "note", "n"),), ())
-    monkeypatch.setattr(Rankfeed, "examine", lambda self, factory, **options: told)
-    assert told.sound
-    assert "once" not in told.summary
-    with pytest.raises(AssertionError, match=code):
-        Rankfeed().assert_exactly_once("a:b")
-    assert Rankfeed().assert_exactly_once("a:b", allow=[code]) is told
-
-
-def test_a_machine_with_few_cpus_fails_no_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    few = (Finding("too-many-workers", "warning", "w"), Finding("slow-first-batch", "warning", "s"))
-    grave = Finding("uneven-steps", "error", "u")
-    for findings in (few, (*few, grave)):
-        told = Examination("a:b", findings, ())
-        monkeypatch.setattr(Rankfeed, "examine", lambda self, factory, told=told, **options: told)
-        if grave not in findings:
-            assert Rankfeed().assert_exactly_once("a:b") is told
-            continue
-        with pytest.raises(AssertionError, match="uneven-steps") as raised:
+@pytest.mark.parametrize(
+    ("severity", "verdict", "fails", "allowed"),
+    [
+        ("error", "diseased", True, ["never-ends"]),
+        ("unproven", "not proven", True, ["not proven"]),
+        ("unproven", "not proven", True, ["never-ends"]),
+        ("warning", "sound", False, []),
+    ],
+)
+def test_the_fixture_fails_unless_soundness_is_proven_or_allowed(
+    severity: Any, verdict: str, fails: bool, allowed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Examination("a:b", (Finding("never-ends", severity, "n"),), ())
+    monkeypatch.setattr(Rankfeed, "examine", lambda self, factory, **options: found)
+    assert found.verdict == verdict
+    if fails:
+        with pytest.raises(AssertionError, match="never-ends"):
             Rankfeed().assert_exactly_once("a:b")
-        assert "too-many-workers" not in str(raised.value)
+    assert Rankfeed().assert_exactly_once("a:b", allow=allowed) is found
+
+
+def indexed(dataset: Any, **options: Any) -> list[tagged.Tagged]:
+    loader = DataLoader(dataset, **options)
+    tagged.record(loader)
+    return list(loader)
+
+
+@pytest.mark.parametrize("context", [None, "fork", "spawn"])
+def test_indices_are_recorded_in_every_process(context: str | None) -> None:
+    workers = {"num_workers": 2, "multiprocessing_context": context} if context else {}
+    came = indexed(DATA, batch_size=4, sampler=range(20, 0, -1), **workers)
+    assert [index for each in came for index in each.indices or ()] == [*range(20, 0, -1)]
+    assert [int(row) for each in came for row in each.batch["sample_id"]] == [*range(20, 0, -1)]
+    assert {each.worker for each in came} == ({0, 1} if context else {None})
+
+
+class Many(Numbers):
+    """Fetches several at once, and looks at what it is."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [None if index % 3 == 0 else index for index in indices]
+
+
+def test_samples_that_are_none_are_counted() -> None:
+    came = indexed(Many(), batch_size=6, collate_fn=lambda samples: [each for each in samples if each is not None])
+    assert came[0].indices == [*range(6)]
+    assert came[0].nones == 2
+    assert came[0].batch == [1, 2, 4, 5]
+
+
+def test_a_dataset_that_is_recorded_looks_like_the_user_s() -> None:
+    loader: Any = DataLoader(Many())
+    tagged.record(loader)
+    assert isinstance(loader.dataset, Many)
+    loader.dataset.samples = 5
+    assert len(loader.dataset) == 5
+    assert type(pickle.loads(pickle.dumps(loader.dataset))) is type(loader.dataset)

@@ -190,7 +190,7 @@ def chatty() -> Any:
 
 
 def no_ids() -> Any:
-    """Batches whose samples cannot be told apart."""
+    """Batches whose samples cannot be distinguished."""
     return [torch.tensor(0.5)] * 12
 
 
@@ -237,5 +237,5 @@ def one_epoch_only() -> Any:
 
 
 def wants_more(path: str) -> Any:
-    """The factory has an argument that nobody gives."""
+    """The factory has an argument that the doctor does not pass."""
     return path

@@ -39,12 +39,12 @@ def sample(number: int) -> dict[str, Any]:
 
 
 def collate(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    """A batch: of each sample its id, whatever else its library adds."""
+    """A batch: of each sample its id, besides what its library adds."""
     return {"sample_id": torch.tensor([int(each["sample_id"]) for each in samples])}
 
 
 def folder(name: str, write: Callable[[Path], object]) -> Path:
-    """Where a data set lies; written by whoever comes first."""
+    """Where a data set lies; written by the first process that needs it."""
     root = Path(
         os.environ.get("RANKFEED_ZOO") or Path(tempfile.gettempdir()) / f"rankfeed-zoo-{getpass.getuser()}"
     )

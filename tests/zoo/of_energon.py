@@ -54,7 +54,7 @@ def one_epoch(num_workers: int) -> Any:
 
 
 def for_ever(num_workers: int) -> Any:
-    """As it is unless told: a training set has no end."""
+    """The default: a training set has no end."""
     return loader(num_workers, place())
 
 

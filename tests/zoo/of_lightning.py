@@ -1,4 +1,4 @@
-"""What Lightning's Trainer makes of a DataLoader (use_distributed_sampler=True, as it is unless told)."""
+"""What Lightning's Trainer makes of a DataLoader (use_distributed_sampler=True, the default)."""
 
 from __future__ import annotations
 

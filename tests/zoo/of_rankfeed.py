@@ -53,7 +53,7 @@ def split(num_workers: int, multiprocessing_context: Any) -> Any:
 
 
 def in_accelerate(num_workers: int) -> Any:
-    """A Loader at home with an Accelerator, through its prepare."""
+    """A Loader that an Accelerator has prepared."""
     from accelerate import Accelerator
 
     from rankfeed.integrations.accelerate import accelerated

@@ -28,7 +28,7 @@ class Rows(Dataset[Sample]):
 
 
 class Stream(IterableDataset[Sample]):
-    """Shared out over ranks or workers, or not, as it is told."""
+    """Shared out over ranks or workers, or not, as the arguments say."""
 
     def __init__(self, rows: int = ROWS, *, ranks: bool = True, workers: bool = True) -> None:
         (rank, world), self.workers = place() if ranks else (0, 1), workers
@@ -72,7 +72,7 @@ def stream_shared_out(num_workers: int, multiprocessing_context: Any) -> Any:
 
 
 def no_sampler(num_workers: int, multiprocessing_context: Any) -> Any:
-    """Every rank reads everything: nobody told the DataLoader that there are ranks."""
+    """Every rank reads everything: the DataLoader has no sampler that knows of ranks."""
     torch.manual_seed(1)
     return loader(Rows(), num_workers, multiprocessing_context, shuffle=True)
 
@@ -158,7 +158,7 @@ class ByLength(Sampler[list[int]]):
 
 
 def batches_by_length(num_workers: int, multiprocessing_context: Any) -> Any:
-    """Each rank fills batches up to so many tokens: ranks take different numbers of steps."""
+    """Each rank fills batches up to a number of tokens: ranks take different numbers of steps."""
     options = {"batch_size": 1, "batch_sampler": ByLength()}
     return loader(Rows(), num_workers, multiprocessing_context, **options)
 
@@ -177,7 +177,7 @@ class WithoutSetEpoch:
 
 
 def forgotten_set_epoch(num_workers: int, multiprocessing_context: Any) -> Any:
-    """DistributedSampler shuffles by its epoch, and nobody tells it."""
+    """DistributedSampler shuffles by its epoch, which is never set."""
     return WithoutSetEpoch(distributed_sampler(num_workers, multiprocessing_context))
 
 
@@ -256,7 +256,7 @@ def keeps_every_sample(num_workers: int, multiprocessing_context: Any) -> Any:
 
 
 class AllInMemory(Rows):
-    """Loads all data when first asked, in whatever process that is."""
+    """Loads all data when first asked, in any process."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -25,25 +25,25 @@ def pipeline(shards: int, **options: Any) -> Any:
 
 
 def split_by_node(num_workers: int, multiprocessing_context: Any) -> Any:
-    """4 shards on 2 ranks with 2 workers: sound."""
-    return loader(pipeline(4), num_workers, multiprocessing_context)
+    """12 shards on 2 ranks with 2 workers: sound."""
+    return loader(pipeline(12), num_workers, multiprocessing_context)
 
 
 def no_nodesplitter(num_workers: int, multiprocessing_context: Any) -> Any:
     """WebDataset refuses several ranks without a nodesplitter."""
     import webdataset as wds
 
-    return loader(pipeline(4, nodesplitter=wds.shardlists.single_node_only), num_workers, multiprocessing_context)
+    return loader(pipeline(12, nodesplitter=wds.shardlists.single_node_only), num_workers, multiprocessing_context)
 
 
 def nodesplitter_off(num_workers: int, multiprocessing_context: Any) -> Any:
     """`nodesplitter=None`, to be rid of that error: every rank reads everything."""
-    return loader(pipeline(4, nodesplitter=None), num_workers, multiprocessing_context)
+    return loader(pipeline(12, nodesplitter=None), num_workers, multiprocessing_context)
 
 
 def workersplitter_off(num_workers: int, multiprocessing_context: Any) -> Any:
     """`workersplitter=None`: every worker reads its rank's whole share."""
-    return loader(pipeline(4, workersplitter=None), num_workers, multiprocessing_context)
+    return loader(pipeline(12, workersplitter=None), num_workers, multiprocessing_context)
 
 
 def five_shards(num_workers: int, multiprocessing_context: Any) -> Any:
@@ -87,7 +87,7 @@ def index(shards: int) -> Any:
 
 
 class Wids:
-    """wids gives keys with a dot, and copies local tars unless it is told that they are local."""
+    """wids gives keys with a dot, and copies local tars unless an option says that they are local."""
 
     def __init__(self, shards: int) -> None:
         import wids

@@ -34,13 +34,13 @@ TITLES = {
 }
 _TOP = """# What the doctor finds
 
-[`rankfeed doctor`](tasks/doctor.md) runs a loader on several ranks and says what is wrong with it. A test makes
-this page: the doctor examines each of these pipelines, on the library that it is named after, and has to name its
-disease and no other. {sound} of the {all} are sound: nothing may be found in them. Notes, which only inform, are
-left out. `python -m pytest -m soak tests/zoo` examines all and writes this page; the pipelines are in `tests/zoo`.
+[`rankfeed doctor`](tasks/doctor.md) runs a loader on several ranks and judges what it delivers. A test writes this
+page: the doctor examines each of these pipelines with the library that it is named after, and must name its
+disease and no other. {sound} of the {all} are sound. Notes, which only inform, are omitted.
+`python -m pytest -m soak tests/zoo` examines all of them and writes this page; the pipelines are in `tests/zoo`.
 
-A pipeline is run on so many ranks × workers, which are started so; the doctor also tries it without workers, and
-on one rank.
+The second column has ranks × workers and the start method. The doctor also runs every pipeline on 3 ranks without
+workers, and twice on one rank.
 """
 _HEAD = "| pipeline | run on | the doctor says | evidence | right |\n|---|---|---|---|---|\n"
 
@@ -51,7 +51,7 @@ def said() -> dict[str, Any]:
 
 
 def keep(case: Case, findings: list[dict[str, Any]]) -> None:
-    """Put down what was said of a case, and make the page anew."""
+    """Record the findings of a case, and write the page again."""
     grave = [each for each in findings if each["severity"] != "note"]
     found = {"codes": sorted(each["code"] for each in grave), "evidence": _evidence(grave)}
     names = [each.name for each in CASES]

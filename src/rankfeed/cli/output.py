@@ -3,22 +3,26 @@
 import io
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from rankfeed._util import progress
 from rankfeed.cli.render import format_figure
+from rankfeed.diagnostics.findings import Finding, Verdict
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 
 #: Styles of names, of bars and of less important text.
 NAME, BAR, FAINT = "cyan", "green", "dim"
+_STYLES = {"error": "bold red", "unproven": "bold magenta", "warning": "bold yellow", "note": "bold cyan"}
+_STYLES |= {"sound": "bold green", "diseased": "bold red", "not proven": "bold magenta"}
 #: Columns where standard output is no terminal: lines of a log or a pipe are not wrapped.
 _PIPE_WIDTH = 20_000
 
@@ -50,6 +54,18 @@ def out(*things: Any) -> None:
 def say(text: str, style: str = "") -> None:
     """Print one line of text."""
     out(clean(text, style))
+
+
+def show_findings(findings: Iterable[Finding], verdict: Verdict, summary: str) -> None:
+    """Print findings with their evidence and remedies, and what follows from them."""
+    for finding in findings:
+        label = "not proven" if finding.severity == "unproven" else finding.severity
+        say(f"{label}: {finding.what} [{finding.code}]", style=_STYLES[finding.severity])
+        for line in finding.evidence:
+            out(Padding(clean(line, FAINT), (0, 0, 0, 2)))
+        if finding.remedy:
+            out(Padding(clean(f"remedy: {finding.remedy}"), (0, 0, 0, 2)))
+    say(summary, style=_STYLES[verdict])
 
 
 def grid() -> Table:

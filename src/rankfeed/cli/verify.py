@@ -1,6 +1,5 @@
 """The command `verify`: whether data are undamaged, a plan holds, or a job delivered what it should."""
 
-from collections.abc import Iterable
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Annotated, Any
@@ -8,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from rankfeed.cli import options
-from rankfeed.cli.output import NAME, Json, clean, grid, out, progress_bar, say, show
+from rankfeed.cli.output import NAME, Json, clean, grid, out, progress_bar, say, show, show_findings
 from rankfeed.cli.render import count_of, format_bytes
 from rankfeed.diagnostics.findings import Finding, Verdict, verdict_of
 from rankfeed.errors import ArgumentError, StateError
@@ -16,7 +15,6 @@ from rankfeed.plan.plan import DEFAULT_WINDOW
 
 #: Missing sample ids that are listed of an epoch.
 _LISTED_IDS = 1000
-_COLORS = {"sound": "green", "diseased": "red", "not proven": "magenta", "error": "red", "unproven": "magenta"}
 
 
 _TARGET_HELP = "A dataset, or a folder of ledgers; or give --samples."
@@ -105,14 +103,8 @@ def verify(
         told = [finding.as_dict() for finding in findings]
         show({**document, "sound": verdict.sound, "verdict": verdict, "findings": told}, as_json=True)
     else:
-        _print_verdict(verdict, findings)
+        show_findings(findings, verdict, f"verdict: {verdict}")
     raise typer.Exit(verdict.exit_code)
-
-
-def _print_verdict(verdict: Verdict, findings: Iterable[Finding]) -> None:
-    for finding in findings:
-        say(str(finding), style=_COLORS.get(finding.severity, ""))
-    say(f"verdict: {verdict}", style=_COLORS[verdict])
 
 
 def _plan_for_people(verdict: Any) -> dict[str, Any]:
@@ -157,7 +149,7 @@ def _verify_run(folder: str, *, data: str | None, opening: dict[str, Any], ids: 
             say(str(epoch), style="red" if epoch.missing else "")
             if epoch_document.get("missing_ids"):
                 say("  missing: " + " ".join(map(str, epoch_document["missing_ids"])))
-    _print_verdict(verdict.verdict, verdict.findings)
+    show_findings(verdict.findings, verdict.verdict, f"verdict: {verdict.verdict}")
     return verdict.verdict
 
 

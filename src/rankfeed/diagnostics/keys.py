@@ -18,12 +18,32 @@ Words = npt.NDArray[np.uint64]
 Key = str | int | Callable[[Any], Any]
 
 _MOST = (1 << 63) - 1
-#: The default key; batches need not have it.
+#: The default name of the ids; batches need not have it.
 USUAL = "sample_id"
 
 
 def keys_of(batch: Any, key: Key = USUAL) -> tuple[Words, bool]:
-    """Keys of a batch's samples, and whether they are digests of content because there are no ids."""
+    """Keys of a batch's samples.
+
+    Args:
+        batch: of a loader: a dict, a tuple or list of fields, a list of samples, one field, or an
+            object with attributes.
+        key: where they are. What is called as usual may be missing.
+
+    Returns:
+        the keys, and whether they are digests of the samples' content, since there is no such field.
+
+    Raises:
+        AuditError: there is no such field, or its values cannot be keys.
+
+    Examples:
+        >>> words, by_content = keys_of({"id": np.array([7, 8]), "x": np.zeros((2, 3))}, "id")
+        >>> words.tolist(), by_content
+        ([[7], [8]], False)
+        >>> words, by_content = keys_of({"x": np.array([[1.0], [2.0], [1.0]])})
+        >>> by_content, (words[0] == words[2]).all(), (words[0] == words[1]).any()
+        (True, np.True_, np.False_)
+    """
     values = ids_in(batch, key)
     if values is None:
         if key != USUAL:

@@ -14,17 +14,13 @@ if TYPE_CHECKING:
     from rankfeed.diagnostics.doctor import Examination
 
 
-#: Findings about the machine that runs the tests, not about the loader.
-_MACHINE_FINDINGS = {"too-many-workers", "slow-first-batch"}
-
-
 class Rankfeed:
     """The fixture ``rankfeed``."""
 
     def examine(
         self, factory: str | Callable[..., Iterable[Any]], *, ranks: int = 2, workers: int = 2, **options: Any
     ) -> Examination:
-        """Examine a loader with the doctor: see `rankfeed.diagnostics.doctor.examine`."""
+        """Examine a loader: see `rankfeed.diagnostics.doctor.examine`."""
         from rankfeed.diagnostics.doctor import examine
 
         return examine(factory, ranks=ranks, workers=workers, **options)
@@ -38,30 +34,29 @@ class Rankfeed:
         allow: Iterable[str] = (),
         **options: Any,
     ) -> Examination:
-        """Fail the test unless each sample comes once per epoch, in equal steps, and nothing else is wrong.
+        """Fail the test unless the loader is sound in every configuration that is run.
 
-        It also fails where that cannot be determined: samples without ids whose content changes, or an incomplete
-        epoch. The number of CPUs and the time to the first batch are no failures.
+        It also fails if soundness is not proven. Warnings and notes are no failures.
 
         Args:
             factory: a function at the top of a module (such as that of the test), or its name.
             ranks: processes that read the loader.
             workers: of each rank.
-            allow: codes of findings that are no failure.
+            allow: "shared", "replacement", "not proven", or codes of findings that are no failure.
             options: of `rankfeed.diagnostics.doctor.examine`.
 
         Raises:
-            AssertionError: there are errors or warnings, or not everything was counted; lists all of them.
+            AssertionError: the loader is diseased or not proven; lists the findings.
         """
-        from rankfeed.diagnostics.doctor import UNPROVEN
+        from rankfeed.diagnostics.doctor.examination import ALLOWED
 
         __tracebackhide__ = True
-        found = self.examine(factory, ranks=ranks, workers=workers, **options)
-        allowed = {*allow} | _MACHINE_FINDINGS
-        wanted = [each for each in found.findings if each.code not in allowed]
-        grave = [each for each in wanted if each.severity != "note" or each.code in UNPROVEN]
-        if grave:
-            raise AssertionError("\n".join([found.factory, *map(str, grave), found.summary]))
+        allowed = {*allow}
+        found = self.examine(factory, ranks=ranks, workers=workers, allow=allowed & {*ALLOWED}, **options)
+        failing = {"error"} if "not proven" in allowed else {"error", "unproven"}
+        severe = [each for each in found.findings if each.severity in failing and each.code not in allowed]
+        if severe:
+            raise AssertionError("\n".join([found.factory, *map(str, severe), found.summary]))
         return found
 
 

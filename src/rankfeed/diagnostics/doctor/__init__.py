@@ -1,6 +1,5 @@
-"""What is wrong with any loader: it is run in real processes, in several ways, and its findings are told."""
+"""Whether any loader delivers each sample once: it is run in real processes and judged by what it delivers."""
 
-from rankfeed.diagnostics.doctor.examining import UNPROVEN, Examination, examine
-from rankfeed.diagnostics.doctor.findings import Finding
+from rankfeed.diagnostics.doctor.examination import Examination, examine
 
-__all__ = ["UNPROVEN", "Examination", "Finding", "examine"]
+__all__ = ["Examination", "examine"]

@@ -1,118 +1,242 @@
-"""From what probes saw of a loader to what is wrong with it: nothing but arithmetic."""
+"""From the logs of control runs and of runs to findings: pure functions."""
 
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from itertools import combinations
 
-from rankfeed.diagnostics.doctor import conduct, orders
-from rankfeed.diagnostics.doctor.delivered import Dealt, Known, delivered
-from rankfeed.diagnostics.doctor.findings import Finding, merged
-from rankfeed.diagnostics.doctor.observed import SampleKey
-from rankfeed.diagnostics.doctor.seen import EpochSeen, ProbeSeen
+from rankfeed.diagnostics.doctor import orders, outcomes, resources
+from rankfeed.diagnostics.doctor.kinds import Kind, choose, conflicts
+from rankfeed.diagnostics.doctor.records import EpochLog, RowKey, RunLog, Step
+from rankfeed.diagnostics.doctor.remedies import REMEDIES, finding
+from rankfeed.diagnostics.doctor.rules import (
+    REPETITIVE,
+    Counts,
+    Facts,
+    Tokens,
+    judge,
+    judge_tokens,
+    repeated,
+    same_sequence,
+    window,
+)
+from rankfeed.diagnostics.findings import Finding, Severity, merged
 
 
-def diagnose(probes: Sequence[ProbeSeen], cpus: int, resumed: Sequence[ProbeSeen] = ()) -> tuple[Finding, ...]:
-    """What is wrong, the gravest first.
+def diagnose(
+    runs: Sequence[RunLog],
+    controls: Sequence[RunLog],
+    cpus: int,
+    resumed: Sequence[RunLog] = (),
+    allow: Collection[str] = (),
+    universe: int | None = None,
+) -> tuple[Finding, ...]:
+    """All findings, the most severe first, causes before consequences.
 
     Args:
-        probes: that read a loader from its beginning; the first one is the one that states were taken in.
+        runs: that are judged; the first is the one that states were taken in.
+        controls: two runs of one rank without workers.
         cpus: that this process may use.
-        resumed: that went on from those states.
+        resumed: runs that resumed from those states.
+        allow: "shared" if ranks may read the same samples, "replacement" if samples may be drawn with replacement.
+        universe: number of samples, if ids are 0 to n - 1.
     """
-    return merged(_found(probes, cpus, resumed))
+    found = _found(runs, controls, cpus, resumed, allow, universe)
+    return merged(sorted(found, key=lambda each: [*REMEDIES].index(each.code)))
 
 
-def _found(probes: Sequence[ProbeSeen], cpus: int, resumed: Sequence[ProbeSeen]) -> Iterator[Finding]:
-    working = [probe for probe in probes if probe.ok]
-    for probe in (*probes, *resumed):
-        like = [each for each in working if each.job.workers == probe.job.workers]
-        alone = bool(like) and probe.job.start_method not in {each.job.start_method for each in like}
-        elsewhere = probe.job.resume is not None and probe.job.ranks != probes[0].job.ranks
-        yield from conduct.failures(probe, others_succeed=alone and not probe.job.resume, elsewhere=elsewhere)
-    lone = next((each.epochs[0] for each in probes if each.is_alone and each.epochs), None)
-    stable, certain = yield from _of_ids(probes, lone)
-    known = expected(probes, lone, certain=certain)
-    without = next((each for each in working if not each.job.workers and each.job.ranks > 1), None)
-    for probe in probes:
-        yield from conduct.endings(probe)
-        yield from conduct.differences(probe)
-        yield from conduct.handles(probe)
-        yield from conduct.memory(probe, without)
-        yield from conduct.times(probe)
-        if stable and len({*conduct.kinds_of_ids(probe).values()}) < 2:
-            yield from _delivered(probe, without, known)
-            yield from orders.same_randomness(probe, probes)
-        yield from orders.same_order(probe)
-    yield from conduct.workers(probes, cpus)
-    if not stable or not probes:
+def _found(
+    runs: Sequence[RunLog],
+    controls: Sequence[RunLog],
+    cpus: int,
+    resumed: Sequence[RunLog],
+    allow: Collection[str],
+    universe: int | None,
+) -> Iterator[Finding]:
+    yield from outcomes.failures(runs, controls, resumed)
+    without = next((each for each in runs if each.ok and not each.job.workers and each.job.ranks > 1), None)
+    for run in runs:
+        yield from outcomes.endings(run)
+        yield from outcomes.differences(run)
+        yield from outcomes.lengths(run)
+        yield from outcomes.dropped(run)
+        yield from resources.handles(run)
+        yield from resources.memory(run, without)
+        yield from resources.times(run)
+        yield from orders.same_order(run)
+        yield from orders.same_randomness(run)
+    yield from resources.workers(runs, cpus)
+    good = [each for each in controls if each.ok or each.cut]
+    kinds = choose(good, runs, universe)
+    kind = next((each for each in kinds if each.control is not None and each.exact), None)
+    one_dataset = any(each.cuts_one_dataset for run in runs for each in run.built)
+    # Without a stable kind, data that differ between two equal runs are an unseeded split or order.
+    for group in [[run] for run in runs] if one_dataset else [good] if kind is None else []:
+        for text in conflicts(group)[:1]:
+            yield finding("differs-between-ranks", "error", "ranks read different datasets", text)
+    for run in runs:
+        if any(True for _ in run.steps):
+            yield from _counted(run, kinds, good, allow)
+    for after in resumed:
+        if kind is not None:
+            yield from orders.resumed(runs[0], after, kind)
+
+
+def _counted(
+    run: RunLog, kinds: Sequence[Kind], controls: Sequence[RunLog], allow: Collection[str]
+) -> Iterator[Finding]:
+    """What a run delivers, by the strongest kind that both controls agree on."""
+    kind = next((each for each in kinds if each.control is not None and each.exact), None)
+    inexact = next((each for each in kinds if each.control is not None), None)
+    if run.cut:
+        yield from _window(run, kind or next(iter(kinds), None), controls, allow)
+    elif run.epochs:
+        if kind is None and (tokens := list(_tokens(run, controls, allow))):
+            yield from tokens
+        elif (found := kind or inexact) is not None:
+            yield from _by_kind(run, found, allow)
+        else:
+            yield from _uncounted(run, kinds, controls, allow)
+
+
+def _by_kind(run: RunLog, kind: Kind, allow: Collection[str]) -> Iterator[Finding]:
+    """Each epoch against the control (rules 4 to 11)."""
+    assert kind.control is not None
+    if kind.name not in ("ids", "indices"):
+        yield finding("no-ids", "note", "batches have no ids", f"samples are identified by {kind.name}")
+    received = [[kind.order(epoch, run, rank) for rank, epoch in enumerate(each)] for each in run.epochs]
+    epochs = list(zip(kind.control, received, strict=False))
+    judged = [(number, counts) for number, each in enumerate(epochs) for counts in _counts(*each, allow)]
+    lacks = [counts.lack for _, counts in judged]
+    facts = _facts(run, allow)
+    facts = replace(
+        facts,
+        exact=kind.exact,
+        same_lack=all(lack == lacks[0] for lack in lacks) if len(epochs) > 1 else None,
+        shuffles=any(built.shuffles for built in run.built)
+        or any(one[0] != other[0] for one, other in combinations(received, 2)),
+        replaces=facts.replaces or kind.drawn,
+    )
+    for number, counts in judged:
+        where = f"{run.job.name}, epoch {number}"
+        found = judge(counts, replace(facts, where=where, ranks=len(counts.orders)))
+        yield from found
+        new = len(counts.total.keys() - kind.control[number].keys())
+        explained = any(each.severity == "error" or each.code == "drawn-with-replacement" for each in found)
+        if new >= max(facts.batch, 1) and not explained:
+            text = f"{where}: {new} samples that the control does not deliver, so others may be missing"
+            yield finding("not-counted", "unproven", "the epoch is not that of the control", text)
+
+
+def _counts(expected: Counter[RowKey], received: Sequence[list[RowKey]], allow: Collection[str]) -> list[Counts]:
+    """One for all ranks; if ranks may share samples, peers count once, and a rank that reads everything alone."""
+    # The control may have dropped its incomplete last batch: what it did not deliver is expected once.
+    extended = expected + Counter({key for order in received for key in order if key not in expected})
+    if "shared" not in allow:
+        return [Counts(extended, received)]
+    peers = [order for number, order in enumerate(received) if order not in received[:number]]
+    alone = [Counts(extended, [order]) for order in peers]
+    whole = all(2 * counts.lack.total() < extended.total() for counts in alone)
+    return alone if whole else [Counts(extended, peers)]
+
+
+def _facts(run: RunLog, allow: Collection[str]) -> Facts:
+    return Facts(
+        where=run.job.name,
+        ranks=run.job.ranks,
+        workers=run.job.workers,
+        batch=max((step.rows or len(step.indices or ()) for step in run.steps), default=0),
+        drops=any(built.drops for built in run.built),
+        replaces=any(built.replaces for built in run.built),
+        allows_replacement="replacement" in allow,
+    )
+
+
+def _window(
+    run: RunLog, kind: Kind | None, controls: Sequence[RunLog], allow: Collection[str]
+) -> Iterator[Finding]:
+    """The beginning of an epoch (rule 16): the finding that it was cut is made elsewhere."""
+    if kind is None or "shared" in allow or not controls or not controls[0].ranks[0].epochs:
         return
-    if without is not None and without is not probes[0]:
-        again = next((each for each in probes[1:] if _alike(each, probes[0])), None)
-        yield from orders.depends_on_workers(probes[0], again, without)
-    for after in resumed if certain else ():
-        yield from orders.resumed(probes[0], after)
+    received = [Counter(kind.order(epoch, run, rank)) for rank, epoch in enumerate(run.cut)]
+    size = sum(each.total() for each in received)
+    control = Counter(kind.order(controls[0].ranks[0].epochs[0], controls[0], 0)[:size])
+    facts = replace(_facts(run, allow), where=f"{run.job.name}, the first {size} rows", exact=kind.exact)
+    found = window(received, control, facts)
+    yield from found or _same_sequences(run, [run.cut], controls)
 
 
-def _delivered(probe: ProbeSeen, without: ProbeSeen | None, known: Known) -> Iterator[Finding]:
-    """Of each epoch, or the beginning of a long one; one rank alone says what there is, and is no job."""
-    if probe.job.ranks == 1 and without is not None:
+def _uncounted(
+    run: RunLog, kinds: Sequence[Kind], controls: Sequence[RunLog], allow: Collection[str]
+) -> Iterator[Finding]:
+    """No stable kind (rules 13 and 14): equal sequences and repeats show a disease, nothing shows soundness."""
+    facts = _facts(run, allow)
+    if "shared" not in allow:
+        found = [*_same_sequences(run, run.epochs, controls)]
+        yield from found
+        if found:
+            return
+    if facts.replaces or any(kind.drawn for kind in kinds):
+        severity: Severity = "note" if facts.allows_replacement else "unproven"
+        text = f"{run.job.name}: two control runs draw different samples"
+        yield finding("drawn-with-replacement", severity, "samples are drawn with replacement", text)
         return
-    bare = None
-    if without is not None and without is not probe and without.epochs:
-        bare = Dealt(without, without.epochs[0], known)
-    for epochs in (*probe.epochs, probe.beginnings):
-        if any(epoch.steps for epoch in epochs):
-            yield from delivered(Dealt(probe, epochs, known), bare)
+    rows = [sum(epoch.rows for epoch in each) for each in run.epochs]
+    alone = [each[0].rows for log in controls[:1] for each in log.epochs]
+    text = f"{run.job.name}: the content of samples differs between two equal runs"
+    totals = f"; {rows} rows by epoch, the control {alone}" if rows != alone[: len(rows)] else ""
+    yield finding("not-counted", "unproven", "samples cannot be identified", text + totals)
 
 
-def expected(probes: Sequence[ProbeSeen], alone: Sequence[EpochSeen] | None, *, certain: bool) -> Known:
-    """What should come in an epoch: what came in any, as often as it came to a rank alone.
-
-    A sample may be in the data several times.
-
-    Args:
-        probes: all.
-        alone: the epoch of a rank that was alone and had no workers, if there was one.
-        certain: whether a sample has one key wherever it comes.
-    """
-    due: Counter[SampleKey] = Counter(key for epoch in alone or () for key in epoch.keys)
-    came = len(due)
-    for epoch in (epoch for probe in probes for epochs in probe.epochs for epoch in epochs):
-        for key in {*epoch.keys} - due.keys():
-            due[key] = 1
-    part = came / len(due) if alone and due else 1.0
-    known = Known(due, certain, part)
-    every = [Dealt(probe, epochs, known) for probe in probes for epochs in probe.epochs]
-    said = any(rank.built is not None and rank.built.replaces for probe in probes for rank in probe.ranks)
-    return replace(known, drawn=said or any(each.is_drawn for each in every))
-
-
-def _of_ids(
-    probes: Sequence[ProbeSeen], alone: Sequence[EpochSeen] | None
-) -> Generator[Finding, None, tuple[bool, bool]]:
-    """Whether samples can be told from each other and known again, mostly and always; a note without ids."""
-    if not any(probe.by_content for probe in probes):
-        return True, True
-    every = [Dealt(probe, epochs, Known({})) for probe in probes for epochs in probe.epochs]
-    every = [dealt for dealt in every if dealt.total]
-    seen = [dealt.total.keys() for dealt in every]
-    stable = all(2 * len(keys & seen[0]) > min(len(keys), len(seen[0])) for keys in seen[1:])
-    all_there_is = {key for epoch in alone or () for key in epoch.keys} or (seen[0] if seen else set())
-    drops = any(rank.built is not None and rank.built.drops for probe in probes for rank in probe.ranks)
-    certain = all(len(dealt.total.keys() - all_there_is) <= drops * dealt.padding for dealt in every)
-    if certain:
-        evidence = "samples are known by a hash of what they hold; those that are equal count as one"
-        yield Finding("no-ids", "note", "batches have no ids", (evidence,))
-        return stable, certain
-    evidence = "what samples hold is another thing each time, so that they could not be counted"
-    if stable:
-        evidence = (
-            "what some samples hold is another thing at times (filled up to the longest of a batch?), so that it "
-            "is not known whether any are missing"
-        )
-    yield Finding("not-counted", "note", "batches have no ids, and what they hold tells too little", (evidence,))
-    return stable, certain
+def _same_sequences(
+    run: RunLog, epochs: Sequence[Sequence[EpochLog]], controls: Sequence[RunLog]
+) -> Iterator[Finding]:
+    """Identical sequences of batches on two ranks, or from two workers of a rank."""
+    alone = Counter(
+        key for log in controls[:1] for each in log.ranks[0].epochs[:1] for key in _contents(each.steps)
+    )
+    if repeated(alone) >= REPETITIVE:
+        return
+    for each in epochs:
+        places: dict[tuple[int, int], list[Step]] = {}
+        for rank, epoch in enumerate(each):
+            places[rank, -1] = epoch.steps
+            for step in epoch.steps:
+                if step.worker is not None:
+                    places.setdefault((rank, step.worker), []).append(step)
+        for (one, first), (other, second) in combinations(sorted(places), 2):
+            across, inside = one != other and first == second == -1, one == other and -1 not in (first, second)
+            both = places[one, first], places[other, second]
+            if (across or inside) and min(map(len, both)) >= 2 and same_sequence(*map(_contents, both)):
+                code = "not-sharded-by-rank" if across else "duplicated-by-workers"
+                which = f"ranks {one} and {other}" if across else f"rank {one}: workers {first} and {second}"
+                what = f"{'ranks' if across else 'workers of a rank'} deliver identical sequences of batches"
+                yield finding(code, "error", what, f"{run.job.name}, epoch {each[0].epoch}: {which}")
 
 
-def _alike(one: ProbeSeen, other: ProbeSeen) -> bool:
-    return one.job.ranks == other.job.ranks and one.job.workers == other.job.workers
+def _contents(steps: Sequence[Step]) -> list[RowKey]:
+    return [key for step in steps for key in step.content]
+
+
+def _tokens(run: RunLog, controls: Sequence[RunLog], allow: Collection[str]) -> Iterator[Finding]:
+    """Packed sequences of tokens (rule 12)."""
+    logs = [*controls, run]
+    if len(controls) < 2 or any(step.indices is not None for log in logs for step in log.steps):
+        return
+    if not all(step.tokens for log in logs for step in log.steps if step.rows):
+        return
+    for number, each in enumerate(run.epochs):
+        if number >= min(len(log.epochs) for log in controls):
+            return
+        one, other = (_tokens_of(log.epochs[number]) for log in controls[:2])
+        facts = replace(_facts(run, allow), where=f"{run.job.name}, epoch {number}")
+        if judge_tokens(one, replace(other, length=0), facts).severity == "error":
+            return  # the tokens of two equal runs differ
+        yield judge_tokens(one, _tokens_of(each), facts)
+
+
+def _tokens_of(epochs: Sequence[EpochLog]) -> Tokens:
+    steps = [step for epoch in epochs for step in epoch.steps]
+    longest = max((step.tokens // max(step.rows or 1, 1) for step in steps), default=0)
+    shingles: Counter[RowKey] = Counter(key for step in steps for key in step.shingles)
+    return Tokens(shingles, sum(step.tokens for step in steps), longest)

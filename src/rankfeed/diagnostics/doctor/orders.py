@@ -1,236 +1,135 @@
 """What is wrong with the order of samples, with random numbers, and with what a resumed run delivers."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations, pairwise
-from typing import Any
 
-from rankfeed.diagnostics.doctor.findings import Finding
-from rankfeed.diagnostics.doctor.observed import SampleKey
-from rankfeed.diagnostics.doctor.seen import EpochSeen, ProbeSeen, RankSeen
+from rankfeed.diagnostics.doctor.kinds import Kind
+from rankfeed.diagnostics.doctor.records import EpochLog, RowKey, RunLog, Step
+from rankfeed.diagnostics.doctor.remedies import finding
+from rankfeed.diagnostics.doctor.rules import ENOUGH
+from rankfeed.diagnostics.findings import Finding, Severity
 from rankfeed.errors import listed
 
-#: Orders of fewer samples may agree by chance.
-_ENOUGH = 8
-#: Random values that must agree before two streams are called one.
-_ALIKE = 4
-#: Sequences that are interleaved and each in order: so many at most.
+_Place = tuple[int, int, int]  # rank, worker, epoch
+
+#: Number of ordered streams that may be interleaved.
 _LANES = 16
 
 
-def same_order(probe: ProbeSeen) -> Iterator[Finding]:
-    """Epochs that have one order on a rank, where the loader shuffles."""
-    for rank in probe.ranks:
+def same_order(run: RunLog) -> Iterator[Finding]:
+    """Epochs that have the same order on a rank, although the loader shuffles."""
+    for rank in run.ranks:
         for one, other in pairwise(rank.whole):
             keys = one.keys
-            if len({*keys}) < _ENOUGH or keys != other.keys:
+            if len({*keys}) < ENOUGH or keys != other.keys:
                 continue
-            says = None if rank.built is None else rank.built.shuffles
-            if says is False or (says is None and in_order(one.steps)):
+            shuffles = None if rank.built is None else rank.built.shuffles
+            if shuffles is False or (shuffles is None and in_order(one.steps)):
                 return
-            sure = says or _count(keys, probe.job.ranks)
-            yield Finding(
-                "same-order-every-epoch",
-                "warning" if sure else "note",
-                "epochs have the same order" + ("" if sure else " (no matter, if nobody meant to shuffle)"),
-                (
-                    f"{probe.job.name}, rank {rank.rank}: epochs {one.epoch} and {other.epoch} both begin with "
-                    + listed([str(key) for key in keys], 8),
-                ),
-            )
+            numbers = [key for key in keys if isinstance(key, int)]
+            dense = len(numbers) == len(keys) and max(numbers) - min(numbers) < 2 * run.job.ranks * len({*numbers})
+            sure = shuffles or dense  # sample numbers in another order than theirs; names may have any
+            first = listed([str(key) for key in keys], 8)
+            where = f"{run.job.name}, rank {rank.rank}"
+            text = f"{where}: epochs {one.epoch} and {other.epoch} both begin with {first}"
+            what = "epochs have the same order" + ("" if sure else " (harmless if the loader does not shuffle)")
+            yield finding("same-order-every-epoch", "warning" if sure else "note", what, text)
             return
 
 
-def _count(keys: Sequence[SampleKey], ranks: int) -> bool:
-    """Whether these are numbers of samples, so that another order than theirs was meant; names may have any."""
-    numbers = [key for key in keys if isinstance(key, int)]
-    return len(numbers) == len(keys) and max(numbers) - min(numbers) < 2 * ranks * len({*numbers})
-
-
-def in_order(steps: Sequence[Any]) -> bool:
+def in_order(steps: Sequence[Step]) -> bool:
     """Whether batches come in the order of their keys, or are interleaved from a few streams that do.
 
-    Args:
-        steps: with their `keys`.
-
     Examples:
-        >>> from rankfeed.diagnostics.doctor.observed import Step
-        >>> def steps(*batches): return [Step(keys=list(keys), waited=0) for keys in batches]
+        >>> def steps(*batches): return [Step(ids=list(keys)) for keys in batches]
         >>> in_order(steps([0, 1], [50, 51], [2, 3], [52, 53], [4, 5]))
         True
         >>> in_order(steps([3, 1], [2, 0], [7, 4], [5, 6], [9, 8]))
         False
     """
     batches = [step.keys for step in steps if step.keys]
-    kinds = {type(key) for batch in batches for key in batch}
-    if len(kinds) > 1:
+    if len({type(key) for batch in batches for key in batch}) > 1:
         return False
-    inside = [earlier <= later for batch in batches for earlier, later in pairwise(batch)]
+    inside = [_precedes(earlier, later) for batch in batches for earlier, later in pairwise(batch)]
     if sum(inside) < 0.95 * len(inside):
         return False
     first = [batch[0] for batch in batches]
     for lanes in range(1, min(_LANES, max(1, len(first) // 2)) + 1):
         pairs = list(zip(first, first[lanes:], strict=False))
-        if sum(earlier <= later for earlier, later in pairs) >= 0.95 * len(pairs):
+        if sum(_precedes(*pair) for pair in pairs) >= 0.95 * len(pairs):
             return True
     return False
 
 
-def depends_on_workers(probe: ProbeSeen, again: ProbeSeen | None, without: ProbeSeen) -> Iterator[Finding]:
-    """An order that is another one with another number of workers, though it is the same where it is repeated."""
-    if again is None or not (probe.epochs and again.epochs and without.epochs):
-        return
-    first, repeated, other = (each.epochs[0] for each in (probe, again, without))
-    for rank, epoch in enumerate(first):
-        keys = epoch.keys
-        bare = other[rank].keys
-        if (
-            len(keys) >= _ENOUGH
-            and keys == repeated[rank].keys
-            and keys != bare
-            and Counter(keys) == Counter(bare)
-        ):
-            workers = probe.job.workers
-            yield Finding(
-                "order-depends-on-workers",
-                "note",
-                "the order depends on the number of workers",
-                (
-                    f"rank {rank} begins with {listed([str(key) for key in keys], 8)} with {workers} workers, and "
-                    f"with {listed([str(key) for key in bare], 8)} with none",
-                ),
-            )
-            return
+def _precedes(one: RowKey, other: RowKey) -> bool:
+    return one <= other if isinstance(one, int) and isinstance(other, int) else str(one) <= str(other)
 
 
-def same_randomness(probe: ProbeSeen, all_probes: Sequence[ProbeSeen]) -> Iterator[Finding]:
-    """Workers, ranks or epochs that draw the same random numbers for different samples."""
-    seeded = any(rank.built is not None and rank.built.seeded for rank in probe.ranks)
-    for what, detail, default in (*_same_streams(probe), *_same_values(probe, _drawn(all_probes))):
-        # What nobody has seeded yet, a training script may seed by rank.
-        yield Finding(
-            "same-randomness-in-workers",
-            "note" if default and not seeded else "warning",
-            "the same random numbers are drawn for different samples",
-            (f"{probe.job.name}: {what} {detail}",),
-        )
+def same_randomness(run: RunLog) -> Iterator[Finding]:
+    """Workers, ranks or epochs whose generators began in the same state and were drawn from in several batches.
 
-
-def _same_streams(probe: ProbeSeen) -> Iterator[tuple[str, str, bool]]:
-    """By the states of generators in workers: they began as one, and were drawn from all along."""
-    drawn: dict[str, dict[tuple[int, int, int], str]] = {}
-    for rank in probe.ranks:
+    An error for workers of a rank, if the draws belong to samples: a stream may use them to shuffle only. Ranks
+    and epochs may draw the same because a training script seeds them so.
+    """
+    drawn: dict[str, dict[_Place, str]] = {}
+    for rank in run.ranks:
         for epoch in rank.epochs:
-            for name, streams in _streams_of(epoch).items():
-                for worker, digest in streams.items():
-                    drawn.setdefault(name, {})[rank.rank, worker, epoch.epoch] = digest
+            for (name, worker), digest in _streams_of(epoch).items():
+                drawn.setdefault(name, {})[rank.rank, worker, epoch.epoch] = digest
+    of_samples = all(step.indices is not None for step in run.steps)
     for name, places in sorted(drawn.items()):
-        told = set()
-        for (one, first), (other, second) in combinations(places.items(), 2):
-            if first == second and (who := _who(one, other)) not in told:
-                told.add(who)
-                default = name in ("torch", "numpy", "random") and who == "ranks"
-                yield f"{who} draw the same numbers from {name}:", f"{_place(one)} and {_place(other)}", default
+        found = set()
+        for one, other in combinations(places, 2):
+            parties = "ranks" if one[0] != other[0] else "epochs" if one[2] != other[2] else "workers"
+            if places[one] != places[other] or parties in found:
+                continue
+            found.add(parties)
+            severity: Severity = "error" if parties == "workers" and of_samples else "warning"
+            text = f"{run.job.name}: {parties} draw the same numbers from {name}: {_name(one)} and {_name(other)}"
+            what = "the same random numbers are drawn for different samples"
+            yield finding("same-randomness-in-workers", severity, what, text)
 
 
-def _streams_of(epoch: EpochSeen) -> Mapping[str, Mapping[int, str]]:
-    """Of generators that each worker draws from in more batches than its first: name, worker, digest.
+def _streams_of(epoch: EpochLog) -> dict[tuple[str, int], str]:
+    """State of each generator that a worker draws from in more batches than its first, by name and worker.
 
-    What is drawn before the first batch alone shuffles files or the like, and has to be the same everywhere.
+    Draws before the first batch only shuffle, and must be the same in all workers.
     """
     times: Counter[tuple[str, int]] = Counter()
     begun: set[int] = set()
-    digests: dict[str, dict[int, str]] = {}
+    digests: dict[tuple[str, int], str] = {}
     for step in epoch.steps:
         if step.worker is None:
             continue
         for name, digest in step.streams.items():
-            if step.worker in begun:
-                times[name, step.worker] += 1
-            digests.setdefault(name, {})[step.worker] = digest
+            times[name, step.worker] += step.worker in begun
+            digests[name, step.worker] = digest
         begun.add(step.worker)
-    return {
-        name: {worker: digest for worker, digest in streams.items() if times[name, worker] >= 2}
-        for name, streams in digests.items()
-    }
+    return {place: digest for place, digest in digests.items() if times[place] >= 2}
 
 
-def _drawn(probes: Sequence[ProbeSeen]) -> set[str]:
-    """Fields whose value for one sample is another one from delivery to delivery: something random is in them."""
-    known: dict[tuple[str, SampleKey], str] = {}
-    differs: set[str] = set()
-    for probe in probes:
-        for rank in probe.ranks:
-            for epoch in rank.epochs:
-                for step in epoch.steps:
-                    for name, values in step.values.items():
-                        for key, value in zip(step.keys, values, strict=False):
-                            if known.setdefault((name, key), value) != value:
-                                differs.add(name)
-    return differs
+def _name(place: _Place) -> str:
+    return "rank {} worker {} epoch {}".format(*place)
 
 
-def _same_values(probe: ProbeSeen, drawn: set[str]) -> Iterator[tuple[str, str, bool]]:
-    """By what comes: the same values at the same places of two workers' streams, for other samples."""
-    streams: dict[str, dict[tuple[int, int, int], list[tuple[SampleKey, str]]]] = {}
-    for rank in probe.ranks:
-        for epoch in rank.epochs:
-            for step in epoch.steps:
-                for name in drawn & step.values.keys():
-                    place = (rank.rank, -1 if step.worker is None else step.worker, epoch.epoch)
-                    pairs = list(zip(step.keys, step.values[name], strict=False))
-                    streams.setdefault(name, {}).setdefault(place, []).extend(pairs)
-    for name, places in sorted(streams.items()):
-        told = set()
-        for (one, first), (other, second) in combinations(places.items(), 2):
-            who = _who(one, other)
-            together = list(zip(first, second, strict=False))
-            equal = {value for (key, value), (another, same) in together if value == same and key != another}
-            if who not in told and len(equal) >= max(_ALIKE, 0.9 * len(together)):
-                told.add(who)
-                torch_alone = who == "ranks"
-                yield f"{who} have the same values in {name!r}:", f"{_place(one)} and {_place(other)}", torch_alone
-
-
-def _who(one: tuple[int, int, int], other: tuple[int, int, int]) -> str:
-    if one[:2] == other[:2]:
-        return "epochs"
-    return "ranks" if one[0] != other[0] and one[1:] == other[1:] else "workers"
-
-
-def _place(place: tuple[int, int, int]) -> str:
-    rank, worker, epoch = place
-    return f"rank {rank}{'' if worker < 0 else f' worker {worker}'} epoch {epoch}"
-
-
-def resumed(whole: ProbeSeen, after: ProbeSeen) -> Iterator[Finding]:
-    """What a run delivers that goes on from the middle of an epoch, against the epoch that was not interrupted.
-
-    Args:
-        whole: took the state in the middle of its first epoch, and read on to its end.
-        after: went on from that.
-    """
-    same_world = whole.job.ranks == after.job.ranks and whole.job.workers == after.job.workers
+def resumed(whole: RunLog, after: RunLog, kind: Kind) -> Iterator[Finding]:
+    """What a run delivers that resumed from the middle of the first epoch of `whole`."""
     if not whole.epochs or not after.epochs or any(rank.state_after is None for rank in whole.ranks):
         return
-    due = Counter(key for epoch in whole.epochs[0] for key in epoch.keys)
-    came: Counter[SampleKey] = Counter()
-    for rank, epoch in zip(whole.ranks, whole.epochs[0], strict=True):
-        came.update(key for step in epoch.steps[: rank.state_after] for key in step.keys)
-    before = sum(came.values())
-    for epoch in after.epochs[0]:
-        came.update(epoch.keys)
-    taken = f"the state was taken after {_steps(whole.ranks)} steps ({before} samples), {after.job.name}"
-    if not same_world:
-        due = Counter({*due})
+    expected = kind.total(whole.epochs[0], whole)
+    before: Counter[RowKey] = Counter()
+    for number, (rank, epoch) in enumerate(zip(whole.ranks, whole.epochs[0], strict=True)):
+        before.update(key for step in epoch.steps[: rank.state_after] for key in kind.of(step, whole, number))
+    rest = kind.total(after.epochs[0], after)
+    if (whole.job.ranks, whole.job.workers) != (after.job.ranks, after.job.workers):
+        expected = Counter({*expected})  # padding differs
+    steps = " or ".join(str(each) for each in sorted({rank.state_after or 0 for rank in whole.ranks}))
+    taken = f"the state was taken after {steps} steps ({before.total()} samples), {after.job.name}"
     for code, found, what in (
-        ("resume-repeats", came - due, "a resumed run delivers samples again that had come before"),
-        ("resume-skips", due - came, "a resumed run leaves out samples that had not come yet"),
+        ("resume-repeats", before + rest - expected, "a resumed run repeats samples of before the checkpoint"),
+        ("resume-skips", expected - before - rest, "a resumed run skips samples"),
     ):
         if found:
-            evidence = f"{taken}: {sum(found.values())} samples: {listed([str(key) for key in found], 8)}"
-            yield Finding(code, "error", what, (evidence,))
-
-
-def _steps(ranks: Sequence[RankSeen]) -> str:
-    return " or ".join(str(each) for each in sorted({rank.state_after or 0 for rank in ranks}))
+            text = f"{taken}: {found.total()} samples: {listed([str(key) for key in found], 8)}"
+            yield finding(code, "error", what, text)

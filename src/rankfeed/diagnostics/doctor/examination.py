@@ -1,0 +1,199 @@
+"""Examines any loader: runs its factory in real processes and judges what it delivers."""
+
+import inspect
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from rankfeed.diagnostics.doctor.diagnosis import diagnose
+from rankfeed.diagnostics.doctor.processes import run_job
+from rankfeed.diagnostics.doctor.records import Job, RunLog
+from rankfeed.diagnostics.doctor.resources import cpus
+from rankfeed.diagnostics.findings import Finding, Verdict, verdict_of
+from rankfeed.errors import ArgumentError
+
+START_METHODS = ("fork", "spawn", "forkserver")
+#: What a caller may allow.
+ALLOWED = ("shared", "replacement")
+
+
+@dataclass(frozen=True)
+class Examination:
+    """The doctor's verdict of a loader.
+
+    Attributes:
+        factory: what was examined.
+        findings: the most severe first.
+        runs: what was observed.
+    """
+
+    factory: str
+    findings: tuple[Finding, ...]
+    runs: tuple[RunLog, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        """Sound in every configuration that was run, diseased, or not proven."""
+        return verdict_of(self.findings)
+
+    @property
+    def summary(self) -> str:
+        """One line: the verdict, and the configurations that were run."""
+        configurations = "; ".join(dict.fromkeys(run.job.name for run in self.runs)) or "nothing was run"
+        meaning = ": each rank and worker delivers its share of what one process delivers"
+        return f"{self.verdict}{meaning if self.verdict.sound else ''} ({configurations})"
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        return {
+            "factory": self.factory,
+            "verdict": str(self.verdict),
+            "sound": self.verdict.sound,
+            "findings": [finding.as_dict() for finding in self.findings],
+            "runs": [run.as_dict() for run in self.runs],
+        }
+
+    def __str__(self) -> str:
+        return "\n".join([*map(str, self.findings), self.summary])
+
+
+def examine(
+    factory: str | Callable[..., Iterable[Any]],
+    *,
+    ranks: int = 2,
+    workers: int = 2,
+    start_methods: Sequence[str] = ("fork", "spawn"),
+    epochs: int = 3,
+    key: str | int | None = None,
+    universe: int | None = None,
+    allow: Iterable[str] = (),
+    timeout: float = 60.0,
+    max_steps: int = 1000,
+    max_seconds: float = 60.0,
+    step_seconds: float = 0.0,
+    set_epoch: bool = True,
+    resume_ranks: int | None = None,
+    progress: Callable[[str], object] = lambda text: None,
+    preload: Sequence[str] = (),
+) -> Examination:
+    """Run a loader's factory on several ranks and judge what it delivers.
+
+    It runs with the requested ranks and workers, on 3 ranks without workers, and twice on one rank without
+    workers: this control says what there is to deliver. Every process that is started here is ended here.
+
+    Args:
+        factory: ``module:function`` or ``file.py:function``, or a function at the top of a module. It is called on
+            each rank with those of ``num_workers``, ``multiprocessing_context``, ``epoch``, ``rank`` and
+            ``world_size`` that it names, and returns an iterable of batches, or a pair of that and `key`. All
+            epochs iterate the same object, unless the function names ``epoch``.
+        ranks: processes, on this machine, in one process group (gloo).
+        workers: passed as ``num_workers``.
+        start_methods: of processes: "fork", "spawn", "forkserver".
+        epochs: how often the loader is read with the first of them; with others twice at most.
+        key: ids of the samples: a path in the batch (``"id"``, ``"0.sample_id"``, ``"meta.k"``, 1) or
+            ``"module:function"``; if None, ``sample_id``, else dataset indices, else content.
+        universe: number of samples, if ids are 0 to n - 1.
+        allow: "shared" if ranks read the same samples on purpose (full validation on every rank, tensor-parallel
+            peers), "replacement" if samples are drawn with replacement on purpose.
+        timeout: seconds for the factory and for each batch.
+        max_steps: an epoch is cut after this many.
+        max_seconds: an epoch is cut after this long.
+        step_seconds: time that training takes for a batch, to see whether it would wait.
+        set_epoch: whether ``set_epoch`` is called before each epoch where it exists.
+        resume_ranks: resume from a checkpoint on this number of ranks, too.
+        progress: called with the name of each run.
+        preload: modules to import once, before ranks are forked, for many examinations that need the same.
+
+    Raises:
+        ArgumentError: an argument is invalid.
+        WorkerError: no process could be started.
+    """
+    name = factory if isinstance(factory, str) else _name_of(factory)
+    allow = (allow,) if isinstance(allow, str) else tuple(allow)
+    optional = {"resume_ranks": resume_ranks, "universe": universe}
+    counts = {"ranks": ranks, "workers": workers, "epochs": epochs, "max_steps": max_steps}
+    _check(name, counts | {what: value for what, value in optional.items() if value is not None})
+    for value in (timeout, max_seconds, step_seconds or 1):
+        if not 0 < value < inf:
+            raise ArgumentError("a time must be positive and finite", found=value)
+    given: object = key
+    if not (given is None or isinstance(given, (str, int))):
+        raise ArgumentError("invalid key", expected="a path in the batch, or module:function", found=repr(key))
+    if not start_methods or not {*start_methods} <= {*START_METHODS}:
+        raise ArgumentError("invalid start method", expected=START_METHODS, found=start_methods)
+    if not {*allow} <= {*ALLOWED}:
+        raise ArgumentError("invalid allow", expected=ALLOWED, found=allow)
+    job = Job(
+        name="",
+        factory=name,
+        ranks=ranks,
+        workers=workers,
+        start_method=start_methods[0],
+        epochs=epochs,
+        timeout=timeout,
+        max_steps=max_steps,
+        max_seconds=max_seconds,
+        key=key,
+        set_epoch=set_epoch,
+        step_seconds=step_seconds,
+    )
+
+    def run(label: str = "", **changes: Any) -> RunLog:
+        this = replace(job, **changes)
+        this = replace(this, name=label or _called(this))
+        progress(this.name)
+        return run_job(this, preload)
+
+    with tempfile.TemporaryDirectory(prefix="rankfeed-doctor-") as states:
+        first = run(states=states)
+        runs, controls, resumed = [first], [], []
+        few = min(2, epochs)
+        if any(rank.epochs for rank in first.ranks):
+            if workers and not first.cut:
+                runs += [run(start_method=method, epochs=few) for method in start_methods[1:]]
+            if ranks != 3 or workers:
+                runs.append(run(ranks=3, workers=0, epochs=few))
+            steps = max_steps * (ranks if first.cut else max(ranks, 3))
+            alone = {"ranks": 1, "workers": 0, "step_seconds": 0.0, "max_steps": steps}
+            controls = [run(f"control {number}", **alone) for number in (1, 2)]
+        if first.ok and all(rank.state_after is not None for rank in first.ranks):
+            resumed.append(run(resume=states, epochs=1))
+            elastic = all(built.elastic for built in first.built)
+            other = resume_ranks or (max(1, ranks - 1) if elastic else ranks)
+            if other != ranks:
+                resumed.append(run(resume=states, ranks=other, epochs=1))
+    found = diagnose(runs, controls, cpus(), resumed, allow, universe)
+    return Examination(name, found, (*runs, *controls, *resumed))
+
+
+def _called(job: Job) -> str:
+    ranks = f"{job.ranks} rank{'s' if job.ranks > 1 else ''}"
+    workers = f"{job.workers} workers ({job.start_method})" if job.workers else "no workers"
+    return f"{'resumed, ' if job.resume else ''}{ranks}, {workers}"
+
+
+def _name_of(factory: Callable[..., Any]) -> str:
+    try:
+        file, name = inspect.getsourcefile(inspect.unwrap(factory)), factory.__qualname__
+    except (TypeError, AttributeError):
+        file, name = None, ""
+    if file is None or not Path(file).is_file() or "<" in name or inspect.ismethod(factory):
+        raise ArgumentError(
+            "other processes cannot import this factory",
+            expected="a function at the top of a module",
+            found=name or repr(factory),
+        )
+    return f"{Path(file).resolve()}:{name}"
+
+
+def _check(name: str, counts: Mapping[str, Any]) -> None:
+    module, _, attribute = name.rpartition(":")
+    if not module or not attribute:
+        raise ArgumentError("this names no function", expected="module:function or file.py:function", found=name)
+    for what, value in counts.items():
+        least = 0 if what == "workers" else 1
+        if not isinstance(value, int) or value < least:
+            raise ArgumentError(f"{what} is a whole number of {least} or more", found=repr(value))

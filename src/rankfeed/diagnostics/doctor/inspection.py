@@ -1,0 +1,173 @@
+"""What can be read from outside a loader: length, samplers, memory, open files."""
+
+import builtins
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import psutil
+
+from rankfeed.diagnostics.doctor.records import Built, Moved, Sizes
+
+
+def described(loader: Any, *, seconds: float, grown: int, start_method: str) -> Built:
+    """What a loader's attributes say; `seconds` and `grown` (bytes) are what its factory took."""
+    dataset = getattr(loader, "dataset", getattr(loader, "source", None))
+    samplers = _samplers(loader)
+    workers = getattr(loader, "num_workers", None)
+    fingerprint = getattr(dataset, "fingerprint", None)
+    spawned = bool(workers) and start_method != "fork" and dataset is not None
+    return Built(
+        seconds=seconds,
+        bytes=max(0, grown),
+        length=_length(loader),
+        samples=_length(dataset),
+        subset=_subset(dataset),
+        fingerprint=fingerprint if isinstance(fingerprint, str) else None,
+        workers=workers if isinstance(workers, int) else None,
+        cuts_one_dataset=any(
+            getattr(each, name, 1) != 1 for each in samplers for name in ("num_replicas", "num_processes")
+        ),
+        drops=any(getattr(each, "drop_last", False) is True for each in (loader, *samplers))
+        or getattr(loader, "tail", None) == "drop",
+        replaces=any(
+            getattr(each, "replacement", False) is True or type(each).__name__.startswith("Weighted")
+            for each in samplers
+        ),
+        shuffles=_shuffles(loader, samplers),
+        resumes=all(callable(getattr(loader, name, None)) for name in ("state_dict", "load_state_dict")),
+        elastic=type(loader).__module__.startswith("rankfeed.") and type(loader).__name__ == "Loader",
+        pickled=_pickled(dataset) if spawned else None,
+    )
+
+
+def set_epoch(loader: Any, epoch: int) -> None:
+    """Call `set_epoch` wherever a careful training loop would."""
+    places = (loader, *_samplers(loader), getattr(loader, "dataset", None))
+    for each in {id(each): each for each in places if callable(getattr(each, "set_epoch", None))}.values():
+        each.set_epoch(epoch)
+
+
+def _samplers(loader: Any) -> list[Any]:
+    batches = _attribute(loader, "batch_sampler")
+    found = [_attribute(loader, "sampler"), batches]
+    for _ in range(3):  # Accelerate puts one around another
+        batches = _attribute(batches, "batch_sampler") or _attribute(batches, "sampler")
+        found.append(batches)
+    return [each for each in found if each is not None]
+
+
+def _shuffles(loader: Any, samplers: Sequence[Any]) -> bool | None:
+    """By the samplers or the dataset (MosaicML's); None if they do not say."""
+    names = {"RandomSampler": True, "SequentialSampler": False}
+    unused = len(samplers) > 1 and samplers[0] is _attribute(loader, "sampler")  # torch's, beside one of batches
+    known = [getattr(each, "shuffle", names.get(type(each).__name__)) for each in samplers[unused:]]
+    known.append(_attribute(_attribute(loader, "dataset"), "shuffle"))
+    return True if any(each is True for each in known) else False if any(each is False for each in known) else None
+
+
+def _attribute(thing: Any, name: str) -> Any:
+    """None where there is none, or where the property raises."""
+    with suppress(Exception):
+        return getattr(thing, name, None)
+    return None
+
+
+def _subset(dataset: Any) -> list[int] | None:
+    """Indices of a torch Subset in the dataset at its bottom."""
+    import torch
+
+    indices: list[int] | None = None
+    while isinstance(dataset, torch.utils.data.Subset):
+        own = [int(each) for each in dataset.indices]
+        indices = own if indices is None else [own[each] for each in indices]
+        dataset = dataset.dataset
+    return indices
+
+
+def _length(thing: Any) -> int | None:
+    with suppress(Exception):  # a user's __len__ may raise anything
+        return len(thing)
+    return None
+
+
+def _pickled(dataset: Any) -> int | None:
+    with suppress(Exception):  # the loader will say so itself
+        return len(ForkingPickler.dumps(dataset))
+    return None
+
+
+class ImportMeter:
+    """Bytes of this process, without those that imports took: code is no data."""
+
+    def __init__(self) -> None:
+        self._imported = self._depth = 0
+
+    def install(self) -> None:
+        self._import, builtins.__import__ = builtins.__import__, self._counted
+
+    def bytes(self) -> int:
+        return own_bytes() - self._imported
+
+    def _counted(self, *arguments: Any, **named: Any) -> Any:
+        if self._depth or arguments[0] in sys.modules or not arguments[0]:
+            return self._import(*arguments, **named)
+        known, before = len(sys.modules), own_bytes()
+        self._depth += 1
+        try:
+            return self._import(*arguments, **named)
+        finally:
+            self._depth -= 1
+            if len(sys.modules) > known:
+                self._imported += own_bytes() - before
+
+
+def own_bytes() -> int:
+    """Anonymous bytes of this process; private ones are 50 times slower to read, and no better to see growth."""
+    memory = psutil.Process().memory_info()
+    return int(memory.rss - memory.shared)
+
+
+def sizes(rank: int) -> Sizes:
+    """Memory of this process, as measured, and of its children."""
+    found = {}
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            found[child.pid] = int(child.memory_full_info().uss)
+    return Sizes(rank, found)
+
+
+class Handles:
+    """Positions of the files that this process has open to read before its loader starts workers."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, tuple[int, os.stat_result]] = {}
+        self._inherited: dict[int, str] = {}
+        for each in psutil.Process().open_files():
+            with suppress(OSError):
+                if each.mode == "r" and not each.path.startswith(("/dev/", "/memfd")):
+                    self._open[each.fd] = _position(each.fd), os.fstat(each.fd)
+
+    def look_at_children(self) -> None:
+        """Which of them children have as well; while they live."""
+        for child in psutil.Process().children(recursive=True):
+            for number, (_, known) in self._open.items():
+                with suppress(OSError):
+                    if os.path.samestat(os.stat(f"/proc/{child.pid}/fd/{number}"), known):
+                        self._inherited[number] = os.readlink(f"/proc/self/fd/{number}")
+
+    def moved(self) -> Iterator[Moved]:
+        """Files whose position changed since."""
+        for number, path in self._inherited.items():
+            with suppress(OSError):
+                start, known = self._open[number]
+                end = _position(number)
+                if end != start and os.path.samestat(os.fstat(number), known):
+                    yield Moved(path, start, end)
+
+
+def _position(number: int) -> int:
+    return os.lseek(number, 0, os.SEEK_CUR)

@@ -1,0 +1,141 @@
+"""Findings that need no keys: failures, steps, lengths, ends of epochs, differences between ranks."""
+
+import re
+from collections.abc import Iterator, Sequence
+
+from rankfeed.diagnostics.doctor.records import IDS, IMPORT, STATE, RankLog, RunLog
+from rankfeed.diagnostics.doctor.remedies import finding
+from rankfeed.diagnostics.doctor.rules import fits_length
+from rankfeed.diagnostics.findings import Finding, Severity
+from rankfeed.errors import listed
+
+
+def failures(runs: Sequence[RunLog], controls: Sequence[RunLog], resumed: Sequence[RunLog]) -> Iterator[Finding]:
+    """Ranks that failed; what the requested configuration does not show is not the loader's disease."""
+    working = [run for run in runs if run.ok]
+    for run in runs:
+        same = [each for each in working if each.job.ranks == run.job.ranks]
+        if same and run.job.start_method not in {each.job.start_method for each in same}:
+            yield from _failures(run, "warning", f", with the {run.job.start_method} start method only")
+        elif runs[0].ok and run.job.ranks != runs[0].job.ranks and _raised(run):
+            yield from _failures(run, "unproven", f", with {run.job.ranks} ranks only")
+        else:
+            yield from _failures(run)
+    for run in resumed:
+        elsewhere = run.job.ranks != runs[0].job.ranks
+        yield from _failures(run, "note" if elsewhere and _raised(run, STATE) else "error")
+    if runs[0].ok or not any(run.ranks[0].epochs for run in runs):
+        for run in controls[:1] if working else ():
+            yield from _failures(run, "unproven", ", with one rank only")
+
+
+def _raised(run: RunLog, phase: str | None = None) -> bool:
+    root = [rank.failure for rank in run.ranks if rank.failure is not None and rank.failure.root]
+    return bool(root) and all(each.kind == "raised" and phase in (None, each.phase) for each in root)
+
+
+def _failures(run: RunLog, severity: Severity = "error", only: str = "") -> Iterator[Finding]:
+    for rank in run.ranks:
+        failure = rank.failure
+        if failure is None or not failure.root:
+            continue
+        where = f"{run.job.name}, rank {rank.rank}, {failure.phase}: {failure.detail}"
+        evidence = (where, *(f"| {line}" for line in failure.output))
+        worker_died = re.search(r"DataLoader worker.*(exited unexpectedly|killed by signal)", failure.detail)
+        if failure.kind == "died" or worker_died:
+            what = "a worker process died" if failure.kind == "raised" else "a rank died"
+            yield finding("process-died", severity, f"{what}{only}", *evidence)
+        elif failure.phase == IDS:
+            unproven = "unproven" if severity == "error" else severity
+            yield finding("no-ids", unproven, "batches do not have the declared ids", *evidence)
+        elif failure.kind == "hangs":
+            yield finding("hangs", severity, f"the loader hangs, {failure.phase}{only}", *evidence)
+        else:
+            raised = "cannot be imported" if failure.phase == IMPORT else "or its loader raises an error"
+            yield finding("factory-raises", severity, f"the factory {raised}{only}", *evidence)
+
+
+def endings(run: RunLog) -> Iterator[Finding]:
+    """Epochs without a batch, unequal steps, and epochs that were cut (rules 1 and 16)."""
+    for each in run.epochs:
+        where = f"{run.job.name}, epoch {each[0].epoch}"
+        steps = [len(epoch.steps) for epoch in each]
+        if not any(steps):
+            again = ", although the first had some: it can be read only once" if each[0].epoch else ""
+            text = f"{where}: no rank has a batch{again}"
+            yield finding("yields-nothing", "error", "the loader yields no batches", text)
+            break
+        if not all(steps):
+            empty = listed([str(rank) for rank, count in enumerate(steps) if not count])
+            text = f"{where}: no batch for rank {empty}"
+            yield finding("yields-nothing", "error", "some ranks have no batches", text)
+        elif len({*steps}) > 1:
+            least = min(steps)
+            first = listed([str(rank) for rank, count in enumerate(steps) if count == least])
+            counts = ", ".join(f"rank {rank} takes {count}" for rank, count in enumerate(steps[:16]))
+            text = f"{where}: {counts}; a collective in step {least} (from 0) waits forever for rank {first}"
+            what = "ranks take different numbers of steps: a collective would hang"
+            yield finding("uneven-steps", "error", what, text)
+    for rank in run.ranks:
+        cut = [epoch for epoch in rank.epochs if epoch.cut]
+        if cut:
+            length = rank.built.length if rank.built is not None else None
+            of = f" of {length}" if length is not None else ""
+            text = f"{run.job.name}, rank {rank.rank}: cut after {len(cut[0].steps)} steps{of}"
+            yield finding("never-ends", "unproven", "the epoch was not read to its end", text)
+            break
+
+
+def differences(run: RunLog) -> Iterator[Finding]:
+    """Ranks that shard different datasets, or identify samples by different kinds of ids."""
+    kinds = {rank: kind for rank, each in enumerate(run.ranks) if (kind := _kind_of_ids(each))}
+    if len({*kinds.values()}) > 1:
+        text = ", ".join(f"rank {rank}: {kind}" for rank, kind in kinds.items())
+        what = "ranks have batches of different kinds"
+        yield finding("differs-between-ranks", "error", what, f"{run.job.name}: ids are {text}")
+    cutting = [(rank.rank, rank.built) for rank in run.ranks if rank.built is not None]
+    cutting = [(rank, each) for rank, each in cutting if each.cuts_one_dataset or each.elastic]
+    for name in ("samples", "fingerprint"):
+        values = {rank: getattr(each, name) for rank, each in cutting}
+        if len({*values.values()}) > 1:
+            text = ", ".join(f"rank {rank}: {value}" for rank, value in values.items())
+            text = f"{run.job.name}: {name} of the dataset: {text}"
+            yield finding("differs-between-ranks", "error", "ranks read different datasets", text)
+            return
+
+
+def _kind_of_ids(rank: RankLog) -> str | None:
+    first = next((step for epoch in rank.epochs for step in epoch.steps if step.rows != 0), None)
+    if first is None or first.ids == []:
+        return None
+    return "missing" if first.ids is None else "numbers" if isinstance(first.ids[0], int) else "text"
+
+
+def lengths(run: RunLog) -> Iterator[Finding]:
+    """``len(loader)`` against the steps (rule 15)."""
+    for each in run.epochs[:1]:
+        total = sum(len(epoch.steps) for epoch in each)
+        for rank, epoch in zip(run.ranks, each, strict=True):
+            length = rank.built.length if rank.built is not None else None
+            if length is None or fits_length(length, len(epoch.steps), total, run.job.ranks, run.job.workers):
+                continue
+            text = f"rank {rank.rank}: len(loader) is {length}, the epoch has {len(epoch.steps)} steps"
+            what = "len(loader) is not the number of steps"
+            yield finding("wrong-length", "error", what, f"{run.job.name}, {text}")
+            return
+
+
+def dropped(run: RunLog) -> Iterator[Finding]:
+    """Batches of fewer rows than samples given to collate (rule 3), unless collate packs samples into rows."""
+    steps = [(rank, step) for rank in run.ranks for epoch in rank.epochs for step in epoch.steps]
+    known = [(rank, step) for rank, step in steps if step.indices is not None and step.rows is not None]
+    fewer = [(rank, step) for rank, step in known if (step.rows or 0) < len(step.indices or ())]
+    nones = [(rank, step) for rank, step in fewer if step.nones]
+    if found := nones or (fewer if 2 * len(fewer) <= len(known) else []):
+        rank, step = found[0]
+        indices = listed([str(index) for index in step.indices or ()])
+        text = (
+            f"{run.job.name}, rank {rank.rank}: {len(step.indices or ())} samples (indices {indices}) became "
+            f"{step.rows} rows; {len(found)} such batches"
+        )
+        yield finding("missing-samples", "error", "collate drops samples", text)

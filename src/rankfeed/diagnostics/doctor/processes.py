@@ -1,0 +1,223 @@
+"""Runs the ranks of a job in real processes, and ends every process that they start."""
+
+import os
+import pickle
+import select
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from rankfeed._util.workers import Payload, PeerGoneError, WorkerPool
+from rankfeed._util.workers.channel import poll_descriptors
+from rankfeed._util.workers.pool import Worker
+from rankfeed.diagnostics.doctor.rank import RankHandler
+from rankfeed.diagnostics.doctor.records import Failure, Job, RankLog, RunLog
+from rankfeed.errors import WorkerError
+
+#: What is imported once, before ranks are forked.
+_PRELOAD = (
+    "torch.distributed",
+    "torch.multiprocessing",
+    "torch.utils.data",
+    "psutil",
+    "rankfeed.diagnostics.doctor.rank",
+)
+#: Environment variable of all processes of a run, by which they are found even in a session of their own.
+_MARK = "RANKFEED_EXAMINATION"
+#: Seconds that imports of torch may take, and that ranks may take to find each other on a busy machine.
+_IMPORT, _START = 900.0, 300.0
+#: Seconds that ranks may take to end once all is read, and that others are waited for after a failure.
+_LEAVE, _AFTER_A_FAILURE = 5.0, 5.0
+#: Lines of output that are kept, and bytes on disk, above which the file is emptied.
+_LINES, _OUTPUT = 20, 32 << 20
+
+
+@dataclass(eq=False)
+class RankProcess:
+    """The process of a rank, and what was received from it."""
+
+    log: RankLog
+    worker: Worker
+    output: Path
+    heard: float = field(default_factory=time.monotonic)
+
+    @property
+    def is_awaited(self) -> bool:
+        return not self.log.done and self.log.failure is None
+
+    def receive(self) -> None:
+        """Take in what it reports, or how it ended."""
+        channel = self.worker.channel
+        try:
+            while self.is_awaited and channel.poll(0):
+                self.log.add(pickle.loads(channel.receive()))  # noqa: S301  (from our own code)
+                self.heard = time.monotonic()
+        except PeerGoneError:
+            detail = f"the process ended: {self.worker.end()}"
+            self.log.failure = Failure("died", self.log.phase, detail, self.last_lines())
+
+    def keep_output_small(self) -> None:
+        with suppress(OSError):
+            if self.output.stat().st_size > _OUTPUT:
+                os.truncate(self.output, 0)  # it is opened to append
+
+    def last_lines(self, start: int = 0) -> list[str]:
+        """The last lines that the rank printed, from an offset on."""
+        with suppress(OSError), self.output.open("rb") as file:
+            file.seek(max(start, self.output.stat().st_size - (64 << 10)))
+            lines = file.read().decode(errors="replace").splitlines()
+            return [line[:500] for line in lines[-_LINES:]]
+        return []
+
+    def current_stack(self) -> list[str]:
+        """The stack that it prints on request; its last lines if it prints none."""
+        before = self.output.stat().st_size if self.output.exists() else 0
+        with suppress(ProcessLookupError):
+            os.kill(self.worker.pid, signal.SIGUSR1)
+        time.sleep(0.3)
+        with suppress(OSError), self.output.open("rb") as file:
+            file.seek(before)
+            stack = [line for line in file.read(64 << 10).decode(errors="replace").splitlines() if line.strip()]
+            for number, line in enumerate(stack):
+                if line.startswith("Current thread"):
+                    return [each[:500] for each in stack[number : number + 9]]
+        return self.last_lines()
+
+
+def run_job(job: Job, preload: Sequence[str] = ()) -> RunLog:
+    """Run a job to its end, or until a rank takes too long.
+
+    Args:
+        job: what the ranks do.
+        preload: modules to import before ranks are forked, besides torch.
+
+    Raises:
+        WorkerError: no process could be started.
+    """
+    log = RunLog(job, [RankLog(rank) for rank in range(job.ranks)])
+    with (
+        tempfile.TemporaryDirectory(prefix="rankfeed-doctor-", ignore_cleanup_errors=True) as folder,
+        _started(log, Path(folder), preload) as running,
+    ):
+        while awaited := [each for each in running if each.is_awaited]:
+            poll_descriptors({each.worker.channel.socket.fileno(): select.POLLIN for each in awaited}, 0.1)
+            for each in awaited:
+                each.receive()
+            _find_hanging(running, job)
+    return log
+
+
+def _find_hanging(running: Sequence[RankProcess], job: Job) -> None:
+    failed = any(each.log.failure is not None for each in running)
+    for each in running:
+        if not each.is_awaited:
+            continue
+        each.keep_output_small()
+        limit = _START if each.log.phase == "starting" else job.timeout + job.step_seconds
+        limit = min(limit, _AFTER_A_FAILURE) if failed else limit
+        silent = time.monotonic() - each.heard
+        if silent > limit:
+            detail = f"nothing came for {silent:.0f} s"
+            each.log.failure = Failure("hangs", each.log.phase, detail, each.current_stack(), root=not failed)
+
+
+@contextmanager
+def _started(log: RunLog, folder: Path, preload: Sequence[str]) -> Iterator[list[RankProcess]]:
+    """Processes for the ranks; afterwards they and all processes that they started are ended.
+
+    Odd ranks are forked from another server than even ones, so that hashes of text differ as between machines.
+    """
+    mark, port = os.urandom(16).hex(), _free_port()
+    payload = Payload(RankHandler(log.job))
+    pools = [WorkerPool(payload, (*_PRELOAD, *preload, *also)) for also in ([], ["numpy"])[: log.job.ranks]]
+    running: list[RankProcess] = []
+    try:
+        for number, pool in enumerate(pools):
+            if not pool.start(len(log.ranks[number::2]), _IMPORT):
+                raise WorkerError("the doctor could not start ranks", found=f"not ready after {_IMPORT:.0f} s")
+        for rank in log.ranks:
+            worker = pools[rank.rank % 2].workers[rank.rank // 2]
+            running.append(RankProcess(rank, worker, folder / f"{rank.rank}.txt"))
+            environ = _environ(rank.rank, log.job.ranks, port) | {_MARK: mark}
+            worker.channel.send(pickle.dumps((rank.rank, environ, str(running[-1].output))))
+        yield running
+        _let_end(running)
+    finally:
+        sessions = {worker.pid for pool in pools for worker in pool.workers}
+        _end_all(sessions, mark)
+        for pool in pools:
+            pool.close()
+
+
+def _let_end(running: Sequence[RankProcess]) -> None:
+    """Let ranks clean up, unless one hangs."""
+    endings = {each: each.log.failure and each.log.failure.kind for each in running}
+    deadline = time.monotonic() + _LEAVE
+    alive = [] if "hangs" in endings.values() else [each for each in running if endings[each] != "died"]
+    for each in alive:
+        with suppress(PeerGoneError):
+            each.worker.channel.send(b"")
+    for each in alive:
+        each.worker.channel.poll(max(0.0, deadline - time.monotonic()))
+
+
+def _end_all(sessions: set[int], mark: str) -> None:
+    """Kill all processes of these sessions or with the mark.
+
+    Python's resource trackers get time to remove what killed processes left.
+    """
+    for pause in (0.0, 0.05, 0.2, 1.0):
+        time.sleep(pause)
+        left = [each for each in psutil.process_iter() if _belongs(each.pid, sessions, mark)]
+        for each in left:
+            with suppress(psutil.Error):
+                if pause >= 1 or not any("resource_tracker" in part for part in each.cmdline()):
+                    each.kill()
+        if not left:
+            return
+
+
+def _belongs(pid: int, sessions: set[int], mark: str) -> bool:
+    with suppress(OSError, psutil.Error):
+        if os.getsid(pid) in sessions:
+            return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+        return f"{_MARK}={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes()
+    return False
+
+
+def _environ(rank: int, ranks: int, port: int) -> dict[str, str]:
+    """The variables that torchrun sets, and those that keep libraries small."""
+    return {
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        "PYTHONUNBUFFERED": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "ACCELERATE_USE_CPU": "true",
+        "RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+        "NODE_RANK": "0",
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": str(ranks),
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": f"rankfeed-doctor-{port}",
+    }
+
+
+def _free_port() -> int:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return int(server.getsockname()[1])

@@ -1,0 +1,323 @@
+"""One rank of a run: builds the user's loader, reads it as a training loop does, and reports what it receives."""
+
+import atexit
+import faulthandler
+import gc
+import importlib
+import inspect
+import os
+import pickle
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from rankfeed._util.workers import Channel
+from rankfeed.diagnostics.doctor import inspection
+from rankfeed.diagnostics.doctor import rows as shapes
+from rankfeed.diagnostics.doctor.records import (
+    IDS,
+    IMPORT,
+    STATE,
+    Began,
+    Built,
+    Done,
+    Ended,
+    Failure,
+    Job,
+    Ready,
+    Record,
+    RowKey,
+    Stated,
+    Step,
+)
+from rankfeed.diagnostics.keys import USUAL, Key, Words, ids_in, words_of
+from rankfeed.diagnostics.tagged import Tagged, record
+from rankfeed.errors import AuditError, safe_str
+
+#: Longer text is reported as a digest.
+_LONG = 200
+#: Seconds between measurements of memory, and how much longer than a measurement the pause is.
+_PAUSE, _RARELY = 0.2, 10
+
+
+class RankHandler:
+    """Runs in a worker process: the first message says which rank it is, the second one that it may end."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def __call__(self, message: bytes, channel: Channel) -> None:
+        if not message:
+            atexit._run_exitfuncs()  # what loaders clean up in the end
+            os._exit(0)
+        rank, environ, output = pickle.loads(message)  # noqa: S301  (from our own code)
+        os.setsid()
+        for descriptor in (1, 2):
+            os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), descriptor)
+        os.environ.update(environ)
+        np.random.seed()  # as in a process that begins; Python's own generator does so by itself
+        faulthandler.register(signal.SIGUSR1, all_threads=True)
+        read(self._job, rank, lambda record: channel.send(pickle.dumps(record)))
+
+
+def read(job: Job, rank: int, report: Callable[[Record], object]) -> None:
+    """Do a rank's part of a run; the variables of torchrun are set."""
+    reader = LoaderReader(job, rank, report)
+    try:
+        reader.init_group()
+        reader.memory.install()
+        reader.read()
+        report(Done())
+    except BaseException as error:  # SystemExit of the user's code, too
+        trace = "".join(traceback.format_exception(type(error), error, _user_frames(error)))
+        ours = reader.phase == IDS and isinstance(error, AuditError)
+        text = _encodable(f"{type(error).__name__}: {safe_str(error)}").strip()[:2000]
+        report(Failure("raised", reader.phase, text, [] if ours else _encodable(trace).splitlines()[-20:]))
+
+
+class LoaderReader:
+    """Reads the loader of a factory and reports each batch."""
+
+    def __init__(self, job: Job, rank: int, report: Callable[[Record], object]) -> None:
+        self.job, self.rank, self.report = job, rank, report
+        self.phase = "starting"
+        self._key: Key | None = job.key
+        self._ours = False
+        self._measure_at = 0.0
+        self.memory = inspection.ImportMeter()
+
+    def init_group(self) -> None:
+        import torch
+        import torch.distributed as dist
+        import torch.multiprocessing
+
+        torch.seed()  # as in a process that begins
+        dist.init_process_group("gloo")
+        _tolerate_a_second_group()
+        torch.multiprocessing.set_start_method(self.job.start_method, force=True)
+
+    def read(self) -> None:
+        self.phase = IMPORT
+        self.report(Ready())
+        factory = found(self.job.factory)
+        gc.freeze()  # so that a collection in a forked worker does not copy these pages
+        self.phase = "in the factory"
+        loader, built = self._build(factory, 0)
+        self.report(built)
+        if self.job.set_epoch:
+            inspection.set_epoch(loader, 0)
+        if self.job.resume is not None:
+            import torch
+
+            self.phase = STATE
+            states = sorted(Path(self.job.resume).glob("*.pt"), key=lambda path: int(path.stem))
+            loader.load_state_dict(torch.load(states[self.rank % len(states)], weights_only=False))
+        for epoch in range(self.job.epochs):
+            if epoch and "epoch" in _accepted(factory):
+                loader, _ = self._build(factory, epoch)
+            if epoch and self.job.set_epoch:
+                inspection.set_epoch(loader, epoch)
+            self.report(Began(epoch))
+            self.report(inspection.sizes(self.memory.bytes()))
+            whole = self._epoch(loader, epoch, length=built.length, resumes=built.resumes and not epoch)
+            self.report(Ended(whole))
+            if not whole:
+                return
+
+    def _build(self, factory: Callable[..., Any], epoch: int) -> tuple[Any, Built]:
+        from torch.utils.data import DataLoader
+
+        job = self.job
+        known: dict[str, Any] = {"num_workers": job.workers, "workers": job.workers, "epoch": epoch}
+        known |= {"rank": self.rank, "world_size": job.ranks, "start_method": job.start_method}
+        known |= {"multiprocessing_context": job.start_method if job.workers else None}
+        accepted = _accepted(factory)
+        start, before = time.perf_counter(), self.memory.bytes()
+        loader = factory(**{name: value for name, value in known.items() if name in accepted})
+        grown, seconds = self.memory.bytes() - before, time.perf_counter() - start
+        match loader:
+            case (batches, key) if isinstance(loader, tuple) and isinstance(batches, Iterable) and _is_key(key):
+                loader, self._key = batches, key if self._key is None else self._key
+        if isinstance(loader, Mapping) or not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
+            raise TypeError(f"the factory returned no iterable of batches but {type(loader).__name__}")
+        if isinstance(loader, (tuple, list)) and any(isinstance(each, DataLoader) for each in loader):
+            raise TypeError(f"the factory returned {len(loader)} things, with loaders among them: return one")
+        if self._key is None and isinstance(own := getattr(loader, "id_column", None), str):
+            self._key = own
+        self._ours = type(loader).__module__.startswith("rankfeed.")
+        built = inspection.described(loader, seconds=seconds, grown=grown, start_method=job.start_method)
+        record(loader)
+        return loader, built
+
+    def _epoch(self, loader: Any, epoch: int, *, length: int | None, resumes: bool) -> bool:
+        """Read an epoch; whether to its end."""
+        job, deadline = self.job, time.monotonic() + self.job.max_seconds
+        self.phase = f"in epoch {epoch}, step 0"
+        handles = inspection.Handles() if job.start_method == "fork" and not epoch else None
+        kept: Callable[[], None] | None = None
+        start = time.perf_counter()
+        for steps, batch in enumerate(iter(loader), 1):
+            waited = time.perf_counter() - start
+            if kept is not None:
+                kept()  # there is a batch to resume with
+            if steps > job.max_steps or time.monotonic() > deadline:
+                return False
+            self.report(self._step(batch, waited))
+            self.phase = f"in epoch {epoch}, step {steps}"
+            if handles is not None and steps in (1, 4):
+                handles.look_at_children()
+            wanted = resumes and job.states is not None and _is_in_the_middle(steps, length)
+            kept = self._keep_state(loader, steps) if wanted else None
+            if (now := time.monotonic()) > self._measure_at:
+                self.report(inspection.sizes(self.memory.bytes()))
+                after = time.monotonic()
+                self._measure_at = after + max(_PAUSE, _RARELY * (after - now))
+            if job.step_seconds:
+                time.sleep(job.step_seconds)
+            start = time.perf_counter()
+        self.report(inspection.sizes(self.memory.bytes()))
+        for moved in handles.moved() if handles is not None else ():
+            self.report(moved)
+        return True
+
+    def _keep_state(self, loader: Any, steps: int) -> Callable[[], None] | None:
+        """Save the state; returns a function that makes it the one to resume from."""
+        import torch
+
+        assert self.job.states is not None
+        before, self.phase = self.phase, f"taking the state after step {steps}"
+        try:
+            state = loader.state_dict()
+        except (AttributeError, NotImplementedError):  # of a wrapper around something that has none
+            self.phase = before
+            return None
+        taken = Path(self.job.states) / f"{self.rank}.taken"
+        torch.save(state, taken)
+        self.phase = before
+
+        def keep() -> None:
+            taken.replace(taken.with_suffix(".pt"))
+            self.report(Stated(steps))
+
+        return keep
+
+    def _step(self, batch: Any, waited: float) -> Step:
+        origin = batch if isinstance(batch, Tagged) else Tagged(batch, None)
+        batch, indices = origin.batch, origin.indices
+        before, self.phase = self.phase, IDS
+        ids = self._ids(batch)
+        self.phase = before
+        columns = shapes.columns(batch, len(indices) if indices is not None else None)
+        hashes = {name: keys for name, column in columns.items() if (keys := shapes.hashes(column)) is not None}
+        if self._ours and isinstance(batch, dict) and "valid" in batch:
+            kept = np.flatnonzero(np.asarray(batch["valid"])).tolist()  # other rows are padding
+            hashes = {name: [keys[row] for row in kept] for name, keys in hashes.items()}
+            ids = None if ids is None else [ids[row] for row in kept]
+        known = ids is not None or indices is not None
+        shingles, tokens = ([], 0) if known else shapes.tokens(columns)
+        return Step(
+            rows=len(ids) if ids is not None else next(map(len, hashes.values()), None),
+            ids=ids,
+            indices=indices,
+            nones=origin.nones,
+            fields=hashes,
+            ends={} if known else shapes.all_ends(columns),
+            shingles=shingles,
+            tokens=tokens,
+            waited=waited,
+            worker=origin.worker,
+            streams=origin.streams,
+        )
+
+    def _ids(self, batch: Any) -> list[RowKey] | None:
+        """Declared ids; None if the key was not declared and the usual one does not exist."""
+        if self._key is None:
+            with suppress(AuditError, TypeError):
+                values = ids_in(batch, USUAL)
+                return None if values is None else _named(words_of(values), values)
+            return None
+        if isinstance(self._key, str) and ":" in self._key:
+            self._key = found(self._key)
+        values = self._key(batch) if callable(self._key) else shapes.key_at(str(self._key))(batch)
+        return _named(words_of(values), values)
+
+
+def found(name: str) -> Callable[..., Any]:
+    """The function ``module:function``, or ``file.py:function``, imported from the folder as a script is."""
+    module, _, attribute = name.rpartition(":")
+    if module.endswith(".py"):
+        file = Path(module).resolve()
+        module, folder = file.stem, file.parent
+        while (folder / "__init__.py").exists():
+            module, folder = f"{folder.name}.{module}", folder.parent
+        sys.path.insert(0, str(folder))
+        if not file.is_file():
+            raise FileNotFoundError(file)
+        if Path(getattr(importlib.import_module(module), "__file__", None) or "").resolve() != file:
+            raise ImportError(f"{module} is the name of another module: give {file.name} another name")
+    function: Any = importlib.import_module(module)
+    for part in attribute.split("."):
+        function = getattr(function, part)
+    if not callable(function):
+        raise TypeError(f"{name} is no function but {type(function).__name__}")
+    return function  # type: ignore[no-any-return]
+
+
+def _user_frames(error: BaseException) -> TracebackType | None:
+    """Where it was raised, from the user's code on."""
+    here, at = Path(__file__).parent, error.__traceback__
+    while at is not None and at.tb_next is not None and Path(at.tb_frame.f_code.co_filename).parent == here:
+        at = at.tb_next
+    return at
+
+
+def _accepted(factory: Callable[..., Any]) -> set[str]:
+    with suppress(ValueError, TypeError):  # something built in
+        kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        return {name for name, each in inspect.signature(factory).parameters.items() if each.kind in kinds}
+    return set()
+
+
+def _is_key(thing: Any) -> bool:
+    return isinstance(thing, (str, int)) or (callable(thing) and not hasattr(thing, "__iter__"))
+
+
+def _is_in_the_middle(steps: int, length: int | None) -> bool:
+    """Whether half an epoch was read; of one of unknown length, the last power of two is half of it or more."""
+    return steps.bit_count() == 1 if length is None else steps == max(1, length // 2)
+
+
+def _named(words: Words, values: Any) -> list[RowKey]:
+    """Numbers and short text as they are, others by their digests."""
+    if words.shape[1] == 1:
+        numbers: list[RowKey] = words[:, 0].view(np.int64).tolist()
+        return numbers
+    if isinstance(values, (list, tuple)) and all(isinstance(each, str) and len(each) < _LONG for each in values):
+        return [_encodable(each) for each in values]
+    return [f"{high:016x}{low:016x}" for high, low in words.tolist()]
+
+
+def _encodable(text: str) -> str:
+    """Without the lone surrogates that file names may have and terminals may not."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _tolerate_a_second_group() -> None:
+    """A factory from a training script may initialise the process group, which exists already."""
+    import torch.distributed as dist
+
+    make = dist.init_process_group
+
+    def init_process_group(*args: Any, **options: Any) -> None:
+        if not dist.is_initialized():
+            make(*args, **options)
+
+    dist.init_process_group = init_process_group

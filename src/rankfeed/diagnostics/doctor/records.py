@@ -1,0 +1,271 @@
+"""What the ranks of a run are asked to do and what they report."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+#: Phases of a rank: before the factory is imported, while a state is loaded, and while ids are read.
+IMPORT, STATE, IDS = "importing the factory", "loading the state", "reading the ids"
+#: What identifies a row: its id, its index in the dataset, or a hash.
+RowKey = int | str
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the ranks of a run do; the options are those of `examine`."""
+
+    name: str
+    factory: str
+    ranks: int
+    workers: int
+    start_method: str
+    epochs: int
+    timeout: float = 60.0
+    max_steps: int = 1000
+    max_seconds: float = 60.0
+    key: str | int | None = None
+    set_epoch: bool = True
+    step_seconds: float = 0.0
+    #: Directory for the loader's state from the middle of its first epoch, and directory to resume from.
+    states: str | None = None
+    resume: str | None = None
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The process group is initialised; the factory is called next."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """The factory returned after `seconds` and made the process larger by `bytes`."""
+
+    seconds: float
+    bytes: int = 0
+    #: ``len(loader)``; length of a map-style dataset; indices of a torch Subset in the dataset at its bottom.
+    length: int | None = None
+    samples: int | None = None
+    subset: list[int] | None = None
+    fingerprint: str | None = None
+    workers: int | None = None
+    #: Whether a sampler shards what must be the same dataset on all ranks.
+    cuts_one_dataset: bool = False
+    #: What samplers declare: dropped remainders, draws with replacement, shuffling (None: they do not say).
+    drops: bool = False
+    replaces: bool = False
+    shuffles: bool | None = None
+    #: Whether the loader has a state, and whether that can be loaded on any number of ranks.
+    resumes: bool = False
+    elastic: bool = False
+    #: Bytes of the dataset that each worker receives by pickle, if known.
+    pickled: int | None = None
+
+
+@dataclass(frozen=True)
+class Began:
+    """An epoch began."""
+
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """A batch arrived."""
+
+    #: None if the batch has no rows that can be distinguished.
+    rows: int | None = None
+    ids: list[RowKey] | None = None
+    #: Dataset indices that collate was given, in order, and how many of their samples were None.
+    indices: list[int] | None = None
+    nones: int = 0
+    #: Hash of each row's value, by field.
+    fields: dict[str, list[int]] = field(default_factory=dict)
+    #: Of fields that may be padded: hashes of the last element and of the row without its trailing run of that
+    #: element, and the length of the run; ``name<`` the same from the other end.
+    ends: dict[str, list[tuple[int, int, int]]] = field(default_factory=dict)
+    #: Sampled hashes of 12 consecutive tokens, and number of tokens.
+    shingles: list[int] = field(default_factory=list)
+    tokens: int = 0
+    waited: float = 0.0
+    #: The worker that built it, and digests of the random streams it drew from, as they were when it began.
+    worker: int | None = None
+    streams: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def content(self) -> list[RowKey]:
+        """A key of all fields together for each row."""
+        return [hash(row) for row in zip(*(self.fields[name] for name in sorted(self.fields)), strict=False)]
+
+    @property
+    def keys(self) -> list[RowKey]:
+        """What orders are compared by: ids, else indices, else content."""
+        return self.ids if self.ids is not None else self.content if self.indices is None else [*self.indices]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Private bytes of memory: of the rank, and of its children by process id."""
+
+    rank: int
+    children: dict[int, int]
+
+
+@dataclass(frozen=True)
+class Moved:
+    """A file that was open before workers were forked was read through the same handle afterwards."""
+
+    path: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Stated:
+    """The state to resume from was taken after this many steps of the first epoch; the last such record holds."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class Ended:
+    """An epoch ended: complete, or cut."""
+
+    whole: bool
+
+
+@dataclass(frozen=True)
+class Done:
+    """The rank has finished."""
+
+
+@dataclass
+class Failure:
+    """How a rank failed: it raised, hangs or died; with the last lines that it printed."""
+
+    kind: str
+    phase: str
+    detail: str
+    output: list[str] = field(default_factory=list)
+    #: Whether no other rank failed before.
+    root: bool = True
+
+
+Record = Ready | Built | Began | Step | Sizes | Moved | Stated | Ended | Failure | Done
+
+
+@dataclass
+class EpochLog:
+    """What a rank received in an epoch."""
+
+    epoch: int
+    steps: list[Step] = field(default_factory=list)
+    sizes: list[Sizes] = field(default_factory=list)
+    whole: bool = False
+    cut: bool = False
+
+    @property
+    def keys(self) -> list[RowKey]:
+        return [key for step in self.steps for key in step.keys]
+
+    @property
+    def rows(self) -> int:
+        return sum(step.rows or 0 for step in self.steps)
+
+
+@dataclass
+class RankLog:
+    """What a rank of a run reported."""
+
+    rank: int
+    built: Built | None = None
+    epochs: list[EpochLog] = field(default_factory=list)
+    moved: list[Moved] = field(default_factory=list)
+    state_after: int | None = None
+    failure: Failure | None = None
+    done: bool = False
+    phase: str = "starting"
+
+    @property
+    def whole(self) -> list[EpochLog]:
+        """Epochs that were read to their end."""
+        return [epoch for epoch in self.epochs if epoch.whole]
+
+    def add(self, record: Record) -> None:
+        match record:
+            case Ready():
+                self.phase = "calling the factory"
+            case Built():
+                self.built = self.built or record
+            case Began(epoch=epoch):
+                self.epochs.append(EpochLog(epoch))
+                self.phase = f"epoch {epoch}, waiting for the first batch"
+            case Step():
+                self.epochs[-1].steps.append(record)
+                self.phase = f"epoch {self.epochs[-1].epoch}, waiting for step {len(self.epochs[-1].steps)}"
+            case Sizes():
+                self.epochs[-1].sizes.append(record)
+            case Moved():
+                self.moved.append(record)
+            case Stated(step=step):
+                self.state_after = step
+            case Ended(whole=whole):
+                self.epochs[-1].whole, self.epochs[-1].cut = whole, not whole
+                self.phase = f"after epoch {self.epochs[-1].epoch}"
+            case Failure():
+                self.failure = record
+            case Done():
+                self.done = True
+
+
+@dataclass
+class RunLog:
+    """What the ranks of a run reported."""
+
+    job: Job
+    ranks: list[RankLog]
+
+    @property
+    def ok(self) -> bool:
+        """Whether all ranks finished."""
+        return all(rank.done for rank in self.ranks)
+
+    @property
+    def epochs(self) -> list[list[EpochLog]]:
+        """Epochs that all ranks read to their end, of each rank."""
+        return [list(each) for each in zip(*(rank.whole for rank in self.ranks), strict=False)]
+
+    @property
+    def cut(self) -> list[EpochLog]:
+        """The first epoch of each rank, if it was cut on any."""
+        first = [rank.epochs[0] for rank in self.ranks if rank.epochs]
+        complete = len(first) == len(self.ranks)
+        return first if complete and any(epoch.cut for epoch in first) else []
+
+    @property
+    def steps(self) -> Iterator[Step]:
+        return (step for rank in self.ranks for epoch in rank.epochs for step in epoch.steps)
+
+    @property
+    def built(self) -> list[Built]:
+        return [rank.built for rank in self.ranks if rank.built is not None]
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        job = self.job
+        run = {"run": job.name, "ranks": job.ranks, "workers": job.workers, "start_method": job.start_method}
+        return run | {"by_rank": [_summary(rank) for rank in self.ranks]}
+
+
+def _summary(rank: RankLog) -> dict[str, Any]:
+    epochs = [
+        {
+            "epoch": epoch.epoch,
+            "steps": len(epoch.steps),
+            "samples": epoch.rows,
+            "to_its_end": epoch.whole,
+            "waited_seconds": sum(step.waited for step in epoch.steps),
+        }
+        for epoch in rank.epochs
+    ]
+    failure = None if rank.failure is None else vars(rank.failure)
+    return {"rank": rank.rank, "failure": failure, "epochs": epochs}

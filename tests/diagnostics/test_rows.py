@@ -1,0 +1,157 @@
+"""Rows of batches of any shape."""
+
+from __future__ import annotations
+
+import collections
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankfeed.diagnostics.doctor.rows import all_ends, columns, ends, hashes, key_at, shingles_of, tokens
+from rankfeed.errors import AuditError
+
+X = torch.arange(12).reshape(4, 3)
+Y = torch.arange(4)
+
+
+@dataclass
+class Fields:
+    x: Any
+    meta: Any
+
+
+class Plain:
+    def __init__(self, **fields: Any) -> None:
+        vars(self).update(fields)
+
+
+Pair = collections.namedtuple("Pair", ["x", "y"])
+SAMPLES = [{"x": X[row], "y": int(row)} for row in range(4)]
+NESTED = torch.nested.nested_tensor([X[0], X[1, :2], X[2], X[3, :1]])
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected"),
+    [
+        (X, {"": 4}),
+        ({"x": X, "y": Y, "steps": 7, "name": "train"}, {"x": 4, "y": 4}),
+        ((X, Y), {"0": 4, "1": 4}),
+        ([X, Y], {"0": 4, "1": 4}),
+        (Pair(X, Y), {"x": 4, "y": 4}),
+        ({"meta": {"k": ["a", "b", "c", "d"]}, "x": X}, {"meta.k": 4, "x": 4}),
+        ({"x": X, "caption": ["a", None, "c", None]}, {"x": 4, "caption": 4}),
+        ([{"data": X, "label": Y}], {"0.data": 4, "0.label": 4}),
+        (Fields(X, {"y": Y}), {"x": 4, "meta.y": 4}),
+        (Plain(x=X, _hidden=Y), {"x": 4}),
+        ({"inner": Plain(x=X), "y": Y}, {"inner.x": 4, "y": 4}),
+        ([Plain(x=X, y=Y)], {"0.x": 4, "0.y": 4}),
+        (SAMPLES, {"x": 4, "y": 4}),
+        ([(X[row], int(row)) for row in range(4)], {"0": 4, "1": 4}),
+        ({"x": X.to_sparse(), "y": Y}, {"x": 4, "y": 4}),
+        ({"x": X.float().to_sparse_csr(), "y": Y}, {"x": 4, "y": 4}),
+        ({"x": NESTED, "y": Y}, {"x": 4, "y": 4}),
+        ({"x": X.T, "y": Y, "z": Y}, {"x": 4, "y": 4, "z": 4}),
+        ({"x": X.to(torch.bfloat16)}, {"x": 4}),
+        (["a", "b", "c"], {"": 3}),
+        (([*X], [{"box": X[:row]} for row in range(4)]), {"0": 4, "1": 4}),
+        ([tuple(X), tuple({"id": row} for row in range(4))], {"0": 4, "1": 4}),
+        ({"image": [X[:1], X[:2], X[:4], X[:3]], "id": Y}, {"image": 4, "id": 4}),
+        ({"image": [X.T] * 5}, {"image": 5}),
+        (((X, X), Y), {"0.0": 4, "0.1": 4, "1": 4}),
+        ([Y[:1], Y[:3], Y[:2]], {"": 3}),
+        ((X.T, Y), {"0": 4, "1": 4}),
+        ([torch.ones(3, 8, 8)] * 5, {"": 5}),
+        ({"x": np.array([["a"], ["b"]])}, {"x": 2}),
+        ([], {}),
+        ({}, {}),
+        (torch.tensor(3), {}),
+        (None, {}),
+    ],
+)
+def test_rows_of_a_batch(batch: Any, expected: dict[str, int]) -> None:
+    found = columns(batch)
+    assert {name: len(column) for name, column in found.items()} == expected
+    assert {name: len(hashes(column) or []) for name, column in found.items()} == expected
+
+
+def test_content_that_cannot_be_hashed_is_no_key() -> None:
+    assert hashes([lambda: 0]) is None
+
+
+def test_rows_of_graphs() -> None:
+    data = pytest.importorskip("torch_geometric.data")
+    graphs = [data.Data(x=X[:size], y=torch.tensor([size])) for size in (1, 3, 2)]
+    found = columns(data.Batch.from_data_list(graphs))
+    assert {name: len(column) for name, column in found.items()} == {"x": 3, "y": 3}
+    alone = {
+        name: (hashes(column) or [0])[0] for name, column in columns(data.Batch.from_data_list(graphs[1:])).items()
+    }
+    assert alone == {name: (hashes(column) or [0, 0])[1] for name, column in found.items()}
+
+
+def test_the_number_of_samples_tells_rows_from_time() -> None:
+    assert {len(column) for column in columns({"x": X.T}, rows=4).values()} == {4}
+    assert [len(column) for column in columns(SAMPLES[:1], rows=1).values()] == [1, 1]
+
+
+def test_a_row_has_the_same_hash_in_every_batch() -> None:
+    whole = {name: hashes(column) for name, column in columns({"x": X, "y": Y}).items()}
+    part = {name: hashes(column) for name, column in columns({"x": X[2:], "y": Y[2:]}).items()}
+    assert part == {name: (column or [])[2:] for name, column in whole.items()}
+    assert len({*(whole["x"] or [])}) == 4
+
+
+@given(st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=6), min_size=1, max_size=5), st.booleans())
+def test_padding_is_recognised_at_both_ends(rows: list[list[int]], first: bool) -> None:
+    width = max(map(len, rows)) + 2
+    filled = [[0] * (width - len(row)) + row if first else row + [0] * (width - len(row)) for row in rows]
+    found = ends(np.array(filled), first=first)
+    assert [run for _, _, run in found] == [width - len(row) for row in rows]
+    for row, (_, body, _) in zip(rows, found, strict=True):
+        assert [body] == hashes(np.array([row[::-1] if first else row]))
+
+
+def test_ends_are_looked_for_where_padding_can_be() -> None:
+    assert {*all_ends({"x": np.zeros((2, 3)), "y": np.zeros(2), "z": ["a"], "image": np.zeros((2, 3, 4, 4))})} == {
+        "x",
+        "x<",
+    }
+
+
+def test_shingles_are_of_tokens_and_not_of_rows() -> None:
+    text = np.random.default_rng(1).integers(0, 5000, 4000)
+    whole = {*shingles_of(text)}
+    assert 150 < len(whole) < 350
+    assert {*shingles_of(text[1000:])} <= whole
+    assert shingles_of(text[:11]) == []
+    found, count = tokens({"labels": np.zeros((4, 1000), int), "input_ids": text.reshape(4, 1000)})
+    assert count == 4000
+    assert {*found} <= whole
+    assert tokens({"x": np.zeros((4, 3), int)}) == ([], 0)
+
+
+@pytest.mark.parametrize(
+    ("path", "batch", "expected"),
+    [
+        ("id", {"id": [1, 2]}, [1, 2]),
+        ("0.sample_id", ({"sample_id": [1, 2]}, Y), [1, 2]),
+        ("meta.k", {"meta": {"k": [3]}}, [3]),
+        ("meta.k", [{"meta": {"k": 3}}, {"meta": {"k": 4}}], [3, 4]),
+        ("x.y", Plain(x=Plain(y=[5])), [5]),
+        ("1", (X, [7]), [7]),
+        ("-1", (X, [7]), [7]),
+    ],
+)
+def test_a_path_names_the_ids(path: str, batch: Any, expected: list[int]) -> None:
+    assert key_at(path)(batch) == expected
+
+
+@pytest.mark.parametrize("path", ["other", "id.k", "0", "3"])
+def test_a_path_that_leads_nowhere_names_those_that_do(path: str) -> None:
+    with pytest.raises(AuditError, match=r"meta\.k"):
+        key_at(path)({"id": [1, 2], "meta": {"k": [1, 2]}})
