@@ -64,7 +64,7 @@ def verify(
     from rankfeed.diagnostics import verify_data, verify_plan
     from rankfeed.diagnostics.verify.ledgers import is_run
 
-    opening = {"format": format, "cache_dir": cache_dir, "allow_pickle": allow_pickle}
+    opening: dict[str, Any] = {"format": format, "cache_dir": cache_dir, "allow_pickle": allow_pickle}
     opening |= options.parse_options(option or ())
     if target is not None and len(target) == 1 and is_run(target[0]):
         verdict = _verify_run(target[0], data=run_data, opening=opening, ids=ids, as_json=json)
