@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import pytest
 import rankfeed as rf
 from rankfeed.cli import main
 
-COMMANDS = ("inspect", "index", "plan", "prepare", "write", "report", "topology", "verify", "demo")
+COMMANDS = ("inspect", "index", "plan", "prepare", "write", "doctor", "report", "topology", "verify", "demo")
 
 
 def rankfeed(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -57,11 +58,61 @@ def test_the_installed_program_ends_with_a_sentence_and_an_exit_code() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help_with_an_example_and_json(command: str) -> None:
+def test_every_command_has_help_with_readable_types_an_example_and_json(command: str) -> None:
     done = rankfeed(command, "--help")
     assert done.returncode == 0
-    assert f"Example: rankfeed {command}" in " ".join(done.stdout.split())
+    examples = [line for line in done.stdout.splitlines() if line.startswith("  Example: ")]
+    assert all(f"rankfeed {command}" in line for line in examples)
+    assert examples
     assert "--json" in done.stdout
+    if command != "report":
+        types = re.findall("<(?:str|int|float|bool|list|path).*>", done.stdout.partition("Options:")[2])
+        assert not types
+
+
+def test_the_help_lists_choices() -> None:
+    told = rankfeed("plan", "--help").stdout
+    assert "none|global|window" in told
+    assert "even|drop|pad" in told
+
+
+def test_help_and_version_of_the_program() -> None:
+    assert rankfeed("--version").stdout == f"rankfeed {rf.__version__}\n"
+    told = rankfeed().stdout
+    assert told == rankfeed("--help").stdout
+    assert all(f"\n  {command} " in told for command in COMMANDS)
+    assert "3 not proven" in told
+
+
+def test_lines_in_a_pipe_are_not_wrapped(tmp_path: Path) -> None:
+    path = tmp_path / ("long" * 30) / ("path" * 30)
+    path.parent.mkdir()
+    rf.write(({"x" * 120: i} for i in range(3)), path, progress=False)
+    lines = rankfeed("inspect", path).stdout.splitlines()
+    assert lines[0] == str(path)
+    assert f"{'x' * 120}  int64" in " ".join(lines)
+    assert all(line == line.rstrip() for line in lines)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_counts_have_their_plurals(tmp_path: Path, count: int) -> None:
+    rf.write(({"b": b"x"} for _ in range(count)), tmp_path / "data", progress=False)
+    told = rankfeed("inspect", tmp_path / "data").stdout
+    assert f"blocks       1 of {count} sample{'s' * (count > 1)}\n" in told
+    for number in range(count):
+        next(iter(rf.Loader(rf.open(tmp_path / "data"), audit=tmp_path / str(number) / "ledger")))
+        told = rankfeed("verify", tmp_path / str(number) / "ledger").stdout
+        assert "/ledger: 1 ledger\n" in told
+        assert "1 of 1 rank on" in told
+
+
+@pytest.mark.parametrize("arguments", [("plan", "--tail", "odd"), ("plan", "--bogus"), ("bogus",), ("write",)])
+def test_a_usage_error_is_one_message_and_one_document(arguments: tuple[str, ...]) -> None:
+    done = rankfeed(*arguments, "--json")
+    assert done.returncode == 2
+    told = json.loads(done.stdout)
+    assert (told["ok"], told["remedy"].startswith("see ")) == (False, True)
+    assert done.stderr.splitlines() == [f"rankfeed: {told['error']}", f"  remedy: {told['remedy']}"]
 
 
 def test_inspect_tells_samples_blocks_columns_and_fingerprint(packed: Path) -> None:
@@ -101,7 +152,7 @@ def test_plan_of_a_trillion_samples_stays_small() -> None:
 @pytest.mark.parametrize("shuffle", ["none", "global", "window"])
 def test_verify_counts_every_delivery_of_a_small_plan(packed: Path, tail: str, shuffle: str) -> None:
     told = figures("verify", packed, "--ranks", 3, "--batch-size", 7, "--tail", tail, "--shuffle", shuffle)
-    assert told["sound"]
+    assert (told["sound"], told["verdict"]) == (True, "sound")
     assert told["counted"]
     assert told["files"]["damaged"] == 0
     assert told["deliveries"] + told["left_out"] == 100
@@ -110,9 +161,8 @@ def test_verify_counts_every_delivery_of_a_small_plan(packed: Path, tail: str, s
 
 def test_verify_samples_a_plan_too_large_to_count() -> None:
     done = rankfeed("verify", "--samples", "1e12", "--blocks", 1000, "--ranks", 64, "--batch-size", 32, "--json")
-    assert done.returncode == 3, done.stderr
     told = json.loads(done.stdout)
-    assert (told["sound"], told["findings"][0]["code"]) == (None, "sampled")
+    assert (done.returncode, told["sound"], told["verdict"]) == (3, None, "not proven")
     assert not told["counted"]
     assert told["deliveries"] > 1_000_000
 
@@ -129,7 +179,8 @@ def test_verify_finds_a_flipped_bit(packed: Path, tmp_path: Path) -> None:
     shard.write_bytes(content)
     done = rankfeed("verify", damaged)
     assert done.returncode == 1
-    assert shard.name in done.stderr
+    assert "the data are damaged in 1 place [damaged-data]\n" in done.stdout
+    assert shard.name in done.stdout
     assert "Traceback" not in done.stderr
 
 
@@ -161,7 +212,9 @@ def test_pack_shuffles_appends_and_packs_on_ranks(packed: Path, tmp_path: Path) 
         (("index", "/nowhere/at/all"), "/nowhere/at/all"),
         (("plan",), "--samples"),
         (("plan", "--samples", "0"), "cannot plan without samples"),
-        (("plan", "--samples", "nan"), "numbers"),
+        (("plan", "--samples", "nan"), "whole number"),
+        (("plan", "--samples", "1.5"), "whole number"),
+        (("plan", "--samples", "1e30"), "whole number"),
         (("plan", "--samples", "5", "--ranks", "9"), "fewer samples than"),
         (("plan", "--samples", "5", "--tail", "odd"), "tail"),
         (("plan", "--samples", "5", "--shuffle", "some"), "shuffle"),
@@ -184,7 +237,7 @@ def test_verify_finds_a_manifest_that_contradicts_its_shards(packed: Path, tmp_p
     (lying / "rankfeed.json").write_text(json.dumps(manifest))
     done = rankfeed("verify", lying)
     assert done.returncode == 1
-    assert "damaged" in done.stderr
+    assert "the data are damaged" in done.stdout
 
 
 def test_an_error_is_json_too_where_json_was_asked_for() -> None:
@@ -203,7 +256,7 @@ def test_prepare_builds_once_and_finds_changed_files(tmp_path: Path, monkeypatch
     done = rankfeed("prepare", "words:build", "data", "--key", "1", "--check")
     assert done.returncode == 1
     assert "found: a" in done.stderr
-    for name, words in {"words": "module:function", "words:none": "imported", "os:sep": "no function"}.items():
+    for name, words in {"words": "module:function", "words:none": "imported", "os:sep": "not a function"}.items():
         done = rankfeed("prepare", name, "data")
         assert done.returncode == 2
         assert words in done.stderr
@@ -241,31 +294,33 @@ def test_verify_refuses_other_data_than_the_run_read(packed: Path, tmp_path: Pat
     assert "the run read other data" in done.stderr
 
 
-def test_a_plan_that_does_not_hold_is_told_in_one_document(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from rankfeed.cli import verifying
+def test_verify_explains_steps_and_uneven_batches() -> None:
+    told = rankfeed("verify", "--samples", 1000, "--ranks", 3, "--batch-size", 7).stdout
+    assert "steps       48 on each rank\n" in told
+    assert "uneven      1 (at some steps a rank has one sample more than another)\n" in told
+    told = rankfeed("verify", "--samples", 640, "--ranks", 2).stdout
+    assert "steps       320 on each rank\n" in told
+    assert "uneven      0 (at each step all ranks have equally many samples)\n" in told
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_a_plan_that_does_not_hold_fails(monkeypatch: pytest.MonkeyPatch, as_json: bool) -> None:
     from rankfeed.diagnostics.verify.plans import PlanVerdict
 
-    broken = PlanVerdict(True, deliveries=3, steps=(4, 4), missing=1, repeated=0, left_out=0, uneven=0)
-    monkeypatch.setattr(verifying, "verify_plan", lambda *arguments, **options: broken)
-    monkeypatch.setattr(sys, "argv", ["rankfeed", "verify", "--samples", "4", "--json"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 1
-    told = json.loads(capsys.readouterr().out)
-    assert (told["sound"], told["missing"]) == (False, 1)
+    broken = PlanVerdict(True, deliveries=3, steps=(4, 5), missing=1, repeated=0, left_out=0, uneven=2)
+    monkeypatch.setattr("rankfeed.diagnostics.verify_plan", lambda *arguments, **options: broken)
+    done = rankfeed("verify", "--samples", "4", *(["--json"] if as_json else []))
+    assert done.returncode == 1
+    if as_json:
+        assert json.loads(done.stdout)["missing"] == 1
+    else:
+        assert "4 to 5: the ranks differ" in done.stdout
 
 
-def test_a_demo_that_fails_is_told_in_one_document(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("rankfeed.cli.demo.run", lambda say: {"missing": 1, "repeated": 0})
-    monkeypatch.setattr(sys, "argv", ["rankfeed", "demo", "--json"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 1
-    assert json.loads(capsys.readouterr().out) == {"ok": False, "missing": 1, "repeated": 0}
+def test_the_demo_passes_on_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = subprocess.CompletedProcess([], 1)
+    monkeypatch.setattr("rankfeed.cli.demo.subprocess.run", lambda command, check: ended)
+    assert rankfeed("demo").returncode == 1
 
 
 def test_verify_lists_all_damage_as_json(packed: Path, tmp_path: Path) -> None:
@@ -278,6 +333,7 @@ def test_verify_lists_all_damage_as_json(packed: Path, tmp_path: Path) -> None:
     assert done.returncode == 1
     told = json.loads(done.stdout)
     assert (told["sound"], told["files"]["damaged"]) == (False, 2)
+    assert told["files"]["bytes"] > 0
     assert [Path(each["where"]).name for each in told["files"]["damage"]] == [first.name, second.name]
 
 

@@ -15,8 +15,8 @@ from typer.testing import CliRunner, Result
 
 import rankfeed as rf
 from rankfeed.cli.app import app
-from rankfeed.cli.lengths import LOOKS, edges_of, lengths_of, look, stretches
-from rankfeed.cli.output import bar, bytes_of
+from rankfeed.cli.lengths import LOOKS, edges_of, look, runs, summarize
+from rankfeed.cli.render import format_bar, format_bytes
 from rankfeed.errors import ArgumentError, RankfeedError, SourceError
 
 LENGTHS = [int(each) for each in np.random.default_rng(0).gamma(2, 30, 500)]
@@ -127,27 +127,27 @@ def test_inspect_reads_only_the_columns_asked_for(packed: Path) -> None:
 
 @pytest.mark.parametrize("size", [LOOKS, LOOKS + 1, 10**12])
 def test_many_samples_are_looked_at_in_stretches_always_the_same(size: int) -> None:
-    ids = np.concatenate(list(stretches(size)))
+    ids = np.concatenate(list(runs(size)))
     assert len(ids) == LOOKS == len(np.unique(ids))
     assert (ids[0], ids[-1]) == (0, size - 1)
-    np.testing.assert_array_equal(ids, np.concatenate(list(stretches(size))))
+    np.testing.assert_array_equal(ids, np.concatenate(list(runs(size))))
 
 
 def test_rows_that_happen_to_be_of_one_length_are_counted_too() -> None:
     source = rf.concat([rf.from_dataset([{"x": np.zeros(n)} for n in (3, 3, 1)])])
     seen, lengths = look(source, ["x"])
-    assert (seen, lengths["x"].most, lengths["x"].quantiles[50]) == (3, 3, 3)
+    assert (seen, lengths["x"]["most"], lengths["x"]["quantiles"]["50%"]) == (3, 3, 3)
 
 
 @given(lengths=st.lists(st.integers(0, 9) | st.integers(0, 2**40), min_size=1, max_size=50))
 def test_bars_cover_every_length_once(lengths: list[int]) -> None:
-    found = lengths_of(np.array(lengths))
-    assert sum(found.counts) == len(lengths)
-    assert list(found.edges) == sorted(set(found.edges))
-    assert found.edges[0] <= found.least <= found.most < found.edges[-1]
-    assert len(found.counts) == len(found.labels) <= 16
-    for low, high, count in zip(found.edges, found.edges[1:], found.counts, strict=False):
-        assert count == sum(low <= length < high for length in lengths)
+    found = summarize(np.array(lengths))
+    bars = found["histogram"]
+    assert [(bar["to"] + 1) for bar in bars[:-1]] == [bar["from"] for bar in bars[1:]]
+    assert bars[0]["from"] <= found["least"] <= found["most"] <= bars[-1]["to"]
+    assert len(bars) <= 16
+    for bar in bars:
+        assert bar["count"] == sum(bar["from"] <= length <= bar["to"] for length in lengths)
 
 
 @given(least=st.integers(0, 1000), span=st.integers(0, 10**6), median=st.integers(0, 1000))
@@ -157,15 +157,15 @@ def test_bars_are_few(least: int, span: int, median: int) -> None:
 
 @given(share=st.floats(0, 1))
 def test_a_bar_is_as_long_as_its_share(share: float) -> None:
-    drawn = bar(share, 40)
+    drawn = format_bar(share, 40)
     assert len(drawn) == np.ceil(max(round(share * 320), share > 0) / 8)
     assert not drawn or drawn[:-1] == "█" * (len(drawn) - 1)
 
 
 @given(size=st.integers(0, 2**60))
 def test_sizes_are_short(size: int) -> None:
-    number, unit = bytes_of(size).replace(",", "").split()
-    factor = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}[unit]
+    number, unit = format_bytes(size).replace(",", "").split()
+    factor = {"byte": 1, "bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}[unit]
     assert float(number) * factor == pytest.approx(size, rel=0.006)
 
 
@@ -184,7 +184,7 @@ def test_index_makes_what_is_missing_and_reuses_what_is_there(tars: Path) -> Non
     assert (again["samples"], again["made"], again["reused"]) == (43, 1, 2)
     assert told("inspect", tars, "-c", "txt", "--option", "missing=skip")["samples"] == 43
     output = said("index", *sorted(tars.glob("*.tar")))
-    assert "0 made now, 3 there already" in output
+    assert "0 made now, 3 existed" in output
     assert str(tars) in "".join(output.split("\n"))
 
 

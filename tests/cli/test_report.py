@@ -9,7 +9,7 @@ import pytest
 from tests.cli.test_commands import figures, rankfeed
 
 import rankfeed as rf
-from rankfeed.cli.reporting import report
+from rankfeed.cli.report import report
 from rankfeed.errors import ArgumentError
 
 

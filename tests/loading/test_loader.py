@@ -291,6 +291,29 @@ def test_a_loader_pickles_and_copies_with_its_place() -> None:
     assert len(list(iterator)) == len(loader) - 3
 
 
+def test_its_repr_has_data_options_and_progress_without_a_topology_or_reading(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rf.write(({"x": i} for i in range(40)), tmp_path / "data", progress=False)
+    loader = rf.Loader(rf.open(tmp_path / "data"), 8, shuffle=True, seed=3, num_workers=2)
+    refuse = pytest.fail
+    monkeypatch.setattr(Topology, "detect", lambda *arguments: refuse("detected a topology"))
+    monkeypatch.setattr(rf.sources.PackedSource, "fetch", lambda *arguments: refuse("read data"))
+    data = str(tmp_path / "data")
+    assert repr(loader) == (
+        f"Loader(PackedSource('{data}', 40 samples), batch_size=8, tail='even', shuffle='global', seed=3, "
+        "num_workers=2, worker_kind='thread'; epoch 0, 0 steps done)"
+    )
+    monkeypatch.undo()
+    texts = [repr(loader) for _, _ in zip(loader, range(2), strict=False)]
+    assert texts[1].endswith("; epoch 0, 2 steps done)")
+    dataset = [{"x": i} for i in range(10**6)]
+    assert len(repr(rf.Loader(rf.from_dataset(dataset)))) < 300
+    stream = rf.Loader(rf.from_iterable(range), 4)
+    assert repr(stream).startswith("Loader(from_iterable(<class 'range'>), batch_size=4, ")
+    assert "shuffle" not in repr(stream)
+
+
 def _resumed(state: dict[str, Any], **options: Any) -> Loader:
     loader = feed(**options)
     loader.load_state_dict(state)

@@ -1,57 +1,92 @@
-"""The ``rankfeed`` command."""
+"""The application: all commands, their errors and exit codes."""
 
+import inspect as inspection
 import json
 import sys
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
-from rankfeed.cli import data, doctor, indexing, inspecting, plans, preparing, reporting, topology, verifying
-from rankfeed.cli.output import Json, show
+from rankfeed.cli import demo, doctor, index, inspect, plan, prepare, report, topology, verify, write
 from rankfeed.errors import ArgumentError, RankfeedError, safe_str
 
+_WIDTH = 110  # of help, at most
 app = typer.Typer(
     name="rankfeed",
-    help="The data feed for distributed PyTorch training.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help: no frames, no colours, examples that can be copied
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": _WIDTH,
+        "terminal_width": None if sys.stdout and sys.stdout.isatty() else _WIDTH,
+    },
 )
-app.command()(inspecting.inspect)
-app.command()(plans.plan)
-app.command()(preparing.prepare)
-app.command()(data.write)
-app.command()(indexing.index)
-app.command()(verifying.verify)
-app.command()(reporting.report)
-app.command()(topology.topology)
-app.command()(doctor.doctor)
+#: Typer exports no name for it: wrong options, arguments and commands.
+_UsageError: Any = typer.BadParameter.__base__
 
 
-@app.command()
-def demo(as_json: Json = False) -> None:
-    """Train on real data, kill the job, resume on other ranks, and count what was delivered.
+@app.callback(invoke_without_command=True)
+def rankfeed(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """Inspect, plan, write and verify data for distributed PyTorch training.
 
-    Example: rankfeed demo
+    Exit status: 0 sound or done, 1 diseased, damaged or failed, 2 invalid arguments, 3 not proven.
+    With --json a command prints one JSON document, also of an error.
+
+    Example: rankfeed inspect data/
     """
-    from rankfeed.cli import demo as main_job
+    if version:
+        from rankfeed import __version__
 
-    figures = main_job.run(lambda text: typer.echo(text, err=as_json))
-    ok = not (figures["missing"] or figures["repeated"])
-    show({"ok": ok, **figures}, as_json=as_json, title="proof")
-    if not ok and as_json:
-        raise typer.Exit(1)  # it was said, and there is one document
-    if not ok:
-        raise RankfeedError("samples went missing or came twice", found=str(figures))
+        typer.echo(f"rankfeed {__version__}")
+    elif context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def _add(command: Callable[..., None]) -> None:
+    text = inspection.cleandoc(command.__doc__ or "")
+    # A line with \b keeps the lines of the following paragraph as they are.
+    app.command(help=text.replace("\n\nExample:", "\n\n\b\nExample:"))(command)
+
+
+for _command in (
+    inspect.inspect,
+    index.index,
+    plan.plan,
+    prepare.prepare,
+    write.write,
+    verify.verify,
+    doctor.doctor,
+    report.report,
+    topology.topology,
+    demo.demo,
+):
+    _add(_command)
 
 
 def main() -> None:
-    """Run the command; an error of ours is told without a traceback. Exit status 1, or 2 for bad arguments."""
+    """Run the command; expected errors end it with one message, without a traceback."""
     try:
-        app()
+        code = app(standalone_mode=False)
     except RankfeedError as error:
-        if "--json" in sys.argv:
-            facts = {name: getattr(error, name) for name in ("expected", "found", "where", "remedy")}
-            told = {name: safe_str(fact) for name, fact in facts.items() if fact is not None}
-            typer.echo(json.dumps({"ok": False, "error": error.summary, **told}))
-        typer.secho(f"rankfeed: {error}", err=True, fg="red")
-        sys.exit(2 if isinstance(error, ArgumentError) else 1)
+        facts = {name: getattr(error, name) for name in ("expected", "found", "where", "remedy")}
+        told = {name: safe_str(fact) for name, fact in facts.items() if fact is not None}
+        code = _fail(2 if isinstance(error, ArgumentError) else 1, str(error), {"error": error.summary, **told})
+    except _UsageError as error:
+        text = error.format_message().replace("Value error, ", "")
+        remedy = "see " + (error.ctx.command_path if error.ctx else "rankfeed") + " --help"
+        code = _fail(2, f"{text}\n  remedy: {remedy}", {"error": text, "remedy": remedy})
+    except typer.Abort:
+        code = 130
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(code: int, text: str, document: dict[str, str]) -> int:
+    if "--json" in sys.argv:
+        typer.echo(json.dumps({"ok": False, **document}))
+    typer.secho(f"rankfeed: {text}", err=True, fg="red")
+    return code

@@ -6,40 +6,46 @@ from enum import StrEnum
 from typing import Annotated
 
 import typer
-from rich.padding import Padding
 
-from rankfeed.cli.output import FAINT, Json, clean, out, say, show
+from rankfeed.cli.output import Json, show, show_findings
 
 StartMethod = StrEnum("StartMethod", ["fork", "spawn", "forkserver"])
 Allowed = StrEnum("Allowed", ["shared", "replacement"])
-_STYLES = {"error": "bold red", "unproven": "bold magenta", "warning": "bold yellow", "note": "bold cyan"}
-_VERDICTS = {"sound": "bold green", "diseased": "bold red", "not proven": "bold magenta"}
+_Factory = Annotated[
+    str, typer.Argument(metavar="MODULE:FUNCTION", help="Returns the loader; or FILE.py:FUNCTION.")
+]
+_StartMethod = Annotated[
+    list[StartMethod] | None,
+    typer.Option(metavar="fork|spawn|forkserver", help="May be repeated; fork and spawn if left out."),
+]
+_Key = Annotated[
+    str | None, typer.Option(metavar="KEY", help="Ids: a path (id, 0.id, meta.k) or module:function.")
+]
+_Universe = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Number of samples, if ids are 0 to N - 1.")
+]
+_Allow = Annotated[
+    list[Allowed] | None,
+    typer.Option(metavar="shared|replacement", help="Intended: ranks read the same, or draw with replacement."),
+]
+_Resume = Annotated[int | None, typer.Option(min=1, metavar="N", help="Resume on this number of ranks, too.")]
 
 
 def doctor(
-    factory: Annotated[str, typer.Argument(help="module:function or file.py:function that returns the loader.")],
-    ranks: Annotated[int, typer.Option(min=1, help="Processes that read it.")] = 2,
-    workers: Annotated[int, typer.Option(min=0, help="num_workers of the factory.")] = 2,
-    start_method: Annotated[
-        list[StartMethod] | None,
-        typer.Option(help="Of processes; may be repeated. Fork and spawn if left out."),
-    ] = None,
-    epochs: Annotated[int, typer.Option(min=1, help="How often it is read.")] = 3,
-    key: Annotated[
-        str | None,
-        typer.Option(help="Ids of the samples: a path in the batch (id, 0.sample_id, meta.k) or module:function."),
-    ] = None,
-    universe: Annotated[int | None, typer.Option(min=1, help="Number of samples, if ids are 0 to N - 1.")] = None,
-    allow: Annotated[
-        list[Allowed] | None,
-        typer.Option(help="Ranks read the same samples, or samples are drawn with replacement, on purpose."),
-    ] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds for the factory and for each batch.")] = 60,
-    max_steps: Annotated[int, typer.Option(min=1, help="Steps after which an epoch is cut.")] = 1000,
-    max_seconds: Annotated[float, typer.Option(help="Seconds after which an epoch is cut.")] = 60,
-    step_seconds: Annotated[float, typer.Option(min=0, help="Time that training takes for a batch.")] = 0,
+    factory: _Factory,
+    ranks: Annotated[int, typer.Option(min=1, metavar="N", help="Processes that read the loader.")] = 2,
+    workers: Annotated[int, typer.Option(min=0, metavar="N", help="num_workers of the function.")] = 2,
+    start_method: _StartMethod = None,
+    epochs: Annotated[int, typer.Option(min=1, metavar="N", help="Epochs that are read.")] = 3,
+    key: _Key = None,
+    universe: _Universe = None,
+    allow: _Allow = None,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Limit of the function and of a batch.")] = 60,
+    max_steps: Annotated[int, typer.Option(min=1, metavar="N", help="Steps after which an epoch is cut.")] = 1000,
+    max_seconds: Annotated[float, typer.Option(metavar="SECONDS", help="Time after which an epoch is cut.")] = 60,
+    step_seconds: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Time to train on a batch.")] = 0,
     set_epoch: Annotated[bool, typer.Option(help="Call set_epoch before each epoch where it exists.")] = True,
-    resume_ranks: Annotated[int | None, typer.Option(min=1, help="Resume on this number of ranks, too.")] = None,
+    resume_ranks: _Resume = None,
     json: Json = False,
 ) -> None:
     """Run a loader on several ranks and judge what it delivers.
@@ -75,12 +81,6 @@ def doctor(
     if json:
         show(found.as_dict(), as_json=True)
     else:
-        for finding in found.findings:
-            label = "not proven" if finding.severity == "unproven" else finding.severity
-            say(f"{label}: {finding.what} [{finding.code}]", style=_STYLES[finding.severity])
-            for line in finding.evidence:
-                out(Padding(clean(line, FAINT), (0, 0, 0, 2)))
-            out(Padding(clean(f"remedy: {finding.remedy}"), (0, 0, 0, 2)), "")
-        say(found.summary, style=_VERDICTS[found.verdict])
+        show_findings(found.findings, found.verdict, found.summary)
     if found.verdict.exit_code:
         raise typer.Exit(found.verdict.exit_code)

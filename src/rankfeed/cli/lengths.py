@@ -1,7 +1,6 @@
-"""How long the rows of a column are: a look at some of them, their quantiles and a histogram."""
+"""Lengths of the rows of ragged columns: sampled, with quantiles and a histogram."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -12,116 +11,78 @@ from rankfeed.columns.columns import Bytes, Ragged
 
 Int64 = npt.NDArray[np.int64]
 
-#: Samples that are looked at, in how many stretches, how many at once, and bytes after which no more are.
-LOOKS, STRETCHES, BATCH, LOOK_BYTES = 4096, 16, 64, 256 << 20
-#: Quantiles that are told, in percent.
+#: Samples that are read, in how many runs of neighbours, in what batches, and bytes after which reading ends.
+LOOKS, RUNS, BATCH, LOOK_BYTES = 4096, 16, 64, 256 << 20
+#: Quantiles in percent.
 QUANTILES = (5, 25, 50, 75, 95)
-#: Bars of a histogram, about.
+#: Approximate number of bars of a histogram.
 _BARS = 10
 
 
-@dataclass(frozen=True)
-class Lengths:
-    """Lengths of a column's rows.
-
-    Args:
-        least, mean, most: of those looked at.
-        quantiles: by percent.
-        edges: of the histogram's bars, the last exclusive.
-        counts: how many rows are in each bar.
-    """
-
-    least: int
-    mean: float
-    most: int
-    quantiles: Mapping[int, int]
-    edges: Sequence[int]
-    counts: Sequence[int]
-
-    @property
-    def labels(self) -> list[str]:
-        """The lengths in each bar."""
-        last = (f"{low:,}" if high == low + 1 else f"{low:,} – {high - 1:,}" for low, high in pairwise(self.edges))
-        return list(last)
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        bars = zip(pairwise(self.edges), self.counts, strict=True)
-        return {
-            "least": self.least,
-            "mean": self.mean,
-            "most": self.most,
-            "quantiles": {f"{percent}%": length for percent, length in self.quantiles.items()},
-            "histogram": [{"from": low, "to": high - 1, "count": count} for (low, high), count in bars],
-        }
-
-
-def look(source: Any, names: Sequence[str]) -> tuple[int, dict[str, Lengths]]:
-    """The lengths of some columns, judged by evenly spaced stretches of samples: always the same ones.
-
-    Args:
-        source: to look at.
-        names: columns of ragged rows, bytes or text.
+def look(source: Any, names: Sequence[str]) -> tuple[int, dict[str, dict[str, Any]]]:
+    """Read evenly spaced runs of samples of columns of ragged rows, bytes or text; always the same ones.
 
     Returns:
-        how many samples were looked at, and the lengths for each column.
+        the number of samples read, and a summary of the lengths of each of these columns
     """
     found: dict[str, list[Int64]] = {name: [] for name in names}
     seen = nbytes = 0
-    for ids in stretches(len(source)) if names else ():
+    for ids in runs(len(source)) if names else ():
         columns = source.fetch(ids, names)
         for name in names:
             column = columns[name]
             if isinstance(column, (Bytes, Ragged)):
                 found[name].append(column.lengths)
-            else:  # rows of a few samples may be of one length
+            else:  # a few ragged rows may all have one length
                 found[name].append(np.array([len(row) for row in column.rows()], np.int64))
             nbytes += column.nbytes
         seen += len(ids)
         if nbytes > LOOK_BYTES:
             break
-    return seen, {name: lengths_of(np.concatenate(each)) for name, each in found.items()}
+    return seen, {name: summarize(np.concatenate(each)) for name, each in found.items()}
 
 
-def stretches(size: int) -> Iterator[Int64]:
-    """Sample ids to look at: all where there are few, else stretches of neighbours over the whole length.
+def runs(size: int) -> Iterator[Int64]:
+    """Batches of sample ids to read: all samples of a small dataset, else runs from the first to the last.
 
     Examples:
-        >>> [len(ids) for ids in stretches(100)]
+        >>> [len(ids) for ids in runs(100)]
         [64, 36]
-        >>> ids = np.concatenate(list(stretches(10**12)))
+        >>> ids = np.concatenate(list(runs(10**12)))
         >>> len(ids), len(np.unique(ids))
         (4096, 4096)
     """
-    if size <= LOOKS:
-        spans = [(0, size)]
-    else:
-        length = LOOKS // STRETCHES
-        firsts = [(size - length) * number // (STRETCHES - 1) for number in range(STRETCHES)]
-        spans = [(first, first + length) for first in firsts]
-    for first, last in spans:
-        for start in range(first, last, BATCH):
-            yield np.arange(start, min(start + BATCH, last), dtype=np.int64)
+    length, count = (size, 1) if size <= LOOKS else (LOOKS // RUNS, RUNS)
+    for number in range(count):
+        first = (size - length) * number // max(1, count - 1)
+        for start in range(first, first + length, BATCH):
+            yield np.arange(start, min(start + BATCH, first + length), dtype=np.int64)
 
 
-def lengths_of(lengths: Int64) -> Lengths:
-    """What there is to say of them (at least one).
+def summarize(lengths: Int64) -> dict[str, Any]:
+    """Extremes, mean, quantiles and histogram of at least one length: JSON-able.
 
     Examples:
-        >>> told = lengths_of(np.array([1, 1, 2, 4]))
-        >>> told.quantiles[50], told.labels, told.counts
-        (1, ['1', '2', '3', '4'], [2, 1, 0, 1])
+        >>> found = summarize(np.array([1, 1, 2, 4]))
+        >>> found["mean"], found["quantiles"]["50%"], found["histogram"][:2]
+        (2.0, 1, [{'from': 1, 'to': 1, 'count': 2}, {'from': 2, 'to': 2, 'count': 1}])
     """
     least, most = int(lengths.min()), int(lengths.max())
     found = np.percentile(lengths, QUANTILES, method="inverted_cdf").astype(int).tolist()
-    quantiles = dict(zip(QUANTILES, found, strict=True))
-    edges = edges_of(least, most, quantiles[50])
+    edges = edges_of(least, most, found[QUANTILES.index(50)])
     counts = np.histogram(lengths, [*edges[:-1], edges[-1] - 0.5])[0].tolist()
-    return Lengths(least, float(lengths.mean()), most, quantiles, edges, counts)
+    bars = zip(pairwise(edges), counts, strict=True)
+    return {
+        "least": least,
+        "mean": float(lengths.mean()),
+        "most": most,
+        "quantiles": {f"{percent}%": length for percent, length in zip(QUANTILES, found, strict=True)},
+        "histogram": [{"from": low, "to": high - 1, "count": count} for (low, high), count in bars],
+    }
 
 
 def edges_of(least: int, most: int, median: int) -> list[int]:
-    """Edges of bars for whole numbers: equal round widths, or doubling where a few are far larger than the rest.
+    """Edges of bars: equal round widths, or powers of two if a few lengths are far larger than the others.
 
     Examples:
         >>> edges_of(3, 96, 50)
@@ -134,15 +95,7 @@ def edges_of(least: int, most: int, median: int) -> list[int]:
         step = -(-(most.bit_length() - first) // (_BARS + 4))
         edges = [1 << power for power in range(first, most.bit_length() + step, step)]
         return [0, *edges] if least == 0 else edges
-    width = _round(-(-(most - least + 1) // _BARS))
+    least_width = -(-(most - least + 1) // _BARS)
+    power = 10 ** (len(f"{least_width}") - 1)
+    width = power * next(factor for factor in (1, 2, 5, 10) if factor * power >= least_width)
     return [width * number for number in range(least // width, most // width + 2)]
-
-
-def _round(width: int) -> int:
-    """The next of 1, 2, 5, 10, 20, 50, ..."""
-    power = 1
-    while True:
-        for factor in (1, 2, 5):
-            if factor * power >= width:
-                return factor * power
-        power *= 10

@@ -1,26 +1,34 @@
-"""What a command prints: tables and bars for people, JSON for machines."""
+"""What commands print: tables and sentences for people, one JSON document for machines."""
 
+import io
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+from rankfeed._util import progress
+from rankfeed.cli.render import format_figure
+from rankfeed.diagnostics.findings import Finding, Verdict
 
-#: Styles of names, of bars and of what matters less.
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
+
+#: Styles of names, of bars and of less important text.
 NAME, BAR, FAINT = "cyan", "green", "dim"
-
-_EIGHTHS = " ▏▎▍▌▋▊▉"
+_STYLES = {"error": "bold red", "unproven": "bold magenta", "warning": "bold yellow", "note": "bold cyan"}
+_STYLES |= {"sound": "bold green", "diseased": "bold red", "not proven": "bold magenta"}
+#: Columns where standard output is no terminal: lines of a log or a pipe are not wrapped.
+_PIPE_WIDTH = 20_000
 
 
 def show(figures: Mapping[str, Any], *, as_json: bool, title: str = "") -> None:
-    """Print figures, a line each."""
+    """Print figures: one line each, or one JSON document."""
     if as_json:
         typer.echo(json.dumps(figures))
         return
@@ -28,24 +36,40 @@ def show(figures: Mapping[str, Any], *, as_json: bool, title: str = "") -> None:
         say(title, style="bold")
     table = grid()
     for name, value in figures.items():
-        table.add_row(clean(name.replace("_", " "), NAME), clean(text_of(value)))
+        table.add_row(clean(name.replace("_", " "), NAME), clean(format_figure(value)))
     out(table)
 
 
 def out(*things: Any) -> None:
-    """Print on standard output."""
-    console = Console(highlight=False)
-    for thing in things:
-        console.print(thing)
+    """Print on standard output; text is wrapped at a terminal only."""
+    if sys.stdout.isatty():
+        Console(highlight=False).print(*things, sep="\n")
+        return
+    text = io.StringIO()
+    Console(file=text, width=_PIPE_WIDTH, highlight=False).print(*things, sep="\n")
+    for line in text.getvalue().splitlines():
+        typer.echo(line.rstrip())
 
 
 def say(text: str, style: str = "") -> None:
-    """Print a line of text as it is, whatever brackets are in it."""
+    """Print one line of text."""
     out(clean(text, style))
 
 
+def show_findings(findings: Iterable[Finding], verdict: Verdict, summary: str) -> None:
+    """Print findings with their evidence and remedies, and what follows from them."""
+    for finding in findings:
+        label = "not proven" if finding.severity == "unproven" else finding.severity
+        say(f"{label}: {finding.what} [{finding.code}]", style=_STYLES[finding.severity])
+        for line in finding.evidence:
+            out(Padding(clean(line, FAINT), (0, 0, 0, 2)))
+        if finding.remedy:
+            out(Padding(clean(f"remedy: {finding.remedy}"), (0, 0, 0, 2)))
+    say(summary, style=_STYLES[verdict])
+
+
 def grid() -> Table:
-    """A table without lines: names on the left, what there is to say of them on the right."""
+    """A table without lines: names on the left, values on the right."""
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(overflow="fold")
     table.add_column(overflow="fold")
@@ -53,75 +77,27 @@ def grid() -> Table:
 
 
 def clean(text: str, style: str = "") -> Text:
-    r"""Text that comes from data: neither the terminal nor rich reads commands in it.
+    r"""Text from data, in which neither the terminal nor rich interprets anything.
 
     Examples:
         >>> clean("[red]\x1b[31m").plain
         '[red]\\x1b[31m'
     """
-    shown = (one if one.isprintable() or one == "\n" else one.encode("unicode_escape").decode() for one in text)
-    return Text("".join(shown), style=style)
-
-
-def bars(labels: Sequence[str], counts: Sequence[int], width: int = 40) -> Table:
-    """A histogram: a line for each count, with its bar and its share."""
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(width=width, no_wrap=True)
-    table.add_column(justify="right", style=FAINT, no_wrap=True)
-    total, most = max(1, sum(counts)), max(1, *counts)
-    for label, count in zip(labels, counts, strict=True):
-        table.add_row("  " + label, Text(bar(count / most, width), style=BAR), f"{count / total:.1%}")
-    return table
-
-
-def bar(share: float, width: int) -> str:
-    """A bar of a share of the width, to an eighth of a character; what is not nothing is seen.
-
-    Examples:
-        >>> bar(0.5, 5), bar(0.0001, 5), bar(0, 5)
-        ('██▌', '▏', '')
-    """
-    eighths = max(round(share * width * 8), 1 if share > 0 else 0)
-    return "█" * (eighths // 8) + (_EIGHTHS[eighths % 8] if eighths % 8 else "")
+    signs = (
+        sign if sign.isprintable() or sign == "\n" else sign.encode("unicode_escape").decode() for sign in text
+    )
+    return Text("".join(signs), style=style)
 
 
 @contextmanager
 def progress_bar(label: str) -> Iterator[Callable[[float], None]]:
-    """A bar on standard error while that is a terminal; yields a function to call with the share done."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(label, total=1.0)
-        yield lambda share: bar.update(task, completed=share)
+    """A progress bar in percent; yields a function to call with the share that is done, 0 to 1."""
+    done = 0.0
+    with progress.progress_bar(label, 100) as advance:
 
+        def update(share: float) -> None:
+            nonlocal done
+            advance(100 * share - done)
+            done = 100 * share
 
-def bytes_of(size: float) -> str:
-    """A number of bytes as people write it.
-
-    Examples:
-        >>> bytes_of(512), bytes_of(3 << 20)
-        ('512 bytes', '3 MiB')
-    """
-    if size < 1024:
-        return f"{size:.4g} bytes"
-    for unit in ("KiB", "MiB", "GiB"):
-        size /= 1024
-        if size < 1024:
-            return f"{size:.3g} {unit}" if size < 100 else f"{size:.0f} {unit}"
-    return f"{size / 1024:,.2f} TiB"
-
-
-def text_of(value: Any) -> str:
-    """A figure as people read it."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:,.4g}"
-    if isinstance(value, Mapping):
-        return "\n".join(f"{name}: {text_of(each)}" for name, each in value.items())
-    if isinstance(value, (list, tuple)):
-        return ", ".join(text_of(each) for each in value)
-    return str(value)
+        yield update

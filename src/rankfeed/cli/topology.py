@@ -1,202 +1,186 @@
-"""The command topology: where a process stands and who said so; on all ranks, whether they agree."""
+"""The command `topology`: the rank of this process, and whether all ranks agree."""
 
 import os
 import socket
-from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.table import Table
 
+from rankfeed.cli import options
 from rankfeed.cli.output import FAINT, Json, clean, out, say, show
+from rankfeed.cli.render import count_of
 from rankfeed.errors import ArgumentError, RankfeedError, TopologyError
+from rankfeed.plan import Schedule
 from rankfeed.topology import Topology
 from rankfeed.topology.agreement import ProcessReport, find_contradictions
 from rankfeed.topology.detect import detect_launcher
 from rankfeed.topology.launchers import OUTER, TORCHRUN, read_launcher
 
-#: So many of the sample ids that a rank reads first are shown.
+#: Sample ids of a rank that are shown.
 _FIRST = 8
 
 
+_Data = Annotated[str | None, typer.Option(metavar="DATA", help="A dataset: show what each rank reads first.")]
+_Expected = Annotated[int | None, typer.Option(min=1, metavar="N", help="Expected number of ranks.")]
+_Job = Annotated[str, typer.Option(metavar="NAME", help="With --check: the launch, if its launcher has no name.")]
+
+
 def topology(
-    check: Annotated[bool, typer.Option("--check", help="Meet all other ranks and compare.")] = False,
-    data: Annotated[str | None, typer.Option(help="A data set: show what each rank reads first.")] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Rows of a rank's batch.")] = 1,
-    shuffle: Annotated[str, typer.Option(help="none, global or window.")] = "global",
-    seed: Annotated[int, typer.Option(help="Seed of the order.")] = 0,
-    ranks: Annotated[int | None, typer.Option(min=1, help="How many ranks there have to be.")] = None,
-    folder: Annotated[Path, typer.Option(help="Where ranks meet: a folder that all hosts see.")] = Path(),
-    job: Annotated[str, typer.Option(help="Name of this launch, where its launcher gives none.")] = "",
-    timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for other ranks.")] = 60,
+    check: Annotated[bool, typer.Option("--check", help="Compare all ranks of the launch.")] = False,
+    data: _Data = None,
+    batch_size: options.BatchSize = 1,
+    shuffle: options.ShuffleKind = "global",
+    seed: options.Seed = 0,
+    ranks: _Expected = None,
+    folder: Annotated[Path, typer.Option(metavar="DIR", help="With --check: seen by all hosts.")] = Path(),
+    job: _Job = "",
+    timeout: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Limit for waiting for ranks.")] = 60,
     json: Json = False,
 ) -> None:
-    """Which rank of how many this process is, on which node, and which variables say so.
+    """Show the rank of this process, or compare all ranks.
 
-    With --check under a launcher, the ranks compare what they found, and rank 0 prints a table of them; a
-    contradiction ends each rank with exit status 1. They meet in a folder: no process group is made.
+    Prints the variables that determine the rank, and those that other launchers set.
+
+    With --check, run under a launcher, all ranks compare their reports; rank 0 prints a table of them, and a
+    contradiction ends every rank with exit status 1.
 
     Example: rankfeed topology
-
     Example: srun -n 4 rankfeed topology --check --ranks 4 --data data/ --batch-size 32
     """
-    me, error = _look(os.environ, data, batch_size, shuffle, seed, ranks)
-    if not check:
-        if error is not None:
-            raise error
-        assert me.topology is not None
-        figures = _figures(me, os.environ, data)
-        # A process is no count: it goes without commas between its digits.
-        show(figures if json else figures | {"pid": str(me.pid)}, as_json=json, title="topology")
-        return
-    together = _together(me, error, folder, job, timeout)
-    found = find_contradictions(together)
+    report, error = _report_of_this_process(data, batch_size, shuffle, seed, ranks)
+    reports = [report]
+    if check:
+        reports = _exchange(report, error, folder, job, timeout)
     if error is not None:
         raise error
-    if found:
+    assert report.topology is not None
+    if not check:
+        figures = _figures(report, with_data=data is not None)
+        show(figures if json else figures | {"pid": str(report.pid)}, as_json=json, title="topology")
+        return
+    if found := find_contradictions(reports):
         raise TopologyError(
-            "the ranks of this launch do not agree",
+            "the ranks of this launch contradict each other",
             expected="one world, with each rank once",
             found="; ".join(found),
-            remedy="run the command without --check on each rank to see which variables say so",
+            remedy="run the command without --check on each rank to see the variables that determine it",
         )
-    if me.topology is not None and me.topology.rank == 0:
-        _print(together, os.environ, me, data, as_json=json)
+    if report.topology.rank == 0:
+        _print_ranks(reports, report, with_data=data is not None, as_json=json)
 
 
-def _look(
-    environ: Mapping[str, str], data: str | None, batch_size: int, shuffle: str, seed: int, ranks: int | None
+def _report_of_this_process(
+    data: str | None, batch_size: int, shuffle: Any, seed: int, ranks: int | None
 ) -> tuple[ProcessReport, RankfeedError | None]:
-    """This process as it sees itself; an error is told to the others before it is raised."""
-    here, claim, error = None, None, None
+    """The report of this process, and its error, which the other ranks have to see before it is raised."""
+    here, launcher, error = None, None, None
     more: dict[str, Any] = {}
     try:
-        claim = detect_launcher(environ)
-        here = Topology.detect(environ)
+        launcher = detect_launcher(os.environ)
+        here = Topology.detect()
         if ranks is not None and here.world_size != ranks:
             raise TopologyError(
-                "there are not as many ranks as there have to be",
+                "unexpected number of ranks",
                 expected=f"{ranks} ranks",
-                found=f"{here.world_size}, as {here.launcher} says: {_source(environ)}",
-                remedy="start the processes by torchrun, srun or mpirun, or set RANK and WORLD_SIZE",
+                found=f"{here.world_size} (launcher {here.launcher}; {_variables()})",
+                remedy="start the processes with torchrun, srun or mpirun, or set RANK and WORLD_SIZE",
             )
         if data is not None:
-            more = _first(data, here, batch_size, shuffle, seed)
+            source = options.open_dataset([data])
+            plan = options.make_plan(source.blocks, shuffle, seed)
+            schedule = Schedule(plan, batch_size=batch_size, topology=here)
+            first = schedule.batch(0)[schedule.valid(0)].tolist() if len(schedule) else []
+            more = {"data": source.fingerprint, "steps": len(schedule), "first": tuple(first[:_FIRST])}
     except RankfeedError as caught:
         error = caught
-    seen = ProcessReport(
+    report = ProcessReport(
         socket.gethostname(),
         os.getpid(),
         here,
-        "" if error is None else " ".join(str(error).split()),
-        claim is not None and claim.local_rank is not None and claim.local_size is not None,
-        claim is not None and claim.node is not None and claim.num_nodes is not None,
+        problem="" if error is None else " ".join(str(error).split()),
+        local_known=launcher is not None and None not in (launcher.local_rank, launcher.local_size),
+        node_known=launcher is not None and None not in (launcher.node, launcher.num_nodes),
         **more,
     )
-    return seen, error
+    return report, error
 
 
-def _first(data: str, here: Topology, batch_size: int, shuffle: str, seed: int) -> dict[str, Any]:
-    from rankfeed.plan import Plan, Schedule
-    from rankfeed.plan.plan import DEFAULT_LANES
-    from rankfeed.sources import open as open_source
-
-    source = open_source(data)
-    plan = Plan(source.blocks, shuffle=shuffle, seed=seed, lanes=DEFAULT_LANES.get(shuffle, 1))  # type: ignore[arg-type]
-    schedule = Schedule(plan, batch_size=batch_size, topology=here)
-    first = schedule.batch(0)[schedule.valid(0)].tolist() if len(schedule) else []
-    return {"data": source.fingerprint, "steps": len(schedule), "first": tuple(first[:_FIRST])}
-
-
-def _together(
-    me: ProcessReport, error: RankfeedError | None, folder: Path, job: str, timeout: float
+def _exchange(
+    report: ProcessReport, error: RankfeedError | None, folder: Path, job: str, timeout: float
 ) -> list[ProcessReport]:
-    from rankfeed.diagnostics.roll_call import folder_of, roll_call
+    """The reports of all ranks."""
+    from rankfeed.diagnostics.roster import exchange_reports, roster_directory
     from rankfeed.topology.job import job_id
 
-    mark = f"--job {job}" if job else job_id()
-    if not mark and os.environ.get("MASTER_ADDR") and os.environ.get("MASTER_PORT"):
-        mark = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    if not mark:
-        if me.topology is not None and me.topology.world_size > 1:
+    address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    launch = f"--job {job}" if job else job_id() or (f"{address}:{port}" if address and port else "")
+    if not launch:
+        if report.topology is not None and report.topology.world_size > 1:
             raise error or ArgumentError(
-                "nothing names the launch that these ranks belong to",
-                expected="a name that all of them give, and no other job does",
+                "nothing identifies the launch of these ranks",
+                expected="a name that all ranks of this launch pass, and no other launch",
                 remedy="--job NAME",
             )
-        return [me]
+        return [report]
     try:
-        return roll_call(folder / folder_of(mark), me, timeout)
+        return exchange_reports(folder / roster_directory(launch), report, timeout)
     except TopologyError:
-        if error is not None:  # its own error says more than that nobody came to hear of it
+        if error is not None:  # more important than that the other ranks could not be reached
             raise error from None
         raise
 
 
-def _figures(me: ProcessReport, environ: Mapping[str, str], data: str | None) -> dict[str, Any]:
-    assert me.topology is not None
-    figures: dict[str, Any] = asdict(me.topology)
-    figures = {"launcher": figures.pop("launcher"), **figures, "host": me.host, "pid": me.pid}
-    figures["found_in"] = _source(environ)
-    beside = _beside(environ)
-    if beside:
-        figures["also_set"] = beside
-    if data is not None:
-        figures |= {"steps": me.steps, "reads_first": list(me.first)}
+def _figures(report: ProcessReport, *, with_data: bool) -> dict[str, Any]:
+    assert report.topology is not None
+    figures: dict[str, Any] = {
+        "launcher": report.topology.launcher,
+        **asdict(report.topology),
+        "host": report.host,
+    }
+    figures |= {"pid": report.pid, "found_in": _variables()}
+    believed = detect_launcher(os.environ)
+    others = {row.name: read_launcher(row, os.environ) for row in (TORCHRUN, *OUTER)}
+    others.pop("" if believed is None else believed.launcher, None)
+    if also_set := {name: found.variables for name, found in others.items() if found is not None}:
+        figures["also_set"] = also_set
+    if with_data:
+        figures |= {"steps": report.steps, "reads_first": list(report.first)}
     return figures
 
 
-def _source(environ: Mapping[str, str]) -> str:
-    """The variables that decided."""
-    claim = detect_launcher(environ)
-    if claim is not None:
-        return claim.variables
-    if "SLURM_JOB_ID" in environ:
+def _variables() -> str:
+    """The variables that determine the rank."""
+    launcher = detect_launcher(os.environ)
+    if launcher is not None:
+        return launcher.variables
+    if "SLURM_JOB_ID" in os.environ:
         return "no variable: SLURM_JOB_ID without a step of tasks is one process (srun starts several)"
     return "no variable of a launcher: one process"
 
 
-def _beside(environ: Mapping[str, str]) -> dict[str, str]:
-    """Variables of other launchers that are set too, by the name of the launcher."""
-    believed = detect_launcher(environ)
-    rows = {row.name: read_launcher(row, environ) for row in (TORCHRUN, *OUTER)}
-    name = "" if believed is None else believed.launcher
-    return {each: claim.variables for each, claim in rows.items() if claim is not None and each != name}
-
-
-def _print(
-    together: list[ProcessReport],
-    environ: Mapping[str, str],
-    me: ProcessReport,
-    data: str | None,
-    *,
-    as_json: bool,
-) -> None:
+def _print_ranks(reports: list[ProcessReport], own: ProcessReport, *, with_data: bool, as_json: bool) -> None:
     rows = []
-    for one in together:
-        assert one.topology is not None
-        places = {field.name: getattr(one.topology, field.name) for field in fields(Topology)}
-        row = {name: places[name] for name in ("rank", "node", "local_rank")} | {"host": one.host, "pid": one.pid}
-        rows.append(row | ({"reads_first": list(one.first)} if data is not None else {}))
+    for report in reports:
+        here = report.topology
+        assert here is not None
+        row: dict[str, Any] = {"rank": here.rank, "node": here.node, "local_rank": here.local_rank}
+        row |= {"host": report.host, "pid": report.pid}
+        rows.append(row | ({"reads_first": list(report.first)} if with_data else {}))
     if as_json:
-        from json import dumps
-
-        typer.echo(dumps({"ok": True, **_figures(me, environ, data), "ranks": rows}))
+        show({"ok": True, **_figures(own, with_data=with_data), "ranks": rows}, as_json=True)
         return
-    from rich.table import Table
-
-    assert me.topology is not None
-    nodes = f"{me.topology.num_nodes} node{'s' if me.topology.num_nodes > 1 else ''}"
-    say(f"{len(rows)} rank{'s' if len(rows) > 1 else ''} agree ({me.topology.launcher}, {nodes})", style="bold")
-    say(f"rank 0: {_source(environ)}", style=FAINT)
+    assert own.topology is not None
+    agree = "agrees" if len(rows) == 1 else "agree"
+    nodes = count_of(own.topology.num_nodes, "node")
+    say(f"{count_of(len(rows), 'rank')} {agree} ({own.topology.launcher}, {nodes})", style="bold")
+    say(f"rank 0: {_variables()}", style=FAINT)
     table = Table(box=None, pad_edge=False)
     for name in rows[0]:
         table.add_column(name.replace("_", " "), overflow="fold", justify="left" if name == "host" else "right")
     for row in rows:
-        table.add_row(*(clean(_cell(value)) for value in row.values()))
+        cells = (" ".join(map(str, value)) if isinstance(value, list) else str(value) for value in row.values())
+        table.add_row(*map(clean, cells))
     out(table)
-
-
-def _cell(value: Any) -> str:
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -2,6 +2,7 @@
 
 import copy
 import os
+import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Never
 
@@ -10,7 +11,7 @@ from torch.utils.data import Dataset
 
 from rankfeed._util.trainer import refuse_trainer_without_mixin
 from rankfeed._util.validate import check_callable, check_choice, check_instance, check_int, check_optional
-from rankfeed.errors import ArgumentError, StreamError
+from rankfeed.errors import ArgumentError, StreamError, safe_repr
 from rankfeed.loading._compat import (
     DataLoaderAttributeError,
     DataLoaderCompat,
@@ -42,10 +43,13 @@ from rankfeed.loading.streams.stream import Stream
 from rankfeed.plan import Cursor, Plan, Schedule, Tail
 from rankfeed.plan.plan import DEFAULT_WINDOW
 from rankfeed.sources import Source
+from rankfeed.sources.torch_dataset import TorchDatasetSource
 from rankfeed.topology import Topology
 
 #: Steps of each worker that are announced to a source, at least and at most.
 _MIN_PREFETCH_STEPS, _MAX_PREFETCH_STEPS = 4, 64
+_REPR = reprlib.Repr()
+_REPR.maxother = 120
 
 
 class LengthUnknownError(StreamError, TypeError):
@@ -222,6 +226,25 @@ class Loader(DataLoaderCompat):
             if self.progress.is_new:
                 refuse_ignored_checkpoint(self)
         return iterate_epoch(self._feed, self.progress, self._stats, self.device)
+
+    def __repr__(self) -> str:
+        # Neither resolves the topology nor reads data.
+        source = self.source
+        if isinstance(source, TorchDatasetSource):  # may wrap a list of a million samples
+            text = f"from_dataset({_REPR.repr(source.dataset)})"
+        else:
+            text = safe_repr(source)
+        facts: dict[str, object] = {"batch_size": self.batch_size, "tail": self.tail}
+        if self._feed.plan is not None:
+            facts |= {"shuffle": self._feed.plan.shuffle, "seed": self._feed.plan.seed}
+        facts["num_workers"] = self.num_workers
+        if self.num_workers:
+            facts["worker_kind"] = self.worker_kind
+        if self.device is not None:
+            facts["device"] = str(self.device)
+        options = ", ".join(f"{name}={value!r}" for name, value in facts.items())
+        cursor = self.progress.cursor
+        return f"Loader({' '.join(text.split())}, {options}; epoch {cursor.epoch}, {cursor.steps} steps done)"
 
     @property
     def is_stream(self) -> bool:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from rankfeed._util.validate import check_path
-from rankfeed.cli import plans
+from rankfeed.cli import options
 from rankfeed.cli.output import Json, progress_bar, show
 from rankfeed.errors import ArgumentError, RankfeedError
 
@@ -24,19 +24,19 @@ Show = Annotated[bool, typer.Option("--open", help="Open the page in a browser."
 
 
 def report(
-    data: plans.Data = None,
-    samples: plans.Samples = None,
-    blocks: plans.Blocks = 1,
-    ranks: plans.Ranks = 1,
-    workers: plans.Workers = 0,
-    batch_size: plans.BatchSize = 1,
-    shuffle: plans.Shuffle = "global",
-    seed: plans.Seed = 0,
-    window: plans.Window = 65536,
-    lanes: plans.Lanes = None,
-    tail: plans.Tail = "even",
-    epoch: plans.Epoch = 0,
-    start: plans.Start = 0,
+    data: options.PlanData = None,
+    samples: options.Samples = None,
+    blocks: options.Blocks = 1,
+    ranks: options.Ranks = 1,
+    workers: options.Workers = 0,
+    batch_size: options.BatchSize = 1,
+    shuffle: options.ShuffleKind = "global",
+    seed: options.Seed = 0,
+    window: options.Window = 65536,
+    lanes: options.Lanes = None,
+    tail: options.TailKind = "even",
+    epoch: options.Epoch = 0,
+    start: options.Start = 0,
     audit: Audit = None,
     run: Run = None,
     stats: Stats = None,
@@ -74,7 +74,7 @@ def report(
             0,
             _of_plan(
                 data,
-                plans.sizes_of(data, samples, blocks),
+                options.block_sizes(data, samples, blocks),
                 _asked(ranks, batch_size, workers, epoch, start, tail),
                 {"shuffle": shuffle, "seed": seed, "window": window, "lanes": lanes},
             ),
@@ -119,7 +119,7 @@ def _of_plan(data: str | None, sizes: Any, asked: Any, order: dict[str, Any]) ->
     from rankfeed.diagnostics import verify_plan
     from rankfeed.diagnostics.report import of_plan, padding_of
 
-    plan = plans.plan_from(sizes, **order)
+    plan = options.make_plan(sizes, **order)
     padding = {}
     first = asked.schedule(plan, 0)
     if data is not None:

@@ -1,0 +1,110 @@
+"""The command `index`: indexes of tar shards, made ahead of the job."""
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+
+from rankfeed.cli import options
+from rankfeed.cli.output import BAR, FAINT, NAME, Json, clean, out, say, show
+from rankfeed.cli.render import count_of, format_bar, format_bytes
+
+
+def index(
+    data: options.Data,
+    format: options.Format = None,
+    option: options.FormatOptions = None,
+    cache_dir: options.CacheDir = None,
+    json: Json = False,
+) -> None:
+    """Index tar shards ahead of the job.
+
+    Shards that have not changed since they were indexed are skipped. Other formats need no index.
+
+    Example: rankfeed index 'shards/train-{000..099}.tar'
+    """
+    from rankfeed.sources.open import detect
+    from rankfeed.sources.paths import as_paths
+
+    if detect(as_paths(options.dataset_path(data)), format) != "webdataset":
+        source = options.open_dataset(data, format=format, options=option, cache_dir=cache_dir)
+        name = options.format_name(source)
+        if json:
+            show({"format": name, "needs_index": False, "samples": len(source)}, as_json=True)
+        else:
+            say(f"{name} needs no index: {count_of(len(source), 'sample')} can be read at random")
+        return
+    figures = _index(data, options.parse_options(option or ()), cache_dir, quiet=json)
+    if json:
+        show(figures, as_json=True)
+        return
+    summary = {
+        "shards": f"{figures['shards']:,}, {format_bytes(figures['bytes'])}",
+        "samples": figures["samples"],
+        "index": f"{format_bytes(figures['index_bytes'])}: {figures['made']:,} made now, "
+        f"{figures['reused']:,} existed",
+        "stored in": "\n".join(f"{folder} ({count:,})" for folder, count in figures["index_folders"].items()),
+    }
+    show(summary, as_json=False, title=" ".join(data))
+    out("", _members(figures["members"], figures["samples"]))
+    if figures["shards_with_repeated_keys"]:
+        say("\nshards in which keys are repeated: " + ", ".join(figures["shards_with_repeated_keys"]))
+
+
+def _index(data: Sequence[str], given: dict[str, Any], cache_dir: str | None, *, quiet: bool) -> dict[str, Any]:
+    """Index the shards that have no index. Nothing is decoded, so no pickle has to be allowed."""
+    from rankfeed.sources.tar.decompress import decompressed
+    from rankfeed.sources.tar.index_cache import IndexCache, index_places
+    from rankfeed.sources.tar.shard_list import list_shards
+
+    found = list_shards(options.dataset_path(data), given.get("split"))
+    if given.get("decompress"):
+        found = decompressed(found, cache_dir)
+    cache = IndexCache(cache_dir, within=found.folder, progress=not quiet)
+    known = cache.known(found.shards)
+    reused = sum(shard in known for shard in found.shards)
+    summaries = cache.summaries(found.shards)
+    places = [next(place for place in index_places(shard, cache_dir) if place.exists()) for shard in found.shards]
+    members: dict[str, dict[str, int]] = {}
+    for summary in summaries:
+        for each in summary.extensions:
+            total = members.setdefault(each.name, {"count": 0, "bytes": 0, "most": 0})
+            total["count"] += each.count
+            total["bytes"] += each.nbytes
+            total["most"] = max(total["most"], each.largest)
+    return {
+        "format": "webdataset",
+        "needs_index": True,
+        "shards": len(summaries),
+        "samples": sum(summary.samples for summary in summaries),
+        "bytes": sum(summary.tar_bytes for summary in summaries),
+        "made": len(summaries) - reused,
+        "reused": reused,
+        "index_bytes": sum(os.path.getsize(place) for place in places),
+        "index_folders": dict(Counter(os.fspath(place.parent) for place in places)),
+        "members": members,
+        "shards_with_repeated_keys": [
+            shard for shard, summary in zip(found.shards, summaries, strict=True) if summary.repeated is not None
+        ],
+    }
+
+
+def _members(members: dict[str, dict[str, int]], samples: int) -> Table:
+    """Count and sizes of each extension; yellow if some samples lack it."""
+    table = Table(box=None, pad_edge=False, header_style=FAINT)
+    table.add_column("member", overflow="fold")
+    for title in ("count", "mean", "most"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("share of bytes", width=30, no_wrap=True)
+    total = max(1, sum(each["bytes"] for each in members.values()))
+    for name, each in members.items():
+        table.add_row(
+            clean("." + name, NAME),
+            clean(f"{each['count']:,}", "" if each["count"] == samples else "yellow"),
+            format_bytes(each["bytes"] / max(1, each["count"])),
+            format_bytes(each["most"]),
+            clean(format_bar(each["bytes"] / total, 30), BAR),
+        )
+    return table

@@ -1,0 +1,125 @@
+"""The command `inspect`: what a dataset contains."""
+
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from rankfeed.cli import options
+from rankfeed.cli.lengths import look
+from rankfeed.cli.output import BAR, FAINT, NAME, Json, clean, grid, out, show
+from rankfeed.cli.render import count_of, format_bar, format_bytes, format_value, value_as_json
+from rankfeed.columns.field import Field
+
+
+def inspect(
+    data: options.Data,
+    samples: Annotated[int, typer.Option(min=0, metavar="N", help="Number of samples to show.")] = 3,
+    column: options.ColumnNames = None,
+    format: options.Format = None,
+    option: options.FormatOptions = None,
+    cache_dir: options.CacheDir = None,
+    allow_pickle: options.AllowPickle = False,
+    json: Json = False,
+) -> None:
+    """Show what a dataset contains.
+
+    Format, blocks, columns, sizes, quantiles and histograms of lengths, and a few samples.
+
+    Example: rankfeed inspect data/ --samples 5
+    Example: rankfeed inspect table.lance --column text --option version=3
+    """
+    source = options.open_dataset(
+        data, format=format, columns=column, options=option, cache_dir=cache_dir, allow_pickle=allow_pickle
+    )
+    fields = source.fields
+    seen, lengths = look(source, [name for name, field in fields.items() if field.kind not in ("dense", "object")])
+    examples = _examples(source, samples)
+    figures = options.describe_source(source) | {"on_disk": options.disk_usage(data)}
+    if json:
+        figures["bytes_of_a_sample"] = {
+            name: _row_bytes(field, lengths.get(name)) for name, field in fields.items()
+        }
+        figures["lengths_of_samples"] = seen
+        figures["lengths"] = lengths
+        figures["examples"] = [
+            {"sample_id": sample_id, "values": {name: value_as_json(value) for name, value in sample.items()}}
+            for sample_id, sample in examples
+        ]
+        show(figures, as_json=True)
+        return
+    show(_summary(figures), as_json=False, title=" ".join(data))
+    out("", _columns(fields, lengths))
+    for name, each in lengths.items():
+        if each["least"] != each["most"]:  # else the table of columns has its only length
+            what = "length" if seen == len(source) else f"length, of {count_of(seen, 'sample')} looked at"
+            out("", clean(name, NAME).append(f"  {what}", FAINT), _histogram(each["histogram"]))
+    for sample_id, sample in examples:
+        out("", clean(f"sample {sample_id:,}", "bold"), _sample(sample))
+
+
+def _examples(source: Any, count: int) -> list[tuple[int, dict[str, Any]]]:
+    """Evenly spaced samples, beginning with the first."""
+    size, count = len(source), min(count, len(source))
+    ids = [size * number // count for number in range(count)]
+    return list(zip(ids, source.fetch(ids).samples(), strict=True)) if ids else []
+
+
+def _summary(figures: dict[str, Any]) -> dict[str, Any]:
+    blocks, disk = figures["samples_per_block"], figures["on_disk"]
+    sizes = count_of(blocks["most"], "sample")
+    if blocks["least"] != blocks["most"]:
+        sizes = f"{blocks['least']:,} to {sizes} (median {blocks['median']:,})"
+    each = format_bytes(disk["bytes"] / figures["samples"])
+    return {
+        "format": figures["format"],
+        "samples": figures["samples"],
+        "blocks": f"{figures['blocks']:,} of {sizes}",
+        "on disk": f"{format_bytes(disk['bytes'])} in {count_of(disk['files'], 'file')}, {each} a sample",
+        "fingerprint": figures["fingerprint"],
+    }
+
+
+def _columns(fields: dict[str, Field], lengths: dict[str, dict[str, Any]]) -> Table:
+    """Type, size and quantiles of the lengths of each column."""
+    table = Table(box=None, pad_edge=False, header_style=FAINT)
+    table.add_column("column", overflow="fold")
+    table.add_column("type", overflow="fold")
+    quantiles = ("least", "25 %", "median", "75 %", "95 %", "most") if lengths else ()
+    for title in ("a sample", *quantiles):
+        table.add_column(title, justify="right", no_wrap=True)
+    for name, field in fields.items():
+        each = lengths.get(name)
+        size = _row_bytes(field, each)
+        cells = []
+        if each is not None:
+            cells = [each["least"], *(each["quantiles"][f"{q}%"] for q in (25, 50, 75, 95)), each["most"]]
+        sizes = "" if size is None else format_bytes(size)
+        table.add_row(clean(name, NAME), clean(str(field)), sizes, *(f"{cell:,}" for cell in cells))
+    return table
+
+
+def _row_bytes(field: Field, lengths: dict[str, Any] | None) -> float | None:
+    """Bytes of a row, the mean of ragged rows; None for objects."""
+    if field.kind == "object":
+        return None
+    return field.row_bytes() if lengths is None else field.row_bytes() * lengths["mean"]
+
+
+def _histogram(bars: list[dict[str, int]], width: int = 40) -> Table:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(width=width, no_wrap=True)
+    table.add_column(justify="right", style=FAINT, no_wrap=True)
+    most, total = max(bar["count"] for bar in bars), sum(bar["count"] for bar in bars)
+    for bar in bars:
+        label = f"  {bar['from']:,}" + (f" – {bar['to']:,}" if bar["to"] > bar["from"] else "")
+        table.add_row(label, clean(format_bar(bar["count"] / most, width), BAR), f"{bar['count'] / total:.1%}")
+    return table
+
+
+def _sample(sample: dict[str, Any]) -> Table:
+    table = grid()
+    for name, value in sample.items():
+        table.add_row("  ", clean(name, NAME), clean(format_value(value)))
+    return table

@@ -1,0 +1,158 @@
+"""Options that several commands share, and what they mean: a dataset, its format options, a plan."""
+
+import json
+import math
+import os
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from rankfeed.errors import ArgumentError
+from rankfeed.plan import Plan
+from rankfeed.plan.plan import DEFAULT_LANES, DEFAULT_WINDOW, Shuffle
+from rankfeed.plan.schedule import Tail
+
+Data = Annotated[list[str], typer.Argument(metavar="DATA", help="Paths or patterns of one dataset.")]
+Format = Annotated[str | None, typer.Option(metavar="NAME", help="Format; detected from the content if left out.")]
+ColumnNames = Annotated[
+    list[str] | None, typer.Option("--column", "-c", metavar="NAME", help="Column to read; may be repeated.")
+]
+_OPTION_HELP = "Option of the format; may be repeated."
+FormatOptions = Annotated[
+    list[str] | None, typer.Option("--option", "-o", metavar="NAME=VALUE", help=_OPTION_HELP)
+]
+CacheDir = Annotated[str | None, typer.Option(metavar="DIR", help="For indexes of read-only data directories.")]
+AllowPickle = Annotated[bool, typer.Option("--allow-pickle", help="Read pickled objects, which can run code.")]
+
+PlanData = Annotated[str | None, typer.Argument(metavar="DATA", help="A dataset; or give --samples.")]
+Samples = Annotated[float | None, typer.Option(metavar="N", help="Number of samples without data, such as 1e12.")]
+Blocks = Annotated[float, typer.Option(metavar="N", help="Number of equal blocks of --samples.")]
+Ranks = Annotated[int, typer.Option(min=1, metavar="N", help="World size.")]
+Workers = Annotated[int, typer.Option(min=0, metavar="N", help="Workers of each rank.")]
+BatchSize = Annotated[int, typer.Option(min=1, metavar="N", help="Samples in a batch of one rank.")]
+ShuffleKind = Annotated[Shuffle, typer.Option(help="Order of the samples.")]
+Seed = Annotated[int, typer.Option(metavar="N", help="Seed of the order.")]
+Window = Annotated[int, typer.Option(min=1, metavar="N", help="With --shuffle window: samples that are mixed.")]
+Lanes = Annotated[
+    int | None, typer.Option(metavar="N", help="Streams of blocks; 64 for --shuffle window, else 1.")
+]
+TailKind = Annotated[Tail, typer.Option(help="End of an epoch that the global batch does not divide.")]
+Epoch = Annotated[int, typer.Option(min=0, metavar="N", help="Number of the epoch, from 0.")]
+Start = Annotated[int, typer.Option(min=0, metavar="N", help="Samples of the epoch that are already consumed.")]
+
+
+def dataset_path(data: Sequence[str]) -> str | list[str]:
+    """One path or pattern as it is, several as a list."""
+    return data[0] if len(data) == 1 else list(data)
+
+
+def open_dataset(
+    data: Sequence[str],
+    *,
+    format: str | None = None,
+    columns: Sequence[str] | None = None,
+    options: Sequence[str] | None = None,
+    cache_dir: str | None = None,
+    allow_pickle: bool = False,
+) -> Any:
+    """Open the source that the options describe; raises RankfeedError."""
+    from rankfeed.sources import open as open_source
+
+    return open_source(
+        dataset_path(data),
+        format=format,
+        columns=columns or None,
+        cache_dir=cache_dir,
+        allow_pickle=allow_pickle,
+        **parse_options(options or ()),
+    )
+
+
+def parse_options(texts: Sequence[str]) -> dict[str, Any]:
+    """Options of a format by name; a value is JSON if it can be parsed as JSON, else text.
+
+    Examples:
+        >>> parse_options(["version=3", "filter=label > 1"])
+        {'version': 3, 'filter': 'label > 1'}
+    """
+    found = {}
+    for text in texts:
+        name, sign, value = text.partition("=")
+        if not sign or not name.isidentifier():
+            raise ArgumentError("invalid --option", expected="name=value", found=text)
+        try:
+            found[name] = json.loads(value)
+        except (ValueError, RecursionError):
+            found[name] = value
+    return found
+
+
+def format_name(source: Any) -> str:
+    """Name of the format of a source."""
+    return type(source).__name__.removesuffix("Source").lower()
+
+
+def describe_source(source: Any) -> dict[str, Any]:
+    """Format, samples, blocks, columns and fingerprint."""
+    blocks = np.asarray(source.blocks)
+    return {
+        "format": format_name(source),
+        "samples": len(source),
+        "blocks": len(blocks),
+        "samples_per_block": {
+            "least": int(blocks.min()),
+            "median": int(np.percentile(blocks, 50, method="inverted_cdf")),
+            "most": int(blocks.max()),
+        },
+        "columns": {name or "(return value of the Dataset)": str(field) for name, field in source.fields.items()},
+        "fingerprint": source.fingerprint,
+    }
+
+
+def disk_usage(data: Sequence[str]) -> dict[str, int]:
+    """Number and bytes of the files of a dataset, without hidden files."""
+    from rankfeed.sources.paths import expand
+
+    paths = []
+    for path in expand(dataset_path(data)):
+        if not os.path.isdir(path):
+            paths.append(path)
+        for folder, folders, names in os.walk(path):
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            paths += [os.path.join(folder, name) for name in names if not name.startswith(".")]
+    sizes = [os.stat(path).st_size for path in paths if os.path.exists(path)]
+    return {"files": len(sizes), "bytes": sum(sizes)}
+
+
+def block_sizes(data: str | None, samples: float | None, blocks: float) -> Any:
+    """Block sizes of a dataset, or of --samples and --blocks."""
+    if (data is None) == (samples is None):
+        raise ArgumentError("expected either a dataset or --samples", remedy="see --help")
+    if samples is None:
+        return open_dataset([str(data)]).blocks
+    total, count = _whole("--samples", samples), _whole("--blocks", blocks)
+    if not 1 <= count <= max(1, total):
+        raise ArgumentError("invalid --blocks", expected=f"1 to {total}", found=count)
+    size, larger = divmod(total, count)
+    return total if count == 1 else np.full(count, size, np.int64) + (np.arange(count) < larger)
+
+
+def _whole(name: str, number: float) -> int:
+    if not (math.isfinite(number) and number == int(number) and abs(number) < 2**63):
+        raise ArgumentError(f"{name} must be a whole number below 2^63", found=number)
+    return int(number)
+
+
+def make_plan(
+    sizes: Any, shuffle: Shuffle, seed: int, window: int = DEFAULT_WINDOW, lanes: int | None = None
+) -> Plan:
+    """The order of an epoch; the shuffle decides the number of lanes if it is not given."""
+    return Plan(
+        sizes,
+        shuffle=shuffle,
+        seed=seed,
+        window=window,
+        lanes=DEFAULT_LANES.get(shuffle, 1) if lanes is None else lanes,
+    )

@@ -1,0 +1,77 @@
+"""The command `plan`: steps, shares and cost of a plan."""
+
+import time
+import tracemalloc
+from typing import Any
+
+import numpy as np
+
+from rankfeed.cli import options
+from rankfeed.cli.output import Json, show
+from rankfeed.plan import Schedule
+from rankfeed.plan.plan import DEFAULT_WINDOW
+from rankfeed.topology import Topology
+
+
+def plan(
+    data: options.PlanData = None,
+    samples: options.Samples = None,
+    blocks: options.Blocks = 1,
+    ranks: options.Ranks = 1,
+    workers: options.Workers = 0,
+    batch_size: options.BatchSize = 1,
+    shuffle: options.ShuffleKind = "global",
+    seed: options.Seed = 0,
+    window: options.Window = DEFAULT_WINDOW,
+    lanes: options.Lanes = None,
+    tail: options.TailKind = "even",
+    epoch: options.Epoch = 0,
+    start: options.Start = 0,
+    json: Json = False,
+) -> None:
+    """Compute steps, shares and cost of a plan.
+
+    Example: rankfeed plan data/ --ranks 8 --workers 2 --batch-size 32
+    Example: rankfeed plan --samples 1e12 --blocks 1e6 --ranks 16384 --batch-size 32 --shuffle window
+    """
+    sizes = options.block_sizes(data, samples, blocks)
+    tracemalloc.start()
+    try:
+        began = time.perf_counter()
+        made = options.make_plan(sizes, shuffle, seed, window, lanes)
+        # The last rank has the largest numbers in all computations.
+        last = Topology(rank=ranks - 1, world_size=ranks, local_rank=ranks - 1, local_world_size=ranks)
+        schedule = Schedule(made, batch_size=batch_size, topology=last, epoch=epoch, start=start, tail=tail)
+        steps = len(schedule)
+        ids = schedule.batch(0) if steps else np.empty(0, np.int64)
+        first_batch = time.perf_counter() - began
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    least, most = _samples_of_a_rank(schedule)
+    figures: dict[str, Any] = {
+        "samples": made.num_samples,
+        "blocks": made.num_blocks,
+        "global_batch": schedule.global_batch_size,
+        "steps_of_each_rank": steps,
+        "steps_of_each_worker": {"least": steps // max(1, workers), "most": -(-steps // max(1, workers))},
+        "samples_of_each_rank": {"least": least, "most": most},
+        "left_out": made.num_samples - schedule.end,
+        "last_rank_reads_first": ids[:8].tolist(),
+        "seconds_to_the_first_batch": first_batch,
+        "peak_planning_bytes": peak,
+        "fingerprint": made.fingerprint,
+    }
+    show(figures, as_json=json, title="plan")
+
+
+def _samples_of_a_rank(schedule: Schedule) -> tuple[int, int]:
+    """Bounds of the number of samples of a rank in the epoch."""
+    least = most = 0
+    full = max(0, len(schedule) - 2)  # only the last two steps can be smaller
+    for step in range(full, len(schedule)):
+        begin = schedule.position_after(step - 1) if step else schedule.start
+        size = schedule.position_after(step) - begin
+        least += size // schedule.world_size
+        most += -(-size // schedule.world_size)
+    return full * schedule.batch_size + least, full * schedule.batch_size + most

@@ -1,0 +1,78 @@
+"""The command `prepare`: a directory that exactly one process builds."""
+
+import os
+import pkgutil
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rankfeed.cli.output import Json, show
+from rankfeed.errors import ArgumentError, PrepareError, describe_error, listed
+
+_FUNCTION_HELP = "Called with the directory to fill."
+_KEY_HELP = "Version of the content; a directory of another key is rebuilt."
+_INPUT_HELP = "Rebuild if this file or directory changed; may be repeated."
+_Seconds = Annotated[float | None, typer.Option(min=0, metavar="SECONDS", help="Limit for waiting for a builder.")]
+
+
+def prepare(
+    function: Annotated[str, typer.Argument(metavar="MODULE:FUNCTION", help=_FUNCTION_HELP)],
+    path: Annotated[str, typer.Argument(metavar="DIR", help="Directory to build.")],
+    key: Annotated[str, typer.Option(metavar="TEXT", help=_KEY_HELP)] = "",
+    retries: Annotated[int, typer.Option(min=0, metavar="N", help="Further attempts if the build fails.")] = 0,
+    timeout: _Seconds = None,
+    inputs: Annotated[list[str] | None, typer.Option("--input", metavar="PATH", help=_INPUT_HELP)] = None,
+    check: Annotated[bool, typer.Option("--check", help="Compare the checksums of all files.")] = False,
+    json: Json = False,
+) -> None:
+    """Build a directory in exactly one process; all others wait.
+
+    Example: rankfeed prepare my_package.data:build data/words --key v1
+    """
+    from rankfeed.prepare import prepare_once
+    from rankfeed.prepare.marker import changed_files, read_marker
+
+    build, built = _import_function(function), False
+
+    def record_and_build(staging: Path) -> None:
+        nonlocal built
+        built = True
+        build(staging)
+
+    folder = prepare_once(path, record_and_build, key=key, retries=retries, timeout=timeout, inputs=inputs or ())
+    if check and (changed := changed_files(folder)):
+        raise PrepareError(
+            "files differ from those that were built",
+            found=listed(changed, 8),
+            where=folder,
+            remedy="remove them: the next call builds the directory again",
+        )
+    marker = read_marker(folder)
+    assert marker is not None
+    figures = {
+        "path": str(folder),
+        "built_here": built,
+        "built_on": marker.host,
+        "seconds": marker.seconds,
+        "files": len(marker.files),
+        "bytes": sum(max(0, entry.nbytes) for entry in marker.files),
+    }
+    show(figures, as_json=json, title=str(folder))
+
+
+def _import_function(name: str) -> Any:
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # as `python -m` does
+    if not all(name.partition(":")):
+        raise ArgumentError("invalid function", expected="module:function", found=repr(name))
+    try:
+        function = pkgutil.resolve_name(name)
+    except Exception as error:  # importing runs code of the user
+        raise ArgumentError("the function cannot be imported", found=describe_error(error), where=name) from error
+    if not callable(function):
+        raise ArgumentError(
+            "not a function", expected="module:function", found=type(function).__name__, where=name
+        )
+    return function

@@ -1,0 +1,117 @@
+"""Numbers, sizes, bars and values of samples as text."""
+
+import math
+import reprlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+#: Characters, bytes and elements of a value that are shown.
+_TEXT, _BYTES, _ELEMENTS = 72, 16, 8
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+
+
+def count_of(count: int, noun: str) -> str:
+    """A count with its noun.
+
+    Examples:
+        >>> count_of(1, "ledger"), count_of(1200, "sample"), count_of(2, "launch")
+        ('1 ledger', '1,200 samples', '2 launches')
+    """
+    plural = noun + ("es" if noun.endswith("ch") else "s")
+    return f"{count:,} {noun if count == 1 else plural}"
+
+
+def format_figure(value: Any) -> str:
+    """A figure for people."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.4g}"
+    if isinstance(value, Mapping):
+        return "\n".join(f"{name}: {format_figure(each)}" for name, each in value.items())
+    if isinstance(value, (list, tuple)):
+        return ", ".join(format_figure(each) for each in value)
+    return str(value)
+
+
+def format_bytes(size: float) -> str:
+    """A number of bytes for people.
+
+    Examples:
+        >>> format_bytes(1), format_bytes(512), format_bytes(3 << 20)
+        ('1 byte', '512 bytes', '3 MiB')
+    """
+    if size < 1024:
+        return f"{size:.4g} byte{'' if size == 1 else 's'}"
+    for unit in ("KiB", "MiB", "GiB"):
+        size /= 1024
+        if size < 1024:
+            return f"{size:.3g} {unit}" if size < 100 else f"{size:.0f} {unit}"
+    return f"{size / 1024:,.2f} TiB"
+
+
+def format_bar(share: float, width: int) -> str:
+    """A bar of a share of the width, to an eighth of a character; visible if the share is not 0.
+
+    Examples:
+        >>> format_bar(0.5, 5), format_bar(0.0001, 5), format_bar(0, 5)
+        ('██▌', '▏', '')
+    """
+    eighths = max(round(share * width * 8), 1 if share > 0 else 0)
+    return "█" * (eighths // 8) + (_EIGHTHS[eighths % 8] if eighths % 8 else "")
+
+
+def format_value(value: Any) -> str:
+    r"""The value of a column on one line, shortened.
+
+    Examples:
+        >>> format_value(b"RIFF" + bytes(1000))
+        '1,004 bytes  52 49 46 46 00 00 00 00 00 00 00 00 00 00 00 00 ...'
+        >>> format_value(np.arange(12, dtype=np.int32).reshape(6, 2))
+        'int32[6, 2]  0 1 2 3 4 5 6 7 ...'
+        >>> format_value("two\nlines"), format_value(np.float32(0.25))
+        ("'two\\nlines'", '0.25')
+    """
+    content = value_as_json(value)
+    if not isinstance(content, dict):
+        return repr(content) if isinstance(value, str) else str(content)
+    if "characters" in content:
+        return f"{content['characters']:,} characters  {content['head']!r} ..."
+    if "bytes" in content:
+        more = " ..." if content["bytes"] > _BYTES else ""
+        return f"{count_of(content['bytes'], 'byte')}  {value[:_BYTES].hex(' ')}{more}"
+    if "repr" in content:
+        return f"{content['type']}  {content['repr']}"
+    first = " ".join(f"{each:.4g}" if isinstance(each, float) else str(each) for each in content["first"])
+    shape = ", ".join(map(str, content["shape"]))
+    return f"{content['dtype']}[{shape}]  {first}" + (" ..." if value.size > _ELEMENTS else "")
+
+
+def value_as_json(value: Any) -> Any:
+    """The value of a column for JSON: numbers and short texts as they are, others by their beginning.
+
+    Examples:
+        >>> value_as_json(np.array([1.5, np.inf], np.float32))
+        {'dtype': 'float32', 'shape': [2], 'first': [1.5, 'inf']}
+        >>> value_as_json(b"abc"), value_as_json(np.int64(3))
+        ({'bytes': 3, 'head': '616263'}, 3)
+    """
+    if isinstance(value, str):
+        return value if len(value) <= _TEXT else {"characters": len(value), "head": value[:_TEXT]}
+    if isinstance(value, bytes):
+        return {"bytes": len(value), "head": value[:_BYTES].hex()}
+    if not isinstance(value, (np.ndarray, np.generic)) or value.dtype.kind == "O":
+        return {"type": type(value).__name__, "repr": reprlib.repr(value)}
+    if not value.ndim:
+        return _number_as_json(value.item())
+    first = [_number_as_json(each) for each in value.flat[:_ELEMENTS].tolist()]
+    return {"dtype": str(value.dtype), "shape": list(value.shape), "first": first}
+
+
+def _number_as_json(number: Any) -> Any:
+    is_number = isinstance(number, (bool, int)) or (isinstance(number, float) and math.isfinite(number))
+    return number if is_number else str(number)

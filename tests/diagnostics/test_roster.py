@@ -1,0 +1,67 @@
+"""The processes of a launch exchange reports through files: all of them get the same list."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from rankfeed.diagnostics.roster import Registration, RosterReply, exchange_reports
+from rankfeed.errors import TopologyError
+from rankfeed.storage.commit import write_record
+from rankfeed.topology import Topology
+from rankfeed.topology.agreement import ProcessReport
+
+
+def report(rank: int, world_size: int, pid: int = 0) -> ProcessReport:
+    return ProcessReport("host", pid or 100 + rank, Topology(rank=rank, world_size=world_size))
+
+
+def exchange(directory: Path, reports: list[ProcessReport], timeout: float = 20) -> list[list[ProcessReport]]:
+    with ThreadPoolExecutor(len(reports)) as threads:
+        return list(threads.map(lambda each: exchange_reports(directory, each, timeout), reports))
+
+
+def test_all_processes_get_all_reports_in_the_order_of_ranks_and_leave_no_file(tmp_path: Path) -> None:
+    reports = [report(rank, 4) for rank in range(4)]
+    assert exchange(tmp_path / "roster", reports[::-1]) == [reports] * 4
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_of_an_earlier_launch_do_not_count(tmp_path: Path) -> None:
+    for name in ("registrations", "replies"):
+        (tmp_path / "roster" / name).mkdir(parents=True)
+    old = [report(rank, 3, pid=7) for rank in range(3)]
+    write_record(tmp_path / "roster" / "registrations" / "old.json", Registration("old", old[1], ["gone"]))
+    write_record(tmp_path / "roster" / "replies" / "gone.json", RosterReply("gone", ["old"], True, old))
+    (tmp_path / "roster" / "replies" / "damaged.json").write_text("{")
+    reports = [report(rank, 2) for rank in range(2)]
+    assert exchange(tmp_path / "roster", reports) == [reports] * 2
+
+
+def test_two_processes_of_rank_0_get_one_list_with_both(tmp_path: Path) -> None:
+    reports = [report(0, 2, pid=1), report(0, 2, pid=2)]
+    assert exchange(tmp_path / "roster", reports) == [reports] * 2
+
+
+def test_without_all_ranks_the_list_is_short(tmp_path: Path) -> None:
+    reports = [report(0, 3), report(1, 3)]
+    assert exchange(tmp_path / "roster", reports, timeout=3) == [reports] * 2
+
+
+def test_without_rank_0_it_is_an_error_that_names_the_absent_ranks(tmp_path: Path) -> None:
+    failed: list[str] = []
+
+    def run(rank: int) -> None:
+        with pytest.raises(TopologyError) as caught:
+            exchange_reports(tmp_path / "roster", report(rank, 4), 1.5)
+        failed.append(str(caught.value))
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(failed) == 2
+    assert all("rank 0 did not report within 2 s" in text for text in failed)
+    assert all("without ranks 0, 3" in text for text in failed)
