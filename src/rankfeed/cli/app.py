@@ -5,7 +5,7 @@ import sys
 
 import typer
 
-from rankfeed.cli import data, doctor, indexing, inspecting, plans, preparing, reporting, topology, verifying
+from rankfeed.cli import data, doctor, indexing, inspecting, plans, preparing, report, topology, verifying
 from rankfeed.cli.output import Json, show
 from rankfeed.errors import ArgumentError, RankfeedError, safe_str
 
@@ -22,7 +22,7 @@ app.command()(preparing.prepare)
 app.command()(data.write)
 app.command()(indexing.index)
 app.command()(verifying.verify)
-app.command()(reporting.report)
+app.command()(report.report)
 app.command()(topology.topology)
 app.command()(doctor.doctor)
 

@@ -160,10 +160,12 @@ class AuditReport:
 
         Raises:
             ArgumentError: it cannot be written there.
+            MissingExtraError: the extra ``report`` is not installed.
         """
-        from rankfeed.diagnostics.report import of_audit, write
+        from rankfeed.diagnostics.report.audit import audit_page
+        from rankfeed.diagnostics.report.render import write
 
-        return write(of_audit(self, title=title), path)
+        return write(audit_page(self, title=title), path)
 
     def __str__(self) -> str:
         known = "known by their content" if self.by_content else "known by their ids"
