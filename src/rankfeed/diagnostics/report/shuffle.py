@@ -28,7 +28,7 @@ class ShuffleQuality:
 
     Attributes:
         distance, perfect_distance: of neighbours, on average, as shares of the data set.
-        correlations: of samples that come so many positions later, by that number.
+        correlations: with samples that come later, by the number of positions between them.
         blocks, perfect_blocks: different blocks in a global batch, on average.
         chance: how far chance alone moves a correlation from 0, and a ratio from 1.
     """

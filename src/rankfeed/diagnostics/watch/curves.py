@@ -1,11 +1,10 @@
 """The figures of a loader as curves in TensorBoard, or as calls of any function."""
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rankfeed.diagnostics.watch.figures import Figures, RecentRates
+from rankfeed.diagnostics.watch.figures import Figures
 from rankfeed.sources.extras import need
 
 
@@ -15,30 +14,25 @@ class FunctionOutlet:
     every = 10.0
 
     def __init__(self, name: str, function: Callable[[dict[str, int | float]], object]) -> None:
-        self._prefix = f"rankfeed/{name}/" if name else "rankfeed/"
+        self._prefix = _prefix(name)
         self._function = function
-        self._recent = RecentRates()
 
     def show(self, figures: Figures, rank: int | None) -> None:
-        self._function(self._named(figures))
+        self._function({self._prefix + name: value for name, value in figures.items()})
 
     def close(self) -> None:
         pass
 
-    def _named(self, figures: Figures) -> dict[str, int | float]:
-        """With the rates of the last seconds: means since the start hide changes."""
-        speed, waited = self._recent.of(figures, time.monotonic())
-        shown = {**figures, "samples_per_second": speed, "waited_share": waited}
-        return {self._prefix + name: value for name, value in shown.items()}
 
-
-class Curves(FunctionOutlet):
+class Curves:
     """Writes figures to a ``SummaryWriter`` at the step of training: the user's own, or one of its own."""
+
+    every = 10.0
 
     def __init__(
         self, name: str, *, writer: Any = None, log_dir: str | Path | None = None, by_rank: bool = False
     ) -> None:
-        super().__init__(name, dict)
+        self._prefix = _prefix(name)
         self._writer, self._ours = writer, writer is None
         self._log_dir, self._by_rank = log_dir, by_rank
         if self._ours:
@@ -51,9 +45,13 @@ class Curves(FunctionOutlet):
             self._writer = self._kind(folder, flush_secs=int(self.every))
         steps = figures["epoch_steps"]  # 0 for a stream
         step = int(figures["epoch"] * steps + figures["epoch_step"] if steps else figures["steps"])
-        for name, value in self._named(figures).items():
-            self._writer.add_scalar(name, value, step)
+        for name, value in figures.items():
+            self._writer.add_scalar(self._prefix + name, value, step)
 
     def close(self) -> None:
         if self._ours and self._writer is not None:
             self._writer.close()
+
+
+def _prefix(name: str) -> str:
+    return f"rankfeed/{name}/" if name else "rankfeed/"

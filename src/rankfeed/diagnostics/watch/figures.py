@@ -9,7 +9,7 @@ from rankfeed.errors import TopologyError
 
 Figures = Mapping[str, int | float]
 
-#: Rates are over at least so many seconds, and over so many steps if they are slower.
+#: Rates are over at least ten seconds, and over eight steps if those take longer.
 _SECONDS, _STEPS = 10.0, 8
 _MOST_READINGS = 1024
 
@@ -36,30 +36,31 @@ class WatchedLoader:
 
 
 class RecentRates:
-    """Samples per second and share of waiting in the last seconds, or in the last steps if steps are slow.
+    """Figures with the rates of the last seconds (or of the last steps if steps are slow), not since the start.
 
     Examples:
         >>> recent = RecentRates()
         >>> figures = {"steps": 4, "samples": 40, "waited_seconds": 1.0}
-        >>> recent.of(figures | {"samples_per_second": 8.0, "waited_share": 0.2}, now=5.0)
-        (8.0, 0.2)
-        >>> recent.of({"steps": 9, "samples": 90, "waited_seconds": 1.5}, now=7.0)
-        (25.0, 0.25)
+        >>> first = recent.of(figures | {"samples_per_second": 8.0, "waited_share": 0.2}, now=5.0)
+        >>> second = recent.of(figures | {"steps": 9, "samples": 90, "waited_seconds": 1.5}, now=7.0)
+        >>> [(each["samples_per_second"], each["waited_share"]) for each in (first, second)]
+        [(8.0, 0.2), (25.0, 0.25)]
     """
 
     def __init__(self) -> None:
         self._readings: deque[tuple[float, Figures]] = deque(maxlen=_MOST_READINGS)
 
-    def of(self, figures: Figures, now: float) -> tuple[float, float]:
-        """The two rates at a time of a monotonic clock."""
+    def of(self, figures: Figures, now: float) -> Figures:
+        """The figures at a time of a monotonic clock."""
         self._readings.append((now, figures))
         while len(self._readings) > 2 and self._is_long_ago(*self._readings[1]):
             self._readings.popleft()
         then, before = self._readings[0]
         if now <= then:
-            return figures["samples_per_second"], figures["waited_share"]
+            return figures
+        speed = (figures["samples"] - before["samples"]) / (now - then)
         waited = (figures["waited_seconds"] - before["waited_seconds"]) / (now - then)
-        return (figures["samples"] - before["samples"]) / (now - then), min(1.0, max(0.0, waited))
+        return {**figures, "samples_per_second": speed, "waited_share": min(1.0, max(0.0, waited))}
 
     def _is_long_ago(self, then: float, before: Figures) -> bool:
         now, figures = self._readings[-1]

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from rankfeed._util.fork_safety import init_in_each_process
-from rankfeed.diagnostics.watch.figures import Figures, RecentRates
+from rankfeed.diagnostics.watch.figures import Figures
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -22,33 +22,29 @@ class TerminalLine:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._recent = RecentRates()
 
     def show(self, figures: Figures, rank: int | None) -> None:
-        rates = self._recent.of(figures, time.monotonic())
-        _SCREEN.show(self, line_of(figures, rates, name=self._name, rank=rank))
+        _SCREEN.show(self, line_of(figures, name=self._name, rank=rank))
 
     def close(self) -> None:
         _SCREEN.remove(self)
 
 
 class LogLine:
-    """Lines with the time in a file of standard error (Slurm's log); none while nothing happens."""
+    """Lines with the time in a file (Slurm's log); none while nothing happens."""
 
     every = 30.0
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._recent = RecentRates()
         self._steps = -1
 
     def show(self, figures: Figures, rank: int | None) -> None:
-        rates = self._recent.of(figures, time.monotonic())
         if figures["steps"] == self._steps and figures["waiting_seconds"] < _LONG:
             return
         self._steps = int(figures["steps"])
-        line = line_of(figures, rates, name=self._name, rank=rank)
-        sys.stderr.write(f"[rankfeed {time.strftime('%H:%M:%S')}] {line}\n")  # other ranks write there too
+        line = line_of(figures, name=self._name, rank=rank)
+        sys.stderr.write(f"[rankfeed {time.strftime('%H:%M:%S')}] {line}\n")  # other ranks do so too
         sys.stderr.flush()
 
     def close(self) -> None:
@@ -64,28 +60,29 @@ def line_for(name: str) -> TerminalLine | LogLine:
     return TerminalLine(name) if terminal and Console(stderr=True).is_interactive else LogLine(name)
 
 
-def line_of(figures: Figures, rates: tuple[float, float], *, name: str = "", rank: int | None = None) -> str:
-    """The line for the figures of ``stats()``, samples per second and share of waiting.
+def line_of(figures: Figures, *, name: str = "", rank: int | None = None) -> str:
+    """The line for the figures of ``stats()``.
 
     Examples:
         >>> figures = dict(epoch=3, epoch_step=1204, epoch_steps=15625, waiting_seconds=0.1, private_bytes=1.25e9)
-        >>> figures |= dict(cache_lookups=100, cache_hit_share=0.984)
-        >>> line_of(figures, (8230.4, 0.021), rank=0)
+        >>> figures |= dict(cache_lookups=100, cache_hit_share=0.984, samples_per_second=8230.4)
+        >>> figures |= dict(waited_share=0.021)
+        >>> line_of(figures, rank=0)
         'rank 0, epoch 3, step 1,204 of 15,625, 8,230 samples/s, waited 2%, cache hits 98%, 1.2 GB'
-        >>> line_of(figures | {"waiting_seconds": 34.2, "cache_lookups": 0}, (0.0, 1.0), name="train")
-        'train, epoch 3, step 1,204 of 15,625, 0 samples/s, waited 100%, 1.2 GB, waiting for data for 34 s'
+        >>> stalled = {"waiting_seconds": 34.2, "cache_lookups": 0, "samples_per_second": 0.0}
+        >>> line_of(figures | stalled, name="train")
+        'train, epoch 3, step 1,204 of 15,625, 0 samples/s, waited 2%, 1.2 GB, waiting for data for 34 s'
     """
     from rich.filesize import decimal
 
-    speed, waited = rates
-    waiting = figures["waiting_seconds"]
+    speed, waiting = figures["samples_per_second"], figures["waiting_seconds"]
     parts = [
         name,
         "" if rank is None else f"rank {rank}",
         f"epoch {figures['epoch']}",
         f"step {figures['epoch_step']:,}" + (f" of {figures['epoch_steps']:,}" if figures["epoch_steps"] else ""),
         f"{speed:,.0f} samples/s" if speed >= 10 or not speed else f"{speed:.2g} samples/s",
-        f"waited {waited:.0%}",
+        f"waited {figures['waited_share']:.0%}",
         f"cache hits {figures['cache_hit_share']:.0%}" if figures["cache_lookups"] else "",
         decimal(int(figures["private_bytes"])) if figures["private_bytes"] else "",
         f"waiting for data for {waiting:.0f} s" if waiting >= _LONG else "",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,7 +23,7 @@ from rankfeed._util.validate import (
     invalid,
 )
 from rankfeed.diagnostics.watch.curves import Curves, FunctionOutlet
-from rankfeed.diagnostics.watch.figures import Figures, WatchedLoader
+from rankfeed.diagnostics.watch.figures import Figures, RecentRates, WatchedLoader
 from rankfeed.diagnostics.watch.line import line_for
 from rankfeed.diagnostics.watch.prometheus import serve
 from rankfeed.errors import ArgumentError, TopologyError, safe_str
@@ -158,7 +159,7 @@ class WatchThread:
             warnings.warn(text, RuntimeWarning, stacklevel=1)
 
     def _show(self) -> None:
-        closed = False
+        recent, closed = RecentRates(), False
         while not closed:
             closed = self._closed.wait(self._every)
             figures = self._watched.stats()
@@ -167,7 +168,7 @@ class WatchThread:
             if figures["seconds"]:  # it was iterated, so its rank is known
                 rank = self._watched.rank()
                 if self._all_ranks or not rank:
-                    self._outlet.show(figures, rank)
+                    self._outlet.show(recent.of(figures, time.monotonic()), rank)
 
 
 def _check_options(to: Any, *, every: Any, all_ranks: Any, log_dir: Any, port: Any, host: Any) -> None:
