@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from rankfeed import errors
 
 if TYPE_CHECKING:
-    from rankfeed.diagnostics import AuditReport, Lockstep, audit, watch
+    from rankfeed.diagnostics import AuditReport, Lockstep, audit, verify_data, verify_run, watch
     from rankfeed.loading import DistributedBatchSampler, DistributedSampler, Loader, from_iterable, split
     from rankfeed.plan import Plan, Schedule
     from rankfeed.prepare import prepare_once
@@ -47,6 +47,8 @@ __all__ = [
     "prepare_once",
     "split",
     "train_test_split",
+    "verify_data",
+    "verify_run",
     "watch",
     "write",
 ]
@@ -56,7 +58,7 @@ _PACKAGES = {
     "loading": "DistributedBatchSampler DistributedSampler Loader from_iterable split",
     "plan": "Plan Schedule",
     "prepare": "prepare_once",
-    "diagnostics": "AuditReport Lockstep audit watch",
+    "diagnostics": "AuditReport Lockstep audit verify_data verify_run watch",
     "sources": "Source concat from_dataset open train_test_split",
     "topology": "Topology",
     "writer": "write",

@@ -101,7 +101,7 @@ def test_plan_of_a_trillion_samples_stays_small() -> None:
 @pytest.mark.parametrize("shuffle", ["none", "global", "window"])
 def test_verify_counts_every_delivery_of_a_small_plan(packed: Path, tail: str, shuffle: str) -> None:
     told = figures("verify", packed, "--ranks", 3, "--batch-size", 7, "--tail", tail, "--shuffle", shuffle)
-    assert told["ok"]
+    assert told["sound"]
     assert told["counted"]
     assert told["files"]["damaged"] == 0
     assert told["deliveries"] + told["left_out"] == 100
@@ -109,8 +109,10 @@ def test_verify_counts_every_delivery_of_a_small_plan(packed: Path, tail: str, s
 
 
 def test_verify_samples_a_plan_too_large_to_count() -> None:
-    told = figures("verify", "--samples", "1e12", "--blocks", 1000, "--ranks", 64, "--batch-size", 32)
-    assert told["ok"]
+    done = rankfeed("verify", "--samples", "1e12", "--blocks", 1000, "--ranks", 64, "--batch-size", 32, "--json")
+    assert done.returncode == 3, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["sound"], told["findings"][0]["code"]) == (None, "sampled")
     assert not told["counted"]
     assert told["deliveries"] > 1_000_000
 
@@ -213,7 +215,7 @@ def test_verify_of_a_run_says_what_was_delivered(packed: Path, tmp_path: Path) -
     for _, _ in zip(range(3), loader, strict=False):
         pass
     told = figures("verify", ledgers, "--data", packed)
-    assert (told["ok"], told["loaders"][0]["epochs"][0]["delivered"]) == (True, 24)
+    assert (told["sound"], told["loaders"][0]["epochs"][0]["delivered"]) == (True, 24)
     state = loader.state_dict() | {"position": 40, "steps": 5}
     again = rf.Loader(rf.open(packed), 4, shuffle="window", audit=ledgers)
     again.load_state_dict(state)
@@ -228,7 +230,7 @@ def test_verify_of_a_run_says_what_was_delivered(packed: Path, tmp_path: Path) -
     assert "expected: Parquet files" in done.stderr
     done = rankfeed("verify", ledgers)
     assert done.returncode == 1
-    assert "positions 24 to 40: 16 samples missing" in " ".join(done.stdout.split())
+    assert "positions 24 to 40: 16 samples" in " ".join(done.stdout.split())
     assert "--data" in rankfeed("verify", ledgers, "--ids").stderr
 
 
@@ -251,7 +253,8 @@ def test_a_plan_that_does_not_hold_is_told_in_one_document(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 1
-    assert json.loads(capsys.readouterr().out)["missing"] == 1
+    told = json.loads(capsys.readouterr().out)
+    assert (told["sound"], told["missing"]) == (False, 1)
 
 
 def test_a_demo_that_fails_is_told_in_one_document(
@@ -274,7 +277,7 @@ def test_verify_lists_all_damage_as_json(packed: Path, tmp_path: Path) -> None:
     done = rankfeed("verify", damaged, "--json")
     assert done.returncode == 1
     told = json.loads(done.stdout)
-    assert (told["ok"], told["files"]["damaged"]) == (False, 2)
+    assert (told["sound"], told["files"]["damaged"]) == (False, 2)
     assert [Path(each["where"]).name for each in told["files"]["damage"]] == [first.name, second.name]
 
 

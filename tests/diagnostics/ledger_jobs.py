@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import rankfeed as rf
-from rankfeed.diagnostics.verify.deliveries import Shape
+from rankfeed.diagnostics.verify.positions import PlanShape
 from rankfeed.storage import ledger
 
 SECOND = 10**9
@@ -44,7 +44,7 @@ class Job:
     ) -> None:
         """Each pass is an epoch, a start, and the steps that each rank delivered (-1: it did not begin)."""
         self.launches += 1
-        shape = Shape(self.plan.num_samples, self.plan.lanes)
+        shape = PlanShape(self.plan.num_samples, self.plan.lanes)
         files = {rank: bytearray() for rank in range(ranks)}
         for number, (epoch, start, steps) in enumerate(passes):
             taken = [place for place in self.counts if place >= (epoch, start)]

@@ -16,8 +16,7 @@ import pytest
 from tests.sources.mds.streaming_mds import MDSWriter
 
 import rankfeed as rf
-from rankfeed.diagnostics.verify import data
-from rankfeed.diagnostics.verify.data import DataVerdict, verify_data
+from rankfeed.diagnostics import DataVerdict, verify_data
 
 
 @pytest.fixture(autouse=True)
@@ -91,7 +90,7 @@ def names(verdict: DataVerdict) -> str:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_flipped_bit_anywhere_under_a_checksum_is_found(kind: str, tmp_path: Path) -> None:
     where = KINDS[kind](tmp_path / kind)
-    assert verify_data(where).ok
+    assert verify_data(where).sound
     chance = random.Random(kind)
     for path in files(where):
         place, bit = chance.randrange(path.stat().st_size), 1 << chance.randrange(8)
@@ -100,7 +99,7 @@ def test_a_flipped_bit_anywhere_under_a_checksum_is_found(kind: str, tmp_path: P
         assert verdict.count, f"{path}, byte {place}, bit {bit}"
         assert path.name in names(verdict)
         flip(path, place, bit)
-    assert verify_data(where).ok
+    assert verify_data(where).sound
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -143,7 +142,7 @@ def test_a_count_that_is_wrong_is_found(tmp_path: Path) -> None:
 def test_indexes_are_compared_with_the_headers(tmp_path: Path) -> None:
     folder = tars(tmp_path / "tars")
     rf.open(folder)  # makes the indexes
-    assert verify_data(folder).ok
+    assert verify_data(folder).sound is not False
     path = folder / "0.tar"
     before = path.stat()
     # Another archive of the same size and time: the index cannot know.
@@ -158,7 +157,7 @@ def test_foreign_offsets_are_compared_with_the_headers(tmp_path: Path) -> None:
     folder = tars(tmp_path / "tars")
     offsets = np.arange(7) * 2048
     offsets.astype("<u8").tofile(folder / "1.tar.idx")
-    assert verify_data(folder).ok
+    assert verify_data(folder).sound is not False
     offsets[3] += 512
     offsets.astype("<u8").tofile(folder / "1.tar.idx")
     assert "1.tar.idx, entry 3: offsets" in names(verify_data(folder))
@@ -166,7 +165,10 @@ def test_foreign_offsets_are_compared_with_the_headers(tmp_path: Path) -> None:
 
 def test_a_truncated_tar_is_found_and_what_is_only_decoded_is_said(tmp_path: Path) -> None:
     folder = tars(tmp_path / "tars")
-    assert "decoded only" in verify_data(folder).how
+    verdict = verify_data(folder)
+    assert "decoded only" in verdict.how
+    assert verdict.sound is None
+    assert [each.code for each in verdict.findings] == ["no-checksums"]
     path = folder / "2.tar"
     path.write_bytes(path.read_bytes()[:5000])
     assert "2.tar" in names(verify_data(folder))
@@ -177,7 +179,7 @@ def test_members_of_npz_are_compared_with_their_crc(tmp_path: Path) -> None:
     folder.mkdir()
     for index in range(4):
         np.savez(folder / f"{index}.npz", x=np.arange(1000))
-    assert verify_data(folder).ok
+    assert verify_data(folder).sound is not False
     flip(folder / "2.npz", 4000)
     assert "2.npz" in names(verify_data(folder))
 
@@ -191,9 +193,24 @@ def test_a_damaged_page_of_parquet_is_found(tmp_path: Path) -> None:
     pq.write_table(
         table, path, row_group_size=1000, write_page_checksum=True, compression=None, use_dictionary=False
     )
-    assert verify_data(path).ok
+    assert verify_data(path).sound
     flip(path, 20000)
     assert "row group 2" in names(verify_data(path))
+
+
+@pytest.mark.parametrize("checksums", [False, True])
+@pytest.mark.parametrize("dictionary", [False, True])
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+def test_parquet_without_checksums_of_pages_is_not_proven(
+    checksums: bool, dictionary: bool, version: str, tmp_path: Path
+) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.table({"x": np.arange(5000) % 7, "s": [str(i % 9) for i in range(5000)]})
+    options: Any = {"use_dictionary": dictionary, "data_page_version": version, "write_page_checksum": checksums}
+    pq.write_table(table, tmp_path / "table.parquet", row_group_size=1000, **options)
+    assert verify_data(tmp_path / "table.parquet").sound is (True if checksums else None)
 
 
 def test_a_damaged_row_group_is_told_once(tmp_path: Path) -> None:
@@ -308,5 +325,5 @@ def test_nothing_is_no_data(tmp_path: Path) -> None:
 
 def test_as_json(tmp_path: Path) -> None:
     told: dict[str, Any] = verify_data(packed(tmp_path / "packed")).as_dict()
-    assert json.loads(json.dumps(told))["ok"] is True
-    assert data.DataVerdict("x").ok
+    assert json.loads(json.dumps(told))["sound"] is True
+    assert "verdict: sound" in str(verify_data(tmp_path / "packed"))

@@ -97,7 +97,7 @@ def campaign(run: Path, rounds: int, seed: int) -> dict[str, int]:
     verdict = verify_run(run / "ledger")
     assert max(counts.values()) == 1
     (told,) = verdict.loaders
-    assert verdict.ok, str(verdict)
+    assert verdict.sound, str(verdict)
     for epoch in told.epochs:
         assert epoch.missing == 0
         mine = sum(key[0] == epoch.epoch for key in counts)

@@ -21,27 +21,29 @@ class Broken(Plan):
 @pytest.mark.parametrize("start", [0, 7, 99, 100])
 def test_a_good_plan_is_found_good(tail: plans.Tail, ranks: int, start: int) -> None:
     verdict = plans.verify_plan(Plan(100, seed=2), ranks=ranks, batch_size=3, start=start, tail=tail)
-    assert verdict.ok
+    assert verdict.sound
     assert verdict.counted
     assert verdict.deliveries == 100 - start - verdict.left_out
 
 
 def test_a_plan_too_long_to_count_may_have_no_steps() -> None:
     done = plans.verify_plan(Plan(10**12), ranks=2, batch_size=5, start=10**12)
-    assert (done.ok, done.steps, done.left_out) == (True, (0, 0), 0)
+    assert (done.sound, done.steps, done.left_out) == (None, (0, 0), 0)
     dropped = plans.verify_plan(Plan(10**9), ranks=2, batch_size=10**9, tail="drop")
-    assert (dropped.ok, dropped.steps, dropped.left_out) == (True, (0, 0), 10**9)
+    assert (dropped.sound, dropped.steps, dropped.left_out) == (None, (0, 0), 10**9)
 
 
 def test_a_plan_that_repeats_samples_is_found_out_by_counting() -> None:
     verdict = plans.verify_plan(Broken(100), ranks=3, batch_size=4)
-    assert not verdict.ok
+    assert verdict.sound is False
     assert (verdict.missing, verdict.repeated) == (10, 10)
 
 
 def test_a_plan_that_repeats_samples_is_found_out_by_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans, "COUNTED", 1000)
-    assert plans.verify_plan(Plan(100_000), ranks=3, batch_size=64).ok
+    sampled = plans.verify_plan(Plan(100_000), ranks=3, batch_size=64)
+    assert sampled.sound is None
+    assert [each.code for each in sampled.findings] == ["sampled"]
     verdict = plans.verify_plan(Broken(100_000), ranks=3, batch_size=64)
-    assert not verdict.ok
+    assert verdict.sound is False
     assert verdict.repeated > 0

@@ -17,8 +17,8 @@ from PIL import Image
 from tests.diagnostics.test_report import audited, resumed, snapshots
 from tests.support.browser import Browser, browser, chromium
 
-from rankfeed.diagnostics.audit.audited import AuditReport, EpochReport, RankEpoch, Repeat
-from rankfeed.diagnostics.audit.trace import Place
+from rankfeed.diagnostics.audit import AuditReport, EpochReport, Place, RankEpoch, Repeat
+from rankfeed.diagnostics.audit.rules import AuditFacts
 from rankfeed.diagnostics.findings import Verdict
 from rankfeed.diagnostics.report import Figure, Page, PlannedJob, Section, joined, page_of, read_stats, write
 from rankfeed.diagnostics.report.charts import bars, heatmap, lines, spans
@@ -137,7 +137,8 @@ def test_nothing_in_the_data_becomes_a_part_of_the_page(hostile: str, tmp_path: 
 def test_names_from_loaders_and_files_come_through_as_text(tmp_path: Path) -> None:
     rank = RankEpoch(0, 2, 4, {2: 2}, {-1: "a"})
     again = tuple(Repeat(name, 2, (Place(0, 0, 0, 0), Place(0, 0, 1, 0))) for name in HOSTILE)
-    report = AuditReport(False, False, (EpochReport(0, 11, 4, 2, 0, (rank,), again, tuple(HOSTILE)),))
+    epoch = EpochReport(0, 11, 4, 2, 0, (rank,), repeats=again, missing_keys=tuple(HOSTILE))
+    report = AuditReport(AuditFacts("ids", "declared", 6), (epoch,))
     stats = page_of({name: read_stats(snapshots(tmp_path / "a", 0.3)) for name in HOSTILE[:4]}, title=HOSTILE[0])
     page = checked(html(joined([page_of(report, title=HOSTILE[3]), stats])))
     assert any(HOSTILE[1] in text for text in page.texts)

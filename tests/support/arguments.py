@@ -362,6 +362,12 @@ def _mesh() -> Any:
     )
 
 
+def _ledgers() -> dict[str, Any]:
+    for _ in rf.Loader(rows(), audit="ledgers"):
+        pass
+    return {"folder": "ledgers"}
+
+
 def _files(name: str) -> Callable[[], dict[str, Any]]:
     """Data of a format, written into the working directory."""
 
@@ -533,6 +539,13 @@ def targets() -> dict[str, Target]:
         "audit": Target(
             rf.audit, lambda: {"loader": [{"sample_id": [0, 1]}], "max_steps": 9}, amounts=frozenset({"universe"})
         ),
+        "verify_data": Target(
+            rf.verify_data,
+            lambda: {"path": _files("packed")()["uri"]},
+            lambda verdict, _: str(verdict),
+            skipped=frozenset({"options"}),
+        ),
+        "verify_run": Target(rf.verify_run, _ledgers, lambda verdict, _: str(verdict)),
         "Lockstep": Target(
             rf.Lockstep,
             lambda: {"loader": [[1], [2]]},

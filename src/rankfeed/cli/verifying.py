@@ -1,12 +1,11 @@
 """The command verify: whether data are as they were written, a plan holds, or a job delivered what it should."""
 
-from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
 from rankfeed.cli.opening import AllowPickle, CacheDir, Format, Options, opened, options_of, where_of
-from rankfeed.cli.output import Json, progress_bar, show
+from rankfeed.cli.output import Json, progress_bar, say, show
 from rankfeed.cli.plans import (
     BatchSize,
     Blocks,
@@ -26,7 +25,6 @@ from rankfeed.cli.plans import (
 from rankfeed.cli.verifying_data import check_data
 from rankfeed.cli.verifying_runs import show_run
 from rankfeed.diagnostics import verify_plan
-from rankfeed.errors import RankfeedError
 
 Target = Annotated[
     list[str] | None,
@@ -96,9 +94,12 @@ def verify(
             tail=tail,  # type: ignore[arg-type]
             progress=progress,
         )
-    figures |= {"ok": verdict.ok, **asdict(verdict)}
-    show(figures, as_json=json, title="verify")
-    if not verdict.ok and json:
-        raise typer.Exit(1)  # it was said, and there is one document
-    if not verdict.ok:
-        raise RankfeedError("the plan does not hold", found=str(verdict))
+    exit_code = verdict.verdict.exit_code or (3 if target and figures["files"]["sound"] is None else 0)
+    if json:
+        show(figures | verdict.as_dict() | {"sound": {0: True, 1: False}.get(exit_code)}, as_json=True)
+    else:
+        show(figures | {"plan": str(verdict), "verdict": verdict.verdict}, as_json=False, title="verify")
+        for finding in verdict.findings:
+            say(str(finding), style="red" if finding.severity == "error" else "")
+    if exit_code:
+        raise typer.Exit(exit_code)

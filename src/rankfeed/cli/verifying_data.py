@@ -18,9 +18,9 @@ def check_data(where: Any, *, resume: bool, as_json: bool, opening: dict[str, An
     with progress_bar("reading data") as progress:
         verdict = verify_data(where, resume=resume, progress=progress, **opening)
     told = verdict.as_dict()
-    if not verdict.ok:
+    if verdict.sound is False:
         if as_json:
-            show({"ok": False, "files": told}, as_json=True)
+            show({"sound": False, "files": told}, as_json=True)
         places = f"{verdict.count} place{'s' * (verdict.count > 1)}"
         typer.secho(f"rankfeed: {clean(str(where)).plain} is damaged in {places}", err=True, fg="red")
         for each in verdict.damage:
@@ -28,6 +28,6 @@ def check_data(where: Any, *, resume: bool, as_json: bool, opening: dict[str, An
         if verdict.count > len(verdict.damage):
             typer.echo(f"  and {verdict.count - len(verdict.damage)} more", err=True)
         sys.exit(1)
-    names = ("format", "pieces", "resumed", "damaged", "how")
+    names = ("sound", "format", "pieces", "resumed", "damaged", "how")
     figures = {name: told[name] for name in names} | {"bytes": verdict.nbytes}
     return figures if as_json else {**figures, "bytes": bytes_of(verdict.nbytes)}

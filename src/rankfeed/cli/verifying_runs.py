@@ -5,10 +5,7 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
 
-import typer
-
 from rankfeed.cli.output import NAME, clean, grid, out, progress_bar, say, show
-from rankfeed.diagnostics.verify.deliveries import positions_of
 from rankfeed.diagnostics.verify.run_verdict import LoaderRun, RunVerdict
 from rankfeed.diagnostics.verify.runs import verify_run
 from rankfeed.errors import ArgumentError, StateError
@@ -42,8 +39,8 @@ def show_run(folder: str, *, data: str | None, opening: dict[str, Any], ids: boo
         show(told, as_json=True)
     else:
         _for_people(verdict, told)
-    if not verdict.ok:
-        sys.exit(1)
+    if verdict.verdict.exit_code:
+        sys.exit(verdict.verdict.exit_code)
 
 
 def _compared(verdict: RunVerdict, data: str, opening: dict[str, Any]) -> Any:
@@ -72,7 +69,7 @@ def _ids(loader: LoaderRun, epoch: int, gaps: list[Any], blocks: Any) -> list[in
     if not gaps:
         return []
     plan = _plan_of(loader, blocks)
-    positions = (each for gap in gaps for some in positions_of(loader.shape, gap) for each in some.tolist())
+    positions = (each for gap in gaps for some in gap.positions() for each in some.tolist())
     found: list[int] = plan.sample_ids(epoch, list(islice(positions, _IDS))).tolist()
     return found
 
@@ -109,12 +106,10 @@ def _for_people(verdict: RunVerdict, told: dict[str, Any]) -> None:
             say(str(epoch), style="" if not epoch.missing else "red")
             if as_told.get("missing_ids"):
                 say("  missing: " + " ".join(map(str, as_told["missing_ids"])))
-    for note in told["notes"]:
-        say(f"note: {note}")
-    for problem in verdict.problems:
-        typer.secho(f"wrong: {problem}", fg="red")
-    if verdict.ok:
-        say("nothing is missing up to where the job stands", style="green")
+    for finding in verdict.findings:
+        say(str(finding), style="red" if finding.severity == "error" else "")
+    if verdict.sound:
+        say("nothing is missing up to where the job is", style="green")
 
 
 def _launch(launch: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""That all this held: what was promised, counted; and what any loader delivers."""
+"""Shows what a loader delivers, what a job delivered, and whether data and plans are intact."""
 
 from rankfeed.diagnostics.audit import AuditReport, audit
 from rankfeed.diagnostics.lockstep import Lockstep

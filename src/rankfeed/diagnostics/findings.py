@@ -60,6 +60,30 @@ class Finding:
         return "\n".join([*lines, *([f"  remedy: {self.remedy}"] if self.remedy else [])])
 
 
+class Judged:
+    """Something with findings, and the verdict that follows from them."""
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What is wrong, could not be shown, or is worth knowing."""
+        raise NotImplementedError
+
+    @property
+    def verdict(self) -> Verdict:
+        """Sound, diseased or not proven."""
+        return verdict_of(self.findings)
+
+    @property
+    def sound(self) -> bool | None:
+        """True, False, or None if it is not proven."""
+        return self.verdict.sound
+
+    def verdict_as_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        findings = [each.as_dict() for each in self.findings]
+        return {"sound": self.sound, "verdict": str(self.verdict), "findings": findings}
+
+
 def verdict_of(findings: Iterable[Finding]) -> Verdict:
     """The verdict that follows from all findings.
 

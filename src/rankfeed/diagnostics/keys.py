@@ -1,7 +1,6 @@
-"""What the samples of a batch are known by: the ids that they carry, or a hash of what they hold.
+"""Keys of the samples of a batch: their ids, or a hash of their content.
 
-A key is one or two words of 64 bits: a whole number is its own key, so that nothing can be mistaken; anything else
-is known by its XXH3 digest of 128 bits.
+A key is one or two words of 64 bits: a whole number is its own key; anything else has an XXH3 digest of 128 bits.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,36 +14,16 @@ from rankfeed.errors import AuditError, listed
 
 #: Of n samples, in the order of the batch: shape (n, 1) for whole numbers, (n, 2) for digests.
 Words = npt.NDArray[np.uint64]
-#: What finds the keys in a batch: a field's name or place, or a function.
+#: Where a batch has its ids: a field's name or place, or a function.
 Key = str | int | Callable[[Any], Any]
 
 _MOST = (1 << 63) - 1
-#: The name that is looked for if nobody says another: batches need not have it.
+#: The default key; batches need not have it.
 USUAL = "sample_id"
 
 
 def keys_of(batch: Any, key: Key = USUAL) -> tuple[Words, bool]:
-    """Keys of a batch's samples.
-
-    Args:
-        batch: whatever a loader yields: a dict, a tuple or list of fields, a list of samples, one field, or an
-            object with attributes.
-        key: where they are. What is called as usual may be missing.
-
-    Returns:
-        the keys, and whether they are digests of the samples' content, since there is no such field.
-
-    Raises:
-        AuditError: there is no such field, or its values cannot be keys.
-
-    Examples:
-        >>> words, by_content = keys_of({"id": np.array([7, 8]), "x": np.zeros((2, 3))}, "id")
-        >>> words.tolist(), by_content
-        ([[7], [8]], False)
-        >>> words, by_content = keys_of({"x": np.array([[1.0], [2.0], [1.0]])})
-        >>> by_content, (words[0] == words[2]).all(), (words[0] == words[1]).any()
-        (True, np.True_, np.False_)
-    """
+    """Keys of a batch's samples, and whether they are digests of content because there are no ids."""
     values = ids_in(batch, key)
     if values is None:
         if key != USUAL:
@@ -57,20 +36,7 @@ def keys_of(batch: Any, key: Key = USUAL) -> tuple[Words, bool]:
 
 
 def words_of(values: Any) -> Words:
-    """Values as keys.
-
-    Args:
-        values: a sequence, array or tensor; of more than one dimension, a row is a value.
-
-    Raises:
-        AuditError: they are nothing that ids can be.
-
-    Examples:
-        >>> words_of([3, -1]).tolist()
-        [[3], [18446744073709551615]]
-        >>> words_of(["a", "b", "a"]).shape
-        (3, 2)
-    """
+    """Values as keys."""
     values = _plain(values)
     if isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "iu":
         if len(values) and values.dtype.kind == "u" and values.max() > _MOST:
@@ -94,7 +60,7 @@ def words_of(values: Any) -> Words:
             if not -_MOST - 1 <= value <= _MOST:
                 raise _too_large(value)
         return np.array(values, np.int64).view(np.uint64)[:, None]
-    return _digests(_bytes_of(value) for value in values)
+    return _digests(bytes_of(value) for value in values)
 
 
 def _too_large(value: int) -> AuditError:
@@ -155,7 +121,7 @@ def _digests(rows: Iterable[bytes]) -> Words:
     return np.frombuffer(together, np.uint64).reshape(-1, 2)
 
 
-def _bytes_of(value: Any) -> bytes:
+def bytes_of(value: Any) -> bytes:
     """Bytes that are the same for the same value, and others for a value of another type or shape."""
     if isinstance(value, str):
         return b"s" + value.encode("utf-8", "surrogatepass")
@@ -168,11 +134,11 @@ def _bytes_of(value: Any) -> bytes:
         if array.ndim and array.dtype != object:
             return f"a{array.dtype.str}{array.shape}".encode() + array.tobytes()
         value = array.tolist()
-        return _bytes_of(value)
+        return bytes_of(value)
     if isinstance(value, Mapping):
-        return b"m" + b"".join(_part(_bytes_of(name)) + _part(_bytes_of(each)) for name, each in value.items())
+        return b"m" + b"".join(_part(bytes_of(name)) + _part(bytes_of(each)) for name, each in value.items())
     if isinstance(value, (list, tuple)):
-        return b"l" + b"".join(_part(_bytes_of(each)) for each in value)
+        return b"l" + b"".join(_part(bytes_of(each)) for each in value)
     if value is None or isinstance(value, (bool, int, float, complex)):
         return b"v" + repr(value).encode()
     raise AuditError(
@@ -190,7 +156,7 @@ def _part(content: bytes) -> bytes:
 def _rows(batch: Any) -> Iterator[bytes]:
     """What each sample of a batch holds."""
     if _is_samples(batch):
-        yield from map(_bytes_of, batch)
+        yield from map(bytes_of, batch)
         return
     fields = dict(_fields(batch))
     lengths = {len(values) for values in fields.values()}
@@ -202,7 +168,7 @@ def _rows(batch: Any) -> Iterator[bytes]:
             remedy="give key=: a field of ids, or a function of the batch that returns one for each sample",
         )
     for row in range(lengths.pop()):
-        parts = [_part(name.encode()) + _part(_bytes_of(_entry(fields, name, row))) for name in fields]
+        parts = [_part(name.encode()) + _part(bytes_of(_entry(fields, name, row))) for name in fields]
         yield b"".join(parts)
 
 

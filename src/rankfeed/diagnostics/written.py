@@ -1,4 +1,4 @@
-"""What a user asked to have written, where it was asked for."""
+"""Writes the files that a user asks for."""
 
 import errno
 import os
@@ -10,19 +10,10 @@ from rankfeed.storage.commit import write_atomic
 
 
 def written(path: str | os.PathLike[str], content: bytes) -> Path:
-    """Write a small file, whole or not at all; returns where. A link is replaced.
-
-    Raises:
-        ArgumentError: it cannot be written there.
-
-    Examples:
-        >>> import tempfile
-        >>> written(Path(tempfile.mkdtemp(), "a"), b"all of it").read_bytes()
-        b'all of it'
-    """
+    """Write a small file, whole or not at all; returns where. A link is replaced."""
     target = Path(check_path("path", path))
     try:
-        if target.exists() and not target.is_file():  # a device (/dev/null, say) is not to become a file
+        if target.exists() and not target.is_file():  # a device, as /dev/null, is not replaced by a file
             raise OSError(errno.EINVAL, "it is no file")
         write_atomic(target, content)
     except OSError as error:

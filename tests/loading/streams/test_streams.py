@@ -581,7 +581,7 @@ def test_a_state_that_json_cannot_hold_is_counted_instead() -> None:
 
 def test_an_audit_knows_the_ids_and_the_masks_of_a_stream() -> None:
     report = rf.audit(feed(9, tail="pad", id_column="place"), epochs=2, universe=9)
-    assert report.ok, str(report)
+    assert report.sound, str(report)
     assert report.epochs[1].samples == 9
 
 

@@ -1,6 +1,7 @@
-"""What any loader delivers, on all ranks: every sample counted, exactly."""
+"""What any loader delivers, on all ranks: every sample is counted."""
 
-from rankfeed.diagnostics.audit.audited import AuditReport
-from rankfeed.diagnostics.audit.auditing import audit
+from rankfeed.diagnostics.audit.audit import audit
+from rankfeed.diagnostics.audit.epochs import EpochReport, Place, RankEpoch, Repeat
+from rankfeed.diagnostics.audit.report import AuditReport
 
-__all__ = ["AuditReport", "audit"]
+__all__ = ["AuditReport", "EpochReport", "Place", "RankEpoch", "Repeat", "audit"]

@@ -6,18 +6,22 @@ from itertools import pairwise
 from typing import Any
 
 from rankfeed.diagnostics.findings import Verdict
-from rankfeed.diagnostics.report.charts import bars
-from rankfeed.diagnostics.report.page import Cell, Figure, Page, Section
+from rankfeed.diagnostics.report.charts import bars, heatmap
+from rankfeed.diagnostics.report.page import Cell, Figure, Page, Section, sentences
 from rankfeed.diagnostics.report.sampling import edges
 
-#: Bars of a chart, samples and epochs that are listed.
-_BARS, _LISTED, _EPOCHS = 24, 100, 24
+_SUMMARIES = {
+    Verdict.SOUND: "Every sample came once an epoch, in equal steps on all ranks.",
+    Verdict.DISEASED: "The deliveries are wrong: see the findings.",
+    Verdict.NOT_PROVEN: "Nothing wrong was found, but not everything could be shown.",
+}
+#: Bars of a chart, samples and epochs that are listed, and rows of a heat map.
+_BARS, _LISTED, _EPOCHS, _ROWS = 24, 100, 24, 32
 
 
 def audit_page(report: Any, title: str = "") -> Page:
     """The report of an `AuditReport`, whose type is not imported, since its module imports this one."""
     epochs = report.epochs
-    findings = [str(each) for each in report.findings]
     worst = max(epochs, key=_faults)
     known = epochs[-1].missing is not None
     facts = {
@@ -27,12 +31,13 @@ def audit_page(report: Any, title: str = "") -> Page:
         "different samples": f"{max(each.unique for each in epochs):,}",
         "delivered again": f"{sum(each.repeated for each in epochs):,}",
         "missing": f"{sum(each.missing or 0 for each in epochs):,}" if known else "not known",
-        "samples known by": "their content" if report.by_content else "their ids",
-        **({"ended": "before the end of the epoch (max_steps)"} if report.cut else {}),
+        "samples identified by": {"ids": "their ids", "content": "their content"}.get(
+            report.facts.keys, "nothing"
+        ),
+        **({"ended": "before the end of the epoch (max_steps)"} if report.facts.cut else {}),
     }
-    verdict, summary = _verdict(epochs, len(findings), known, report.cut)
     sections = [
-        Section("What was delivered", [_by_epoch(epochs), _sizes(worst)]),
+        Section("What was delivered", [_by_epoch(epochs), *_repeats(worst), _sizes(worst)]),
         Section(
             f"Shares of the ranks, epoch {worst.epoch}", [_by_rank(worst, "steps"), _by_rank(worst, "samples")]
         ),
@@ -41,33 +46,12 @@ def audit_page(report: Any, title: str = "") -> Page:
         sections.append(Section(f"Samples, epoch {worst.epoch}", [_samples(worst)]))
     return Page(
         title=title or "An audit",
-        verdict=verdict,
-        summary=summary,
+        verdict=report.verdict,
+        summary=_SUMMARIES[report.verdict],
         facts=facts,
-        findings=findings,
+        findings=sentences(report.findings),
         sections=sections,
     )
-
-
-def _verdict(epochs: Sequence[Any], findings: int, known: bool, cut: bool) -> tuple[Verdict, str]:
-    if findings:
-        wrong = sum(_faults(each) != (0, 0) for each in epochs)
-        many, of_all = _plural(findings, "finding"), _plural(len(epochs), "epoch")
-        if wrong:
-            return Verdict.DISEASED, f"{many}: samples or steps are wrong in {wrong} of {of_all}."
-        return (
-            Verdict.DISEASED,
-            f"{many}: no sample came twice, in equal steps, but an order or random numbers repeat.",
-        )
-    if cut:
-        return Verdict.NOT_PROVEN, "No sample came twice in what was read; epochs were stopped before their end."
-    if not known:
-        return Verdict.NOT_PROVEN, "No sample came twice, in equal steps. Without universe= some may be missing."
-    return Verdict.SOUND, "Every sample came once an epoch, in equal steps on all ranks."
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def _faults(epoch: Any) -> tuple[int, int]:
@@ -87,6 +71,28 @@ def _by_epoch(epochs: Sequence[Any]) -> Figure:
     }
     labels = [str(each.epoch) for each in shown]
     return bars("Samples by epoch", caption, "epoch", "samples", labels, series, stacked=True)
+
+
+def _repeats(epoch: Any) -> list[Figure]:
+    """Ranks x steps: the part of the deliveries that repeats a sample; of many ranks several share a row."""
+    if not epoch.repeated:
+        return []
+    ranks = epoch.ranks
+    rows: list[list[Cell]] = []
+    for low, high in pairwise(edges(len(ranks), _ROWS).tolist()):
+        group = ranks[low:high]
+        longest = max(each.steps for each in group)
+        for number, start in enumerate(range(0, longest, epoch.interval)):
+            end = min(start + epoch.interval, longest)
+            again = sum(each.repeated[number] for each in group if number < len(each.repeated))
+            share = sum(
+                each.samples * (min(end, each.steps) - start) / each.steps for each in group if each.steps > start
+            )
+            rows.append([start, end, str(ranks[low].rank), round(min(100.0, 100 * again / max(share, 1)), 2)])
+    several = " Several ranks share a row, labelled with the first of them." if len(ranks) > _ROWS else ""
+    caption = "Deliveries of samples that had been delivered before, on this or another rank." + several
+    columns = ["step from", "step to", "rank", "% of deliveries"]
+    return [heatmap(f"Where samples repeat, epoch {epoch.epoch}", caption, columns, rows, 100)]
 
 
 def _by_rank(epoch: Any, what: str) -> Figure:

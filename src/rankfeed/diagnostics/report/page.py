@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rankfeed.diagnostics.findings import Verdict
+from rankfeed.diagnostics.findings import Finding, Verdict
 
 Cell = str | float | None
 
@@ -60,6 +60,11 @@ class Page:
         head = {name: getattr(self, name) for name in ("title", "summary", "facts", "findings")}
         proven = {} if self.verdict is None else {"verdict": self.verdict.value, "sound": self.verdict.sound}
         return {**head, **proven, "figures": figures}
+
+
+def sentences(findings: Sequence[Finding]) -> list[str]:
+    """Findings for the top of a page; notes are not among them."""
+    return [str(each) for each in findings if each.severity != "note"]
 
 
 def joined(pages: Sequence[Page]) -> Page:

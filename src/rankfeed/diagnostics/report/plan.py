@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from rankfeed.columns.columns import Ragged
-from rankfeed.diagnostics.findings import Verdict
 from rankfeed.diagnostics.report.charts import bars, heatmap, lines
 from rankfeed.diagnostics.report.page import Cell, Figure, Page, Section
 from rankfeed.diagnostics.report.sampling import edges, picks
@@ -24,6 +23,8 @@ from rankfeed.topology import Topology
 ROWS, COLUMNS, COUNTED, DRAWN = 32, 60, 1 << 20, 4096
 #: Samples in a cell, at least: with fewer it shows little but chance.
 _IN_A_CELL = 16
+#: Of `Plan.describe`.
+_DESCRIBED = ("shuffle", "seed", "lanes")
 #: Ranks times steps up to which all deliveries are counted.
 _DELIVERIES = 200_000
 #: Batches, bytes and columns that are read for their lengths.
@@ -83,9 +84,8 @@ def plan_page(job: PlannedJob, title: str, progress: Callable[[float], None]) ->
         "epoch": f"{job.epoch:,}",
         "consumed before": f"{job.start:,}",
         "tail": job.tail,
-        **{name: str(described[name]) for name in ("shuffle", "seed", "lanes") if name in described},
+        **{name: str(described[name]) for name in _DESCRIBED if name in described},
     }
-    verdict, summary = _verdict(job, len(first), found)
     sections = []
     if len(first):
         sections.append(Section("Who reads what, and when", [_places(job, first), _times(job, first)]))
@@ -95,27 +95,23 @@ def plan_page(job: PlannedJob, title: str, progress: Callable[[float], None]) ->
         sections.append(Section("Padding, and the end of the epoch", [_last_steps(first), *_padding(job, first)]))
     return Page(
         title=title or f"Plan of {plan.num_samples:,} samples",
-        verdict=verdict,
-        summary=summary,
+        verdict=found.verdict,
+        summary=_summary(job, len(first), found),
         facts=facts,
-        findings=[]
-        if found.ok
-        else [f"{found.missing:,} samples missing, {found.repeated:,} repeated deliveries"],
+        findings=sentences(found.findings),
         sections=sections,
     )
 
 
-def _verdict(job: PlannedJob, steps: int, found: PlanVerdict) -> tuple[Verdict, str]:
-    if not found.ok:
-        return Verdict.DISEASED, "Samples are missing or come twice, or ranks take different steps."
+def _summary(job: PlannedJob, steps: int, found: PlanVerdict) -> str:
+    if found.sound is False:
+        return "Samples are missing or come twice, or ranks take different steps."
     due = job.plan.num_samples - job.start - found.left_out
     which = f"Each of the {due:,} samples left" if job.start else f"Each of {due:,} samples"
     ranks = f"each of {job.ranks:,} ranks" if job.ranks > 1 else "one rank"
     rest = f"; tail=drop leaves out {found.left_out:,} samples" if found.left_out else ""
     once = f"{which} comes exactly once, in {steps:,} equal steps on {ranks}{rest}."
-    if found.counted:
-        return Verdict.SOUND, once
-    return Verdict.NOT_PROVEN, f"{once} This was examined for {found.deliveries:,} deliveries, not for all."
+    return once if found.counted else f"{once} This was examined for {found.deliveries:,} deliveries, not for all."
 
 
 def _places(job: PlannedJob, first: Schedule) -> Figure:

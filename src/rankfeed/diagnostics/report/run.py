@@ -2,8 +2,8 @@
 
 from rankfeed.diagnostics.findings import Verdict
 from rankfeed.diagnostics.report.charts import bars, spans
-from rankfeed.diagnostics.report.page import Cell, Figure, Page, Section
-from rankfeed.diagnostics.verify.run_verdict import LoaderRun, RunVerdict, as_words
+from rankfeed.diagnostics.report.page import Cell, Figure, Page, Section, sentences
+from rankfeed.diagnostics.verify.run_verdict import LoaderRun, RunVerdict
 
 #: Loaders, epochs, launches and notes that are shown.
 _LOADERS, _EPOCHS, _LAUNCHES, _NOTES = 4, 32, 50, 50
@@ -27,25 +27,26 @@ def run_page(verdict: RunVerdict, title: str = "") -> Page:
         Section(each.data[:80] or "A loader", [_launches(each), _timeline(each), _epochs(each)])
         for each in loaders[:_LOADERS]
     ]
-    notes: list[list[Cell]] = [[note] for note in verdict.notes]
-    notes += [[note] for each in loaders for note in each.notes]
+    notes: list[list[Cell]] = [[str(each)] for each in verdict.findings if each.severity == "note"]
     if notes:
         sections.append(Section("Notes", [Figure("From the ledgers", "No faults.", ["note"], notes[:_NOTES])]))
     over = f"over {launches:,} launch{'es' * (launches != 1)}"
-    if not verdict.ok:
-        wrong = f"{missing:,} samples are missing" if missing else "Ledgers are damaged or disagree"
-        found, summary = Verdict.DISEASED, f"{wrong}, {over}."
-    elif loaders:
-        repeated = f"; {again:,} samples came again after a resume" if again else ""
-        found, summary = Verdict.SOUND, f"No sample is missing up to where the job is, {over}{repeated}."
-    else:
-        found, summary = Verdict.NOT_PROVEN, "No ledger has a delivery: no process reached its first step."
+    repeated = f"; {again:,} samples came again after a resume" if again else ""
+    summary = {
+        Verdict.SOUND: f"No sample is missing up to where the job is, {over}{repeated}.",
+        Verdict.DISEASED: f"{missing:,} samples are missing, {over}."
+        if missing
+        else f"Deliveries disagree, {over}.",
+        Verdict.NOT_PROVEN: f"Not everything could be shown, {over}{repeated}.",
+    }[verdict.verdict]
+    if not loaders:
+        summary = "No ledger has a delivery: no process reached its first step."
     return Page(
         title=title or f"Run {verdict.folder}",
-        verdict=found,
+        verdict=verdict.verdict,
         summary=summary,
         facts=facts,
-        findings=verdict.problems,
+        findings=sentences(verdict.findings),
         sections=sections,
     )
 
@@ -68,10 +69,10 @@ def _timeline(loader: LoaderRun) -> Figure:
     """Epochs x positions: the launch that delivered each part, and what is missing."""
     rows = []
     for epoch in loader.epochs[:_EPOCHS]:
-        for each in epoch.stretches:
+        for each in epoch.passes:
             note = f"launch {each['launch']}, {each['ranks']} ranks"
             rows.append((str(epoch.epoch), each["from"], each["to"], _parity(each["launch"]), note))
-        rows += [(str(epoch.epoch), gap.low, gap.high, "missing", as_words(gap)) for gap in epoch.gaps]
+        rows += [(str(epoch.epoch), gap.low, gap.high, "missing", str(gap)) for gap in epoch.gaps]
     caption = "Positions of each epoch, by the launch whose delivery counts (point at a bar for its number)."
     return spans(
         "Which launch delivered what", caption + _some(loader), "position", "epoch", rows, crosses="missing"

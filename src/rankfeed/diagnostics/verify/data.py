@@ -1,16 +1,23 @@
-"""Is a data set as it was written? All of it is read: by its checksums where it has some, else decoded."""
+"""Whether a data set is as it was written: all of it is read, and compared with its checksums or decoded."""
 
 import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from rankfeed.diagnostics.verify.checked import Checked
-from rankfeed.diagnostics.verify.damage import Damage, Piece
-from rankfeed.diagnostics.verify.decoding import ROW_GROUP, archives, decoding, tables
-from rankfeed.diagnostics.verify.shards import mds_pieces, packed_pieces, tar_pieces, tar_shards, wholly_described
+from rankfeed._util.validate import check_bool, check_callable, check_int
+from rankfeed.diagnostics.findings import Finding, Judged
+from rankfeed.diagnostics.verify.decoded import (
+    ROW_GROUP,
+    archive_pieces,
+    decoded_pieces,
+    has_page_checksums,
+    table_pieces,
+)
+from rankfeed.diagnostics.verify.indexed import mds_pieces, packed_pieces, tar_pieces, tar_shards, wholly_described
+from rankfeed.diagnostics.verify.pieces import Damage, DataPiece, VerifiedPieces
 from rankfeed.errors import RankfeedError, SourceError, UnsafeError
 from rankfeed.sources import open as open_source
 from rankfeed.sources.mds.detect import mds_folders
@@ -21,16 +28,16 @@ _THREADS = 8
 
 
 @dataclass
-class DataVerdict:
+class DataVerdict(Judged):
     """What is wrong with a data set.
 
     Attributes:
         format: its name.
-        pieces: that it was cut into; each was checked.
-        resumed: of them, those that an interrupted check had found whole.
+        pieces: that it was divided into; each was checked.
+        resumed: of them, those that an interrupted check had verified.
         nbytes: in all files.
-        checksums: what the content was compared with; "" where there was nothing but decoding it.
-        count: of damages.
+        checksums: that all content was compared with; "" if some of it could only be decoded.
+        count: number of damages.
         damage: the first of them.
     """
 
@@ -43,25 +50,35 @@ class DataVerdict:
     damage: list[Damage] = field(default_factory=list)
 
     @property
-    def ok(self) -> bool:
-        """Whether nothing is wrong."""
-        return not self.count
+    def findings(self) -> tuple[Finding, ...]:
+        """What is wrong, or could not be shown."""
+        found = []
+        if self.count:
+            what = f"the data are damaged in {self.count} place{'s' * (self.count > 1)}"
+            evidence = tuple(map(str, self.damage))
+            found.append(Finding("damaged-data", "error", what, evidence, "restore these files from a copy"))
+        if not self.checksums:
+            what = "the content has no checksums: it was decoded, but changed values are not seen"
+            remedy = "rankfeed write makes a copy with checksums"
+            found.append(Finding("no-checksums", "unproven", what, (), remedy))
+        return tuple(found)
 
     @property
     def how(self) -> str:
-        """What a sound verdict means."""
-        if self.checksums:
-            return f"compared with {self.checksums}"
-        return "decoded only: the content has no checksums, so a value that changed into another one is not seen"
+        """How the content was verified."""
+        return f"compared with {self.checksums}" if self.checksums else "decoded only: it has no checksums"
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        told = {**vars(self), "ok": self.ok, "how": self.how, "damaged": self.count}
-        return {**told, "damage": [each.as_dict() for each in self.damage]}
+        return {**asdict(self), **self.verdict_as_dict(), "how": self.how, "damaged": self.count}
+
+    def __str__(self) -> str:
+        lines = [f"{self.format}: {self.nbytes:,} bytes in {self.pieces:,} pieces, {self.how}"]
+        return "\n".join([*lines, *map(str, self.findings), f"verdict: {self.verdict}"])
 
 
 def verify_data(
-    where: str | os.PathLike[str] | Sequence[str],
+    path: str | os.PathLike[str] | Sequence[str],
     *,
     format: str | None = None,
     limit: int = 100,
@@ -71,37 +88,40 @@ def verify_data(
     progress: Callable[[float], None] = lambda share: None,
     **options: Any,
 ) -> DataVerdict:
-    """Read a data set wholly, and list what is damaged.
+    """Read a whole data set and list what is damaged.
 
-    Checksums are used where the format has them: of packed shards, of MDS shards (``hashes``), of tar shards in a
-    wids descriptor, of members of ``.npz``, of pages of Parquet. Counts, sizes, names and indexes are compared in
-    any case, and what has no checksum is decoded.
+    Content is compared with the checksums of the format: of packed shards, of MDS shards (``hashes``), of tar
+    shards in a wids descriptor, of members of ``.npz``, of pages of Parquet. Counts, sizes, names and indexes are
+    compared in any case. Content without checksums is decoded, and the verdict is "not proven" then.
 
     Args:
-        where: as for :func:`rankfeed.open`.
-        format: its name; found by looking if left out.
+        path: as for :func:`rankfeed.open`.
+        format: its name; detected if left out.
         limit: of damages that are listed; all are counted.
-        resume: whether to go on where an interrupted check of the same data stopped.
-        cache_dir: where it keeps that, and indexes.
+        resume: continue an interrupted check of the same data.
+        cache_dir: for its state, and for indexes.
         allow_pickle: whether pickled objects may be decoded.
         progress: called with the share that is done.
         options: of the format.
 
     Raises:
-        SourceError: nothing is there, or it is of no known format.
-        UnsafeError: decoding it could run code.
+        SourceError: there are no data, or of no known format.
+        UnsafeError: decoding them could run code.
+        ArgumentError: an invalid argument.
 
     Examples:
-        >>> import tempfile, rankfeed as rf
+        >>> import tempfile
+        >>> import rankfeed as rf
         >>> folder = tempfile.mkdtemp() + "/packed"
         >>> _ = rf.write([{"x": 1}, {"x": 2}], folder, progress=False)
-        >>> verify_data(folder).ok
+        >>> rf.verify_data(folder).sound
         True
     """
-    place = as_paths(where)
+    place, limit = as_paths(path), check_int("limit", limit, at_least=0)
+    resume, progress = check_bool("resume", resume), check_callable("progress", progress)
     name = detect(place, format)
     if name is None:
-        open_source(place, format=format)  # which says why
+        open_source(place, format=format)  # raises the reason
         raise SourceError("unknown format", where=place)
     verdict = DataVerdict(name)
     opening = {"format": name, "cache_dir": cache_dir, "allow_pickle": allow_pickle, **options}
@@ -111,76 +131,58 @@ def verify_data(
         raise
     except SourceError as error:
         pieces, damage = [], [Damage.of(error, place)]
-    _note(verdict, damage, limit)
-    checked = Checked(repr((_absolute(place), opening)), cache_dir, resume=resume)
-    _check(pieces, verdict, checked, limit, progress)
-    checked.forget()
+    _add(verdict, damage, limit)
+    verified = VerifiedPieces(repr((_absolute(place), opening)), cache_dir, resume=resume)
+    _check(pieces, verdict, verified, limit, progress)
+    verified.clear()
     return verdict
 
 
 def _absolute(place: Paths) -> list[str]:
-    """Where the data are, whatever folder this process stands in."""
     return [os.path.abspath(each) for each in ([place] if isinstance(place, (str, os.PathLike)) else place)]
 
 
-def _pieces(place: Any, verdict: DataVerdict, opening: dict[str, Any]) -> tuple[list[Piece], list[Damage]]:
-    """What to look at, and what is wrong at first sight."""
+def _pieces(place: Any, verdict: DataVerdict, opening: dict[str, Any]) -> tuple[list[DataPiece], list[Damage]]:
+    """The pieces of a data set, and what is wrong without reading them; sets the checksums of the verdict."""
     if verdict.format == "packed":
         verdict.checksums = "the manifest's checksums"
         return packed_pieces(os.fspath(place))
     if verdict.format == "mds":
-        return _mds(place, verdict, opening)
-    if verdict.format == "webdataset":
-        return _tar(place, verdict, opening)
-    files = _files(expand(place))
-    pieces = [*archives(files), *tables(files)]
-    if verdict.format == "parquet":
-        verdict.checksums = "the checksums of pages, where the files have them"
-    elif pieces and all(each.endswith(".npz") for each in files):
-        verdict.checksums = "the CRCs of archive members"
-    damage = []
-    try:
-        pieces += decoding(open_source(place, **opening), files)
-    except UnsafeError:
-        raise
-    except SourceError as error:
-        damage.append(Damage.of(error, place))
-    return pieces, damage
-
-
-def _mds(place: Any, verdict: DataVerdict, opening: dict[str, Any]) -> tuple[list[Piece], list[Damage]]:
-    pieces: list[Piece] = []
-    damage: list[Damage] = []
-    summed = True
-    for folder in mds_folders(place):
-        some, wrong, hashes = mds_pieces(folder)
-        pieces += some
-        damage += wrong
-        summed = summed and hashes
-    if summed:
-        verdict.checksums = "the hashes of index.json"
-    elif not damage:
-        pieces += decoding(open_source(place, **opening), _files(mds_folders(place)))
-    return pieces, damage
-
-
-def _tar(place: Any, verdict: DataVerdict, opening: dict[str, Any]) -> tuple[list[Piece], list[Damage]]:
-    these = tar_shards(place, opening.get("split"))
-    pieces, damage = tar_pieces(these, opening["cache_dir"])
-    if wholly_described(these):
-        verdict.checksums = f"the md5 sums of {these.where}"
-        return pieces, damage
-    try:
-        pieces += decoding(open_source(place, **opening), these.shards)
-    except UnsafeError:
-        raise
-    except RankfeedError as error:  # the shards that are at fault are told of one by one
-        damage.append(Damage.of(error, place))
+        found = [mds_pieces(folder) for folder in mds_folders(place)]
+        pieces, damage = (
+            [each for some, _, _ in found for each in some],
+            [each for _, some, _ in found for each in some],
+        )
+        files = _files(mds_folders(place))
+        if all(hashed for _, _, hashed in found):
+            verdict.checksums = "the hashes of index.json"
+    elif verdict.format == "webdataset":
+        shards = tar_shards(place, opening.get("split"))
+        pieces, damage = tar_pieces(shards, opening["cache_dir"])
+        files = [*shards.shards]
+        if wholly_described(shards):
+            verdict.checksums = f"the md5 sums of {shards.where}"
+    else:
+        files = _files(expand(place))
+        pieces, damage = [*archive_pieces(files), *table_pieces(files)], []
+        if verdict.format == "parquet" and all(map(has_page_checksums, files)):
+            verdict.checksums = "the checksums of pages"
+        if pieces and all(each.endswith(".npz") for each in files):
+            verdict.checksums = "the CRCs of archive members"
+    if verdict.format not in ("mds", "webdataset") or not (
+        verdict.checksums or (damage and verdict.format == "mds")
+    ):
+        try:
+            pieces += decoded_pieces(open_source(place, **opening), files)
+        except UnsafeError:
+            raise
+        except RankfeedError as error:  # damaged files are reported one by one
+            damage.append(Damage.of(error, place))
     return pieces, damage
 
 
 def _files(places: Sequence[str]) -> list[str]:
-    """All files in these places, hidden ones left out."""
+    """All files in these places without hidden ones."""
     found = []
     for place in places:
         if not os.path.isdir(place):
@@ -196,10 +198,14 @@ class _Stopped(Exception):
 
 
 def _check(
-    pieces: Sequence[Piece], verdict: DataVerdict, checked: Checked, limit: int, progress: Callable[[float], None]
+    pieces: Sequence[DataPiece],
+    verdict: DataVerdict,
+    verified: VerifiedPieces,
+    limit: int,
+    progress: Callable[[float], None],
 ) -> None:
-    """Look at all pieces, several at a time: reading, hashing and decompressing let other threads run."""
-    todo = [piece for piece in pieces if piece.key not in checked]
+    """Check all pieces in threads: reading, hashing and decompressing release the GIL."""
+    todo = [piece for piece in pieces if piece.key not in verified]
     verdict.pieces, verdict.resumed = len(pieces), len(pieces) - len(todo)
     verdict.nbytes = sum(piece.nbytes for piece in pieces)
     total = max(1, verdict.nbytes)
@@ -214,21 +220,21 @@ def _check(
             done += nbytes
             progress(min(1.0, done / total))
 
-    def look(piece: Piece) -> list[Damage]:
+    def check(piece: DataPiece) -> list[Damage]:
         if stop.is_set():
             raise _Stopped
         try:
             found = list(piece.check(step))
-        except OSError as error:  # of a disk that fails, or nobody may read: the other pieces are still looked at
+        except OSError as error:  # a failing disk, or no permission: the other pieces are still checked
             found = [Damage("a file cannot be read", str(error.filename or piece.key[1]), "", str(error))]
         if not found:
-            checked.add(piece.key)
+            verified.add(piece.key)
         return found
 
     with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
         try:
-            for found in pool.map(look, todo):
-                _note(verdict, found, limit)
+            for found in pool.map(check, todo):
+                _add(verdict, found, limit)
         except BaseException:
             stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
@@ -236,10 +242,10 @@ def _check(
     progress(1.0)
 
 
-def _note(verdict: DataVerdict, found: Sequence[Damage], limit: int) -> None:
-    """Count damages, and list the first; one that two looks found is one, and so is all of a row group."""
+def _add(verdict: DataVerdict, found: Sequence[Damage], limit: int) -> None:
+    """Count damages and list the first; one that two checks found is one, and so is all of a row group."""
     for each in found:
-        groups = [f"{told.where}, " for told in verdict.damage if told.what == ROW_GROUP]
+        groups = [f"{known.where}, " for known in verdict.damage if known.what == ROW_GROUP]
         if each not in verdict.damage and not f"{each.where}, ".startswith(tuple(groups)):
             verdict.count += 1
             if len(verdict.damage) < limit:

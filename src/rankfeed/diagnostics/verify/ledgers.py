@@ -1,4 +1,4 @@
-"""Reading the ledgers in a folder: which process of which launch went how far in which pass."""
+"""Reads the ledgers in a directory: how far each process of each launch came in each pass."""
 
 import json
 import os
@@ -7,27 +7,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
 
-from rankfeed.diagnostics.verify.deliveries import Shape, Stretch, schedule_of
+from rankfeed.diagnostics.findings import Finding
+from rankfeed.diagnostics.verify.positions import PlanShape, PositionRange
 from rankfeed.errors import ArgumentError, PlanError, SourceError
 from rankfeed.plan import Schedule, Tail
 from rankfeed.storage.ledger import SUFFIX, DamagedBytes, PassHeader, PassInfo, StepRecord, decode_ledger
 
-#: Damages that are told of a file one by one.
-_TOLD = 8
-_AT_ONCE = (
-    "a pass goes on behind another over the same data in the same order; give each loader a folder of its own"
-)
-
 
 @dataclass
-class Went:
-    """A pass, and how far it went.
-
-    Attributes:
-        content: its header.
-        steps: delivered, counted from its start.
-        last_ns: when the last of them was, nanoseconds since 1970.
-    """
+class LedgerPass:
+    """A pass of a process, and how far it came."""
 
     content: PassInfo
     steps: int = 0
@@ -35,63 +24,54 @@ class Went:
 
     @property
     def stream(self) -> str:
-        """What the pass is of: loaders of one order over the same data read one stream."""
+        """What it reads: loaders of one order over the same data read one stream."""
         content = self.content
         return json.dumps([content.plan_fingerprint, content.source, content.plan], sort_keys=True)
 
-    @property
-    def shape(self) -> Shape:
-        """Of the plan."""
-        return Shape(int(self.content.plan["samples"]), int(self.content.plan["lanes"]))
-
-    def stretch(self, launch: int) -> Stretch:
+    def positions(self, launch: int) -> PositionRange:
         """As a part of a timeline."""
-        content = self.content
+        content, plan = self.content, self.content.plan
         tail: Tail = content.tail  # type: ignore[assignment]
-        steps = {content.rank: self.steps}
-        return Stretch(launch, content.epoch, content.start, content.batch_size, content.world_size, tail, steps)
+        shape = PlanShape(int(plan["samples"]), int(plan["lanes"]))
+        ends = {content.rank: self.steps}
+        return PositionRange(
+            shape, launch, content.epoch, content.start, content.batch_size, content.world_size, tail, ends
+        )
 
 
 @dataclass
-class Read:
-    """What a ledger says.
-
-    Attributes:
-        path: of it.
-        passes: in the order they were begun.
-        damage: what is wrong with the file.
-        notes: what is to be said, and no damage.
-    """
+class ParsedLedger:
+    """What a ledger contains."""
 
     path: Path
-    passes: list[Went] = field(default_factory=list)
-    damage: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    passes: list[LedgerPass] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
 
-    def wrong(self, offset: int, what: str) -> None:
-        """Note damage."""
-        if len(self.damage) < _TOLD:
-            self.damage.append(f"{self.path}, offset {offset}: {what}")
-        elif len(self.damage) == _TOLD:
-            self.damage.append(f"{self.path}: more of the kind")
+    def damage(self, offset: int, what: str) -> None:
+        """Note that a part of it cannot be read, or contradicts another part."""
+        self.findings.append(
+            Finding(
+                "damaged-ledger",
+                "unproven",
+                "a ledger is damaged, so that deliveries are not known",
+                (f"{self.path}, offset {offset}: {what}",),
+                "restore it from a copy, if there is one; check the disk",
+            )
+        )
+
+    def note(self, code: str, what: str) -> None:
+        self.findings.append(Finding(code, "note", what, (str(self.path),)))
 
 
 def is_run(folder: str | Path) -> bool:
-    """Whether there are ledgers in a folder."""
+    """Whether a directory contains ledgers."""
     path = Path(folder)
-    # os.path, unlike Path before Python 3.12, takes a name that is too long for that of no folder.
+    # os.path, unlike Path before Python 3.12, accepts a name that is too long.
     return os.path.isdir(path) and any(each.name.endswith(SUFFIX) for each in path.iterdir())
 
 
-def read_folder(folder: str | Path, progress: Callable[[float], None]) -> tuple[list[Read], list[str]]:
-    """All ledgers of a folder.
-
-    Returns:
-        them, in the order of their names; and the names of files that are none.
-
-    Raises:
-        SourceError: the folder cannot be read, or there are no ledgers in it.
-    """
+def read_folder(folder: str | Path, progress: Callable[[float], None]) -> tuple[list[ParsedLedger], list[str]]:
+    """All ledgers of a directory, in the order of their names, and the names of other files."""
     try:
         paths = sorted(Path(folder).iterdir())
     except OSError as error:
@@ -106,69 +86,84 @@ def read_folder(folder: str | Path, progress: Callable[[float], None]) -> tuple[
         )
     found = []
     for number, path in enumerate(ledgers):
-        found.append(read_ledger(path))
+        found.append(parse_ledger(path))
         progress((number + 1) / len(ledgers))
+    longest: dict[str, ParsedLedger] = {}
+    for each in sorted(found, key=_length, reverse=True):
+        process = each.passes[0].content.process if each.passes else ""
+        if longest.setdefault(process, each) is not each and each.passes:
+            each.passes = []
+            each.note("copied-ledger", f"a ledger is a copy of {longest[process].path.name} and is not counted")
     return found, [path.name for path in paths if path not in set(ledgers)]
 
 
-@dataclass
-class _Open:
-    """A pass whose steps are being read: where its header stands, and whether it went on behind another."""
-
-    went: Went
-    schedule: Schedule
-    offset: int
-    stream: str
-    behind: bool = False
+def _length(ledger: ParsedLedger) -> int:
+    return sum(1 + each.steps for each in ledger.passes)
 
 
-def read_ledger(path: Path) -> Read:
-    """One ledger, whatever state it is in."""
-    told = Read(path)
-    passes: dict[int, _Open] = {}
+def parse_ledger(path: Path) -> ParsedLedger:
+    """One ledger, in any state."""
+    ledger = ParsedLedger(path)
+    if path.exists() and not path.is_file():  # opening a pipe would block
+        ledger.damage(0, "it is no file")
+        return ledger
+    passes: dict[int, tuple[LedgerPass, Schedule]] = {}
     newest: dict[str, int] = {}
-    if path.exists() and not path.is_file():  # who opens a pipe waits for ever
-        told.wrong(0, "cannot be read: it is no file")
-        return told
     try:
         with open(path, "rb") as file:
             for each in decode_ledger(file):
                 if isinstance(each, DamagedBytes):
-                    _damaged(each, told)
+                    _add_damage(each, ledger)
                 elif isinstance(each, PassHeader):
-                    opened = _begun(each, told)
-                    if opened is not None:
+                    if (opened := _add_pass(each, ledger)) is not None:
                         passes[each.number] = opened
-                        newest[opened.stream] = each.number
-                elif each.number in passes:  # of others it was told already
-                    opened = passes[each.number]
-                    _step(each, opened, told)
-                    if newest[opened.stream] != each.number and not opened.behind:
-                        opened.behind = True
-                        told.wrong(opened.offset, _AT_ONCE)
+                        newest[opened[0].stream] = each.number
+                elif each.number in passes:  # otherwise its header is damaged, which was noted
+                    one, schedule = passes[each.number]
+                    _add_step(each, one, schedule, ledger)
+                    if newest[one.stream] != each.number:
+                        newest[one.stream] = each.number
+                        _add_interleaved(each.offset, ledger)
     except OSError as error:
-        told.wrong(0, f"cannot be read: {error.strerror or error}")
-    if not told.passes and not told.damage and not told.notes:
-        told.notes.append(f"{path} is empty: its process was killed before its first step")
-    return told
+        ledger.damage(0, f"it cannot be read: {error.strerror or error}")
+    if any(each.code == "damaged-ledger" for each in ledger.findings):  # steps may be out of order because of it
+        ledger.findings = [each for each in ledger.findings if each.severity != "error"]
+    if not ledger.passes and not ledger.findings:
+        ledger.note("empty-ledger", "a ledger is empty: its process was killed before its first step")
+    return ledger
 
 
-def _begun(each: PassHeader, told: Read) -> _Open | None:
-    went = Went(each.content, last_ns=each.content.time_ns)
-    problem = _problem(each.content)
+def _add_interleaved(offset: int, ledger: ParsedLedger) -> None:
+    what = "two iterations over the same data were active at the same time, so that samples were delivered twice"
+    remedy = "if they belong to different loaders, give each of them a folder of its own"
+    evidence = (f"{ledger.path}, offset {offset}",)
+    ledger.findings.append(Finding("interleaved-passes", "error", what, evidence, remedy))
+
+
+def _add_damage(each: DamagedBytes, ledger: ParsedLedger) -> None:
+    if each.torn:
+        ledger.note("killed-while-writing", "a ledger ends within a record: its process was killed while writing")
+    else:
+        why = f": {each.why}" if each.why else ""
+        ledger.damage(each.offset, f"{each.nbytes} bytes are neither a header nor a step{why}")
+
+
+def _add_pass(each: PassHeader, ledger: ParsedLedger) -> tuple[LedgerPass, Schedule] | None:
+    one = LedgerPass(each.content, last_ns=each.content.time_ns)
+    problem = _contradiction(each.content)
     if problem is None:
         try:
-            schedule = schedule_of(went.shape, went.stretch(0))
-            told.passes.append(went)
-            return _Open(went, schedule, each.offset, went.stream)
+            schedule = one.positions(0).schedule()
         except (ArgumentError, PlanError) as error:
             problem = error.summary
-    told.wrong(each.offset, f"the header of a pass contradicts itself: {problem}")
+        else:
+            ledger.passes.append(one)
+            return one, schedule
+    ledger.damage(each.offset, f"the header of a pass contradicts itself: {problem}")
     return None
 
 
-def _problem(content: PassInfo) -> str | None:
-    """What cannot be in a header, or None."""
+def _contradiction(content: PassInfo) -> str | None:
     for name in ("samples", "lanes"):
         value = content.plan.get(name)
         if type(value) is not int or not 1 <= value <= 1 << 62:
@@ -180,44 +175,28 @@ def _problem(content: PassInfo) -> str | None:
     return None
 
 
-def _step(each: StepRecord, opened: _Open, told: Read) -> None:
-    went, schedule = opened.went, opened.schedule
-    if each.step < went.steps:
-        told.wrong(each.offset, f"step {each.step} comes twice")
-        return
-    if each.step >= len(schedule) or each.position != schedule.position_after(each.step):
-        told.wrong(each.offset, f"step {each.step} ends at position {each.position}, which is not so in its plan")
-        return
-    if each.step > went.steps:
-        one = each.step == went.steps + 1
-        lost = f"step {went.steps}" if one else f"steps {went.steps} to {each.step - 1}"
-        told.wrong(each.offset, f"{lost} before this one cannot be read")
-    went.steps, went.last_ns = each.step + 1, each.time_ns
-
-
-def _damaged(each: DamagedBytes, told: Read) -> None:
-    if each.torn:
-        told.notes.append(f"{told.path} ends in the middle of a record: its process died while it wrote")
+def _add_step(each: StepRecord, one: LedgerPass, schedule: Schedule, ledger: ParsedLedger) -> None:
+    if each.step < one.steps:
+        ledger.damage(each.offset, f"step {each.step} occurs twice")
+    elif each.step >= len(schedule) or each.position != schedule.position_after(each.step):
+        what = f"step {each.step} ends at position {each.position}, which contradicts its plan"
+        ledger.damage(each.offset, what)
     else:
-        why = f": {each.why}" if each.why else ""
-        told.wrong(each.offset, f"{each.nbytes} bytes are neither a header nor a step{why}")
+        if each.step > one.steps:
+            ledger.damage(each.offset, f"steps {one.steps} to {each.step - 1} cannot be read")
+        one.steps, one.last_ns = each.step + 1, each.time_ns
 
 
 @dataclass
-class Member:
-    """A process of a launch: one rank of it.
-
-    Attributes:
-        rank, world_size, host, pid, launcher: as its ledger says.
-        passes: in the order they were begun.
-    """
+class RankProcess:
+    """A process of a launch: one rank of it."""
 
     rank: int
     world_size: int
     host: str
     pid: int
     launcher: str
-    passes: list[Went] = field(default_factory=list)
+    passes: list[LedgerPass] = field(default_factory=list)
 
     @property
     def first_ns(self) -> int:
@@ -230,46 +209,35 @@ class Member:
 
 @dataclass
 class Launch:
-    """The processes that were started together.
-
-    Attributes:
-        name: as they agreed on; empty where nobody knew one.
-        world_size: ranks that there should be.
-        members: by rank; several for one rank are its parallel peers, which read the same.
-    """
+    """The processes that were started together."""
 
     name: str
     world_size: int
-    members: dict[int, list[Member]] = field(default_factory=dict)
+    processes: dict[int, list[RankProcess]] = field(default_factory=dict)
 
-    def all(self) -> list[Member]:
-        """Its processes."""
-        return [member for members in self.members.values() for member in members]
+    def all(self) -> list[RankProcess]:
+        return [process for processes in self.processes.values() for process in processes]
 
 
-def launches_of(passes: Iterable[Went]) -> list[Launch]:
-    """The launches that passes belong to, in the order they began.
-
-    A rank that comes once more under the name of its launch (a launcher may name all its launches alike), and is
-    no parallel peer, begins another one.
-    """
-    members: dict[tuple[str, str, int, int], Member] = {}
-    for went in passes:
-        content = went.content
+def launches_of(passes: Iterable[LedgerPass]) -> list[Launch]:
+    """The launches that passes belong to, in the order in which they began."""
+    processes: dict[tuple[str, str, int, int], RankProcess] = {}
+    for one in passes:
+        content = one.content
         key = content.launch, content.process, content.rank, content.world_size
-        place = (content.rank, content.world_size, content.host, content.pid, content.launcher)
-        members.setdefault(key, Member(*place)).passes.append(went)
+        process = RankProcess(content.rank, content.world_size, content.host, content.pid, content.launcher)
+        processes.setdefault(key, process).passes.append(one)
     launches: list[Launch] = []
     latest: dict[tuple[str, int], Launch] = {}
-    for (name, *_), member in sorted(members.items(), key=lambda item: item[1].first_ns):
-        launch = latest.get((name, member.world_size))
-        if launch is None or not _joins(member, launch):
-            launch = latest[name, member.world_size] = Launch(name, member.world_size)
+    for (name, *_), process in sorted(processes.items(), key=lambda item: item[1].first_ns):
+        launch = latest.get((name, process.world_size))
+        if launch is None or not _joins(process, launch):
+            launch = latest[name, process.world_size] = Launch(name, process.world_size)
             launches.append(launch)
-        launch.members.setdefault(member.rank, []).append(member)
+        launch.processes.setdefault(process.rank, []).append(process)
     return launches
 
 
-def _joins(member: Member, launch: Launch) -> bool:
-    peers: Sequence[Member] = launch.members.get(member.rank, ())
-    return not peers or (member.launcher == "mesh" and all(peer.launcher == "mesh" for peer in peers))
+def _joins(process: RankProcess, launch: Launch) -> bool:
+    peers: Sequence[RankProcess] = launch.processes.get(process.rank, ())
+    return not peers or (process.launcher == "mesh" and all(peer.launcher == "mesh" for peer in peers))

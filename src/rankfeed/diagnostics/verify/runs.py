@@ -1,215 +1,219 @@
-"""What a job delivered, by the ledgers that its ranks left: finished or killed, over all its launches."""
+"""What a job delivered, by the ledgers of its ranks: finished or killed, over all its launches."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import groupby, islice
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from rankfeed.diagnostics.verify.deliveries import (
-    Missing,
-    Shape,
-    Stretch,
-    Timeline,
-    by_habit,
+from rankfeed._util.validate import check_callable, check_int, check_path
+from rankfeed.diagnostics.findings import Finding, Severity
+from rankfeed.diagnostics.verify.ledgers import Launch, LedgerPass, RankProcess, launches_of, read_folder
+from rankfeed.diagnostics.verify.positions import (
+    DeliveryTimeline,
+    MissingRange,
+    PositionRange,
     expected_end,
-    gaps,
-    merged,
-    of_launch,
-    reached,
-    schedule_of,
+    join_launches,
+    join_ranks,
+    missing_ranges,
 )
-from rankfeed.diagnostics.verify.ledgers import Launch, Member, Read, Went, launches_of, read_folder
 from rankfeed.diagnostics.verify.run_verdict import EpochRun, LoaderRun, RunVerdict
+from rankfeed.errors import listed
 
-#: Steps by which ranks that keep step may differ when they are killed; what frameworks fetch ahead is in it.
+#: Steps by which ranks of a killed launch may differ; frameworks fetch some ahead.
 _SLACK = 2
-#: Clocks of different hosts may differ by so many nanoseconds.
+#: Clocks of different hosts may differ by this, in nanoseconds.
 _SKEW = 10 * 10**9
-#: Things that are listed one by one.
-_LISTED = 8
 
 
 def verify_run(
     folder: str | Path, *, limit: int = 100, progress: Callable[[float], None] = lambda share: None
 ) -> RunVerdict:
-    """Say what a job delivered, from the ledgers that ``rf.Loader(..., audit=folder)`` wrote on each rank.
+    """Report what a job delivered, from the ledgers that ``rf.Loader(..., audit=folder)`` wrote on each rank.
 
-    Memory does not grow with the number of samples or steps.
+    The verdict is "sound" if each sample was delivered exactly once up to where the job is, "diseased" if samples
+    are missing although the job continued after them, and "not proven" if a ledger is absent or damaged, or two
+    jobs wrote at the same time. Memory does not grow with the number of samples or steps.
 
     Args:
-        folder: of the ledgers; those of several launches of one job lie in it together.
-        limit: of missing stretches that are listed.
-        progress: called with the share of ledgers that are read.
+        folder: of the ledgers; those of several launches of one job are in it together.
+        limit: of missing ranges that are listed.
+        progress: called with the share of ledgers that have been read.
 
     Raises:
-        SourceError: the folder cannot be read, or there are no ledgers in it.
+        SourceError: the folder cannot be read, or contains no ledgers.
+        ArgumentError: an invalid argument.
 
     Examples:
-        >>> import tempfile, rankfeed as rf
+        >>> import tempfile
+        >>> import rankfeed as rf
         >>> folder = tempfile.mkdtemp()
         >>> loader = rf.Loader(rf.from_dataset([{"x": i} for i in range(10)]), batch_size=4, audit=folder)
         >>> for batch in loader:
         ...     pass
-        >>> verdict = verify_run(folder)
-        >>> verdict.ok, verdict.loaders[0].epochs[0].delivered
+        >>> verdict = rf.verify_run(folder)
+        >>> verdict.sound, verdict.loaders[0].epochs[0].delivered
         (True, 10)
     """
-    read, foreign = read_folder(folder, progress)
-    verdict = RunVerdict(str(folder), len(read))
-    for each in _once(read, verdict):
-        verdict.errors += each.damage
-        verdict.notes += each.notes
-    if foreign:
-        verdict.notes.append(f"{len(foreign)} other files are no ledgers: {_listed(foreign)}")
-    streams: dict[str, list[Went]] = {}
-    for each in read:
-        for went in each.passes:
-            streams.setdefault(went.stream, []).append(went)
+    folder, limit = check_path("folder", folder), check_int("limit", limit, at_least=0)
+    ledgers, others = read_folder(folder, check_callable("progress", progress))
+    verdict = RunVerdict(folder, len(ledgers))
+    verdict.add(*(finding for each in ledgers for finding in each.findings))
+    if others:
+        verdict.add(Finding("other-files", "note", "some files are no ledgers", (listed(others, 8),)))
+    streams: dict[str, list[LedgerPass]] = {}
+    for each in ledgers:
+        for one in each.passes:
+            streams.setdefault(one.stream, []).append(one)
+    damaged = any(each.code in ("damaged-ledger", "killed-while-writing") for each in verdict.findings)
     for passes in streams.values():
-        verdict.loaders.append(_loader(passes, limit))
+        loader, findings = _loader(passes, limit, damaged)
+        verdict.loaders.append(loader)
+        verdict.add(*findings)
+    if not streams:
+        what = "no ledger contains a delivery: no process came to its first step"
+        verdict.add(Finding("nothing-recorded", "unproven", what))
     return verdict
 
 
-def _once(read: list[Read], verdict: RunVerdict) -> list[Read]:
-    """The ledgers; of one that was copied, its copy is told of, and says nothing more."""
-    owner: dict[str, Path] = {}
-    for each in read:
-        for process in {went.content.process for went in each.passes}:
-            if owner.setdefault(process, each.path) != each.path:
-                verdict.errors.append(f"{each.path} is a copy of {owner[process]}: remove one of them")
-                each.passes = []
-    return read
-
-
-def _loader(passes: list[Went], limit: int) -> LoaderRun:
-    first, shape = passes[0], passes[0].shape
-    launches = launches_of(passes)
-    told = LoaderRun(first.content.data, dict(first.content.plan), first.content.source, shape=shape)
-    told.launches = [_described(launch) for launch in launches]
-    told.errors += _at_once(launches)
+def _loader(passes: list[LedgerPass], limit: int, damaged: bool) -> tuple[LoaderRun, list[Finding]]:
+    content, launches = passes[0].content, launches_of(passes)
+    run = LoaderRun(content.data, dict(content.plan), content.source)
+    run.launches = [_described(launch) for launch in launches]
+    findings = [*_overlaps(launches)]
+    uncertain = damaged or any(each.code == "overlapping-launches" for each in findings)
     lines = []
     for number, launch in enumerate(launches):
-        lines.append(
-            of_launch(shape, {rank: _of_rank(shape, each, number) for rank, each in launch.members.items()})
-        )
-        told.notes += _stopped(shape, launch, lines[-1], number)
-    line = merged(shape, lines)
-    line.stretches = by_habit(shape, line.stretches)
-    last = line.stretches[-1]
-    if line.stretches[0].epoch:
-        told.notes.append(f"the ledgers begin with epoch {line.stretches[0].epoch}")
-    if len(last.steps) < last.world_size and last.most() > _SLACK:
-        told.errors.append(
-            f"{_absent(last)} in launch {last.launch + 1} left no ledger of epoch {last.epoch}, while the others "
-            f"delivered {last.most()} steps"
-        )
-    _epochs(told, line, limit)
-    return told
+        by_rank = {rank: _of_rank(each, number) for rank, each in launch.processes.items()}
+        lines.append(join_ranks(by_rank))
+        findings += _uneven_end(launch, lines[-1], number)
+    line = join_launches(lines)
+    if epoch := line.ranges[0].epoch:
+        text = f"{run.data}: the first recorded epoch is {epoch}"
+        findings.append(Finding("recorded-later", "note", "the ledgers do not begin with epoch 0", (text,)))
+    last = line.ranges[-1]
+    if len(launches[last.launch].processes) < last.world_size and last.most > _SLACK:
+        findings.append(_absent_ledger(f"launch {last.launch + 1}, epoch {last.epoch}: {_absent(last)}"))
+    missing, gaps = Counter[int](), dict[int, list[MissingRange]]()
+    for number, gap in enumerate(missing_ranges(line.ranges)):
+        missing[gap.epoch] += gap.samples
+        if number < limit:
+            gaps.setdefault(gap.epoch, []).append(gap)
+        findings.append(_missing(gap, line.ranges[0], launches, uncertain))
+    run.epochs = [*_epochs(line, missing, gaps)]
+    return run, findings
 
 
-def _of_rank(shape: Shape, members: Sequence[Member], launch: int) -> Timeline:
-    """What a rank delivered in a launch; of parallel peers, who read the same, the one that came least far."""
+def _missing(gap: MissingRange, first: PositionRange, launches: Sequence[Launch], uncertain: bool) -> Finding:
+    """Missing samples: an error if the ledgers that would contain them are there and can be read."""
+    if gap.source is None and (gap.epoch, gap.high) == (first.epoch, first.start):
+        what = "the first recorded pass began within an epoch; what came before is in no ledger"
+        return Finding("not-recorded", "unproven", what, (str(gap),), "record all launches with audit=")
+    if gap.source is not None and gap.rank is not None and gap.rank not in launches[gap.source.launch].processes:
+        return _absent_ledger(str(gap))
+    severity: Severity = "unproven" if uncertain else "error"
+    what = "samples are not delivered, although the job continued after them"
+    remedy = "resume from loader.state_dict() of the step that was saved; if a host crashed, its ledger may be cut"
+    return Finding("missing-samples", severity, what, (str(gap),), remedy)
+
+
+def _absent_ledger(text: str) -> Finding:
+    what = "ranks left no ledger, so that their deliveries are not known"
+    return Finding("absent-ledger", "unproven", what, (text,), "copy the ledgers of all hosts into one folder")
+
+
+def _of_rank(processes: Sequence[RankProcess], launch: int) -> DeliveryTimeline:
+    """What a rank delivered in a launch; of parallel peers, the one that came least far."""
     lines = []
-    for member in members:
-        line = Timeline(shape)
-        for went in member.passes:
-            line.push(went.stretch(launch))
+    for process in processes:
+        line = DeliveryTimeline()
+        for one in process.passes:
+            line.push(one.positions(launch))
         lines.append(line)
-    return min(lines, key=lambda line: sum(each.most() for each in line.stretches))
+    return min(lines, key=DeliveryTimeline.delivered)
 
 
-def _epochs(told: LoaderRun, line: Timeline, limit: int) -> None:
-    """Count by epochs what is there, what is missing and what came again."""
-    shape = told.shape
-    missing: Counter[int] = Counter()
-    listed: dict[int, list[Missing]] = {}
-    for each in gaps(shape, line.stretches):
-        missing[each.epoch] += each.samples
-        if sum(map(len, listed.values())) < limit:
-            listed.setdefault(each.epoch, []).append(each)
-    stretches = {epoch: list(some) for epoch, some in groupby(line.stretches, key=lambda each: each.epoch)}
-    for epoch in sorted({*stretches, *missing, *line.again}):
-        some = stretches.get(epoch, [])
-        reach, end, left = shape.num_samples, shape.num_samples, False
+def _epochs(
+    line: DeliveryTimeline, missing: Counter[int], gaps: dict[int, list[MissingRange]]
+) -> Iterator[EpochRun]:
+    """Count by epochs what was delivered, what is missing and what was delivered again."""
+    ranges = {epoch: list(some) for epoch, some in groupby(line.ranges, key=lambda each: each.epoch)}
+    following = dict(zip(map(id, line.ranges), line.ranges[1:], strict=False))
+    samples = line.ranges[0].shape.num_samples
+    for epoch in sorted({*ranges, *missing, *line.again}):
+        some = ranges.get(epoch, [])
+        end = samples
+        reach = samples if missing[epoch] else 0
+        left = False
         if some:
-            place = line.stretches.index(some[-1])
-            following = line.stretches[place + 1] if place + 1 < len(line.stretches) else None
-            reach, end = expected_end(shape, some[-1], following), schedule_of(shape, some[-1]).end
-            left = following is not None
-        elif not missing[epoch]:
-            reach = 0
-        told.epochs.append(
-            EpochRun(
-                epoch=epoch,
-                samples=shape.num_samples,
-                delivered=reach - missing[epoch],
-                missing=missing[epoch],
-                again=line.again[epoch],
-                ahead=_ahead(shape, some, reach),
-                dropped=shape.num_samples - end,
-                left_early=end - reach if left else 0,
-                under_way=end - reach if not left else 0,
-                gaps=listed.get(epoch, []),
-                stretches=[_shown(shape, each, reach) for each in some],
-            )
+            after = following.get(id(some[-1]))
+            reach, end, left = expected_end(some[-1], after), some[-1].schedule().end, after is not None
+        yield EpochRun(
+            epoch=epoch,
+            samples=samples,
+            delivered=reach - missing[epoch],
+            missing=missing[epoch],
+            again=line.again[epoch],
+            ahead=_ahead(some[-1], reach) if some else 0,
+            dropped=samples - end,
+            left_early=end - reach if left else 0,
+            under_way=end - reach if not left else 0,
+            gaps=gaps.get(epoch, []),
+            passes=[_pass(each, reach) for each in some],
         )
 
 
-def _ahead(shape: Shape, stretches: Sequence[Stretch], reach: int) -> int:
-    """Samples that some ranks delivered behind what counts, because others had stopped."""
-    line = Timeline(shape)
-    if stretches:
-        last = stretches[-1]
-        line.stretches.append(last)
-        line.push(replace(last, start=max(reach, last.start), steps={}))
+def _ahead(last: PositionRange, reach: int) -> int:
+    """Samples that some ranks delivered after what counts, because others had stopped."""
+    line = DeliveryTimeline([last])
+    line.push(replace(last, start=max(reach, last.start), steps={}))
     return line.again.total()
 
 
-def _shown(shape: Shape, stretch: Stretch, reach: int) -> dict[str, Any]:
-    """A pass of the timeline, for people and for JSON."""
+def _pass(each: PositionRange, reach: int) -> dict[str, Any]:
     return {
-        "launch": stretch.launch + 1,
-        "from": stretch.start,
-        "to": max(stretch.start, reach if stretch.until is None else min(stretch.until, reach)),
-        "ranks": stretch.world_size,
-        "batch_size": stretch.batch_size,
-        "steps_of_each_rank": {"least": stretch.least(), "most": stretch.most()},
-        "steps_planned": len(schedule_of(shape, stretch)),
+        "launch": each.launch + 1,
+        "from": each.start,
+        "to": max(each.start, reach if each.until is None else min(each.until, reach)),
+        "ranks": each.world_size,
+        "batch_size": each.batch_size,
+        "steps_of_each_rank": {"least": each.least, "most": each.most},
+        "steps_planned": len(each.schedule()),
     }
 
 
 def _described(launch: Launch) -> dict[str, Any]:
-    members = launch.all()
+    processes = launch.all()
     return {
         "name": launch.name,
         "ranks": launch.world_size,
-        "ledgers": len(members),
-        "hosts": sorted({member.host for member in members}),
-        "began_ns": min(member.first_ns for member in members),
-        "ended_ns": max(member.last_ns for member in members),
+        "ledgers": len(processes),
+        "hosts": sorted({process.host for process in processes}),
+        "began_ns": min(process.first_ns for process in processes),
+        "ended_ns": max(process.last_ns for process in processes),
     }
 
 
-def _at_once(launches: Sequence[Launch]) -> Iterator[str]:
-    """Launches that wrote while another did: two jobs in one folder, or one that lives on."""
+def _overlaps(launches: Sequence[Launch]) -> Iterator[Finding]:
+    """Launches that wrote at the same time: two jobs in one folder, or one whose ranks were not detected."""
     for number, launch in enumerate(launches):
-        for earlier, other in enumerate(launches[:number]):
-            if _overlap(other, launch):
-                one = other.name == launch.name and launch.name and other.world_size == launch.world_size
-                if one:
-                    rank = next(rank for rank in launch.members if rank in other.members)
-                    yield (
-                        f"several processes of one launch take themselves for rank {rank} of {launch.world_size} "
-                        "at the same time: each was given that rank's samples"
-                    )
-                else:
-                    yield (
-                        f"launches {earlier + 1} and {number + 1} were writing at the same time: two jobs "
-                        "share this folder, or processes of the former live on"
-                    )
-                break
+        earlier = next((each for each in range(number) if _overlap(launches[each], launch)), None)
+        if earlier is None:
+            continue
+        other = launches[earlier]
+        if launch.name and (other.name, other.world_size) == (launch.name, launch.world_size):
+            rank = next(rank for rank in launch.processes if rank in other.processes)
+            what = "several processes of one launch have the same rank, so that each is given its samples"
+            text = f"launch {launch.name!r}: rank {rank} of {launch.world_size}"
+            remedy = "give every process its own rank, or leave topology out so that it is detected"
+            yield Finding("same-rank", "error", what, (text,), remedy)
+        else:
+            what = "launches wrote at the same time, so that their deliveries cannot be separated"
+            text = f"launches {earlier + 1} and {number + 1}"
+            remedy = "give each job a folder of its own; end the processes of a launch before the next one"
+            yield Finding("overlapping-launches", "unproven", what, (text,), remedy)
 
 
 def _overlap(one: Launch, two: Launch) -> bool:
@@ -220,43 +224,32 @@ def _overlap(one: Launch, two: Launch) -> bool:
     )
 
 
-def _extremes(launch: Launch) -> list[Member]:
+def _extremes(launch: Launch) -> list[RankProcess]:
     """On each host, the process that began first and the one that ended last."""
-    hosts: dict[str, list[Member]] = {}
-    for member in launch.all():
-        hosts.setdefault(member.host, []).append(member)
-    return [
-        each
-        for members in hosts.values()
-        for each in (min(members, key=lambda one: one.first_ns), max(members, key=lambda one: one.last_ns))
-    ]
+    hosts: dict[str, list[RankProcess]] = {}
+    for process in launch.all():
+        hosts.setdefault(process.host, []).append(process)
+    pairs = (
+        (min(each, key=lambda one: one.first_ns), max(each, key=lambda one: one.last_ns))
+        for each in hosts.values()
+    )
+    return [each for pair in pairs for each in pair]
 
 
-def _stopped(shape: Shape, launch: Launch, line: Timeline, number: int) -> Iterator[str]:
-    """Ranks that came less far than others in what their launch did last."""
-    last = line.stretches[-1]
-    most = last.most()
-    short = sorted((rank for rank, steps in last.steps.items() if steps < most), key=last.steps.__getitem__)
-    where = f"epoch {last.epoch}, begun at position {last.start}"
+def _uneven_end(launch: Launch, line: DeliveryTimeline, number: int) -> Iterator[Finding]:
+    """Ranks that came less far than others in the last pass of their launch."""
+    last = line.ranges[-1]
+    where = f"launch {number + 1}, epoch {last.epoch} from position {last.start:,}"
+    short = sorted((rank for rank in last.steps if last.steps[rank] < last.most), key=last.steps.__getitem__)
     if short:
-        told = [
-            f"rank {rank} on {launch.members[rank][0].host} after {last.steps[rank]}" for rank in short[:_LISTED]
-        ]
-        more = f" and {len(short) - _LISTED} more" if len(short) > _LISTED else ""
-        yield (
-            f"launch {number + 1} stopped unevenly in {where}: {', '.join(told)}{more} of the {most} steps "
-            f"that others delivered (to position {reached(shape, last, most)})"
-        )
+        ends = [f"rank {rank} on {launch.processes[rank][0].host} after {last.steps[rank]:,}" for rank in short]
+        text = f"{where}: {listed(ends, 8)} of the {last.most:,} steps that others delivered"
+        yield Finding("uneven-end", "note", "ranks of a launch stopped after different numbers of steps", (text,))
     if len(last.steps) < last.world_size:
-        yield f"launch {number + 1}, {where}: {_absent(last)} left no ledger of it"
+        what = "some ranks of a launch left no ledger of its last pass"
+        yield Finding("not-begun", "note", what, (f"{where}: {_absent(last)}",))
 
 
-def _absent(stretch: Stretch) -> str:
-    count = stretch.world_size - len(stretch.steps)
-    some = list(islice((rank for rank in range(stretch.world_size) if rank not in stretch.steps), _LISTED))
-    names = ", ".join(map(str, some)) + (", ..." if count > len(some) else "")
-    return f"rank{'s' * (count > 1)} {names} of {stretch.world_size}"
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:_LISTED]) + (", ..." if len(names) > _LISTED else "")
+def _absent(each: PositionRange) -> str:
+    absent = [str(rank) for rank in range(each.world_size) if rank not in each.steps]
+    return f"rank{'s' * (len(absent) > 1)} {listed(absent, 8)} of {each.world_size}"

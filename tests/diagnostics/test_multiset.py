@@ -1,6 +1,8 @@
 """Keys are counted as a Counter counts them, in however many files."""
 
 from collections import Counter
+from functools import reduce
+from operator import add
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -9,8 +11,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankfeed.diagnostics.audit.counting import EXAMPLES, Count, Dealt, bits_for, count, distinct, is_in
+from rankfeed.diagnostics import multiset
 from rankfeed.diagnostics.keys import Words, keys_of, words_of
+from rankfeed.diagnostics.multiset import (
+    EXAMPLES,
+    PARTITIONS,
+    HashPartitions,
+    count,
+    distinct,
+    is_in,
+    pack_places,
+    partition_ranges,
+    repeats,
+    unpack_places,
+)
 from rankfeed.errors import AuditError
 
 
@@ -27,29 +41,56 @@ def as_tuples(some: Words) -> list[tuple[int, ...]]:
     return [tuple(each) for each in some.tolist()]
 
 
-@given(st.data(), st.integers(1, 2), st.integers(0, 3))
-@settings(deadline=None)
-def test_keys_are_counted_as_a_counter_counts_them(data: st.DataObject, width: int, bits: int) -> None:
+@given(st.data(), st.integers(1, 2), st.integers(1, 9))
+@settings(deadline=None, max_examples=30)
+def test_keys_are_counted_as_a_counter_counts_them(data: st.DataObject, width: int, buffer: int) -> None:
     came, due = data.draw(keys(width)), data.draw(keys(width))
-    found = Count.none(width)
-    with TemporaryDirectory() as folder:
-        dealt = [Dealt(Path(folder), name, width, bits) for name in ("came", "due")]
-        for each, some in zip(dealt, (came, due), strict=True):
-            each.deal([words(some[:7], width), words(some[7:], width)])
-        for number in range(1 << bits):
-            expected, _ = distinct(dealt[1].read(number))
-            found = found.plus(count(dealt[0].read(number), expected))
-        assert not list(Path(folder).iterdir())
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(multiset, "_BUFFER", buffer)  # most records are written to the file
+        parts = [HashPartitions(Path(folder, name), width) for name in ("came", "due")]
+        for each, some in zip(parts, (came, due), strict=True):
+            for row in words(some[:7], width), words(some[7:], width):
+                each.add(row)
+            assert len(each) == len(some)
+        counts = [
+            count(parts[0].read(low, low + 64), distinct(parts[1].read(low, low + 64))[0])
+            for low in range(0, PARTITIONS, 64)
+        ]
+        assert sorted(as_tuples(parts[0].read(0, PARTITIONS))) == sorted(came)
+    found = reduce(add, counts)
     counted = Counter(came)
-    repeated = {key: times for key, times in counted.items() if times > 1}
     assert (found.deliveries, found.unique) == (len(came), len(counted))
     assert found.missing == len(set(due) - set(came))
     assert found.unknown == len(set(came) - set(due))
-    examples = dict(zip(as_tuples(found.repeated_keys), found.times, strict=True))
-    assert len(examples) == min(EXAMPLES, len(repeated))
-    assert examples.items() <= repeated.items()
     assert set(as_tuples(found.missing_keys)) <= set(due) - set(came)
-    assert set(as_tuples(found.unknown_keys)) <= set(came) - set(due)
+    assert len(found.unknown_keys) == min(EXAMPLES, found.unknown)
+    whole = count(words(came, width), distinct(words(due, width))[0])
+    assert (whole.digest, whole.missing_digest) == (found.digest, found.missing_digest)
+
+
+@given(st.data(), st.integers(1, 2))
+@settings(deadline=None, max_examples=50)
+def test_all_deliveries_of_repeated_keys_are_found(data: st.DataObject, width: int) -> None:
+    came = data.draw(keys(width))
+    ranks = np.array([row % 3 for row in range(len(came))], np.int64)
+    places = np.concatenate([pack_places(row // 2, 1, row % 2 or None) for row in range(len(came))] or [[]])
+    found = repeats(words(came, width), places.astype(np.uint64), ranks)
+    counted = Counter(came)
+    again = {key: times for key, times in counted.items() if times > 1}
+    assert Counter(as_tuples(found.keys)) == again
+    assert int((~found.first).sum()) == sum(again.values()) - len(again)
+    per_rank = len({(key, row % 3) for row, key in enumerate(came)})
+    assert found.between_ranks == per_rank - len(counted)
+    per_worker = len({(key, row % 3, row % 2) for row, key in enumerate(came)})
+    assert found.between_workers == per_worker - per_rank
+
+
+@given(st.integers(0, 2**31), st.integers(1, 5), st.one_of(st.none(), st.integers(0, 1000)))
+def test_places_are_packed_without_loss(step: int, rows: int, worker: int | None) -> None:
+    steps, found, workers = unpack_places(pack_places(step, rows, worker))
+    assert steps.tolist() == [step] * rows
+    assert found.tolist() == [*range(rows)]
+    assert {*workers.tolist()} == {-1 if worker is None else worker}
 
 
 @given(st.data(), st.integers(1, 2))
@@ -60,13 +101,12 @@ def test_keys_are_found_among_others(data: st.DataObject, width: int) -> None:
     assert is_in(words(some, width), among).tolist() == [each in others for each in some]
 
 
-def test_files_are_as_many_as_it_takes_for_one_to_fit() -> None:
-    assert bits_for(0, 1, 1) == 0
-    for count_ in (10, 10**4, 10**6, 10**9):
-        for width in (1, 2):
-            bits = bits_for(count_, width, 1 << 28)
-            assert bits == 0 or count_ * width * 8 >> (bits - 1) > (1 << 28) // 12
-            assert count_ * width * 8 >> bits <= 1 << 28
+def test_partitions_are_counted_together_as_far_as_they_fit() -> None:
+    for records in (0, 10, 10**4, 10**6, 10**9):
+        ranges = partition_ranges(records, 2, 1 << 28)
+        assert [low for low, _ in ranges] == [0, *(high for _, high in ranges[:-1])]
+        assert ranges[-1][1] == PARTITIONS
+        assert len(ranges) == 1 or records * 16 > (1 << 28) // 8
 
 
 def test_keys_are_the_same_for_the_same_value_and_differ_for_others() -> None:

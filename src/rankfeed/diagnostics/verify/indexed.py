@@ -1,4 +1,4 @@
-"""Data whose index or manifest says what should be there: packed, MDS, and tar shards with their indexes."""
+"""Pieces of data with an index or manifest: packed and MDS folders, and tar shards with their indexes."""
 
 import hashlib
 import os
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rankfeed.diagnostics.verify.damage import Damage, Piece, Step, stamp
+from rankfeed.diagnostics.verify.pieces import Damage, DataPiece, Step, file_stamp
 from rankfeed.errors import RankfeedError
 from rankfeed.sources.mds.index import ColumnEncodings, MdsShard, examine_index
 from rankfeed.sources.mds.shard import check_hashes, is_hashed, locate, read_shard
@@ -25,23 +25,19 @@ from rankfeed.storage.mapped import map_file
 _CHUNK = 1 << 20
 
 
-def packed_pieces(folder: str) -> tuple[list[Piece], list[Damage]]:
-    """The shards of a packed folder, and what lies there and is in no manifest.
-
-    Raises:
-        SourceError, CorruptError, UnsafeError: the manifest cannot be read.
-    """
+def packed_pieces(folder: str) -> tuple[list[DataPiece], list[Damage]]:
+    """The shards of a packed folder, and files that are in no manifest."""
     manifest = load_manifest(folder)
     named = {os.path.normpath(shard.path) for shard in manifest.shards}
     pieces = [
-        Piece(
-            ("packed", *stamp(Path(folder, shard.path)), shard.xxh3, shard.rows, shard.bytes),
+        DataPiece(
+            ("packed", *file_stamp(Path(folder, shard.path)), shard.xxh3, shard.rows, shard.bytes),
             shard.bytes,
             lambda step, shard=shard: _packed(folder, manifest, shard, step),  # type: ignore[misc]
         )
         for shard in manifest.shards
     ]
-    forgotten = [
+    unnamed = [
         os.path.normpath(os.path.join(place, name))
         for place in sorted({os.path.dirname(each) for each in named})
         for name in sorted(os.listdir(os.path.join(folder, place)))
@@ -49,7 +45,7 @@ def packed_pieces(folder: str) -> tuple[list[Piece], list[Damage]]:
     ]
     return pieces, [
         Damage("a shard is not in the manifest", os.path.join(folder, name), "only shards that it names")
-        for name in forgotten
+        for name in unnamed
         if name not in named
     ]
 
@@ -61,16 +57,12 @@ def _packed(folder: str, manifest: Manifest, shard: ShardInfo, step: Step) -> It
         yield Damage.of(error, shard.path)
 
 
-def mds_pieces(folder: str) -> tuple[list[Piece], list[Damage], bool]:
-    """The shards of an MDS folder, what is wrong with its index, and whether all have known checksums.
-
-    Raises:
-        SourceError, CorruptError: the index cannot be read.
-    """
+def mds_pieces(folder: str) -> tuple[list[DataPiece], list[Damage], bool]:
+    """The shards of an MDS folder, what is wrong with its index, and whether all have known checksums."""
     index = examine_index(folder)
     pieces = [
-        Piece(
-            ("mds", *stamp(shard.path), sorted(shard.hashes.items()), shard.samples, shard.bytes),
+        DataPiece(
+            ("mds", *file_stamp(shard.path), sorted(shard.hashes.items()), shard.samples, shard.bytes),
             shard.bytes,
             lambda step, shard=shard: _mds(shard, index.columns, step),  # type: ignore[misc]
         )
@@ -90,24 +82,27 @@ def _mds(shard: MdsShard, columns: ColumnEncodings, step: Step) -> Iterator[Dama
 
 
 def tar_shards(where: Any, split: str | None) -> ShardList:
-    """Which shards are meant; those of a wids descriptor are looked for later, one by one.
-
-    Raises:
-        SourceError, CorruptError, UnsafeError, ArgumentError: nobody can say.
-    """
+    """The shards; those of a wids descriptor need not exist."""
     if isinstance(where, (str, os.PathLike)) and is_wids(os.fspath(where)) and split is None:
         return read_wids(os.fspath(where), check=False)
     return list_shards(where, split)
 
 
-def tar_pieces(these: ShardList, cache_dir: str | None) -> tuple[list[Piece], list[Damage]]:
+def tar_pieces(these: ShardList, cache_dir: str | None) -> tuple[list[DataPiece], list[Damage]]:
     """Tar shards: headers against indexes; counts, sizes and checksums against descriptions."""
     nothing: list[Any] = [None] * len(these.shards)
     sizes, md5s = these.sizes or nothing, these.md5s or nothing
     pieces = [
-        Piece(
-            ("tar", *stamp(path), *(stamp(each)[1:] for each in _indexes(path, cache_dir)), count, size, md5),
-            max(0, stamp(path)[1]) if md5 else 1 << 16,
+        DataPiece(
+            (
+                "tar",
+                *file_stamp(path),
+                *(file_stamp(each)[1:] for each in _indexes(path, cache_dir)),
+                count,
+                size,
+                md5,
+            ),
+            max(0, file_stamp(path)[1]) if md5 else 1 << 16,
             lambda step, path=path, count=count, size=size, md5=md5: _tar(path, count, size, md5, cache_dir, step),  # type: ignore[misc]
         )
         for path, count, size, md5 in zip(these.shards, these.counts, sizes, md5s, strict=True)
@@ -116,7 +111,7 @@ def tar_pieces(these: ShardList, cache_dir: str | None) -> tuple[list[Piece], li
 
 
 def _undescribed(these: ShardList) -> Iterator[Damage]:
-    """Shards that lie beside those of a wids descriptor and are not in it."""
+    """Shards in the folders of a wids descriptor that it does not name."""
     if not these.where.endswith(".json"):
         return
     for folder in sorted({os.path.dirname(path) for path in these.shards}):
@@ -135,7 +130,7 @@ def _indexes(path: str, cache_dir: str | None) -> list[str]:
 def _tar(
     path: str, count: int | None, size: int | None, md5: str | None, cache_dir: str | None, step: Step
 ) -> Iterator[Damage]:
-    found = stamp(path)[1]
+    found = file_stamp(path)[1]
     if found < 0:
         yield Damage("a shard is missing", path, "a tar file")
         return
@@ -170,7 +165,7 @@ def _md5(path: str, step: Step) -> str:
 
 
 def _own_index(place: str, actual: TarIndex) -> Iterator[Damage]:
-    """An index that rankfeed made. One of an earlier state of the archive is made anew by whoever reads it."""
+    """An index that rankfeed made; one of an earlier state of the archive is replaced when it is read."""
     summary = read_summary(place)
     index = None if summary is None else decode(map_file(place))
     if index is None:
@@ -192,7 +187,7 @@ def _foreign_index(place: str, actual: TarIndex) -> Iterator[Damage]:
 
 
 def _differ(place: str, name: str, expected: Any, found: Any) -> Iterator[Damage]:
-    """The first place where an index says something else than the headers."""
+    """The first entry of an index that differs from the headers."""
     if len(expected) != len(found):
         yield Damage("an index is not of its archive", place, f"{len(expected)} {name}", f"{len(found)} {name}")
     elif (expected != found).any():

@@ -1,0 +1,145 @@
+"""The report of an audit: figures of each epoch, findings and the verdict; in a file and back."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rankfeed.diagnostics.audit.epochs import WHOLE_RANK, EpochReport
+from rankfeed.diagnostics.audit.rules import AuditFacts, findings_of
+from rankfeed.diagnostics.findings import Finding, Judged, merged
+from rankfeed.diagnostics.written import written
+from rankfeed.errors import AuditError, CorruptError, SourceError
+
+
+@dataclass(frozen=True)
+class AuditReport(Judged):
+    """What a loader delivered, over all ranks; the same on each of them. Prints as text.
+
+    Attributes:
+        facts: what samples are identified by, how many are expected, and what the loader declares.
+        epochs: one for each epoch.
+    """
+
+    facts: AuditFacts
+    epochs: tuple[EpochReport, ...]
+
+    @property
+    def world_size(self) -> int:
+        """Ranks that were audited."""
+        return len(self.epochs[0].ranks)
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What is wrong, could not be shown, or is worth knowing; the most severe first."""
+        return merged(findings_of(self.epochs, self.facts))
+
+    def check(self, *, allow_unproven: bool = False) -> None:
+        """Raise an error unless the verdict is sound.
+
+        Args:
+            allow_unproven: accept a verdict of "not proven", too.
+
+        Raises:
+            AuditError: the verdict is another one.
+        """
+        if self.sound is False or (self.sound is None and not allow_unproven):
+            raise AuditError(
+                f"the loader is {self.verdict}: {self.findings[0].what}",
+                expected="each sample once an epoch, in equal steps",
+                found=str(self),
+                remedy=self.findings[0].remedy,
+            )
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it, JSON-able."""
+        return {**self.verdict_as_dict(), **asdict(self)}
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write all of it as JSON, for `load` and for ``rankfeed report --audit``; returns where.
+
+        Raises:
+            ArgumentError: it cannot be written there.
+        """
+        return written(path, msgspec.json.encode(self.as_dict()) + b"\n")
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> AuditReport:
+        """Read what `save` wrote.
+
+        Raises:
+            SourceError: there is no such file.
+            CorruptError: it is not a report.
+
+        Examples:
+            >>> import tempfile
+            >>> import rankfeed as rf
+            >>> report = rf.audit([{"sample_id": [0, 1, 1]}], universe=3)
+            >>> rf.AuditReport.load(report.save(Path(tempfile.mkdtemp(), "audit.json"))) == report
+            True
+        """
+        try:
+            content = Path(path).read_bytes()
+        except OSError as error:
+            raise SourceError("the report cannot be read", found=error.strerror or error, where=path) from error
+        try:
+            report = _DECODER.decode(content)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise _refused(path, str(error)) from error
+        if problem := _contradiction(report):
+            raise _refused(path, problem)
+        return report
+
+    def html(self, path: str | os.PathLike[str], *, title: str = "An audit") -> Path:
+        """Write it as one HTML page with charts, or these as a PNG where the name ends so; returns where.
+
+        Raises:
+            ArgumentError: it cannot be written there.
+            MissingExtraError: the extra ``report`` is not installed.
+        """
+        from rankfeed.diagnostics.report.audit import audit_page
+        from rankfeed.diagnostics.report.render import write
+
+        return write(audit_page(self, title=title), path)
+
+    def __str__(self) -> str:
+        identified = {"ids": "their ids", "content": "their content", "none": "nothing"}[self.facts.keys]
+        ranks = f"{self.world_size} rank{'s' * (self.world_size > 1)}, samples identified by {identified}"
+        return "\n".join([ranks, *map(str, self.epochs), *map(str, self.findings), f"verdict: {self.verdict}"])
+
+
+#: Learns the types here, where no other thread decodes.
+_DECODER = msgspec.json.Decoder(AuditReport)
+
+
+def _contradiction(report: AuditReport) -> str:
+    """What cannot be in a report, or nothing."""
+    ranks = [[each.rank for each in epoch.ranks] for epoch in report.epochs]
+    if not ranks or not ranks[0] or any(each != ranks[0] for each in ranks):
+        return "no epochs, no ranks, or others in each epoch"
+    for number, epoch in enumerate(report.epochs):
+        counts = [epoch.samples, epoch.unique, epoch.repeated, epoch.missing or 0, epoch.unknown or 0]
+        for each in epoch.ranks:
+            counts += [each.rank, each.steps, each.samples, *each.repeated, each.repeated_at_end]
+            counts += [count for pair in each.batch_sizes.items() for count in pair]
+        for repeat in epoch.repeats:
+            counts += [count for one in repeat.places for count in (one.rank, one.step, one.row)]
+        if min(counts) < 0 or max(counts) > 1 << 62 or epoch.interval < 1:
+            return f"epoch {number}: a count that cannot be"
+        if epoch.epoch != number or any(WHOLE_RANK not in each.orders for each in epoch.ranks):
+            return f"epoch {number}: something is left out"
+    return ""
+
+
+def _refused(path: str | os.PathLike[str], found: str) -> CorruptError:
+    return CorruptError(
+        "this is not the report of an audit",
+        expected="what AuditReport.save wrote",
+        found=found,
+        where=path,
+        remedy="save it again: rf.audit(loader).save(path)",
+    )

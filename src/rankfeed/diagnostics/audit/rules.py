@@ -1,0 +1,274 @@
+"""The rules of an audit: from the figures of epochs to findings. Pure functions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from rankfeed.diagnostics.audit.epochs import WHOLE_RANK, EpochReport, LoaderTraits, RankEpoch
+from rankfeed.diagnostics.findings import Finding
+from rankfeed.errors import listed
+
+#: What samples are identified by; "none": rows cannot be told apart or hashed.
+KeyKind = Literal["ids", "content", "none"]
+#: Where the expected samples are known from: the universe or the plan, the length of the dataset, or the samples
+#: that any of several epochs delivered.
+Expectation = Literal["declared", "dataset", "epochs"]
+#: Equal sequences of fewer samples, or of fewer different ones, may be chance.
+_ENOUGH, _DIFFERENT = 8, 0.9
+
+REMEDIES = {
+    "uneven-steps": "give all ranks the same number of steps, as rf.Loader does, or cut to the shortest",
+    "yields-nothing": (
+        "an iterator can be read only once: return an object whose __iter__ starts from the beginning, and check "
+        "that every rank has a share"
+    ),
+    "not-sharded-by-rank": (
+        "give each rank its share: a DistributedSampler, split_dataset_by_node, rf.split or rf.Loader, with the "
+        "same seed on all ranks"
+    ),
+    "duplicated-by-workers": (
+        "an iterable dataset is copied into each worker, which must read its own share: use get_worker_info() in "
+        "__iter__, or rf.split"
+    ),
+    "repeated-samples": "look at the places: the sampler, or the list of files, contains them more than once",
+    "padded-with-repeats": (
+        "padding is usual in training; in evaluation each repeat counts twice: use rf.DistributedSampler"
+    ),
+    "missing-samples": "look at which samples are missing: a filter, a dropped batch, a shard without a reader",
+    "unknown-samples": "check universe= and key=, or look for data of another split",
+    "drawn-with-replacement": "nothing if that is intended; exactly-once cannot be shown then",
+    "not-counted": "give key=: a field of ids, or a function of the batch that returns one for each sample",
+    "expected-unknown": "give universe=: the number of samples (ids from 0), or their ids",
+    "epoch-not-finished": "leave max_steps out, or enlarge it, so that the epoch ends",
+    "same-order-every-epoch": "call set_epoch before each epoch: rf.audit(..., before_epoch=sampler.set_epoch)",
+    "same-randomness-in-workers": "seed each worker and rank differently, with torch.initial_seed()",
+}
+
+
+@dataclass(frozen=True)
+class AuditFacts:
+    """What is known of an audit besides the figures of its epochs.
+
+    Attributes:
+        keys: what samples are identified by.
+        expectation: where the expected samples are known from; None: they are not.
+        expected: their number.
+        cut: whether an epoch was ended before its end.
+        traits: of the loader.
+    """
+
+    keys: KeyKind
+    expectation: Expectation | None = None
+    expected: int | None = None
+    cut: bool = False
+    traits: LoaderTraits = field(default_factory=LoaderTraits)
+
+
+def findings_of(epochs: Sequence[EpochReport], facts: AuditFacts) -> Iterator[Finding]:
+    """Everything that is wrong, could not be shown, or is worth knowing."""
+    yield from _nothing(epochs)
+    for epoch in epochs:
+        yield from _steps(epoch)
+    if facts.keys == "none":
+        yield _found("not-counted", "unproven", "samples cannot be told apart, so they are not counted")
+    else:
+        for epoch in epochs:
+            yield from _excess(epoch, facts)
+            yield from _lack(epoch, epochs, facts)
+        yield from _same_sequences(epochs, facts)
+        yield from _same_order(epochs)
+        if facts.keys == "content":
+            yield from _content(epochs)
+        if facts.expectation in (None, "epochs"):
+            what = "which samples are expected is not known, so missing ones are not seen"
+            yield _found("expected-unknown", "unproven", what)
+    if facts.cut:
+        what = "epochs were ended before their end (max_steps): the rest is not known"
+        yield _found("epoch-not-finished", "unproven", what)
+    yield from _same_randomness(epochs)
+
+
+def _found(code: str, severity: Any, what: str, *evidence: str) -> Finding:
+    return Finding(code, severity, what, evidence, REMEDIES[code])
+
+
+def _nothing(epochs: Sequence[EpochReport]) -> Iterator[Finding]:
+    empty = [each for each in epochs if not any(each.steps)]
+    if len(empty) == len(epochs):
+        yield _found("yields-nothing", "unproven", "the loader has no batches")
+    else:
+        for each in empty:
+            yield _found("yields-nothing", "error", "an epoch has no batches", f"epoch {each.epoch}")
+
+
+def _steps(epoch: EpochReport) -> Iterator[Finding]:
+    least, most = min(epoch.ranks, key=_step_count), max(epoch.ranks, key=_step_count)
+    if least.steps < most.steps:
+        text = (
+            f"epoch {epoch.epoch}: rank {least.rank} has {least.steps:,} steps, rank {most.rank} has "
+            f"{most.steps:,}: a collective in step {least.steps:,} (from 0) would wait forever"
+        )
+        yield _found("uneven-steps", "error", "ranks take different numbers of steps", text)
+
+
+def _step_count(rank: RankEpoch) -> int:
+    return rank.steps
+
+
+def _excess(epoch: EpochReport, facts: AuditFacts) -> Iterator[Finding]:
+    """Samples that were delivered more than once."""
+    excess, ranks = epoch.repeated, len(epoch.ranks)
+    if not excess:
+        return
+    first = f"; {epoch.repeats[0]}" if epoch.repeats else ""
+    where = f"epoch {epoch.epoch}: {{}} of {epoch.samples:,} deliveries{first}"
+    if facts.keys == "content":
+        text = where.format(f"{excess:,}")
+        if facts.expected == epoch.samples or epoch.unique < _ENOUGH:
+            pass
+        elif excess == epoch.between_ranks == epoch.unique * (ranks - 1):
+            yield _found("not-sharded-by-rank", "error", "every rank reads all samples", text)
+            return
+        elif excess == epoch.between_workers == epoch.unique * (facts.traits.workers - 1):
+            yield _found("duplicated-by-workers", "error", "every worker reads all samples", text)
+            return
+        what = "deliveries have equal content: equal samples and repeated ones cannot be told apart"
+        yield _found("not-counted", "unproven", what, text)
+    elif facts.traits.replaces:
+        what = "samples are drawn with replacement, as the sampler declares"
+        yield _found("drawn-with-replacement", "unproven", what, where.format(f"{excess:,}"))
+    elif _is_padding(epoch):
+        text = where.format(f"{excess:,}")
+        yield _found("padded-with-repeats", "note", "the last step repeats some samples as padding", text)
+    else:
+        parts = {
+            ("not-sharded-by-rank", "ranks receive the same samples"): epoch.between_ranks,
+            ("duplicated-by-workers", "workers of a rank deliver the same samples"): epoch.between_workers,
+            ("repeated-samples", "a rank receives samples more than once"): excess
+            - epoch.between_ranks
+            - epoch.between_workers,
+        }
+        for (code, what), number in parts.items():
+            if number:
+                yield _found(code, "error", what, where.format(f"{number:,}"))
+
+
+def _is_padding(epoch: EpochReport) -> bool:
+    """Whether all repeats are in the last step, fewer than a global batch, of ranks with equally many samples."""
+    excess, ranks = epoch.repeated, epoch.ranks
+    return (
+        not epoch.missing
+        and sum(each.repeated_at_end for each in ranks) == excess
+        and len({each.samples for each in ranks}) == 1
+        and excess < len(ranks) * epoch.batch_size
+        and 2 * excess < epoch.unique
+    )
+
+
+def _lack(epoch: EpochReport, epochs: Sequence[EpochReport], facts: AuditFacts) -> Iterator[Finding]:
+    """Samples that were not delivered, and samples that were not expected."""
+    where = f"epoch {epoch.epoch}: "
+    over = epoch.samples - (facts.expected or 0) - len(epoch.ranks) * epoch.batch_size
+    if facts.keys == "content" and facts.expectation == "declared" and over >= 0 and not facts.traits.replaces:
+        text = f"{where}{epoch.samples:,} samples, expected {facts.expected:,}"
+        yield _found("repeated-samples", "error", "more samples are delivered than there are", text)
+    if epoch.unknown:
+        text = f"{where}{epoch.unknown:,} samples: {listed(epoch.unknown_keys)}"
+        yield _found("unknown-samples", "error", "samples are not among those declared", text)
+    if not epoch.missing or facts.cut:
+        return
+    text = f"{where}{epoch.missing:,} samples" + (f": {listed(epoch.missing_keys)}" * bool(epoch.missing_keys))
+    limit = len(epoch.ranks) * max(facts.traits.workers, 1) * epoch.batch_size
+    small = not epoch.repeated and epoch.missing <= limit and epoch.missing < epoch.unique
+    changing = len(epochs) > 1 and len({each.missing_digest for each in epochs}) == len(epochs)
+    if facts.traits.replaces and epoch.repeated:
+        return
+    if small and (facts.traits.drops or changing):
+        yield _found("missing-samples", "note", "the remainder of an epoch is dropped", text)
+    elif facts.expectation == "declared":
+        yield _found("missing-samples", "error", "samples are not delivered", text)
+    else:
+        what = "an epoch lacks samples that another one delivered"
+        yield _found("missing-samples", "unproven", what, text)
+
+
+def _same_sequences(epochs: Sequence[EpochReport], facts: AuditFacts) -> Iterator[Finding]:
+    """Ranks, or workers of a rank, that read the same samples in the same order."""
+    what = "the same samples are read in the same order"
+    for epoch in epochs:
+        if facts.keys == "content" and facts.expected == epoch.samples:
+            continue
+        certain = facts.keys == "ids" and not facts.traits.replaces
+        ranks = _alike({each.rank: each.orders[WHOLE_RANK] for each in epoch.ranks if each.samples})
+        if ranks and (certain or _is_telling(epoch, epoch.ranks[0].samples)):
+            text = f"epoch {epoch.epoch}: ranks {_numbers(ranks)}"
+            yield _found("not-sharded-by-rank", "error", what, text)
+        for each in epoch.ranks:
+            workers = _alike({worker: order for worker, order in each.orders.items() if worker != WHOLE_RANK})
+            if workers and (certain or _is_telling(epoch, each.samples // len(workers))):
+                text = f"epoch {epoch.epoch}: workers {_numbers(workers)} of rank {each.rank}"
+                yield _found("duplicated-by-workers", "error", what, text)
+                break
+
+
+def _is_telling(epoch: EpochReport, length: int) -> bool:
+    """Whether equal sequences of this length are no chance: their samples are different ones."""
+    return length >= _ENOUGH and epoch.unique >= _DIFFERENT * length
+
+
+def _numbers(numbers: Sequence[int]) -> str:
+    return listed([str(number) for number in numbers])
+
+
+def _content(epochs: Sequence[EpochReport]) -> Iterator[Finding]:
+    """Content identifies samples if it is the same in each epoch though their order is another one."""
+    stable = len({each.digest for each in epochs}) == 1
+    orders = {tuple(rank.orders[WHOLE_RANK] for rank in each.ranks) for each in epochs}
+    if stable and len(orders) > 1:
+        yield Finding("no-ids", "note", "batches have no ids: samples are identified by their content")
+    else:
+        what = "batches have no ids, and content identifies samples only if it does not change"
+        evidence = (
+            "the epochs have the same order" if stable else "the epochs have other content",
+            "of one epoch it is not known",
+        )[len(epochs) == 1]
+        yield _found("not-counted", "unproven", what, evidence)
+
+
+def _same_order(epochs: Sequence[EpochReport]) -> Iterator[Finding]:
+    orders = {each.epoch: ",".join(rank.orders[WHOLE_RANK] for rank in each.ranks) for each in epochs}
+    again = _alike({number: order for number, order in orders.items() if any(epochs[number].steps)})
+    if again and any(each.samples > 1 and not each.in_order for each in epochs[again[0]].ranks):
+        text = f"epochs {_numbers(again)}"
+        yield _found("same-order-every-epoch", "warning", "epochs have the same order", text)
+
+
+def _same_randomness(epochs: Sequence[EpochReport]) -> Iterator[Finding]:
+    """Never changes the verdict: all workers may draw alike to shuffle alike."""
+    what = "workers draw the same random numbers, so that random augmentation repeats"
+    for generator in sorted({name for each in epochs for rank in each.ranks for _, name, _ in rank.streams}):
+        drawn = [
+            {
+                (rank.rank, worker): digest
+                for rank in each.ranks
+                for worker, name, digest in rank.streams
+                if name == generator
+            }
+            for each in epochs
+        ]
+        if alike := _alike(drawn[0]):
+            who = listed([f"rank {rank} worker {worker}" for rank, worker in alike])
+            yield _found("same-randomness-in-workers", "warning", what, f"{generator}: {who}")
+        if any(each and each == drawn[0] for each in drawn[1:]):
+            yield _found("same-randomness-in-workers", "warning", what, f"{generator}: in each epoch")
+
+
+def _alike(digests: Mapping[Any, str]) -> list[Any]:
+    """The first group of two or more that have one digest."""
+    for digest, times in Counter(digests.values()).items():
+        if times > 1:
+            return [name for name, each in digests.items() if each == digest]
+    return []

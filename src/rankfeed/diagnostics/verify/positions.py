@@ -1,0 +1,254 @@
+"""What passes over epochs add up to: arithmetic on ranges of positions, for any number of samples.
+
+The order is a pure function of the position, so "each sample once" is "each position once". A pass that begins at
+a position takes back everything that was delivered from there on; what is left is the timeline that counts. On it
+each pass reaches to where the next one began, and what a rank did not deliver until there is missing.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from rankfeed.plan import Schedule
+from rankfeed.plan.plan import Int64
+from rankfeed.plan.schedule import Tail
+from rankfeed.topology import Topology
+
+#: Positions that are listed together.
+_CHUNK = 1 << 16
+#: Of the epochs that a launch skips, the first are counted as missing: any number may be passed to `set_epoch`.
+_EPOCHS = 1000
+
+
+@dataclass(frozen=True)
+class PlanShape:
+    """What a schedule needs of a plan; its "sample ids" are the positions themselves."""
+
+    num_samples: int
+    lanes: int
+
+    def sample_ids(self, epoch: int, positions: npt.ArrayLike) -> Int64:
+        return np.asarray(positions, np.int64)
+
+
+@dataclass(frozen=True)
+class PositionRange:
+    """The positions of a pass over an epoch, as far as its ranks delivered them."""
+
+    shape: PlanShape
+    launch: int
+    epoch: int
+    start: int
+    batch_size: int
+    world_size: int
+    tail: Tail
+    steps: Mapping[int, int]  # delivered by each rank; absent ranks delivered none
+    until: int | None = None  # position at which another pass took over
+    left: bool = False  # its own launch continued with a later epoch
+
+    @property
+    def least(self) -> int:
+        """Steps that all ranks delivered."""
+        return min(self.steps.values()) if len(self.steps) == self.world_size else 0
+
+    @property
+    def most(self) -> int:
+        """Steps that some rank delivered."""
+        return max(self.steps.values(), default=0)
+
+    def schedule(self, rank: int = 0) -> Schedule:
+        """The steps of a rank; its ids are positions."""
+        return _schedule(self.shape, self.epoch, self.start, self.batch_size, self.world_size, self.tail, rank)
+
+    def reached(self, steps: int) -> int:
+        """The position after the first steps."""
+        return self.schedule().position_after(steps - 1) if steps else self.start
+
+    def rows(self, rank: int, steps: int, limit: int | None = None) -> int:
+        """Samples of a rank in its first steps; only those before a position, if there is a limit."""
+        schedule = self.schedule(rank)
+        whole = min(steps, _steps_before(schedule, limit))
+        full = min(whole, max(0, len(schedule) - 2))  # all steps but the last two are alike
+        rows = full * self.batch_size + sum(int(schedule.valid(step).sum()) for step in range(full, whole))
+        if limit is not None and whole < min(steps, len(schedule)):
+            rows += int((_positions(schedule, whole) < limit).sum())
+        return rows
+
+
+@lru_cache(maxsize=128)  # each takes some hundred KiB
+def _schedule(
+    shape: PlanShape, epoch: int, start: int, batch_size: int, world_size: int, tail: Tail, rank: int
+) -> Schedule:
+    topology = Topology(rank=rank, world_size=world_size, local_rank=rank, local_world_size=world_size)
+    return Schedule(shape, batch_size=batch_size, topology=topology, epoch=epoch, start=start, tail=tail)
+
+
+def _steps_before(schedule: Schedule, limit: int | None) -> int:
+    """Steps whose positions are all before a position."""
+    if limit is None or limit >= schedule.end:
+        return len(schedule)
+    steps = max(0, min((limit - schedule.start) // schedule.global_batch_size, len(schedule)))
+    while steps < len(schedule) and schedule.position_after(steps) <= limit:  # steps of a tail are smaller
+        steps += 1
+    while steps and schedule.position_after(steps - 1) > limit:  # or larger
+        steps -= 1
+    return steps
+
+
+def _positions(schedule: Schedule, step: int) -> Int64:
+    return schedule.batch(step)[schedule.valid(step)]
+
+
+@dataclass(frozen=True)
+class MissingRange:
+    """Positions of an epoch that were not delivered."""
+
+    epoch: int
+    low: int
+    high: int
+    samples: int
+    rank: int | None = None  # whose share it is; None: everything between the bounds
+    first_step: int = 0  # of the pass in which the first of them is
+    source: PositionRange | None = None  # the pass that should have delivered them
+
+    def positions(self) -> Iterator[Int64]:
+        """The missing positions, in int64 arrays of some thousands."""
+        if self.rank is None or self.source is None:
+            for low in range(self.low, self.high, _CHUNK):
+                yield np.arange(low, min(low + _CHUNK, self.high))
+            return
+        schedule = self.source.schedule(self.rank)
+        for step in range(self.first_step, len(schedule)):
+            positions = _positions(schedule, step)
+            if len(positions) and int(positions.min()) >= self.high:
+                return
+            yield positions[positions < self.high]
+
+    def __str__(self) -> str:
+        where = f"epoch {self.epoch}, positions {self.low:,} to {self.high:,}: {self.samples:,} samples"
+        if self.source is None:
+            return f"{where} are in no ledger"
+        launch = f"launch {self.source.launch + 1}"
+        if self.rank is None:
+            return f"{where}: {launch} stopped before them, and the next one began after them"
+        if self.rank not in self.source.steps:
+            return f"{where}: the share of rank {self.rank} in {launch}, which left no ledger"
+        return f"{where}: the share of rank {self.rank} in {launch}, which stopped after {self.first_step:,} steps"
+
+
+@dataclass
+class DeliveryTimeline:
+    """Passes in the order in which they began, each taking back what was delivered from its start on."""
+
+    ranges: list[PositionRange] = field(default_factory=list)  # what counts, by epoch and position
+    again: Counter[int] = field(default_factory=Counter)  # by epoch, samples that were taken back
+
+    def push(self, new: PositionRange) -> None:
+        """Add a pass that began after all others."""
+        while self.ranges and (self.ranges[-1].epoch, self.ranges[-1].start) >= (new.epoch, new.start):
+            self.take_back(self.ranges.pop(), 0)
+        if self.ranges:
+            last = self.ranges[-1]
+            if last.epoch == new.epoch:
+                self.take_back(last, new.start)
+                self.ranges[-1] = replace(last, until=new.start)
+            elif last.launch == new.launch:
+                self.ranges[-1] = replace(last, left=True)
+        self.ranges.append(new)
+
+    def take_back(self, last: PositionRange, low: int) -> None:
+        """Count what a pass delivered from a position on as delivered again."""
+        again = sum(
+            last.rows(rank, steps, last.until) - last.rows(rank, steps, low) for rank, steps in last.steps.items()
+        )
+        if again > 0:
+            self.again[last.epoch] += again
+
+    def delivered(self) -> int:
+        """Steps that count."""
+        return sum(each.most for each in self.ranges)
+
+
+def join_ranks(by_rank: Mapping[int, DeliveryTimeline]) -> DeliveryTimeline:
+    """The timeline of a launch from those of its ranks: a killed rank knows nothing of passes begun afterwards."""
+    keys: dict[tuple[int, int, int, Tail], dict[int, PositionRange]] = {}
+    joined = DeliveryTimeline()
+    for rank, timeline in by_rank.items():
+        joined.again.update(timeline.again)
+        for each in timeline.ranges:
+            keys.setdefault((each.epoch, each.start, each.batch_size, each.tail), {})[rank] = each
+    # Of passes with one start, the one that fewer ranks have kept was taken back by the others.
+    for _, parts in sorted(keys.items(), key=lambda item: (item[0][:2], len(item[1]))):
+        until = min((part.until for part in parts.values() if part.until is not None), default=None)
+        for rank, part in parts.items():
+            if until is not None and part.until is None:
+                joined.take_back(replace(part, steps={rank: part.steps[rank]}), until)
+        steps = {rank: part.steps[rank] for rank, part in parts.items()}
+        left = any(part.left for part in parts.values())
+        joined.push(replace(next(iter(parts.values())), steps=steps, until=until, left=left))
+    return joined
+
+
+def join_launches(launches: Iterable[DeliveryTimeline]) -> DeliveryTimeline:
+    """The timelines of launches, one after the other, as one."""
+    line = DeliveryTimeline()
+    for launch in launches:
+        line.again.update(launch.again)
+        for each in launch.ranges:
+            line.push(each)
+    line.ranges = mark_step_limits(line.ranges)
+    return line
+
+
+def mark_step_limits(ranges: list[PositionRange]) -> list[PositionRange]:
+    """The passes, with those marked as left that end where others were left: by a limit of batches an epoch."""
+    limits = {each.reached(each.most) for each in ranges if each.left and not each.start and each.most}
+    return [
+        each
+        if each.start or each.least != each.most or each.reached(each.most) not in limits
+        else replace(each, left=True)
+        for each in ranges
+    ]
+
+
+def missing_ranges(ranges: list[PositionRange]) -> Iterator[MissingRange]:
+    """What is missing on a timeline, up to where its last pass ended."""
+    # Some loaders are used in every fifth epoch only: what a launch skips is no gap between launches.
+    jumps = {two.epoch - one.epoch for one, two in pairwise(ranges) if one.launch == two.launch}
+    for before, each, following in zip([None, *ranges], ranges, [*ranges[1:], None], strict=False):
+        if each.start and (before is None or before.epoch != each.epoch):
+            yield MissingRange(each.epoch, 0, each.start, each.start)
+        if before is not None and before.epoch < each.epoch - 1 and each.epoch - before.epoch not in jumps:
+            samples = each.shape.num_samples
+            for epoch in range(before.epoch + 1, min(each.epoch, before.epoch + 1 + _EPOCHS)):
+                yield MissingRange(epoch, 0, samples, samples)
+        yield from _missing_of(each, expected_end(each, following))
+
+
+def expected_end(each: PositionRange, following: PositionRange | None) -> int:
+    """The position that a pass must have reached."""
+    end = each.schedule().end
+    if following is not None and following.epoch == each.epoch:
+        return following.start
+    furthest = each.reached(each.most)
+    if each.left or following is None:
+        return furthest if furthest == end or each.left else each.reached(each.least)
+    return end
+
+
+def _missing_of(each: PositionRange, end: int) -> Iterator[MissingRange]:
+    most = each.most
+    reached = each.reached(most)
+    for rank in range(each.world_size):
+        steps = each.steps.get(rank, 0)
+        missing = each.rows(rank, most, end) - each.rows(rank, steps, end) if steps < most else 0
+        if missing:
+            low = each.reached(steps)
+            yield MissingRange(each.epoch, low, min(reached, end), missing, rank, steps, each)
+    if end > reached:
+        yield MissingRange(each.epoch, reached, end, end - reached, None, most, each)
