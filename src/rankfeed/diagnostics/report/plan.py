@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from rankfeed.columns.columns import Ragged
 from rankfeed.diagnostics.report.charts import bars, heatmap, lines
-from rankfeed.diagnostics.report.page import Cell, Figure, Page, Section
+from rankfeed.diagnostics.report.page import Cell, Figure, Page, Section, sentences
 from rankfeed.diagnostics.report.sampling import edges, picks
 from rankfeed.diagnostics.report.shuffle import quality
 from rankfeed.diagnostics.verify.plans import PlanVerdict, verify_plan
