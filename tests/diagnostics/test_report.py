@@ -17,6 +17,7 @@ from tests.support.memory import peak
 import rankfeed as rf
 from rankfeed.diagnostics import AuditReport, verify_plan, verify_run
 from rankfeed.diagnostics.report import Figure, Page, PlannedJob, joined, page_of, read_stats
+from rankfeed.diagnostics.report.page import sentences
 from rankfeed.diagnostics.report.shuffle import quality
 from rankfeed.errors import ArgumentError, CorruptError, RankfeedError, SourceError
 from rankfeed.plan import Plan
@@ -106,7 +107,7 @@ def test_a_plan_that_repeats_samples_is_diseased() -> None:
     page = page_of(PlannedJob(Broken(100), 100, 2, 5))
     assert page.verdict is not None
     assert page.verdict.sound is False
-    assert [finding.split(": ")[1] for finding in page.findings] == ["missing-samples", "repeated-samples"]
+    assert page.findings == ["error: 10 samples are not delivered", "error: 10 deliveries repeat a sample"]
 
 
 def test_the_end_of_the_epoch_and_the_start_are_shown() -> None:
@@ -183,7 +184,9 @@ def test_an_audit_is_drawn_with_all_that_came_twice_and_all_that_did_not_come() 
     page = page_of(audited(), title="mine")
     assert page.verdict is not None
     assert (page.title, page.verdict.sound) == ("mine", False)
-    assert page.findings == [str(each) for each in audited().findings if each.severity != "note"]
+    assert page.findings == sentences(audited().findings)
+    assert any("\n" in str(each) for each in audited().findings)
+    assert not any("\n" in each for each in page.findings)
     epochs = figure(page, "Samples by epoch")
     counted = {name: values(epochs, name) for name in ("delivered once", "delivered again", "missing")}
     assert counted == {"delivered once": [4, 4], "delivered again": [2, 2], "missing": [2, 2]}

@@ -177,6 +177,9 @@ def test_a_picture_has_all_charts_below_each_other(tmp_path: Path) -> None:
     for page in (everything(["x"]), everything(["a/long/path" * 30])):
         with Image.open(write(page, tmp_path / "a.png")) as picture:
             sizes.append(picture.size)
+            pixels = np.asarray(picture.convert("RGB")).reshape(-1, 3)
+            blue = tuple(bytes.fromhex(LIGHT["series-1"][1:]))
+            assert (pixels == blue).all(axis=1).sum() > 20_000  # bars are there
     assert sizes[0][0] > 1000
     assert sizes[1][1] > sizes[0][1] > 5 * 200  # lines of the titles, charts
 

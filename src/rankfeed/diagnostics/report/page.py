@@ -63,8 +63,19 @@ class Page:
 
 
 def sentences(findings: Sequence[Finding]) -> list[str]:
-    """Findings for the top of a page; notes are not among them."""
-    return [str(each) for each in findings if each.severity != "note"]
+    """Findings for the top of a page, one line each; notes are not among them.
+
+    Examples:
+        >>> sentences([Finding("slow", "warning", "it is slow", ("rank 0", "rank 1"), "use workers")])
+        ['warning: it is slow (rank 0; rank 1). Remedy: use workers']
+    """
+    lines = []
+    for each in findings:
+        if each.severity != "note":
+            evidence = f" ({'; '.join(each.evidence)})" if each.evidence else ""
+            remedy = f". Remedy: {each.remedy}" if each.remedy else ""
+            lines.append(f"{each.severity}: {each.what}{evidence}{remedy}")
+    return lines
 
 
 def joined(pages: Sequence[Page]) -> Page:

@@ -75,7 +75,6 @@ def png(page: Page) -> bytes:
         "title": {"text": _lines(page.title), "subtitle": head, "fontSize": 18, "frame": "bounds", "offset": 24},
         "vconcat": charts or [{"data": {"values": []}, "mark": "point"}],
         "spacing": 36,
-        "bounds": "flush",
         "resolve": {"scale": {"color": "independent", "strokeDash": "independent"}},
         "config": config | {"background": "var(--card)", "padding": 24, "autosize": "pad"},
     }
@@ -142,8 +141,10 @@ def _figure(figure: Figure, number: int) -> str:
 
 
 def _for_picture(figure: Figure) -> dict[str, Any]:
-    """A chart on its own, without zoom."""
+    """A chart on its own, without zoom and the width of bars, whose scale has another name among other charts."""
     spec = _without_zoom(figure.spec or {})
+    if isinstance(spec.get("mark"), dict) and "width" in spec["mark"]:
+        spec["mark"] = "bar"
     if "layer" in spec:
         spec["layer"] = [_without_zoom(layer) for layer in spec["layer"]]
     records = [dict(zip(figure.columns, row, strict=True)) for row in figure.rows]
