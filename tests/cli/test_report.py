@@ -28,17 +28,17 @@ def test_a_data_set_is_planned_its_padding_looked_at_and_drawn(clips: Path, tmp_
     page, picture = tmp_path / "plan.html", tmp_path / "plan.png"
     told = figures("report", clips, "--ranks", 3, "--batch-size", 8, "--out", page, "--png", picture)
     assert told["files"] == [str(page), str(picture)]
-    assert told["ok"]
+    assert (told["verdict"], told["sound"]) == ("sound", True)
     assert told["facts"]["samples"] == "100"
     assert "Each of 100 samples comes exactly once" in page.read_text()
     assert picture.read_bytes()[:4] == b"\x89PNG"
-    charts = {each["title"]: each for part in told["parts"] for each in part["figures"]}
+    charts = {each["title"]: each for each in told["figures"]}
     plan = rf.Plan(100)
     here = rf.Topology(rank=0, world_size=3, local_rank=0, local_world_size=3)
     first = rf.Schedule(plan, batch_size=8, topology=here).batch(0)
     lengths = 1 + first % 4
     wasted = 100 * (1 - lengths.sum() / (len(lengths) * lengths.max()))
-    assert charts["Padding by batch"]["series"][0]["values"][0] == pytest.approx(wasted, abs=0.01)
+    assert charts["Padding by batch"]["rows"][0] == [0, "x", pytest.approx(wasted, abs=0.01)]
 
 
 def test_an_audit_a_run_and_rates_are_drawn_on_one_page(tmp_path: Path) -> None:
@@ -53,19 +53,21 @@ def test_an_audit_a_run_and_rates_are_drawn_on_one_page(tmp_path: Path) -> None:
         *("report", "--audit", tmp_path / "audit.json", "--run", tmp_path / "ledgers"),
         *("--stats", tmp_path / "rank0.jsonl", "--out", tmp_path / "report.html"),
     )
-    titles = [each["title"] for part in told["parts"] for each in part["figures"]]
-    assert {"Who delivered when", "Who had batches when, epoch 0", "Samples a second"} <= {*titles}
-    assert told["ok"]
+    titles = [each["title"] for each in told["figures"]]
+    assert {"Which launch delivered what", "Batches by size, epoch 0", "Samples a second"} <= {*titles}
 
 
-def test_a_broken_promise_is_the_exit_code(tmp_path: Path) -> None:
+def test_the_verdict_is_the_exit_code(tmp_path: Path) -> None:
     rf.audit([{"sample_id": [0, 1, 1]}], universe=3).save(tmp_path / "audit.json")
     done = rankfeed("report", "--audit", tmp_path / "audit.json", "--out", tmp_path / "a.html")
     assert done.returncode == 1
-    assert "1 of 3 deliveries" in words(done)
+    assert "1 of 3 deliveries" in " ".join(done.stdout.split())
     assert (tmp_path / "a.html").exists()
     done = rankfeed("report", "--audit", tmp_path / "audit.json", "--out", tmp_path / "a.html", "--json")
-    assert (done.returncode, json.loads(done.stdout)["ok"]) == (1, False)
+    assert (done.returncode, json.loads(done.stdout)["sound"]) == (1, False)
+    rf.audit([{"sample_id": [0, 1]}]).save(tmp_path / "audit.json")
+    done = rankfeed("report", "--audit", tmp_path / "audit.json", "--out", tmp_path / "a.html", "--json")
+    assert (done.returncode, json.loads(done.stdout)["verdict"]) == (3, "not proven")
 
 
 def test_bad_input_gets_a_sentence(tmp_path: Path) -> None:
@@ -91,9 +93,9 @@ def test_bad_input_gets_a_sentence(tmp_path: Path) -> None:
 def test_what_is_read_is_not_written_over(tmp_path: Path) -> None:
     saved = rf.audit([{"sample_id": [0, 1]}], universe=2).save(tmp_path / "audit.json")
     whole = saved.read_bytes()
-    with pytest.raises(ArgumentError, match="is read, or written already"):
+    with pytest.raises(ArgumentError, match="is an input, or written already"):
         report(audit=[saved], out=tmp_path / "." / "audit.json")
-    with pytest.raises(ArgumentError, match="is read, or written already"):
+    with pytest.raises(ArgumentError, match="is an input, or written already"):
         report(samples=9, out=tmp_path / "a.png", png=tmp_path / "a.png")
     assert saved.read_bytes() == whole
     assert [*tmp_path.iterdir()] == [saved]
@@ -110,6 +112,5 @@ def test_files_of_one_name_in_two_folders_are_two(tmp_path: Path, capsys: pytest
         rates[-1].write_text(json.dumps(line) + "\n")
     report(audit=audits, stats=rates, out=tmp_path / "a.html", json=True)
     facts = json.loads(capsys.readouterr().out)["facts"]
-    names = ["deliveries", *(f"deliveries (Audit: {audit})" for audit in audits[1:])]
-    assert [facts[name] for name in names] == [*"123"]
-    assert (facts["ranks with figures"], facts["samples"]) == ("3", "6")
+    assert [facts[f"Audit: {audit}: deliveries"] for audit in audits] == [*"123"]
+    assert (facts["Rates of a run: ranks with snapshots"], facts["Rates of a run: samples"]) == ("3", "6")

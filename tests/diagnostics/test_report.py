@@ -1,13 +1,11 @@
-"""What a report says of plans, audits, runs and loaders is what they are."""
+"""The numbers in a report are those of the plan, the audit, the run or the snapshots that it is about."""
 
 import json
-import re
 from itertools import pairwise
 from math import comb
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -18,20 +16,9 @@ from tests.support.memory import peak
 
 import rankfeed as rf
 from rankfeed.diagnostics import AuditReport, verify_plan, verify_run
-from rankfeed.diagnostics.report import (
-    Asked,
-    Page,
-    joined,
-    of_audit,
-    of_plan,
-    of_run,
-    of_stats,
-    read_stats,
-    shuffle,
-)
-from rankfeed.diagnostics.report.html import html_of
-from rankfeed.diagnostics.report.page import Bars, Grid, Lines, Timeline
-from rankfeed.diagnostics.verify.ledgers import read_folder
+from rankfeed.diagnostics.report import Figure, Page, PlannedJob, joined, page_of, read_stats
+from rankfeed.diagnostics.report.page import sentences
+from rankfeed.diagnostics.report.shuffle import quality
 from rankfeed.errors import ArgumentError, CorruptError, RankfeedError, SourceError
 from rankfeed.plan import Plan
 from rankfeed.storage.ledger import SUFFIX
@@ -45,18 +32,18 @@ class Broken(Plan):
         return np.where(ids % 10 == 4, ids - 1, ids)
 
 
-def drawn(plan: Plan, blocks: Any, asked: Asked) -> Page:
-    return of_plan(
-        plan,
-        blocks,
-        asked,
-        verify_plan(plan, ranks=asked.ranks, batch_size=asked.batch_size, tail=asked.tail, start=asked.start),
-    )
-
-
-def figure(page: Page, title: str) -> Any:
-    (found,) = [each for part in page.parts for each in part.figures if each.title.startswith(title)]
+def figure(page: Page, title: str) -> Figure:
+    (found,) = [each for part in page.sections for each in part.figures if each.title.startswith(title)]
     return found
+
+
+def values(found: Figure, series: str | None = None) -> list[Any]:
+    """The last column, of one series."""
+    return [row[-1] for row in found.rows if series in (None, row[1])]
+
+
+def records(found: Figure) -> list[dict[str, Any]]:
+    return [dict(zip(found.columns, row, strict=True)) for row in found.rows]
 
 
 @settings(max_examples=25, deadline=None)
@@ -71,103 +58,108 @@ def test_a_plan_is_drawn_as_it_is_read(
     sizes: list[int], ranks: int, batch_size: int, kind: Any, tail: Any
 ) -> None:
     plan = Plan(sizes, shuffle=kind, window=16)
-    asked = Asked(ranks, batch_size, tail=tail)
-    page = drawn(plan, sizes, asked)
-    assert page.word == ("look" if "leaves out" in page.verdict else "good")
-    schedules = [asked.schedule(plan, rank) for rank in range(ranks)]
-    if not len(schedules[0]):
+    page = page_of(PlannedJob(plan, sizes, ranks, batch_size, tail=tail))
+    assert page.verdict is not None
+    assert page.verdict.sound
+    schedules = [
+        rf.Schedule(plan, batch_size=batch_size, topology=rf.Topology(rank=rank, world_size=ranks), tail=tail)
+        for rank in range(ranks)
+    ]
+    first = schedules[0]
+    if not len(first):
         return
-    places = figure(page, "Where each rank reads")
-    for row, schedule in zip(places.values, schedules, strict=True):
-        for step, value in zip(map(int, places.columns), row, strict=True):
-            ids = schedule.batch(step)[schedule.valid(step)]
-            assert value == (None if not len(ids) else pytest.approx(ids[0] / plan.num_samples * 100))
+    for step, _, rank, place in figure(page, "Where each rank reads").rows:
+        schedule = schedules[int(str(rank))]
+        ids = schedule.batch(int(step))[schedule.valid(int(step))]  # type: ignore[arg-type]
+        assert place == pytest.approx(ids[0] / plan.num_samples * 100, abs=0.006)
     times = figure(page, "When each part")
-    assert not times.marks or tail == "drop"
-    stretch = schedules[0].end - schedules[0].start
-    parts = min(stretch, 60)
-    ends = [schedules[0].position_after(step) for step in range(len(schedules[0]))]
-    for number, step in enumerate(map(int, times.columns)):  # the step that the first sample of a column is in
-        assert sum(end <= number * stretch // parts for end in ends) == step
-    cuts = np.unique(np.concatenate([[0], np.cumsum(sizes)]))
-    shares = np.diff(cuts[[number * (len(cuts) - 1) // len(times.rows) for number in range(len(times.rows) + 1)]])
-    if len(cuts) == 2:  # one block is shown in equal parts
-        return
-    # Every column is a stretch of the epoch: its samples all lie somewhere.
-    assert np.allclose(np.array(times.values).T @ (shares / plan.num_samples), 1, atol=1e-3)
+    spans = dict.fromkeys((row[0], row[1]) for row in times.rows)
+    assert [low for low, _ in spans] == [first.start, *(high for _, high in spans)][:-1]
+    assert [*spans][-1][1] == first.end
+    starts = [int(str(row[2]).replace(",", "")) for row in times.rows]
+    bounds = [*dict.fromkeys(starts), plan.num_samples]
+    for low, high in spans:  # the samples of a column are somewhere
+        shares = [row[3] for row in times.rows if row[0] == low]
+        found = sum(
+            share * (end - start) / plan.num_samples * (high - low)
+            for share, start, end in zip(shares, bounds[:-1], bounds[1:], strict=True)
+        )
+        assert found == pytest.approx(high - low, rel=0.01)
 
 
-def test_batches_of_numpys_shuffle_are_as_large_as_the_plans() -> None:
-    bars = figure(drawn(Plan([1] * 20), [1] * 20, Asked(2, 10)), "Blocks that")
-    assert (bars.labels, [list(each.values) for each in bars.series]) == (["10"], [[2], [2]])
+def test_a_cell_of_the_reading_times_holds_enough_samples_to_show_more_than_chance() -> None:
+    """Cells of a perfect shuffle were between 0 and 11.6 under a caption that promised 1."""
+    for n in (100, 1000, 20_000, 10**9):
+        found = figure(page_of(PlannedJob(Plan(n), n, 4, 8)), "When each part")
+        low, high = (
+            float(word.rstrip("."))
+            for word in found.caption.split()
+            if word.rstrip(".").replace(".", "").isdigit() and "." in word.rstrip(".")
+        )
+        inside = [low - 0.05 <= value <= high + 0.05 for value in values(found)]
+        assert np.mean(inside) > 0.85, n
+        assert max(values(found)) < 3
+    stored = figure(page_of(PlannedJob(Plan(20_000, shuffle="none"), 20_000, 4, 8)), "When each part")
+    assert max(values(stored)) > 10
 
 
-def test_one_sample_has_no_neighbours_and_no_order() -> None:
-    page = drawn(Plan(1), 1, Asked(1, 1))
-    assert [part.title for part in page.parts] == [
+def test_a_plan_that_repeats_samples_is_diseased() -> None:
+    page = page_of(PlannedJob(Broken(100), 100, 2, 5))
+    assert page.verdict is not None
+    assert page.verdict.sound is False
+    assert page.findings == ["error: 10 samples are not delivered", "error: 10 deliveries repeat a sample"]
+
+
+def test_the_end_of_the_epoch_and_the_start_are_shown() -> None:
+    page = page_of(PlannedJob(Plan(100), 100, 3, 8, tail="pad", start=20))
+    end = figure(page, "How the epoch ends")
+    assert (values(end, "samples"), values(end, "padding rows")) == ([8, 8, 2], [0, 0, 6])
+    assert "80 samples left" in page.summary
+    assert page.facts["consumed before"] == "20"
+    assert "leaves out 4 samples" in page_of(PlannedJob(Plan(100), 100, 3, 8, tail="drop")).summary
+    assert page_of(PlannedJob(Plan(10), 10, 1, 8, start=10)).sections
+    assert [each.title for each in page_of(PlannedJob(Plan(1), 1, 1, 1)).sections] == [
         "Who reads what, and when",
         "Padding, and the end of the epoch",
     ]
 
 
-def test_what_a_plan_repeats_and_leaves_out_is_marked() -> None:
-    page = drawn(Broken(100), 100, Asked(2, 5))
-    assert page.word == "bad"
-    times = figure(page, "When each part")
-    signs = [mark.sign for mark in times.marks]
-    assert (signs.count("again"), signs.count("gap")) == (10, 10)
-    for mark in times.marks:  # in the row that sample 3, 13, ... or 4, 14, ... is in
-        low, _, high = times.rows[mark.row].partition("–")
-        wanted = 3 if mark.sign == "again" else 4
-        assert any(sample % 10 == wanted for sample in range(int(low), int(high or low) + 1))
-
-
-def test_the_end_of_the_epoch_and_the_start_are_told() -> None:
-    page = drawn(Plan(100), 100, Asked(3, 8, tail="pad", start=20))
-    end = figure(page, "How the epoch ends")
-    assert [list(each.values) for each in end.series] == [[8, 8, 2], [0, 0, 6]]
-    assert "80 samples that were left" in page.verdict
-    assert page.facts["consumed before"] == "20"
-    assert drawn(Plan(100), 100, Asked(3, 8, tail="drop")).word == "look"
-    assert drawn(Plan(10), 10, Asked(1, 8, start=10)).parts
-
-
-def test_a_trillion_samples_on_a_thousand_ranks_fit_a_screen() -> None:
-    plan, asked = Plan(10**12), Asked(1000, 1000)
-    verdict = verify_plan(Plan(100), ranks=2, batch_size=5)
-    most, page = peak(lambda: of_plan(plan, np.full(1000, 10**9), asked, verdict))
+def test_a_trillion_samples_on_a_thousand_ranks_fit_a_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    examined = verify_plan(Plan(10**8), ranks=100, batch_size=10, count=False)  # of all it takes seconds
+    monkeypatch.setattr("rankfeed.diagnostics.report.plan.verify_plan", lambda *_, **__: examined)
+    job = PlannedJob(Plan(10**12), np.full(1000, 10**9), 1000, 1000)
+    most, page = peak(lambda: page_of(job))
     assert most < 64 * 2**20
-    assert len(msgspec.json.encode(page)) < 2**19
+    assert page.verdict is not None
+    assert page.verdict.sound is None  # examined at some positions, not counted
+    assert len(json.dumps(page.as_dict())) < 2**19
     places = figure(page, "Where each rank reads")
-    assert (len(places.rows), len(places.columns)) == (32, 60)
-    assert (places.rows[-1], places.columns[-1]) == ("999", "999999")
+    assert len(places.rows) == 32 * 60
+    assert (places.rows[-1][2], places.rows[-1][0]) == ("999", 999_999)
     assert "32 of 1,000 ranks and 60 of 1,000,000 steps" in places.caption
-    assert "drawn from each column" in figure(page, "When each part").caption
+    assert "examined" in figure(page, "When each part").caption
 
 
 @pytest.mark.parametrize(
-    ("plan", "like_perfect", "words"),
+    ("plan", "perfect", "words"),
     [
         (Plan(np.full(200, 100), shuffle="none"), False, "not shuffled"),
-        (Plan(np.full(200, 100), shuffle="global"), True, "No figure tells"),
-        (Plan(np.full(200, 100), shuffle="window", window=500), False, "Mixed, but not as a perfect shuffle"),
+        (Plan(np.full(200, 100), shuffle="global"), True, "No figure distinguishes"),
+        (Plan(np.full(200, 100), shuffle="window", window=500), False, "Mixed, but not as by a perfect shuffle"),
     ],
     ids=["none", "global", "window"],
 )
-def test_a_shuffle_is_judged_against_a_perfect_one(plan: Plan, like_perfect: bool, words: str) -> None:
-    starts = np.arange(0, 20_001, 100)
-    found = shuffle.quality(lambda positions: plan.sample_ids(0, positions), starts, 64)
-    judged, sentence = shuffle.judged(found, starts, 64)
-    assert judged == like_perfect
-    assert words in sentence
+def test_a_shuffle_is_compared_with_a_perfect_one(plan: Plan, perfect: bool, words: str) -> None:
+    found = quality(lambda positions: plan.sample_ids(0, positions), np.arange(0, 20_001, 100), 64)
+    assert found.is_perfect == perfect
+    assert words in str(found)
 
 
 def test_numpys_own_shuffles_are_like_perfect_ones() -> None:
-    for n, blocks in ((50, 5), (1000, 10), (30_000, 300), (10**13, 1000)):
+    for n, blocks in ((50, 5), (1000, 10), (30_000, 300)):
         starts = np.array([n * number // blocks for number in range(blocks + 1)])
-        found = shuffle.quality(shuffle.numpys(n), starts, 32)
-        assert shuffle.judged(found, starts, 32)[0], n
-        assert sum(found.near) == pytest.approx(1)
+        order = np.random.default_rng(2).permutation(n)
+        assert quality(lambda positions, order=order: order[positions], starts, 32).is_perfect, n
 
 
 @settings(max_examples=20, deadline=None)
@@ -177,11 +169,10 @@ def test_the_blocks_of_a_batch_are_expected_as_combinatorics_says(sizes: list[in
     batch = min(batch, n)
     expected = sum(1 - comb(n - size, batch) / comb(n, batch) for size in sizes)
     starts = np.concatenate([[0], np.cumsum(sizes)])
-    assert shuffle.perfect(starts, batch)[2] == pytest.approx(expected)
-    # Of so many samples it makes no difference whether they are put back.
-    assert shuffle.perfect(starts * 10**9, batch)[2] == pytest.approx(
-        sum(1 - (1 - size / n) ** batch for size in sizes), rel=1e-6
-    )
+    assert quality(lambda positions: positions, starts, batch).perfect_blocks == pytest.approx(expected)
+    # Of many samples, replacement makes no difference.
+    many = quality(lambda positions: positions, starts * 10**9, batch).perfect_blocks
+    assert many == pytest.approx(sum(1 - (1 - size / n) ** batch for size in sizes), rel=1e-6)
 
 
 def audited() -> AuditReport:
@@ -189,51 +180,80 @@ def audited() -> AuditReport:
     return rf.audit(batches, key="id", universe=[1, 2, 3, 5, 6], epochs=2)
 
 
-def test_an_audit_is_drawn_with_what_came_twice_and_what_did_not_come() -> None:
-    page = of_audit(audited(), title="mine")
-    assert (page.title, page.word) == ("mine", "bad")
-    assert page.findings == [str(each) for each in audited().findings]
+def test_an_audit_is_drawn_with_all_that_came_twice_and_all_that_did_not_come() -> None:
+    page = page_of(audited(), title="mine")
+    assert page.verdict is not None
+    assert (page.title, page.verdict.sound) == ("mine", False)
+    assert page.findings == sentences(audited().findings)
+    assert any("\n" in str(each) for each in audited().findings)
+    assert not any("\n" in each for each in page.findings)
     epochs = figure(page, "Samples by epoch")
-    assert [list(each.values) for each in epochs.series] == [[4, 4], [2, 2], [2, 2]]
-    who = figure(page, "Who had batches when")
-    assert [(mark.sign, mark.at) for mark in who.marks] == [("again", 1), ("again", 3)]
+    counted = {name: values(epochs, name) for name in ("delivered once", "delivered again", "missing")}
+    assert counted == {"delivered once": [4, 4], "delivered again": [2, 2], "missing": [2, 2]}
     assert [row[:2] for row in figure(page, "Examples").rows][:3] == [
         ["5", "came 3 times"],
         ["3", "did not come"],
         ["6", "did not come"],
     ]
-    sizes = figure(page, "Batches by size")
-    assert (sizes.labels, list(sizes.series[0].values)) == (["1", "2"], [2, 2])
+    assert [(row[0], row[2]) for row in figure(page, "Batches by size").rows] == [("1", 2), ("2", 2)]
 
 
-def test_a_sound_audit_is_good_and_one_that_was_not_told_what_should_come_is_to_be_looked_at() -> None:
-    batches = [{"id": [0, 1]}, {"id": [2]}]
-    assert of_audit(rf.audit(batches, key="id", universe=3)).word == "good"
-    assert of_audit(rf.audit(batches, key="id")).word == "look"
-    assert of_audit(rf.audit(batches, key="id", universe=3, max_steps=1)).word == "look"
+def test_half_of_all_deliveries_that_repeat_are_half_of_the_picture() -> None:
+    """One cross at step 0 was all that showed them."""
+    batches = [{"id": np.arange(20) + 20 * (step % 50)} for step in range(100)]
+    page = page_of(rf.audit(batches, key="id", universe=1000))
+    found = figure(page, "Samples by epoch")
+    assert (values(found, "delivered once"), values(found, "delivered again")) == ([1000], [1000])
+    where = figure(page, "Where samples repeat").rows
+    assert {row[3] for row in where if row[1] <= 50} == {0}  # type: ignore[operator]
+    assert {row[3] for row in where if row[0] >= 50} == {100}  # type: ignore[operator]
 
 
-def test_an_audit_in_which_the_order_alone_is_wrong_says_so() -> None:
-    page = of_audit(rf.audit([{"id": [3, 1]}, {"id": [0, 2]}], key="id", universe=4, epochs=2))
+def test_a_series_without_values_is_not_in_the_legend() -> None:
+    found = figure(page_of(rf.audit([{"id": [0, 1]}, {"id": [2]}], key="id", universe=3)), "Samples by epoch")
+    assert {row[1] for row in found.rows} == {"delivered once"}
+    assert found.spec is not None
+    assert found.spec["encoding"]["color"]["legend"] is None
+
+
+@pytest.mark.parametrize(
+    ("options", "sound"), [({"universe": 3}, True), ({}, None), ({"universe": 3, "max_steps": 1}, None)]
+)
+def test_an_audit_is_sound_only_if_it_was_complete(options: dict[str, int], sound: bool | None) -> None:
+    verdict = page_of(rf.audit([{"id": [0, 1]}, {"id": [2]}], key="id", **options)).verdict
+    assert verdict is not None
+    assert verdict.sound is sound
+
+
+def test_an_audit_in_which_only_the_order_is_wrong_says_so() -> None:
+    page = page_of(rf.audit([{"id": [3, 1]}, {"id": [0, 2]}], key="id", universe=4, epochs=2))
     assert "epochs have the same order" in page.findings[0]
-    assert page.word == "good"
+    assert page.verdict is not None
+    assert page.verdict.sound
 
 
-def test_an_epoch_with_samples_that_should_not_come_is_the_one_to_look_at() -> None:
+def test_an_epoch_with_unknown_samples_is_the_one_that_is_shown() -> None:
     epochs = iter([[{"id": [0, 1]}], [{"id": [0, 1, 9]}]])
 
     class Changing:
         def __iter__(self) -> Any:
             return iter(next(epochs))
 
-    rows = figure(of_audit(rf.audit(Changing(), key="id", universe=2, epochs=2)), "Examples").rows
-    assert rows == [["9", "should not have come", ""]]
+    rows = figure(page_of(rf.audit(Changing(), key="id", universe=2, epochs=2)), "Examples").rows
+    assert rows == [["9", "is not in the universe", ""]]
+
+
+def test_ranks_with_different_steps_are_drawn_with_their_steps() -> None:
+    report = audited()
+    page = page_of(report)
+    assert values(figure(page, "Steps of each rank")) == [4]
+    assert figure(page, "Samples of each rank").caption == "All the same."
 
 
 def test_an_audit_is_read_as_it_was_saved(tmp_path: Path) -> None:
     report = audited()
     assert AuditReport.load(report.save(tmp_path / "audit.json")) == report
-    assert "<svg" in report.html(tmp_path / "audit.html").read_text()
+    assert "Samples by epoch" in report.html(tmp_path / "audit.html").read_text()
     with pytest.raises(ArgumentError, match="cannot be written"):
         report.save(tmp_path / "none" / "audit.json")
 
@@ -268,11 +288,11 @@ def test_an_audit_with_anything_changed_is_refused_or_drawn(tmp_path_factory: An
         report = AuditReport.load(file)
     except RankfeedError:
         return
-    report.html(file.with_suffix(".html"))
+    page_of(report)
 
 
 def resumed(ledgers: Path) -> tuple[Any, Page]:
-    """Two ranks that go on from before where they stopped: the verdict, and the page."""
+    """Two ranks that resume before where they stopped: the verdict, and the page."""
     source = rf.from_dataset([{"x": i} for i in range(100)])
     state: dict[str, Any] = {}
     for steps in (6, 99):
@@ -287,50 +307,64 @@ def resumed(ledgers: Path) -> tuple[Any, Page]:
                 if number + 1 == steps:
                     break
     verdict = verify_run(ledgers)
-    return verdict, of_run(verdict, read_folder(ledgers, lambda share: None)[0])
+    return verdict, page_of(verdict)
 
 
 def test_a_run_is_drawn_with_its_launches_and_what_came_again(tmp_path: Path) -> None:
     verdict, page = resumed(tmp_path)
-    (loader_run,) = verdict.loaders
+    (loader,) = verdict.loaders
     epochs = figure(page, "Samples by epoch")
-    assert epochs.series[0].values == [float(each.delivered) for each in loader_run.epochs]
-    assert epochs.series[1].values == [float(each.again) for each in loader_run.epochs]
-    assert sum(epochs.series[1].values) == 20
-    when = figure(page, "Who delivered when")
-    assert when.rows == ["0", "1"]
-    assert sum(span.again for span in when.spans) == 2
-    assert page.word == ({True: "good", False: "bad", None: "look"}[verdict.sound])
-    counts = figure(page, "What counts")
-    assert sorted((span.start, span.end) for span in counts.spans) == [(0, 40), (40, 100)]
+    assert values(epochs, "delivered once") == [each.delivered for each in loader.epochs]
+    assert values(epochs, "again after a resume") == [20] == [each.again for each in loader.epochs]
+    assert {row[1] for row in epochs.rows} == {"delivered once", "again after a resume"}
+    assert page.verdict is not None
+    assert page.verdict is verdict.verdict
+    assert sorted(row[1:3] for row in figure(page, "Which launch").rows) == [[0, 40], [40, 100]]
+    (launch,) = records(figure(page, "When the job ran"))
+    assert launch["seconds from"] == 0 < launch["seconds to"]
 
 
-def test_a_job_of_which_nothing_is_known_is_not_called_good(tmp_path: Path) -> None:
+def test_missing_samples_of_a_run_are_crosses_however_few_they_are(tmp_path: Path) -> None:
+    source = rf.from_dataset([{"x": i} for i in range(1000)])
+    for rank, steps in ((0, 100), (1, 60)):
+        here = rf.Topology(rank=rank, world_size=2, local_rank=rank, local_world_size=2)
+        loader = rf.Loader(source, 5, audit=tmp_path, topology=here)
+        for epoch in range(2):
+            for number, _ in enumerate(loader):
+                if number + 1 == steps and not epoch:
+                    break
+            loader.set_epoch(1)
+    page = page_of(verify_run(tmp_path))
+    assert page.verdict is not None
+    found = figure(page, "Which launch")
+    missing = [row for row in found.rows if row[3] == "missing"]
+    assert bool(missing) == (not page.verdict.sound)
+    if missing:
+        assert found.spec is not None
+        assert found.spec["layer"][1]["mark"]["shape"] == "cross"
+
+
+def test_a_job_without_a_delivery_is_not_proven(tmp_path: Path) -> None:
     (tmp_path / f"killed{SUFFIX}").touch()
-    page = of_run(verify_run(tmp_path), read_folder(tmp_path, lambda share: None)[0])
-    assert (page.word, page.verdict[:37]) == ("look", "No ledger says that anything was deli")
+    page = page_of(verify_run(tmp_path))
+    assert page.verdict is not None
+    assert page.verdict.sound is None
+    assert page.summary.startswith("No ledger has a delivery")
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(3))
 def test_a_job_whose_ranks_were_killed_is_drawn_as_it_went(tmp_path: Path, seed: int) -> None:
     counted = campaign(tmp_path, rounds=3, seed=seed)
-    ledgers = tmp_path / "ledger"
-    verdict = verify_run(ledgers)
-    page = of_run(verdict, read_folder(ledgers, lambda share: None)[0])
-    assert (page.word, page.facts["launches"]) == ("good", str(counted["launches"]))
+    page = page_of(verify_run(tmp_path / "ledger"))
+    assert page.verdict is not None
+    assert page.verdict.sound
+    assert page.facts["launches"] == str(counted["launches"])
     assert page.facts["delivered again after a resume"] == f"{counted['again']:,}"
-    when = figure(page, "Who delivered when")
-    signs = [mark.sign for mark in when.marks]
-    assert signs.count("killed") >= counted["kills"] - 2  # one may have been killed at its very end
-    bars = [span for span in when.spans if not span.again]
-    assert len(bars) == verdict.ledgers
-    # A launch begins after the one before it was killed: bars of a row follow each other.
-    for row in range(len(when.rows)):
-        ends = sorted((span.start, span.end) for span in bars if span.row == row)
-        assert all(before[1] <= after[0] for before, after in pairwise(ends))
-    assert any(span.again for span in when.spans) == bool(counted["again"])
-    print(counted, signs.count("killed"), "ends drawn")
+    launches = [(row[1], row[2]) for row in figure(page, "When the job ran").rows]
+    assert len(launches) == counted["launches"]
+    # A launch begins after the one before it was killed.
+    assert all(before[1] <= after[0] for before, after in pairwise(launches))
 
 
 def snapshots(path: Path, slow: float, rows: int = 30) -> Path:
@@ -344,34 +378,41 @@ def snapshots(path: Path, slow: float, rows: int = 30) -> Path:
 
 
 def test_rates_and_waiting_are_those_between_snapshots(tmp_path: Path) -> None:
-    read = read_stats(snapshots(tmp_path / "rank0.jsonl", slow=0.1))
-    page = of_stats({"rank0": read})
-    assert page.word == "good"
-    assert set(figure(page, "Samples a second").series[0].values) == {5.0}
-    assert set(figure(page, "Time waited").series[0].values) == {5.0}
-    assert set(figure(page, "Padding").series[0].values) == {20.0}
-    assert set(figure(page, "Cache hits").series[0].values) == {90.0}
+    page = page_of({"rank0": read_stats(snapshots(tmp_path / "rank0.jsonl", slow=0.1))})
+    assert page.verdict is None
+    assert "does not limit" in page.summary
+    for title, value in {"Samples a second": 5, "Time waited": 5, "Padding": 20, "Cache hits": 90}.items():
+        assert {*values(figure(page, title))} == {value}
     many = {f"rank{i}": read_stats(snapshots(tmp_path / f"{i}", slow=i / 5, rows=10 * i)) for i in range(1, 7)}
-    page = of_stats(many)
-    assert page.word == "look"
+    page = page_of(many)
+    assert ": loading limits" in page.summary
     waited = figure(page, "Time waited")
-    assert [each.name for each in waited.series] == ["least", "median", "most"]
-    assert [each.values[0] for each in waited.series] == [10.0, 30.0, 60.0]
-    assert [each.values[-1] for each in waited.series] == [60.0, 60.0, 60.0]
+    assert [values(waited, name)[0] for name in ("least", "median", "most")] == [10, 30, 60]
+    assert [values(waited, name)[-1] for name in ("least", "median", "most")] == [60, 60, 60]
 
 
-def test_a_loader_that_was_made_anew_goes_on_where_the_one_before_it_was(tmp_path: Path) -> None:
+def test_times_are_not_rounded(tmp_path: Path) -> None:
+    """Snapshots within a millisecond were drawn above each other."""
+    seconds = [1.0001, 1.0002, 1.0003, 1234567.0004]
+    rows = [{"steps": i, "samples": i, "seconds": at, "waited_seconds": 0} for i, at in enumerate(seconds)]
+    (tmp_path / "a").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert [
+        row[0] for row in figure(page_of({"a": read_stats(tmp_path / "a")}), "Samples a second").rows
+    ] == seconds
+
+
+def test_a_loader_that_was_made_again_continues_where_the_one_before_it_was(tmp_path: Path) -> None:
     path = snapshots(tmp_path / "rank0.jsonl", slow=0.1)
     path.write_text(2 * path.read_text())
-    page = of_stats({"rank0": read_stats(path)})
+    page = page_of({"rank0": read_stats(path)})
     assert (page.facts["samples"], page.facts["steps of a rank"]) == ("600", "60")
-    for title, value in {"Samples a second": 5.0, "Time waited": 5.0, "Padding": 20.0, "Cache hits": 90.0}.items():
-        lines = figure(page, title)
-        assert {*lines.series[0].values} == {value}
-        assert lines.x == [2.0 * number for number in range(1, 61)]
+    for title, value in {"Samples a second": 5, "Time waited": 5, "Padding": 20, "Cache hits": 90}.items():
+        found = figure(page, title)
+        assert {*values(found)} == {value}
+        assert [row[0] for row in found.rows] == [2.0 * number for number in range(1, 61)]
 
 
-def test_snapshots_that_are_damaged_are_refused_but_for_a_torn_end(tmp_path: Path) -> None:
+def test_damaged_snapshots_are_refused_except_for_an_incomplete_end(tmp_path: Path) -> None:
     path = snapshots(tmp_path / "a", slow=0.1)
     whole = path.read_text()
     path.write_text(whole[:-5])
@@ -395,15 +436,14 @@ SNAPSHOT = some.fixed_dictionaries(
 @given(
     lines=some.lists(SNAPSHOT, min_size=1, max_size=4), bad=some.sampled_from([-1, 1e308, 1 << 70, "x", [], None])
 )
-def test_any_snapshots_are_drawn_and_what_cannot_be_is_refused(
+def test_any_snapshots_are_drawn_and_impossible_ones_refused(
     tmp_path_factory: Any, lines: list[dict[str, Any]], bad: Any
 ) -> None:
     path = tmp_path_factory.mktemp("stats") / "a"
     path.write_text("".join(json.dumps(each) + "\n" for each in lines))
     read = read_stats(path)
-    page = html_of(of_stats({"a": read, "b": read[:1]}))
-    assert "<svg" in page
-    assert not re.search(r"\b(nan|inf)\b", page)
+    for names in ("ab", "abcdefg"):
+        json.dumps(page_of({name: read[: 1 + ord(name) % 3] for name in names}).as_dict(), allow_nan=False)
     lines[-1]["seconds"] = bad
     path.write_text("".join(json.dumps(each) + "\n" for each in lines))
     with pytest.raises(CorruptError):
@@ -411,10 +451,14 @@ def test_any_snapshots_are_drawn_and_what_cannot_be_is_refused(
 
 
 def test_pages_are_joined_under_the_worst_verdict() -> None:
-    page = joined([drawn(Plan(100), 100, Asked(2, 5)), of_audit(audited())])
-    assert page.word == "bad"
-    assert {type(each) for part in page.parts for each in part.figures} >= {Bars, Grid, Lines, Timeline}
-    assert page.facts["ranks"] == "2"
-    assert page.facts["ranks (An audit)"] == "1"
-    assert page.parts[-2].title == "Shares of the ranks, epoch 0 (An audit)"
-    assert all(finding.endswith("(An audit)") for finding in page.findings)
+    page = joined([page_of(PlannedJob(Plan(100), 100, 2, 5), title="plan"), page_of(audited(), title="audit")])
+    assert page.verdict is not None
+    assert page.verdict.sound is False
+    assert (page.facts["plan: ranks"], page.facts["audit: ranks"]) == ("2", "1")
+    assert page.sections[-2].title == "audit: Shares of the ranks, epoch 0"
+    assert all(finding.startswith("audit: ") for finding in page.findings)
+
+
+def test_other_objects_have_no_report() -> None:
+    with pytest.raises(ArgumentError, match="invalid subject"):
+        page_of([1, 2])  # type: ignore[arg-type]

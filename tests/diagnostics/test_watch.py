@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.diagnostics.watching import FIGURES, Doing, doing
 
 import rankfeed as rf
-from rankfeed.diagnostics.watch.watched import Recent
+from rankfeed.diagnostics.watch.figures import RecentRates
 from rankfeed.errors import ArgumentError
 
 LIMIT = 30
@@ -199,26 +199,30 @@ def test_warnings_that_are_errors_do_not_reach_the_training() -> None:
 
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=100), st.floats(0.1, 1e6), st.floats(0, 1))
 def test_at_a_steady_pace_the_rates_are_that_pace(pauses: list[float], speed: float, waited: float) -> None:
-    recent, now = Recent(), 0.0
+    recent, now = RecentRates(), 0.0
     for pause in pauses:
         now += pause
         steady = {"steps": int(now), "samples": now * speed, "waited_seconds": now * waited}
-        rates = recent.rates(steady | {"samples_per_second": speed, "waited_share": waited}, now)
-        assert rates == (pytest.approx(speed), pytest.approx(waited, abs=1e-6))
+        found = recent.of(steady | {"samples_per_second": speed, "waited_share": waited}, now)
+        assert found["samples_per_second"] == pytest.approx(speed)
+        assert found["waited_share"] == pytest.approx(waited, abs=1e-6)
 
 
 def test_a_stall_shows_within_seconds_and_slow_steps_do_not_flicker() -> None:
-    recent = Recent()
+    def speed(recent: RecentRates, second: int, **figures: float) -> float:
+        return recent.of(FIGURES | figures, second)["samples_per_second"]
+
+    recent = RecentRates()
     for second in range(100):
-        recent.rates(FIGURES | {"steps": second, "samples": 10 * second}, second)
-    stalled = [recent.rates(FIGURES | {"steps": 99, "samples": 990}, second)[0] for second in range(100, 120)]
+        speed(recent, second, steps=second, samples=10 * second)
+    stalled = [speed(recent, second, steps=99, samples=990) for second in range(100, 120)]
     assert stalled == sorted(stalled, reverse=True)
     assert stalled[-1] < 5
-    recent = Recent()
+    recent = RecentRates()
     for second in range(1000):  # a step of 1,000 samples in 60 seconds
-        speed, _ = recent.rates(FIGURES | {"steps": second // 60, "samples": second // 60 * 1000}, second)
+        found = speed(recent, second, steps=second // 60, samples=second // 60 * 1000)
         if second > 480:
-            assert 1000 / 60 * 0.8 < speed < 1000 / 60 * 1.2
+            assert 1000 / 60 * 0.8 < found < 1000 / 60 * 1.2
 
 
 def test_a_stream_is_watched_though_nobody_knows_its_length() -> None:

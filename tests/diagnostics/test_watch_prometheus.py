@@ -83,9 +83,9 @@ def test_a_port_that_is_taken_is_an_error_with_a_remedy() -> None:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen()
-        with pytest.raises(ArgumentError, match=r"(?s)cannot be had.*in use.*port \+ local_rank"):
+        with pytest.raises(ArgumentError, match=r"(?s)cannot be opened.*in use.*port \+ local_rank"):
             rf.watch(doing(), "prometheus", port=server.getsockname()[1])
-    with pytest.raises(ArgumentError, match="cannot be had"):
+    with pytest.raises(ArgumentError, match="cannot be opened"):
         rf.watch(doing(), "prometheus", port=0, host="192.0.2.1")
 
 

@@ -99,10 +99,12 @@ class AuditReport(Judged):
 
         Raises:
             ArgumentError: it cannot be written there.
+            MissingExtraError: the extra ``report`` is not installed.
         """
-        from rankfeed.diagnostics.report import of_audit, write
+        from rankfeed.diagnostics.report.audit import audit_page
+        from rankfeed.diagnostics.report.render import write
 
-        return write(of_audit(self, title=title), path)
+        return write(audit_page(self, title=title), path)
 
     def __str__(self) -> str:
         identified = {"ids": "their ids", "content": "their content", "none": "nothing"}[self.facts.keys]

@@ -1,23 +1,19 @@
-"""A plan, an audit or a run on one page that people look at."""
+"""Reports: a plan, an audit or a run on one page for people."""
 
-from rankfeed.diagnostics.report.of_audit import of_audit
-from rankfeed.diagnostics.report.of_plan import Asked, of_plan
-from rankfeed.diagnostics.report.of_run import of_run
-from rankfeed.diagnostics.report.of_stats import Snapshot, of_stats, read_stats
-from rankfeed.diagnostics.report.padding import padding_of
-from rankfeed.diagnostics.report.page import Page, joined
-from rankfeed.diagnostics.report.writing import write
+from rankfeed.diagnostics.report.page import Figure, Page, Section, joined
+from rankfeed.diagnostics.report.pages import page_of
+from rankfeed.diagnostics.report.plan import PlannedJob
+from rankfeed.diagnostics.report.render import write
+from rankfeed.diagnostics.report.stats import StatsSnapshot, read_stats
 
 __all__ = [
-    "Asked",
+    "Figure",
     "Page",
-    "Snapshot",
+    "PlannedJob",
+    "Section",
+    "StatsSnapshot",
     "joined",
-    "of_audit",
-    "of_plan",
-    "of_run",
-    "of_stats",
-    "padding_of",
+    "page_of",
     "read_stats",
     "write",
 ]

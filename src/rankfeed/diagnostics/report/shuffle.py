@@ -1,186 +1,111 @@
-"""How well an order is mixed, in figures that a perfect shuffle has known values for.
+"""How well an order is mixed, by figures with known values for a perfect shuffle.
 
-Looked at are neighbours in the order: in a uniform permutation of n samples the distance of two of them is
-(n + 1) / 3 on average, any share x of n with the density 2 (1 - x), and nothing correlates (D. Knuth, "The Art of
-Computer Programming", volume 2, 3.3.2: serial tests). The same figures of a permutation that numpy drew show
-how far chance alone leads away from them.
+Neighbours in a uniform permutation of n samples are (n + 1) / 3 apart on average, and nothing correlates
+(D. Knuth, "The Art of Computer Programming", volume 2, 3.3.2: serial tests).
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import exp, lgamma
+from math import exp, lgamma, sqrt
 
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.diagnostics.report.page import number
+from rankfeed.plan.plan import Int64
 
-Int64 = npt.NDArray[np.int64]
 #: Positions -> sample ids.
 Order = Callable[[Int64], Int64]
 
-#: Pairs that are looked at, samples of an order that is read whole, and stretches that stand for batches.
-PAIRS, WHOLE, STRETCHES = 1 << 15, 1 << 20, 48
-#: Bars of the histogram of distances, and the longest batch that is looked at.
-BINS, LONGEST = 10, 1 << 12
+#: Pairs that are examined, batches, and the longest batch.
+PAIRS, BATCHES, LONGEST = 1 << 15, 48, 1 << 12
+#: Samples from which drawing with and without replacement are the same.
+_LARGE = 1 << 20
 
 
 @dataclass(frozen=True)
-class Quality:
-    """Figures of an order.
+class ShuffleQuality:
+    """Figures of an order beside those of a perfect shuffle.
 
     Attributes:
-        pairs: neighbours looked at.
-        distance: of neighbours, on average, as a share of the data set.
-        near: shares of neighbours by distance, in `BINS` bins from 0 to the whole data set.
-        lags, correlations: of samples so many positions apart.
-        blocks: different blocks in a global batch, on average.
-        spread: how long a block's samples are spread over the epoch, 1 as in a perfect shuffle; None where the
-            order is too long to be read whole, or a block is the whole data set.
+        distance, perfect_distance: of neighbours, on average, as shares of the data set.
+        correlations: with samples that come later, by the number of positions between them.
+        blocks, perfect_blocks: different blocks in a global batch, on average.
+        chance: how far chance alone moves a correlation from 0, and a ratio from 1.
     """
 
-    pairs: int
     distance: float
-    near: list[float]
-    lags: list[int]
-    correlations: list[float]
+    perfect_distance: float
+    correlations: dict[int, float]
     blocks: float
-    spread: float | None
+    perfect_blocks: float
+    chance: float
+
+    @property
+    def is_perfect(self) -> bool:
+        """Whether these figures do not distinguish the order from a perfect shuffle."""
+        ratios = self.distance / self.perfect_distance, self.blocks / self.perfect_blocks
+        strays = [*self.correlations.values()][1:] or [*self.correlations.values()]
+        return max(map(abs, strays)) <= self.chance and all(abs(each - 1) <= self.chance for each in ratios)
+
+    def __str__(self) -> str:
+        if self.distance < 0.02 and next(iter(self.correlations.values())) > 0.5:
+            return "Samples come in stored order, or nearly so: they are not shuffled."
+        if self.is_perfect:
+            return "No figure distinguishes this order from a perfect shuffle."
+        return "Mixed, but not as by a perfect shuffle."
 
 
-def perfect(starts: Int64, batch: int) -> tuple[float, list[float], float]:
-    """What a uniform permutation has on average: distance, shares by distance, blocks of a batch.
-
-    Args:
-        starts: where blocks begin, and the number of samples at the end.
-        batch: samples of a global batch.
-
-    Examples:
-        >>> distance, near, blocks = perfect(np.array([0, 2, 4]), batch=2)
-        >>> round(distance, 3), round(near[0], 3), round(blocks, 3)
-        (0.417, 0.19, 1.667)
-    """
-    n = int(starts[-1])
-    sizes = np.diff(starts).astype(float)
-    low = np.arange(BINS) / BINS
-    near = (1 - low) ** 2 - (1 - low - 1 / BINS) ** 2
-    batch = min(batch, n, LONGEST)
-    return (n + 1) / (3 * n), near.tolist(), float((1 - _missed(sizes, n, batch))[sizes > 0].sum())
-
-
-def quality(order: Order, starts: Int64, batch: int) -> Quality:
-    """Look at an order: at all of it where it is short, else at some thousand neighbours, always the same.
+def quality(order: Order, starts: Int64, batch: int) -> ShuffleQuality:
+    """Examine an order: some thousand neighbours and batches, always the same; all of a short one.
 
     Args:
-        order: positions -> sample ids, both from 0 to n - 1.
+        order: positions -> sample ids, both in [0, n).
         starts: where blocks begin, and the number of samples at the end.
         batch: samples of a global batch.
 
     Examples:
         >>> starts = np.arange(0, 1001, 10)
-        >>> asleep = quality(lambda positions: positions, starts, batch=20)
-        >>> round(asleep.distance, 3), round(asleep.correlations[0], 2), asleep.blocks
-        (0.001, 1.0, 2.0)
-        >>> awake = quality(numpys(1000), starts, batch=20)
-        >>> 0.31 < awake.distance < 0.36, abs(awake.correlations[0]) < 0.1, awake.blocks > 15
-        (True, True, True)
+        >>> found = quality(lambda positions: positions, starts, batch=20)
+        >>> round(found.distance, 3), round(found.correlations[1], 2), found.blocks, round(found.perfect_blocks, 1)
+        (0.001, 1.0, 2.0, 18.4)
+        >>> print(found)
+        Samples come in stored order, or nearly so: they are not shuffled.
     """
     n = int(starts[-1])
     draw = np.random.default_rng(1)
-    lags = [lag for lag in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024) if lag <= n // 2] or [0]
-    correlations, distances = [], np.zeros(1)
-    for lag in lags:
-        room = n - lag
-        first = np.arange(room) if room <= PAIRS else draw.integers(0, room, PAIRS)
+    correlations, distances = {}, np.zeros(1)
+    for lag in [lag for lag in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024) if lag <= n // 2] or [1]:
+        first = np.arange(n - lag) if n - lag <= PAIRS else draw.integers(0, n - lag, PAIRS)
         ids, others = order(first), order(first + lag)
-        correlations.append(_correlation(ids / n, others / n))
-        if lag == lags[0]:
-            distances = np.abs(ids - others) / n
+        correlations[lag] = _correlation(ids / n, others / n)
+        distances = np.abs(ids - others) / n if lag == 1 < n else distances
     batch = min(batch, n, LONGEST)
-    whole_batches = n // batch
-    begins = np.unique(draw.integers(0, whole_batches, STRETCHES)) * batch
-    blocks = [len(np.unique(_block(starts, order(np.arange(low, low + batch))))) for low in begins.tolist()]
-    near = np.histogram(distances, BINS, (0, 1))[0] / len(distances)
-    return Quality(
-        pairs=len(distances),
+    begins = np.unique(draw.integers(0, n // batch, BATCHES)) * batch
+    read = [np.searchsorted(starts, order(np.arange(low, low + batch)), side="right") for low in begins.tolist()]
+    missed = _missed(np.diff(starts).astype(float), n, batch)
+    return ShuffleQuality(
         distance=float(distances.mean()),
-        near=near.tolist(),
-        lags=lags,
+        perfect_distance=(n + 1) / (3 * n),
         correlations=correlations,
-        blocks=float(np.mean(blocks)),
-        spread=_spread(order, starts) if n <= WHOLE and len(starts) > 2 else None,
-    )
-
-
-def numpys(n: int) -> Order:
-    """An order that numpy draws; of more samples than one keeps, what it would be at any few positions."""
-    draw = np.random.default_rng(2)
-    if n <= WHOLE:
-        drawn = draw.permutation(n)
-        return lambda positions: drawn[positions]
-    return lambda positions: draw.integers(0, n, positions.shape)
-
-
-def judged(found: Quality, starts: Int64, batch: int) -> tuple[bool, str]:
-    """Whether it is like a perfect shuffle, as far as these figures tell, and a sentence about it.
-
-    Examples:
-        >>> starts = np.arange(0, 1001, 10)
-        >>> judged(quality(lambda positions: positions, starts, 20), starts, 20)[1]
-        'Samples come in their own order, or nearly so: they are not shuffled.'
-    """
-    distance, _, blocks = perfect(starts, batch)
-    chance = 0.03 + 4 / max(1, found.pairs) ** 0.5
-    far, wide = found.distance / distance, found.blocks / blocks
-    strays = max(map(abs, found.correlations[1:] or found.correlations))
-    if found.distance < 0.02 and found.correlations[0] > 0.5:
-        return False, "Samples come in their own order, or nearly so: they are not shuffled."
-    long = 1.0 if found.spread is None else found.spread
-    if strays <= chance and all(abs(each - 1) <= chance for each in (far, wide, long)):
-        return True, "No figure tells this order from a perfect shuffle."
-    spread = "" if found.spread is None else f", a block's samples are spread {long:.0%} as wide in time"
-    return False, (
-        f"Mixed, but not as a perfect shuffle: neighbours lie {far:.0%} as far apart as there, a global batch "
-        f"draws on {number(found.blocks)} blocks ({number(blocks)} there){spread}."
+        blocks=float(np.mean([len(np.unique(each)) for each in read])),
+        perfect_blocks=float((1 - missed).sum()),
+        chance=0.03 + 4 / sqrt(max(1, len(distances))),
     )
 
 
 def _correlation(ids: npt.NDArray[np.float64], others: npt.NDArray[np.float64]) -> float:
-    if len(ids) < 2 or not ids.std() or not others.std():
-        return 0.0
-    return float(np.corrcoef(ids, others)[0, 1])
-
-
-def _spread(order: Order, starts: Int64) -> float | None:
-    """Standard deviation of the positions of a block's samples, over that of as many drawn from all positions."""
-    n = int(starts[-1])
-    block = _block(starts, order(np.arange(n)))
-    counts = np.bincount(block, minlength=len(starts) - 1)
-    places = np.arange(n) / n
-    sums, squares = np.bincount(block, places), np.bincount(block, places**2)
-    several = counts[: len(sums)] > 1
-    if not several.any():
-        return None
-    many, sums, squares = counts[: len(sums)][several], sums[several], squares[several]
-    variance = (squares - sums**2 / many) / (many - 1)
-    return float(np.sqrt((np.maximum(variance, 0) * many).sum() / many.sum() * 12))
-
-
-def _block(starts: Int64, ids: Int64) -> Int64:
-    return np.searchsorted(starts, ids, side="right") - 1
+    return float(np.corrcoef(ids, others)[0, 1]) if len(ids) > 1 and ids.std() and others.std() else 0.0
 
 
 def _missed(sizes: npt.NDArray[np.float64], n: int, batch: int) -> npt.NDArray[np.float64]:
-    """The chance that ``batch`` of n samples, drawn without putting back, leave out a block of each size."""
-    if n > WHOLE:  # so few of so many may as well be put back
+    """Probability that ``batch`` of n samples, drawn without replacement, leave out a block of each size."""
+    if n > _LARGE:
         return np.asarray(np.exp(batch * np.log1p(-np.minimum(sizes / n, 1 - 1e-16))))
+
+    def log_choose(count: float) -> float:
+        """Logarithm of count over batch, without the batch! that cancels."""
+        return lgamma(count + 1) - lgamma(count - batch + 1)
+
     kinds, place = np.unique(sizes, return_inverse=True)
-    of_kind = [
-        exp(_log_choose(n - size, batch) - _log_choose(n, batch)) if size + batch <= n else 0.0 for size in kinds
-    ]
+    of_kind = [exp(log_choose(n - size) - log_choose(n)) if size + batch <= n else 0.0 for size in kinds]
     return np.array(of_kind)[place]
-
-
-def _log_choose(n: float, k: int) -> float:
-    """Logarithm of n over k, without the k! that cancels."""
-    return lgamma(n + 1) - lgamma(n - k + 1)

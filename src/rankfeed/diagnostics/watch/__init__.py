@@ -1,4 +1,4 @@
-"""How a loader is doing while it is iterated: a line, curves, or an endpoint to ask."""
+"""Figures of a loader while it is iterated: a console line, curves, or an endpoint for Prometheus."""
 
 from rankfeed.diagnostics.watch.watching import Watch, watch
 

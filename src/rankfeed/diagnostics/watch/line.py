@@ -1,4 +1,4 @@
-"""How a loader is doing, in one line: in place on a terminal, now and then in a log."""
+"""The figures of a loader as one line: in place on a terminal, now and then in a log."""
 
 import sys
 import threading
@@ -6,49 +6,45 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from rankfeed._util.fork_safety import init_in_each_process
-from rankfeed.diagnostics.watch.watched import Figures, Recent
+from rankfeed.diagnostics.watch.figures import Figures
 
 if TYPE_CHECKING:
     from rich.live import Live
 
-#: Seconds of waiting for one batch from which on the line says so.
+#: Seconds of waiting for one batch from which the line says so.
 _LONG = 5.0
 
 
 class TerminalLine:
-    """The line on standard error, while that is a terminal: what is printed meanwhile stands above it."""
+    """The last line of a terminal; other output is printed above it."""
 
     every = 1.0
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._recent = Recent()
 
     def show(self, figures: Figures, rank: int | None) -> None:
-        rates = self._recent.rates(figures, time.monotonic())
-        _SCREEN.show(self, line_of(figures, rates, name=self._name, rank=rank))
+        _SCREEN.show(self, line_of(figures, name=self._name, rank=rank))
 
     def close(self) -> None:
-        _SCREEN.leave(self)
+        _SCREEN.remove(self)
 
 
 class LogLine:
-    """A line on standard error now and then, where that goes to a file: Slurm's log, say."""
+    """Lines with the time in a file (Slurm's log); none while nothing happens."""
 
     every = 30.0
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._recent = Recent()
         self._steps = -1
 
     def show(self, figures: Figures, rank: int | None) -> None:
-        rates = self._recent.rates(figures, time.monotonic())
         if figures["steps"] == self._steps and figures["waiting_seconds"] < _LONG:
-            return  # nobody reads: an evaluation, or the end
+            return
         self._steps = int(figures["steps"])
-        line = line_of(figures, rates, name=self._name, rank=rank)
-        sys.stderr.write(f"[rankfeed {time.strftime('%H:%M:%S')}] {line}\n")  # at once: others write there, too
+        line = line_of(figures, name=self._name, rank=rank)
+        sys.stderr.write(f"[rankfeed {time.strftime('%H:%M:%S')}] {line}\n")  # other ranks do so too
         sys.stderr.flush()
 
     def close(self) -> None:
@@ -56,57 +52,53 @@ class LogLine:
 
 
 def line_for(name: str) -> TerminalLine | LogLine:
-    """The kind of line that standard error takes."""
+    """The kind of line that fits standard error."""
     from rich.console import Console
 
-    # FORCE_COLOR, which batch systems and CI set, makes a file a terminal for rich.
+    # FORCE_COLOR, which batch systems and CI set, makes rich take a file for a terminal.
     terminal = sys.stderr is not None and sys.stderr.isatty()
     return TerminalLine(name) if terminal and Console(stderr=True).is_interactive else LogLine(name)
 
 
-def line_of(figures: Figures, rates: tuple[float, float], *, name: str = "", rank: int | None = None) -> str:
-    """What there is to say, the most important things first.
-
-    Args:
-        figures: of ``stats()``.
-        rates: samples per second, and share of the time waited.
-        name: of the loader.
-        rank: that it feeds; None for unknown.
+def line_of(figures: Figures, *, name: str = "", rank: int | None = None) -> str:
+    """The line for the figures of ``stats()``.
 
     Examples:
         >>> figures = dict(epoch=3, epoch_step=1204, epoch_steps=15625, waiting_seconds=0.1, private_bytes=1.25e9)
-        >>> figures |= dict(cache_lookups=100, cache_hit_share=0.984)
-        >>> line_of(figures, (8230.4, 0.021), rank=0)
+        >>> figures |= dict(cache_lookups=100, cache_hit_share=0.984, samples_per_second=8230.4)
+        >>> figures |= dict(waited_share=0.021)
+        >>> line_of(figures, rank=0)
         'rank 0, epoch 3, step 1,204 of 15,625, 8,230 samples/s, waited 2%, cache hits 98%, 1.2 GB'
-        >>> line_of(figures | {"waiting_seconds": 34.2, "cache_lookups": 0}, (0.0, 1.0), name="train")
-        'train, epoch 3, step 1,204 of 15,625, 0 samples/s, waited 100%, 1.2 GB, waiting for data for 34 s'
+        >>> stalled = {"waiting_seconds": 34.2, "cache_lookups": 0, "samples_per_second": 0.0}
+        >>> line_of(figures | stalled, name="train")
+        'train, epoch 3, step 1,204 of 15,625, 0 samples/s, waited 2%, 1.2 GB, waiting for data for 34 s'
     """
     from rich.filesize import decimal
 
-    speed, waited = rates
+    speed, waiting = figures["samples_per_second"], figures["waiting_seconds"]
     parts = [
         name,
         "" if rank is None else f"rank {rank}",
         f"epoch {figures['epoch']}",
         f"step {figures['epoch_step']:,}" + (f" of {figures['epoch_steps']:,}" if figures["epoch_steps"] else ""),
         f"{speed:,.0f} samples/s" if speed >= 10 or not speed else f"{speed:.2g} samples/s",
-        f"waited {waited:.0%}",
+        f"waited {figures['waited_share']:.0%}",
         f"cache hits {figures['cache_hit_share']:.0%}" if figures["cache_lookups"] else "",
         decimal(int(figures["private_bytes"])) if figures["private_bytes"] else "",
-        f"waiting for data for {waiting:.0f} s" if (waiting := figures["waiting_seconds"]) >= _LONG else "",
+        f"waiting for data for {waiting:.0f} s" if waiting >= _LONG else "",
     ]
     return ", ".join(part for part in parts if part)
 
 
-class _Screen:
-    """The lines of all watched loaders of the process, one below the other: a terminal has one last line."""
+class LiveLines:
+    """The lines of all watched loaders of a process, below each other at the end of the terminal."""
 
     def __init__(self) -> None:
         self._live: Live | None = None
-        init_in_each_process(self.start_anew)
+        init_in_each_process(self.reset)
 
-    def start_anew(self) -> None:
-        """A forked child has no line: what it prints goes to the terminal itself, past locks of the parent."""
+    def reset(self) -> None:
+        """In a forked child: no lines, and output goes to the terminal, past the locks of the parent."""
         if self._live is not None:
             for name in ("stdout", "stderr"):
                 stream = getattr(sys, name)
@@ -118,29 +110,23 @@ class _Screen:
     def show(self, owner: Any, line: str) -> None:
         from rich.console import Console
         from rich.live import Live
+        from rich.text import Text
 
         with self._lock:
             self._lines[owner] = line
             if self._live is None:
-                # What goes to a file on standard output stays in it.
+                # Standard output that is a file stays one.
                 redirect = sys.stdout is not None and sys.stdout.isatty()
-                console = Console(stderr=True)
-                self._live = Live(console=console, auto_refresh=False, redirect_stdout=redirect)
+                self._live = Live(console=Console(stderr=True), auto_refresh=False, redirect_stdout=redirect)
                 self._live.start()
-            self._live.update(self._text(), refresh=True)
+            lines = Text("\n".join(self._lines.values()), no_wrap=True, overflow="ellipsis")
+            self._live.update(lines, refresh=True)
 
-    def leave(self, owner: Any) -> None:
+    def remove(self, owner: Any) -> None:
         with self._lock:
-            if self._lines.pop(owner, None) is None or self._live is None:
-                return
-            if not self._lines:
+            if self._lines.pop(owner, None) is not None and not self._lines and self._live is not None:
                 live, self._live = self._live, None
                 live.stop()
 
-    def _text(self) -> Any:
-        from rich.text import Text
 
-        return Text("\n".join(self._lines.values()), no_wrap=True, overflow="ellipsis")
-
-
-_SCREEN = _Screen()
+_SCREEN = LiveLines()

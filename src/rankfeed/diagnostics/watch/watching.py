@@ -1,10 +1,11 @@
-"""How a loader is doing, shown while it is iterated."""
+"""Showing how a loader is doing while it is iterated."""
 
 from __future__ import annotations
 
 import atexit
 import os
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,17 +22,18 @@ from rankfeed._util.validate import (
     check_str,
     invalid,
 )
+from rankfeed.diagnostics.watch.curves import Curves, FunctionOutlet
+from rankfeed.diagnostics.watch.figures import Figures, RecentRates, WatchedLoader
 from rankfeed.diagnostics.watch.line import line_for
 from rankfeed.diagnostics.watch.prometheus import serve
-from rankfeed.diagnostics.watch.tensorboard import Curves, Told
-from rankfeed.diagnostics.watch.watched import Figures, Watched
 from rankfeed.errors import ArgumentError, TopologyError, safe_str
 from rankfeed.topology import Topology
 
-#: Where Prometheus finds local rank 0, if nothing else is said: below the ports that systems give out themselves.
+#: Port of local rank 0 for Prometheus: below those that systems assign themselves.
 PORT = 18700
 #: Seconds that the end of a job waits for an outlet that hangs.
-_PATIENCE = 5.0
+_CLOSE_TIMEOUT = 5.0
+_OPTIONS = {"line": "every all_ranks", "tensorboard": "every all_ranks log_dir", "prometheus": "port host"}
 
 
 def watch(
@@ -47,25 +49,25 @@ def watch(
 ) -> Watch:
     """Show how a loader is doing while it is iterated: speed, waiting for data, cache hits, memory.
 
-    Looking on costs training nothing, and never ends it: what cannot be shown any more is left, with a warning.
+    Watching never stops training: an outlet that fails is closed with one warning.
 
     Args:
-        loader: a `Loader`, also one that was taken to Accelerate.
-        to: "line": one line, in place where standard error is a terminal, now and then where it is a file.
+        loader: a `Loader`, also one that Accelerate prepared.
+        to: "line": one line, in place if standard error is a terminal, now and then if it is a file.
             "tensorboard", or a ``SummaryWriter``. "prometheus": an endpoint at ``url``. Or a function that is
             called with a dict of numbers (``wandb.log``, say).
-        name: what the loader is called where several are watched.
-        every: seconds between two looks; if left out, 1 on a terminal, 30 in a log, 10 elsewhere.
-        all_ranks: show all ranks, not rank 0 alone. (For Prometheus each rank answers for itself.)
-        log_dir: where TensorBoard's files go; its own choice if None. With ``all_ranks`` a folder for each in it.
+        name: of the loader, if several are watched.
+        every: seconds between two readings; if left out, 1 on a terminal, 30 in a log, 10 elsewhere.
+        all_ranks: show all ranks, not only rank 0. (For Prometheus each rank answers for itself.)
+        log_dir: folder of TensorBoard's files; its own choice if None. With ``all_ranks`` it has one for each.
         port: for Prometheus, of local rank 0; others add their local rank. 18700 if None; 0 for any that is free.
-        host: address that Prometheus may come by, this machine alone if None; "0.0.0.0" for all that there are.
+        host: address on which Prometheus is answered, of this machine alone if None; "0.0.0.0" for all.
 
     Returns:
-        a context manager; without ``with`` it goes on until `Watch.close`, or until loader or process are gone.
+        a context manager; without ``with`` it ends at `Watch.close`, or with the loader or the process.
 
     Raises:
-        ArgumentError: no such outlet, an option of another one, or a port that cannot be had.
+        ArgumentError: no such outlet, an option of another one, or a port that cannot be opened.
         MissingExtraError: the outlet needs a package that is not installed.
 
     Examples:
@@ -83,7 +85,7 @@ def watch(
     name = check_str("name", name)
     _check_options(to, every=every, all_ranks=all_ranks, log_dir=log_dir, port=port, host=host)
     if isinstance(to, str) and to == "prometheus":
-        watched = Watched(loader, name or "loader")
+        watched = WatchedLoader(loader, name or "loader")
         endpoint = serve(watched, host or "127.0.0.1", _port(loader, PORT if port is None else port))
         return Watch(lambda: endpoint.leave(watched), endpoint.url)
     if isinstance(to, str):
@@ -91,15 +93,15 @@ def watch(
     elif hasattr(to, "add_scalar"):
         outlet = Curves(name, writer=to)
     else:
-        outlet = Told(name, to)
-    return Watch(_Ticker(Watched(loader, name), outlet, every or outlet.every, bool(all_ranks)).close)
+        outlet = FunctionOutlet(name, to)
+    return Watch(WatchThread(WatchedLoader(loader, name), outlet, every or outlet.every, bool(all_ranks)).close)
 
 
 class Watch:
     """What `watch` returns.
 
     Attributes:
-        url: where Prometheus finds it; None for other outlets.
+        url: of the endpoint for Prometheus; None for other outlets.
     """
 
     def __init__(self, close: Callable[[], None], url: str | None = None) -> None:
@@ -109,9 +111,9 @@ class Watch:
         atexit.register(self.close)
 
     def close(self) -> None:
-        """Show the last figures, and end."""
+        """Show the last figures and end."""
         atexit.unregister(self.close)
-        if self._process == os.getpid():  # a forked child has nothing of it but this object
+        if self._process == os.getpid():  # a forked child has no thread
             self._close()
 
     def __enter__(self) -> Watch:
@@ -122,44 +124,31 @@ class Watch:
 
 
 class Outlet(Protocol):
-    """Where figures are shown."""
+    """Where figures are shown; ``every``: seconds between two readings, unless the user says so."""
 
-    #: Seconds between two looks, if nothing else is said.
     every: float
 
-    def show(self, figures: Figures, rank: int | None) -> None:
-        """Show how a loader is doing."""
-
-    def close(self) -> None:
-        """There is no more to show."""
+    def show(self, figures: Figures, rank: int | None) -> None: ...
+    def close(self) -> None: ...
 
 
-class _Ticker:
-    """A daemon thread that looks at a loader and shows what it sees, and alone speaks to the outlet."""
+class WatchThread:
+    """A daemon thread that reads a loader; only this thread calls the outlet."""
 
-    def __init__(self, watched: Watched, outlet: Outlet, every: float, all_ranks: bool) -> None:
+    def __init__(self, watched: WatchedLoader, outlet: Outlet, every: float, all_ranks: bool) -> None:
         self._watched, self._outlet, self._every, self._all_ranks = watched, outlet, every, all_ranks
-        self._over = threading.Event()
+        self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rankfeed-watch", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        self._over.set()
-        self._thread.join(_PATIENCE)  # a disk or terminal that hangs does not hold up the job's end
+        self._closed.set()
+        self._thread.join(_CLOSE_TIMEOUT)  # a disk or terminal that hangs does not delay the end of the job
 
     def _run(self) -> None:
         failed: Exception | None = None
         try:
-            over = False
-            while not over:
-                over = self._over.wait(self._every)
-                figures = self._watched.stats()
-                if figures is None:
-                    return
-                if figures["seconds"]:  # once it is iterated, its rank is known
-                    rank = self._watched.rank()
-                    if self._all_ranks or not rank:
-                        self._outlet.show(figures, rank)
+            self._show()
         except Exception as error:
             failed = error
         finally:
@@ -169,35 +158,46 @@ class _Ticker:
             text = f"the loader is no longer watched: {type(failed).__name__}: {safe_str(failed)}"
             warnings.warn(text, RuntimeWarning, stacklevel=1)
 
+    def _show(self) -> None:
+        recent, closed = RecentRates(), False
+        while not closed:
+            closed = self._closed.wait(self._every)
+            figures = self._watched.stats()
+            if figures is None:
+                return
+            if figures["seconds"]:  # it was iterated, so its rank is known
+                rank = self._watched.rank()
+                if self._all_ranks or not rank:
+                    self._outlet.show(recent.of(figures, time.monotonic()), rank)
 
-def _check_options(to: Any, *, every: Any, **options: Any) -> None:
-    """Refuse what cannot be meant."""
-    theirs = {"line": "every all_ranks", "tensorboard": "every all_ranks log_dir", "prometheus": "port host"}
-    if isinstance(to, str) and to in theirs:
-        allowed = theirs[to].split()
+
+def _check_options(to: Any, *, every: Any, all_ranks: Any, log_dir: Any, port: Any, host: Any) -> None:
+    if isinstance(to, str) and to in _OPTIONS:
+        allowed = _OPTIONS[to].split()
     elif not isinstance(to, str | type) and (hasattr(to, "add_scalar") or callable(to)):
         allowed = ["every", "all_ranks"]
     else:
         raise invalid("to", "'line', 'tensorboard', 'prometheus', a SummaryWriter or a function", to)
-    given = {name: value for name, value in {"every": every, **options}.items() if value is not None}
-    for name in given.keys() - allowed:
-        raise ArgumentError(f"{name} belongs to another outlet", expected=f"{to!r} takes {', '.join(allowed)}")
+    options = {"every": every, "all_ranks": all_ranks, "log_dir": log_dir, "port": port, "host": host}
+    for name, value in options.items():
+        if value is not None and name not in allowed:
+            raise ArgumentError(f"{name} belongs to another outlet", expected=f"{to!r} takes {', '.join(allowed)}")
     check_optional(check_seconds, "every", every, at_least=0.01)
-    check_optional(check_bool, "all_ranks", options["all_ranks"])
-    check_optional(check_path, "log_dir", options["log_dir"])
-    check_optional(check_int, "port", options["port"], at_least=0, at_most=65535)
-    check_optional(check_name, "host", options["host"])
+    check_optional(check_bool, "all_ranks", all_ranks)
+    check_optional(check_path, "log_dir", log_dir)
+    check_optional(check_int, "port", port, at_least=0, at_most=65535)
+    check_optional(check_name, "host", host)
 
 
 def _port(loader: Any, first: int) -> int:
-    """The port of this process: ranks of one host have one each."""
+    """The port of this process: each rank of a host has its own."""
     if not first:
         return 0
     try:
-        here = Topology.detect()  # parallel peers that read the same samples are processes of their own
-    except TopologyError:  # the user knows better than the environment
-        here = loader.topology
-    port = first + here.local_rank
+        topology = Topology.detect()  # parallel peers that read the same samples are processes of their own
+    except TopologyError:
+        topology = loader.topology
+    port = first + topology.local_rank
     if port > 65535:
-        raise ArgumentError("no port is left for this rank", found=f"{first} + local rank {here.local_rank}")
+        raise ArgumentError("no port is left for this rank", found=f"{first} + local rank {topology.local_rank}")
     return port

@@ -1,0 +1,57 @@
+const charts = JSON.parse(document.getElementById("charts").textContent);
+const config = JSON.parse(document.getElementById("config").textContent);
+
+async function loadVega() {
+  const bytes = Uint8Array.from(atob(document.getElementById("vega").textContent), (sign) => sign.charCodeAt(0));
+  const script = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  new Function(await new Response(script).text())();
+}
+
+function draw(figure, { columns, rows, spec }) {
+  const values = rows.map((row) => Object.fromEntries(row.map((cell, place) => [columns[place], cell])));
+  const touch = matchMedia("(pointer: coarse)").matches; // a finger scrolls the page, it does not move the chart
+  const plain = JSON.parse(JSON.stringify(spec, (key, part) => (touch && key === "params" ? undefined : part)));
+  const whole = { ...plain, width: "container", data: { values } };
+  return vegaEmbed(figure.querySelector(".chart"), whole, {
+    actions: false, config, renderer: "svg", tooltip: { theme: "report" },
+  });
+}
+
+function fill(figure, { columns, rows }) {
+  const table = document.createElement("table");
+  const add = (row, kind, cells) => {
+    for (const cell of cells) {
+      const text = typeof cell === "number" ? cell.toLocaleString("en", { maximumSignificantDigits: 12 }) : cell ?? "";
+      const element = document.createElement(kind);
+      element.textContent = text;
+      element.className = typeof cell === "number" ? "number" : "";
+      row.append(element);
+    }
+  };
+  add(table.createTHead().insertRow(), "th", columns);
+  const body = table.createTBody();
+  for (const row of rows) add(body.insertRow(), "td", row);
+  figure.querySelector(".table").replaceChildren(table);
+}
+
+async function start() {
+  const figures = [...document.querySelectorAll("figure")];
+  for (const figure of figures) {
+    const chart = charts[Number(figure.dataset.number)];
+    const details = figure.querySelector("details");
+    if (details) details.addEventListener("toggle", () => fill(figure, chart), { once: true });
+    else fill(figure, chart);
+  }
+  await loadVega();
+  for (const figure of figures) {
+    const chart = charts[Number(figure.dataset.number)];
+    if (chart.spec) await draw(figure, chart);
+  }
+  document.body.dataset.drawn = "yes";
+}
+
+start().catch((error) => {
+  const note = document.createElement("p");
+  note.textContent = `The charts could not be drawn by this browser: ${error}`;
+  document.querySelector("main").prepend(note);
+});

@@ -1,0 +1,156 @@
+"""A page as one HTML file that needs no network, or its charts as a PNG; both are drawn by Vega (vl-convert)."""
+
+import base64
+import gzip
+import json
+import os
+import re
+from functools import lru_cache
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from textwrap import wrap
+from typing import Any
+
+from rankfeed.diagnostics.report.page import Figure, Page
+from rankfeed.diagnostics.written import written
+from rankfeed.sources.extras import need
+
+#: Sign and word of a verdict: it is not said by colour alone.
+_VERDICTS = {"sound": "✓ Sound", "diseased": "✕ Diseased", "not proven": "? Not proven"}
+#: Width of a chart in a picture, and letters in a line of its title.
+_WIDTH, _LETTERS = 720, 110
+#: Letters of a cell from which its table has the whole width.
+_LONG = 60
+
+
+def write(page: Page, path: str | os.PathLike[str]) -> Path:
+    """Write a page as one HTML file, or its charts as a PNG if the name ends in ``.png``; returns the path.
+
+    Raises:
+        ArgumentError: the file cannot be written.
+        MissingExtraError: the extra ``report`` is not installed.
+    """
+    as_picture = Path(path).suffix.lower() == ".png"
+    return written(path, png(page) if as_picture else html(page).encode())
+
+
+def html(page: Page) -> str:
+    """The document: text from data is escaped; the script fills charts and tables from one copy of the numbers."""
+    vega = _vega()
+    figures = [figure for section in page.sections for figure in section.figures]
+    number = iter(range(len(figures)))
+    sections = []
+    for section in page.sections:
+        drawn = "".join(_figure(figure, next(number)) for figure in section.figures)
+        sections.append(f'<section><h2>{_text(section.title)}</h2><div class="figures">{drawn}</div></section>')
+    word = "" if page.verdict is None else f'<span class="word">{_VERDICTS[page.verdict.value]}</span>'
+    return Template(_asset("page.html")).substitute(
+        title=_text(page.title),
+        style=_asset("page.css"),
+        kind="" if page.verdict is None else page.verdict.replace(" ", "-"),
+        word=word,
+        summary=_text(page.summary),
+        findings="".join(f"<li>{_text(finding)}</li>" for finding in page.findings),
+        facts="".join(
+            f"<div><dt>{_text(name)}</dt><dd>{_text(fact)}</dd></div>" for name, fact in page.facts.items()
+        ),
+        sections="".join(sections),
+        config=_asset("vega.json"),
+        charts=_json([{"columns": each.columns, "rows": each.rows, "spec": each.spec} for each in figures]),
+        vega=vega,
+        script=_asset("page.js"),
+    )
+
+
+def png(page: Page) -> bytes:
+    """All charts of a page below each other, on a light background."""
+    convert: Any = need("vl_convert", extra="report")
+    word = "" if page.verdict is None else f"{page.verdict.value.capitalize()}. "
+    head = [line for text in (word + page.summary, *page.findings) for line in _lines(text)]
+    charts = [_for_picture(figure) for section in page.sections for figure in section.figures if figure.spec]
+    config = json.loads(_asset("vega.json"))
+    whole = {
+        "title": {"text": _lines(page.title), "subtitle": head, "fontSize": 18, "frame": "bounds", "offset": 24},
+        "vconcat": charts or [{"data": {"values": []}, "mark": "point"}],
+        "spacing": 36,
+        "resolve": {"scale": {"color": "independent", "strokeDash": "independent"}},
+        "config": config | {"background": "var(--card)", "padding": 24, "autosize": "pad"},
+    }
+    light = re.findall(r"--([\w-]+): (#\w+);", _asset("page.css").partition("@media")[0])
+    text = _json(whole)
+    for name, colour in light:
+        text = text.replace(f'"var(--{name})"', f'"{colour}"')
+    picture: bytes = convert.vegalite_to_png(text, scale=1.5)
+    return picture
+
+
+def plain(text: str) -> str:
+    r"""Text with unprintable characters (line ends, marks of direction, lone surrogates) as escape sequences.
+
+    Examples:
+        >>> plain("a\x1b[31m\u202eb")
+        'a\\x1b[31m\\u202eb'
+    """
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
+
+
+def _text(text: str) -> str:
+    return escape(plain(text))
+
+
+def _lines(text: str) -> list[str]:
+    return wrap(plain(text), _LETTERS) or [""]
+
+
+def _json(value: Any) -> str:
+    """JSON that cannot end a script element."""
+    return json.dumps(_printable(value), separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _printable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {plain(name): _printable(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_printable(each) for each in value]
+    return plain(value) if isinstance(value, str) else value
+
+
+def _asset(name: str) -> str:
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+@lru_cache(maxsize=1)
+def _vega() -> str:
+    """The scripts of Vega, Vega-Lite and Vega-Embed, compressed to less than half of their 900 KB."""
+    script: str = need("vl_convert", extra="report").javascript_bundle()
+    return base64.b64encode(gzip.compress(script.encode(), mtime=0)).decode()
+
+
+def _figure(figure: Figure, number: int) -> str:
+    label = f'aria-label="{_text(figure.title)}"'
+    body = f'<div class="table" tabindex="0" role="region" {label}></div>'
+    if figure.spec is not None:
+        chart = f'<div class="chart" role="img" {label}></div>'
+        body = f"{chart}<details><summary>Numbers</summary>{body}</details>"
+    head = f"<figcaption><h3>{_text(figure.title)}</h3><p>{_text(figure.caption)}</p></figcaption>"
+    texts = (cell for row in figure.rows for cell in row if isinstance(cell, str))
+    wide = figure.spec is None and any(len(cell) > _LONG for cell in texts)
+    return f'<figure class="{"wide" if wide else ""}" data-number="{number}">{head}{body}</figure>'
+
+
+def _for_picture(figure: Figure) -> dict[str, Any]:
+    """A chart on its own, without zoom and the width of bars, whose scale has another name among other charts."""
+    spec = _without_zoom(figure.spec or {})
+    if isinstance(spec.get("mark"), dict) and "width" in spec["mark"]:
+        spec["mark"] = "bar"
+    if "layer" in spec:
+        spec["layer"] = [_without_zoom(layer) for layer in spec["layer"]]
+    records = [dict(zip(figure.columns, row, strict=True)) for row in figure.rows]
+    title = {"text": _lines(figure.title), "subtitle": _lines(figure.caption)}
+    return spec | {"width": _WIDTH, "title": title, "data": {"values": records}}
+
+
+def _without_zoom(spec: dict[str, Any]) -> dict[str, Any]:
+    return {name: part for name, part in spec.items() if name != "params"}

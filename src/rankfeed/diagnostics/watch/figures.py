@@ -1,0 +1,67 @@
+"""What a watch reads of a loader, and how fast the loader is now."""
+
+import weakref
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from rankfeed.errors import TopologyError
+
+Figures = Mapping[str, int | float]
+
+#: Rates are over at least ten seconds, and over eight steps if those take longer.
+_SECONDS, _STEPS = 10.0, 8
+_MOST_READINGS = 1024
+
+
+class WatchedLoader:
+    """A loader that other threads read and do not keep alive."""
+
+    def __init__(self, loader: Any, name: str) -> None:
+        self._loader = weakref.ref(loader)
+        self.name = name
+
+    def stats(self) -> Figures | None:
+        """Its figures; None if it is gone."""
+        loader = self._loader()
+        return None if loader is None else loader.stats()
+
+    def rank(self) -> int | None:
+        """Its rank, if that is known by now."""
+        loader = self._loader()
+        try:
+            return None if loader is None else int(loader.topology.rank)
+        except TopologyError:  # raised to the code that iterates
+            return None
+
+
+class RecentRates:
+    """Figures with the rates of the last seconds (or of the last steps if steps are slow), not since the start.
+
+    Examples:
+        >>> recent = RecentRates()
+        >>> figures = {"steps": 4, "samples": 40, "waited_seconds": 1.0}
+        >>> first = recent.of(figures | {"samples_per_second": 8.0, "waited_share": 0.2}, now=5.0)
+        >>> second = recent.of(figures | {"steps": 9, "samples": 90, "waited_seconds": 1.5}, now=7.0)
+        >>> [(each["samples_per_second"], each["waited_share"]) for each in (first, second)]
+        [(8.0, 0.2), (25.0, 0.25)]
+    """
+
+    def __init__(self) -> None:
+        self._readings: deque[tuple[float, Figures]] = deque(maxlen=_MOST_READINGS)
+
+    def of(self, figures: Figures, now: float) -> Figures:
+        """The figures at a time of a monotonic clock."""
+        self._readings.append((now, figures))
+        while len(self._readings) > 2 and self._is_long_ago(*self._readings[1]):
+            self._readings.popleft()
+        then, before = self._readings[0]
+        if now <= then:
+            return figures
+        speed = (figures["samples"] - before["samples"]) / (now - then)
+        waited = (figures["waited_seconds"] - before["waited_seconds"]) / (now - then)
+        return {**figures, "samples_per_second": speed, "waited_share": min(1.0, max(0.0, waited))}
+
+    def _is_long_ago(self, then: float, before: Figures) -> bool:
+        now, figures = self._readings[-1]
+        return now - then >= _SECONDS and figures["steps"] - before["steps"] >= _STEPS
