@@ -36,11 +36,6 @@ def module_name(path: Path) -> str:
     return ".".join(path.relative_to(SRC).with_suffix("").parts)
 
 
-def is_redesigned(module: str) -> bool:
-    """All packages except the diagnostics and the command line, which still have their former structure."""
-    return not re.match(r"rankfeed\.(diagnostics|cli)\b", module)
-
-
 def python(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
@@ -52,23 +47,20 @@ def test_packages_import_only_from_lower_layers() -> None:
 def test_modules_have_no_import_cycle() -> None:
     graph = grimp.build_graph("rankfeed", cache_dir=None)  # imports inside functions and for types count
     imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
-    TopologicalSorter(
-        {module: names - {"rankfeed"} for module, names in imports.items() if is_redesigned(module)}
-    ).prepare()
+    TopologicalSorter({module: names - {"rankfeed"} for module, names in imports.items()}).prepare()
 
 
 def test_directories_have_at_most_16_modules() -> None:
     count = Counter(path.parent for path in SRC.rglob("*.py") if path.name != "__init__.py")
-    assert {str(path): n for path, n in count.items() if n > 16 and is_redesigned(module_name(path))} == {}
+    assert {str(path): n for path, n in count.items() if n > 16} == {}
 
 
 def test_no_class_name_occurs_twice() -> None:
     modules: dict[str, list[str]] = defaultdict(list)
     for path in SRC.rglob("*.py"):
-        if is_redesigned(module_name(path)):
-            for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.ClassDef):
-                    modules[node.name].append(module_name(path))
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                modules[node.name].append(module_name(path))
     assert {name: found for name, found in modules.items() if len(found) > 1} == {}
 
 

@@ -18,12 +18,12 @@ from rankfeed.diagnostics.doctor.records import (
     Built,
     Done,
     Ended,
-    Failure,
     Job,
     Moved,
     RankLog,
     Ready,
     Record,
+    RunFailure,
     RunLog,
     Sizes,
     Stated,
@@ -502,22 +502,22 @@ def test_a_file_that_workers_share() -> None:
 @pytest.mark.parametrize(
     ("failure", "expected"),
     [
-        (Failure("raised", "in the factory", "ValueError: no"), ("factory-raises", "error")),
-        (Failure("raised", "in epoch 0", "RuntimeError: DataLoader worker (pid 7) exited unexpectedly"),
+        (RunFailure("raised", "in the factory", "ValueError: no"), ("factory-raises", "error")),
+        (RunFailure("raised", "in epoch 0", "RuntimeError: DataLoader worker (pid 7) exited unexpectedly"),
          ("process-died", "error")),
-        (Failure("raised", "reading the ids", "AuditError: a batch has no 'id'"), ("no-ids", "unproven")),
-        (Failure("died", "epoch 0", "SIGKILL"), ("process-died", "error")),
-        (Failure("hangs", "epoch 0", "nothing came for 60 s"), ("hangs", "error")),
+        (RunFailure("raised", "reading the ids", "AuditError: a batch has no 'id'"), ("no-ids", "unproven")),
+        (RunFailure("died", "epoch 0", "SIGKILL"), ("process-died", "error")),
+        (RunFailure("hangs", "epoch 0", "nothing came for 60 s"), ("hangs", "error")),
     ],
 )  # fmt: skip
-def test_failures(failure: Failure, expected: tuple[str, str]) -> None:
+def test_failures(failure: RunFailure, expected: tuple[str, str]) -> None:
     rank = RankLog(0, failure=failure)
-    follows = RankLog(1, failure=Failure("hangs", "epoch 0", "it waited for rank 0", root=False))
+    follows = RankLog(1, failure=RunFailure("hangs", "epoch 0", "it waited for rank 0", root=False))
     assert codes(diagnose([RunLog(job(), [rank, follows])], [], 4)) == [expected]
 
 
 def failed(this: Job, text: str, phase: str = "in epoch 0") -> RunLog:
-    return RunLog(this, [RankLog(0, failure=Failure("raised", phase, text))])
+    return RunLog(this, [RankLog(0, failure=RunFailure("raised", phase, text))])
 
 
 def test_an_error_in_a_configuration_that_was_not_asked_for_is_no_disease() -> None:
@@ -574,7 +574,7 @@ def test_ranks_of_different_kinds() -> None:
 
 def test_findings_of_one_code_are_merged_and_errors_come_first() -> None:
     run, other = log(job(), uneven), log(job(start_method="spawn"), uneven)
-    run.ranks[0].add(Failure("hangs", "epoch 0", "nothing came for 60 s"))
+    run.ranks[0].add(RunFailure("hangs", "epoch 0", "nothing came for 60 s"))
     found = diagnose([run, other], alone(uneven), 4)
     assert codes(found)[:2] == [("hangs", "error"), ("uneven-steps", "error")]
     assert len({each.code for each in found}) == len(found)

@@ -20,7 +20,7 @@ from rankfeed.diagnostics.lockstep.job_store import JobStore
 from rankfeed.diagnostics.lockstep.progress import LocalProgress, Observer, is_echo
 from rankfeed.diagnostics.lockstep.rank_monitor import RankMonitor
 from rankfeed.diagnostics.lockstep.siblings import SiblingProcesses
-from rankfeed.diagnostics.lockstep.status import Failure, Progress, RankStatus
+from rankfeed.diagnostics.lockstep.status import LoopFailure, Progress, RankStatus
 
 
 class Job:
@@ -51,7 +51,7 @@ def test_all_ranks_read_the_same_cause(kind: str, tmp_path: Path) -> None:
         {0: 100, 2: 102},
         {0: 100, 1: 101},
     ]
-    job.facts[1] = {"progress": Progress(1, 1, 3, "step"), "failure": Failure("ValueError: no", [], False)}
+    job.facts[1] = {"progress": Progress(1, 1, 3, "step"), "failure": LoopFailure("ValueError: no", [], False)}
     causes = job.run(2)
     assert causes == [causes[0]] * 3
     assert causes[0].endswith("failed in step 3 of pass 1: ValueError: no")
@@ -79,7 +79,7 @@ def test_a_silent_judge_is_judged_by_the_other(judge: int) -> None:
 
 def test_a_cause_is_not_forgotten_by_a_judge_that_does_not_see_it() -> None:
     job = Job(3)
-    job.facts[2] = {"progress": Progress(1, 1, 3, "step"), "failure": Failure("ValueError: no", [], False)}
+    job.facts[2] = {"progress": Progress(1, 1, 3, "step"), "failure": LoopFailure("ValueError: no", [], False)}
     job.run(2)
     job.facts[2] = {}
     assert all("ValueError: no" in cause for cause in job.run(2))

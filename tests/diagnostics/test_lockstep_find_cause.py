@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from rankfeed.diagnostics.lockstep.find_cause import SETTLE, SILENT, JobHistory, find_cause, incomparable_groups
-from rankfeed.diagnostics.lockstep.status import Cause, Failure, Progress, RankStatus, State
+from rankfeed.diagnostics.lockstep.status import Cause, LoopFailure, Progress, RankStatus, State
 
 LIMIT = 100.0
 LONG = 2 * LIMIT
@@ -55,7 +55,7 @@ def job(
 
 
 def failed(error: str, *, is_echo: bool = False) -> dict[str, Any]:
-    return {"failure": Failure(error, ["a"], is_echo)}
+    return {"failure": LoopFailure(error, ["a"], is_echo)}
 
 
 def blamed(*statuses: RankStatus, **known: Any) -> tuple[int, str]:

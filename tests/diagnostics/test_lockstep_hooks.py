@@ -13,7 +13,7 @@ import pytest
 import rankfeed as rf
 from rankfeed.diagnostics.lockstep import rank_monitor
 from rankfeed.diagnostics.lockstep.progress import LocalProgress
-from rankfeed.diagnostics.lockstep.status import Cause, Failure, RankStatus
+from rankfeed.diagnostics.lockstep.status import Cause, LoopFailure, RankStatus
 from rankfeed.errors import LockstepError
 
 
@@ -124,7 +124,7 @@ def test_only_the_error_of_a_collective_is_replaced_by_its_cause(is_echo: bool) 
     monitor._acknowledged, monitor._has_store = threading.Event(), False
     monitor._status = lambda: RankStatus(1)  # type: ignore[method-assign]
     monitor.cause = Cause(0, "rank 0 is the cause")
-    monitor.local.failure = Failure("an error", [], is_echo)
+    monitor.local.failure = LoopFailure("an error", [], is_echo)
     if is_echo:
         with pytest.raises(LockstepError, match="rank 0 is the cause"):
             monitor.fail(RuntimeError("gloo: connection closed by peer"))

@@ -28,7 +28,7 @@ from rankfeed.diagnostics import tagged
 from rankfeed.diagnostics.doctor import Examination, examine
 from rankfeed.diagnostics.doctor.inspection import ImportMeter, described
 from rankfeed.diagnostics.doctor.rank import LoaderReader, found, read
-from rankfeed.diagnostics.doctor.records import Built, Failure, Job, Record, Stated, Step
+from rankfeed.diagnostics.doctor.records import Built, Job, Record, RunFailure, Stated, Step
 from rankfeed.diagnostics.findings import Finding
 from rankfeed.errors import ArgumentError
 from rankfeed.integrations.pytest_plugin import Rankfeed
@@ -169,13 +169,13 @@ def first_of_each(batch: Any) -> Any:
 def test_names_of_files_that_are_no_text_can_be_said() -> None:
     assert [line.ids for line in said_of("halves_of_characters") if isinstance(line, Step)] == [[r"img\udc80.jpg"]]
     raised = said_of("raises_halves")[-1]
-    assert isinstance(raised, Failure)
+    assert isinstance(raised, RunFailure)
     assert raised.detail == r"FileNotFoundError: img\udc80.jpg"
 
 
 def test_ids_that_are_not_found_are_reported_without_a_traceback_of_ours() -> None:
     raised = said_of("with_a_wrong_path")[-1]
-    assert isinstance(raised, Failure)
+    assert isinstance(raised, RunFailure)
     assert (raised.phase, raised.output) == ("reading the ids", [])
     assert "'meta.other'" in raised.detail
     assert "meta.k" in raised.detail

@@ -16,7 +16,7 @@ import numpy as np
 from rankfeed._util.validate import check_callable, check_int, check_iterable, check_optional, check_path, invalid
 from rankfeed.diagnostics.audit.collectives import AuditProcesses
 from rankfeed.diagnostics.audit.epochs import INTERVALS, EpochReport, LoaderTraits, Place, RankEpoch, Repeat
-from rankfeed.diagnostics.audit.reader import LoaderReader, RankSummary, as_own, dataset_of
+from rankfeed.diagnostics.audit.reader import AuditReader, RankSummary, as_own, dataset_of
 from rankfeed.diagnostics.audit.report import AuditReport
 from rankfeed.diagnostics.audit.rules import AuditFacts, Expectation, KeyKind
 from rankfeed.diagnostics.audit.universe import Universe
@@ -90,7 +90,7 @@ def audit(
     """
     processes = AuditProcesses.detect()
     with ExitStack() as stack:
-        reader: LoaderReader
+        reader: AuditReader
         expected: Universe
 
         def begin() -> tuple[object, ...]:
@@ -99,7 +99,7 @@ def audit(
             found, due = _of_own(loader, key, universe)
             expected = Universe(due)
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rankfeed-audit-", dir=folder)))
-            reader = LoaderReader(loader, found, scratch, processes.rank, memory)
+            reader = AuditReader(loader, found, scratch, processes.rank, memory)
             return epochs, memory, max_steps, expected.known, expected.size
 
         def read() -> RankSummary:
@@ -162,7 +162,7 @@ def _check_peers(summaries: Sequence[RankSummary]) -> None:
 
 def _count(
     processes: AuditProcesses,
-    reader: LoaderReader,
+    reader: AuditReader,
     summaries: Sequence[RankSummary],
     expected: Universe,
     memory: int,

@@ -40,7 +40,7 @@ class RankSummary:
 
 
 @dataclass
-class EpochLog:
+class ObservedEpoch:
     """An epoch of one rank, while it is read."""
 
     partitions: HashPartitions | None = None
@@ -72,12 +72,12 @@ class EpochLog:
         return RankEpoch(rank, len(self.sizes), sum(self.sizes), sizes, orders, in_order or self.ascending, drawn)
 
 
-class LoaderReader:
+class AuditReader:
     """A rank's passes over its loader."""
 
     def __init__(self, loader: Iterable[Any], key: Key, scratch: Path, rank: int, memory: int) -> None:
         self.loader, self.key, self.scratch, self.rank, self.memory = loader, key, scratch, rank, memory
-        self.logs: list[EpochLog] = []
+        self.logs: list[ObservedEpoch] = []
         self.keys: KeyKind = "ids"
         self.width = 0
         self.cut = False
@@ -85,7 +85,7 @@ class LoaderReader:
 
     def read(self, max_steps: int | None) -> None:
         """Read an epoch."""
-        log = EpochLog()
+        log = ObservedEpoch()
         self.logs.append(log)
         own = as_own(self.loader)
         # A column of the user may have the name of the mask if the loader needs none.

@@ -18,7 +18,7 @@ from rankfeed._util.workers import Payload, PeerGoneError, WorkerPool
 from rankfeed._util.workers.channel import poll_descriptors
 from rankfeed._util.workers.pool import Worker
 from rankfeed.diagnostics.doctor.rank import RankHandler
-from rankfeed.diagnostics.doctor.records import Failure, Job, RankLog, RunLog
+from rankfeed.diagnostics.doctor.records import Job, RankLog, RunFailure, RunLog
 from rankfeed.errors import WorkerError
 
 #: What is imported once, before ranks are forked.
@@ -61,7 +61,7 @@ class RankProcess:
                 self.heard = time.monotonic()
         except PeerGoneError:
             detail = f"the process ended: {self.worker.end()}"
-            self.log.failure = Failure("died", self.log.phase, detail, self.last_lines())
+            self.log.failure = RunFailure("died", self.log.phase, detail, self.last_lines())
 
     def keep_output_small(self) -> None:
         with suppress(OSError):
@@ -125,7 +125,7 @@ def _find_hanging(running: Sequence[RankProcess], job: Job) -> None:
         silent = time.monotonic() - each.heard
         if silent > limit:
             detail = f"nothing came for {silent:.0f} s"
-            each.log.failure = Failure("hangs", each.log.phase, detail, each.current_stack(), root=not failed)
+            each.log.failure = RunFailure("hangs", each.log.phase, detail, each.current_stack(), root=not failed)
 
 
 @contextmanager

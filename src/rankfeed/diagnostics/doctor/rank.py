@@ -30,11 +30,11 @@ from rankfeed.diagnostics.doctor.records import (
     Built,
     Done,
     Ended,
-    Failure,
     Job,
     Ready,
     Record,
     RowKey,
+    RunFailure,
     Stated,
     Step,
 )
@@ -80,7 +80,7 @@ def read(job: Job, rank: int, report: Callable[[Record], object]) -> None:
         trace = "".join(traceback.format_exception(type(error), error, _user_frames(error)))
         ours = reader.phase == IDS and isinstance(error, AuditError)
         text = _encodable(f"{type(error).__name__}: {safe_str(error)}").strip()[:2000]
-        report(Failure("raised", reader.phase, text, [] if ours else _encodable(trace).splitlines()[-20:]))
+        report(RunFailure("raised", reader.phase, text, [] if ours else _encodable(trace).splitlines()[-20:]))
 
 
 class LoaderReader:

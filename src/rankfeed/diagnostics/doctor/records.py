@@ -139,7 +139,7 @@ class Done:
 
 
 @dataclass
-class Failure:
+class RunFailure:
     """How a rank failed: it raised, hangs or died; with the last lines that it printed."""
 
     kind: str
@@ -150,7 +150,7 @@ class Failure:
     root: bool = True
 
 
-Record = Ready | Built | Began | Step | Sizes | Moved | Stated | Ended | Failure | Done
+Record = Ready | Built | Began | Step | Sizes | Moved | Stated | Ended | RunFailure | Done
 
 
 @dataclass
@@ -181,7 +181,7 @@ class RankLog:
     epochs: list[EpochLog] = field(default_factory=list)
     moved: list[Moved] = field(default_factory=list)
     state_after: int | None = None
-    failure: Failure | None = None
+    failure: RunFailure | None = None
     done: bool = False
     phase: str = "starting"
 
@@ -211,7 +211,7 @@ class RankLog:
             case Ended(whole=whole):
                 self.epochs[-1].whole, self.epochs[-1].cut = whole, not whole
                 self.phase = f"after epoch {self.epochs[-1].epoch}"
-            case Failure():
+            case RunFailure():
                 self.failure = record
             case Done():
                 self.done = True

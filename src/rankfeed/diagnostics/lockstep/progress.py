@@ -16,7 +16,7 @@ from zlib import crc32
 
 from msgspec import structs
 
-from rankfeed.diagnostics.lockstep.status import Failure, PeerState, Progress, RankStatus, State
+from rankfeed.diagnostics.lockstep.status import LoopFailure, PeerState, Progress, RankStatus, State
 
 #: Errors that are likely to be the effect of another rank's end.
 _ECHO = re.compile(r"gloo|nccl|peer|socket|timed? ?out|process group|abort|broken pipe", re.IGNORECASE)
@@ -33,7 +33,7 @@ class LocalProgress:
     def __init__(self) -> None:
         self._first = collective_numbers()
         self.progress = Progress(since=time.monotonic())
-        self.failure: Failure | None = None
+        self.failure: LoopFailure | None = None
         self.thread = threading.get_ident()
 
     @property
@@ -69,11 +69,11 @@ class LocalProgress:
         self.end_pass("left")
         self._set(closed=True)
 
-    def fail(self, error: BaseException) -> Failure:
+    def fail(self, error: BaseException) -> LoopFailure:
         lines = [line for part in traceback.format_exception(error) for line in part.rstrip().splitlines()]
         text = "".join(traceback.format_exception_only(error)).strip().partition("\n")[0][:500]
         echo = self.progress.state != "data" and is_echo(error)
-        self.failure = Failure(text, lines[-_LINES:], echo)
+        self.failure = LoopFailure(text, lines[-_LINES:], echo)
         self._set()
         return self.failure
 

@@ -27,7 +27,7 @@ class Progress(NamedTuple):
 
 
 @decodable
-class Failure(msgspec.Struct, frozen=True):
+class LoopFailure(msgspec.Struct, frozen=True):
     """The error that ended a rank's loop."""
 
     error: str
@@ -46,7 +46,7 @@ class RankStatus(msgspec.Struct, frozen=True):
     namespace: str = ""  # in which the process id is valid, see pid_namespace_id
     beat: int = 0  # number of this status; 0 if the rank has not published any
     progress: Progress = Progress()
-    failure: Failure | None = None
+    failure: LoopFailure | None = None
     age: float = 0.0  # seconds since the progress changed
     numbers: dict[str, int] = {}  # collectives entered since the loop began, by process group
     ages: dict[str, float] = {}  # seconds since each number changed, for those that have changed under watch

@@ -188,7 +188,7 @@ def _add_step(each: StepRecord, one: LedgerPass, schedule: Schedule, ledger: Par
 
 
 @dataclass
-class RankProcess:
+class LedgerProcess:
     """A process of a launch: one rank of it."""
 
     rank: int
@@ -213,19 +213,19 @@ class Launch:
 
     name: str
     world_size: int
-    processes: dict[int, list[RankProcess]] = field(default_factory=dict)
+    processes: dict[int, list[LedgerProcess]] = field(default_factory=dict)
 
-    def all(self) -> list[RankProcess]:
+    def all(self) -> list[LedgerProcess]:
         return [process for processes in self.processes.values() for process in processes]
 
 
 def launches_of(passes: Iterable[LedgerPass]) -> list[Launch]:
     """The launches that passes belong to, in the order in which they began."""
-    processes: dict[tuple[str, str, int, int], RankProcess] = {}
+    processes: dict[tuple[str, str, int, int], LedgerProcess] = {}
     for one in passes:
         content = one.content
         key = content.launch, content.process, content.rank, content.world_size
-        process = RankProcess(content.rank, content.world_size, content.host, content.pid, content.launcher)
+        process = LedgerProcess(content.rank, content.world_size, content.host, content.pid, content.launcher)
         processes.setdefault(key, process).passes.append(one)
     launches: list[Launch] = []
     latest: dict[tuple[str, int], Launch] = {}
@@ -238,6 +238,6 @@ def launches_of(passes: Iterable[LedgerPass]) -> list[Launch]:
     return launches
 
 
-def _joins(process: RankProcess, launch: Launch) -> bool:
-    peers: Sequence[RankProcess] = launch.processes.get(process.rank, ())
+def _joins(process: LedgerProcess, launch: Launch) -> bool:
+    peers: Sequence[LedgerProcess] = launch.processes.get(process.rank, ())
     return not peers or (process.launcher == "mesh" and all(peer.launcher == "mesh" for peer in peers))

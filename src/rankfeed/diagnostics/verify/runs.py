@@ -9,7 +9,7 @@ from typing import Any
 
 from rankfeed._util.validate import check_callable, check_int, check_path
 from rankfeed.diagnostics.findings import Finding, Severity
-from rankfeed.diagnostics.verify.ledgers import Launch, LedgerPass, RankProcess, launches_of, read_folder
+from rankfeed.diagnostics.verify.ledgers import Launch, LedgerPass, LedgerProcess, launches_of, read_folder
 from rankfeed.diagnostics.verify.positions import (
     DeliveryTimeline,
     MissingRange,
@@ -124,7 +124,7 @@ def _absent_ledger(text: str) -> Finding:
     return Finding("absent-ledger", "unproven", what, (text,), "copy the ledgers of all hosts into one folder")
 
 
-def _of_rank(processes: Sequence[RankProcess], launch: int) -> DeliveryTimeline:
+def _of_rank(processes: Sequence[LedgerProcess], launch: int) -> DeliveryTimeline:
     """What a rank delivered in a launch; of parallel peers, the one that came least far."""
     lines = []
     for process in processes:
@@ -224,9 +224,9 @@ def _overlap(one: Launch, two: Launch) -> bool:
     )
 
 
-def _extremes(launch: Launch) -> list[RankProcess]:
+def _extremes(launch: Launch) -> list[LedgerProcess]:
     """On each host, the process that began first and the one that ended last."""
-    hosts: dict[str, list[RankProcess]] = {}
+    hosts: dict[str, list[LedgerProcess]] = {}
     for process in launch.all():
         hosts.setdefault(process.host, []).append(process)
     pairs = (
