@@ -5,6 +5,7 @@ necessary.
 """
 
 import random
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from rankfeed._util.fork_safety import init_in_each_process
 from rankfeed.columns.buffers import BufferPool
 from rankfeed.columns.columns import Allocate, Columns
 from rankfeed.columns.field import Field
@@ -390,9 +392,27 @@ def _remedy(error: Mismatch, declared: Declared | None, ragged: str, layout: Lay
     return "convert it to the type of the others, or pass a collate_fn to the Loader"
 
 
+class _GeneratorLock:
+    """A lock around the calls that read or set the state of torch's global generator.
+
+    They hold a mutex of torch while they may wait for the GIL (the garbage collector can run in them), and wait for
+    that mutex with the GIL held: two threads in them at once may wait for each other forever (seen with torch 2.13).
+    """
+
+    def __init__(self) -> None:
+        init_in_each_process(self._init_process)
+
+    def _init_process(self) -> None:
+        self.lock = threading.RLock()
+
+
+_GENERATOR = _GeneratorLock()
+
+
 def seed_global_rngs(seed: int) -> None:
     """Seed the global generators of torch (CPU), numpy and random with 64 bits."""
-    torch.default_generator.manual_seed(seed >> 1)
+    with _GENERATOR.lock:
+        torch.default_generator.manual_seed(seed >> 1)
     np.random.seed(seed & 0xFFFFFFFF)
     random.seed(seed)
 
@@ -400,10 +420,13 @@ def seed_global_rngs(seed: int) -> None:
 @contextmanager
 def preserve_rng_state() -> Iterator[None]:
     """Restore the global generators on exit: seeding them for a sample must not affect the model's dropout."""
-    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    with _GENERATOR.lock:
+        torch_state = torch.get_rng_state()
+    states = np.random.get_state(), random.getstate()
     try:
         yield
     finally:
-        torch.set_rng_state(states[0])
-        np.random.set_state(states[1])
-        random.setstate(states[2])
+        with _GENERATOR.lock:
+            torch.set_rng_state(torch_state)
+        np.random.set_state(states[0])
+        random.setstate(states[1])
