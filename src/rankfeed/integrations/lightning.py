@@ -114,7 +114,7 @@ class LoaderCheck(_callback_class()):  # type: ignore[misc]
 
 
 class LockstepCheck(_callback_class()):  # type: ignore[misc]
-    """A Callback that ends a hanging training with an error that names the rank that stopped, where and why.
+    """A Callback that ends a hanging training, by an error or exit code 86, and names the rank, the step and why.
 
     It watches the steps of training with :class:`rankfeed.Lockstep`. Failures in an evaluation or a checkpoint in
     between are reported too; these may take any time, as long as no rank waits in a collective beyond the limit.

@@ -1,4 +1,4 @@
-"""Ranks of a running job that watch over each other: a hang becomes an error that says who, where and why."""
+"""Ends a hanging job with an error that names the rank, the position and the cause."""
 
 from rankfeed.diagnostics.lockstep.lockstep import Lockstep
 

@@ -1,0 +1,229 @@
+"""Find the rank that stops a job, from the last status of every rank, without store or clock.
+
+Times of two hosts are never compared: a rank publishes how long it has made no progress, and the judging rank
+counts for how long it has received nothing from it.
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+
+from rankfeed.diagnostics.lockstep.status import Cause, RankStatus
+
+#: Seconds to wait for a better reason after a collective failed: it fails on all ranks, and one is the cause.
+SETTLE = 3.0
+#: The same if a rank is known to have left its loop.
+_SETTLE_LEFT = 1.5
+#: Seconds without a status after which a rank is silent.
+SILENT = 5.0
+
+
+class JobHistory:
+    """The last status of each rank, when it was received, and what earlier ones prove."""
+
+    def __init__(self, world_size: int, limit: float, uneven: bool = False) -> None:
+        self.limit, self.uneven, self.now = limit, uneven, 0.0
+        self.statuses = {rank: RankStatus(rank) for rank in range(world_size)}
+        self.received = dict.fromkeys(range(world_size), 0.0)
+        self._earlier = dict(self.statuses)  # the last one at another step
+        self._confirmed: set[int] = set()
+        self._stopped: set[int] = set()  # processes, as ranks on their hosts see them
+        self._active: set[str] = set()  # process groups whose numbers changed under watch
+        self._incomparable: set[str] = set()
+
+    def __iter__(self) -> Iterator[RankStatus]:
+        return iter(self.statuses.values())
+
+    def update(self, statuses: Iterable[RankStatus], now: float) -> None:
+        self.now = now
+        for new in statuses:
+            old = self.statuses[new.rank]
+            if new.beat == old.beat:
+                continue
+            self.statuses[new.rank], self.received[new.rank] = new, now
+            if new.place != old.place:
+                self._earlier[new.rank] = old
+            self._confirmed.discard(new.rank)
+            if (new.progress, new.numbers) == (old.progress, old.numbers):
+                self._confirmed.add(new.rank)
+        recent = [each.peers for each in self if self.silence(each) < SILENT]
+        self._stopped = {rank for peers in recent for rank, state in peers.items() if state == "stopped"}
+        self._active = {key for status in self for key in status.ages}
+        if not self.uneven:
+            self._incomparable |= incomparable_groups([*self._earlier.values(), *self])
+
+    def silence(self, status: RankStatus) -> float:
+        return self.now - self.received[status.rank]
+
+    def is_silent(self, status: RankStatus) -> bool:
+        """Whether no status is expected from it."""
+        return self.silence(status) >= SILENT or status.rank in self._stopped
+
+    def standing(self, status: RankStatus) -> float:
+        """Seconds without progress, as far as two statuses or a silence confirm it."""
+        if self.is_silent(status):
+            return status.standing + self.silence(status)
+        return status.standing if status.rank in self._confirmed else 0.0
+
+    def age(self, status: RankStatus) -> float:
+        """Seconds since its state changed, as far as is known."""
+        return status.age + self.silence(status)
+
+    def entered(self, status: RankStatus) -> dict[str, int]:
+        """Collectives that a rank has entered, by process group; only numbers that can be compared."""
+        groups = self._active - self._incomparable
+        return {key: number for key, number in status.numbers.items() if key in groups}
+
+    def peer_state(self, status: RankStatus) -> str:
+        """State of its process, as a rank of its host sees it that is not silent itself; else empty."""
+        observers = (each.peers for each in self if status.rank in each.peers and not self.is_silent(each))
+        return next((peers[status.rank] for peers in observers), "")
+
+
+def incomparable_groups(statuses: Iterable[RankStatus]) -> set[str]:
+    """Process groups whose collectives are not the same on all ranks.
+
+    Point-to-point calls count on two ranks only, and background threads enter collectives at any time. So numbers
+    at the beginning of a pass differ, or a rank in a later step has a lower number than one in an earlier step.
+    """
+    found: set[str] = set()
+    marks: dict[tuple[int, str], int] = {}
+    highest: dict[str, int] = {}
+    for place, same in groupby(sorted(statuses, key=lambda status: status.place), key=lambda status: status.place):
+        group = list(same)
+        starts = [item for status in group for item in status.progress.marks]
+        numbers = [item for status in group for item in status.numbers.items()]
+        found |= {key for key, number in starts if marks.setdefault((place[0], key), number) != number}
+        found |= {key for key, number in numbers if number < highest.get(key, 0)}
+        for key, number in numbers:
+            highest[key] = max(highest.get(key, 0), number)
+    return found
+
+
+def find_cause(job: JobHistory) -> Cause | None:
+    """The most certain cause for which ranks wait in vain; None if the job is healthy, or may be."""
+    return _failed(job) or _uneven(job) or _dead(job) or _broken(job) or _waited_for(job)
+
+
+def _failed(job: JobHistory) -> Cause | None:
+    failed = [status for status in job if status.failure and not status.failure.is_echo]
+    first = max(failed, key=job.age, default=None)
+    return first.cause(f"failed {first.where}: {first.error}") if first else None
+
+
+def _uneven(job: JobHistory) -> Cause | None:
+    most: dict[int, tuple[int, int]] = {}  # by pass: steps that were begun in it, and the rank that did
+    for status in job:
+        for passes, steps in (status.place, status.progress.done):
+            most[passes] = max(most.get(passes, (0, 0)), (steps, -status.rank))
+    for status in sorted(job, key=lambda status: (status.progress.done, status.rank)):
+        done = status.progress.done
+        for passes, steps in [done, (done[0] + 1, 0)][: 1 + status.progress.closed]:
+            more, other = most.get(passes, (0, 0))
+            if passes and more > steps and not job.uneven:
+                return status.cause(
+                    f"{status.end}, and rank {-other} has begun step {more} of pass {passes}",
+                    "let all ranks take the same number of steps (rankfeed.Loader and rankfeed.DistributedSampler "
+                    "do); uneven=True if no step waits for another rank",
+                )
+    return None
+
+
+def _dead(job: JobHistory) -> Cause | None:
+    last = max(job, key=_place)
+    for rank in (rank for observer in job for rank, state in observer.peers.items() if state == "dead"):
+        status = job.statuses[rank]
+        # A rank at the end of its data may end, as long as no other rank begins another pass.
+        between = (
+            status.beat and not (status.progress.closed or status.failure) and last.place[0] > status.place[0]
+        )
+        if status.is_inside or between:
+            return status.cause(
+                f"is gone: its process ended without an error; it was last seen {status.where}, and rank "
+                f"{last.rank} was {last.where}",
+                "see the end of its log, and the kernel log (dmesg) for the out-of-memory killer",
+            )
+    return None
+
+
+def _broken(job: JobHistory) -> Cause | None:
+    """A collective failed: likely because a rank that did not fail left its loop or its process."""
+    failed = [status for status in job if status.failure and status.age >= _SETTLE_LEFT]
+    first = max(failed, key=job.age, default=None)
+    if first is None:
+        return None
+    effect = f"and a collective of rank {first.rank} failed {first.where}: {first.error}"
+    away = [
+        status
+        for status in job
+        if (status.progress.closed or (status.progress.state == "left" and first.progress.state != "ended"))
+        and not status.failure
+        and status.place <= first.place
+        and job.age(status) >= _SETTLE_LEFT  # an error is seen to leave the loop before it is published
+    ]
+    if away:
+        status = min(away, key=lambda status: (not status.progress.closed, status.place, status.rank))
+        return status.cause(f"{status.end}, {effect}")
+    if first.age < SETTLE:
+        return None
+    silent = max(job, key=job.silence)
+    if job.is_silent(silent):
+        return _silent(job, silent, effect)
+    return first.cause(
+        f"failed in a collective {first.where}, and no rank is known to be the cause: {first.error}"
+    )
+
+
+def _waited_for(job: JobHistory) -> Cause | None:
+    """A rank for which another one has waited beyond the limit while it made no progress."""
+    entered = {each.rank: job.entered(each) for each in job}
+    stuck = {each.rank for each in job if not each.failure and job.standing(each) >= job.limit}
+    waiters = [each for each in job if each.rank in stuck and not job.is_silent(each)]
+    front: dict[str, RankStatus] = {}  # the waiter that has entered most collectives of a group
+    for each in waiters:
+        for key, number in entered[each.rank].items():
+            if key not in front or number > entered[front[key].rank][key]:
+                front[key] = each
+    stepped = max((each for each in waiters if each.progress.state != "data"), key=_place, default=None)
+    inside = max((each for each in waiters if each.is_inside), key=_place, default=None)
+    waits: dict[int, RankStatus] = {}  # ranks that are waited for, each with a rank that waits
+    for rank, status in job.statuses.items():
+        own, is_silent = entered[rank], job.silence(status) >= job.limit
+        ahead = [front[key] for key in own if key in front and entered[front[key].rank][key] > own[key]]
+        if ahead:
+            waits[rank] = max(ahead, key=_place)
+        elif stepped and not own and stepped.place > status.place and not (job.uneven and status.beat):
+            waits[rank] = stepped  # without numbers, places are compared
+        elif inside and status.is_inside and is_silent and job.peer_state(status) != "alive":
+            waits[rank] = inside  # its host may hang in the same collective
+    # Who waits for another rank itself is not the cause, unless ranks wait for each other in different groups.
+    lowest = {key: min(own[key] for own in entered.values() if key in own) for key in front}
+    roots = {rank for rank in waits if all(entered[rank].get(key, last) == last for key, last in lowest.items())}
+    if not roots and waits.keys() <= stuck:
+        roots = set(waits)
+    candidates = [job.statuses[rank] for rank in sorted(roots & stuck)]
+    if not candidates:
+        return None
+    status = max(candidates, key=lambda s: (job.is_silent(s), s.progress.state == "left", job.standing(s)))
+    waiter = waits[status.rank]
+    effect = f"and rank {waiter.rank} has waited for {waiter.standing:.0f} s, {waiter.where}"
+    if job.is_silent(status) and not status.progress.closed:
+        return _silent(job, status, effect)
+    text = f"has been {status.where} for {job.standing(status):.0f} s, {effect}"
+    return status.cause(text, f"if it may take so long: limit= of more than {job.limit:.0f} s", hangs=True)
+
+
+def _silent(job: JobHistory, status: RankStatus, effect: str) -> Cause:
+    seconds = job.silence(status)
+    if not status.beat:
+        text = f"rank {status.rank} has not reached its first step after {seconds:.0f} s, {effect}"
+        return Cause(status.rank, text, status=status)
+    why = {
+        "stopped": "its process is stopped (SIGSTOP, or a debugger)",
+        "alive": "its process is alive, and code that holds the interpreter's lock (GIL) stops all of its threads",
+    }.get(job.peer_state(status), "its process or host hangs or is gone")
+    text = f"has published nothing for {seconds:.0f} s: {why}; it was last seen {status.where}, {effect}"
+    return status.cause(text, hangs=True)
+
+
+def _place(status: RankStatus) -> tuple[int, int, int]:
+    return *status.place, -status.rank

@@ -1,0 +1,87 @@
+"""Many healthy jobs hear nothing, and many that hang or die end in time with the right rank named.
+
+The campaign runs in pieces: ``pytest -m soak -s tests/diagnostics/test_lockstep_campaign.py -k "faulty and 3"``.
+How late this machine scheduled a process meanwhile is printed beside each figure.
+"""
+
+import json
+import os
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from tests.diagnostics.jobs.lockstep import CASES, HEALTHY
+from tests.diagnostics.test_lockstep import check, played, quiet
+
+SEED = int(os.environ.get("LOCKSTEP_SEED", "1"))
+#: Seconds after the limit, or after what needs no limit, until all ranks have ended.
+LATEST = 5.0
+#: In a common pause of these, ranks of different speed enter collectives.
+IN_PAUSE = ("long evaluation", "groups", "background", "messages")
+#: How a case must be played; the others are under a "with" or, one in four, a bare wrapper.
+PLAYED = {
+    "subgroup": "subgroups",
+    "slow": "no collectives",
+    "evaluation": "evaluation",
+    "after": "after",
+    "never": "with",
+    "sys.exit": "with",
+}
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("piece", range(5))
+def test_forty_healthy_jobs(piece: int, tmp_path: Path) -> None:
+    chance = random.Random(f"{SEED} healthy {piece}")
+    rounds = []
+    others = [how for how in HEALTHY if how not in IN_PAUSE]
+    for number in range(40):
+        how = IN_PAUSE[(10 * piece + number) % len(IN_PAUSE)] if number < 10 else chance.choice(others)
+        ranks = chance.choice([3, 4] if how in ("groups", "messages", "pipeline") else [2, 3, 4])
+        rounds.append(f"healthy,{number},8,{ranks},{chance.choice([3, 3, 4])},{how}")
+    played(tmp_path, 120, *rounds, at_once=3)
+    alarms = []
+    for each in rounds:
+        try:
+            quiet(tmp_path, each)
+        except (AssertionError, OSError) as error:
+            logs = sorted((tmp_path / each).glob("*.log"))
+            alarms.append("\n".join([f"{each}: {error}", *(log.read_text()[-3000:] for log in logs)]))
+    print(f"\nhealthy jobs {piece}: {len(rounds)} jobs, {len(alarms)} alarms; {scheduling(tmp_path, rounds)}")
+    assert not alarms, "\n".join(alarms)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("piece", range(5))
+def test_twenty_faulty_jobs(piece: int, tmp_path: Path) -> None:
+    chance = random.Random(f"{SEED} faulty {piece}")
+    rounds = []
+    for number in range(20 * piece, 20 * piece + 20):
+        case = list(CASES)[number % len(CASES)]
+        how = PLAYED.get(case) or chance.choice(["with", "with", "with", "bare"])
+        ranks = 4 if how == "subgroups" else chance.choice([2, 3, 3, 4])
+        bad = 0 if number // len(CASES) % 3 == 0 else chance.randrange(ranks)
+        rounds.append(f"{case},{bad},{chance.randrange(5, 36)},{ranks},{chance.choice([3, 4, 5])},{how}")
+    played(tmp_path, 60, *rounds, at_once=3)
+    wrong, late = [], []
+    for each in rounds:
+        try:
+            seconds = check(tmp_path, each)
+        except (AssertionError, OSError) as error:
+            wrong.append(f"{each}: {error}")
+            continue
+        print(f"\n{each}: {seconds:.1f} s; {scheduling(tmp_path, [each])}", end="")
+        late += [each] if seconds > LATEST else []
+    print(f"\nfaulty jobs {piece}: {len(rounds)} jobs, {len(wrong)} wrong, {len(late)} later than {LATEST:.0f} s")
+    assert not wrong, "\n".join(wrong)
+    assert not late
+
+
+def scheduling(folder: Path, rounds: Sequence[str]) -> str:
+    """How late a sleeping process was scheduled during rounds."""
+    found = [json.loads((folder / each / "delays.json").read_text()) for each in rounds]
+    delays = [seconds for each in found for _, seconds in each]
+    return f"scheduled late by {sum(delays):.1f} s in all, {max(delays, default=0.0):.2f} s at once"

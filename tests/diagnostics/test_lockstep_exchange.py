@@ -1,0 +1,196 @@
+"""Ranks read of each other through a store, and see processes end, whichever of them is gone."""
+
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from rankfeed._util.process_info import process_start_time
+from rankfeed.diagnostics.lockstep import progress as observing
+from rankfeed.diagnostics.lockstep.exchange import Exchange, Judgement
+from rankfeed.diagnostics.lockstep.find_cause import JobHistory
+from rankfeed.diagnostics.lockstep.job_store import JobStore
+from rankfeed.diagnostics.lockstep.progress import LocalProgress, Observer, is_echo
+from rankfeed.diagnostics.lockstep.rank_monitor import RankMonitor
+from rankfeed.diagnostics.lockstep.siblings import SiblingProcesses
+from rankfeed.diagnostics.lockstep.status import Failure, Progress, RankStatus
+
+
+class Job:
+    """Some ranks on one store and one clock."""
+
+    def __init__(self, ranks: int, limit: float = 100.0, store: Any = None) -> None:
+        self.now = 0.0
+        self.facts: list[dict[str, Any]] = [{} for _ in range(ranks)]
+        store = JobStore(store or dist.HashStore(), "loop/0")
+        self.exchanges = [Exchange(store, rank, JobHistory(ranks, limit)) for rank in range(ranks)]
+
+    def run(self, seconds: int, *gone: int) -> list[str]:
+        for _ in range(seconds):
+            self.now += 1.0
+            for rank, exchange in enumerate(self.exchanges):
+                if rank not in gone:
+                    facts = {"beat": int(self.now), **self.facts[rank]}
+                    exchange.round(RankStatus(rank, "host", 100 + rank, rank, **facts), self.now)
+        return [each.judgement.cause.summary if each.judgement.cause else "" for each in self.exchanges]
+
+
+@pytest.mark.parametrize("kind", ["memory", "file"])
+def test_all_ranks_read_the_same_cause(kind: str, tmp_path: Path) -> None:
+    job = Job(3, store=dist.HashStore() if kind == "memory" else dist.FileStore(str(tmp_path / "store"), 3))
+    assert job.run(3) == ["", "", ""]
+    assert [{rank: peer.pid for rank, peer in each.peers.items()} for each in job.exchanges] == [
+        {1: 101, 2: 102},
+        {0: 100, 2: 102},
+        {0: 100, 1: 101},
+    ]
+    job.facts[1] = {"progress": Progress(1, 1, 3, "step"), "failure": Failure("ValueError: no", [], False)}
+    causes = job.run(2)
+    assert causes == [causes[0]] * 3
+    assert causes[0].endswith("failed in step 3 of pass 1: ValueError: no")
+
+
+def test_each_rank_watches_its_neighbours_and_rank_0() -> None:
+    found = [Exchange(JobStore(dist.HashStore(), "loop/0"), 9, JobHistory(64, 9.0))._unknown for _ in range(1)]
+    assert found == [{0, 1, 5, 7, 8, 10, 11, 13, 17, 25, 41, 57}]  # some are on its host, if it takes every 8th
+
+
+@pytest.mark.parametrize("judge", [0, 1])
+def test_a_silent_judge_is_judged_by_the_other(judge: int) -> None:
+    job = Job(3, limit=20.0)
+    job.run(3)
+    step = Progress(1, 1, 2, "step")
+    job.facts = [
+        {"progress": step, "numbers": {"all": entered}, "age": age, "ages": {"all": age}}
+        for age, entered in ((0.0, 4) if rank == judge else (30.0, 5) for rank in range(3))
+    ]
+    job.run(1)
+    causes = job.run(22, judge)
+    assert f"rank {judge} (host host, process {100 + judge}) has published nothing for 2" in causes[2]
+    assert causes[1 - judge] == causes[2]
+
+
+def test_a_cause_is_not_forgotten_by_a_judge_that_does_not_see_it() -> None:
+    job = Job(3)
+    job.facts[2] = {"progress": Progress(1, 1, 3, "step"), "failure": Failure("ValueError: no", [], False)}
+    job.run(2)
+    job.facts[2] = {}
+    assert all("ValueError: no" in cause for cause in job.run(2))
+
+
+def test_rank_0_needs_its_store_until_all_ranks_that_are_alive_have_left() -> None:
+    job = Job(3)
+    for facts in job.facts:
+        facts["progress"] = Progress(1, 1, 2, "ended", closed=True)
+    job.run(2)
+    first = job.exchanges[0]
+    assert (first.judgement.over, first.needs_store()) == (True, True)
+    job.exchanges[1].leave(RankStatus(1, beat=9))
+    job.run(1, 1, 2)
+    assert first.needs_store()
+    job.run(5, 1, 2)
+    assert not first.needs_store()  # rank 2 is silent
+
+
+class FailingExchange:
+    """An exchange whose first rounds fail."""
+
+    def __init__(self, monitor: RankMonitor, rounds: int) -> None:
+        self.monitor, self.rounds, self.judgement = monitor, rounds, Judgement()
+        self.failed = 0
+
+    def round(self, *_: Any) -> None:
+        if self.failed < self.rounds:
+            self.failed += 1
+            raise RuntimeError("wait timeout after 30000ms")
+        self.monitor.over = True
+
+    def leave(self, status: RankStatus) -> None: ...
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_store_that_is_late_is_asked_again_and_one_that_is_gone_is_not(exists: bool) -> None:
+    monitor = RankMonitor.__new__(RankMonitor)
+    monitor.local, monitor.over, monitor.rank, monitor.cause = LocalProgress(), False, 1, None
+    monitor._store_is_gone, monitor._has_store, monitor._standing, monitor._owner = False, False, 0.0, 0
+    monitor._siblings, monitor._hurry = SiblingProcesses(), threading.Event()
+    monitor._observer, monitor._limit = Observer(RankStatus(1), monitor.local), 9.0
+    monitor._exchange = exchange = FailingExchange(monitor, 2)  # type: ignore[assignment]
+    connections: list[bool] = []
+    monitor._store = SimpleNamespace(exists=lambda: exists, connect=lambda: connections.append(True))  # type: ignore[assignment]
+    monitor._talk()
+    assert (exchange.failed, len(connections)) == ((2, 2) if exists else (1, 0))
+    assert monitor._store_is_gone != exists
+
+
+def test_a_store_is_asked_without_a_request_whether_it_exists() -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True)
+    keys = JobStore(store, "loop/0")
+    assert (keys.exists(), keys.port) == (True, store.port)
+    assert keys.read("a", RankStatus(1)) == keys.read("a", RankStatus(2)) == RankStatus(1)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        keys.port = server.getsockname()[1]
+    assert not keys.exists()
+
+
+def test_time_in_which_this_process_was_stopped_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 0.0, 1.0, 2.0, 3602.0, 3603.0])
+    monkeypatch.setattr(observing.time, "monotonic", lambda: next(clock))
+    observer = Observer(RankStatus(0), LocalProgress())
+    ages = [observer.status({}).age for _ in range(4)]
+    assert ages == [1.0, 2.0, 4.0, 5.0]
+
+
+def test_progress_numbers_and_ages_come_from_one_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, numbers = [0.0], {"all": 7, "idle": 3}
+    monkeypatch.setattr(observing.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(observing, "collective_numbers", lambda: dict(numbers))
+    local = LocalProgress()
+    observer = Observer(RankStatus(0), local)
+    now[0] = 2.0
+    local.begin_pass()
+    local.step()
+    now[0], numbers["all"], numbers["new"] = 3.0, 8, 1
+    status = observer.status({})
+    assert (status.beat, status.progress, status.age) == (1, local.progress, 1.0)
+    assert (status.numbers, status.ages) == ({"all": 1, "idle": 0, "new": 1}, {"all": 0.0, "new": 0.0})
+    now[0] = 5.0
+    status = observer.status({})
+    assert (status.age, status.ages, status.standing) == (3.0, {"all": 2.0, "new": 2.0}, 2.0)
+    assert any("observer.status({})" in line for line in status.stack)
+    monkeypatch.setattr(observing, "collective_numbers", lambda: local.step() or {"all": 9})
+    assert observer.status({}).numbers == {}  # steps begin faster than they are read
+
+
+def test_the_end_of_a_process_is_seen_at_once() -> None:
+    waiting = [sys.executable, "-c", "import time; time.sleep(60)"]
+    with subprocess.Popen(waiting) as first, subprocess.Popen(waiting) as other:
+        siblings = SiblingProcesses()
+        siblings.add(0, first.pid, process_start_time(first.pid))
+        siblings.add(2, other.pid, process_start_time(other.pid) + 1)
+        assert siblings.states()[0] == "alive"
+        assert siblings.dead == {2}  # its number belongs to another process
+        assert not siblings.wait(0.01)
+        threading.Timer(0.2, first.kill).start()
+        begun = time.monotonic()
+        assert siblings.wait(30)
+        assert time.monotonic() - begun < 20
+        assert siblings.states() == {0: "dead", 2: "dead"}
+        siblings.close()
+        other.kill()
+
+
+def test_an_error_of_the_user_differs_from_that_of_a_collective() -> None:
+    local = LocalProgress()
+    local.begin_pass()
+    failure = local.fail(RuntimeError("DataLoader timed out after 5 seconds"))  # while data are waited for
+    assert not failure.is_echo
+    assert is_echo(RuntimeError("NCCL communicator was aborted on rank 1"))
+    assert not is_echo(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))

@@ -1,0 +1,276 @@
+"""No cause is found in healthy jobs, and the right rank is named in the others."""
+
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+
+from rankfeed.diagnostics.lockstep.find_cause import SETTLE, SILENT, JobHistory, find_cause, incomparable_groups
+from rankfeed.diagnostics.lockstep.status import Cause, Failure, Progress, RankStatus, State
+
+LIMIT = 100.0
+LONG = 2 * LIMIT
+
+
+def way(passes: int, steps: int, *, left: bool = False) -> list[Progress]:
+    """All positions of a rank, from before its first step to the end."""
+    positions = [Progress()]
+    done = (0, 0)
+    for number in range(1, passes + 1):
+        positions.append(Progress(0, number, 0, "data", done=done))
+        for step in range(1, steps + 1):
+            positions.append(Progress(0, number, step, "step", done=done))
+            positions.append(Progress(0, number, step, "data", done=done))
+        done = (number, steps)
+        positions.append(Progress(0, number, steps, "left" if left else "ended", done=done))
+    positions.append(positions[-1]._replace(closed=True))
+    return [progress._replace(sequence=number) for number, progress in enumerate(positions)]
+
+
+def at(steps: int, state: State = "step", **facts: Any) -> Progress:
+    return Progress(1, 1, steps, state, **facts)
+
+
+def rank(number: int, at: Progress, age: float = 0.0, **facts: Any) -> RankStatus:
+    facts = {"age": age, **facts}
+    return RankStatus(number, f"host{number}", 100 + number, beat=1, progress=at, **facts)
+
+
+def entered(**numbers: int) -> dict[str, Any]:
+    """Collectives that were entered by a rank that makes no progress."""
+    return {"numbers": numbers, "ages": dict.fromkeys(numbers, LONG), "age": LONG}
+
+
+def job(
+    *statuses: RankStatus, silent: dict[int, float] | None = None, uneven: bool = False, confirmed: bool = True
+) -> Cause | None:
+    """The cause after two equal statuses of each rank (one if not confirmed), and a silence."""
+    history = JobHistory(len(statuses), LIMIT, uneven)
+    for beat in (1, 2) if confirmed else (2,):
+        history.update([structs.replace(status, beat=beat * status.beat) for status in statuses], 0.0)
+    history.received |= {number: -seconds for number, seconds in (silent or {}).items()}
+    return find_cause(history)
+
+
+def failed(error: str, *, is_echo: bool = False) -> dict[str, Any]:
+    return {"failure": Failure(error, ["a"], is_echo)}
+
+
+def blamed(*statuses: RankStatus, **known: Any) -> tuple[int, str]:
+    cause = job(*statuses, **known)
+    assert cause is not None
+    return cause.rank, cause.summary
+
+
+@st.composite
+def healthy(draw: st.DrawFn) -> tuple[list[RankStatus], dict[int, float]]:
+    """Ranks that enter a collective in each step and leave it when all have entered it, seen at earlier times."""
+    ranks = draw(st.integers(2, 5))
+    positions = way(draw(st.integers(1, 3)), draw(st.integers(0, 4)), left=draw(st.booleans()))
+    slowest = draw(st.integers(0, len(positions) - 1))
+    furthest = slowest  # until the next step is left by all, others may proceed into it
+    while furthest + 1 < len(positions) and positions[furthest].state != "step":
+        furthest += 1
+    statuses, silent = [], {}
+    for number in range(ranks):
+        true = slowest if number == 0 else draw(st.integers(slowest, furthest))
+        seen = draw(st.integers(0, true))
+        steps = sum(progress.state == "step" for progress in positions[: seen + 1])
+        inside = positions[seen].state == "step" and draw(st.booleans())
+        numbers = {"all": max(steps - inside, 0)}  # it may not have entered that of this step
+        age = draw(st.floats(0, LIMIT - 1))
+        others = dict.fromkeys(range(ranks), "stopped")
+        statuses.append(rank(number, positions[seen], age, numbers=numbers, ages={"all": age}, peers=others))
+        silent[number] = draw(st.floats(0, SILENT - 0.1))
+    return statuses, silent
+
+
+@given(healthy(), st.booleans())
+def test_a_healthy_job_has_no_cause(found: tuple[list[RankStatus], dict[int, float]], uneven: bool) -> None:
+    statuses, silent = found
+    assert job(*statuses, silent=silent, uneven=uneven) is None
+
+
+@given(st.integers(2, 5), st.integers(1, 3), st.sampled_from(["data", "step"]), st.floats(LIMIT, 5 * LIMIT))
+def test_ranks_that_are_all_busy_do_not_wait(
+    ranks: int, step: int, state: Literal["data", "step"], long: float
+) -> None:
+    for facts in ({}, {"numbers": {"all": 7}}, {"numbers": {"all": 7}, "ages": {"all": long}}):
+        assert job(*(rank(number, at(step, state), long, **facts) for number in range(ranks))) is None
+
+
+def test_a_rank_that_ends_a_common_pause_first_waits_from_then() -> None:
+    first = rank(0, at(5), 0.2, numbers={"all": 6}, ages={"all": 0.1})
+    assert job(first, rank(1, at(4), LONG, numbers={"all": 5}, ages={"all": LONG})) is None
+
+
+def test_a_step_in_which_collectives_are_entered_is_no_hang() -> None:
+    """Rank 1 is slow in an evaluation of one step that takes longer than the limit."""
+    moving = {"numbers": {"all": 7}, "ages": {"all": 0.6 * LIMIT}}
+    assert job(rank(0, at(3), **entered(all=8)), rank(1, at(3), LONG, **moving)) is None
+
+
+def test_a_single_status_proves_nothing() -> None:
+    waits, late = rank(0, at(5), **entered(all=6)), rank(1, at(5), **entered(all=5))
+    assert blamed(waits, late)[0] == 1
+    assert job(waits, late, confirmed=False) is None
+    assert blamed(waits, late, silent={1: SILENT})[0] == 1
+
+
+@pytest.mark.parametrize("state", ["data", "step", "left", "ended"])
+def test_the_rank_that_has_not_entered_the_collective_is_blamed(state: State) -> None:
+    text = "rank 2 (host host2, process 102) has been "
+    late = rank(
+        2, at(5, state, done=(1, 5) if state in ("left", "ended") else (0, 0)), **entered(all=5), stack=["a"]
+    )
+    number, summary = blamed(rank(0, at(5), **entered(all=6)), rank(1, at(5), **entered(all=6)), late)
+    assert (number, summary[: len(text)]) == (2, text)
+    assert summary.endswith("for 200 s, and rank 0 has waited for 200 s, in step 5 of pass 1")
+
+
+def test_the_end_of_a_chain_of_groups_is_blamed() -> None:
+    """Rank 0 waits for rank 1, which waits in another group for rank 2, which is in neither's collective."""
+    first, second = rank(0, at(5), **entered(left=4)), rank(1, at(5), **entered(left=3, right=6))
+    assert blamed(first, second, rank(2, at(5), **entered(right=5)))[0] == 2
+    slow = rank(2, at(5), 1.0, numbers={"right": 5}, ages={"right": 1.0})
+    assert job(first, second, slow) is None  # it makes progress, and all others wait for it
+
+
+def test_ranks_that_wait_for_each_other_in_two_groups_are_reported() -> None:
+    one, other = rank(0, at(5), **entered(left=4, right=4)), rank(1, at(5), **entered(left=3, right=5))
+    assert blamed(one, other)[0] == 0
+
+
+def test_point_to_point_calls_raise_no_alarm() -> None:
+    """They count on two ranks only: in a common pause rank 2 has a lower number than the others, as always."""
+    history = JobHistory(3, LIMIT)
+    for beat, (step, age) in enumerate([(1, 0.0), (2, 0.0), (3, 0.0), (3, LONG), (3, LONG)], 1):
+        counts = [10 * step, 10 * step, 6 * step]
+        statuses = [rank(i, at(step), age, numbers={"all": counts[i]}, ages={"all": age}) for i in range(3)]
+        history.update([structs.replace(status, beat=beat) for status in statuses], float(beat))
+    assert find_cause(history) is None
+
+
+def test_numbers_that_differ_at_the_beginning_of_a_pass_are_left_out() -> None:
+    marks = [(("all", number), ("pair", 2)) for number in (7, 6)]
+    one, other = (rank(i, at(3, marks=marks[i]), **entered(all=9 - i, pair=4)) for i in range(2))
+    assert incomparable_groups([one, other]) == {"all"}
+    assert job(one, other) is None
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), min_size=2, max_size=6), st.integers(1, 3))
+def test_collectives_of_all_ranks_are_comparable(seen: list[tuple[int, int]], each_step: int) -> None:
+    """Every rank enters the same collectives in each step, and was seen somewhere in it."""
+    statuses = [
+        rank(number, at(step), numbers={"all": max(step - 1, 0) * each_step + min(part, each_step, step * 9)})
+        for number, (step, part) in enumerate(seen)
+    ]
+    assert incomparable_groups(statuses) == set()
+
+
+@pytest.mark.parametrize("numbers", [{}, {"all": 7}])  # of no group, or of one without collectives
+def test_without_collectives_places_are_compared(numbers: dict[str, int]) -> None:
+    for waiter in (at(5), at(9, "ended", done=(1, 9))):
+        statuses = rank(0, waiter, LONG, numbers=numbers), rank(1, at(4, "data"), LONG, numbers=numbers)
+        assert blamed(*statuses)[0] == 1
+        assert job(*statuses, uneven=True) is None
+    assert job(rank(0, at(5, "data"), LONG), rank(1, at(4), LONG)) is None  # it waits for data
+    assert job(rank(0, at(9), LONG), rank(1, at(9, "left"), LONG)) is None  # a checkpoint in the last step
+
+
+def test_a_silent_rank_is_blamed_where_it_was_seen_last() -> None:
+    waits = rank(0, at(5), **entered(all=6), peers={1: "stopped"})
+    number, summary = blamed(waits, rank(1, at(5), numbers={"all": 5}), silent={1: LIMIT})
+    assert number == 1
+    assert (
+        "published nothing for 100 s: its process is stopped (SIGSTOP, or a debugger); it was last seen in step 5"
+    )
+    assert summary.endswith("and rank 0 has waited for 200 s, in step 5 of pass 1")
+    assert blamed(waits, rank(1, at(5), LIMIT - 4, numbers={"all": 5}), silent={1: 4.0})[0] == 1
+    same = rank(1, at(5), numbers={"all": 6})
+    assert blamed(waits, same, silent={1: LIMIT})[0] == 1  # in the same collective
+    assert job(waits, same, silent={1: LIMIT - 1}) is None
+    seen = rank(0, at(5), **entered(all=6), peers={1: "alive"})
+    assert job(seen, same, silent={1: LIMIT}) is None  # native code in a common pause, as far as is known
+    assert "holds the interpreter's lock" in blamed(seen, rank(1, at(5), numbers={"all": 5}), silent={1: LIMIT})[1]
+
+
+def test_a_rank_that_never_came_is_waited_for() -> None:
+    here = rank(0, at(1), **entered(all=6))
+    for uneven in (False, True):
+        number, summary = blamed(here, RankStatus(1), silent={1: LIMIT}, uneven=uneven)
+        assert number == 1
+        assert "rank 1 has not reached its first step" in summary
+
+
+@given(st.integers(2, 5), st.data())
+def test_a_rank_that_ends_before_the_others_is_blamed(ranks: int, data: st.DataObject) -> None:
+    steps = data.draw(st.lists(st.integers(0, 5), min_size=ranks, max_size=ranks))
+    statuses = [
+        rank(number, at(count, "ended", done=(1, count), closed=data.draw(st.booleans())))
+        for number, count in enumerate(steps)
+    ]
+    if len(set(steps)) == 1:
+        assert job(*statuses) is None
+    else:
+        number, summary = blamed(*statuses)
+        assert steps[number] == min(steps)
+        assert f"ran out of data after {min(steps)} steps of pass 1" in summary
+        assert f"has begun step {max(steps)}" in summary
+    assert job(*statuses, uneven=True) is None
+
+
+def test_the_first_failure_is_reported_and_not_its_effects() -> None:
+    echo = rank(0, at(4), 90.0, **failed("RuntimeError: gloo", is_echo=True))
+    number, summary = blamed(echo, rank(1, at(4, "left"), **failed("ValueError: label")))
+    assert (number, summary) == (
+        1,
+        "rank 1 (host host1, process 101) failed in step 4 of pass 1: ValueError: label",
+    )
+    assert blamed(echo, rank(1, at(4, "data"), **failed("no shard")))[1].endswith(
+        "the data of step 5 of pass 1: no shard"
+    )
+
+
+def test_a_failed_collective_waits_for_its_cause() -> None:
+    def echo(age: float = 0.0, **facts: Any) -> RankStatus:
+        return rank(0, at(4), age, **failed("RuntimeError: gloo", is_echo=True), **facts)
+
+    inside, left = rank(1, at(4)), at(4, "left", done=(1, 4))
+    assert job(echo(), inside) is None
+    assert blamed(echo(peers={1: "dead"}), inside)[0] == 1
+    assert job(echo(), rank(1, left._replace(closed=True))) is None
+    late = echo(SETTLE)
+    assert blamed(late, rank(1, left, SETTLE), rank(2, left._replace(closed=True), SETTLE))[0] == 2
+    assert blamed(late, rank(1, left), rank(2, left, SETTLE))[0] == 2  # rank 1 is about to publish an error
+    assert blamed(late, rank(1, left._replace(closed=True)), silent={1: SETTLE})[0] == 1  # it has ended
+    assert blamed(late, inside, silent={1: SILENT})[0] == 1
+    number, summary = blamed(late, inside)
+    assert number == 0
+    assert "no rank is known to be the cause" in summary
+
+
+def test_a_process_that_ended_is_missed_only_if_it_is_needed() -> None:
+    missing: dict[str, Any] = {"peers": {1: "dead"}}
+    assert blamed(rank(0, at(4), **missing), rank(1, at(4)))[0] == 1
+    ended = rank(1, at(4, "ended", done=(1, 4)))
+    assert job(rank(0, at(4), **missing), ended) is None
+    assert blamed(rank(0, Progress(1, 2, 0, "step"), **missing), ended)[0] == 1
+    assert job(rank(0, at(4), **missing), rank(1, at(4, "left", done=(1, 4), closed=True))) is None
+
+
+def test_a_rank_is_blocked_by_one_that_has_not_entered_its_collective() -> None:
+    late = rank(1, at(5), **entered(all=5))
+    cause = Cause(1, "", status=late, hangs=True)
+    assert cause.blocks(late)
+    assert cause.blocks(rank(0, at(5), **entered(all=6)))
+    assert not cause.blocks(rank(0, at(5), **entered(all=5)))
+
+
+def test_a_thousand_ranks_are_judged_in_one_look() -> None:
+    statuses = [rank(number, at(7), **entered(all=9)) for number in range(1000)]
+    assert job(*statuses) is None
+    statuses[612] = rank(612, at(7), **entered(all=8))
+    assert blamed(*statuses)[0] == 612
