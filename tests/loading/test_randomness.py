@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -25,6 +28,7 @@ from tests.loading.feeds import (
 
 from rankfeed.loading import Loader
 from rankfeed.plan import RngStreams, wants_rng
+from rankfeed.sources import from_dataset
 from rankfeed.topology import Topology
 
 
@@ -183,3 +187,30 @@ def test_looking_at_a_dataset_leaves_the_global_generators_alone() -> None:
     torch.manual_seed(3), np.random.seed(3), random.seed(3)
     next(iter(Loader(Drawing(5), num_workers=1, worker_kind="process", topology=Topology())))
     assert (float(torch.rand(())), float(np.random.rand()), random.random()) == expected
+
+
+def test_threads_read_and_set_the_state_of_torchs_generator_one_after_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inside, at_once = Counter[str](), Counter[str]()
+
+    def alone(function: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            inside["now"] += 1
+            at_once["most"] = max(at_once["most"], inside["now"])
+            time.sleep(0.002)
+            inside["now"] -= 1
+            return function(*arguments)
+
+        return call
+
+    for name in ("get_rng_state", "set_rng_state"):
+        monkeypatch.setattr(torch, name, alone(getattr(torch, name)))
+
+    def read(rank: int) -> int:
+        source = from_dataset([{"x": number} for number in range(20)])
+        return len(list(Loader(source, 1, transform=lambda sample: sample, topology=Topology())))
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(read, range(2))) == [20, 20]
+    assert at_once["most"] == 1

@@ -397,8 +397,8 @@ def _remedy(error: Mismatch, declared: Declared | None, ragged: str, layout: Lay
 class _GeneratorLock:
     """A lock around the calls that read or set the state of torch's global generator.
 
-    They hold a mutex of torch while they may wait for the GIL (the garbage collector can run in them), and wait for
-    that mutex with the GIL held: two threads in them at once may wait for each other forever (seen with torch 2.13).
+    They hold a mutex of torch while they may wait for the GIL (the garbage collector can run in them), and wait
+    for that mutex with the GIL held: two threads in them at once may wait for each other forever (torch 2.13).
     """
 
     def __init__(self) -> None:
