@@ -12,7 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankfeed.diagnostics.doctor.rows import all_ends, columns, ends, hashes, key_at, shingles_of, tokens
+from rankfeed.diagnostics.batch_columns import columns
+from rankfeed.diagnostics.doctor.rows import all_ends, ends, hashes, shingles_of, tokens
+from rankfeed.diagnostics.keys import required_ids
 from rankfeed.errors import AuditError
 
 X = torch.arange(12).reshape(4, 3)
@@ -52,6 +54,7 @@ NESTED = torch.nested.nested_tensor([X[0], X[1, :2], X[2], X[3, :1]])
         ([Plain(x=X, y=Y)], {"0.x": 4, "0.y": 4}),
         (SAMPLES, {"x": 4, "y": 4}),
         ([(X[row], int(row)) for row in range(4)], {"0": 4, "1": 4}),
+        ([(torch.ones(4, 4), label) for label in range(3)], {"0": 3, "1": 3}),
         ({"x": X.to_sparse(), "y": Y}, {"x": 4, "y": 4}),
         ({"x": X.float().to_sparse_csr(), "y": Y}, {"x": 4, "y": 4}),
         ({"x": NESTED, "y": Y}, {"x": 4, "y": 4}),
@@ -148,10 +151,10 @@ def test_shingles_are_of_tokens_and_not_of_rows() -> None:
     ],
 )
 def test_a_path_names_the_ids(path: str, batch: Any, expected: list[int]) -> None:
-    assert key_at(path)(batch) == expected
+    assert required_ids(batch, path) == expected
 
 
 @pytest.mark.parametrize("path", ["other", "id.k", "0", "3"])
 def test_a_path_that_leads_nowhere_names_those_that_do(path: str) -> None:
     with pytest.raises(AuditError, match=r"meta\.k"):
-        key_at(path)({"id": [1, 2], "meta": {"k": [1, 2]}})
+        required_ids({"id": [1, 2], "meta": {"k": [1, 2]}}, path)

@@ -1,124 +1,114 @@
-"""Keys of the samples of a batch: their ids, or a hash of their content.
+"""Keys of the samples of a batch: their ids, or a hash of their content."""
 
-A key is one or two words of 64 bits: a whole number is its own key; anything else has an XXH3 digest of 128 bits.
-"""
-
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_128_digest
 
+from rankfeed.diagnostics.batch_columns import array_of, columns
 from rankfeed.errors import AuditError, listed
 
-#: Of n samples, in the order of the batch: shape (n, 1) for whole numbers, (n, 2) for digests.
-Words = npt.NDArray[np.uint64]
-#: Where a batch has its ids: a field's name or place, or a function.
+#: One for each sample of a batch: int64 (a whole number is its own key) or S16 (XXH3 digests of 128 bits).
+KeyArray = npt.NDArray[Any]
+#: Where a batch has its ids: a field's name, a path as ``meta.id`` or ``0.id``, a place, or a function.
 Key = str | int | Callable[[Any], Any]
 
-_MOST = (1 << 63) - 1
 #: The default key; batches need not have it.
 USUAL = "sample_id"
 
 
-def keys_of(batch: Any, key: Key = USUAL) -> tuple[Words, bool]:
+def keys_of(batch: Any, key: Key = USUAL) -> tuple[KeyArray, bool]:
     """Keys of a batch's samples, and whether they are digests of content because there are no ids."""
-    values = ids_in(batch, key)
-    if values is None:
-        if key != USUAL:
-            raise AuditError(
-                f"a batch has no {key!r}", expected="the samples' ids", found=_outline(batch), remedy="key=..."
-            )
-        rows = list(_rows(batch))
+    if key == USUAL and ids_in(batch, key) is None:
+        rows = _content(batch)
         return _digests(rows), bool(rows)
-    return words_of(values), False
+    return key_array(required_ids(batch, key)), False
 
 
-def words_of(values: Any) -> Words:
-    """Values as keys."""
-    values = _plain(values)
-    if isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "iu":
-        if len(values) and values.dtype.kind == "u" and values.max() > _MOST:
-            raise _too_large(values.max())
-        return values.astype(np.int64).view(np.uint64)[:, None]
+def ids_in(batch: Any, key: Key) -> Any:
+    """What a batch has where its ids should be; None if there is nothing.
+
+    Examples:
+        >>> ids_in(({"meta": {"id": [4, 5]}}, 7), "0.meta.id")
+        [4, 5]
+        >>> ids_in([{"id": 4}, {"id": 5}], "id")
+        [4, 5]
+    """
+    if callable(key):
+        return key(batch)
+    parts = [key] if isinstance(batch, Mapping) and key in batch else str(key).split(".")
+    try:
+        for part in parts:
+            batch = _part_of(batch, part)
+    except (KeyError, IndexError, AttributeError, TypeError, ValueError):
+        return None
+    return batch
+
+
+def _part_of(value: Any, part: Any) -> Any:
+    """A field of a mapping, object or sequence, or of each sample in a list."""
+    if isinstance(value, Mapping):
+        return value[part] if part in value else value[int(part)]
+    is_place = str(part).lstrip("-").isdigit()
+    if isinstance(value, list) and value and all(isinstance(each, tuple) for each in value) and is_place:
+        return [each[int(part)] for each in value]
+    if is_place:
+        return value[int(part)]
+    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+        return [each[part] if isinstance(each, Mapping) else getattr(each, part) for each in value]
+    return getattr(value, part)
+
+
+def required_ids(batch: Any, key: Key) -> Any:
+    """What a batch has where its ids should be; AuditError if there is nothing."""
+    ids = ids_in(batch, key)
+    if ids is None:
+        raise AuditError(
+            f"a batch has nothing at {key!r}",
+            expected="the samples' ids",
+            found=_outline(batch),
+            remedy="key: the path of another field, or a function of the batch",
+        )
+    return ids
+
+
+def key_array(values: Any) -> KeyArray:
+    """Ids as keys."""
+    if isinstance(values, range):
+        return np.arange(values.start, values.stop, values.step)
+    if hasattr(values, "detach"):
+        values = array_of(values)
     if isinstance(values, np.ndarray) and values.ndim:
+        if values.ndim == 1 and values.dtype.kind in "iu" and values.dtype != np.uint64:
+            return values.astype(np.int64)
         values = values.tolist()
     if not isinstance(values, (list, tuple)):
         raise AuditError("keys are one for each sample", expected="a sequence", found=type(values).__name__)
-    values = [_plain(value) for value in values]
-    if any(isinstance(value, np.ndarray) and value.ndim for value in values):
+    if any(getattr(each, "ndim", 0) for each in values):
         raise AuditError(
             "these are fields of ids, and not ids",
             expected="one for each sample",
             found=_outline(values),
             remedy="key=lambda batch: ... that returns a list with one for each sample",
         )
-    values = [value.item() if isinstance(value, (np.ndarray, np.generic)) else value for value in values]
-    if all(isinstance(value, int) and not isinstance(value, bool) for value in values):
-        for value in values:
-            if not -_MOST - 1 <= value <= _MOST:
-                raise _too_large(value)
-        return np.array(values, np.int64).view(np.uint64)[:, None]
-    return _digests(bytes_of(value) for value in values)
-
-
-def _too_large(value: int) -> AuditError:
-    return AuditError(
-        "an id is too large",
-        expected=f"whole numbers up to {_MOST}",
-        found=value,
-        remedy="key=lambda batch: [str(each) for each in batch[...]]",
-    )
-
-
-def _plain(values: Any) -> Any:
-    """A tensor as an array, an array of objects as lists."""
-    if hasattr(values, "detach"):
-        values = _numpy(values)
-    return values.tolist() if isinstance(values, np.ndarray) and values.dtype == object else values
-
-
-def _numpy(tensor: Any) -> npt.NDArray[Any]:
-    """A tensor's values; where numpy has no such type, their bytes."""
-    tensor = tensor.detach().cpu()
+    values = [each.tolist() if hasattr(each, "ndim") else each for each in values]
+    if not all(type(each) is int for each in values):
+        return _digests(map(bytes_of, values))
     try:
-        array: npt.NDArray[Any] = tensor.numpy()
-    except TypeError:
-        import torch
-
-        array = tensor.contiguous().view(torch.uint8).numpy()
-    return array
-
-
-def ids_in(batch: Any, key: Key) -> Any:
-    """What a batch has where its ids should be; None if there is nothing."""
-    if callable(key):
-        return key(batch)
-    if isinstance(batch, Mapping):
-        return batch.get(key)
-    if _is_samples(batch):
-        within = [key in each if isinstance(each, Mapping) else _reaches(each, key) for each in batch]
-        return [each[key] for each in batch] if all(within) else None
-    if isinstance(key, int):
-        return batch[key] if _reaches(batch, key) else None
-    return getattr(batch, key, None)  # of an object, or a named tuple
+        return np.array(values, np.int64)
+    except OverflowError:
+        raise AuditError(
+            "an id is too large",
+            expected=f"whole numbers up to {2**63 - 1}",
+            found=max(values, key=abs),
+            remedy="key=lambda batch: [str(each) for each in batch[...]]",
+        ) from None
 
 
-def _is_samples(batch: Any) -> bool:
-    """Whether it is a list of samples, which nothing has made a batch of."""
-    if not isinstance(batch, list) or not batch:
-        return False
-    return all(isinstance(each, Mapping) for each in batch) or all(isinstance(each, tuple) for each in batch)
-
-
-def _reaches(fields: Any, key: Any) -> bool:
-    return isinstance(fields, (list, tuple)) and isinstance(key, int) and -len(fields) <= key < len(fields)
-
-
-def _digests(rows: Iterable[bytes]) -> Words:
-    together = b"".join(xxh3_128_digest(row) for row in rows)
-    return np.frombuffer(together, np.uint64).reshape(-1, 2)
+def _digests(rows: Iterable[bytes]) -> KeyArray:
+    return np.frombuffer(b"".join(map(xxh3_128_digest, rows)), "S16")
 
 
 def bytes_of(value: Any) -> bytes:
@@ -128,17 +118,15 @@ def bytes_of(value: Any) -> bytes:
     if isinstance(value, (bytes, bytearray)):
         return b"b" + value
     if hasattr(value, "detach"):
-        value = _numpy(value)
+        value = array_of(value)
     if isinstance(value, (np.ndarray, np.generic)):
-        array = np.asarray(value)
-        if array.ndim and array.dtype != object:
-            return f"a{array.dtype.str}{array.shape}".encode() + array.tobytes()
-        value = array.tolist()
-        return bytes_of(value)
+        if value.ndim and value.dtype != object:
+            return f"a{value.dtype.str}{value.shape}".encode() + value.tobytes()
+        return bytes_of(value.tolist())
     if isinstance(value, Mapping):
-        return b"m" + b"".join(_part(bytes_of(name)) + _part(bytes_of(each)) for name, each in value.items())
+        return b"m" + b"".join(_framed(bytes_of(name)) + _framed(bytes_of(each)) for name, each in value.items())
     if isinstance(value, (list, tuple)):
-        return b"l" + b"".join(_part(bytes_of(each)) for each in value)
+        return b"l" + b"".join(_framed(bytes_of(each)) for each in value)
     if value is None or isinstance(value, (bool, int, float, complex)):
         return b"v" + repr(value).encode()
     raise AuditError(
@@ -149,64 +137,29 @@ def bytes_of(value: Any) -> bytes:
     )
 
 
-def _part(content: bytes) -> bytes:
+def _framed(content: bytes) -> bytes:
     return len(content).to_bytes(8, "little") + content
 
 
-def _rows(batch: Any) -> Iterator[bytes]:
-    """What each sample of a batch holds."""
-    if _is_samples(batch):
-        yield from map(bytes_of, batch)
-        return
-    fields = dict(_fields(batch))
-    lengths = {len(values) for values in fields.values()}
-    if len(lengths) != 1:
+def _content(batch: Any) -> list[bytes]:
+    """What each sample of a batch holds; of ragged columns without what they are padded with."""
+    found = columns(batch)
+    if not found:
         raise AuditError(
             "the samples of a batch cannot be told apart",
             expected="fields with an entry for each sample",
             found=_outline(batch),
             remedy="give key=: a field of ids, or a function of the batch that returns one for each sample",
         )
-    for row in range(lengths.pop()):
-        parts = [_part(name.encode()) + _part(bytes_of(_entry(fields, name, row))) for name in fields]
-        yield b"".join(parts)
-
-
-def _fields(batch: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Fields that have entries, by name; what is one for the whole batch is left out."""
-    if isinstance(batch, Mapping):
-        for key, value in batch.items():
-            yield from _fields(value, f"{name}/{key}")
-    elif isinstance(batch, (list, tuple)) and any(_has_entries(each) for each in batch):
-        for number, value in enumerate(batch):
-            yield from _fields(value, f"{name}/{number}")
-    elif _has_entries(batch) or isinstance(batch, (list, tuple)):
-        yield name, batch
-
-
-def _has_entries(value: Any) -> bool:
-    return isinstance(value, (Mapping, list, tuple)) or getattr(value, "ndim", 0) > 0
-
-
-def _entry(fields: Mapping[str, Any], name: str, row: int) -> Any:
-    """A sample's value; of a ragged column without what it is padded with."""
-    column, lengths = fields[name], fields.get(f"{name}_lengths")
-    if lengths is None or getattr(column, "ndim", 0) < 2 or int(max(lengths)) > column.shape[1]:
-        return column[row]
-    return column[row][: int(lengths[row])]
+    parts = []
+    for name, column in found.items():
+        lengths = found.get(f"{name}_lengths")
+        if lengths is not None and getattr(column, "ndim", 0) > 1 and max(lengths) <= column.shape[1]:
+            column = [row[:length] for row, length in zip(column, lengths, strict=True)]
+        parts.append([_framed(bytes_of(entry)) for entry in column])
+    return [b"".join(row) for row in zip(*parts, strict=True)]
 
 
 def _outline(batch: Any) -> str:
-    """What a batch is, in a line."""
-    if isinstance(batch, Mapping):
-        return "a dict with " + listed([f"{key!r} ({_size(value)})" for key, value in batch.items()])
-    if isinstance(batch, (list, tuple)):
-        return f"a {type(batch).__name__} of " + listed([_size(value) for value in batch])
-    return _size(batch)
-
-
-def _size(value: Any) -> str:
-    shape = getattr(value, "shape", None)
-    if shape is not None:
-        return f"shape {tuple(shape)}"
-    return f"{type(value).__name__} of {len(value)}" if hasattr(value, "__len__") else type(value).__name__
+    fields = [f"{name!r} of {len(column)} rows" for name, column in columns(batch).items()]
+    return f"{type(batch).__name__} with {listed(fields)}" if fields else type(batch).__name__

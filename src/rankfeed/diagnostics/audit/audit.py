@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import reduce
-from operator import add
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +13,23 @@ import numpy as np
 
 from rankfeed._util.validate import check_callable, check_int, check_iterable, check_optional, check_path, invalid
 from rankfeed.diagnostics.audit.collectives import AuditProcesses
-from rankfeed.diagnostics.audit.epochs import INTERVALS, EpochReport, LoaderTraits, Place, RankEpoch, Repeat
+from rankfeed.diagnostics.audit.epochs import INTERVALS, EpochReport, LoaderTraits, RankEpoch, Repeat
+from rankfeed.diagnostics.audit.multiset import (
+    EXAMPLES,
+    HashPartitions,
+    KeyCounts,
+    count,
+    distinct,
+    joined,
+    partition_ranges,
+    records_of,
+)
 from rankfeed.diagnostics.audit.reader import AuditReader, RankSummary, as_own, dataset_of
 from rankfeed.diagnostics.audit.report import AuditReport
 from rankfeed.diagnostics.audit.rules import AuditFacts, Expectation, KeyKind
 from rankfeed.diagnostics.audit.universe import Universe
-from rankfeed.diagnostics.keys import USUAL, Key, Words
-from rankfeed.diagnostics.multiset import (
-    EXAMPLES,
-    HashPartitions,
-    KeyCounts,
-    Repeats,
-    count,
-    distinct,
-    partition_ranges,
-    repeats,
-    unpack_places,
-)
+from rankfeed.diagnostics.keys import USUAL, Key
 from rankfeed.errors import AuditError
-
-#: Places that are named of a sample that was delivered more than once.
-_PLACES = 4
 
 
 def audit(
@@ -52,7 +46,7 @@ def audit(
     """Read a loader to its end and count what it delivers, over all ranks.
 
     A collective: every process of the job calls it with its own loader. Keys that exceed the memory are kept on
-    disk: 16 bytes for each sample with a whole number as id, 24 for others.
+    disk: 18 bytes for each sample with a whole number as id, 26 for others.
 
     The verdict is "sound" if each expected sample was delivered once in each epoch and all ranks took the same
     number of steps, "diseased" if they did not, and "not proven" if it could not be counted: without ids, or if
@@ -61,8 +55,8 @@ def audit(
     Args:
         loader: any iterable of batches: a `Loader`, a torch ``DataLoader``, or of another library.
         key: where a batch has its samples' ids: a field's name (in dicts, in objects, in lists of dicts), a place
-            in a tuple, or a function of the batch. In batches without the usual name, samples are identified by a
-            hash of their content. A `Loader` has its own ``id_column``.
+            in a tuple, a path of both (``"0.meta.id"``), or a function of the batch. In batches without the usual
+            name, samples are identified by a hash of their content. A `Loader` has its own ``id_column``.
         epochs: how often to read it.
         universe: which samples are expected in each epoch: their ids, or a number n for 0 to n - 1. It is known of
             a `Loader`; of a torch ``DataLoader`` the length of its dataset is compared.
@@ -168,52 +162,99 @@ def _count(
     memory: int,
 ) -> AuditReport:
     """Count all epochs; each process counts some of the partitions."""
-    if len({each.width for each in summaries if each.width}) > 1:
+    key_types = {each.key_type for each in summaries if each.key_type}
+    if len(key_types) > 1:
         raise AuditError("keys are whole numbers on some ranks and not on others", remedy="give all the same key=")
     kinds = {each.keys for each in summaries}
     keys: KeyKind = "none" if "none" in kinds else "content" if "content" in kinds else "ids"
-    delivered = max(each.width for each in summaries)
     if keys == "ids" or not expected.is_number:
-        expected.check(delivered)
+        expected.check("".join(key_types))
     #: Whether keys are compared with the universe; otherwise only their number is.
     keyed = expected.known and (keys == "ids" or not expected.is_number)
     first = {each.share: each.rank for each in reversed(summaries)}
     # Of processes that read one share (tensor-parallel peers) one counts.
     counted = [each for each in summaries if each.share is None or first[each.share] == each.rank]
-    width = delivered or expected.width or 1
-    due = HashPartitions(reader.scratch / "universe", width, memory)
     logs = [each.partitions for each in reader.logs]
     if keys == "none" or processes.rank not in [each.rank for each in counted]:
-        logs = [None for _ in logs]
+        logs = [HashPartitions(reader.scratch) for _ in logs]
+    due = HashPartitions(reader.scratch / "universe", memory)
 
     def prepare() -> int:
         if keyed and processes.rank == 0:
             for chunk in expected.chunks():
-                due.add(chunk)
-        return len(due) + sum(len(each or ()) for each in logs)
+                due.add(records_of(chunk))
+        return sum(each.size for each in (due, *logs))
 
-    total = sum(processes.each(prepare, "keys could not be sorted"))
-    counts = [KeyCounts.none(width) for _ in logs]
-    tallies = [_Tally([each.epochs[epoch] for each in counted]) for epoch in range(len(logs))]
-    for number, (low, high) in enumerate(partition_ranges(total, width + 1, memory)):
-        parts = [np.empty((0, width + 1), np.uint64) if each is None else each.read(low, high) for each in logs]
-        gathered = processes.gather((parts, due.read(low, high)))
+    size = sum(processes.each(prepare, "keys could not be sorted"))
+    steps = [np.array([each.epochs[epoch].steps for each in summaries]) for epoch in range(len(logs))]
+    intervals = [max(1, -(-int(each.max()) // INTERVALS)) for each in steps]
+    counts = [KeyCounts() for _ in logs]
+    for number, (low, high) in enumerate(partition_ranges(size, memory)):
+        gathered = processes.gather([each.read(low, high) for each in (due, *logs)])
         if number % processes.world_size == processes.rank:
-            together = [np.concatenate([each[epoch] for each, _ in gathered]) for epoch in range(len(logs))]
-            some = gathered[0][1] if keyed else np.concatenate(together)[:, :-1]
-            for epoch, records in enumerate(together):
-                ranks = np.repeat(np.arange(len(gathered)), [len(each[epoch]) for each, _ in gathered])
-                found = count(records[:, :-1], distinct(some)[0])
-                counts[epoch] += found
-                if found.unique < found.deliveries:
-                    tallies[epoch].add(repeats(records[:, :-1], records[:, -1], ranks))
-    every = processes.gather((counts, tallies))
-    counts = [reduce(add, each) for each in zip(*(counts for counts, _ in every), strict=True)]
-    tallies = [reduce(add, each) for each in zip(*(tallies for _, tallies in every), strict=True)]
-    facts = AuditFacts(keys, *_expectation(expected, counted, counts), *_declared(counted))
-    pairs = zip(counts, tallies, strict=True)
+            universe, *epochs = zip(*gathered, strict=True)
+            some = distinct(universe[0]["key"] if keyed else joined(map(joined, epochs))["key"])
+            for epoch, parts in enumerate(epochs):
+                ranks = np.repeat(np.arange(len(parts)), [*map(len, parts)])
+                last = steps[epoch] - 1
+                counts[epoch] += count(joined(parts), ranks, some, last_steps=last, interval=intervals[epoch])
+    totals = [sum(each, KeyCounts()) for each in zip(*processes.gather(counts), strict=True)]
+    traits = [each.traits for each in counted]
+    declared = LoaderTraits(
+        max(each.workers for each in traits),
+        any(each.drops for each in traits),
+        any(each.replaces for each in traits),
+    )
+    cut = any(each.cut for each in counted)
+    facts = AuditFacts(keys, *_expectation(expected, counted, totals), cut, declared)
+    keyed = keys != "none" and (keyed or facts.expectation == "epochs")
     return AuditReport(
-        facts, tuple(_epoch(number, *each, facts, expected, keyed) for number, each in enumerate(pairs))
+        facts,
+        tuple(
+            _epoch(epoch, each, [rank.epochs[epoch] for rank in counted], intervals[epoch], facts, expected, keyed)
+            for epoch, each in enumerate(totals)
+        ),
+    )
+
+
+def _epoch(
+    number: int,
+    counts: KeyCounts,
+    ranks: Sequence[RankEpoch],
+    interval: int,
+    facts: AuditFacts,
+    expected: Universe,
+    keyed: bool,
+) -> EpochReport:
+    missing = counts.missing if keyed else None
+    if not keyed and facts.expected is not None and facts.keys != "none":
+        delivered = counts.unique if facts.expectation == "dataset" else counts.deliveries
+        missing = max(0, facts.expected - delivered)
+    repeats = counts.repeated_keys[:EXAMPLES]
+    names = expected.names([key for key, _, _ in repeats])
+    repeated = {each.rank: [counts.repeated[each.rank, part] for part in range(INTERVALS)] for each in ranks}
+    return EpochReport(
+        number,
+        samples=counts.deliveries,
+        unique=counts.unique,
+        missing=missing,
+        unknown=counts.unknown if keyed else None,
+        ranks=tuple(
+            replace(
+                each,
+                repeated=tuple(np.trim_zeros(repeated[each.rank], "b")),
+                repeated_at_end=counts.repeated_at_end[each.rank],
+            )
+            for each in ranks
+        ),
+        between_ranks=counts.between_ranks,
+        between_workers=counts.between_workers,
+        interval=interval,
+        repeats=tuple(Repeat(name, times, at) for name, (_, times, at) in zip(names, repeats, strict=True)),
+        missing_keys=expected.names(counts.missing_keys[:EXAMPLES]) if keyed else (),
+        unknown_keys=expected.names(counts.unknown_keys[:EXAMPLES]) if keyed else (),
+        digest=counts.digest % (1 << 64),
+        missing_digest=counts.missing_digest % (1 << 64),
     )
 
 
@@ -228,88 +269,3 @@ def _expectation(
         if all(dataset[0] - limit <= each.unique <= dataset[0] for each in counts):
             return "dataset", dataset[0]
     return ("epochs" if len(counts) > 1 else None), None
-
-
-def _declared(counted: Sequence[RankSummary]) -> tuple[bool, LoaderTraits]:
-    traits = [each.traits for each in counted]
-    workers = max(each.workers for each in traits)
-    together = LoaderTraits(workers, any(each.drops for each in traits), any(each.replaces for each in traits))
-    return any(each.cut for each in counted), together
-
-
-def _epoch(
-    number: int, counts: KeyCounts, tally: _Tally, facts: AuditFacts, expected: Universe, keyed: bool
-) -> EpochReport:
-    missing: int | None = None
-    keyed = facts.keys != "none" and (keyed or facts.expectation == "epochs")
-    if keyed:
-        missing = counts.missing
-    elif facts.expected is not None and facts.keys != "none":
-        delivered = counts.unique if facts.expectation == "dataset" else counts.deliveries
-        missing = max(0, facts.expected - delivered)
-    return EpochReport(
-        number,
-        counts.deliveries,
-        counts.unique,
-        missing,
-        counts.unknown if keyed else None,
-        tuple(tally.figures()),
-        tally.between_ranks,
-        tally.between_workers,
-        tally.interval,
-        tuple(tally.repeats(expected)),
-        expected.names(counts.missing_keys) if keyed else (),
-        expected.names(counts.unknown_keys) if keyed else (),
-        counts.digest,
-        counts.missing_digest,
-    )
-
-
-class _Tally:
-    """The repeats of an epoch, added up by rank and interval of steps."""
-
-    def __init__(self, ranks: Sequence[RankEpoch]) -> None:
-        self.ranks = sorted(ranks, key=lambda each: each.rank)
-        self.interval = max(1, -(-max(each.steps for each in ranks) // INTERVALS))
-        self.repeated = np.zeros((len(ranks), INTERVALS), np.int64)
-        self.at_end = np.zeros(len(ranks), np.int64)
-        self.between_ranks = self.between_workers = 0
-        self.examples: list[tuple[Words, int, tuple[Place, ...]]] = []
-
-    def add(self, found: Repeats) -> None:
-        self.between_ranks += found.between_ranks
-        self.between_workers += found.between_workers
-        first = found.first
-        steps, rows, workers = unpack_places(found.places)
-        numbers = np.searchsorted([each.rank for each in self.ranks], found.ranks)
-        last = np.array([each.steps - 1 for each in self.ranks])
-        np.add.at(self.repeated, (numbers[~first], steps[~first] // self.interval), 1)
-        np.add.at(self.at_end, numbers[~first & (steps == last[numbers])], 1)
-        starts = np.flatnonzero(first)
-        ends = [*starts[1:].tolist(), len(first)]
-        for low, high in list(zip(starts.tolist(), ends, strict=True))[: EXAMPLES - len(self.examples)]:
-            some = slice(low, min(high, low + _PLACES))
-            columns = (each[some].tolist() for each in (found.ranks, workers, steps, rows))
-            places = [
-                Place(rank, None if worker < 0 else worker, step, row)
-                for rank, worker, step, row in zip(*columns, strict=True)
-            ]
-            self.examples.append((found.keys[low : low + 1], high - low, tuple(places)))
-
-    def __add__(self, other: _Tally) -> _Tally:
-        total = _Tally(self.ranks)
-        total.repeated, total.at_end = self.repeated + other.repeated, self.at_end + other.at_end
-        total.between_ranks = self.between_ranks + other.between_ranks
-        total.between_workers = self.between_workers + other.between_workers
-        total.examples = [*self.examples, *other.examples][:EXAMPLES]
-        return total
-
-    def figures(self) -> Iterator[RankEpoch]:
-        for each, counts, at_end in zip(self.ranks, self.repeated, self.at_end.tolist(), strict=True):
-            yield replace(each, repeated=tuple(np.trim_zeros(counts, "b").tolist()), repeated_at_end=at_end)
-
-    def repeats(self, expected: Universe) -> Iterator[Repeat]:
-        keys = [keys for keys, _, _ in self.examples]
-        names = expected.names(np.concatenate(keys)) if keys else ()
-        for name, (_, times, places) in zip(names, self.examples, strict=True):
-            yield Repeat(name, times, places)

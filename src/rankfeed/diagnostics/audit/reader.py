@@ -14,9 +14,9 @@ import numpy as np
 from xxhash import xxh3_64_intdigest, xxh3_128
 
 from rankfeed.diagnostics.audit.epochs import WHOLE_RANK, LoaderTraits, RankEpoch
+from rankfeed.diagnostics.audit.multiset import HashPartitions, records_of
 from rankfeed.diagnostics.audit.rules import KeyKind
-from rankfeed.diagnostics.keys import USUAL, Key, Words, ids_in, keys_of
-from rankfeed.diagnostics.multiset import HashPartitions, pack_places
+from rankfeed.diagnostics.keys import USUAL, Key, KeyArray, ids_in, keys_of
 from rankfeed.diagnostics.tagged import Tagged, tagged
 from rankfeed.errors import AuditError
 from rankfeed.plan import Plan
@@ -32,7 +32,7 @@ class RankSummary:
     rank: int
     share: int | None  # of tensor-parallel peers, the data-parallel rank whose samples they read
     keys: KeyKind
-    width: int  # words of a key; 0 if there are none
+    key_type: str  # "i" for whole numbers, "S" for digests, empty without keys
     epochs: tuple[RankEpoch, ...]
     cut: bool
     traits: LoaderTraits
@@ -43,27 +43,25 @@ class RankSummary:
 class ObservedEpoch:
     """An epoch of one rank, while it is read."""
 
-    partitions: HashPartitions | None = None
+    partitions: HashPartitions
     sizes: array[int] = field(default_factory=lambda: array("q"))
     ascending: bool = True
     streams: dict[tuple[int, str], str] = field(default_factory=dict)
     _last: int = -(1 << 63)
     _orders: dict[int, xxh3_128] = field(default_factory=lambda: {WHOLE_RANK: xxh3_128()})
 
-    def add(self, words: Words, worker: int | None) -> None:
-        """Count the keys of a batch."""
-        content = np.ascontiguousarray(words)
-        for order in {WHOLE_RANK, WHOLE_RANK if worker is None or not len(words) else worker}:
-            self._orders.setdefault(order, xxh3_128()).update(content.data)
-        if words.shape[1] > 1:
+    def add(self, keys: KeyArray, worker: int | None) -> None:
+        """Keep the keys of a batch."""
+        for order in {WHOLE_RANK, WHOLE_RANK if worker is None or not len(keys) else worker}:
+            self._orders.setdefault(order, xxh3_128()).update(keys.tobytes())
+        if keys.dtype.kind != "i":
             self.ascending = False
-        elif len(words):
-            numbers = words[:, 0].view(np.int64)
-            self.ascending &= bool(self._last <= numbers[0] and (numbers[1:] >= numbers[:-1]).all())
-            self._last = int(numbers[-1])
-        if self.partitions is not None:
-            self.partitions.add(np.column_stack([words, pack_places(len(self.sizes), len(words), worker)]))
-        self.sizes.append(len(words))
+        elif len(keys):
+            self.ascending &= bool(self._last <= keys[0] and (keys[1:] >= keys[:-1]).all())
+            self._last = int(keys[-1])
+        if len(keys):
+            self.partitions.add(records_of(keys, len(self.sizes), worker))
+        self.sizes.append(len(keys))
 
     def figures(self, rank: int, in_order: bool) -> RankEpoch:
         drawn = tuple((worker, name, digest) for (worker, name), digest in sorted(self.streams.items()))
@@ -79,13 +77,13 @@ class AuditReader:
         self.loader, self.key, self.scratch, self.rank, self.memory = loader, key, scratch, rank, memory
         self.logs: list[ObservedEpoch] = []
         self.keys: KeyKind = "ids"
-        self.width = 0
+        self.key_type = ""
         self.cut = False
         self.traits, self.dataset = traits_of(loader), dataset_of(loader)
 
     def read(self, max_steps: int | None) -> None:
         """Read an epoch."""
-        log = ObservedEpoch()
+        log = ObservedEpoch(HashPartitions(self.scratch / f"epoch-{len(self.logs)}", self.memory))
         self.logs.append(log)
         own = as_own(self.loader)
         # A column of the user may have the name of the mask if the loader needs none.
@@ -98,34 +96,31 @@ class AuditReader:
                     worker = batch.worker or 0
                     log.streams |= {(worker, name): digest for name, digest in batch.streams.items()}
                     batch = batch.batch
-                words = self._keys(batch, len(log.sizes))
+                keys = self._keys(batch, len(log.sizes))
                 if masked and isinstance(batch, Mapping) and "valid" in batch and self.keys != "none":
-                    words = words[batch["valid"].cpu().numpy()]  # other rows are padding
-                if len(words) and log.partitions is None:
-                    path = self.scratch / f"epoch-{len(self.logs)}"
-                    log.partitions = HashPartitions(path, self.width + 1, self.memory)
-                log.add(words, worker)
+                    keys = keys[batch["valid"].cpu().numpy()]  # other rows are padding
+                log.add(keys, worker)
             self.cut |= max_steps is not None and next(batches, None) is not None
 
-    def _keys(self, batch: Any, step: int) -> Words:
+    def _keys(self, batch: Any, step: int) -> KeyArray:
         """Keys of a batch; none if it has no ids and its rows cannot be told apart."""
         try:
-            words, by_content = keys_of(batch, self.key)
+            keys, by_content = keys_of(batch, self.key)
         except AuditError:
             if self.key != USUAL or ids_in(batch, USUAL) is not None:
                 raise
-            words, by_content, self.keys = np.empty((0, 1), np.uint64), False, "none"
-        if by_content and self.keys == "ids":
-            self.keys = "content"
-        if len(words) and self.keys != "none":
-            if self.width not in (0, words.shape[1]):
-                raise AuditError(
-                    "keys are whole numbers in some batches and not in others",
-                    where=f"rank {self.rank}, step {step}",
-                    remedy="key= names a field that all samples have",
-                )
-            self.width = words.shape[1]
-        return words if self.keys != "none" else words[:0]
+            self.keys = "none"
+        if self.keys == "none":
+            return np.empty(0, np.int64)
+        self.keys = "content" if by_content else self.keys
+        if len(keys) and self.key_type not in ("", keys.dtype.kind):
+            raise AuditError(
+                "keys are whole numbers in some batches and not in others",
+                where=f"rank {self.rank}, step {step}",
+                remedy="key= names a field that all samples have",
+            )
+        self.key_type = keys.dtype.kind if len(keys) else self.key_type
+        return keys
 
     def summary(self) -> RankSummary:
         own = as_own(self.loader)
@@ -135,7 +130,7 @@ class AuditReader:
             self.rank,
             share=own.topology.rank if own is not None and own.topology.launcher == "mesh" else None,
             keys=self.keys,
-            width=self.width,
+            key_type=self.key_type,
             epochs=tuple(log.figures(self.rank, in_order) for log in self.logs),
             cut=self.cut,
             traits=self.traits,

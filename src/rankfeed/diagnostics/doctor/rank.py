@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from rankfeed._util.workers import Channel
+from rankfeed.diagnostics.batch_columns import columns
 from rankfeed.diagnostics.doctor import inspection
 from rankfeed.diagnostics.doctor import rows as shapes
 from rankfeed.diagnostics.doctor.records import (
@@ -38,7 +39,7 @@ from rankfeed.diagnostics.doctor.records import (
     Stated,
     Step,
 )
-from rankfeed.diagnostics.keys import USUAL, Key, Words, ids_in, words_of
+from rankfeed.diagnostics.keys import USUAL, Key, KeyArray, ids_in, key_array, required_ids
 from rankfeed.diagnostics.tagged import Tagged, record
 from rankfeed.errors import AuditError, safe_str
 
@@ -215,21 +216,21 @@ class LoaderReader:
         before, self.phase = self.phase, IDS
         ids = self._ids(batch)
         self.phase = before
-        columns = shapes.columns(batch, len(indices) if indices is not None else None)
-        hashes = {name: keys for name, column in columns.items() if (keys := shapes.hashes(column)) is not None}
+        fields = columns(batch, len(indices) if indices is not None else None)
+        hashes = {name: keys for name, column in fields.items() if (keys := shapes.hashes(column)) is not None}
         if self._ours and isinstance(batch, dict) and "valid" in batch:
             kept = np.flatnonzero(np.asarray(batch["valid"])).tolist()  # other rows are padding
             hashes = {name: [keys[row] for row in kept] for name, keys in hashes.items()}
             ids = None if ids is None else [ids[row] for row in kept]
         known = ids is not None or indices is not None
-        shingles, tokens = ([], 0) if known else shapes.tokens(columns)
+        shingles, tokens = ([], 0) if known else shapes.tokens(fields)
         return Step(
             rows=len(ids) if ids is not None else next(map(len, hashes.values()), None),
             ids=ids,
             indices=indices,
             nones=origin.nones,
             fields=hashes,
-            ends={} if known else shapes.all_ends(columns),
+            ends={} if known else shapes.all_ends(fields),
             shingles=shingles,
             tokens=tokens,
             waited=waited,
@@ -242,12 +243,12 @@ class LoaderReader:
         if self._key is None:
             with suppress(AuditError, TypeError):
                 values = ids_in(batch, USUAL)
-                return None if values is None else _named(words_of(values), values)
+                return None if values is None else _named(key_array(values), values)
             return None
         if isinstance(self._key, str) and ":" in self._key:
             self._key = found(self._key)
-        values = self._key(batch) if callable(self._key) else shapes.key_at(str(self._key))(batch)
-        return _named(words_of(values), values)
+        values = required_ids(batch, self._key)
+        return _named(key_array(values), values)
 
 
 def found(name: str) -> Callable[..., Any]:
@@ -295,14 +296,14 @@ def _is_in_the_middle(steps: int, length: int | None) -> bool:
     return steps.bit_count() == 1 if length is None else steps == max(1, length // 2)
 
 
-def _named(words: Words, values: Any) -> list[RowKey]:
+def _named(keys: KeyArray, values: Any) -> list[RowKey]:
     """Numbers and short text as they are, others by their digests."""
-    if words.shape[1] == 1:
-        numbers: list[RowKey] = words[:, 0].view(np.int64).tolist()
+    if keys.dtype.kind == "i":
+        numbers: list[RowKey] = keys.tolist()
         return numbers
     if isinstance(values, (list, tuple)) and all(isinstance(each, str) and len(each) < _LONG for each in values):
         return [_encodable(each) for each in values]
-    return [f"{high:016x}{low:016x}" for high, low in words.tolist()]
+    return [key.hex() for key in keys.tolist()]
 
 
 def _encodable(text: str) -> str:

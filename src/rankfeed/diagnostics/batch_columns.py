@@ -1,0 +1,174 @@
+"""Columns of a batch of any shape."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+#: One entry for each row: an array, a list or a tuple.
+Column = Any
+#: How deep objects are opened.
+_DEPTH = 6
+
+
+def columns(batch: Any, rows: int | None = None) -> dict[str, Column]:
+    """Fields with one entry for each row, by path; empty if the batch has no such fields.
+
+    Args:
+        batch: any object that a loader yields.
+        rows: their number, if known: of samples that collate was given.
+
+    Examples:
+        >>> columns({"x": np.zeros((2, 3)), "meta": {"k": ["a", "b"]}, "step": 7}).keys()
+        dict_keys(['x', 'meta.k'])
+        >>> columns([{"x": 1}, {"x": 2}, {"x": 3}])
+        {'x': [1, 2, 3]}
+    """
+    if (samples := _samples(batch, rows)) is not None:
+        opened = [dict(_leaves(sample)) for sample in samples]
+        names = dict.fromkeys(name for each in opened for name in each)
+        return {name: [each.get(name) for each in opened] for name in names}
+    count = _row_count(batch, rows)
+    found = {}
+    for name, leaf in _leaves(batch, count=count):
+        value = _entries(leaf)
+        if value is not None and len(value) == count:
+            found[name] = value
+        elif isinstance(value, np.ndarray) and value.ndim > 1 and value.shape[1] == count:
+            found[name] = np.moveaxis(value, 1, 0)  # time first
+    return found
+
+
+def _row_count(batch: Any, rows: int | None) -> int | None:
+    """The number of rows that most fields agree on; ``rows`` if any field has it."""
+    nested = isinstance(batch, (list, tuple)) and not _is_column(batch)
+    fields = [*batch.values()] if isinstance(batch, Mapping) else batch if nested else [batch]
+    lengths: Counter[int] = Counter()
+    for field in fields:
+        shapes = [len(field)] if isinstance(field, (list, tuple)) else []
+        for _, leaf in _leaves(field):
+            value = _entries(leaf)
+            shapes += [len(value)] if value is not None else []
+            shapes += value.shape[1:2] if isinstance(value, np.ndarray) else ()
+        lengths.update([*dict.fromkeys(shapes)])
+    return rows if rows in lengths else next((length for length, _ in lengths.most_common(1)), None)
+
+
+def _samples(batch: Any, rows: int | None) -> Column | None:
+    """The samples of a batch that is a list of them, or that can be split into one."""
+    split = getattr(batch, "to_data_list", None)  # of PyTorch Geometric
+    if callable(split):
+        with suppress(Exception):
+            return list(split())
+    if not isinstance(batch, (list, tuple)) or not batch or hasattr(batch, "_fields"):
+        return None
+    if rows is not None and len(batch) != rows:
+        return None
+    arrays = [tuple(each.shape) for each in batch if hasattr(each, "shape") and len(each.shape)]
+    if len(arrays) == len(batch):
+        if rows is not None:
+            return None if len(arrays[0]) and {shape[0] for shape in arrays} == {rows} else batch
+        first = Counter(shape[0] for shape in arrays)
+        images = len({*arrays}) == 1 and len(arrays[0]) == 3 and arrays[0][0] in (1, 3, 4)
+        return batch if len(batch) > 2 and (images or 2 * max(first.values()) < len(batch)) else None
+    composite = [each for each in batch if isinstance(each, (Mapping, tuple, list)) or _has_fields(each)]
+    if len(composite) < len(batch):
+        return None
+    if rows is not None:
+        return batch
+    entries = [[_entries(leaf) for _, leaf in _leaves(each)] for each in batch]
+    lengths = [{len(value) for value in each if value is not None} for each in entries]
+    every = set().union(*lengths)
+    scalars = any(value is None for each in entries for value in each)
+    if all(lengths) and len(every) == 1 and (len(batch) == 1 or (min(every) > len(batch) and not scalars)):
+        return None  # fields of one length: batches of DALI's pipelines, or (inputs, targets)
+    if isinstance(batch, tuple) or _are_columns(batch):
+        return None
+    return batch
+
+
+def _are_columns(batch: Column) -> bool:
+    """Whether these are lists of one length, longer than there are lists: what ``zip(*samples)`` makes."""
+    lengths = {len(each) if isinstance(each, (list, tuple)) else -1 for each in batch}
+    return len(lengths) == 1 and min(lengths) > len(batch)
+
+
+def _has_fields(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) or (hasattr(value, "__dict__") and not hasattr(value, "__array__"))
+
+
+def _leaves(
+    value: Any, path: str = "", depth: int = _DEPTH, count: int | None = None
+) -> Iterator[tuple[str, Any]]:
+    """Arrays, columns and scalars of nested containers, through torch's pytree; objects by their fields.
+
+    Lists of ``count`` entries are columns, too, unless they are the whole batch.
+    """
+    from torch.utils._pytree import keystr, tree_flatten_with_path
+
+    def is_leaf(node: Any) -> bool:
+        return _is_column(node) or (isinstance(node, (list, tuple)) and len(node) == count and node is not value)
+
+    pairs, _ = tree_flatten_with_path(value, is_leaf=is_leaf)
+    for keys, leaf in pairs:
+        part = keystr(keys).replace("]", "").replace("[", ".").replace("'", "").removeprefix(".")
+        name = ".".join(each for each in (path, part) if each)
+        opened = fields_of(leaf) if depth and not is_leaf(leaf) else None
+        if opened is None:
+            yield name, leaf
+        else:
+            yield from _leaves(opened, name, depth - 1, count)
+
+
+def _is_column(value: Any) -> bool:
+    """Whether a list has an entry for each row, and no containers or arrays."""
+    plain = (str, bytes, int, float, complex, np.generic, type(None))
+    return isinstance(value, (list, tuple)) and bool(value) and all(isinstance(each, plain) for each in value)
+
+
+def fields_of(value: Any) -> dict[str, Any] | None:
+    """The fields of a mapping or object that pytree does not know."""
+    if isinstance(value, Mapping):
+        return {str(name): each for name, each in value.items()}
+    if hasattr(value, "__array__") or isinstance(value, (str, bytes, int, float, complex, type(None))):
+        return None
+    to_dict = getattr(value, "to_dict", None)
+    if callable(to_dict):
+        with suppress(Exception):
+            return dict(to_dict())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+    fields = getattr(value, "__dict__", None)
+    return {name: each for name, each in fields.items() if not name.startswith("_")} if fields else None
+
+
+def _entries(leaf: Any) -> Any:
+    """A leaf as an array, or a list, of entries; None if it has none."""
+    if isinstance(leaf, (list, tuple)):
+        return leaf
+    if hasattr(leaf, "detach"):
+        with suppress(Exception):
+            if getattr(leaf, "is_nested", False):
+                return [array_of(each) for each in leaf.unbind()]
+            return _entries(array_of(leaf))
+        return None
+    if hasattr(leaf, "__array__") and not isinstance(leaf, np.generic):
+        array = np.asarray(leaf)
+        return array if array.ndim else None
+    return None
+
+
+def array_of(tensor: Any) -> npt.NDArray[Any]:
+    """A tensor's values; of a type that numpy lacks, their bytes."""
+    tensor = tensor.detach().cpu()
+    tensor = tensor.to_dense() if tensor.is_sparse or "sparse" in str(tensor.layout) else tensor
+    try:
+        return np.asarray(tensor.numpy())
+    except TypeError:
+        import torch
+
+        return np.asarray(tensor.contiguous().view(torch.uint8).numpy())
