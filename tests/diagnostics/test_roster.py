@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rankfeed.diagnostics.roster import Registration, RosterReply, exchange_reports
+from rankfeed.diagnostics.roster import RosterRecord, exchange_reports
 from rankfeed.errors import TopologyError
 from rankfeed.storage.commit import write_record
 from rankfeed.topology import Topology
@@ -29,12 +29,11 @@ def test_all_processes_get_all_reports_in_the_order_of_ranks_and_leave_no_file(t
 
 
 def test_files_of_an_earlier_launch_do_not_count(tmp_path: Path) -> None:
-    for name in ("registrations", "replies"):
-        (tmp_path / "roster" / name).mkdir(parents=True)
+    (tmp_path / "roster").mkdir()
     old = [report(rank, 3, pid=7) for rank in range(3)]
-    write_record(tmp_path / "roster" / "registrations" / "old.json", Registration("old", old[1], ["gone"]))
-    write_record(tmp_path / "roster" / "replies" / "gone.json", RosterReply("gone", ["old"], True, old))
-    (tmp_path / "roster" / "replies" / "damaged.json").write_text("{")
+    write_record(tmp_path / "roster" / "old.json", RosterRecord(["old"], [old[0]]))
+    write_record(tmp_path / "roster" / "gone.reply", RosterRecord(["old", "gone"], old))
+    (tmp_path / "roster" / "damaged.json").write_text("{")
     reports = [report(rank, 2) for rank in range(2)]
     assert exchange(tmp_path / "roster", reports) == [reports] * 2
 

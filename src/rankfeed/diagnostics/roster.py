@@ -1,52 +1,42 @@
 """All processes of a launch exchange their reports through small files, without a network.
 
-Rank 0 collects the registrations of the others and publishes one reply, so that all reach the same verdict.
-Files of an earlier launch are recognised by a handshake: every process has a random token; rank 0 lists the tokens
-that it has seen, a process acknowledges only a rank 0 that lists its own token, and rank 0 counts only processes
-that acknowledge it.
+Each process registers under a random token, and changes the time of its file while it waits. Rank 0 counts the
+registrations that change, since others belong to an earlier launch, and publishes one reply, so that all reach the
+same verdict. A process accepts a reply that lists its token.
 """
 
 import hashlib
+import os
 import time
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
 from rankfeed.errors import RankfeedError, TopologyError
 from rankfeed.storage.commit import TEMPORARY, decodable, write_record
-from rankfeed.storage.network_fs import refresh_path
+from rankfeed.storage.lease import StallDetector
+from rankfeed.storage.network_fs import refresh_path, stat_uncached
 from rankfeed.topology.agreement import ProcessReport, format_ranks, missing_ranks
 
-#: Seconds to wait, after all ranks have come, for a process that should not exist.
+#: Seconds to wait, after all ranks have registered, for a process that should not exist.
 _SETTLE = 1.0
-#: Longest wait of a process that does not know its rank, and of rank 0 for the others to read its reply.
+#: Longest wait of a process that does not know its rank, for a silent rank 0, and of rank 0 for its readers.
 _LINGER = 10.0
 #: Seconds between refreshes of a network file system's caches.
 _REFRESH = 2.0
-_Record = TypeVar("_Record", bound=msgspec.Struct)
+#: The time of a file moves by 2 s in each round, the coarsest resolution of a file system.
+_TICK_NS = 2_000_000_000
 
 
 @decodable
-class Registration(msgspec.Struct, frozen=True):
-    """What a process reports, and the tokens of the processes of rank 0 that it acknowledges."""
+class RosterRecord(msgspec.Struct, frozen=True):
+    """Tokens of processes and their reports: of one in a registration, of all in a reply."""
 
-    token: str
-    report: ProcessReport
-    acknowledged: list[str] = []
-
-
-@decodable
-class RosterReply(msgspec.Struct, frozen=True):
-    """The tokens that rank 0 has seen; in the final reply also the reports of all that acknowledged it."""
-
-    token: str
-    seen: list[str]
-    final: bool = False
-    reports: list[ProcessReport] = []
+    tokens: list[str]
+    reports: list[ProcessReport]
 
 
 def roster_directory(launch: str) -> str:
@@ -65,7 +55,7 @@ def exchange_reports(directory: Path, report: ProcessReport, timeout: float) -> 
     Args:
         directory: visible to all of them and used by no other launch; created here, removed by rank 0 at the end.
         report: of this process.
-        timeout: seconds to wait for rank 0, and then for all the others.
+        timeout: seconds to wait for rank 0, and of rank 0 for all others.
 
     Returns:
         the reports in the order of ranks, the same on all processes; those that did not come in time are absent.
@@ -75,10 +65,10 @@ def exchange_reports(directory: Path, report: ProcessReport, timeout: float) -> 
     """
     roster = _Roster(directory, report, timeout)
     try:
-        roster.registrations.mkdir(parents=True, exist_ok=True)
-        roster.replies.mkdir(exist_ok=True)
-        is_first = report.topology is not None and report.topology.rank == 0
-        return roster.coordinate() if is_first else roster.participate()
+        directory.mkdir(parents=True, exist_ok=True)
+        write_record(roster.registration, RosterRecord([roster.token], [report]))
+        reports = roster.wait()
+        roster.registration.unlink(missing_ok=True)
     except OSError as error:
         raise TopologyError(
             "cannot exchange reports with the other ranks",
@@ -87,123 +77,84 @@ def exchange_reports(directory: Path, report: ProcessReport, timeout: float) -> 
             where=directory,
             remedy="choose another one with --folder",
         ) from error
+    return reports
 
 
 class _Roster:
     """This process in a roster."""
 
     def __init__(self, directory: Path, report: ProcessReport, timeout: float) -> None:
-        self.registrations, self.replies = directory / "registrations", directory / "replies"
+        self.token = uuid.uuid4().hex
+        self.registration = directory / f"{self.token}.json"
         self._directory, self._report, self._timeout = directory, report, timeout
-        self._token, self._acknowledged, self._refreshed = uuid.uuid4().hex, list[str](), 0.0
         size = 1 if report.topology is None else report.topology.world_size
         self._interval = max(0.05, size / 500)  # all ranks read from one file system
+        self._stalls = StallDetector()
+        self._refreshed = 0.0
 
-    def coordinate(self) -> list[ProcessReport]:
-        """As rank 0: the final reports."""
-        deadline, settled = time.monotonic() + self._timeout, 0.0
-        seen: list[str] = []
-        while True:
-            registered = self._read(self.registrations, Registration)
-            # Another process may have rank 0 too: each acknowledges the other, and the first final reply counts.
-            if (reports := self._acknowledge()) is not None:
-                return reports
-            present = {
-                token: registration.report
-                for token, registration in registered.items()
-                if self._token in registration.acknowledged
-            }
-            present[self._token] = self._report
-            if sorted(registered) != seen:
-                seen = sorted(registered)
-                write_record(self._path(self.replies), RosterReply(self._token, seen))
-            sizes = (each.topology.world_size for each in present.values() if each.topology is not None)
-            now = time.monotonic()
-            settled = settled or now if len(present) >= max(sizes, default=1) else 0.0
-            if now > deadline or (settled and now > settled + _SETTLE):
-                break
-            time.sleep(self._interval)
-        reports = sorted(present.values(), key=_order)
-        write_record(self._path(self.replies), RosterReply(self._token, sorted({*seen, *present}), True, reports))
-        self._leave()
-        self._remove([token for token in present if token != self._token])
-        return reports
-
-    def participate(self) -> list[ProcessReport]:
-        """As any other process: the final reports."""
+    def wait(self) -> list[ProcessReport]:
+        """The reports of all processes, by the reply of rank 0 or as rank 0."""
+        began = time.monotonic()
         patience = min(self._timeout, _LINGER) if self._report.topology is None else self._timeout
-        deadline = time.monotonic() + patience
-        self._register([])
+        settled, beat = 0.0, 0
         while True:
-            was_alone = not self._acknowledged
-            if (reports := self._acknowledge()) is not None:
-                return reports
-            if was_alone and self._acknowledged:  # rank 0 is alive and waits for the others
-                deadline = time.monotonic() + self._timeout + _LINGER
-            if time.monotonic() > deadline:
-                raise self._without_rank_0(patience)
+            beat += 1
+            os.utime(self.registration, ns=(beat * _TICK_NS, beat * _TICK_NS))
+            for reply in self._read("*.reply").values():
+                if self.token in reply.tokens:
+                    return reply.reports
+            reports = {path.stem: each.reports[0] for path, each in self._read("*.json").items()}
+            silences = {token: self._silence(token) for token in reports}
+            present = {token: each for token, each in reports.items() if self._stalls.has_changed(token)}
+            present[self.token] = self._report
+            first = min((token for token, each in present.items() if _rank(each) == 0), default="")
+            now = time.monotonic()
+            if first == self.token:
+                sizes = (each.topology.world_size for each in present.values() if each.topology is not None)
+                settled = settled or now if len(present) >= max(sizes) else 0.0
+                if now > began + self._timeout or (settled and now > settled + _SETTLE):
+                    return self._publish(present)
+            elif now > began + patience and silences.get(first, _LINGER) >= _LINGER:
+                raise self._without_rank_0([*present.values()], patience, was_there=bool(first))
             time.sleep(self._interval)
 
-    def _acknowledge(self) -> list[ProcessReport] | None:
-        """Acknowledge all processes of rank 0 that have seen this one; the final reports if there are any."""
-        replies = [each for each in self._read(self.replies, RosterReply).values() if self._token in each.seen]
-        for reply in replies:
-            if reply.final and self._report in reply.reports:
-                self._leave()
-                return reply.reports
-        is_first = self._report.topology is not None and self._report.topology.rank == 0
-        tokens = sorted({reply.token for reply in replies} | ({self._token} if is_first else set()))
-        if tokens != self._acknowledged:
-            self._register(tokens)
-        return None
-
-    def _register(self, acknowledged: list[str]) -> None:
-        self._acknowledged = acknowledged
-        write_record(self._path(self.registrations), Registration(self._token, self._report, acknowledged))
-
-    def _leave(self) -> None:
-        """Remove the registration: the reply was read."""
+    def _silence(self, token: str) -> float:
         with suppress(OSError):
-            self._path(self.registrations).unlink()
+            return self._stalls.seconds(token, stat_uncached(self._directory / f"{token}.json").st_mtime_ns)
+        return _LINGER
 
-    def _path(self, directory: Path) -> Path:
-        return directory / f"{self._token}.json"
-
-    def _read(self, directory: Path, kind: type[_Record]) -> Mapping[str, _Record]:
-        """The records in a directory by token."""
+    def _read(self, pattern: str) -> Mapping[Path, RosterRecord]:
         now = time.monotonic()
         if now > self._refreshed + _REFRESH:
             self._refreshed = now
-            for each in (self.registrations, self.replies):
-                refresh_path(each / "refresh")
+            refresh_path(self._directory / "refresh")
         found = {}
-        for path in directory.glob("*.json"):
+        for path in self._directory.glob(pattern):
             # Removed meanwhile, or written by another version, or invalid.
             with suppress(OSError, msgspec.DecodeError, RankfeedError):
-                found[path.stem] = msgspec.json.decode(path.read_bytes(), type=kind)
+                found[path] = msgspec.json.decode(path.read_bytes(), type=RosterRecord)
         return found
 
-    def _remove(self, readers: list[str]) -> None:
-        """Remove the directory when all readers have left; nothing but our own files is removed."""
+    def _publish(self, present: Mapping[str, ProcessReport]) -> list[ProcessReport]:
+        """Write the reply, and remove the directory when all have read it; only our own files are removed."""
+        reports = sorted(present.values(), key=lambda each: (_rank(each), each.host, each.pid))
+        write_record(self._directory / f"{self.token}.reply", RosterRecord([*present], reports))
         deadline = time.monotonic() + min(self._timeout, _LINGER)
-        while time.monotonic() < deadline:
-            if not any((self.registrations / f"{token}.json").exists() for token in readers):
-                break
+        readers = [self._directory / f"{token}.json" for token in present if token != self.token]
+        while time.monotonic() < deadline and any(path.exists() for path in readers):
             time.sleep(self._interval)
         with suppress(OSError):
-            for directory in (self.registrations, self.replies):
-                for path in (*directory.glob("*.json"), *directory.glob(f"{TEMPORARY}*")):
+            for pattern in ("*.json", "*.reply", f"{TEMPORARY}*"):
+                for path in self._directory.glob(pattern):
                     path.unlink(missing_ok=True)
-                directory.rmdir()
             self._directory.rmdir()
+        return reports
 
-    def _without_rank_0(self, patience: float) -> TopologyError:
-        present = [each.report for each in self._read(self.registrations, Registration).values()]
+    def _without_rank_0(self, present: list[ProcessReport], patience: float, *, was_there: bool) -> TopologyError:
         size = 0 if self._report.topology is None else self._report.topology.world_size
         absent = format_ranks(missing_ranks(present, size) or [0])
-        what = "disappeared" if self._acknowledged else f"did not report within {patience:.0f} s"
         return TopologyError(
-            f"rank 0 {what}",
+            "rank 0 disappeared" if was_there else f"rank 0 did not report within {patience:.0f} s",
             expected=f"reports of {size} processes in one directory",
             found=f"{len(present)}, without {absent}",
             where=f"{self._report.name}, in {self._directory}",
@@ -212,5 +163,5 @@ class _Roster:
         )
 
 
-def _order(report: ProcessReport) -> tuple[int, str, int]:
-    return (1 << 62 if report.topology is None else report.topology.rank), report.host, report.pid
+def _rank(report: ProcessReport) -> int:
+    return 1 << 62 if report.topology is None else report.topology.rank
