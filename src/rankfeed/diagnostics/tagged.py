@@ -1,21 +1,17 @@
 """Which worker of a torch DataLoader built a batch, of which indices, and from which random numbers."""
 
+import pickle
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from xxhash import xxh3_128_hexdigest
 
-#: How deep a data set is looked into for generators of its own, and how many entries of a list.
+#: How deep a dataset is searched for generators of its own, and how many entries of a list.
 _DEPTH, _ENTRIES = 4, 32
-
-#: Digests of the random streams that a worker draws from, by name of the generator: its state when the worker
-#: began, and after the first batch that drew from it.
-Streams = dict[str, str]
 
 
 @dataclass
@@ -25,38 +21,44 @@ class Tagged:
     Attributes:
         batch: what the user's collate function returned.
         worker: that built it; None without workers.
-        streams: random streams that were drawn from since the batch before.
+        streams: random generators that were drawn from since the batch before: digests of the state when the
+            worker began and after the first batch that drew, by name.
         indices: of the dataset that collate was given, if they were recorded.
         nones: how many of the samples were None.
     """
 
     batch: Any
     worker: int | None
-    streams: Streams = field(default_factory=dict)
+    streams: dict[str, str] = field(default_factory=dict)
     indices: list[int] | None = None
     nones: int = 0
 
 
-def record(loader: Any) -> None:
-    """Batches of a torch DataLoader come as `Tagged` from now on, with indices if its dataset is map-style.
+def record(loader: Any, *, indices: bool = True) -> Callable[[], None]:
+    """Batches of a torch DataLoader come as `Tagged` until the returned function is called.
 
     Not those of a subclass with an `__iter__` of its own, which may look into its batches.
+
+    Args:
+        loader: any loader.
+        indices: whether to record indices, if the dataset is map-style.
     """
-    if not _is_plain(loader):
-        return
+    data = sys.modules.get("torch.utils.data")
+    is_plain = data is not None and isinstance(loader, data.DataLoader)
+    if not is_plain or type(loader).__iter__.__module__.split(".")[0] not in ("torch", "torchdata"):
+        return lambda: None
     from torch.utils.data import IterableDataset
 
+    before = loader.dataset, loader.collate_fn, loader.worker_init_fn
     tagging = _Tagging(loader.collate_fn, loader.worker_init_fn)
-    loader.collate_fn, loader.worker_init_fn = tagging, tagging.begin
-    if not isinstance(loader.dataset, IterableDataset):
-        object.__setattr__(loader, "dataset", _IndexedDataset(loader.dataset))  # DataLoader refuses setattr
+    indexed = indices and not isinstance(loader.dataset, IterableDataset)
 
+    def put(dataset: Any, collate: Any, init: Any) -> None:
+        object.__setattr__(loader, "dataset", dataset)  # DataLoader refuses setattr
+        loader.collate_fn, loader.worker_init_fn = collate, init
 
-def _is_plain(loader: Any) -> bool:
-    data = sys.modules.get("torch.utils.data")
-    if data is None or not isinstance(loader, data.DataLoader):
-        return False
-    return type(loader).__iter__.__module__.split(".")[0] in ("torch", "torchdata")
+    put(_IndexedDataset(loader.dataset) if indexed else loader.dataset, tagging, tagging.begin)
+    return lambda: put(*before)
 
 
 @dataclass
@@ -96,47 +98,36 @@ class _IndexedDataset:
         return type(self.__dict__["_of"])
 
 
-@contextmanager
-def tagged(loader: Any) -> Iterator[None]:
-    """Batches of a torch DataLoader come as `Tagged` in here, from workers that are started in here.
-
-    Of others they come as they are: a subclass may look into its batches, and workers that persist would go on
-    tagging.
-    """
-    if not _is_plain(loader) or not loader.num_workers or loader.persistent_workers:
-        yield
-        return
-    collate, init = loader.collate_fn, loader.worker_init_fn
-    tagging = _Tagging(collate, init)
-    loader.collate_fn, loader.worker_init_fn = tagging, tagging.begin
-    try:
-        yield
-    finally:
-        loader.collate_fn, loader.worker_init_fn = collate, init
-
-
 class _Tagging:
     """Replaces a collate function and a worker_init_fn."""
 
     def __init__(self, collate: Callable[[Any], Any], init: Callable[[int], object] | None) -> None:
         self._collate, self._init = collate, init
-        self._first: Streams = {}
-        self._drawn: Streams = {}
-        self._states: Streams = {}
-        self._own: dict[str, Any] = {}
-        self._begun = False
+        self._generators: dict[str, Any] = {}
+        #: States when the worker began, and now; digests of the streams that were drawn from.
+        self._first: dict[str, str] = {}
+        self._states: dict[str, str] = {}
+        self._drawn: dict[str, str] = {}
+        self._began = False
 
     def begin(self, worker: int) -> None:
         if self._init is not None:
             self._init(worker)
-        self._look_for_generators()
+        self._find_generators()
 
-    def _look_for_generators(self) -> None:
-        """Of the dataset and of its module; known ones keep their first state."""
-        dataset = _dataset()
-        known = vars(sys.modules.get(type(dataset).__module__, random)).items()
-        self._own = {name: each for name, each in known if isinstance(each, _generator_types())}
-        self._own |= _generators(dataset, "dataset")
+    def _find_generators(self) -> None:
+        """The global ones, and those of the dataset and its module; known ones keep their first state."""
+        import torch
+        from torch.utils.data import get_worker_info
+
+        info = get_worker_info()
+        dataset: Any = None if info is None else info.dataset
+        dataset = vars(dataset)["_of"] if type(dataset) is _IndexedDataset else dataset
+        module = vars(sys.modules.get(type(dataset).__module__, random))
+        self._generators = {name: each for name, each in module.items() if _is_generator(each)}
+        self._generators |= _generators(dataset, "dataset")
+        self._generators |= {"torch": torch.default_generator, "numpy": np.random.mtrand._rand}
+        self._generators["random"] = random.getstate.__self__  # type: ignore[attr-defined]
         self._states = self._now() | self._states
         self._first = self._states | self._first
 
@@ -146,78 +137,58 @@ class _Tagging:
         several = [*samples] if isinstance(samples, (list, tuple)) else [samples]
         indices, nones = None, 0
         if several and all(type(each) is _Indexed for each in several):
-            indices = [int(each.index) for each in several if hasattr(each.index, "__index__")]
+            if all(hasattr(each.index, "__index__") for each in several):
+                indices = [int(each.index) for each in several]
             nones = sum(each.sample is None for each in several)
             bare = [each.sample for each in several]
             samples = bare if isinstance(samples, (list, tuple)) else bare[0]
-            indices = indices if len(indices) == len(several) else None
         batch, info = self._collate(samples), get_worker_info()
         if info is None:
             return Tagged(batch, None, {}, indices, nones)
-        if not self._begun:
-            self._begun = True
-            self._look_for_generators()  # some are created with the first sample
-        states = self._now()
+        if not self._began:
+            self._began = True
+            self._find_generators()  # some are created with the first sample
+        before, self._states = self._states, self._now()
         # Streams that nothing is drawn from do no harm if they are the same, and those that are seeded for each
         # sample begin in the same state only.
         drawn = {
             name: self._drawn.setdefault(name, self._first[name] + state)
-            for name, state in states.items()
-            if self._states[name] != state
+            for name, state in self._states.items()
+            if before[name] != state
         }
-        self._states = states
         return Tagged(batch, info.id, drawn, indices, nones)
 
-    def _now(self) -> Streams:
-        return _states() | {name: _state(each) for name, each in self._own.items()}
+    def _now(self) -> dict[str, str]:
+        import torch
+
+        return {
+            name: xxh3_128_hexdigest(
+                each.get_state().numpy().tobytes()
+                if isinstance(each, torch.Generator)
+                else pickle.dumps(each.__reduce__()[1:])
+            )
+            for name, each in self._generators.items()
+        }
 
 
-def _states() -> Streams:
+def _is_generator(thing: Any) -> bool:
     import torch
 
-    return {
-        "torch": xxh3_128_hexdigest(torch.random.get_rng_state().numpy().tobytes()),
-        "numpy": xxh3_128_hexdigest(repr(np.random.get_state(legacy=False)).encode()),
-        "random": xxh3_128_hexdigest(repr(random.getstate()).encode()),
-    }
+    kinds = random.Random, np.random.Generator, np.random.RandomState, torch.Generator
+    return isinstance(thing, kinds) and not isinstance(thing, random.SystemRandom)
 
 
-def _dataset() -> Any:
-    from torch.utils.data import get_worker_info
-
-    info = get_worker_info()
-    dataset: Any = None if info is None else info.dataset
-    return vars(dataset)["_of"] if type(dataset) is _IndexedDataset else dataset
-
-
-def _generator_types() -> tuple[type, ...]:
-    import torch
-
-    return random.Random, np.random.Generator, np.random.RandomState, torch.Generator
-
-
-def _generators(thing: Any, name: str, depth: int = _DEPTH) -> Iterator[tuple[str, Any]]:
+def _generators(thing: Any, name: str, depth: int = _DEPTH) -> dict[str, Any]:
     """Generators that an object holds, by where they are."""
-    import torch
-
-    if isinstance(thing, _generator_types()):
-        yield name, thing
-    elif not depth or isinstance(thing, (type, torch.Tensor, np.ndarray, str, bytes, int, float)) or thing is None:
-        return
-    elif isinstance(thing, (list, tuple)):
-        for number, each in enumerate(thing[:_ENTRIES]):
-            yield from _generators(each, f"{name}[{number}]", depth - 1)
+    if _is_generator(thing):
+        return {name: thing}
+    if isinstance(thing, (list, tuple)):
+        parts = {f"{name}[{number}]": each for number, each in enumerate(thing[:_ENTRIES])}
     else:
-        parts = thing if isinstance(thing, Mapping) else getattr(thing, "__dict__", {})
-        for key, each in list(parts.items())[:_ENTRIES] if isinstance(parts, dict) else ():
-            yield from _generators(each, f"{name}.{key}", depth - 1)
-
-
-def _state(generator: Any) -> str:
-    if isinstance(generator, random.Random):
-        return xxh3_128_hexdigest(repr(generator.getstate()).encode())
-    if isinstance(generator, np.random.Generator):
-        return xxh3_128_hexdigest(repr(generator.bit_generator.state).encode())
-    if isinstance(generator, np.random.RandomState):
-        return xxh3_128_hexdigest(repr(generator.get_state(legacy=False)).encode())
-    return xxh3_128_hexdigest(generator.get_state().numpy().tobytes())
+        fields = thing if isinstance(thing, dict) else getattr(thing, "__dict__", {})
+        fields = [*fields.items()][:_ENTRIES] if isinstance(fields, dict) else []  # not of classes
+        parts = {f"{name}.{key}": each for key, each in fields}
+    found: dict[str, Any] = {}
+    for part, each in parts.items() if depth else ():
+        found |= _generators(each, part, depth - 1)
+    return found

@@ -17,7 +17,7 @@ from rankfeed.diagnostics.audit.epochs import WHOLE_RANK, LoaderTraits, RankEpoc
 from rankfeed.diagnostics.audit.multiset import HashPartitions, records_of
 from rankfeed.diagnostics.audit.rules import KeyKind
 from rankfeed.diagnostics.keys import USUAL, Key, KeyArray, ids_in, keys_of
-from rankfeed.diagnostics.tagged import Tagged, tagged
+from rankfeed.diagnostics.tagged import Tagged, record
 from rankfeed.errors import AuditError
 from rankfeed.plan import Plan
 
@@ -88,7 +88,10 @@ class AuditReader:
         own = as_own(self.loader)
         # A column of the user may have the name of the mask if the loader needs none.
         masked = own is not None and (own.tail == "pad" or "valid" not in own.source.fields)
-        with tagged(self.loader):
+        # Workers that persist would tag batches after the audit, too.
+        tags = getattr(self.loader, "num_workers", 0) and not getattr(self.loader, "persistent_workers", False)
+        restore = record(self.loader, indices=False) if tags else None
+        try:
             batches = iter(self.loader)
             for batch in islice(batches, max_steps):
                 worker = None
@@ -101,6 +104,9 @@ class AuditReader:
                     keys = keys[batch["valid"].cpu().numpy()]  # other rows are padding
                 log.add(keys, worker)
             self.cut |= max_steps is not None and next(batches, None) is not None
+        finally:
+            if restore is not None:
+                restore()
 
     def _keys(self, batch: Any, step: int) -> KeyArray:
         """Keys of a batch; none if it has no ids and its rows cannot be told apart."""
