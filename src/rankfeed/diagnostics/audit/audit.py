@@ -146,7 +146,7 @@ def _check_peers(summaries: Sequence[RankSummary]) -> None:
     for each in summaries:
         if each.share is not None:
             first = shares.setdefault(each.share, each)
-            if [epoch.orders[-1] for epoch in first.epochs] != [epoch.orders[-1] for epoch in each.epochs]:
+            if [epoch.order for epoch in first.epochs] != [epoch.order for epoch in each.epochs]:
                 raise AuditError(
                     "parallel peers were given different samples",
                     expected="the same batches on all processes of a data-parallel rank",

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
+import msgspec
+
+#: Checked when a report is read from a file.
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 #: Key of `RankEpoch.orders` for the whole rank; other keys are workers.
 WHOLE_RANK = -1
 #: An epoch is divided into at most this many intervals of steps (`EpochReport.interval`).
@@ -21,7 +26,7 @@ class LoaderTraits:
         replaces: whether its sampler draws with replacement.
     """
 
-    workers: int = 0
+    workers: Count = 0
     drops: bool = False
     replaces: bool = False
 
@@ -30,10 +35,10 @@ class LoaderTraits:
 class Place:
     """A delivery: the rank, its worker (None: unknown), the step and the row, from 0."""
 
-    rank: int
+    rank: Count
     worker: int | None
-    step: int
-    row: int
+    step: Count
+    row: Count
 
     def __str__(self) -> str:
         worker = "" if self.worker is None else f", worker {self.worker}"
@@ -45,7 +50,7 @@ class Repeat:
     """A sample that was delivered more than once in an epoch: its key, how often, and the first places."""
 
     key: str
-    times: int
+    times: Count
     places: tuple[Place, ...]
 
     def __str__(self) -> str:
@@ -70,19 +75,24 @@ class RankEpoch:
         repeated_at_end: how many of them are in the last step.
     """
 
-    rank: int
-    steps: int
-    samples: int
-    batch_sizes: Mapping[int, int]
+    rank: Count
+    steps: Count
+    samples: Count
+    batch_sizes: Mapping[Count, Count]
     orders: Mapping[int, str]
     in_order: bool = False
     streams: tuple[tuple[int, str, str], ...] = ()
-    repeated: tuple[int, ...] = ()
-    repeated_at_end: int = 0
+    repeated: tuple[Count, ...] = ()
+    repeated_at_end: Count = 0
 
     @property
     def largest_batch(self) -> int:
         return max(self.batch_sizes, default=0)
+
+    @property
+    def order(self) -> str:
+        """Digest of the order of the whole rank."""
+        return self.orders.get(WHOLE_RANK, "")
 
 
 @dataclass(frozen=True)
@@ -105,15 +115,15 @@ class EpochReport:
         digest, missing_digest: equal for equal sets of delivered and of missing samples.
     """
 
-    epoch: int
-    samples: int
-    unique: int
-    missing: int | None
-    unknown: int | None
-    ranks: tuple[RankEpoch, ...]
-    between_ranks: int = 0
-    between_workers: int = 0
-    interval: int = 1
+    epoch: Count
+    samples: Count
+    unique: Count
+    missing: Count | None
+    unknown: Count | None
+    ranks: Annotated[tuple[RankEpoch, ...], msgspec.Meta(min_length=1)]
+    between_ranks: Count = 0
+    between_workers: Count = 0
+    interval: Annotated[int, msgspec.Meta(ge=1)] = 1
     repeats: tuple[Repeat, ...] = ()
     missing_keys: tuple[str, ...] = ()
     unknown_keys: tuple[str, ...] = ()
@@ -123,7 +133,7 @@ class EpochReport:
     @property
     def repeated(self) -> int:
         """Deliveries of samples that had been delivered before."""
-        return self.samples - self.unique
+        return max(0, self.samples - self.unique)
 
     @property
     def steps(self) -> tuple[int, ...]:

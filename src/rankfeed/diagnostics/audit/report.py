@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
-from rankfeed.diagnostics.audit.epochs import WHOLE_RANK, EpochReport
+from rankfeed.diagnostics.audit.epochs import EpochReport
 from rankfeed.diagnostics.audit.rules import AuditFacts, findings_of
 from rankfeed.diagnostics.findings import Finding, Judged, merged
 from rankfeed.diagnostics.written import written
@@ -26,7 +26,7 @@ class AuditReport(Judged):
     """
 
     facts: AuditFacts
-    epochs: tuple[EpochReport, ...]
+    epochs: Annotated[tuple[EpochReport, ...], msgspec.Meta(min_length=1)]
 
     @property
     def world_size(self) -> int:
@@ -87,12 +87,15 @@ class AuditReport(Judged):
         except OSError as error:
             raise SourceError("the report cannot be read", found=error.strerror or error, where=path) from error
         try:
-            report = _DECODER.decode(content)
+            return _DECODER.decode(content)
         except (msgspec.DecodeError, RecursionError) as error:
-            raise _refused(path, str(error)) from error
-        if problem := _contradiction(report):
-            raise _refused(path, problem)
-        return report
+            raise CorruptError(
+                "this is not the report of an audit",
+                expected="what AuditReport.save wrote",
+                found=error,
+                where=path,
+                remedy="save it again: rf.audit(loader).save(path)",
+            ) from error
 
     def html(self, path: str | os.PathLike[str], *, title: str = "An audit") -> Path:
         """Write it as one HTML page with charts, or these as a PNG where the name ends so; returns where.
@@ -114,32 +117,3 @@ class AuditReport(Judged):
 
 #: Learns the types here, where no other thread decodes.
 _DECODER = msgspec.json.Decoder(AuditReport)
-
-
-def _contradiction(report: AuditReport) -> str:
-    """What cannot be in a report, or nothing."""
-    ranks = [[each.rank for each in epoch.ranks] for epoch in report.epochs]
-    if not ranks or not ranks[0] or any(each != ranks[0] for each in ranks):
-        return "no epochs, no ranks, or others in each epoch"
-    for number, epoch in enumerate(report.epochs):
-        counts = [epoch.samples, epoch.unique, epoch.repeated, epoch.missing or 0, epoch.unknown or 0]
-        for each in epoch.ranks:
-            counts += [each.rank, each.steps, each.samples, *each.repeated, each.repeated_at_end]
-            counts += [count for pair in each.batch_sizes.items() for count in pair]
-        for repeat in epoch.repeats:
-            counts += [count for one in repeat.places for count in (one.rank, one.step, one.row)]
-        if min(counts) < 0 or max(counts) > 1 << 62 or epoch.interval < 1:
-            return f"epoch {number}: a count that cannot be"
-        if epoch.epoch != number or any(WHOLE_RANK not in each.orders for each in epoch.ranks):
-            return f"epoch {number}: something is left out"
-    return ""
-
-
-def _refused(path: str | os.PathLike[str], found: str) -> CorruptError:
-    return CorruptError(
-        "this is not the report of an audit",
-        expected="what AuditReport.save wrote",
-        found=found,
-        where=path,
-        remedy="save it again: rf.audit(loader).save(path)",
-    )

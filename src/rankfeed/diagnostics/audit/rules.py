@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from rankfeed.diagnostics.audit.epochs import WHOLE_RANK, EpochReport, LoaderTraits, RankEpoch
-from rankfeed.diagnostics.findings import Finding
+from rankfeed.diagnostics.audit.epochs import WHOLE_RANK, EpochReport, LoaderTraits
+from rankfeed.diagnostics.findings import Finding, Severity
 from rankfeed.errors import listed
 
 #: What samples are identified by; "none": rows cannot be told apart or hashed.
@@ -69,7 +69,11 @@ class AuditFacts:
 
 def findings_of(epochs: Sequence[EpochReport], facts: AuditFacts) -> Iterator[Finding]:
     """Everything that is wrong, could not be shown, or is worth knowing."""
-    yield from _nothing(epochs)
+    empty = [f"epoch {each.epoch}" for each in epochs if not any(each.steps)]
+    if len(empty) == len(epochs):
+        yield _found("yields-nothing", "unproven", "the loader has no batches")
+    elif empty:
+        yield _found("yields-nothing", "error", "an epoch has no batches", *empty)
     for epoch in epochs:
         yield from _steps(epoch)
     if facts.keys == "none":
@@ -78,10 +82,11 @@ def findings_of(epochs: Sequence[EpochReport], facts: AuditFacts) -> Iterator[Fi
         for epoch in epochs:
             yield from _excess(epoch, facts)
             yield from _lack(epoch, epochs, facts)
-        yield from _same_sequences(epochs, facts)
+            if facts.keys == "ids" or facts.expected != epoch.samples:
+                yield from _same_sequences(epoch, facts)
         yield from _same_order(epochs)
         if facts.keys == "content":
-            yield from _content(epochs)
+            yield _content(epochs)
         if facts.expectation in (None, "epochs"):
             what = "which samples are expected is not known, so missing ones are not seen"
             yield _found("expected-unknown", "unproven", what)
@@ -91,21 +96,12 @@ def findings_of(epochs: Sequence[EpochReport], facts: AuditFacts) -> Iterator[Fi
     yield from _same_randomness(epochs)
 
 
-def _found(code: str, severity: Any, what: str, *evidence: str) -> Finding:
+def _found(code: str, severity: Severity, what: str, *evidence: str) -> Finding:
     return Finding(code, severity, what, evidence, REMEDIES[code])
 
 
-def _nothing(epochs: Sequence[EpochReport]) -> Iterator[Finding]:
-    empty = [each for each in epochs if not any(each.steps)]
-    if len(empty) == len(epochs):
-        yield _found("yields-nothing", "unproven", "the loader has no batches")
-    else:
-        for each in empty:
-            yield _found("yields-nothing", "error", "an epoch has no batches", f"epoch {each.epoch}")
-
-
 def _steps(epoch: EpochReport) -> Iterator[Finding]:
-    least, most = min(epoch.ranks, key=_step_count), max(epoch.ranks, key=_step_count)
+    least, most = (pick(epoch.ranks, key=lambda each: each.steps) for pick in (min, max))
     if least.steps < most.steps:
         text = (
             f"epoch {epoch.epoch}: rank {least.rank} has {least.steps:,} steps, rank {most.rank} has "
@@ -114,46 +110,40 @@ def _steps(epoch: EpochReport) -> Iterator[Finding]:
         yield _found("uneven-steps", "error", "ranks take different numbers of steps", text)
 
 
-def _step_count(rank: RankEpoch) -> int:
-    return rank.steps
-
-
 def _excess(epoch: EpochReport, facts: AuditFacts) -> Iterator[Finding]:
     """Samples that were delivered more than once."""
-    excess, ranks = epoch.repeated, len(epoch.ranks)
+    excess, between_ranks, between_workers = epoch.repeated, epoch.between_ranks, epoch.between_workers
     if not excess:
         return
-    first = f"; {epoch.repeats[0]}" if epoch.repeats else ""
-    where = f"epoch {epoch.epoch}: {{}} of {epoch.samples:,} deliveries{first}"
+
+    def found(code: str, severity: Severity, what: str, number: int = excess) -> Finding:
+        example = f"; {epoch.repeats[0]}" if epoch.repeats else ""
+        text = f"epoch {epoch.epoch}: {number:,} of {epoch.samples:,} deliveries{example}"
+        return _found(code, severity, what, text)
+
     if facts.keys == "content":
-        text = where.format(f"{excess:,}")
-        if facts.expected == epoch.samples or epoch.unique < _ENOUGH:
-            pass
-        elif excess == epoch.between_ranks == epoch.unique * (ranks - 1):
-            yield _found("not-sharded-by-rank", "error", "every rank reads all samples", text)
-            return
-        elif excess == epoch.between_workers == epoch.unique * (facts.traits.workers - 1):
-            yield _found("duplicated-by-workers", "error", "every worker reads all samples", text)
-            return
-        what = "deliveries have equal content: equal samples and repeated ones cannot be told apart"
-        yield _found("not-counted", "unproven", what, text)
+        every = epoch.unique if epoch.unique >= _ENOUGH and facts.expected != epoch.samples else 0
+        if excess == between_ranks == every * (len(epoch.ranks) - 1):
+            yield found("not-sharded-by-rank", "error", "every rank reads all samples")
+        elif excess == between_workers == every * (facts.traits.workers - 1):
+            yield found("duplicated-by-workers", "error", "every worker reads all samples")
+        else:
+            what = "deliveries have equal content: equal samples and repeated ones cannot be told apart"
+            yield found("not-counted", "unproven", what)
     elif facts.traits.replaces:
         what = "samples are drawn with replacement, as the sampler declares"
-        yield _found("drawn-with-replacement", "unproven", what, where.format(f"{excess:,}"))
+        yield found("drawn-with-replacement", "unproven", what)
     elif _is_padding(epoch):
-        text = where.format(f"{excess:,}")
-        yield _found("padded-with-repeats", "note", "the last step repeats some samples as padding", text)
+        yield found("padded-with-repeats", "note", "the last step repeats some samples as padding")
     else:
-        parts = {
-            ("not-sharded-by-rank", "ranks receive the same samples"): epoch.between_ranks,
-            ("duplicated-by-workers", "workers of a rank deliver the same samples"): epoch.between_workers,
-            ("repeated-samples", "a rank receives samples more than once"): excess
-            - epoch.between_ranks
-            - epoch.between_workers,
-        }
-        for (code, what), number in parts.items():
-            if number:
-                yield _found(code, "error", what, where.format(f"{number:,}"))
+        if between_ranks:
+            what = "ranks receive the same samples"
+            yield found("not-sharded-by-rank", "error", what, between_ranks)
+        if between_workers:
+            what = "workers of a rank deliver the same samples"
+            yield found("duplicated-by-workers", "error", what, between_workers)
+        if rest := excess - between_ranks - between_workers:
+            yield found("repeated-samples", "error", "a rank receives samples more than once", rest)
 
 
 def _is_padding(epoch: EpochReport) -> bool:
@@ -170,22 +160,20 @@ def _is_padding(epoch: EpochReport) -> bool:
 
 def _lack(epoch: EpochReport, epochs: Sequence[EpochReport], facts: AuditFacts) -> Iterator[Finding]:
     """Samples that were not delivered, and samples that were not expected."""
-    where = f"epoch {epoch.epoch}: "
+    where, replaces = f"epoch {epoch.epoch}: ", facts.traits.replaces
     over = epoch.samples - (facts.expected or 0) - len(epoch.ranks) * epoch.batch_size
-    if facts.keys == "content" and facts.expectation == "declared" and over >= 0 and not facts.traits.replaces:
+    if facts.keys == "content" and facts.expectation == "declared" and over >= 0 and not replaces:
         text = f"{where}{epoch.samples:,} samples, expected {facts.expected:,}"
         yield _found("repeated-samples", "error", "more samples are delivered than there are", text)
     if epoch.unknown:
         text = f"{where}{epoch.unknown:,} samples: {listed(epoch.unknown_keys)}"
         yield _found("unknown-samples", "error", "samples are not among those declared", text)
-    if not epoch.missing or facts.cut:
+    if not epoch.missing or facts.cut or (replaces and epoch.repeated):
         return
     text = f"{where}{epoch.missing:,} samples" + (f": {listed(epoch.missing_keys)}" * bool(epoch.missing_keys))
     limit = len(epoch.ranks) * max(facts.traits.workers, 1) * epoch.batch_size
     small = not epoch.repeated and epoch.missing <= limit and epoch.missing < epoch.unique
     changing = len(epochs) > 1 and len({each.missing_digest for each in epochs}) == len(epochs)
-    if facts.traits.replaces and epoch.repeated:
-        return
     if small and (facts.traits.drops or changing):
         yield _found("missing-samples", "note", "the remainder of an epoch is dropped", text)
     elif facts.expectation == "declared":
@@ -195,74 +183,61 @@ def _lack(epoch: EpochReport, epochs: Sequence[EpochReport], facts: AuditFacts) 
         yield _found("missing-samples", "unproven", what, text)
 
 
-def _same_sequences(epochs: Sequence[EpochReport], facts: AuditFacts) -> Iterator[Finding]:
+def _same_sequences(epoch: EpochReport, facts: AuditFacts) -> Iterator[Finding]:
     """Ranks, or workers of a rank, that read the same samples in the same order."""
     what = "the same samples are read in the same order"
-    for epoch in epochs:
-        if facts.keys == "content" and facts.expected == epoch.samples:
-            continue
-        certain = facts.keys == "ids" and not facts.traits.replaces
-        ranks = _alike({each.rank: each.orders[WHOLE_RANK] for each in epoch.ranks if each.samples})
-        if ranks and (certain or _is_telling(epoch, epoch.ranks[0].samples)):
-            text = f"epoch {epoch.epoch}: ranks {_numbers(ranks)}"
-            yield _found("not-sharded-by-rank", "error", what, text)
-        for each in epoch.ranks:
-            workers = _alike({worker: order for worker, order in each.orders.items() if worker != WHOLE_RANK})
-            if workers and (certain or _is_telling(epoch, each.samples // len(workers))):
-                text = f"epoch {epoch.epoch}: workers {_numbers(workers)} of rank {each.rank}"
-                yield _found("duplicated-by-workers", "error", what, text)
-                break
+    certain = facts.keys == "ids" and not facts.traits.replaces
 
+    def is_telling(length: int) -> bool:
+        return certain or (length >= _ENOUGH and epoch.unique >= _DIFFERENT * length)
 
-def _is_telling(epoch: EpochReport, length: int) -> bool:
-    """Whether equal sequences of this length are no chance: their samples are different ones."""
-    return length >= _ENOUGH and epoch.unique >= _DIFFERENT * length
+    ranks = _alike({each.rank: each.order for each in epoch.ranks if each.samples})
+    if ranks and is_telling(epoch.ranks[0].samples):
+        yield _found("not-sharded-by-rank", "error", what, f"epoch {epoch.epoch}: ranks {_numbers(ranks)}")
+    for each in epoch.ranks:
+        workers = _alike({worker: order for worker, order in each.orders.items() if worker != WHOLE_RANK})
+        if workers and is_telling(each.samples // len(workers)):
+            text = f"epoch {epoch.epoch}: workers {_numbers(workers)} of rank {each.rank}"
+            yield _found("duplicated-by-workers", "error", what, text)
+            break
 
 
 def _numbers(numbers: Sequence[int]) -> str:
     return listed([str(number) for number in numbers])
 
 
-def _content(epochs: Sequence[EpochReport]) -> Iterator[Finding]:
+def _content(epochs: Sequence[EpochReport]) -> Finding:
     """Content identifies samples if it is the same in each epoch though their order is another one."""
     stable = len({each.digest for each in epochs}) == 1
-    orders = {tuple(rank.orders[WHOLE_RANK] for rank in each.ranks) for each in epochs}
-    if stable and len(orders) > 1:
-        yield Finding("no-ids", "note", "batches have no ids: samples are identified by their content")
-    else:
-        what = "batches have no ids, and content identifies samples only if it does not change"
-        evidence = (
-            "the epochs have the same order" if stable else "the epochs have other content",
-            "of one epoch it is not known",
-        )[len(epochs) == 1]
-        yield _found("not-counted", "unproven", what, evidence)
+    if stable and len({tuple(rank.order for rank in each.ranks) for each in epochs}) > 1:
+        return Finding("no-ids", "note", "batches have no ids: samples are identified by their content")
+    what = "batches have no ids, and content identifies samples only if it does not change"
+    evidence = "the epochs have the same order" if stable else "the epochs have other content"
+    return _found("not-counted", "unproven", what, evidence if len(epochs) > 1 else "of one epoch it is not known")
 
 
 def _same_order(epochs: Sequence[EpochReport]) -> Iterator[Finding]:
-    orders = {each.epoch: ",".join(rank.orders[WHOLE_RANK] for rank in each.ranks) for each in epochs}
-    again = _alike({number: order for number, order in orders.items() if any(epochs[number].steps)})
-    if again and any(each.samples > 1 and not each.in_order for each in epochs[again[0]].ranks):
-        text = f"epochs {_numbers(again)}"
-        yield _found("same-order-every-epoch", "warning", "epochs have the same order", text)
+    shuffled = [each for each in epochs if any(rank.samples > 1 and not rank.in_order for rank in each.ranks)]
+    again = _alike({each.epoch: ",".join(rank.order for rank in each.ranks) for each in shuffled})
+    if again:
+        yield _found(
+            "same-order-every-epoch", "warning", "epochs have the same order", f"epochs {_numbers(again)}"
+        )
 
 
 def _same_randomness(epochs: Sequence[EpochReport]) -> Iterator[Finding]:
     """Never changes the verdict: all workers may draw alike to shuffle alike."""
     what = "workers draw the same random numbers, so that random augmentation repeats"
-    for generator in sorted({name for each in epochs for rank in each.ranks for _, name, _ in rank.streams}):
-        drawn = [
-            {
-                (rank.rank, worker): digest
-                for rank in each.ranks
-                for worker, name, digest in rank.streams
-                if name == generator
-            }
-            for each in epochs
-        ]
-        if alike := _alike(drawn[0]):
-            who = listed([f"rank {rank} worker {worker}" for rank, worker in alike])
-            yield _found("same-randomness-in-workers", "warning", what, f"{generator}: {who}")
-        if any(each and each == drawn[0] for each in drawn[1:]):
+    drawn: dict[str, list[dict[str, str]]] = {}
+    for number, epoch in enumerate(epochs):
+        for rank in epoch.ranks:
+            for worker, name, digest in rank.streams:
+                by_epoch = drawn.setdefault(name, [{} for _ in epochs])
+                by_epoch[number][f"rank {rank.rank} worker {worker}"] = digest
+    for generator, by_epoch in sorted(drawn.items()):
+        if alike := _alike(by_epoch[0]):
+            yield _found("same-randomness-in-workers", "warning", what, f"{generator}: {listed(alike)}")
+        if any(each and each == by_epoch[0] for each in by_epoch[1:]):
             yield _found("same-randomness-in-workers", "warning", what, f"{generator}: in each epoch")
 
 
