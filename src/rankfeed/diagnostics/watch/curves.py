@@ -4,14 +4,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rankfeed.diagnostics.watch.figures import Figures
+from rankfeed.diagnostics.watch.figures import Figures, Outlet
 from rankfeed.sources.extras import need
 
 
-class FunctionOutlet:
+class FunctionOutlet(Outlet):
     """Calls a function with a dict of numbers, named ``rankfeed/<loader>/<figure>``."""
-
-    every = 10.0
 
     def __init__(self, name: str, function: Callable[[dict[str, int | float]], object]) -> None:
         self._prefix = _prefix(name)
@@ -20,14 +18,9 @@ class FunctionOutlet:
     def show(self, figures: Figures, rank: int | None) -> None:
         self._function({self._prefix + name: value for name, value in figures.items()})
 
-    def close(self) -> None:
-        pass
 
-
-class Curves:
+class Curves(Outlet):
     """Writes figures to a ``SummaryWriter`` at the step of training: the user's own, or one of its own."""
-
-    every = 10.0
 
     def __init__(
         self, name: str, *, writer: Any = None, log_dir: str | Path | None = None, by_rank: bool = False

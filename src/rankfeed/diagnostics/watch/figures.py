@@ -1,4 +1,4 @@
-"""What a watch reads of a loader, and how fast the loader is now."""
+"""What a watch reads of a loader, how fast the loader is now, and where that is shown."""
 
 import weakref
 from collections import deque
@@ -12,6 +12,18 @@ Figures = Mapping[str, int | float]
 #: Rates are over at least ten seconds, and over eight steps if those take longer.
 _SECONDS, _STEPS = 10.0, 8
 _MOST_READINGS = 1024
+
+
+class Outlet:
+    """Where figures are shown; ``every``: seconds between two readings, unless the user says so."""
+
+    every = 10.0
+
+    def show(self, figures: Figures, rank: int | None) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Nothing to do for most."""
 
 
 class WatchedLoader:
@@ -53,7 +65,10 @@ class RecentRates:
     def of(self, figures: Figures, now: float) -> Figures:
         """The figures at a time of a monotonic clock."""
         self._readings.append((now, figures))
-        while len(self._readings) > 2 and self._is_long_ago(*self._readings[1]):
+        while len(self._readings) > 2:
+            then, before = self._readings[1]
+            if now - then < _SECONDS or figures["steps"] - before["steps"] < _STEPS:
+                break
             self._readings.popleft()
         then, before = self._readings[0]
         if now <= then:
@@ -61,7 +76,3 @@ class RecentRates:
         speed = (figures["samples"] - before["samples"]) / (now - then)
         waited = (figures["waited_seconds"] - before["waited_seconds"]) / (now - then)
         return {**figures, "samples_per_second": speed, "waited_share": min(1.0, max(0.0, waited))}
-
-    def _is_long_ago(self, then: float, before: Figures) -> bool:
-        now, figures = self._readings[-1]
-        return now - then >= _SECONDS and figures["steps"] - before["steps"] >= _STEPS

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from rankfeed._util.fork_safety import init_in_each_process
-from rankfeed.diagnostics.watch.figures import Figures
+from rankfeed.diagnostics.watch.figures import Figures, Outlet
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _LONG = 5.0
 
 
-class TerminalLine:
+class TerminalLine(Outlet):
     """The last line of a terminal; other output is printed above it."""
 
     every = 1.0
@@ -30,28 +30,23 @@ class TerminalLine:
         _SCREEN.remove(self)
 
 
-class LogLine:
+class LogLine(Outlet):
     """Lines with the time in a file (Slurm's log); none while nothing happens."""
 
     every = 30.0
 
     def __init__(self, name: str) -> None:
-        self._name = name
-        self._steps = -1
+        self._name, self._steps = name, -1.0
 
     def show(self, figures: Figures, rank: int | None) -> None:
-        if figures["steps"] == self._steps and figures["waiting_seconds"] < _LONG:
-            return
-        self._steps = int(figures["steps"])
-        line = line_of(figures, name=self._name, rank=rank)
-        sys.stderr.write(f"[rankfeed {time.strftime('%H:%M:%S')}] {line}\n")  # other ranks do so too
-        sys.stderr.flush()
-
-    def close(self) -> None:
-        pass
+        if figures["steps"] != self._steps or figures["waiting_seconds"] >= _LONG:
+            self._steps = figures["steps"]
+            line = line_of(figures, name=self._name, rank=rank)
+            sys.stderr.write(f"[rankfeed {time.strftime('%H:%M:%S')}] {line}\n")  # other ranks do so too
+            sys.stderr.flush()
 
 
-def line_for(name: str) -> TerminalLine | LogLine:
+def line_for(name: str) -> Outlet:
     """The kind of line that fits standard error."""
     from rich.console import Console
 

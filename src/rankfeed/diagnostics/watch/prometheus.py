@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from rankfeed._util.fork_safety import init_in_each_process
 from rankfeed.diagnostics.watch.figures import WatchedLoader
@@ -31,9 +33,9 @@ _GAUGES = {
     "private_bytes": "Memory of this process alone, without mapped data.",
 }
 
-#: Endpoints of this process by host and port.
+#: Endpoints of this process by host and port, and a lock of them and their loaders.
 _endpoints: dict[tuple[str, int], MetricsEndpoint] = {}
-_opening = threading.Lock()
+_changing = threading.Lock()
 
 
 def serve(watched: WatchedLoader, host: str, port: int) -> MetricsEndpoint:
@@ -43,11 +45,19 @@ def serve(watched: WatchedLoader, host: str, port: int) -> MetricsEndpoint:
         MissingExtraError: prometheus_client is not installed.
         ArgumentError: another loader has this name there, or the port cannot be opened.
     """
-    with _opening:
+    with _changing:
         endpoint = _endpoints.get((host, port))
         if endpoint is None or endpoint.closed:
             endpoint = _endpoints[host, port] = MetricsEndpoint(host, port)
-        endpoint.join(watched)
+        other = endpoint.watched.get(watched.name)
+        if other is not None and other.stats() is not None:
+            raise ArgumentError(
+                "another loader of this name is watched already",
+                found=repr(watched.name),
+                where=endpoint.url,
+                remedy="give each a name: rankfeed.watch(loader, 'prometheus', name='validation')",
+            )
+        endpoint.watched[watched.name] = watched
         return endpoint
 
 
@@ -66,66 +76,46 @@ class MetricsEndpoint:
                 found=f"{host}:{port}: {error.strerror or error}",
                 remedy="another port=, or port=0 for any that is free; the ranks of a host use port + local_rank",
             ) from error
-        self.closed = False
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{self._server.server_port}/metrics"
-        self._host = socket.gethostname()
-        #: By name, with the highest value of each counter so far.
-        self._watched: dict[str, tuple[WatchedLoader, dict[str, float]]] = {}
-        self._started = False
+        self.closed = False
+        self.watched: dict[str, WatchedLoader] = {}
+        #: The highest value of each counter so far.
+        self._highest: WeakKeyDictionary[WatchedLoader, dict[str, float]] = WeakKeyDictionary()
+        self._process = os.getpid()
         init_in_each_process(self.reset)
         registry.register(self)
 
     def reset(self) -> None:
         """In a forked child, which has no thread to answer: close the socket, so that the port becomes free."""
-        self._lock = threading.Lock()
-        if self._started:
+        if self._process != os.getpid():
             self._server.socket.close()
             self.closed = True
-        self._started = True
-
-    def join(self, watched: WatchedLoader) -> None:
-        """Answer for one more loader."""
-        with self._lock:
-            there = self._watched.get(watched.name)
-            if there is not None and there[0].stats() is not None:
-                raise ArgumentError(
-                    "another loader of this name is watched already",
-                    found=repr(watched.name),
-                    where=self.url,
-                    remedy="give each a name: rankfeed.watch(loader, 'prometheus', name='validation')",
-                )
-            self._watched[watched.name] = watched, {}
 
     def leave(self, watched: WatchedLoader) -> None:
         """Answer for a loader no longer."""
-        with _opening:
-            with self._lock:
-                if self._watched.get(watched.name, (None,))[0] is watched:
-                    del self._watched[watched.name]
-                if self._watched or self.closed:
-                    return
+        with _changing:
+            if self.watched.get(watched.name) is watched:
+                del self.watched[watched.name]
+            if not self.watched and not self.closed:
                 self.closed = True
-            self._server.shutdown()
-            self._server.server_close()
-            self._thread.join()
+                self._server.shutdown()
+                self._server.server_close()
+                self._thread.join()
 
     def collect(self) -> Iterator[Any]:
         """The answer: the current figures of all loaders."""
-        with self._lock:
-            found = [figures for figures in map(self._figures, list(self._watched.values())) if figures]
+        found = []
+        for watched in [*self.watched.values()]:
+            if (stats := watched.stats()) is not None:
+                # Prometheus takes a counter that falls, by a microsecond at the end of a wait, for a restart.
+                highest = self._highest.setdefault(watched, {})
+                highest |= {name: max(stats[name], highest.get(name, 0)) for name in _COUNTERS}
+                rank = watched.rank()
+                labels = ["" if rank is None else str(rank), socket.gethostname(), watched.name]
+                found.append((labels, {**stats, **highest}))
         for family, metrics in zip(self._families, (_COUNTERS, _GAUGES), strict=True):
             for name, description in metrics.items():
                 values = family(f"rankfeed_{name}", description, labels=("rank", "host", "loader"))
                 for labels, figures in found:
                     values.add_metric(labels, figures[name])
                 yield values
-
-    def _figures(self, each: tuple[WatchedLoader, dict[str, float]]) -> tuple[list[str], dict[str, float]] | None:
-        watched, highest = each
-        stats = watched.stats()
-        if stats is None:
-            return None
-        # Prometheus takes a counter that falls, by a microsecond at the end of a wait, for a restart.
-        highest |= {name: max(stats[name], highest.get(name, 0)) for name in _COUNTERS}
-        rank = watched.rank()
-        return ["" if rank is None else str(rank), self._host, watched.name], {**stats, **highest}

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rankfeed._util.validate import (
     check_bool,
@@ -23,7 +23,7 @@ from rankfeed._util.validate import (
     invalid,
 )
 from rankfeed.diagnostics.watch.curves import Curves, FunctionOutlet
-from rankfeed.diagnostics.watch.figures import Figures, RecentRates, WatchedLoader
+from rankfeed.diagnostics.watch.figures import Outlet, RecentRates, WatchedLoader
 from rankfeed.diagnostics.watch.line import line_for
 from rankfeed.diagnostics.watch.prometheus import serve
 from rankfeed.errors import ArgumentError, TopologyError, safe_str
@@ -123,15 +123,6 @@ class Watch:
         self.close()
 
 
-class Outlet(Protocol):
-    """Where figures are shown; ``every``: seconds between two readings, unless the user says so."""
-
-    every: float
-
-    def show(self, figures: Figures, rank: int | None) -> None: ...
-    def close(self) -> None: ...
-
-
 class WatchThread:
     """A daemon thread that reads a loader; only this thread calls the outlet."""
 
@@ -151,9 +142,8 @@ class WatchThread:
             self._show()
         except Exception as error:
             failed = error
-        finally:
-            with suppress(Exception):
-                self._outlet.close()
+        with suppress(Exception):
+            self._outlet.close()
         if failed is not None:
             text = f"the loader is no longer watched: {type(failed).__name__}: {safe_str(failed)}"
             warnings.warn(text, RuntimeWarning, stacklevel=1)
@@ -162,8 +152,7 @@ class WatchThread:
         recent, closed = RecentRates(), False
         while not closed:
             closed = self._closed.wait(self._every)
-            figures = self._watched.stats()
-            if figures is None:
+            if (figures := self._watched.stats()) is None:
                 return
             if figures["seconds"]:  # it was iterated, so its rank is known
                 rank = self._watched.rank()
