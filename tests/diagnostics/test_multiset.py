@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankfeed.diagnostics.audit import multiset
-from rankfeed.diagnostics.audit.multiset import (
+from rankfeed.diagnostics import multiset
+from rankfeed.diagnostics.keys import KeyArray, key_array, keys_of
+from rankfeed.diagnostics.multiset import (
     EXAMPLES,
     PARTITIONS,
     HashPartitions,
@@ -21,7 +22,6 @@ from rankfeed.diagnostics.audit.multiset import (
     partition_ranges,
     records_of,
 )
-from rankfeed.diagnostics.keys import KeyArray, key_array, keys_of
 from rankfeed.errors import AuditError
 
 KEYS = st.one_of(
@@ -75,8 +75,8 @@ def test_all_deliveries_of_repeated_keys_are_found(came: list[Any]) -> None:
     for row in sorted(numbers, key=lambda row: (row // 4, row % 3)):
         places.setdefault(keys[row], []).append((row % 3, row // 4))
     for key, _, first in found.repeated_keys:
-        assert [(each.rank, each.step) for each in first] == places[key][:4]
-        assert {each.worker for each in first} <= {None, 1}
+        assert [(rank, step) for rank, _, step, _ in first] == places[key][:4]
+        assert {worker for _, worker, _, _ in first} <= {-1, 1}
     assert found.repeated == Counter(each for some in places.values() for each in some[1:])
     assert found.repeated_at_end == Counter(
         rank for some in places.values() for rank, step in some[1:] if step == 9

@@ -1,13 +1,12 @@
 """What a diagnosis finds, and the verdict that follows from it: the same for doctor, audit and verify."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 #: An error means diseased, "unproven" means not proven; warnings and notes never change a verdict.
 Severity = Literal["error", "unproven", "warning", "note"]
-_ORDER: tuple[Severity, ...] = ("error", "unproven", "warning", "note")
 
 
 class Verdict(StrEnum):
@@ -112,14 +111,11 @@ def merged(found: Iterable[Finding], most: int = 12) -> tuple[Finding, ...]:
         ('rank 0', 'rank 1')
     """
     by_code: dict[str, list[Finding]] = {}
-    for each in found:
-        by_code.setdefault(each.code, []).append(each)
+    for each in sorted(found, key=lambda each: get_args(Severity).index(each.severity)):
+        same = by_code.setdefault(each.code, [each])
+        if each.severity == same[0].severity:
+            same.append(each)
     return tuple(
-        sorted((_one(each, most) for each in by_code.values()), key=lambda each: _ORDER.index(each.severity))
+        replace(first, evidence=tuple(dict.fromkeys(line for each in same for line in each.evidence))[:most])
+        for first, *same in by_code.values()
     )
-
-
-def _one(same_code: Sequence[Finding], most: int) -> Finding:
-    first = min(same_code, key=lambda each: _ORDER.index(each.severity))
-    lines = [line for each in same_code if each.severity == first.severity for line in each.evidence]
-    return Finding(first.code, first.severity, first.what, tuple(dict.fromkeys(lines))[:most], first.remedy)

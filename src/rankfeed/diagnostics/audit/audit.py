@@ -13,8 +13,13 @@ import numpy as np
 
 from rankfeed._util.validate import check_callable, check_int, check_iterable, check_optional, check_path, invalid
 from rankfeed.diagnostics.audit.collectives import AuditProcesses
-from rankfeed.diagnostics.audit.epochs import INTERVALS, EpochReport, LoaderTraits, RankEpoch, Repeat
-from rankfeed.diagnostics.audit.multiset import (
+from rankfeed.diagnostics.audit.epochs import INTERVALS, EpochReport, LoaderTraits, Place, RankEpoch, Repeat
+from rankfeed.diagnostics.audit.reader import AuditReader, RankSummary, as_own, dataset_of
+from rankfeed.diagnostics.audit.report import AuditReport
+from rankfeed.diagnostics.audit.rules import AuditFacts, Expectation, KeyKind
+from rankfeed.diagnostics.audit.universe import Universe
+from rankfeed.diagnostics.keys import USUAL, Key
+from rankfeed.diagnostics.multiset import (
     EXAMPLES,
     HashPartitions,
     KeyCounts,
@@ -24,11 +29,6 @@ from rankfeed.diagnostics.audit.multiset import (
     partition_ranges,
     records_of,
 )
-from rankfeed.diagnostics.audit.reader import AuditReader, RankSummary, as_own, dataset_of
-from rankfeed.diagnostics.audit.report import AuditReport
-from rankfeed.diagnostics.audit.rules import AuditFacts, Expectation, KeyKind
-from rankfeed.diagnostics.audit.universe import Universe
-from rankfeed.diagnostics.keys import USUAL, Key
 from rankfeed.errors import AuditError
 
 
@@ -230,8 +230,11 @@ def _epoch(
     if not keyed and facts.expected is not None and facts.keys != "none":
         delivered = counts.unique if facts.expectation == "dataset" else counts.deliveries
         missing = max(0, facts.expected - delivered)
-    repeats = counts.repeated_keys[:EXAMPLES]
-    names = expected.names([key for key, _, _ in repeats])
+    examples = counts.repeated_keys[:EXAMPLES]
+    repeats = []
+    for name, (_, times, places) in zip(expected.names([key for key, *_ in examples]), examples, strict=True):
+        at = (Place(rank, None if worker < 0 else worker, step, row) for rank, worker, step, row in places)
+        repeats.append(Repeat(name, times, tuple(at)))
     repeated = {each.rank: [counts.repeated[each.rank, part] for part in range(INTERVALS)] for each in ranks}
     return EpochReport(
         number,
@@ -250,7 +253,7 @@ def _epoch(
         between_ranks=counts.between_ranks,
         between_workers=counts.between_workers,
         interval=interval,
-        repeats=tuple(Repeat(name, times, at) for name, (_, times, at) in zip(names, repeats, strict=True)),
+        repeats=tuple(repeats),
         missing_keys=expected.names(counts.missing_keys[:EXAMPLES]) if keyed else (),
         unknown_keys=expected.names(counts.unknown_keys[:EXAMPLES]) if keyed else (),
         digest=counts.digest % (1 << 64),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -14,9 +14,10 @@ import numpy as np
 from xxhash import xxh3_64_intdigest, xxh3_128
 
 from rankfeed.diagnostics.audit.epochs import WHOLE_RANK, LoaderTraits, RankEpoch
-from rankfeed.diagnostics.audit.multiset import HashPartitions, records_of
 from rankfeed.diagnostics.audit.rules import KeyKind
 from rankfeed.diagnostics.keys import USUAL, Key, KeyArray, ids_in, keys_of
+from rankfeed.diagnostics.multiset import HashPartitions, records_of
+from rankfeed.diagnostics.samplers import attribute, draws_with_replacement, drops_remainder
 from rankfeed.diagnostics.tagged import Tagged, record
 from rankfeed.errors import AuditError
 from rankfeed.plan import Plan
@@ -79,7 +80,11 @@ class AuditReader:
         self.keys: KeyKind = "ids"
         self.key_type = ""
         self.cut = False
-        self.traits, self.dataset = traits_of(loader), dataset_of(loader)
+        workers = 0 if as_own(loader) is not None else attribute(loader, "num_workers")
+        self.traits = LoaderTraits(
+            workers if isinstance(workers, int) else 0, drops_remainder(loader), draws_with_replacement(loader)
+        )
+        self.dataset = dataset_of(loader)
 
     def read(self, max_steps: int | None) -> None:
         """Read an epoch."""
@@ -89,7 +94,7 @@ class AuditReader:
         # A column of the user may have the name of the mask if the loader needs none.
         masked = own is not None and (own.tail == "pad" or "valid" not in own.source.fields)
         # Workers that persist would tag batches after the audit, too.
-        tags = getattr(self.loader, "num_workers", 0) and not getattr(self.loader, "persistent_workers", False)
+        tags = attribute(self.loader, "num_workers") and not attribute(self.loader, "persistent_workers")
         restore = record(self.loader, indices=False) if tags else None
         try:
             batches = iter(self.loader)
@@ -149,29 +154,6 @@ def as_own(loader: Any) -> Loader | None:
     from rankfeed.loading import Loader
 
     return loader if isinstance(loader, Loader) else None
-
-
-def traits_of(loader: Any) -> LoaderTraits:
-    """What a loader and its samplers declare."""
-    workers = getattr(loader, "num_workers", 0)
-    samplers = [*_samplers(loader)]
-    return LoaderTraits(
-        workers=workers if isinstance(workers, int) and as_own(loader) is None else 0,
-        drops=any(getattr(each, "drop_last", False) is True for each in (loader, *samplers))
-        or getattr(loader, "tail", None) == "drop",
-        replaces=any(
-            getattr(each, "replacement", False) is True or type(each).__name__.startswith("Weighted")
-            for each in samplers
-        ),
-    )
-
-
-def _samplers(loader: Any) -> Iterator[Any]:
-    yield getattr(loader, "sampler", None)
-    batches = getattr(loader, "batch_sampler", None)
-    for _ in range(3):  # Accelerate puts one around another
-        yield batches
-        batches = getattr(batches, "batch_sampler", None) or getattr(batches, "sampler", None)
 
 
 def dataset_of(loader: Any) -> tuple[int, int] | None:

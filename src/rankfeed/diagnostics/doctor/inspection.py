@@ -11,12 +11,13 @@ from typing import Any
 import psutil
 
 from rankfeed.diagnostics.doctor.records import Built, Moved, Sizes
+from rankfeed.diagnostics.samplers import attribute, draws_with_replacement, drops_remainder, samplers_of
 
 
 def described(loader: Any, *, seconds: float, grown: int, start_method: str) -> Built:
     """What a loader's attributes say; `seconds` and `grown` (bytes) are what its factory took."""
     dataset = getattr(loader, "dataset", getattr(loader, "source", None))
-    samplers = _samplers(loader)
+    samplers = samplers_of(loader)
     workers = getattr(loader, "num_workers", None)
     fingerprint = getattr(dataset, "fingerprint", None)
     spawned = bool(workers) and start_method != "fork" and dataset is not None
@@ -31,12 +32,8 @@ def described(loader: Any, *, seconds: float, grown: int, start_method: str) -> 
         cuts_one_dataset=any(
             getattr(each, name, 1) != 1 for each in samplers for name in ("num_replicas", "num_processes")
         ),
-        drops=any(getattr(each, "drop_last", False) is True for each in (loader, *samplers))
-        or getattr(loader, "tail", None) == "drop",
-        replaces=any(
-            getattr(each, "replacement", False) is True or type(each).__name__.startswith("Weighted")
-            for each in samplers
-        ),
+        drops=drops_remainder(loader),
+        replaces=draws_with_replacement(loader),
         shuffles=_shuffles(loader, samplers),
         resumes=all(callable(getattr(loader, name, None)) for name in ("state_dict", "load_state_dict")),
         elastic=type(loader).__module__.startswith("rankfeed.") and type(loader).__name__ == "Loader",
@@ -46,34 +43,18 @@ def described(loader: Any, *, seconds: float, grown: int, start_method: str) -> 
 
 def set_epoch(loader: Any, epoch: int) -> None:
     """Call `set_epoch` wherever a careful training loop would."""
-    places = (loader, *_samplers(loader), getattr(loader, "dataset", None))
+    places = (loader, *samplers_of(loader), getattr(loader, "dataset", None))
     for each in {id(each): each for each in places if callable(getattr(each, "set_epoch", None))}.values():
         each.set_epoch(epoch)
-
-
-def _samplers(loader: Any) -> list[Any]:
-    batches = _attribute(loader, "batch_sampler")
-    found = [_attribute(loader, "sampler"), batches]
-    for _ in range(3):  # Accelerate puts one around another
-        batches = _attribute(batches, "batch_sampler") or _attribute(batches, "sampler")
-        found.append(batches)
-    return [each for each in found if each is not None]
 
 
 def _shuffles(loader: Any, samplers: Sequence[Any]) -> bool | None:
     """By the samplers or the dataset (MosaicML's); None if they do not say."""
     names = {"RandomSampler": True, "SequentialSampler": False}
-    unused = len(samplers) > 1 and samplers[0] is _attribute(loader, "sampler")  # torch's, beside one of batches
+    unused = len(samplers) > 1 and samplers[0] is attribute(loader, "sampler")  # torch's, beside one of batches
     known = [getattr(each, "shuffle", names.get(type(each).__name__)) for each in samplers[unused:]]
-    known.append(_attribute(_attribute(loader, "dataset"), "shuffle"))
+    known.append(attribute(attribute(loader, "dataset"), "shuffle"))
     return True if any(each is True for each in known) else False if any(each is False for each in known) else None
-
-
-def _attribute(thing: Any, name: str) -> Any:
-    """None where there is none, or where the property raises."""
-    with suppress(Exception):
-        return getattr(thing, name, None)
-    return None
 
 
 def _subset(dataset: Any) -> list[int] | None:

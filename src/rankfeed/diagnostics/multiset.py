@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.diagnostics.audit.epochs import Place
 from rankfeed.diagnostics.keys import KeyArray
 from rankfeed.plan.plan import Int64
 
@@ -58,10 +57,10 @@ class KeyCounts:
     #: Deliveries of keys that had been delivered before: by rank and interval of steps, and in a rank's last step.
     repeated: Counter[tuple[int, int]] = field(default_factory=Counter)
     repeated_at_end: Counter[int] = field(default_factory=Counter)
-    #: Examples; of repeated keys with the number of deliveries and the first places.
+    #: Examples; of repeated keys with the number of deliveries and the first places (rank, worker, step, row).
     missing_keys: list[Any] = field(default_factory=list)
     unknown_keys: list[Any] = field(default_factory=list)
-    repeated_keys: list[tuple[Any, int, tuple[Place, ...]]] = field(default_factory=list)
+    repeated_keys: list[tuple[Any, int, list[tuple[int, ...]]]] = field(default_factory=list)
 
     def __add__(self, other: KeyCounts) -> KeyCounts:
         return KeyCounts(**{name: value + getattr(other, name) for name, value in vars(self).items()})
@@ -110,12 +109,9 @@ def count(
     at_end, times = np.unique(ranks[again & (steps == last_steps[ranks])], return_counts=True)
     counts.repeated_at_end.update(dict(zip(at_end.tolist(), times.tolist(), strict=True)))
     for key, start, end in zip(keys[:EXAMPLES].tolist(), starts.tolist(), starts[1:].tolist(), strict=False):
-        first = range(start, min(end, start + _PLACES))
-        at = tuple(
-            Place(int(ranks[i]), int(workers[i]) if workers[i] >= 0 else None, int(steps[i]), int(rows[i]))
-            for i in first
-        )
-        counts.repeated_keys.append((key, end - start, at))
+        first = slice(start, min(end, start + _PLACES))
+        at = [each[first].tolist() for each in (ranks, workers, steps, rows)]
+        counts.repeated_keys.append((key, end - start, [*zip(*at, strict=True)]))
     return counts
 
 
