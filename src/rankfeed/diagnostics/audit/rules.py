@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from rankfeed.diagnostics.audit.epochs import WHOLE_RANK, EpochReport, LoaderTraits
 from rankfeed.diagnostics.findings import Finding, Severity
+from rankfeed.diagnostics.remedies import finding
 from rankfeed.errors import listed
 
 #: What samples are identified by; "none": rows cannot be told apart or hashed.
@@ -18,34 +19,6 @@ KeyKind = Literal["ids", "content", "none"]
 Expectation = Literal["declared", "dataset", "epochs"]
 #: Equal sequences of fewer samples, or of fewer different ones, may be chance.
 _ENOUGH, _DIFFERENT = 8, 0.9
-
-REMEDIES = {
-    "uneven-steps": "give all ranks the same number of steps, as rf.Loader does, or cut to the shortest",
-    "yields-nothing": (
-        "an iterator can be read only once: return an object whose __iter__ starts from the beginning, and check "
-        "that every rank has a share"
-    ),
-    "not-sharded-by-rank": (
-        "give each rank its share: a DistributedSampler, split_dataset_by_node, rf.split or rf.Loader, with the "
-        "same seed on all ranks"
-    ),
-    "duplicated-by-workers": (
-        "an iterable dataset is copied into each worker, which must read its own share: use get_worker_info() in "
-        "__iter__, or rf.split"
-    ),
-    "repeated-samples": "look at the places: the sampler, or the list of files, contains them more than once",
-    "padded-with-repeats": (
-        "padding is usual in training; in evaluation each repeat counts twice: use rf.DistributedSampler"
-    ),
-    "missing-samples": "look at which samples are missing: a filter, a dropped batch, a shard without a reader",
-    "unknown-samples": "check universe= and key=, or look for data of another split",
-    "drawn-with-replacement": "nothing if that is intended; exactly-once cannot be shown then",
-    "not-counted": "give key=: a field of ids, or a function of the batch that returns one for each sample",
-    "expected-unknown": "give universe=: the number of samples (ids from 0), or their ids",
-    "epoch-not-finished": "leave max_steps out, or enlarge it, so that the epoch ends",
-    "same-order-every-epoch": "call set_epoch before each epoch: rf.audit(..., before_epoch=sampler.set_epoch)",
-    "same-randomness-in-workers": "seed each worker and rank differently, with torch.initial_seed()",
-}
 
 
 @dataclass(frozen=True)
@@ -71,13 +44,13 @@ def findings_of(epochs: Sequence[EpochReport], facts: AuditFacts) -> Iterator[Fi
     """Everything that is wrong, could not be shown, or is worth knowing."""
     empty = [f"epoch {each.epoch}" for each in epochs if not any(each.steps)]
     if len(empty) == len(epochs):
-        yield _found("yields-nothing", "unproven", "the loader has no batches")
+        yield finding("yields-nothing", "unproven", "the loader has no batches")
     elif empty:
-        yield _found("yields-nothing", "error", "an epoch has no batches", *empty)
+        yield finding("yields-nothing", "error", "an epoch has no batches", *empty)
     for epoch in epochs:
         yield from _steps(epoch)
     if facts.keys == "none":
-        yield _found("not-counted", "unproven", "samples cannot be told apart, so they are not counted")
+        yield finding("not-counted", "unproven", "samples cannot be told apart, so they are not counted")
     else:
         for epoch in epochs:
             yield from _excess(epoch, facts)
@@ -89,15 +62,11 @@ def findings_of(epochs: Sequence[EpochReport], facts: AuditFacts) -> Iterator[Fi
             yield _content(epochs)
         if facts.expectation in (None, "epochs"):
             what = "which samples are expected is not known, so missing ones are not seen"
-            yield _found("expected-unknown", "unproven", what)
+            yield finding("expected-unknown", "unproven", what)
     if facts.cut:
         what = "epochs were ended before their end (max_steps): the rest is not known"
-        yield _found("epoch-not-finished", "unproven", what)
+        yield finding("epoch-not-finished", "unproven", what)
     yield from _same_randomness(epochs)
-
-
-def _found(code: str, severity: Severity, what: str, *evidence: str) -> Finding:
-    return Finding(code, severity, what, evidence, REMEDIES[code])
 
 
 def _steps(epoch: EpochReport) -> Iterator[Finding]:
@@ -107,7 +76,7 @@ def _steps(epoch: EpochReport) -> Iterator[Finding]:
             f"epoch {epoch.epoch}: rank {least.rank} has {least.steps:,} steps, rank {most.rank} has "
             f"{most.steps:,}: a collective in step {least.steps:,} (from 0) would wait forever"
         )
-        yield _found("uneven-steps", "error", "ranks take different numbers of steps", text)
+        yield finding("uneven-steps", "error", "ranks take different numbers of steps", text)
 
 
 def _excess(epoch: EpochReport, facts: AuditFacts) -> Iterator[Finding]:
@@ -119,7 +88,7 @@ def _excess(epoch: EpochReport, facts: AuditFacts) -> Iterator[Finding]:
     def found(code: str, severity: Severity, what: str, number: int = excess) -> Finding:
         example = f"; {epoch.repeats[0]}" if epoch.repeats else ""
         text = f"epoch {epoch.epoch}: {number:,} of {epoch.samples:,} deliveries{example}"
-        return _found(code, severity, what, text)
+        return finding(code, severity, what, text)
 
     if facts.keys == "content":
         every = epoch.unique if epoch.unique >= _ENOUGH and facts.expected != epoch.samples else 0
@@ -164,10 +133,10 @@ def _lack(epoch: EpochReport, epochs: Sequence[EpochReport], facts: AuditFacts) 
     over = epoch.samples - (facts.expected or 0) - len(epoch.ranks) * epoch.batch_size
     if facts.keys == "content" and facts.expectation == "declared" and over >= 0 and not replaces:
         text = f"{where}{epoch.samples:,} samples, expected {facts.expected:,}"
-        yield _found("repeated-samples", "error", "more samples are delivered than there are", text)
+        yield finding("repeated-samples", "error", "more samples are delivered than there are", text)
     if epoch.unknown:
         text = f"{where}{epoch.unknown:,} samples: {listed(epoch.unknown_keys)}"
-        yield _found("unknown-samples", "error", "samples are not among those declared", text)
+        yield finding("unknown-samples", "error", "samples are not among those declared", text)
     if not epoch.missing or facts.cut or (replaces and epoch.repeated):
         return
     text = f"{where}{epoch.missing:,} samples" + (f": {listed(epoch.missing_keys)}" * bool(epoch.missing_keys))
@@ -175,12 +144,12 @@ def _lack(epoch: EpochReport, epochs: Sequence[EpochReport], facts: AuditFacts) 
     small = not epoch.repeated and epoch.missing <= limit and epoch.missing < epoch.unique
     changing = len(epochs) > 1 and len({each.missing_digest for each in epochs}) == len(epochs)
     if small and (facts.traits.drops or changing):
-        yield _found("missing-samples", "note", "the remainder of an epoch is dropped", text)
+        yield finding("missing-samples", "note", "the remainder of an epoch is dropped", text)
     elif facts.expectation == "declared":
-        yield _found("missing-samples", "error", "samples are not delivered", text)
+        yield finding("missing-samples", "error", "samples are not delivered", text)
     else:
         what = "an epoch lacks samples that another one delivered"
-        yield _found("missing-samples", "unproven", what, text)
+        yield finding("missing-samples", "unproven", what, text)
 
 
 def _same_sequences(epoch: EpochReport, facts: AuditFacts) -> Iterator[Finding]:
@@ -193,12 +162,12 @@ def _same_sequences(epoch: EpochReport, facts: AuditFacts) -> Iterator[Finding]:
 
     ranks = _alike({each.rank: each.order for each in epoch.ranks if each.samples})
     if ranks and is_telling(epoch.ranks[0].samples):
-        yield _found("not-sharded-by-rank", "error", what, f"epoch {epoch.epoch}: ranks {_numbers(ranks)}")
+        yield finding("not-sharded-by-rank", "error", what, f"epoch {epoch.epoch}: ranks {_numbers(ranks)}")
     for each in epoch.ranks:
         workers = _alike({worker: order for worker, order in each.orders.items() if worker != WHOLE_RANK})
         if workers and is_telling(each.samples // len(workers)):
             text = f"epoch {epoch.epoch}: workers {_numbers(workers)} of rank {each.rank}"
-            yield _found("duplicated-by-workers", "error", what, text)
+            yield finding("duplicated-by-workers", "error", what, text)
             break
 
 
@@ -210,17 +179,18 @@ def _content(epochs: Sequence[EpochReport]) -> Finding:
     """Content identifies samples if it is the same in each epoch though their order is another one."""
     stable = len({each.digest for each in epochs}) == 1
     if stable and len({tuple(rank.order for rank in each.ranks) for each in epochs}) > 1:
-        return Finding("no-ids", "note", "batches have no ids: samples are identified by their content")
+        return finding("no-ids", "note", "batches have no ids: samples are identified by their content")
     what = "batches have no ids, and content identifies samples only if it does not change"
-    evidence = "the epochs have the same order" if stable else "the epochs have other content"
-    return _found("not-counted", "unproven", what, evidence if len(epochs) > 1 else "of one epoch it is not known")
+    why = "the epochs have the same order" if stable else "the epochs have other content"
+    why = why if len(epochs) > 1 else "of one epoch it is not known"
+    return finding("not-counted", "unproven", what, why)
 
 
 def _same_order(epochs: Sequence[EpochReport]) -> Iterator[Finding]:
     shuffled = [each for each in epochs if any(rank.samples > 1 and not rank.in_order for rank in each.ranks)]
     again = _alike({each.epoch: ",".join(rank.order for rank in each.ranks) for each in shuffled})
     if again:
-        yield _found(
+        yield finding(
             "same-order-every-epoch", "warning", "epochs have the same order", f"epochs {_numbers(again)}"
         )
 
@@ -236,9 +206,9 @@ def _same_randomness(epochs: Sequence[EpochReport]) -> Iterator[Finding]:
                 by_epoch[number][f"rank {rank.rank} worker {worker}"] = digest
     for generator, by_epoch in sorted(drawn.items()):
         if alike := _alike(by_epoch[0]):
-            yield _found("same-randomness-in-workers", "warning", what, f"{generator}: {listed(alike)}")
+            yield finding("same-randomness-in-workers", "warning", what, f"{generator}: {listed(alike)}")
         if any(each and each == by_epoch[0] for each in by_epoch[1:]):
-            yield _found("same-randomness-in-workers", "warning", what, f"{generator}: in each epoch")
+            yield finding("same-randomness-in-workers", "warning", what, f"{generator}: in each epoch")
 
 
 def _alike(digests: Mapping[Any, str]) -> list[Any]:

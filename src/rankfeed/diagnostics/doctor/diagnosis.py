@@ -8,7 +8,6 @@ from itertools import combinations
 from rankfeed.diagnostics.doctor import orders, outcomes, resources
 from rankfeed.diagnostics.doctor.kinds import Kind, choose, conflicts
 from rankfeed.diagnostics.doctor.records import EpochLog, RowKey, RunLog, Step
-from rankfeed.diagnostics.doctor.remedies import REMEDIES, finding
 from rankfeed.diagnostics.doctor.rules import (
     REPETITIVE,
     Counts,
@@ -21,6 +20,7 @@ from rankfeed.diagnostics.doctor.rules import (
     window,
 )
 from rankfeed.diagnostics.findings import Finding, Severity, merged
+from rankfeed.diagnostics.remedies import REMEDIES, finding
 
 
 def diagnose(

@@ -6,9 +6,9 @@ from itertools import combinations, pairwise
 
 from rankfeed.diagnostics.doctor.kinds import Kind
 from rankfeed.diagnostics.doctor.records import EpochLog, RowKey, RunLog, Step
-from rankfeed.diagnostics.doctor.remedies import finding
 from rankfeed.diagnostics.doctor.rules import ENOUGH
 from rankfeed.diagnostics.findings import Finding, Severity
+from rankfeed.diagnostics.remedies import finding
 from rankfeed.errors import listed
 
 _Place = tuple[int, int, int]  # rank, worker, epoch

@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterator, Sequence
 
 from rankfeed.diagnostics.doctor.records import IDS, IMPORT, STATE, RankLog, RunLog
-from rankfeed.diagnostics.doctor.remedies import finding
 from rankfeed.diagnostics.doctor.rules import fits_length
 from rankfeed.diagnostics.findings import Finding, Severity
+from rankfeed.diagnostics.remedies import finding
 from rankfeed.errors import listed
 
 

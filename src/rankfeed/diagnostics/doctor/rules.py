@@ -11,8 +11,8 @@ from functools import cached_property
 from itertools import combinations
 
 from rankfeed.diagnostics.doctor.records import RowKey
-from rankfeed.diagnostics.doctor.remedies import finding
 from rankfeed.diagnostics.findings import Finding, Severity
+from rankfeed.diagnostics.remedies import finding
 from rankfeed.errors import listed
 
 #: Equal sequences of fewer rows than this may be chance.

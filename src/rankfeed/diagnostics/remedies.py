@@ -1,4 +1,4 @@
-"""The doctor's findings: each code and its remedy."""
+"""The remedy of each finding about a loader."""
 
 from rankfeed.diagnostics.findings import Finding, Severity
 
@@ -6,6 +6,7 @@ _STATE = (
     "the state must count what was delivered, not what was prefetched, and be loaded by the same number of "
     "ranks and workers unless the loader documents otherwise"
 )
+_IDS = "put an id of each sample into the batch and name it: key= of rf.audit, --key of the doctor"
 
 #: Each code and its remedy, in the order in which findings are listed: causes before consequences.
 REMEDIES = {
@@ -41,7 +42,7 @@ REMEDIES = {
         "give each rank its share: a DistributedSampler, split_dataset_by_node, a nodesplitter, rf.split or "
         "rf.Loader, with the same seed on all ranks; read the rank before workers are started, since "
         "torch.distributed is not initialised in spawned workers; ranks that share samples on purpose: "
-        "--allow shared"
+        "--allow shared (doctor)"
     ),
     "sharded-twice": (
         "shard in one place only: do not let Accelerate or Lightning shard a loader that does so itself "
@@ -56,7 +57,7 @@ REMEDIES = {
         "look at which samples are missing: shards that do not divide, a dropped last batch, a collate "
         "function that filters"
     ),
-    "drawn-with-replacement": "if drawing with replacement is intended, pass --allow replacement",
+    "drawn-with-replacement": "nothing if that is intended (doctor: --allow replacement)",
     "padded-with-repeats": (
         "padding is usual in training; in evaluation each repeat counts twice: use drop_last or a sampler "
         "that does not pad (rf.DistributedSampler)"
@@ -86,9 +87,13 @@ REMEDIES = {
     ),
     "starved": "use more workers or threads, more prefetching, less work for each sample, or a faster format",
     "too-many-workers": "use no more workers than CPUs of a rank, or request more (--cpus-per-task)",
-    "not-counted": "put an id of each sample into the batch and name it with --key",
-    "packed-sequences": "nothing; to count samples exactly, put ids into the batch and name them with --key",
-    "no-ids": "put an id of each sample into the batch and name it with --key",
+    "not-counted": _IDS,
+    "packed-sequences": f"nothing; to count samples exactly, {_IDS}",
+    "no-ids": _IDS,
+    "repeated-samples": "look at the places: the sampler, or the list of files, contains them more than once",
+    "unknown-samples": "check universe= and key=, or look for data of another split",
+    "expected-unknown": "give universe=: the number of samples (ids from 0), or their ids",
+    "epoch-not-finished": "leave max_steps out, or enlarge it, so that the epoch ends",
 }
 
 
