@@ -1,7 +1,9 @@
 """What can be read from outside a loader: length, samplers, memory, open files."""
 
 import builtins
+import fcntl
 import os
+import stat
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -146,10 +148,13 @@ class Handles:
     def __init__(self) -> None:
         self._open: dict[int, tuple[int, os.stat_result]] = {}
         self._inherited: dict[int, str] = {}
-        for each in psutil.Process().open_files():
+        # psutil's open_files() leaves out files that were deleted after they were opened.
+        for number in map(int, os.listdir("/proc/self/fd")):
             with suppress(OSError):
-                if each.mode == "r" and not each.path.startswith(("/dev/", "/memfd")):
-                    self._open[each.fd] = _position(each.fd), os.fstat(each.fd)
+                known, mode = os.fstat(number), fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE
+                in_memory = os.readlink(f"/proc/self/fd/{number}").startswith(("/dev/", "/memfd"))
+                if stat.S_ISREG(known.st_mode) and mode == os.O_RDONLY and not in_memory:
+                    self._open[number] = _position(number), known
 
     def look_at_children(self) -> None:
         """Which of them children have as well; while they live."""
