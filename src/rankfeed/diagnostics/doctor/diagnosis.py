@@ -6,7 +6,8 @@ from dataclasses import replace
 from itertools import combinations
 
 from rankfeed.diagnostics.doctor import orders, outcomes, resources
-from rankfeed.diagnostics.doctor.kinds import Kind, choose, conflicts
+from rankfeed.diagnostics.doctor.consistency import conflicts
+from rankfeed.diagnostics.doctor.kinds import Kind, choose
 from rankfeed.diagnostics.doctor.records import EpochLog, RowKey, RunLog, Step
 from rankfeed.diagnostics.doctor.remedies import REMEDIES, finding
 from rankfeed.diagnostics.doctor.rules import (
@@ -67,12 +68,13 @@ def _found(
         yield from orders.same_randomness(run)
     yield from resources.workers(runs, cpus)
     good = [each for each in controls if each.ok or each.cut]
-    kinds = choose(good, runs, universe)
+    differing = conflicts([*good, *runs])
+    kinds = choose(good, runs, universe, same_indices=not differing)
     kind = next((each for each in kinds if each.control is not None and each.exact), None)
     one_dataset = any(each.cuts_one_dataset for run in runs for each in run.built)
-    # Without a stable kind, data that differ between two equal runs are an unseeded split or order.
-    for group in [[run] for run in runs] if one_dataset else [good] if kind is None else []:
-        for text in conflicts(group)[:1]:
+    for (one, other), text in differing.items():
+        # Without a stable kind, data that differ between two equal runs are an unseeded split or order.
+        if (one == other and one_dataset and one >= len(good)) or (other < len(good) and kind is None):
             yield finding("differs-between-ranks", "error", "ranks read different datasets", text)
     for run in runs:
         if any(True for _ in run.steps):

@@ -1,11 +1,11 @@
 """Which kind of key identifies rows: ids, dataset indices, content, stable fields; the strongest that holds."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import combinations
 
+from rankfeed.diagnostics.doctor.consistency import index_fields
 from rankfeed.diagnostics.doctor.records import EpochLog, RowKey, RunLog, Step
 from rankfeed.diagnostics.doctor.rules import REPETITIVE, repeated
 
@@ -41,13 +41,16 @@ class Kind:
         return [self.total(each, log) for log in controls for each in log.epochs]
 
 
-def choose(controls: Sequence[RunLog], runs: Sequence[RunLog], universe: int | None = None) -> list[Kind]:
+def choose(
+    controls: Sequence[RunLog], runs: Sequence[RunLog], universe: int | None = None, *, same_indices: bool = True
+) -> list[Kind]:
     """The kinds that every row has a key of, the strongest first.
 
     Args:
         controls: two runs of one rank without workers, unless they failed.
         runs: that are judged.
         universe: number of samples, if ids are declared to be 0 to n - 1.
+        same_indices: whether an index is the same sample in all runs.
     """
     logs = [*controls, *runs]
     kinds = []
@@ -55,8 +58,8 @@ def choose(controls: Sequence[RunLog], runs: Sequence[RunLog], universe: int | N
         declared = None if universe is None else Counter[RowKey](range(universe))
         kinds.append(_kind("ids", lambda step, run, rank: step.ids or [], controls, declared))
     if _all(logs, lambda step: step.indices is not None):
-        kinds.extend(_indices(controls, logs))
-    by_content = _content(controls, runs)
+        kinds.extend(_indices(controls, logs, same=same_indices))
+    by_content = _content(controls, runs, set() if same_indices else index_fields(logs))
     return kinds if by_content is None else [*kinds, by_content]
 
 
@@ -89,11 +92,11 @@ def _epochs(kind: Kind, controls: Sequence[RunLog]) -> list[tuple[Counter[RowKey
     return list(zip(*([kind.total(each, log) for each in log.epochs] for log in controls[:2]), strict=False))
 
 
-def _indices(controls: Sequence[RunLog], logs: Sequence[RunLog]) -> list[Kind]:
+def _indices(controls: Sequence[RunLog], logs: Sequence[RunLog], *, same: bool) -> list[Kind]:
     """Indices of the dataset, if it is the same on all ranks; else those of what all ranks take a subset of."""
     built = [rank.built for log in logs for rank in log.ranks if rank.built is not None]
     sizes = {each.samples for each in built}
-    if len(sizes) == 1 and not conflicts(logs):
+    if same and len(sizes) == 1:
         (size,) = sizes
         kind = _kind("indices", lambda step, run, rank: [*(step.indices or [])], controls)
         whole = None if size is None else Counter[RowKey](range(size))
@@ -117,55 +120,11 @@ def _base(step: Step, run: RunLog, rank: int) -> list[RowKey]:
     return [subset[each] for each in step.indices or []] if subset is not None else []
 
 
-def conflicts(logs: Sequence[RunLog]) -> list[str]:
-    """Where an index holds other data in another process: a text for each pair of ranks, or of runs.
-
-    Looked for in fields that identify samples and do not change within a process. What differs counts only if it
-    is another sample's value, since random augmentation changes values too.
-    """
-    held = {
-        (log.job.name, number, rank.rank): _held(rank.epochs)
-        for number, log in enumerate(logs)
-        for rank in log.ranks
-    }
-    found = []
-    for (here, one), (there, other) in combinations(held.items(), 2):
-        for name in one.keys() & other.keys():
-            common = list(one[name].keys() & other[name].keys())
-            differ = [index for index in common if one[name][index] != other[name][index]]
-            elsewhere = {*one[name].values()}
-            moved = [index for index in differ if other[name][index] in elsewhere]
-            if len(differ) > 0.05 * len(common) and 10 * len(moved) >= len(differ):
-                same_run = here[:2] == there[:2]
-                places = f"ranks {here[2]} and {there[2]}" if same_run else f"{here[0]} and {there[0]}"
-                found.append(f"{places}: index {differ[0]} holds other data in {name or 'the batch'}")
-                break
-    return sorted(found, key=lambda text: not text.startswith("ranks"))
-
-
-def _held(epochs: Sequence[EpochLog]) -> dict[str, dict[int, int]]:
-    """Of each identifying field that does not change, what each index holds."""
-    values: dict[str, dict[int, int]] = {}
-    changing: set[str] = set()
-    for step in (step for epoch in epochs for step in epoch.steps if step.indices is not None):
-        assert step.indices is not None
-        for name, column in step.fields.items():
-            if len(column) != len(step.indices):
-                changing.add(name)
-            for index, value in zip(step.indices, column, strict=False):
-                if values.setdefault(name, {}).setdefault(index, value) != value:
-                    changing.add(name)
-    return {
-        name: each
-        for name, each in values.items()
-        if name not in changing and len({*each.values()}) >= _IDENTIFYING * len(each)
-    }
-
-
-def _content(controls: Sequence[RunLog], runs: Sequence[RunLog]) -> Kind | None:
+def _content(controls: Sequence[RunLog], runs: Sequence[RunLog], ignored: Collection[str]) -> Kind | None:
     """Content without padding, of the fields that both controls deliver alike and no run changes."""
     steps = [step for log in (*controls, *runs) for step in log.steps if step.rows]
     names = {*steps[0].fields}.intersection(*(step.fields for step in steps)) if steps else set()
+    names = names.difference(ignored)
     if not controls or not names:
         return None
     columns = {name: partial(_columns, {name: _padding(name, steps)}) for name in sorted(names)}
@@ -178,7 +137,7 @@ def _content(controls: Sequence[RunLog], runs: Sequence[RunLog]) -> Kind | None:
     if len(fields) > 1 and not _is_stable(Kind("", joint(fields), None), controls, runs):
         # A counter of steps or positions changes with the configuration without new values.
         fields = [min(fields, key=lambda name: _mismatch(_kind(name, columns[name], controls), runs))]
-    every = len(stable) == len({name for step in steps for name in step.fields})
+    every = len(stable) == len({name for step in steps for name in step.fields}.difference(ignored))
     kind = _kind(
         "content" if every else f"the fields {', '.join(fields or names)}", joint(fields or [*columns]), controls
     )

@@ -95,10 +95,10 @@ def differences(run: RunLog) -> Iterator[Finding]:
         yield finding("differs-between-ranks", "error", what, f"{run.job.name}: ids are {text}")
     cutting = [(rank.rank, rank.built) for rank in run.ranks if rank.built is not None]
     cutting = [(rank, each) for rank, each in cutting if each.cuts_one_dataset or each.elastic]
-    for name in ("samples", "fingerprint"):
+    for name in ("samples", "fingerprint", "subset"):
         values = {rank: getattr(each, name) for rank, each in cutting}
-        if len({*values.values()}) > 1:
-            text = ", ".join(f"rank {rank}: {value}" for rank, value in values.items())
+        if any(value != values[cutting[0][0]] for value in values.values()):
+            text = ", ".join(f"rank {rank}: {str(value)[:40]}" for rank, value in values.items())
             text = f"{run.job.name}: {name} of the dataset: {text}"
             yield finding("differs-between-ranks", "error", "ranks read different datasets", text)
             return
