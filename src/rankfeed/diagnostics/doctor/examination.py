@@ -92,7 +92,7 @@ def examine(
         ranks: processes, on this machine, in one process group (gloo).
         workers: passed as ``num_workers``.
         start_methods: of processes: "fork", "spawn", "forkserver".
-        epochs: how often the loader is read with the first of them; with others twice at most.
+        epochs: how often the loader is read with the first of them; with others once.
         key: ids of the samples: a path in the batch (``"id"``, ``"0.sample_id"``, ``"meta.k"``, 1) or
             ``"module:function"``; if None, ``sample_id``, else dataset indices, else content.
         universe: number of samples, if ids are 0 to n - 1.
@@ -153,7 +153,7 @@ def examine(
         few = min(2, epochs)
         if any(rank.epochs for rank in first.ranks):
             if workers and not first.cut:
-                runs += [run(start_method=method, epochs=few) for method in start_methods[1:]]
+                runs += [run(start_method=method, epochs=1) for method in start_methods[1:]]
             if ranks != 3 or workers:
                 runs.append(run(ranks=3, workers=0, epochs=few))
             steps = max_steps * (ranks if first.cut else max(ranks, 3))

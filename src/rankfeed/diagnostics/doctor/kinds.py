@@ -36,22 +36,11 @@ class Kind:
         """Counts of an epoch of all ranks."""
         return Counter(key for rank, epoch in enumerate(epochs) for key in self.order(epoch, run, rank))
 
-    def alone(self, controls: Sequence[RunLog]) -> list[Counter[RowKey]]:
-        """Counts of each epoch of all control runs."""
-        return [self.total(each, log) for log in controls for each in log.epochs]
-
 
 def choose(
     controls: Sequence[RunLog], runs: Sequence[RunLog], universe: int | None = None, *, same_indices: bool = True
 ) -> list[Kind]:
-    """The kinds that every row has a key of, the strongest first.
-
-    Args:
-        controls: two runs of one rank without workers, unless they failed.
-        runs: that are judged.
-        universe: number of samples, if ids are declared to be 0 to n - 1.
-        same_indices: whether an index is the same sample in all runs.
-    """
+    """The kinds that every row has a key of, the strongest first; the options are those of `diagnose`."""
     logs = [*controls, *runs]
     kinds = []
     if _all(logs, lambda step: step.ids is not None):
@@ -94,23 +83,20 @@ def _epochs(kind: Kind, controls: Sequence[RunLog]) -> list[tuple[Counter[RowKey
 
 def _indices(controls: Sequence[RunLog], logs: Sequence[RunLog], *, same: bool) -> list[Kind]:
     """Indices of the dataset, if it is the same on all ranks; else those of what all ranks take a subset of."""
-    built = [rank.built for log in logs for rank in log.ranks if rank.built is not None]
+    built = [each for log in logs for each in log.built]
     sizes = {each.samples for each in built}
-    if same and len(sizes) == 1:
-        (size,) = sizes
-        kind = _kind("indices", lambda step, run, rank: [*(step.indices or [])], controls)
-        whole = None if size is None else Counter[RowKey](range(size))
-        if whole is None:
-            return [kind]
-        pairs = _epochs(kind, controls)
-        largest = max((len(step.indices or []) for log in controls for step in log.steps), default=0)
-        complete = all(not one - whole and (whole - one).total() <= largest for pair in pairs for one in pair)
-        if complete or (kind.control is None and kind.drawn):
-            return [Kind("indices", kind.of, [whole] * max(1, len(pairs)), drawn=kind.drawn)]
+    if not same or len(sizes) != 1:
+        return [_kind("indices", _base, controls)] if all(each.subset is not None for each in built) else []
+    (size,) = sizes
+    kind = _kind("indices", lambda step, run, rank: [*(step.indices or [])], controls)
+    if size is None:
         return [kind]
-    if all(each.subset is not None for each in built):
-        return [_kind("indices", _base, controls)]
-    return []
+    whole, pairs = Counter[RowKey](range(size)), _epochs(kind, controls)
+    largest = max((len(step.indices or []) for log in controls for step in log.steps), default=0)
+    complete = all(not one - whole and (whole - one).total() <= largest for pair in pairs for one in pair)
+    if complete or (kind.control is None and kind.drawn):
+        return [replace(kind, control=[whole] * max(1, len(pairs)))]
+    return [kind]
 
 
 def _base(step: Step, run: RunLog, rank: int) -> list[RowKey]:
@@ -123,41 +109,39 @@ def _base(step: Step, run: RunLog, rank: int) -> list[RowKey]:
 def _content(controls: Sequence[RunLog], runs: Sequence[RunLog], ignored: Collection[str]) -> Kind | None:
     """Content without padding, of the fields that both controls deliver alike and no run changes."""
     steps = [step for log in (*controls, *runs) for step in log.steps if step.rows]
-    names = {*steps[0].fields}.intersection(*(step.fields for step in steps)) if steps else set()
-    names = names.difference(ignored)
+    known = {name for step in steps for name in step.fields}.difference(ignored)
+    names = sorted(known.intersection(*(step.fields for step in steps)))
     if not controls or not names:
         return None
-    columns = {name: partial(_columns, {name: _padding(name, steps)}) for name in sorted(names)}
-    stable = [name for name, of in columns.items() if _is_stable(Kind(name, of, None), controls, runs)]
-    fields = [name for name in stable if _identifies(Kind(name, columns[name], None), controls)] or stable
+    paddings = {name: _padding(name, steps) for name in names}
 
-    def joint(fields: Sequence[str]) -> Callable[[Step, RunLog, int], list[RowKey]]:
-        return partial(_columns, {name: _padding(name, steps) for name in fields})
+    def kind_of(fields: Sequence[str], name: str = "") -> Kind:
+        return _kind(name, partial(_columns, {each: paddings[each] for each in fields}), controls)
 
-    if len(fields) > 1 and not _is_stable(Kind("", joint(fields), None), controls, runs):
+    stable = [name for name in names if _is_stable(kind_of([name]), controls, runs)]
+    fields = [name for name in stable if _identifies(kind_of([name]), controls)] or stable
+    if len(fields) > 1 and not _is_stable(kind_of(fields), controls, runs):
         # A counter of steps or positions changes with the configuration without new values.
-        fields = [min(fields, key=lambda name: _mismatch(_kind(name, columns[name], controls), runs))]
-    every = len(stable) == len({name for step in steps for name in step.fields}.difference(ignored))
-    kind = _kind(
-        "content" if every else f"the fields {', '.join(fields or names)}", joint(fields or [*columns]), controls
-    )
-    identifying = _identifies(kind, controls)
-    drawn = every and any(repeated(each) >= REPETITIVE for each in kind.alone(controls))
-    return replace(kind, control=kind.control if fields else None, exact=identifying or every, drawn=drawn)
+        fields = [min(fields, key=lambda name: _mismatch(kind_of([name]), runs))]
+    every = len(stable) == len(known)
+    kind = kind_of(fields or names, "content" if every else f"the fields {', '.join(fields or names)}")
+    repeats = any(repeated(one) >= REPETITIVE for pair in _epochs(kind, controls) for one in pair)
+    exact = every or _identifies(kind, controls)
+    return replace(kind, control=kind.control if fields else None, exact=exact, drawn=every and repeats)
 
 
 def _identifies(kind: Kind, controls: Sequence[RunLog]) -> bool:
-    return all(len(each) >= _IDENTIFYING * each.total() for each in kind.alone(controls))
+    return all(len(one) >= _IDENTIFYING * one.total() for pair in _epochs(kind, controls) for one in pair)
 
 
 def _mismatch(kind: Kind, runs: Sequence[RunLog]) -> int:
     """Rows that arrive too often or too rarely in all runs."""
-    found = 0
-    for run in runs:
-        for expected, each in zip(kind.control or (), run.epochs, strict=False):
-            total = kind.total(each, run)
-            found += (total - expected).total() + (expected - total).total()
-    return found
+    pairs = [
+        (expected, kind.total(each, run))
+        for run in runs
+        for expected, each in zip(kind.control or (), run.epochs, strict=False)
+    ]
+    return sum((one - other).total() + (other - one).total() for one, other in pairs)
 
 
 def _columns(paddings: Mapping[str, tuple[str, int] | None], step: Step, run: RunLog, rank: int) -> list[RowKey]:
@@ -166,18 +150,16 @@ def _columns(paddings: Mapping[str, tuple[str, int] | None], step: Step, run: Ru
     return [hash(row) for row in zip(*columns, strict=False)]
 
 
-def _is_stable(column: Kind, controls: Sequence[RunLog], runs: Sequence[RunLog]) -> bool:
+def _is_stable(kind: Kind, controls: Sequence[RunLog], runs: Sequence[RunLog]) -> bool:
     """Whether both controls deliver the same values, and no run others, but for those of a dropped batch."""
-    pairs = _epochs(column, controls)
-    if any(one != other for one, other in pairs):
+    if kind.control is None and _epochs(kind, controls):
         return False
-    known = {key for pair in pairs for one in pair for key in one}
+    known = {key for one in kind.control or () for key in one}
     for run in runs:
         largest = max((step.rows or 0 for step in run.steps), default=0)
         for rank, log in enumerate(run.ranks):
             for epoch in log.epochs:
-                new = [key for key in column.order(epoch, run, rank) if key not in known]
-                if len(new) >= max(largest, 1):
+                if sum(key not in known for key in kind.order(epoch, run, rank)) >= max(largest, 1):
                     return False
     return True
 

@@ -5,6 +5,7 @@ import faulthandler
 import gc
 import importlib
 import inspect
+import io
 import os
 import pickle
 import signal
@@ -14,7 +15,6 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -26,16 +26,12 @@ from rankfeed.diagnostics.doctor.records import (
     IDS,
     IMPORT,
     STATE,
-    Began,
     Built,
-    Done,
-    Ended,
+    Event,
     Job,
-    Ready,
     Record,
     RowKey,
     RunFailure,
-    Stated,
     Step,
 )
 from rankfeed.diagnostics.keys import USUAL, Key, Words, ids_in, words_of
@@ -75,9 +71,9 @@ def read(job: Job, rank: int, report: Callable[[Record], object]) -> None:
         reader.init_group()
         reader.memory.install()
         reader.read()
-        report(Done())
+        report(Event("done"))
     except BaseException as error:  # SystemExit of the user's code, too
-        trace = "".join(traceback.format_exception(type(error), error, _user_frames(error)))
+        trace = "".join(traceback.format_exception(error))
         ours = reader.phase == IDS and isinstance(error, AuditError)
         text = _encodable(f"{type(error).__name__}: {safe_str(error)}").strip()[:2000]
         report(RunFailure("raised", reader.phase, text, [] if ours else _encodable(trace).splitlines()[-20:]))
@@ -106,7 +102,7 @@ class LoaderReader:
 
     def read(self) -> None:
         self.phase = IMPORT
-        self.report(Ready())
+        self.report(Event("ready"))
         factory = found(self.job.factory)
         gc.freeze()  # so that a collection in a forked worker does not copy these pages
         self.phase = "in the factory"
@@ -125,21 +121,20 @@ class LoaderReader:
                 loader, _ = self._build(factory, epoch)
             if epoch and self.job.set_epoch:
                 inspection.set_epoch(loader, epoch)
-            self.report(Began(epoch))
+            self.report(Event("epoch", epoch))
             self.report(inspection.sizes(self.memory.bytes()))
             whole = self._epoch(loader, epoch, length=built.length, resumes=built.resumes and not epoch)
-            self.report(Ended(whole))
+            self.report(Event("whole" if whole else "cut"))
             if not whole:
                 return
 
     def _build(self, factory: Callable[..., Any], epoch: int) -> tuple[Any, Built]:
         from torch.utils.data import DataLoader
 
-        job = self.job
+        job, accepted = self.job, _accepted(factory)
         known: dict[str, Any] = {"num_workers": job.workers, "workers": job.workers, "epoch": epoch}
         known |= {"rank": self.rank, "world_size": job.ranks, "start_method": job.start_method}
         known |= {"multiprocessing_context": job.start_method if job.workers else None}
-        accepted = _accepted(factory)
         start, before = time.perf_counter(), self.memory.bytes()
         loader = factory(**{name: value for name, value in known.items() if name in accepted})
         grown, seconds = self.memory.bytes() - before, time.perf_counter() - start
@@ -162,12 +157,13 @@ class LoaderReader:
         job, deadline = self.job, time.monotonic() + self.job.max_seconds
         self.phase = f"in epoch {epoch}, step 0"
         handles = inspection.Handles() if job.start_method == "fork" and not epoch else None
-        kept: Callable[[], None] | None = None
+        state: bytes | None = None
         start = time.perf_counter()
         for steps, batch in enumerate(iter(loader), 1):
             waited = time.perf_counter() - start
-            if kept is not None:
-                kept()  # there is a batch to resume with
+            if state is not None:  # there is a batch to resume with
+                Path(str(job.states), f"{self.rank}.pt").write_bytes(state)
+                self.report(Event("state", steps - 1))
             if steps > job.max_steps or time.monotonic() > deadline:
                 return False
             self.report(self._step(batch, waited))
@@ -175,39 +171,25 @@ class LoaderReader:
             if handles is not None and steps in (1, 4):
                 handles.look_at_children()
             wanted = resumes and job.states is not None and _is_in_the_middle(steps, length)
-            kept = self._keep_state(loader, steps) if wanted else None
+            state = self._state(loader) if wanted else None
             if (now := time.monotonic()) > self._measure_at:
                 self.report(inspection.sizes(self.memory.bytes()))
                 after = time.monotonic()
                 self._measure_at = after + max(_PAUSE, _RARELY * (after - now))
-            if job.step_seconds:
-                time.sleep(job.step_seconds)
+            time.sleep(job.step_seconds)
             start = time.perf_counter()
         self.report(inspection.sizes(self.memory.bytes()))
         for moved in handles.moved() if handles is not None else ():
             self.report(moved)
         return True
 
-    def _keep_state(self, loader: Any, steps: int) -> Callable[[], None] | None:
-        """Save the state; returns a function that makes it the one to resume from."""
+    def _state(self, loader: Any) -> bytes | None:
         import torch
 
-        assert self.job.states is not None
-        before, self.phase = self.phase, f"taking the state after step {steps}"
-        try:
-            state = loader.state_dict()
-        except (AttributeError, NotImplementedError):  # of a wrapper around something that has none
-            self.phase = before
-            return None
-        taken = Path(self.job.states) / f"{self.rank}.taken"
-        torch.save(state, taken)
-        self.phase = before
-
-        def keep() -> None:
-            taken.replace(taken.with_suffix(".pt"))
-            self.report(Stated(steps))
-
-        return keep
+        content = io.BytesIO()
+        with suppress(AttributeError, NotImplementedError):  # of a wrapper around something that has none
+            torch.save(loader.state_dict(), content)
+        return content.getvalue() or None
 
     def _step(self, batch: Any, waited: float) -> Step:
         origin = batch if isinstance(batch, Tagged) else Tagged(batch, None)
@@ -239,14 +221,15 @@ class LoaderReader:
 
     def _ids(self, batch: Any) -> list[RowKey] | None:
         """Declared ids; None if the key was not declared and the usual one does not exist."""
-        if self._key is None:
+        key = self._key
+        if key is None:
             with suppress(AuditError, TypeError):
                 values = ids_in(batch, USUAL)
                 return None if values is None else _named(words_of(values), values)
             return None
-        if isinstance(self._key, str) and ":" in self._key:
-            self._key = found(self._key)
-        values = self._key(batch) if callable(self._key) else shapes.key_at(str(self._key))(batch)
+        if isinstance(key, str) and ":" in key:
+            key = self._key = found(key)
+        values = key(batch) if callable(key) else shapes.key_at(str(key))(batch)
         return _named(words_of(values), values)
 
 
@@ -269,14 +252,6 @@ def found(name: str) -> Callable[..., Any]:
     if not callable(function):
         raise TypeError(f"{name} is no function but {type(function).__name__}")
     return function  # type: ignore[no-any-return]
-
-
-def _user_frames(error: BaseException) -> TracebackType | None:
-    """Where it was raised, from the user's code on."""
-    here, at = Path(__file__).parent, error.__traceback__
-    while at is not None and at.tb_next is not None and Path(at.tb_frame.f_code.co_filename).parent == here:
-        at = at.tb_next
-    return at
 
 
 def _accepted(factory: Callable[..., Any]) -> set[str]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 #: Phases of a rank: before the factory is imported, while a state is loaded, and while ids are read.
 IMPORT, STATE, IDS = "importing the factory", "loading the state", "reading the ids"
@@ -32,8 +32,12 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Ready:
-    """The process group is initialised; the factory is called next."""
+class Event:
+    """What a rank has reached: ready to call the factory, an epoch or its end, a state to resume from."""
+
+    name: Literal["ready", "epoch", "whole", "cut", "state", "done"]
+    #: The number of the epoch, or of the steps before the state; the last state holds.
+    value: int = 0
 
 
 @dataclass(frozen=True)
@@ -59,13 +63,6 @@ class Built:
     elastic: bool = False
     #: Bytes of the dataset that each worker receives by pickle, if known.
     pickled: int | None = None
-
-
-@dataclass(frozen=True)
-class Began:
-    """An epoch began."""
-
-    epoch: int
 
 
 @dataclass(frozen=True)
@@ -119,25 +116,6 @@ class Moved:
     end: int
 
 
-@dataclass(frozen=True)
-class Stated:
-    """The state to resume from was taken after this many steps of the first epoch; the last such record holds."""
-
-    step: int
-
-
-@dataclass(frozen=True)
-class Ended:
-    """An epoch ended: complete, or cut."""
-
-    whole: bool
-
-
-@dataclass(frozen=True)
-class Done:
-    """The rank has finished."""
-
-
 @dataclass
 class RunFailure:
     """How a rank failed: it raised, hangs or died; with the last lines that it printed."""
@@ -150,7 +128,7 @@ class RunFailure:
     root: bool = True
 
 
-Record = Ready | Built | Began | Step | Sizes | Moved | Stated | Ended | RunFailure | Done
+Record = Event | Built | Step | Sizes | Moved | RunFailure
 
 
 @dataclass
@@ -170,6 +148,16 @@ class EpochLog:
     @property
     def rows(self) -> int:
         return sum(step.rows or 0 for step in self.steps)
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        return {
+            "epoch": self.epoch,
+            "steps": len(self.steps),
+            "samples": self.rows,
+            "to_its_end": self.whole,
+            "waited_seconds": sum(step.waited for step in self.steps),
+        }
 
 
 @dataclass
@@ -192,13 +180,20 @@ class RankLog:
 
     def add(self, record: Record) -> None:
         match record:
-            case Ready():
+            case Event("ready"):
                 self.phase = "calling the factory"
-            case Built():
-                self.built = self.built or record
-            case Began(epoch=epoch):
+            case Event("epoch", epoch):
                 self.epochs.append(EpochLog(epoch))
                 self.phase = f"epoch {epoch}, waiting for the first batch"
+            case Event("whole" | "cut" as name):
+                self.epochs[-1].whole, self.epochs[-1].cut = name == "whole", name == "cut"
+                self.phase = f"after epoch {self.epochs[-1].epoch}"
+            case Event("state", step):
+                self.state_after = step
+            case Event("done"):
+                self.done = True
+            case Built():
+                self.built = self.built or record
             case Step():
                 self.epochs[-1].steps.append(record)
                 self.phase = f"epoch {self.epochs[-1].epoch}, waiting for step {len(self.epochs[-1].steps)}"
@@ -206,15 +201,13 @@ class RankLog:
                 self.epochs[-1].sizes.append(record)
             case Moved():
                 self.moved.append(record)
-            case Stated(step=step):
-                self.state_after = step
-            case Ended(whole=whole):
-                self.epochs[-1].whole, self.epochs[-1].cut = whole, not whole
-                self.phase = f"after epoch {self.epochs[-1].epoch}"
             case RunFailure():
                 self.failure = record
-            case Done():
-                self.done = True
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        failure = None if self.failure is None else vars(self.failure)
+        return {"rank": self.rank, "failure": failure, "epochs": [epoch.as_dict() for epoch in self.epochs]}
 
 
 @dataclass
@@ -253,19 +246,4 @@ class RunLog:
         """JSON-able."""
         job = self.job
         run = {"run": job.name, "ranks": job.ranks, "workers": job.workers, "start_method": job.start_method}
-        return run | {"by_rank": [_summary(rank) for rank in self.ranks]}
-
-
-def _summary(rank: RankLog) -> dict[str, Any]:
-    epochs = [
-        {
-            "epoch": epoch.epoch,
-            "steps": len(epoch.steps),
-            "samples": epoch.rows,
-            "to_its_end": epoch.whole,
-            "waited_seconds": sum(step.waited for step in epoch.steps),
-        }
-        for epoch in rank.epochs
-    ]
-    failure = None if rank.failure is None else vars(rank.failure)
-    return {"rank": rank.rank, "failure": failure, "epochs": epochs}
+        return run | {"by_rank": [rank.as_dict() for rank in self.ranks]}
