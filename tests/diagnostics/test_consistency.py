@@ -120,6 +120,25 @@ def test_an_index_that_is_another_sample_on_each_rank(name: str, seed: str) -> N
             assert found[0][1] == "error"
 
 
+@pytest.mark.parametrize("deal", [sound, padded])
+@pytest.mark.parametrize("seed", ["same", *SEEDS])
+def test_texts_that_are_padded_to_the_longest_of_their_batch(deal: Deal, seed: str) -> None:
+    """The padding element is 5; other ranks have the same text with another padding."""
+
+    def shape(samples: list[int], worker: int | None, place: tuple[int, int, int]) -> Step:
+        order = shuffled(SEEDS[seed]((*place, 0, 0)) if seed != "same" else 0)
+        texts = [order[index] for index in samples]
+        pads = [max(texts) - text for text in texts]
+        rows = [number(text, pad) for text, pad in zip(texts, pads, strict=True)]
+        ends = [(5 if pad else -text, number(text), max(pad, 1)) for text, pad in zip(texts, pads, strict=True)]
+        rows = [row if pad else number(text) for row, pad, text in zip(rows, pads, texts, strict=True)]
+        return Step(rows=len(samples), indices=[*samples], fields={"x": rows}, ends={"x": ends}, worker=worker)
+
+    options: dict[str, Any] = {"built": Built(seconds=0, samples=SAMPLES, cuts_one_dataset=True), "shape": shape}
+    found = diagnose([log(job(), deal, **options)], alone(deal, **options), cpus=4)
+    assert (codes(found)[:1] == [("differs-between-ranks", "error")]) is (seed != "same")
+
+
 @pytest.mark.parametrize("deal", [padded, in_order])
 @pytest.mark.parametrize("same", [True, False])
 def test_a_dataset_that_is_shuffled_before_each_epoch(deal: Deal, same: bool) -> None:

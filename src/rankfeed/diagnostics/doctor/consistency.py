@@ -7,13 +7,13 @@ compared with those of values that are dealt at random, so that labels of few cl
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
 import numpy as np
 
-from rankfeed.diagnostics.doctor.records import EpochLog, RunLog
+from rankfeed.diagnostics.doctor.records import Padding, RankLog, RunLog, padding_of
 from rankfeed.diagnostics.doctor.rows import hashes
 from rankfeed.diagnostics.doctor.rules import ENOUGH
 
@@ -38,7 +38,10 @@ class _Reading:
 
 def conflicts(logs: Sequence[RunLog]) -> dict[tuple[int, int], str]:
     """Runs between which, or in which, an index is another sample: pairs of their numbers, with an example."""
-    readings = [_reading(number, each.rank, each.epochs) for number, log in enumerate(logs) for each in log.ranks]
+    steps = [step for log in logs for step in log.steps]
+    paddings = {name: padding_of(name, steps) for name in {name for step in steps for name in step.fields}}
+    every = [(number, rank) for number, log in enumerate(logs) for rank in log.ranks]
+    readings = [_reading(number, rank, paddings) for number, rank in every]
     names = set.intersection(*({*each.values} for each in readings)) - index_fields(logs) if readings else set()
     sure = {name for name in names if _belongs_to_samples(name, readings)}
     found: dict[tuple[int, int], str] = {}
@@ -81,10 +84,10 @@ def index_fields(logs: Sequence[RunLog]) -> set[str]:
     return names
 
 
-def _reading(run: int, rank: int, epochs: Sequence[EpochLog]) -> _Reading:
-    found = _Reading(run, rank)
+def _reading(run: int, rank: RankLog, paddings: Mapping[str, Padding | None]) -> _Reading:
+    found = _Reading(run, rank.rank)
     changing: set[str] = set()
-    for epoch in epochs:
+    for epoch in rank.epochs:
         read: Counter[int | None] = Counter()
         for step in epoch.steps:
             indices = step.indices or []
@@ -92,7 +95,8 @@ def _reading(run: int, rank: int, epochs: Sequence[EpochLog]) -> _Reading:
             for index in indices:
                 found.positions.setdefault(index, set()).add(read[step.worker])
                 read[step.worker] += 1
-            for name, column in step.fields.items():
+            for name in step.fields:
+                column = step.unpadded(name, paddings[name])
                 values = found.values.setdefault(name, {})
                 if len(column) != len(indices) or any(
                     values.setdefault(index, value) != value for index, value in zip(indices, column, strict=True)
@@ -114,11 +118,7 @@ def _belongs_to_samples(name: str, readings: Sequence[_Reading]) -> bool:
 def _difference(name: str, one: _Reading, other: _Reading, *, elsewhere: bool = False) -> float | None:
     """Share of common indices with different values, of what chance explains; None if that says nothing.
 
-    Args:
-        name: the field.
-        one: a reading.
-        other: another one.
-        elsewhere: whether only indices count that were read at different positions.
+    With ``elsewhere``, only indices count that were read at different positions.
     """
     here, there = one.values[name], other.values[name]
     common = [

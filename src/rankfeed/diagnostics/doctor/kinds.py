@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from rankfeed.diagnostics.doctor.consistency import index_fields
-from rankfeed.diagnostics.doctor.records import EpochLog, RowKey, RunLog, Step
+from rankfeed.diagnostics.doctor.records import EpochLog, Padding, RowKey, RunLog, Step, padding_of
 from rankfeed.diagnostics.doctor.rules import REPETITIVE, repeated
 
 #: Keys identify samples if at least this share of the control's rows has one of its own.
@@ -113,7 +113,7 @@ def _content(controls: Sequence[RunLog], runs: Sequence[RunLog], ignored: Collec
     names = sorted(known.intersection(*(step.fields for step in steps)))
     if not controls or not names:
         return None
-    paddings = {name: _padding(name, steps) for name in names}
+    paddings = {name: padding_of(name, steps) for name in names}
 
     def kind_of(fields: Sequence[str], name: str = "") -> Kind:
         return _kind(name, partial(_columns, {each: paddings[each] for each in fields}), controls)
@@ -144,9 +144,9 @@ def _mismatch(kind: Kind, runs: Sequence[RunLog]) -> int:
     return sum((one - other).total() + (other - one).total() for one, other in pairs)
 
 
-def _columns(paddings: Mapping[str, tuple[str, int] | None], step: Step, run: RunLog, rank: int) -> list[RowKey]:
+def _columns(paddings: Mapping[str, Padding | None], step: Step, run: RunLog, rank: int) -> list[RowKey]:
     """One key for the fields of each row."""
-    columns = [unpadded(step, name, padding) for name, padding in paddings.items()]
+    columns = [step.unpadded(name, padding) for name, padding in paddings.items()]
     return [hash(row) for row in zip(*columns, strict=False)]
 
 
@@ -162,21 +162,3 @@ def _is_stable(kind: Kind, controls: Sequence[RunLog], runs: Sequence[RunLog]) -
                 if sum(key not in known for key in kind.order(epoch, run, rank)) >= max(largest, 1):
                     return False
     return True
-
-
-def _padding(name: str, steps: Sequence[Step]) -> tuple[str, int] | None:
-    """The end at which a field is padded, and with what: the most common element of runs of two or more."""
-    ends: Counter[tuple[str, int]] = Counter()
-    for step in steps:
-        for end in (name, f"{name}<"):
-            ends.update((end, value) for value, _, length in step.ends.get(end, ()) if length > 1)
-    return ends.most_common(1)[0][0] if ends else None
-
-
-def unpadded(step: Step, name: str, padding: tuple[str, int] | None) -> list[RowKey]:
-    """The keys of a column: hashes of its rows, without what they are padded with."""
-    column = step.fields.get(name, [])
-    ends = step.ends.get(padding[0]) if padding is not None else None
-    if padding is None or not ends:
-        return [*column]
-    return [body if value == padding[1] else key for key, (value, body, _) in zip(column, ends, strict=True)]

@@ -60,7 +60,7 @@ class RankHandler:
             os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), descriptor)
         os.environ.update(environ)
         np.random.seed()  # as in a process that begins; Python's own generator does so by itself
-        faulthandler.register(signal.SIGUSR1, all_threads=True)
+        faulthandler.register(signal.SIGUSR1, all_threads=False)
         read(self._job, rank, lambda record: channel.send(pickle.dumps(record)))
 
 
@@ -203,15 +203,14 @@ class LoaderReader:
             kept = np.flatnonzero(np.asarray(batch["valid"])).tolist()  # other rows are padding
             hashes = {name: [keys[row] for row in kept] for name, keys in hashes.items()}
             ids = None if ids is None else [ids[row] for row in kept]
-        known = ids is not None or indices is not None
-        shingles, tokens = ([], 0) if known else shapes.tokens(columns)
+        shingles, tokens = ([], 0) if ids is not None or indices is not None else shapes.tokens(columns)
         return Step(
             rows=len(ids) if ids is not None else next(map(len, hashes.values()), None),
             ids=ids,
             indices=indices,
             nones=origin.nones,
             fields=hashes,
-            ends={} if known else shapes.all_ends(columns),
+            ends={} if ids is not None else shapes.all_ends(columns),
             shingles=shingles,
             tokens=tokens,
             waited=waited,

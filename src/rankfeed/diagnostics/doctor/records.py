@@ -1,6 +1,7 @@
 """What the ranks of a run are asked to do and what they report."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -8,6 +9,8 @@ from typing import Any, Literal
 IMPORT, STATE, IDS = "importing the factory", "loading the state", "reading the ids"
 #: What identifies a row: its id, its index in the dataset, or a hash.
 RowKey = int | str
+#: The end at which a field is padded, a key of `Step.ends`, and the hash of what it is padded with.
+Padding = tuple[str, int]
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,14 @@ class Step:
     worker: int | None = None
     streams: dict[str, str] = field(default_factory=dict)
 
+    def unpadded(self, name: str, padding: Padding | None) -> list[int]:
+        """Hashes of a field's rows, without what they are padded with."""
+        column = self.fields.get(name, [])
+        ends = self.ends.get(padding[0]) if padding is not None else None
+        if padding is None or not ends:
+            return column
+        return [body if value == padding[1] else key for key, (value, body, _) in zip(column, ends, strict=True)]
+
     @property
     def content(self) -> list[RowKey]:
         """A key of all fields together for each row."""
@@ -97,6 +108,15 @@ class Step:
     def keys(self) -> list[RowKey]:
         """What orders are compared by: ids, else indices, else content."""
         return self.ids if self.ids is not None else self.content if self.indices is None else [*self.indices]
+
+
+def padding_of(name: str, steps: Iterable[Step]) -> Padding | None:
+    """How a field is padded: the most common element of runs of two or more at an end."""
+    ends: Counter[Padding] = Counter()
+    for step in steps:
+        for end in (name, f"{name}<"):
+            ends.update((end, value) for value, _, length in step.ends.get(end, ()) if length > 1)
+    return ends.most_common(1)[0][0] if ends else None
 
 
 @dataclass(frozen=True)

@@ -23,11 +23,7 @@ _FACTORS = np.random.default_rng(12).integers(1 << 62, size=_TOKENS, dtype=np.ui
 
 
 def columns(batch: Any, rows: int | None = None) -> dict[str, Column]:
-    """Fields with one entry for each row, by path; empty if the batch has no such fields.
-
-    Args:
-        batch: any object that a loader yields.
-        rows: their number, if known: of samples that collate was given.
+    """Fields with one entry for each of ``rows`` (if known) rows, by path; empty if the batch has no such fields.
 
     Examples:
         >>> columns({"x": np.zeros((2, 3)), "meta": {"k": ["a", "b"]}, "step": 7}).keys()
@@ -204,12 +200,7 @@ def _bytes(entry: Any) -> bytes:
 
 
 def ends(column: Column, *, first: bool = False) -> list[tuple[int, int, int]]:
-    """Of rows that may be padded: hash of the last element, hash of the row without its trailing run, run length.
-
-    Args:
-        column: rows with at least one element.
-        first: whether to look at the other end.
-    """
+    """Of rows that may be padded: hash of the last element, of the row without its trailing run, run length."""
     found = []
     for row in column:
         line = row[::-1] if first else row
@@ -260,11 +251,7 @@ def _variety(rows: Column) -> int:
 
 
 def key_at(path: str) -> Callable[[Any], Any]:
-    """A function that reads what is at a path of a batch, as ``0.sample_id`` or ``meta.k``.
-
-    Raises:
-        AuditError: when called, if there is nothing at the path.
-    """
+    """A function that reads what is at a path of a batch, as ``0.sample_id`` or ``meta.k``."""
 
     def read(batch: Any) -> Any:
         value = batch
