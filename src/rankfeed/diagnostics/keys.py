@@ -75,18 +75,19 @@ def _too_large(value: int) -> AuditError:
 def _plain(values: Any) -> Any:
     """A tensor as an array, an array of objects as lists."""
     if hasattr(values, "detach"):
-        values = _numpy(values)
+        values = array_of(values)
     return values.tolist() if isinstance(values, np.ndarray) and values.dtype == object else values
 
 
-def _numpy(tensor: Any) -> npt.NDArray[Any]:
-    """A tensor's values; where numpy has no such type, their bytes."""
+def array_of(tensor: Any) -> npt.NDArray[Any]:
+    """A tensor's values, dense; where numpy has no such type, their bytes."""
+    import torch
+
     tensor = tensor.detach().cpu()
+    tensor = tensor if tensor.layout is torch.strided else tensor.to_dense()
     try:
         array: npt.NDArray[Any] = tensor.numpy()
     except TypeError:
-        import torch
-
         array = tensor.contiguous().view(torch.uint8).numpy()
     return array
 
@@ -128,7 +129,7 @@ def bytes_of(value: Any) -> bytes:
     if isinstance(value, (bytes, bytearray)):
         return b"b" + value
     if hasattr(value, "detach"):
-        value = _numpy(value)
+        value = array_of(value)
     if isinstance(value, (np.ndarray, np.generic)):
         array = np.asarray(value)
         if array.ndim and array.dtype != object:

@@ -106,7 +106,7 @@ def _by_kind(run: RunLog, kind: Kind, allow: Collection[str]) -> Iterator[Findin
     assert kind.control is not None
     if kind.name not in ("ids", "indices"):
         yield finding("no-ids", "note", "batches have no ids", f"samples are identified by {kind.name}")
-    received = [[kind.order(epoch, run, rank) for rank, epoch in enumerate(each)] for each in run.epochs]
+    received = [[kind.order(epoch) for epoch in each] for each in run.epochs]
     epochs = list(zip(kind.control, received, strict=False))
     judged = [(number, counts) for number, each in enumerate(epochs) for counts in _counts(*each, allow)]
     lacks = [counts.lack for _, counts in judged]
@@ -160,9 +160,9 @@ def _window(
     """The beginning of an epoch (rule 16): the finding that it was cut is made elsewhere."""
     if kind is None or "shared" in allow or not controls or not controls[0].ranks[0].epochs:
         return
-    received = [Counter(kind.order(epoch, run, rank)) for rank, epoch in enumerate(run.cut)]
+    received = [Counter(kind.order(epoch)) for epoch in run.cut]
     size = sum(each.total() for each in received)
-    control = Counter(kind.order(controls[0].ranks[0].epochs[0], controls[0], 0)[:size])
+    control = Counter(kind.order(controls[0].ranks[0].epochs[0])[:size])
     facts = replace(_facts(run, allow), where=f"{run.job.name}, the first {size} rows", exact=kind.exact)
     found = window(received, control, facts)
     yield from found or _same_sequences(run, [run.cut], controls)

@@ -11,6 +11,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import psutil
+from xxhash import xxh3_64_hexdigest
 
 from rankfeed.diagnostics.doctor.records import Built, Moved, Sizes
 
@@ -27,7 +28,7 @@ def described(loader: Any, *, seconds: float, grown: int, start_method: str) -> 
         bytes=max(0, grown),
         length=_length(loader),
         samples=_length(dataset),
-        subset=_subset(dataset),
+        subset=xxh3_64_hexdigest(repr(indices).encode()) if (indices := subset(loader)) is not None else None,
         fingerprint=fingerprint if isinstance(fingerprint, str) else None,
         workers=workers if isinstance(workers, int) else None,
         cuts_one_dataset=any(
@@ -78,11 +79,12 @@ def _attribute(thing: Any, name: str) -> Any:
     return None
 
 
-def _subset(dataset: Any) -> list[int] | None:
-    """Indices of a torch Subset in the dataset at its bottom."""
+def subset(loader: Any) -> list[int] | None:
+    """Indices of a loader's torch Subset in the dataset at its bottom."""
     import torch
 
     indices: list[int] | None = None
+    dataset = getattr(loader, "dataset", None)
     while isinstance(dataset, torch.utils.data.Subset):
         own = [int(each) for each in dataset.indices]
         indices = own if indices is None else [own[each] for each in indices]

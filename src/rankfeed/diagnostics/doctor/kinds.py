@@ -21,20 +21,20 @@ class Kind:
 
     name: str
     #: The keys of a step on a rank.
-    of: Callable[[Step, RunLog, int], list[RowKey]] = field(repr=False)
+    of: Callable[[Step], list[RowKey]] = field(repr=False)
     #: How often each key must arrive, by epoch; None: the control runs disagree.
     control: list[Counter[RowKey]] | None
     #: Whether equal keys mean equal samples, and whether the control draws with replacement.
     exact: bool = True
     drawn: bool = False
 
-    def order(self, epoch: EpochLog, run: RunLog, rank: int) -> list[RowKey]:
+    def order(self, epoch: EpochLog) -> list[RowKey]:
         """All keys of an epoch of a rank."""
-        return [key for step in epoch.steps for key in self.of(step, run, rank)]
+        return [key for step in epoch.steps for key in self.of(step)]
 
-    def total(self, epochs: Sequence[EpochLog], run: RunLog) -> Counter[RowKey]:
+    def total(self, epochs: Sequence[EpochLog]) -> Counter[RowKey]:
         """Counts of an epoch of all ranks."""
-        return Counter(key for rank, epoch in enumerate(epochs) for key in self.order(epoch, run, rank))
+        return Counter(key for epoch in epochs for key in self.order(epoch))
 
 
 def choose(
@@ -45,7 +45,7 @@ def choose(
     kinds = []
     if _all(logs, lambda step: step.ids is not None):
         declared = None if universe is None else Counter[RowKey](range(universe))
-        kinds.append(_kind("ids", lambda step, run, rank: step.ids or [], controls, declared))
+        kinds.append(_kind("ids", lambda step: step.ids or [], controls, declared))
     if _all(logs, lambda step: step.indices is not None):
         kinds.extend(_indices(controls, logs, same=same_indices))
     by_content = _content(controls, runs, set() if same_indices else index_fields(logs))
@@ -59,7 +59,7 @@ def _all(logs: Sequence[RunLog], holds: Callable[[Step], bool]) -> bool:
 
 def _kind(
     name: str,
-    of: Callable[[Step, RunLog, int], list[RowKey]],
+    of: Callable[[Step], list[RowKey]],
     controls: Sequence[RunLog],
     declared: Counter[RowKey] | None = None,
 ) -> Kind:
@@ -78,7 +78,7 @@ def _epochs(kind: Kind, controls: Sequence[RunLog]) -> list[tuple[Counter[RowKey
     """The counts of each epoch in both control runs."""
     if len(controls) < 2:
         return []
-    return list(zip(*([kind.total(each, log) for each in log.epochs] for log in controls[:2]), strict=False))
+    return list(zip(*([kind.total(each) for each in log.epochs] for log in controls[:2]), strict=False))
 
 
 def _indices(controls: Sequence[RunLog], logs: Sequence[RunLog], *, same: bool) -> list[Kind]:
@@ -86,9 +86,10 @@ def _indices(controls: Sequence[RunLog], logs: Sequence[RunLog], *, same: bool) 
     built = [each for log in logs for each in log.built]
     sizes = {each.samples for each in built}
     if not same or len(sizes) != 1:
-        return [_kind("indices", _base, controls)] if all(each.subset is not None for each in built) else []
+        of_subsets = _all(logs, lambda step: step.base is not None)
+        return [_kind("indices", lambda step: [*(step.base or [])], controls)] if of_subsets else []
     (size,) = sizes
-    kind = _kind("indices", lambda step, run, rank: [*(step.indices or [])], controls)
+    kind = _kind("indices", lambda step: [*(step.indices or [])], controls)
     if size is None:
         return [kind]
     whole, pairs = Counter[RowKey](range(size)), _epochs(kind, controls)
@@ -97,13 +98,6 @@ def _indices(controls: Sequence[RunLog], logs: Sequence[RunLog], *, same: bool) 
     if complete or (kind.control is None and kind.drawn):
         return [replace(kind, control=[whole] * max(1, len(pairs)))]
     return [kind]
-
-
-def _base(step: Step, run: RunLog, rank: int) -> list[RowKey]:
-    """Indices of a subset as those of the dataset that it is part of."""
-    built = run.ranks[rank].built
-    subset = built.subset if built is not None else None
-    return [subset[each] for each in step.indices or []] if subset is not None else []
 
 
 def _content(controls: Sequence[RunLog], runs: Sequence[RunLog], ignored: Collection[str]) -> Kind | None:
@@ -137,14 +131,14 @@ def _identifies(kind: Kind, controls: Sequence[RunLog]) -> bool:
 def _mismatch(kind: Kind, runs: Sequence[RunLog]) -> int:
     """Rows that arrive too often or too rarely in all runs."""
     pairs = [
-        (expected, kind.total(each, run))
+        (expected, kind.total(each))
         for run in runs
         for expected, each in zip(kind.control or (), run.epochs, strict=False)
     ]
     return sum((one - other).total() + (other - one).total() for one, other in pairs)
 
 
-def _columns(paddings: Mapping[str, Padding | None], step: Step, run: RunLog, rank: int) -> list[RowKey]:
+def _columns(paddings: Mapping[str, Padding | None], step: Step) -> list[RowKey]:
     """One key for the fields of each row."""
     columns = [step.unpadded(name, padding) for name, padding in paddings.items()]
     return [hash(row) for row in zip(*columns, strict=False)]
@@ -157,8 +151,7 @@ def _is_stable(kind: Kind, controls: Sequence[RunLog], runs: Sequence[RunLog]) -
     known = {key for one in kind.control or () for key in one}
     for run in runs:
         largest = max((step.rows or 0 for step in run.steps), default=0)
-        for rank, log in enumerate(run.ranks):
-            for epoch in log.epochs:
-                if sum(key not in known for key in kind.order(epoch, run, rank)) >= max(largest, 1):
-                    return False
+        for epoch in (epoch for rank in run.ranks for epoch in rank.epochs):
+            if sum(key not in known for key in kind.order(epoch)) >= max(largest, 1):
+                return False
     return True

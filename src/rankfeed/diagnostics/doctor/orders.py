@@ -107,11 +107,11 @@ def resumed(whole: RunLog, after: RunLog, kind: Kind) -> Iterator[Finding]:
     """What a run delivers that resumed from the middle of the first epoch of `whole`."""
     if not whole.epochs or not after.epochs or any(rank.state_after is None for rank in whole.ranks):
         return
-    expected = kind.total(whole.epochs[0], whole)
+    expected = kind.total(whole.epochs[0])
     before: Counter[RowKey] = Counter()
-    for number, (rank, epoch) in enumerate(zip(whole.ranks, whole.epochs[0], strict=True)):
-        before.update(key for step in epoch.steps[: rank.state_after] for key in kind.of(step, whole, number))
-    rest = kind.total(after.epochs[0], after)
+    for rank, epoch in zip(whole.ranks, whole.epochs[0], strict=True):
+        before.update(key for step in epoch.steps[: rank.state_after] for key in kind.of(step))
+    rest = kind.total(after.epochs[0])
     if (whole.job.ranks, whole.job.workers) != (after.job.ranks, after.job.workers):
         expected = Counter({*expected})  # padding differs
     steps = " or ".join(str(each) for each in sorted({rank.state_after or 0 for rank in whole.ranks}))

@@ -86,6 +86,7 @@ class LoaderReader:
         self.job, self.rank, self.report = job, rank, report
         self.phase = "starting"
         self._key: Key | None = job.key
+        self._subset: list[int] | None = None
         self._ours = False
         self._measure_at = 0.0
         self.memory = inspection.ImportMeter()
@@ -149,6 +150,7 @@ class LoaderReader:
             self._key = own
         self._ours = type(loader).__module__.startswith("rankfeed.")
         built = inspection.described(loader, seconds=seconds, grown=grown, start_method=job.start_method)
+        self._subset = inspection.subset(loader)
         record(loader)
         return loader, built
 
@@ -209,6 +211,7 @@ class LoaderReader:
             ids=ids,
             indices=indices,
             nones=origin.nones,
+            base=[self._subset[each] for each in indices or ()] if self._subset is not None else None,
             fields=hashes,
             ends={} if ids is not None else shapes.all_ends(columns),
             shingles=shingles,

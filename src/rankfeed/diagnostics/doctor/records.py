@@ -49,10 +49,10 @@ class Built:
 
     seconds: float
     bytes: int = 0
-    #: ``len(loader)``; length of a map-style dataset; indices of a torch Subset in the dataset at its bottom.
+    #: ``len(loader)``; length of a map-style dataset; digest of the indices of a torch Subset.
     length: int | None = None
     samples: int | None = None
-    subset: list[int] | None = None
+    subset: str | None = None
     fingerprint: str | None = None
     workers: int | None = None
     #: Whether a sampler shards what must be the same dataset on all ranks.
@@ -78,6 +78,8 @@ class Step:
     #: Dataset indices that collate was given, in order, and how many of their samples were None.
     indices: list[int] | None = None
     nones: int = 0
+    #: These indices in the dataset at the bottom of torch's Subsets.
+    base: list[int] | None = None
     #: Hash of each row's value, by field.
     fields: dict[str, list[int]] = field(default_factory=dict)
     #: Of fields that may be padded: hashes of the last element and of the row without its trailing run of that

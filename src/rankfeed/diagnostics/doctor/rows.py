@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
-from rankfeed.diagnostics.keys import bytes_of
+from rankfeed.diagnostics.keys import array_of, bytes_of
 from rankfeed.errors import AuditError
 
 #: One entry for each row: an array, a list or a tuple.
@@ -154,24 +154,13 @@ def _entries(leaf: Any) -> Any:
     if hasattr(leaf, "detach"):
         with suppress(Exception):
             if getattr(leaf, "is_nested", False):
-                return [_array(each) for each in leaf.unbind()]
-            return _entries(_array(leaf))
+                return [array_of(each) for each in leaf.unbind()]
+            return _entries(array_of(leaf))
         return None
     if hasattr(leaf, "__array__") and not isinstance(leaf, np.generic):
         array = np.asarray(leaf)
         return array if array.ndim else None
     return None
-
-
-def _array(tensor: Any) -> npt.NDArray[Any]:
-    tensor = tensor.detach().cpu()
-    tensor = tensor.to_dense() if tensor.is_sparse or "sparse" in str(tensor.layout) else tensor
-    try:
-        return np.asarray(tensor.numpy())
-    except TypeError:  # a type that numpy lacks
-        import torch
-
-        return np.asarray(tensor.contiguous().view(torch.uint8).numpy())
 
 
 def hashes(column: Column) -> list[int] | None:
@@ -189,9 +178,6 @@ def _hashes(column: Column) -> list[int]:
 
 
 def _bytes(entry: Any) -> bytes:
-    if hasattr(entry, "detach"):
-        with suppress(Exception):
-            entry = _array(entry)
     try:
         return bytes_of(entry)
     except AuditError:
