@@ -28,7 +28,7 @@ from rankfeed.diagnostics import tagged
 from rankfeed.diagnostics.doctor import Examination, examine
 from rankfeed.diagnostics.doctor.inspection import ImportMeter, described
 from rankfeed.diagnostics.doctor.rank import LoaderReader, found, read
-from rankfeed.diagnostics.doctor.records import Built, Job, Record, RunFailure, Stated, Step
+from rankfeed.diagnostics.doctor.records import Built, Event, Job, Record, RunFailure, Step
 from rankfeed.diagnostics.findings import Finding
 from rankfeed.errors import ArgumentError
 from rankfeed.integrations.pytest_plugin import Rankfeed
@@ -112,7 +112,7 @@ def test_the_state_is_of_the_middle_of_an_epoch(
     job = Job("", "a:b", ranks=1, workers=0, start_method="spawn", epochs=1, states=str(tmp_path))
     lines: list[Record] = []
     assert LoaderReader(job, 0, lines.append)._epoch(Counting(steps), 0, length=length, resumes=True)
-    taken = [line.step for line in lines if isinstance(line, Stated)]
+    taken = [line.value for line in lines if isinstance(line, Event) and line.name == "state"]
     assert (taken[-1] if taken else None) == after
     assert (tmp_path / "0.pt").exists() == (after is not None)
 

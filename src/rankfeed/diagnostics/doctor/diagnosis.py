@@ -6,7 +6,8 @@ from dataclasses import replace
 from itertools import combinations
 
 from rankfeed.diagnostics.doctor import orders, outcomes, resources
-from rankfeed.diagnostics.doctor.kinds import Kind, choose, conflicts
+from rankfeed.diagnostics.doctor.consistency import conflicts
+from rankfeed.diagnostics.doctor.kinds import Kind, choose
 from rankfeed.diagnostics.doctor.records import EpochLog, RowKey, RunLog, Step
 from rankfeed.diagnostics.doctor.rules import (
     REPETITIVE,
@@ -67,12 +68,13 @@ def _found(
         yield from orders.same_randomness(run)
     yield from resources.workers(runs, cpus)
     good = [each for each in controls if each.ok or each.cut]
-    kinds = choose(good, runs, universe)
+    differing = conflicts([*good, *runs])
+    kinds = choose(good, runs, universe, same_indices=not differing)
     kind = next((each for each in kinds if each.control is not None and each.exact), None)
     one_dataset = any(each.cuts_one_dataset for run in runs for each in run.built)
-    # Without a stable kind, data that differ between two equal runs are an unseeded split or order.
-    for group in [[run] for run in runs] if one_dataset else [good] if kind is None else []:
-        for text in conflicts(group)[:1]:
+    for (one, other), text in differing.items():
+        # Without a stable kind, data that differ between two equal runs are an unseeded split or order.
+        if (one == other and one_dataset and one >= len(good)) or (other < len(good) and kind is None):
             yield finding("differs-between-ranks", "error", "ranks read different datasets", text)
     for run in runs:
         if any(True for _ in run.steps):
@@ -104,7 +106,7 @@ def _by_kind(run: RunLog, kind: Kind, allow: Collection[str]) -> Iterator[Findin
     assert kind.control is not None
     if kind.name not in ("ids", "indices"):
         yield finding("no-ids", "note", "batches have no ids", f"samples are identified by {kind.name}")
-    received = [[kind.order(epoch, run, rank) for rank, epoch in enumerate(each)] for each in run.epochs]
+    received = [[kind.order(epoch) for epoch in each] for each in run.epochs]
     epochs = list(zip(kind.control, received, strict=False))
     judged = [(number, counts) for number, each in enumerate(epochs) for counts in _counts(*each, allow)]
     lacks = [counts.lack for _, counts in judged]
@@ -158,9 +160,9 @@ def _window(
     """The beginning of an epoch (rule 16): the finding that it was cut is made elsewhere."""
     if kind is None or "shared" in allow or not controls or not controls[0].ranks[0].epochs:
         return
-    received = [Counter(kind.order(epoch, run, rank)) for rank, epoch in enumerate(run.cut)]
+    received = [Counter(kind.order(epoch)) for epoch in run.cut]
     size = sum(each.total() for each in received)
-    control = Counter(kind.order(controls[0].ranks[0].epochs[0], controls[0], 0)[:size])
+    control = Counter(kind.order(controls[0].ranks[0].epochs[0])[:size])
     facts = replace(_facts(run, allow), where=f"{run.job.name}, the first {size} rows", exact=kind.exact)
     found = window(received, control, facts)
     yield from found or _same_sequences(run, [run.cut], controls)

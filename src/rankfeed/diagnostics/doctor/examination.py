@@ -2,12 +2,12 @@
 
 import inspect
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import inf
 from pathlib import Path
 from typing import Any
 
+from rankfeed._util.validate import check_choice, check_int, check_optional, check_seconds, invalid
 from rankfeed.diagnostics.doctor.diagnosis import diagnose
 from rankfeed.diagnostics.doctor.processes import run_job
 from rankfeed.diagnostics.doctor.records import Job, RunLog
@@ -92,7 +92,7 @@ def examine(
         ranks: processes, on this machine, in one process group (gloo).
         workers: passed as ``num_workers``.
         start_methods: of processes: "fork", "spawn", "forkserver".
-        epochs: how often the loader is read with the first of them; with others twice at most.
+        epochs: how often the loader is read with the first of them; with others once.
         key: ids of the samples: a path in the batch (``"id"``, ``"0.sample_id"``, ``"meta.k"``, 1) or
             ``"module:function"``; if None, ``sample_id``, else dataset indices, else content.
         universe: number of samples, if ids are 0 to n - 1.
@@ -112,33 +112,30 @@ def examine(
         WorkerError: no process could be started.
     """
     name = factory if isinstance(factory, str) else _name_of(factory)
-    allow = (allow,) if isinstance(allow, str) else tuple(allow)
-    optional = {"resume_ranks": resume_ranks, "universe": universe}
-    counts = {"ranks": ranks, "workers": workers, "epochs": epochs, "max_steps": max_steps}
-    _check(name, counts | {what: value for what, value in optional.items() if value is not None})
-    for value in (timeout, max_seconds, step_seconds or 1):
-        if not 0 < value < inf:
-            raise ArgumentError("a time must be positive and finite", found=value)
+    if not all(name.rpartition(":")[::2]):
+        raise ArgumentError("this names no function", expected="module:function or file.py:function", found=name)
+    allowed = [check_choice("allow", each, ALLOWED) for each in ([allow] if isinstance(allow, str) else allow)]
+    methods = [check_choice("start_methods", each, START_METHODS) for each in start_methods]
+    if not methods:
+        raise invalid("start_methods", "at least one", start_methods)
     given: object = key
     if not (given is None or isinstance(given, (str, int))):
-        raise ArgumentError("invalid key", expected="a path in the batch, or module:function", found=repr(key))
-    if not start_methods or not {*start_methods} <= {*START_METHODS}:
-        raise ArgumentError("invalid start method", expected=START_METHODS, found=start_methods)
-    if not {*allow} <= {*ALLOWED}:
-        raise ArgumentError("invalid allow", expected=ALLOWED, found=allow)
+        raise invalid("key", "a path in the batch, or module:function", key)
+    check_optional(check_int, "universe", universe, at_least=1)
+    check_optional(check_int, "resume_ranks", resume_ranks, at_least=1)
     job = Job(
         name="",
         factory=name,
-        ranks=ranks,
-        workers=workers,
-        start_method=start_methods[0],
-        epochs=epochs,
-        timeout=timeout,
-        max_steps=max_steps,
-        max_seconds=max_seconds,
+        ranks=check_int("ranks", ranks, at_least=1),
+        workers=check_int("workers", workers, at_least=0),
+        start_method=methods[0],
+        epochs=check_int("epochs", epochs, at_least=1),
+        timeout=check_seconds("timeout", timeout, above=0),
+        max_steps=check_int("max_steps", max_steps, at_least=1),
+        max_seconds=check_seconds("max_seconds", max_seconds, above=0),
         key=key,
         set_epoch=set_epoch,
-        step_seconds=step_seconds,
+        step_seconds=check_seconds("step_seconds", step_seconds),
     )
 
     def run(label: str = "", **changes: Any) -> RunLog:
@@ -150,12 +147,11 @@ def examine(
     with tempfile.TemporaryDirectory(prefix="rankfeed-doctor-") as states:
         first = run(states=states)
         runs, controls, resumed = [first], [], []
-        few = min(2, epochs)
         if any(rank.epochs for rank in first.ranks):
             if workers and not first.cut:
-                runs += [run(start_method=method, epochs=few) for method in start_methods[1:]]
+                runs += [run(start_method=method, epochs=1) for method in methods[1:]]
             if ranks != 3 or workers:
-                runs.append(run(ranks=3, workers=0, epochs=few))
+                runs.append(run(ranks=3, workers=0, epochs=min(2, epochs)))
             steps = max_steps * (ranks if first.cut else max(ranks, 3))
             alone = {"ranks": 1, "workers": 0, "step_seconds": 0.0, "max_steps": steps}
             controls = [run(f"control {number}", **alone) for number in (1, 2)]
@@ -165,7 +161,7 @@ def examine(
             other = resume_ranks or (max(1, ranks - 1) if elastic else ranks)
             if other != ranks:
                 resumed.append(run(resume=states, ranks=other, epochs=1))
-    found = diagnose(runs, controls, cpus(), resumed, allow, universe)
+    found = diagnose(runs, controls, cpus(), resumed, allowed, universe)
     return Examination(name, found, (*runs, *controls, *resumed))
 
 
@@ -187,13 +183,3 @@ def _name_of(factory: Callable[..., Any]) -> str:
             found=name or repr(factory),
         )
     return f"{Path(file).resolve()}:{name}"
-
-
-def _check(name: str, counts: Mapping[str, Any]) -> None:
-    module, _, attribute = name.rpartition(":")
-    if not module or not attribute:
-        raise ArgumentError("this names no function", expected="module:function or file.py:function", found=name)
-    for what, value in counts.items():
-        least = 0 if what == "workers" else 1
-        if not isinstance(value, int) or value < least:
-            raise ArgumentError(f"{what} is a whole number of {least} or more", found=repr(value))

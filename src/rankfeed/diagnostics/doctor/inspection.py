@@ -1,7 +1,9 @@
 """What can be read from outside a loader: length, samplers, memory, open files."""
 
 import builtins
+import fcntl
 import os
+import stat
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -9,6 +11,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import psutil
+from xxhash import xxh3_64_hexdigest
 
 from rankfeed.diagnostics.doctor.records import Built, Moved, Sizes
 from rankfeed.diagnostics.samplers import attribute, draws_with_replacement, drops_remainder, samplers_of
@@ -26,7 +29,7 @@ def described(loader: Any, *, seconds: float, grown: int, start_method: str) -> 
         bytes=max(0, grown),
         length=_length(loader),
         samples=_length(dataset),
-        subset=_subset(dataset),
+        subset=xxh3_64_hexdigest(repr(indices).encode()) if (indices := subset(loader)) is not None else None,
         fingerprint=fingerprint if isinstance(fingerprint, str) else None,
         workers=workers if isinstance(workers, int) else None,
         cuts_one_dataset=any(
@@ -57,11 +60,12 @@ def _shuffles(loader: Any, samplers: Sequence[Any]) -> bool | None:
     return True if any(each is True for each in known) else False if any(each is False for each in known) else None
 
 
-def _subset(dataset: Any) -> list[int] | None:
-    """Indices of a torch Subset in the dataset at its bottom."""
+def subset(loader: Any) -> list[int] | None:
+    """Indices of a loader's torch Subset in the dataset at its bottom."""
     import torch
 
     indices: list[int] | None = None
+    dataset = getattr(loader, "dataset", None)
     while isinstance(dataset, torch.utils.data.Subset):
         own = [int(each) for each in dataset.indices]
         indices = own if indices is None else [own[each] for each in indices]
@@ -127,10 +131,13 @@ class Handles:
     def __init__(self) -> None:
         self._open: dict[int, tuple[int, os.stat_result]] = {}
         self._inherited: dict[int, str] = {}
-        for each in psutil.Process().open_files():
+        # psutil's open_files() leaves out files that were deleted after they were opened.
+        for number in map(int, os.listdir("/proc/self/fd")):
             with suppress(OSError):
-                if each.mode == "r" and not each.path.startswith(("/dev/", "/memfd")):
-                    self._open[each.fd] = _position(each.fd), os.fstat(each.fd)
+                known, mode = os.fstat(number), fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE
+                in_memory = os.readlink(f"/proc/self/fd/{number}").startswith(("/dev/", "/memfd"))
+                if stat.S_ISREG(known.st_mode) and mode == os.O_RDONLY and not in_memory:
+                    self._open[number] = _position(number), known
 
     def look_at_children(self) -> None:
         """Which of them children have as well; while they live."""

@@ -1,12 +1,12 @@
 """Which kind of key identifies rows: ids, dataset indices, content, stable fields; the strongest that holds."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import combinations
 
-from rankfeed.diagnostics.doctor.records import EpochLog, RowKey, RunLog, Step
+from rankfeed.diagnostics.doctor.consistency import index_fields
+from rankfeed.diagnostics.doctor.records import EpochLog, Padding, RowKey, RunLog, Step, padding_of
 from rankfeed.diagnostics.doctor.rules import REPETITIVE, repeated
 
 #: Keys identify samples if at least this share of the control's rows has one of its own.
@@ -21,42 +21,34 @@ class Kind:
 
     name: str
     #: The keys of a step on a rank.
-    of: Callable[[Step, RunLog, int], list[RowKey]] = field(repr=False)
+    of: Callable[[Step], list[RowKey]] = field(repr=False)
     #: How often each key must arrive, by epoch; None: the control runs disagree.
     control: list[Counter[RowKey]] | None
     #: Whether equal keys mean equal samples, and whether the control draws with replacement.
     exact: bool = True
     drawn: bool = False
 
-    def order(self, epoch: EpochLog, run: RunLog, rank: int) -> list[RowKey]:
+    def order(self, epoch: EpochLog) -> list[RowKey]:
         """All keys of an epoch of a rank."""
-        return [key for step in epoch.steps for key in self.of(step, run, rank)]
+        return [key for step in epoch.steps for key in self.of(step)]
 
-    def total(self, epochs: Sequence[EpochLog], run: RunLog) -> Counter[RowKey]:
+    def total(self, epochs: Sequence[EpochLog]) -> Counter[RowKey]:
         """Counts of an epoch of all ranks."""
-        return Counter(key for rank, epoch in enumerate(epochs) for key in self.order(epoch, run, rank))
-
-    def alone(self, controls: Sequence[RunLog]) -> list[Counter[RowKey]]:
-        """Counts of each epoch of all control runs."""
-        return [self.total(each, log) for log in controls for each in log.epochs]
+        return Counter(key for epoch in epochs for key in self.order(epoch))
 
 
-def choose(controls: Sequence[RunLog], runs: Sequence[RunLog], universe: int | None = None) -> list[Kind]:
-    """The kinds that every row has a key of, the strongest first.
-
-    Args:
-        controls: two runs of one rank without workers, unless they failed.
-        runs: that are judged.
-        universe: number of samples, if ids are declared to be 0 to n - 1.
-    """
+def choose(
+    controls: Sequence[RunLog], runs: Sequence[RunLog], universe: int | None = None, *, same_indices: bool = True
+) -> list[Kind]:
+    """The kinds that every row has a key of, the strongest first; the options are those of `diagnose`."""
     logs = [*controls, *runs]
     kinds = []
     if _all(logs, lambda step: step.ids is not None):
         declared = None if universe is None else Counter[RowKey](range(universe))
-        kinds.append(_kind("ids", lambda step, run, rank: step.ids or [], controls, declared))
+        kinds.append(_kind("ids", lambda step: step.ids or [], controls, declared))
     if _all(logs, lambda step: step.indices is not None):
-        kinds.extend(_indices(controls, logs))
-    by_content = _content(controls, runs)
+        kinds.extend(_indices(controls, logs, same=same_indices))
+    by_content = _content(controls, runs, set() if same_indices else index_fields(logs))
     return kinds if by_content is None else [*kinds, by_content]
 
 
@@ -67,7 +59,7 @@ def _all(logs: Sequence[RunLog], holds: Callable[[Step], bool]) -> bool:
 
 def _kind(
     name: str,
-    of: Callable[[Step, RunLog, int], list[RowKey]],
+    of: Callable[[Step], list[RowKey]],
     controls: Sequence[RunLog],
     declared: Counter[RowKey] | None = None,
 ) -> Kind:
@@ -86,156 +78,80 @@ def _epochs(kind: Kind, controls: Sequence[RunLog]) -> list[tuple[Counter[RowKey
     """The counts of each epoch in both control runs."""
     if len(controls) < 2:
         return []
-    return list(zip(*([kind.total(each, log) for each in log.epochs] for log in controls[:2]), strict=False))
+    return list(zip(*([kind.total(each) for each in log.epochs] for log in controls[:2]), strict=False))
 
 
-def _indices(controls: Sequence[RunLog], logs: Sequence[RunLog]) -> list[Kind]:
+def _indices(controls: Sequence[RunLog], logs: Sequence[RunLog], *, same: bool) -> list[Kind]:
     """Indices of the dataset, if it is the same on all ranks; else those of what all ranks take a subset of."""
-    built = [rank.built for log in logs for rank in log.ranks if rank.built is not None]
+    built = [each for log in logs for each in log.built]
     sizes = {each.samples for each in built}
-    if len(sizes) == 1 and not conflicts(logs):
-        (size,) = sizes
-        kind = _kind("indices", lambda step, run, rank: [*(step.indices or [])], controls)
-        whole = None if size is None else Counter[RowKey](range(size))
-        if whole is None:
-            return [kind]
-        pairs = _epochs(kind, controls)
-        largest = max((len(step.indices or []) for log in controls for step in log.steps), default=0)
-        complete = all(not one - whole and (whole - one).total() <= largest for pair in pairs for one in pair)
-        if complete or (kind.control is None and kind.drawn):
-            return [Kind("indices", kind.of, [whole] * max(1, len(pairs)), drawn=kind.drawn)]
+    if not same or len(sizes) != 1:
+        of_subsets = _all(logs, lambda step: step.base is not None)
+        return [_kind("indices", lambda step: [*(step.base or [])], controls)] if of_subsets else []
+    (size,) = sizes
+    kind = _kind("indices", lambda step: [*(step.indices or [])], controls)
+    if size is None:
         return [kind]
-    if all(each.subset is not None for each in built):
-        return [_kind("indices", _base, controls)]
-    return []
+    whole, pairs = Counter[RowKey](range(size)), _epochs(kind, controls)
+    largest = max((len(step.indices or []) for log in controls for step in log.steps), default=0)
+    complete = all(not one - whole and (whole - one).total() <= largest for pair in pairs for one in pair)
+    if complete or (kind.control is None and kind.drawn):
+        return [replace(kind, control=[whole] * max(1, len(pairs)))]
+    return [kind]
 
 
-def _base(step: Step, run: RunLog, rank: int) -> list[RowKey]:
-    """Indices of a subset as those of the dataset that it is part of."""
-    built = run.ranks[rank].built
-    subset = built.subset if built is not None else None
-    return [subset[each] for each in step.indices or []] if subset is not None else []
-
-
-def conflicts(logs: Sequence[RunLog]) -> list[str]:
-    """Where an index holds other data in another process: a text for each pair of ranks, or of runs.
-
-    Looked for in fields that identify samples and do not change within a process. What differs counts only if it
-    is another sample's value, since random augmentation changes values too.
-    """
-    held = {
-        (log.job.name, number, rank.rank): _held(rank.epochs)
-        for number, log in enumerate(logs)
-        for rank in log.ranks
-    }
-    found = []
-    for (here, one), (there, other) in combinations(held.items(), 2):
-        for name in one.keys() & other.keys():
-            common = list(one[name].keys() & other[name].keys())
-            differ = [index for index in common if one[name][index] != other[name][index]]
-            elsewhere = {*one[name].values()}
-            moved = [index for index in differ if other[name][index] in elsewhere]
-            if len(differ) > 0.05 * len(common) and 10 * len(moved) >= len(differ):
-                same_run = here[:2] == there[:2]
-                places = f"ranks {here[2]} and {there[2]}" if same_run else f"{here[0]} and {there[0]}"
-                found.append(f"{places}: index {differ[0]} holds other data in {name or 'the batch'}")
-                break
-    return sorted(found, key=lambda text: not text.startswith("ranks"))
-
-
-def _held(epochs: Sequence[EpochLog]) -> dict[str, dict[int, int]]:
-    """Of each identifying field that does not change, what each index holds."""
-    values: dict[str, dict[int, int]] = {}
-    changing: set[str] = set()
-    for step in (step for epoch in epochs for step in epoch.steps if step.indices is not None):
-        assert step.indices is not None
-        for name, column in step.fields.items():
-            if len(column) != len(step.indices):
-                changing.add(name)
-            for index, value in zip(step.indices, column, strict=False):
-                if values.setdefault(name, {}).setdefault(index, value) != value:
-                    changing.add(name)
-    return {
-        name: each
-        for name, each in values.items()
-        if name not in changing and len({*each.values()}) >= _IDENTIFYING * len(each)
-    }
-
-
-def _content(controls: Sequence[RunLog], runs: Sequence[RunLog]) -> Kind | None:
+def _content(controls: Sequence[RunLog], runs: Sequence[RunLog], ignored: Collection[str]) -> Kind | None:
     """Content without padding, of the fields that both controls deliver alike and no run changes."""
     steps = [step for log in (*controls, *runs) for step in log.steps if step.rows]
-    names = {*steps[0].fields}.intersection(*(step.fields for step in steps)) if steps else set()
+    known = {name for step in steps for name in step.fields}.difference(ignored)
+    names = sorted(known.intersection(*(step.fields for step in steps)))
     if not controls or not names:
         return None
-    columns = {name: partial(_columns, {name: _padding(name, steps)}) for name in sorted(names)}
-    stable = [name for name, of in columns.items() if _is_stable(Kind(name, of, None), controls, runs)]
-    fields = [name for name in stable if _identifies(Kind(name, columns[name], None), controls)] or stable
+    paddings = {name: padding_of(name, steps) for name in names}
 
-    def joint(fields: Sequence[str]) -> Callable[[Step, RunLog, int], list[RowKey]]:
-        return partial(_columns, {name: _padding(name, steps) for name in fields})
+    def kind_of(fields: Sequence[str], name: str = "") -> Kind:
+        return _kind(name, partial(_columns, {each: paddings[each] for each in fields}), controls)
 
-    if len(fields) > 1 and not _is_stable(Kind("", joint(fields), None), controls, runs):
+    stable = [name for name in names if _is_stable(kind_of([name]), controls, runs)]
+    fields = [name for name in stable if _identifies(kind_of([name]), controls)] or stable
+    if len(fields) > 1 and not _is_stable(kind_of(fields), controls, runs):
         # A counter of steps or positions changes with the configuration without new values.
-        fields = [min(fields, key=lambda name: _mismatch(_kind(name, columns[name], controls), runs))]
-    every = len(stable) == len({name for step in steps for name in step.fields})
-    kind = _kind(
-        "content" if every else f"the fields {', '.join(fields or names)}", joint(fields or [*columns]), controls
-    )
-    identifying = _identifies(kind, controls)
-    drawn = every and any(repeated(each) >= REPETITIVE for each in kind.alone(controls))
-    return replace(kind, control=kind.control if fields else None, exact=identifying or every, drawn=drawn)
+        fields = [min(fields, key=lambda name: _mismatch(kind_of([name]), runs))]
+    every = len(stable) == len(known)
+    kind = kind_of(fields or names, "content" if every else f"the fields {', '.join(fields or names)}")
+    repeats = any(repeated(one) >= REPETITIVE for pair in _epochs(kind, controls) for one in pair)
+    exact = every or _identifies(kind, controls)
+    return replace(kind, control=kind.control if fields else None, exact=exact, drawn=every and repeats)
 
 
 def _identifies(kind: Kind, controls: Sequence[RunLog]) -> bool:
-    return all(len(each) >= _IDENTIFYING * each.total() for each in kind.alone(controls))
+    return all(len(one) >= _IDENTIFYING * one.total() for pair in _epochs(kind, controls) for one in pair)
 
 
 def _mismatch(kind: Kind, runs: Sequence[RunLog]) -> int:
     """Rows that arrive too often or too rarely in all runs."""
-    found = 0
-    for run in runs:
-        for expected, each in zip(kind.control or (), run.epochs, strict=False):
-            total = kind.total(each, run)
-            found += (total - expected).total() + (expected - total).total()
-    return found
+    pairs = [
+        (expected, kind.total(each))
+        for run in runs
+        for expected, each in zip(kind.control or (), run.epochs, strict=False)
+    ]
+    return sum((one - other).total() + (other - one).total() for one, other in pairs)
 
 
-def _columns(paddings: Mapping[str, tuple[str, int] | None], step: Step, run: RunLog, rank: int) -> list[RowKey]:
+def _columns(paddings: Mapping[str, Padding | None], step: Step) -> list[RowKey]:
     """One key for the fields of each row."""
-    columns = [unpadded(step, name, padding) for name, padding in paddings.items()]
+    columns = [step.unpadded(name, padding) for name, padding in paddings.items()]
     return [hash(row) for row in zip(*columns, strict=False)]
 
 
-def _is_stable(column: Kind, controls: Sequence[RunLog], runs: Sequence[RunLog]) -> bool:
+def _is_stable(kind: Kind, controls: Sequence[RunLog], runs: Sequence[RunLog]) -> bool:
     """Whether both controls deliver the same values, and no run others, but for those of a dropped batch."""
-    pairs = _epochs(column, controls)
-    if any(one != other for one, other in pairs):
+    if kind.control is None and _epochs(kind, controls):
         return False
-    known = {key for pair in pairs for one in pair for key in one}
+    known = {key for one in kind.control or () for key in one}
     for run in runs:
         largest = max((step.rows or 0 for step in run.steps), default=0)
-        for rank, log in enumerate(run.ranks):
-            for epoch in log.epochs:
-                new = [key for key in column.order(epoch, run, rank) if key not in known]
-                if len(new) >= max(largest, 1):
-                    return False
+        for epoch in (epoch for rank in run.ranks for epoch in rank.epochs):
+            if sum(key not in known for key in kind.order(epoch)) >= max(largest, 1):
+                return False
     return True
-
-
-def _padding(name: str, steps: Sequence[Step]) -> tuple[str, int] | None:
-    """The end at which a field is padded, and with what: the most common element of runs of two or more."""
-    ends: Counter[tuple[str, int]] = Counter()
-    for step in steps:
-        for end in (name, f"{name}<"):
-            ends.update((end, value) for value, _, length in step.ends.get(end, ()) if length > 1)
-    return ends.most_common(1)[0][0] if ends else None
-
-
-def unpadded(step: Step, name: str, padding: tuple[str, int] | None) -> list[RowKey]:
-    """The keys of a column: hashes of its rows, without what they are padded with."""
-    column = step.fields.get(name, [])
-    ends = step.ends.get(padding[0]) if padding is not None else None
-    if padding is None or not ends:
-        return [*column]
-    return [body if value == padding[1] else key for key, (value, body, _) in zip(column, ends, strict=True)]

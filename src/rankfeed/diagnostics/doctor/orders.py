@@ -12,6 +12,7 @@ from rankfeed.diagnostics.remedies import finding
 from rankfeed.errors import listed
 
 _Place = tuple[int, int, int]  # rank, worker, epoch
+_PLACE = "rank {} worker {} epoch {}"
 
 #: Number of ordered streams that may be interleaved.
 _LANES = 16
@@ -39,15 +40,7 @@ def same_order(run: RunLog) -> Iterator[Finding]:
 
 
 def in_order(steps: Sequence[Step]) -> bool:
-    """Whether batches come in the order of their keys, or are interleaved from a few streams that do.
-
-    Examples:
-        >>> def steps(*batches): return [Step(ids=list(keys)) for keys in batches]
-        >>> in_order(steps([0, 1], [50, 51], [2, 3], [52, 53], [4, 5]))
-        True
-        >>> in_order(steps([3, 1], [2, 0], [7, 4], [5, 6], [9, 8]))
-        False
-    """
+    """Whether batches come in the order of their keys, or are interleaved from a few streams that do."""
     batches = [step.keys for step in steps if step.keys]
     if len({type(key) for batch in batches for key in batch}) > 1:
         return False
@@ -86,7 +79,8 @@ def same_randomness(run: RunLog) -> Iterator[Finding]:
                 continue
             found.add(parties)
             severity: Severity = "error" if parties == "workers" and of_samples else "warning"
-            text = f"{run.job.name}: {parties} draw the same numbers from {name}: {_name(one)} and {_name(other)}"
+            both = f"{_PLACE.format(*one)} and {_PLACE.format(*other)}"
+            text = f"{run.job.name}: {parties} draw the same numbers from {name}: {both}"
             what = "the same random numbers are drawn for different samples"
             yield finding("same-randomness-in-workers", severity, what, text)
 
@@ -109,19 +103,15 @@ def _streams_of(epoch: EpochLog) -> dict[tuple[str, int], str]:
     return {place: digest for place, digest in digests.items() if times[place] >= 2}
 
 
-def _name(place: _Place) -> str:
-    return "rank {} worker {} epoch {}".format(*place)
-
-
 def resumed(whole: RunLog, after: RunLog, kind: Kind) -> Iterator[Finding]:
     """What a run delivers that resumed from the middle of the first epoch of `whole`."""
     if not whole.epochs or not after.epochs or any(rank.state_after is None for rank in whole.ranks):
         return
-    expected = kind.total(whole.epochs[0], whole)
+    expected = kind.total(whole.epochs[0])
     before: Counter[RowKey] = Counter()
-    for number, (rank, epoch) in enumerate(zip(whole.ranks, whole.epochs[0], strict=True)):
-        before.update(key for step in epoch.steps[: rank.state_after] for key in kind.of(step, whole, number))
-    rest = kind.total(after.epochs[0], after)
+    for rank, epoch in zip(whole.ranks, whole.epochs[0], strict=True):
+        before.update(key for step in epoch.steps[: rank.state_after] for key in kind.of(step))
+    rest = kind.total(after.epochs[0])
     if (whole.job.ranks, whole.job.workers) != (after.job.ranks, after.job.workers):
         expected = Counter({*expected})  # padding differs
     steps = " or ".join(str(each) for each in sorted({rank.state_after or 0 for rank in whole.ranks}))

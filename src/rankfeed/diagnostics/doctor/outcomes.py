@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 
-from rankfeed.diagnostics.doctor.records import IDS, IMPORT, STATE, RankLog, RunLog
+from rankfeed.diagnostics.doctor.records import IDS, IMPORT, STATE, RunLog
 from rankfeed.diagnostics.doctor.rules import fits_length
 from rankfeed.diagnostics.findings import Finding, Severity
 from rankfeed.diagnostics.remedies import finding
@@ -87,28 +87,16 @@ def endings(run: RunLog) -> Iterator[Finding]:
 
 
 def differences(run: RunLog) -> Iterator[Finding]:
-    """Ranks that shard different datasets, or identify samples by different kinds of ids."""
-    kinds = {rank: kind for rank, each in enumerate(run.ranks) if (kind := _kind_of_ids(each))}
-    if len({*kinds.values()}) > 1:
-        text = ", ".join(f"rank {rank}: {kind}" for rank, kind in kinds.items())
-        what = "ranks have batches of different kinds"
-        yield finding("differs-between-ranks", "error", what, f"{run.job.name}: ids are {text}")
+    """Ranks that shard different datasets."""
     cutting = [(rank.rank, rank.built) for rank in run.ranks if rank.built is not None]
     cutting = [(rank, each) for rank, each in cutting if each.cuts_one_dataset or each.elastic]
-    for name in ("samples", "fingerprint"):
-        values = {rank: getattr(each, name) for rank, each in cutting}
-        if len({*values.values()}) > 1:
-            text = ", ".join(f"rank {rank}: {value}" for rank, value in values.items())
+    for name in ("samples", "fingerprint", "subset"):
+        values = [(rank, getattr(each, name)) for rank, each in cutting]
+        if any(value != values[0][1] for _, value in values):
+            text = ", ".join(f"rank {rank}: {str(value)[:40]}" for rank, value in values)
             text = f"{run.job.name}: {name} of the dataset: {text}"
             yield finding("differs-between-ranks", "error", "ranks read different datasets", text)
             return
-
-
-def _kind_of_ids(rank: RankLog) -> str | None:
-    first = next((step for epoch in rank.epochs for step in epoch.steps if step.rows != 0), None)
-    if first is None or first.ids == []:
-        return None
-    return "missing" if first.ids is None else "numbers" if isinstance(first.ids[0], int) else "text"
 
 
 def lengths(run: RunLog) -> Iterator[Finding]:

@@ -35,8 +35,8 @@ _MARK = "RANKFEED_EXAMINATION"
 _IMPORT, _START = 900.0, 300.0
 #: Seconds that ranks may take to end once all is read, and that others are waited for after a failure.
 _LEAVE, _AFTER_A_FAILURE = 5.0, 5.0
-#: Lines of output that are kept, and bytes on disk, above which the file is emptied.
-_LINES, _OUTPUT = 20, 32 << 20
+#: Lines of output that are kept, bytes that are looked at, and bytes on disk, above which the file is emptied.
+_LINES, _TAIL, _OUTPUT = 20, 64 << 10, 32 << 20
 
 
 @dataclass(eq=False)
@@ -61,46 +61,32 @@ class RankProcess:
                 self.heard = time.monotonic()
         except PeerGoneError:
             detail = f"the process ended: {self.worker.end()}"
-            self.log.failure = RunFailure("died", self.log.phase, detail, self.last_lines())
+            self.log.failure = RunFailure("died", self.log.phase, detail, self.lines()[-_LINES:])
 
     def keep_output_small(self) -> None:
         with suppress(OSError):
             if self.output.stat().st_size > _OUTPUT:
                 os.truncate(self.output, 0)  # it is opened to append
 
-    def last_lines(self, start: int = 0) -> list[str]:
-        """The last lines that the rank printed, from an offset on."""
+    def lines(self) -> list[str]:
+        """The last lines that the rank printed."""
         with suppress(OSError), self.output.open("rb") as file:
-            file.seek(max(start, self.output.stat().st_size - (64 << 10)))
-            lines = file.read().decode(errors="replace").splitlines()
-            return [line[:500] for line in lines[-_LINES:]]
+            file.seek(max(0, self.output.stat().st_size - _TAIL))
+            return [line[:500] for line in file.read().decode(errors="replace").splitlines()]
         return []
 
     def current_stack(self) -> list[str]:
         """The stack that it prints on request; its last lines if it prints none."""
-        before = self.output.stat().st_size if self.output.exists() else 0
         with suppress(ProcessLookupError):
             os.kill(self.worker.pid, signal.SIGUSR1)
         time.sleep(0.3)
-        with suppress(OSError), self.output.open("rb") as file:
-            file.seek(before)
-            stack = [line for line in file.read(64 << 10).decode(errors="replace").splitlines() if line.strip()]
-            for number, line in enumerate(stack):
-                if line.startswith("Current thread"):
-                    return [each[:500] for each in stack[number : number + 9]]
-        return self.last_lines()
+        lines = self.lines()
+        starts = [number for number, line in enumerate(lines) if line.startswith("Current thread")]
+        return lines[starts[-1] :][:9] if starts else lines[-_LINES:]
 
 
 def run_job(job: Job, preload: Sequence[str] = ()) -> RunLog:
-    """Run a job to its end, or until a rank takes too long.
-
-    Args:
-        job: what the ranks do.
-        preload: modules to import before ranks are forked, besides torch.
-
-    Raises:
-        WorkerError: no process could be started.
-    """
+    """Run a job to its end, or until a rank takes too long; `preload` is imported before ranks are forked."""
     log = RunLog(job, [RankLog(rank) for rank in range(job.ranks)])
     with (
         tempfile.TemporaryDirectory(prefix="rankfeed-doctor-", ignore_cleanup_errors=True) as folder,
@@ -116,9 +102,7 @@ def run_job(job: Job, preload: Sequence[str] = ()) -> RunLog:
 
 def _find_hanging(running: Sequence[RankProcess], job: Job) -> None:
     failed = any(each.log.failure is not None for each in running)
-    for each in running:
-        if not each.is_awaited:
-            continue
+    for each in (each for each in running if each.is_awaited):
         each.keep_output_small()
         limit = _START if each.log.phase == "starting" else job.timeout + job.step_seconds
         limit = min(limit, _AFTER_A_FAILURE) if failed else limit

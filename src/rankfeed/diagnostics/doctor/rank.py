@@ -5,6 +5,7 @@ import faulthandler
 import gc
 import importlib
 import inspect
+import io
 import os
 import pickle
 import signal
@@ -14,7 +15,6 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -27,16 +27,12 @@ from rankfeed.diagnostics.doctor.records import (
     IDS,
     IMPORT,
     STATE,
-    Began,
     Built,
-    Done,
-    Ended,
+    Event,
     Job,
-    Ready,
     Record,
     RowKey,
     RunFailure,
-    Stated,
     Step,
 )
 from rankfeed.diagnostics.keys import USUAL, Key, KeyArray, ids_in, key_array, required_ids
@@ -65,7 +61,7 @@ class RankHandler:
             os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), descriptor)
         os.environ.update(environ)
         np.random.seed()  # as in a process that begins; Python's own generator does so by itself
-        faulthandler.register(signal.SIGUSR1, all_threads=True)
+        faulthandler.register(signal.SIGUSR1, all_threads=False)
         read(self._job, rank, lambda record: channel.send(pickle.dumps(record)))
 
 
@@ -76,9 +72,9 @@ def read(job: Job, rank: int, report: Callable[[Record], object]) -> None:
         reader.init_group()
         reader.memory.install()
         reader.read()
-        report(Done())
+        report(Event("done"))
     except BaseException as error:  # SystemExit of the user's code, too
-        trace = "".join(traceback.format_exception(type(error), error, _user_frames(error)))
+        trace = "".join(traceback.format_exception(error))
         ours = reader.phase == IDS and isinstance(error, AuditError)
         text = _encodable(f"{type(error).__name__}: {safe_str(error)}").strip()[:2000]
         report(RunFailure("raised", reader.phase, text, [] if ours else _encodable(trace).splitlines()[-20:]))
@@ -91,6 +87,7 @@ class LoaderReader:
         self.job, self.rank, self.report = job, rank, report
         self.phase = "starting"
         self._key: Key | None = job.key
+        self._subset: list[int] | None = None
         self._ours = False
         self._measure_at = 0.0
         self.memory = inspection.ImportMeter()
@@ -107,7 +104,7 @@ class LoaderReader:
 
     def read(self) -> None:
         self.phase = IMPORT
-        self.report(Ready())
+        self.report(Event("ready"))
         factory = found(self.job.factory)
         gc.freeze()  # so that a collection in a forked worker does not copy these pages
         self.phase = "in the factory"
@@ -126,21 +123,20 @@ class LoaderReader:
                 loader, _ = self._build(factory, epoch)
             if epoch and self.job.set_epoch:
                 inspection.set_epoch(loader, epoch)
-            self.report(Began(epoch))
+            self.report(Event("epoch", epoch))
             self.report(inspection.sizes(self.memory.bytes()))
             whole = self._epoch(loader, epoch, length=built.length, resumes=built.resumes and not epoch)
-            self.report(Ended(whole))
+            self.report(Event("whole" if whole else "cut"))
             if not whole:
                 return
 
     def _build(self, factory: Callable[..., Any], epoch: int) -> tuple[Any, Built]:
         from torch.utils.data import DataLoader
 
-        job = self.job
+        job, accepted = self.job, _accepted(factory)
         known: dict[str, Any] = {"num_workers": job.workers, "workers": job.workers, "epoch": epoch}
         known |= {"rank": self.rank, "world_size": job.ranks, "start_method": job.start_method}
         known |= {"multiprocessing_context": job.start_method if job.workers else None}
-        accepted = _accepted(factory)
         start, before = time.perf_counter(), self.memory.bytes()
         loader = factory(**{name: value for name, value in known.items() if name in accepted})
         grown, seconds = self.memory.bytes() - before, time.perf_counter() - start
@@ -155,6 +151,7 @@ class LoaderReader:
             self._key = own
         self._ours = type(loader).__module__.startswith("rankfeed.")
         built = inspection.described(loader, seconds=seconds, grown=grown, start_method=job.start_method)
+        self._subset = inspection.subset(loader)
         record(loader)
         return loader, built
 
@@ -163,12 +160,13 @@ class LoaderReader:
         job, deadline = self.job, time.monotonic() + self.job.max_seconds
         self.phase = f"in epoch {epoch}, step 0"
         handles = inspection.Handles() if job.start_method == "fork" and not epoch else None
-        kept: Callable[[], None] | None = None
+        state: bytes | None = None
         start = time.perf_counter()
         for steps, batch in enumerate(iter(loader), 1):
             waited = time.perf_counter() - start
-            if kept is not None:
-                kept()  # there is a batch to resume with
+            if state is not None:  # there is a batch to resume with
+                Path(str(job.states), f"{self.rank}.pt").write_bytes(state)
+                self.report(Event("state", steps - 1))
             if steps > job.max_steps or time.monotonic() > deadline:
                 return False
             self.report(self._step(batch, waited))
@@ -176,39 +174,25 @@ class LoaderReader:
             if handles is not None and steps in (1, 4):
                 handles.look_at_children()
             wanted = resumes and job.states is not None and _is_in_the_middle(steps, length)
-            kept = self._keep_state(loader, steps) if wanted else None
+            state = self._state(loader) if wanted else None
             if (now := time.monotonic()) > self._measure_at:
                 self.report(inspection.sizes(self.memory.bytes()))
                 after = time.monotonic()
                 self._measure_at = after + max(_PAUSE, _RARELY * (after - now))
-            if job.step_seconds:
-                time.sleep(job.step_seconds)
+            time.sleep(job.step_seconds)
             start = time.perf_counter()
         self.report(inspection.sizes(self.memory.bytes()))
         for moved in handles.moved() if handles is not None else ():
             self.report(moved)
         return True
 
-    def _keep_state(self, loader: Any, steps: int) -> Callable[[], None] | None:
-        """Save the state; returns a function that makes it the one to resume from."""
+    def _state(self, loader: Any) -> bytes | None:
         import torch
 
-        assert self.job.states is not None
-        before, self.phase = self.phase, f"taking the state after step {steps}"
-        try:
-            state = loader.state_dict()
-        except (AttributeError, NotImplementedError):  # of a wrapper around something that has none
-            self.phase = before
-            return None
-        taken = Path(self.job.states) / f"{self.rank}.taken"
-        torch.save(state, taken)
-        self.phase = before
-
-        def keep() -> None:
-            taken.replace(taken.with_suffix(".pt"))
-            self.report(Stated(steps))
-
-        return keep
+        content = io.BytesIO()
+        with suppress(AttributeError, NotImplementedError):  # of a wrapper around something that has none
+            torch.save(loader.state_dict(), content)
+        return content.getvalue() or None
 
     def _step(self, batch: Any, waited: float) -> Step:
         origin = batch if isinstance(batch, Tagged) else Tagged(batch, None)
@@ -222,15 +206,15 @@ class LoaderReader:
             kept = np.flatnonzero(np.asarray(batch["valid"])).tolist()  # other rows are padding
             hashes = {name: [keys[row] for row in kept] for name, keys in hashes.items()}
             ids = None if ids is None else [ids[row] for row in kept]
-        known = ids is not None or indices is not None
-        shingles, tokens = ([], 0) if known else shapes.tokens(fields)
+        shingles, tokens = ([], 0) if ids is not None or indices is not None else shapes.tokens(fields)
         return Step(
             rows=len(ids) if ids is not None else next(map(len, hashes.values()), None),
             ids=ids,
             indices=indices,
             nones=origin.nones,
+            base=[self._subset[each] for each in indices or ()] if self._subset is not None else None,
             fields=hashes,
-            ends={} if known else shapes.all_ends(fields),
+            ends={} if ids is not None else shapes.all_ends(fields),
             shingles=shingles,
             tokens=tokens,
             waited=waited,
@@ -240,15 +224,15 @@ class LoaderReader:
 
     def _ids(self, batch: Any) -> list[RowKey] | None:
         """Declared ids; None if the key was not declared and the usual one does not exist."""
-        if self._key is None:
+        key = self._key
+        if key is None:
             with suppress(AuditError, TypeError):
                 values = ids_in(batch, USUAL)
                 return None if values is None else _named(key_array(values), values)
             return None
-        if isinstance(self._key, str) and ":" in self._key:
-            self._key = found(self._key)
-        values = required_ids(batch, self._key)
-        return _named(key_array(values), values)
+        if isinstance(key, str) and ":" in key:
+            key = self._key = found(key)
+        return _named(key_array(values := required_ids(batch, key)), values)
 
 
 def found(name: str) -> Callable[..., Any]:
@@ -270,14 +254,6 @@ def found(name: str) -> Callable[..., Any]:
     if not callable(function):
         raise TypeError(f"{name} is no function but {type(function).__name__}")
     return function  # type: ignore[no-any-return]
-
-
-def _user_frames(error: BaseException) -> TracebackType | None:
-    """Where it was raised, from the user's code on."""
-    here, at = Path(__file__).parent, error.__traceback__
-    while at is not None and at.tb_next is not None and Path(at.tb_frame.f_code.co_filename).parent == here:
-        at = at.tb_next
-    return at
 
 
 def _accepted(factory: Callable[..., Any]) -> set[str]:

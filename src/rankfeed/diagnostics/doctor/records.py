@@ -1,13 +1,16 @@
 """What the ranks of a run are asked to do and what they report."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 #: Phases of a rank: before the factory is imported, while a state is loaded, and while ids are read.
 IMPORT, STATE, IDS = "importing the factory", "loading the state", "reading the ids"
 #: What identifies a row: its id, its index in the dataset, or a hash.
 RowKey = int | str
+#: The end at which a field is padded, a key of `Step.ends`, and the hash of what it is padded with.
+Padding = tuple[str, int]
 
 
 @dataclass(frozen=True)
@@ -32,8 +35,12 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Ready:
-    """The process group is initialised; the factory is called next."""
+class Event:
+    """What a rank has reached: ready to call the factory, an epoch or its end, a state to resume from."""
+
+    name: Literal["ready", "epoch", "whole", "cut", "state", "done"]
+    #: The number of the epoch, or of the steps before the state; the last state holds.
+    value: int = 0
 
 
 @dataclass(frozen=True)
@@ -42,10 +49,10 @@ class Built:
 
     seconds: float
     bytes: int = 0
-    #: ``len(loader)``; length of a map-style dataset; indices of a torch Subset in the dataset at its bottom.
+    #: ``len(loader)``; length of a map-style dataset; digest of the indices of a torch Subset.
     length: int | None = None
     samples: int | None = None
-    subset: list[int] | None = None
+    subset: str | None = None
     fingerprint: str | None = None
     workers: int | None = None
     #: Whether a sampler shards what must be the same dataset on all ranks.
@@ -62,13 +69,6 @@ class Built:
 
 
 @dataclass(frozen=True)
-class Began:
-    """An epoch began."""
-
-    epoch: int
-
-
-@dataclass(frozen=True)
 class Step:
     """A batch arrived."""
 
@@ -78,6 +78,8 @@ class Step:
     #: Dataset indices that collate was given, in order, and how many of their samples were None.
     indices: list[int] | None = None
     nones: int = 0
+    #: These indices in the dataset at the bottom of torch's Subsets.
+    base: list[int] | None = None
     #: Hash of each row's value, by field.
     fields: dict[str, list[int]] = field(default_factory=dict)
     #: Of fields that may be padded: hashes of the last element and of the row without its trailing run of that
@@ -91,6 +93,14 @@ class Step:
     worker: int | None = None
     streams: dict[str, str] = field(default_factory=dict)
 
+    def unpadded(self, name: str, padding: Padding | None) -> list[int]:
+        """Hashes of a field's rows, without what they are padded with."""
+        column = self.fields.get(name, [])
+        ends = self.ends.get(padding[0]) if padding is not None else None
+        if padding is None or not ends:
+            return column
+        return [body if value == padding[1] else key for key, (value, body, _) in zip(column, ends, strict=True)]
+
     @property
     def content(self) -> list[RowKey]:
         """A key of all fields together for each row."""
@@ -100,6 +110,15 @@ class Step:
     def keys(self) -> list[RowKey]:
         """What orders are compared by: ids, else indices, else content."""
         return self.ids if self.ids is not None else self.content if self.indices is None else [*self.indices]
+
+
+def padding_of(name: str, steps: Iterable[Step]) -> Padding | None:
+    """How a field is padded: the most common element of runs of two or more at an end."""
+    ends: Counter[Padding] = Counter()
+    for step in steps:
+        for end in (name, f"{name}<"):
+            ends.update((end, value) for value, _, length in step.ends.get(end, ()) if length > 1)
+    return ends.most_common(1)[0][0] if ends else None
 
 
 @dataclass(frozen=True)
@@ -119,25 +138,6 @@ class Moved:
     end: int
 
 
-@dataclass(frozen=True)
-class Stated:
-    """The state to resume from was taken after this many steps of the first epoch; the last such record holds."""
-
-    step: int
-
-
-@dataclass(frozen=True)
-class Ended:
-    """An epoch ended: complete, or cut."""
-
-    whole: bool
-
-
-@dataclass(frozen=True)
-class Done:
-    """The rank has finished."""
-
-
 @dataclass
 class RunFailure:
     """How a rank failed: it raised, hangs or died; with the last lines that it printed."""
@@ -150,7 +150,7 @@ class RunFailure:
     root: bool = True
 
 
-Record = Ready | Built | Began | Step | Sizes | Moved | Stated | Ended | RunFailure | Done
+Record = Event | Built | Step | Sizes | Moved | RunFailure
 
 
 @dataclass
@@ -170,6 +170,16 @@ class EpochLog:
     @property
     def rows(self) -> int:
         return sum(step.rows or 0 for step in self.steps)
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        return {
+            "epoch": self.epoch,
+            "steps": len(self.steps),
+            "samples": self.rows,
+            "to_its_end": self.whole,
+            "waited_seconds": sum(step.waited for step in self.steps),
+        }
 
 
 @dataclass
@@ -192,13 +202,20 @@ class RankLog:
 
     def add(self, record: Record) -> None:
         match record:
-            case Ready():
+            case Event("ready"):
                 self.phase = "calling the factory"
-            case Built():
-                self.built = self.built or record
-            case Began(epoch=epoch):
+            case Event("epoch", epoch):
                 self.epochs.append(EpochLog(epoch))
                 self.phase = f"epoch {epoch}, waiting for the first batch"
+            case Event("whole" | "cut" as name):
+                self.epochs[-1].whole, self.epochs[-1].cut = name == "whole", name == "cut"
+                self.phase = f"after epoch {self.epochs[-1].epoch}"
+            case Event("state", step):
+                self.state_after = step
+            case Event("done"):
+                self.done = True
+            case Built():
+                self.built = self.built or record
             case Step():
                 self.epochs[-1].steps.append(record)
                 self.phase = f"epoch {self.epochs[-1].epoch}, waiting for step {len(self.epochs[-1].steps)}"
@@ -206,15 +223,13 @@ class RankLog:
                 self.epochs[-1].sizes.append(record)
             case Moved():
                 self.moved.append(record)
-            case Stated(step=step):
-                self.state_after = step
-            case Ended(whole=whole):
-                self.epochs[-1].whole, self.epochs[-1].cut = whole, not whole
-                self.phase = f"after epoch {self.epochs[-1].epoch}"
             case RunFailure():
                 self.failure = record
-            case Done():
-                self.done = True
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        failure = None if self.failure is None else vars(self.failure)
+        return {"rank": self.rank, "failure": failure, "epochs": [epoch.as_dict() for epoch in self.epochs]}
 
 
 @dataclass
@@ -253,19 +268,4 @@ class RunLog:
         """JSON-able."""
         job = self.job
         run = {"run": job.name, "ranks": job.ranks, "workers": job.workers, "start_method": job.start_method}
-        return run | {"by_rank": [_summary(rank) for rank in self.ranks]}
-
-
-def _summary(rank: RankLog) -> dict[str, Any]:
-    epochs = [
-        {
-            "epoch": epoch.epoch,
-            "steps": len(epoch.steps),
-            "samples": epoch.rows,
-            "to_its_end": epoch.whole,
-            "waited_seconds": sum(step.waited for step in epoch.steps),
-        }
-        for epoch in rank.epochs
-    ]
-    failure = None if rank.failure is None else vars(rank.failure)
-    return {"rank": rank.rank, "failure": failure, "epochs": epochs}
+        return run | {"by_rank": [rank.as_dict() for rank in self.ranks]}

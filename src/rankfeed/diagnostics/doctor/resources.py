@@ -30,12 +30,7 @@ def handles(run: RunLog) -> Iterator[Finding]:
 
 
 def memory(run: RunLog, without: RunLog | None = None) -> Iterator[Finding]:
-    """Memory that grows from epoch to epoch, and data of which each worker has a copy.
-
-    Args:
-        run: that is judged.
-        without: the same loader without workers, if it was run.
-    """
+    """Memory that grows from epoch to epoch, and data that each worker has, compared with no workers."""
     loads = 0 if without is None else max((_loaded(rank) for rank in without.ranks), default=0)
     for rank in run.ranks:
         where = f"{run.job.name}, rank {rank.rank}"
@@ -113,12 +108,7 @@ def workers(runs: Sequence[RunLog], cpus: int) -> Iterator[Finding]:
 
 
 def cpus(environ: Mapping[str, str] | None = None, root: Path = Path("/")) -> int:
-    """CPUs that this process may use, at least 1: the least of affinity, cgroup v2 and Slurm.
-
-    Examples:
-        >>> cpus({"SLURM_CPUS_PER_TASK": "1"})
-        1
-    """
+    """CPUs that this process may use, at least 1: the least of affinity, cgroup v2 and Slurm."""
     environ = os.environ if environ is None else environ
     found = [float(len(os.sched_getaffinity(0)))]
     with suppress(KeyError, ValueError):

@@ -42,12 +42,7 @@ def _bytes(entry: Any) -> bytes:
 
 
 def ends(column: Column, *, first: bool = False) -> list[tuple[int, int, int]]:
-    """Of rows that may be padded: hash of the last element, hash of the row without its trailing run, run length.
-
-    Args:
-        column: rows with at least one element.
-        first: whether to look at the other end.
-    """
+    """Of rows that may be padded: hash of the last element, of the row without its trailing run, run length."""
     found = []
     for row in column:
         line = row[::-1] if first else row
