@@ -227,6 +227,21 @@ def test_a_damaged_row_group_is_told_once(tmp_path: Path) -> None:
     assert "row group 2" in names(verdict)
 
 
+def test_a_file_that_cannot_be_opened_hides_no_damage_in_other_files(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    for number in range(3):
+        path = tmp_path / f"{number}.parquet"
+        pq.write_table(pa.table({"x": np.arange(5000)}), path, row_group_size=1000, use_dictionary=False)
+    flip(tmp_path / "0.parquet", (tmp_path / "0.parquet").stat().st_size - 1)
+    with pq.ParquetFile(tmp_path / "2.parquet") as file:
+        flip(tmp_path / "2.parquet", file.metadata.row_group(2).column(0).data_page_offset, 0xFF)
+    verdict = verify_data(tmp_path)
+    assert verdict.count == 2, names(verdict)
+    assert [f"{number}.parquet" in names(verdict) for number in range(3)] == [True, False, True]
+
+
 def test_samples_that_cannot_be_decoded_are_named_one_by_one(tmp_path: Path) -> None:
     folder = tars(tmp_path / "tars")
     path = folder / "1.tar"

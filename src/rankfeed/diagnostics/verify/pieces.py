@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,8 @@ from rankfeed.storage.checksum import digest_of
 
 #: Called with the number of bytes that were read; raises if the check is to stop.
 Step = Callable[[int], None]
+#: Yields what is wrong; an error that it raises is damage as well.
+Check = Callable[[Step], "Iterable[Damage] | None"]
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,9 @@ class Damage:
 class DataPiece:
     """A part of the data."""
 
-    key: tuple[object, ...]
-    nbytes: int
-    check: Callable[[Step], Iterator[Damage]] = field(repr=False)
+    key: tuple[object, ...]  # begins with the path
+    nbytes: int  # that the check reads
+    check: Check = field(repr=False)
 
 
 def file_stamp(path: str | os.PathLike[str]) -> tuple[str, int, int, int, int]:
@@ -64,29 +65,23 @@ def file_stamp(path: str | os.PathLike[str]) -> tuple[str, int, int, int, int]:
 class VerifiedPieces:
     """Keys of the pieces that an interrupted check found intact, a line each in the user's cache."""
 
-    def __init__(self, name: str, cache_dir: str | os.PathLike[str] | None, *, resume: bool) -> None:
+    def __init__(self, name: str, cache_dir: str | None, *, resume: bool) -> None:
         self._path = Path(cache_folder(cache_dir), "verify", digest_of(os.fsencode(name))[:16])
-        self._lock = threading.Lock()
         self._known: frozenset[str] = frozenset()
-        if resume:
-            with suppress(OSError):
+        with suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            if resume:
                 self._known = frozenset(self._path.read_text(errors="replace").splitlines())
-        else:
-            self.clear()
+            else:
+                self.clear()
 
     def __contains__(self, key: tuple[object, ...]) -> bool:
         return digest_of(repr(key).encode()) in self._known
 
     def add(self, key: tuple[object, ...]) -> None:
         """Remember a piece; if nothing can be written, the next check starts from the beginning."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-        with self._lock, suppress(OSError):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            handle = os.open(self._path, flags, 0o666)
-            try:
-                os.write(handle, (digest_of(repr(key).encode()) + "\n").encode())
-            finally:
-                os.close(handle)
+        with suppress(OSError), self._path.open("a") as file:
+            file.write(digest_of(repr(key).encode()) + "\n")
 
     def clear(self) -> None:
         """A finished check remembers nothing: the next one reads everything."""
