@@ -1,21 +1,22 @@
 """Whether a data set is as it was written: all of it is read, and compared with its checksums or decoded."""
 
 import os
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from rankfeed._util.validate import check_bool, check_callable, check_int, check_optional, check_path
 from rankfeed.diagnostics.findings import Finding, Judged
-from rankfeed.diagnostics.verify.formats import DataContents, contents_of
-from rankfeed.diagnostics.verify.pieces import Damage, DataPiece, VerifiedPieces, file_stamp
+from rankfeed.diagnostics.verify.formats import Damage, DataContents, DataPiece, contents_of, file_stamp
 from rankfeed.errors import RankfeedError, SourceError, UnsafeError
 from rankfeed.sources import open as open_source
 from rankfeed.sources.open import detect
 from rankfeed.sources.paths import as_paths
+from rankfeed.sources.tar.index_cache import cache_folder
+from rankfeed.storage.checksum import digest_of
 
 _THREADS = 8
 
@@ -132,57 +133,64 @@ def verify_data(
     verified = VerifiedPieces(repr((paths, opening)), cache_dir, resume=resume)
     todo = [piece for piece in contents.pieces if piece.key not in verified]
     verdict.pieces, verdict.resumed = len(contents.pieces), len(contents.pieces) - len(todo)
-    seen = set[int]()  # two checks may find one damage
-    for each in chain(contents.damage, _check(todo, verified, progress)):
-        if hash(each) not in seen and len(seen) < limit:
-            verdict.damage.append(each)
-        seen.add(hash(each))
+    total, done, seen = max(1, sum(piece.nbytes for piece in todo)), 0, set[int]()
+
+    def add(found: Iterable[Damage]) -> None:
+        for each in found:
+            if hash(each) not in seen and len(seen) < limit:
+                verdict.damage.append(each)
+            seen.add(hash(each))  # two checks may find one damage
+
+    add(contents.damage)
+    pool = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1))
+    try:  # reading, hashing and decompressing release the GIL
+        for piece, found in zip(todo, pool.map(_check, todo), strict=True):
+            add(found)
+            if not found:
+                verified.add(piece.key)
+            done += piece.nbytes
+            progress(done / total)
+    finally:
+        pool.shutdown(cancel_futures=True)
+    progress(1.0)
     verdict.count = len(seen)
     verified.clear()
     return verdict
 
 
-def _check(
-    pieces: Sequence[DataPiece], verified: VerifiedPieces, progress: Callable[[float], None]
-) -> Iterator[Damage]:
-    """Check pieces in threads: reading, hashing and decompressing release the GIL."""
-    total, done = max(1, sum(piece.nbytes for piece in pieces)), 0
-    lock, stop = threading.Lock(), threading.Event()
+def _check(piece: DataPiece) -> list[Damage]:
+    found: list[Damage] = []
+    try:
+        found += piece.check() or ()
+    except RankfeedError as error:
+        found.append(Damage.of(error, piece.key[0]))
+    except OSError as error:  # a failing disk, or no permission: the other pieces are still checked
+        found.append(Damage("a file cannot be read", str(error.filename or piece.key[0]), "", str(error)))
+    return found
 
-    def check(piece: DataPiece) -> list[Damage]:
-        left = piece.nbytes
 
-        def step(nbytes: int) -> None:
-            nonlocal done, left
-            if stop.is_set():
-                raise CancelledError
-            with lock:
-                nbytes = min(nbytes, left)
-                left -= nbytes
-                done += nbytes
-                progress(done / total)
+class VerifiedPieces:
+    """Keys of the pieces that an interrupted check found intact, a line each in the user's cache."""
 
-        found: list[Damage] = []
-        step(0)
-        try:
-            for each in piece.check(step) or ():
-                found.append(each)
-        except RankfeedError as error:
-            found.append(Damage.of(error, piece.key[0]))
-        except OSError as error:  # a failing disk, or no permission: the other pieces are still checked
-            where = error.filename or piece.key[0]
-            found.append(Damage("a file cannot be read", str(where), "", str(error)))
-        if not found:
-            verified.add(piece.key)
-        step(left)
-        return found
+    def __init__(self, name: str, cache_dir: str | None, *, resume: bool) -> None:
+        self._path = Path(cache_folder(cache_dir), "verify", digest_of(os.fsencode(name))[:16])
+        self._known: frozenset[str] = frozenset()
+        with suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            if resume:
+                self._known = frozenset(self._path.read_text(errors="replace").splitlines())
+            else:
+                self.clear()
 
-    with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
-        try:
-            for found in pool.map(check, pieces):
-                yield from found
-        except BaseException:
-            stop.set()
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    progress(1.0)
+    def __contains__(self, key: tuple[object, ...]) -> bool:
+        return digest_of(repr(key).encode()) in self._known
+
+    def add(self, key: tuple[object, ...]) -> None:
+        """Remember a piece; if nothing can be written, the next check starts from the beginning."""
+        with suppress(OSError), self._path.open("a") as file:
+            file.write(digest_of(repr(key).encode()) + "\n")
+
+    def clear(self) -> None:
+        """A finished check remembers nothing: the next one reads everything."""
+        with suppress(OSError):
+            self._path.unlink()

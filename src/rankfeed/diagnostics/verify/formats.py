@@ -4,7 +4,7 @@ import hashlib
 import os
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from rankfeed.diagnostics.verify.pieces import Check, Damage, DataPiece, Step, file_stamp
 from rankfeed.errors import RankfeedError, UnsafeError, describe_error
 from rankfeed.sources import Source
 from rankfeed.sources import open as open_source
@@ -27,12 +26,52 @@ from rankfeed.sources.tar.detect import is_wids
 from rankfeed.sources.tar.index import TarIndex, encode, read_summary, scan
 from rankfeed.sources.tar.index_cache import index_places
 from rankfeed.sources.tar.shard_list import list_shards, read_wids
+from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.manifest import load_manifest
 from rankfeed.storage.mapped import map_file
 from rankfeed.storage.truncation import check_shard_size
 
-#: Samples that are decoded together, and pieces of a data set, at least.
-_TOGETHER, _PIECES = 256, 64
+#: Samples that are decoded together, and samples of a piece.
+_TOGETHER, _PIECE_SAMPLES = 256, 4096
+
+
+@dataclass(frozen=True)
+class Damage:
+    """One thing that is wrong with data.
+
+    Attributes:
+        what: in a few words.
+        where: file, and offset, row or sample in it.
+        expected, found: what should be there, and what is.
+    """
+
+    what: str
+    where: str
+    expected: str = ""
+    found: str = ""
+
+    @classmethod
+    def of(cls, error: RankfeedError, where: object = "") -> "Damage":
+        """As an error reports it."""
+        texts = ["" if fact is None else str(fact)[:500] for fact in (error.expected, error.found)]
+        return cls(error.summary, str(error.where or where), *texts)
+
+    def __str__(self) -> str:
+        facts = [f"expected {self.expected}"] * bool(self.expected) + [f"found {self.found}"] * bool(self.found)
+        return ": ".join([self.where, ", ".join([self.what, *facts])])
+
+
+#: Yields what is wrong; an error that it raises is damage as well.
+Check = Callable[[], Iterable[Damage] | None]
+
+
+@dataclass(frozen=True)
+class DataPiece:
+    """A part of the data that is verified as one."""
+
+    key: tuple[object, ...]  # begins with the path
+    nbytes: int
+    check: Check = field(repr=False)
 
 
 @dataclass
@@ -49,6 +88,15 @@ class DataContents:
         """Add a file; ``facts`` are what it is compared with, ``share`` is how much of it is read."""
         stamp = file_stamp(path)
         self.pieces.append(DataPiece((*stamp, *facts), int(max(0, stamp[1]) * share), check))
+
+
+def file_stamp(path: str | os.PathLike[str]) -> tuple[str, int, int, int, int]:
+    """Path, bytes, times and inode of a file; -1 if there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return os.path.abspath(path), -1, -1, -1, -1
+    return os.path.abspath(path), found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
 
 
 def contents_of(name: str, place: Any, opening: dict[str, Any]) -> DataContents:
@@ -111,7 +159,7 @@ def _mds(folders: Sequence[str]) -> DataContents:
     return contents
 
 
-def _check_mds(shard: MdsShard, columns: ColumnEncodings, step: Step) -> None:
+def _check_mds(shard: MdsShard, columns: ColumnEncodings) -> None:
     data = read_shard(map_file(shard.path), shard)
     check_hashes(data, shard)
     locate(data, np.arange(shard.samples), columns, shard)
@@ -146,7 +194,6 @@ def _check_tar(
     size: int | None,
     md5: str | None,
     indexes: Sequence[str],
-    step: Step,
 ) -> Iterator[Damage]:
     check_shard_size(path, size, described_in)
     if md5 is not None:
@@ -193,7 +240,7 @@ def _archives(files: list[str]) -> DataContents:
     return contents
 
 
-def _check_crc(path: str, step: Step) -> Iterator[Damage]:
+def _check_crc(path: str) -> Iterator[Damage]:
     try:
         with zipfile.ZipFile(path) as archive:
             if (member := archive.testzip()) is not None:
@@ -252,22 +299,17 @@ def _add_decoded(contents: DataContents, place: Any, opening: dict[str, Any]) ->
 
 def _decoded_pieces(source: Source, files: Sequence[str]) -> Iterator[DataPiece]:
     """Pieces that decode all samples of a source; sizes and times of its files represent the content."""
-    stamps = tuple(file_stamp(each) for each in files)
-    nbytes = sum(max(0, each[1]) for each in stamps)
-    count = len(source)
-    size = max(_TOGETHER, -(-count // _PIECES))
-    for low in range(0, count, size):
-        samples = range(low, min(low + size, count))
-        key = (source.fingerprint, samples, stamps)
-        share = nbytes * len(samples) // count
-        yield DataPiece(key, share, partial(_check_samples, source, samples, share))
+    stamps = [file_stamp(each) for each in files]
+    nbytes, state = sum(max(0, each[1]) for each in stamps), digest_of(repr(stamps).encode())
+    for low in range(0, len(source), _PIECE_SAMPLES):
+        samples = range(len(source))[low : low + _PIECE_SAMPLES]
+        key = (source.fingerprint, state, samples)
+        yield DataPiece(key, nbytes * len(samples) // len(source), partial(_check_samples, source, samples))
 
 
-def _check_samples(source: Source, samples: range, nbytes: int, step: Step) -> Iterator[Damage]:
-    for start in range(0, len(samples), _TOGETHER):
-        some = samples[start : start + _TOGETHER]
-        yield from _decode(source, some.start, some.stop)
-        step(nbytes * len(some) // len(samples))
+def _check_samples(source: Source, samples: range) -> Iterator[Damage]:
+    for low in samples[::_TOGETHER]:
+        yield from _decode(source, low, min(low + _TOGETHER, samples.stop))
 
 
 def _decode(source: Source, low: int, high: int) -> Iterator[Damage]:

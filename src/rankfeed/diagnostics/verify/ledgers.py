@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -164,42 +165,19 @@ def _add_step(each: StepRecord, one: LedgerPass, ledger: ParsedLedger) -> None:
 
 
 @dataclass
-class LedgerProcess:
-    """A process of a launch: one rank of it."""
-
-    passes: list[LedgerPass] = field(default_factory=list)
-
-    @property
-    def content(self) -> PassInfo:
-        """Its rank and host, the same in all its passes."""
-        return self.passes[0].content
-
-    @property
-    def first_ns(self) -> int:
-        return min(each.content.time_ns for each in self.passes)
-
-    @property
-    def last_ns(self) -> int:
-        return max(each.last_ns for each in self.passes)
-
-
-@dataclass
 class Launch:
-    """The processes that were started together, by rank; parallel peers have the same rank."""
+    """The processes that were started together: the passes of each, by rank; parallel peers have the same rank."""
 
     name: str
     world_size: int
-    processes: dict[int, list[LedgerProcess]] = field(default_factory=dict)
+    processes: dict[int, list[list[LedgerPass]]] = field(default_factory=dict)
 
     def by_host(self) -> dict[str, tuple[int, int]]:
         """When it began and ended on each host."""
         times: dict[str, list[int]] = {}
-        for each in self.all():
-            times.setdefault(each.content.host, []).extend((each.first_ns, each.last_ns))
+        for one in chain.from_iterable(chain.from_iterable(self.processes.values())):
+            times.setdefault(one.content.host, []).extend((one.content.time_ns, one.last_ns))
         return {host: (min(some), max(some)) for host, some in sorted(times.items())}
-
-    def all(self) -> list[LedgerProcess]:
-        return [process for processes in self.processes.values() for process in processes]
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -207,7 +185,7 @@ class Launch:
         return {
             "name": self.name,
             "ranks": self.world_size,
-            "ledgers": len(self.all()),
+            "ledgers": sum(map(len, self.processes.values())),
             "hosts": list(hosts),
             "began_ns": min(first for first, _ in hosts.values()),
             "ended_ns": max(last for _, last in hosts.values()),
@@ -216,19 +194,20 @@ class Launch:
 
 def launches_of(passes: Iterable[LedgerPass]) -> list[Launch]:
     """The launches that passes belong to, in the order in which they began."""
-    processes: dict[tuple[str, str, int, int], LedgerProcess] = {}
+    processes: dict[tuple[str, str, int, int], list[LedgerPass]] = {}
     for one in passes:
-        key = one.content.launch, one.content.process, one.content.rank, one.content.world_size
-        processes.setdefault(key, LedgerProcess()).passes.append(one)
+        content = one.content
+        key = content.launch, content.process, content.rank, content.world_size
+        processes.setdefault(key, []).append(one)
     launches: list[Launch] = []
     latest: dict[tuple[str, int], Launch] = {}
-    for process in sorted(processes.values(), key=lambda each: each.first_ns):
-        content = process.content
-        launch = latest.get((content.launch, content.world_size))
-        peers = launch.processes.get(content.rank, []) if launch else []
-        are_parallel = all(each.content.launcher == "mesh" for each in [*peers, process])
+    began = sorted(processes.items(), key=lambda item: min(one.content.time_ns for one in item[1]))
+    for (name, _, rank, world_size), process in began:
+        launch = latest.get((name, world_size))
+        peers = launch.processes.get(rank, []) if launch else []
+        are_parallel = all(each[0].content.launcher == "mesh" for each in [*peers, process])
         if launch is None or (peers and not are_parallel):
-            launch = latest[content.launch, content.world_size] = Launch(content.launch, content.world_size)
+            launch = latest[name, world_size] = Launch(name, world_size)
             launches.append(launch)
-        launch.processes.setdefault(content.rank, []).append(process)
+        launch.processes.setdefault(rank, []).append(process)
     return launches

@@ -80,6 +80,13 @@ class PositionRange:
         rows = full * self.batch_size + sum(int(schedule.valid(step).sum()) for step in range(full, whole))
         return rows + int((_positions(schedule, whole) < limit).sum()) if whole < steps else rows
 
+    def rows_from(self, low: int) -> int:
+        """Samples that its ranks delivered from a position on, up to where another pass took over."""
+        return sum(
+            max(0, self.rows(rank, steps, self.until) - self.rows(rank, steps, low))
+            for rank, steps in self.steps.items()
+        )
+
 
 @lru_cache(maxsize=128)  # each takes some hundred KiB
 def _schedule(
@@ -139,22 +146,15 @@ class DeliveryTimeline:
     def push(self, new: PositionRange) -> None:
         """Add a pass that began after all others."""
         while self.ranges and (self.ranges[-1].epoch, self.ranges[-1].start) >= (new.epoch, new.start):
-            self.take_back(self.ranges.pop(), 0)
+            self.again[self.ranges[-1].epoch] += self.ranges.pop().rows_from(0)
         if self.ranges:
             last = self.ranges[-1]
             if last.epoch == new.epoch:
-                self.take_back(last, new.start)
+                self.again[last.epoch] += last.rows_from(new.start)
                 self.ranges[-1] = replace(last, until=new.start)
             elif last.launch == new.launch:
                 self.ranges[-1] = replace(last, left=True)
         self.ranges.append(new)
-
-    def take_back(self, last: PositionRange, low: int) -> None:
-        """Count what a pass delivered from a position on as delivered again."""
-        steps = last.steps.items()
-        self.again[last.epoch] += sum(
-            max(0, last.rows(rank, count, last.until) - last.rows(rank, count, low)) for rank, count in steps
-        )
 
 
 def join_ranks(by_rank: Mapping[int, DeliveryTimeline]) -> DeliveryTimeline:
@@ -169,7 +169,7 @@ def join_ranks(by_rank: Mapping[int, DeliveryTimeline]) -> DeliveryTimeline:
     for _, parts in sorted(keys.items(), key=lambda item: (item[0][:2], len(item[1]))):
         until = min(part.until for part in parts.values())
         for part in parts.values():
-            joined.take_back(part, until)
+            joined.again[part.epoch] += part.rows_from(until)
         steps = {rank: part.steps[rank] for rank, part in parts.items()}
         left = any(part.left for part in parts.values())
         joined.push(replace(next(iter(parts.values())), steps=steps, until=until, left=left))

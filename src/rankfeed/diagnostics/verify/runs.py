@@ -1,13 +1,14 @@
 """What a job delivered, by the ledgers of its ranks: finished or killed, over all its launches."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from rankfeed._util.validate import check_callable, check_int, check_path
-from rankfeed.diagnostics.findings import Finding, Severity
-from rankfeed.diagnostics.verify.ledgers import Launch, LedgerPass, LedgerProcess, launches_of, read_folder
+from rankfeed.diagnostics.findings import Finding, Judged, Severity, merged
+from rankfeed.diagnostics.verify.ledgers import Launch, LedgerPass, launches_of, read_folder
 from rankfeed.diagnostics.verify.positions import (
     DeliveryTimeline,
     MissingRange,
@@ -17,13 +18,136 @@ from rankfeed.diagnostics.verify.positions import (
     join_ranks,
     missing_ranges,
 )
-from rankfeed.diagnostics.verify.run_verdict import EpochRun, LoaderRun, RunVerdict
 from rankfeed.errors import listed
 
 #: Steps by which ranks of a killed launch may differ; frameworks fetch some ahead.
 _SLACK = 2
 #: Clocks of different hosts may differ by this, in nanoseconds.
 _SKEW = 10 * 10**9
+
+
+@dataclass(frozen=True)
+class EpochRun:
+    """An epoch on the timeline that counts: a later pass takes back what had been delivered after its start.
+
+    Attributes:
+        epoch: which.
+        samples: in an epoch.
+        delivered: each exactly once.
+        missing: not delivered according to the ledgers, although the job continued after them.
+        again: deliveries that were taken back: the job continued from a position before them.
+        ahead: deliveries of some ranks after the last step that all ranks delivered.
+        dropped: left out by ``tail="drop"``.
+        left_early: not delivered because the launch continued with another epoch (a break).
+        under_way: not delivered because the job ended before.
+        gaps: the first missing ranges.
+        passes: that it consists of, with launch, positions, ranks, batch size and steps.
+    """
+
+    epoch: int
+    samples: int
+    delivered: int
+    missing: int
+    again: int
+    ahead: int
+    dropped: int
+    left_early: int
+    under_way: int
+    gaps: list[MissingRange]
+    passes: list[dict[str, Any]]
+
+    @property
+    def complete(self) -> bool:
+        """Whether each sample of the epoch was delivered exactly once, or dropped as declared."""
+        return self.delivered + self.dropped == self.samples
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**vars(self), "complete": self.complete, "gaps": [str(gap) for gap in self.gaps]}
+
+    def __str__(self) -> str:
+        counts = {
+            "missing": self.missing,
+            "left out by tail=drop": self.dropped,
+            "not reached before the next epoch": self.left_early,
+            "not reached": self.under_way,
+            "delivered again after a resume": self.again,
+            "delivered by some ranks alone at the end": self.ahead,
+        }
+        others = [f"{count:,} {what}" for what, count in counts.items() if count]
+        first = "each" if self.delivered == self.samples else f"{self.delivered:,}"
+        return ", ".join([f"epoch {self.epoch}: {first} of {self.samples:,} samples exactly once", *others])
+
+
+@dataclass
+class LoaderRun:
+    """What loaders of one order over one data set delivered.
+
+    Attributes:
+        data: the data set.
+        plan: what the order depends on.
+        source: fingerprint of the data.
+        launches: in the order in which they began: ranks, ledgers, hosts, times.
+        epochs: in their order.
+    """
+
+    data: str
+    plan: dict[str, int | str]
+    source: str
+    launches: list[dict[str, Any]] = field(default_factory=list)
+    epochs: list[EpochRun] = field(default_factory=list)
+
+    @property
+    def missing(self) -> int:
+        """Samples, over all epochs."""
+        return sum(epoch.missing for epoch in self.epochs)
+
+    @property
+    def again(self) -> int:
+        """Deliveries that were taken back, over all epochs."""
+        return sum(epoch.again for epoch in self.epochs)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        epochs = [epoch.as_dict() for epoch in self.epochs]
+        return {**vars(self), "missing": self.missing, "again": self.again, "epochs": epochs}
+
+
+@dataclass
+class RunVerdict(Judged):
+    """What a job delivered, up to where it is or ended.
+
+    Attributes:
+        folder: of the ledgers.
+        ledgers: their number.
+        loaders: one for each order over each data set.
+        findings: what is wrong, could not be shown, or is worth knowing; the most severe first.
+    """
+
+    folder: str
+    ledgers: int
+    loaders: list[LoaderRun] = field(default_factory=list)
+    findings: tuple[Finding, ...] = ()
+
+    def add(self, *found: Finding) -> None:
+        """Add findings."""
+        self.findings = merged([*self.findings, *found])
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            **self.verdict_as_dict(),
+            "folder": self.folder,
+            "ledgers": self.ledgers,
+            "loaders": [loader.as_dict() for loader in self.loaders],
+        }
+
+    def __str__(self) -> str:
+        lines = [f"{self.folder}: {self.ledgers} ledger{'s' * (self.ledgers != 1)}"]
+        for loader in self.loaders:
+            lines.append(f"{loader.data}: {len(loader.launches)} launch{'es' * (len(loader.launches) != 1)}")
+            lines += [f"  {epoch}" for epoch in loader.epochs]
+        return "\n".join([*lines, *map(str, self.findings), f"verdict: {self.verdict}"])
 
 
 def verify_run(
@@ -100,12 +224,12 @@ def _loader(passes: list[LedgerPass], limit: int, damaged: bool) -> tuple[Loader
     return LoaderRun(content.data, dict(content.plan), content.source, described, epochs), findings
 
 
-def _of_rank(processes: Sequence[LedgerProcess], launch: int) -> DeliveryTimeline:
+def _of_rank(processes: Sequence[Sequence[LedgerPass]], launch: int) -> DeliveryTimeline:
     """What a rank delivered in a launch; of parallel peers, the one that came least far."""
     lines = []
     for process in processes:
         lines.append(DeliveryTimeline())
-        for one in process.passes:
+        for one in process:
             lines[-1].push(one.positions(launch))
     return min(lines, key=lambda line: sum(each.most for each in line.ranges))
 
@@ -121,7 +245,7 @@ def _epochs(line: DeliveryTimeline, gaps: dict[int, list[MissingRange]], limit: 
         if some:
             after = following.get(id(some[-1]))
             reach, end = expected_end(some[-1], after), some[-1].schedule().end
-            ahead = _ahead(some[-1], reach)
+            ahead = some[-1].rows_from(reach)  # other ranks had stopped
         yield EpochRun(
             epoch=epoch,
             samples=samples,
@@ -147,13 +271,6 @@ def _epochs(line: DeliveryTimeline, gaps: dict[int, list[MissingRange]], limit: 
             ],
         )
         limit = max(0, limit - len(missing))
-
-
-def _ahead(last: PositionRange, reach: int) -> int:
-    """Samples that some ranks delivered after what counts, because others had stopped."""
-    line = DeliveryTimeline([last])
-    line.push(replace(last, start=max(reach, last.start), steps={}))
-    return line.again.total()
 
 
 def _missing(gap: MissingRange, first: PositionRange, launches: Sequence[Launch], uncertain: bool) -> Finding:
@@ -207,7 +324,7 @@ def _uneven_end(launch: Launch, last: PositionRange) -> Iterator[Finding]:
     """Ranks that came less far than others in the last pass of their launch."""
     short = sorted((rank for rank in last.steps if last.steps[rank] < last.most), key=last.steps.__getitem__)
     if short:
-        hosts = {rank: launch.processes[rank][0].content.host for rank in short}
+        hosts = {rank: launch.processes[rank][0][0].content.host for rank in short}
         ends = [f"rank {rank} on {hosts[rank]} after {last.steps[rank]:,}" for rank in short]
         text = f"{_where(last)}: {listed(ends, 8)} of the {last.most:,} steps that others delivered"
         yield Finding("uneven-end", "note", "ranks of a launch stopped after different numbers of steps", (text,))
