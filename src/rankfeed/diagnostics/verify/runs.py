@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,15 @@ class LoaderRun:
         epochs = [epoch.as_dict() for epoch in self.epochs]
         return {**vars(self), "missing": self.missing, "again": self.again, "epochs": epochs}
 
+    def __str__(self) -> str:
+        lines = [self.data]
+        for number, each in enumerate(self.launches, 1):
+            times = (datetime.fromtimestamp(each[name] / 1e9, UTC) for name in ("began_ns", "ended_ns"))
+            began, ended = (f"{time:%Y-%m-%d %H:%M:%S}" for time in times)
+            ranks = f"{each['ledgers']} of {each['ranks']:,} rank{'s' * (each['ranks'] != 1)}"
+            lines.append(f"launch {number}  {ranks} on {listed(each['hosts'])}, {began} to {ended} UTC")
+        return "\n".join([*lines, *map(str, self.epochs)])
+
 
 @dataclass
 class RunVerdict(Judged):
@@ -143,11 +153,8 @@ class RunVerdict(Judged):
         }
 
     def __str__(self) -> str:
-        lines = [f"{self.folder}: {self.ledgers} ledger{'s' * (self.ledgers != 1)}"]
-        for loader in self.loaders:
-            lines.append(f"{loader.data}: {len(loader.launches)} launch{'es' * (len(loader.launches) != 1)}")
-            lines += [f"  {epoch}" for epoch in loader.epochs]
-        return "\n".join([*lines, *map(str, self.findings), f"verdict: {self.verdict}"])
+        ledgers = f"{self.folder}: {self.ledgers} ledger{'s' * (self.ledgers != 1)}"
+        return "\n".join([ledgers, *map(str, [*self.loaders, *self.findings]), f"verdict: {self.verdict}"])
 
 
 def verify_run(
