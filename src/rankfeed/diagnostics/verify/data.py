@@ -177,10 +177,9 @@ class VerifiedPieces:
         self._known: frozenset[str] = frozenset()
         with suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            if resume:
-                self._known = frozenset(self._path.read_text(errors="replace").splitlines())
-            else:
-                self.clear()
+            if not resume:
+                self._path.unlink()
+            self._known = frozenset(self._path.read_text(errors="replace").splitlines())
 
     def __contains__(self, key: tuple[object, ...]) -> bool:
         return digest_of(repr(key).encode()) in self._known

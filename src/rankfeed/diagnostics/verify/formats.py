@@ -31,8 +31,8 @@ from rankfeed.storage.manifest import load_manifest
 from rankfeed.storage.mapped import map_file
 from rankfeed.storage.truncation import check_shard_size
 
-#: Samples that are decoded together, and samples of a piece.
-_TOGETHER, _PIECE_SAMPLES = 256, 4096
+#: Samples that are decoded together; samples of a piece, at least, and pieces of a data set, at most.
+_TOGETHER, _PIECE_SAMPLES, _PIECES = 256, 4096, 1 << 16
 
 
 @dataclass(frozen=True)
@@ -175,26 +175,18 @@ def _tars(place: Any, split: str | None, cache_dir: str | None) -> DataContents:
     if shards.where.endswith(".json"):
         contents.damage += _unlisted(shards.shards, ".tar", shards.where)
     nothing = [None] * len(shards.shards)
-    for path, count, size, md5 in zip(
-        shards.shards, shards.counts, shards.sizes or nothing, shards.md5s or nothing, strict=True
-    ):
+    described = zip(shards.counts, shards.sizes or nothing, shards.md5s or nothing, strict=True)
+    for path, facts in zip(shards.shards, described, strict=True):
         indexes = [*map(os.fspath, index_places(path, cache_dir)), path + ".idx"]
-        check = partial(_check_tar, path, shards.where, count, size, md5, indexes)
-        facts = (count, size, md5, *(file_stamp(each)[1:] for each in indexes))
-        contents.add(path, check, *facts, share=1 if md5 else 0.01)
+        check = partial(_check_tar, path, facts, indexes, shards.where)
+        contents.add(path, check, facts, [file_stamp(each)[1:] for each in indexes], share=1 if facts[2] else 0.01)
     if shards.md5s and None not in shards.md5s:
         contents.checksums, contents.decode = f"the md5 sums of {shards.where}", False
     return contents
 
 
-def _check_tar(
-    path: str,
-    described_in: str,
-    count: int | None,
-    size: int | None,
-    md5: str | None,
-    indexes: Sequence[str],
-) -> Iterator[Damage]:
+def _check_tar(path: str, facts: Any, indexes: Sequence[str], described_in: str) -> Iterator[Damage]:
+    count, size, md5 = facts
     check_shard_size(path, size, described_in)
     if md5 is not None:
         with open(path, "rb", buffering=0) as file:
@@ -256,16 +248,13 @@ def _has_page_checksums(path: str) -> bool:
 
     try:
         metadata = pq.read_metadata(path)
+        groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+        chunks = [group.column(number) for group in groups for number in range(metadata.num_columns)]
+        pages = [chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks]
         with open(path, "rb") as file:
-            for group in range(metadata.num_row_groups):
-                for column in range(metadata.num_columns):
-                    chunk = metadata.row_group(group).column(column)
-                    file.seek(chunk.dictionary_page_offset or chunk.data_page_offset)
-                    if not _has_checksum(file.read(64)):
-                        return False
+            return all(_has_checksum(os.pread(file.fileno(), 64, page)) for page in pages)
     except (pa.ArrowException, OSError, IndexError):
         return False
-    return True
 
 
 def _has_checksum(header: bytes) -> bool:
@@ -301,8 +290,9 @@ def _decoded_pieces(source: Source, files: Sequence[str]) -> Iterator[DataPiece]
     """Pieces that decode all samples of a source; sizes and times of its files represent the content."""
     stamps = [file_stamp(each) for each in files]
     nbytes, state = sum(max(0, each[1]) for each in stamps), digest_of(repr(stamps).encode())
-    for low in range(0, len(source), _PIECE_SAMPLES):
-        samples = range(len(source))[low : low + _PIECE_SAMPLES]
+    size = max(_PIECE_SAMPLES, -(-len(source) // _PIECES))
+    for low in range(0, len(source), size):
+        samples = range(len(source))[low : low + size]
         key = (source.fingerprint, state, samples)
         yield DataPiece(key, nbytes * len(samples) // len(source), partial(_check_samples, source, samples))
 
