@@ -333,6 +333,12 @@ def test_hashes_that_nobody_can_compare_are_none(tmp_path: Path) -> None:
     assert "decoded only" in verify_data(where).how
 
 
+def test_a_broken_link_that_is_no_data_is_no_damage(tmp_path: Path) -> None:
+    np.save(tmp_path / "rows.npy", np.arange(6))
+    (tmp_path / "latest").symlink_to("nowhere")
+    assert verify_data(tmp_path).count == 0
+
+
 def test_nothing_is_no_data(tmp_path: Path) -> None:
     with pytest.raises(rf.errors.SourceError):
         verify_data(tmp_path / "nowhere")

@@ -113,15 +113,10 @@ def describe_source(source: Any) -> dict[str, Any]:
 
 def disk_usage(data: Sequence[str]) -> dict[str, int]:
     """Number and bytes of the files of a dataset, without hidden files."""
+    from rankfeed.diagnostics.verify.formats import all_files
     from rankfeed.sources.paths import expand
 
-    paths = []
-    for path in expand(dataset_path(data)):
-        if not os.path.isdir(path):
-            paths.append(path)
-        for folder, folders, names in os.walk(path):
-            folders[:] = [name for name in folders if not name.startswith(".")]
-            paths += [os.path.join(folder, name) for name in names if not name.startswith(".")]
+    paths = all_files(expand(dataset_path(data)))
     sizes = [os.stat(path).st_size for path in paths if os.path.exists(path)]
     return {"files": len(sizes), "bytes": sum(sizes)}
 

@@ -112,19 +112,22 @@ def contents_of(name: str, place: Any, opening: dict[str, Any]) -> DataContents:
         if all(map(_has_page_checksums, contents.files)):
             contents.checksums = "the checksums of pages"  # which reading compares
     else:
-        contents = _archives(_files(expand(place)))
+        contents = _archives(all_files(expand(place)))
     if contents.decode:
         _add_decoded(contents, place, opening)
     return contents
 
 
-def _files(places: Iterable[str]) -> list[str]:
+def all_files(places: Iterable[str]) -> list[str]:
     """All files in these places without hidden ones."""
-    return [
-        path
-        for place in places
-        for path in (files_in(place, ("",), recursive=True, skip=(".",)) if os.path.isdir(place) else [place])
-    ]
+    found = []
+    for place in places:
+        if not os.path.isdir(place):
+            found.append(place)
+        for folder, folders, names in os.walk(place):
+            folders[:] = sorted(each for each in folders if not each.startswith("."))
+            found += [os.path.join(folder, name) for name in sorted(names) if not name.startswith(".")]
+    return found
 
 
 def _unlisted(known: Iterable[str], suffix: str, listed_in: str) -> Iterator[Damage]:
@@ -147,7 +150,7 @@ def _packed(folder: str) -> DataContents:
 
 
 def _mds(folders: Sequence[str]) -> DataContents:
-    contents = DataContents(_files(folders))
+    contents = DataContents(all_files(folders))
     indexes = [examine_index(folder) for folder in folders]
     for index in indexes:
         contents.damage += map(Damage.of, index.problems)

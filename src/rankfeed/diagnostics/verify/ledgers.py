@@ -111,7 +111,12 @@ def parse_ledger(path: Path) -> ParsedLedger:
         with open(path, "rb") as file:
             for each in decode_ledger(file):
                 if isinstance(each, DamagedBytes):
-                    _add_damage(each, ledger)
+                    if each.torn:
+                        what = "a ledger ends within a record: its process was killed while writing"
+                        ledger.add("killed-while-writing", "note", what)
+                    else:
+                        why = f": {each.why}" if each.why else ""
+                        ledger.damage(each.offset, f"{each.nbytes} bytes are neither a header nor a step{why}")
                 elif isinstance(each, PassHeader):
                     one = LedgerPass(each.content, last_ns=each.content.time_ns)
                     try:
@@ -121,11 +126,10 @@ def parse_ledger(path: Path) -> ParsedLedger:
                     else:
                         ledger.passes.append(one)
                         passes[each.number] = newest[one.stream] = one
-                elif each.number in passes:  # otherwise its header is damaged, which was noted
-                    one = passes[each.number]
-                    _add_step(each, one, ledger)
-                    if newest[one.stream] is not one:
-                        newest[one.stream] = one
+                elif (found := passes.get(each.number)) is not None:  # else its header is damaged, which was noted
+                    _add_step(each, found, ledger)
+                    if newest[found.stream] is not found:
+                        newest[found.stream] = found
                         ledger.add(
                             "interleaved-passes",
                             "error",
@@ -143,25 +147,17 @@ def parse_ledger(path: Path) -> ParsedLedger:
     return ledger
 
 
-def _add_damage(each: DamagedBytes, ledger: ParsedLedger) -> None:
-    if each.torn:
-        what = "a ledger ends within a record: its process was killed while writing"
-        ledger.add("killed-while-writing", "note", what)
-    else:
-        why = f": {each.why}" if each.why else ""
-        ledger.damage(each.offset, f"{each.nbytes} bytes are neither a header nor a step{why}")
-
-
 def _add_step(each: StepRecord, one: LedgerPass, ledger: ParsedLedger) -> None:
-    if each.step < one.steps:
-        ledger.damage(each.offset, f"step {each.step} occurs twice")
-    elif each.step >= len(one.schedule) or each.position != one.schedule.position_after(each.step):
-        what = f"step {each.step} ends at position {each.position}, which contradicts its plan"
-        ledger.damage(each.offset, what)
-    else:
-        if each.step > one.steps:
-            ledger.damage(each.offset, f"steps {one.steps} to {each.step - 1} cannot be read")
-        one.steps, one.last_ns = each.step + 1, each.time_ns
+    steps = len(one.schedule)
+    if not one.steps <= each.step < steps or each.position != one.schedule.position_after(each.step):
+        ledger.damage(
+            each.offset,
+            f"step {each.step} ends at position {each.position}; expected step {one.steps} of {steps} of its plan",
+        )
+        return
+    if each.step > one.steps:
+        ledger.damage(each.offset, f"steps {one.steps} to {each.step - 1} cannot be read")
+    one.steps, one.last_ns = each.step + 1, each.time_ns
 
 
 @dataclass
