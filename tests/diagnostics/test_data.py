@@ -334,9 +334,16 @@ def test_hashes_that_nobody_can_compare_are_none(tmp_path: Path) -> None:
 
 
 def test_a_broken_link_that_is_no_data_is_no_damage(tmp_path: Path) -> None:
-    np.save(tmp_path / "rows.npy", np.arange(6))
+    for number in range(2):
+        np.save(tmp_path / f"{number}.npy", np.arange(6))
     (tmp_path / "latest").symlink_to("nowhere")
     assert verify_data(tmp_path).count == 0
+
+
+def test_an_option_that_the_format_does_not_have_is_no_damage(tmp_path: Path) -> None:
+    np.save(tmp_path / "rows.npy", np.arange(6))
+    with pytest.raises(rf.errors.ArgumentError, match="no such option"):
+        verify_data(tmp_path / "rows.npy", split="train")
 
 
 def test_nothing_is_no_data(tmp_path: Path) -> None:

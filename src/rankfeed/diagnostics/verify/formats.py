@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rankfeed.errors import RankfeedError, UnsafeError, describe_error
+from rankfeed.errors import RankfeedError, SourceError, UnsafeError, describe_error
 from rankfeed.sources import Source
 from rankfeed.sources import open as open_source
 from rankfeed.sources.mds.detect import mds_folders
@@ -277,7 +277,7 @@ def _add_decoded(contents: DataContents, place: Any, opening: dict[str, Any]) ->
         contents.pieces += _decoded_pieces(open_source(place, **opening), contents.files)
     except UnsafeError:
         raise
-    except RankfeedError as error:
+    except SourceError as error:
         contents.damage.append(Damage.of(error, place))
         name = opening["format"]
         is_single = FORMATS[name].is_single or len(contents.files) == 1
