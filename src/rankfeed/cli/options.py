@@ -48,26 +48,19 @@ def dataset_path(data: Sequence[str]) -> str | list[str]:
     return data[0] if len(data) == 1 else list(data)
 
 
-def open_dataset(
-    data: Sequence[str],
-    *,
-    format: str | None = None,
-    columns: Sequence[str] | None = None,
-    options: Sequence[str] | None = None,
-    cache_dir: str | None = None,
-    allow_pickle: bool = False,
-) -> Any:
-    """Open the source that the options describe; raises RankfeedError."""
+def open_dataset(data: Sequence[str], **options: Any) -> Any:
+    """Open a dataset with options of `rankfeed.open`; raises RankfeedError."""
     from rankfeed.sources import open as open_source
 
-    return open_source(
-        dataset_path(data),
-        format=format,
-        columns=columns or None,
-        cache_dir=cache_dir,
-        allow_pickle=allow_pickle,
-        **parse_options(options or ()),
-    )
+    return open_source(dataset_path(data), **options)
+
+
+def source_options(
+    format: str | None, texts: Sequence[str] | None, cache_dir: str | None, allow_pickle: bool = False
+) -> dict[str, Any]:
+    """Options of `rankfeed.open`."""
+    named = {"format": format, "cache_dir": cache_dir, "allow_pickle": allow_pickle}
+    return parse_options(texts or ()) | named
 
 
 def parse_options(texts: Sequence[str]) -> dict[str, Any]:

@@ -58,18 +58,16 @@ def verify(
     """
     from rankfeed.diagnostics import verify_data, verify_plan
     from rankfeed.diagnostics.verify.ledgers import is_run
-    from rankfeed.sources import open as open_source
 
-    opening: dict[str, Any] = {"format": format, "cache_dir": cache_dir, "allow_pickle": allow_pickle}
-    opening |= options.parse_options(option or ())
+    given = options.source_options(format, option, cache_dir, allow_pickle)
     if target is not None and len(target) == 1 and is_run(target[0]):
-        source = None if run_data is None else open_source(run_data, **opening)
+        source = None if run_data is None else options.open_dataset([run_data], **given)
         raise typer.Exit(_verify_run(target[0], source, ids=ids, as_json=json).exit_code)
     document: dict[str, Any] = {}
     findings: list[Finding] = []
     if target:
         with progress_bar("reading data") as progress:
-            files = verify_data(options.dataset_path(target), resume=resume, progress=progress, **opening)
+            files = verify_data(options.dataset_path(target), resume=resume, progress=progress, **given)
         document["files"] = files.as_dict() | {"bytes": files.nbytes}
         findings += files.findings
         if not json:
@@ -79,7 +77,7 @@ def verify(
             show(lines, as_json=False, title=" ".join(target))
     if verdict_of(findings) is not Verdict.DISEASED:
         if target:
-            sizes = open_source(options.dataset_path(target), **opening).blocks
+            sizes = options.open_dataset(target, **given).blocks
         else:
             sizes = options.block_sizes(None, samples, blocks)
         plan = options.make_plan(sizes, shuffle, seed, window, lanes)
