@@ -227,6 +227,21 @@ def test_a_damaged_row_group_is_told_once(tmp_path: Path) -> None:
     assert "row group 2" in names(verdict)
 
 
+def test_a_file_that_cannot_be_opened_hides_no_damage_in_other_files(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    for number in range(3):
+        path = tmp_path / f"{number}.parquet"
+        pq.write_table(pa.table({"x": np.arange(5000)}), path, row_group_size=1000, use_dictionary=False)
+    flip(tmp_path / "0.parquet", (tmp_path / "0.parquet").stat().st_size - 1)
+    with pq.ParquetFile(tmp_path / "2.parquet") as file:
+        flip(tmp_path / "2.parquet", file.metadata.row_group(2).column(0).data_page_offset, 0xFF)
+    verdict = verify_data(tmp_path)
+    assert verdict.count == 2, names(verdict)
+    assert [f"{number}.parquet" in names(verdict) for number in range(3)] == [True, False, True]
+
+
 def test_samples_that_cannot_be_decoded_are_named_one_by_one(tmp_path: Path) -> None:
     folder = tars(tmp_path / "tars")
     path = folder / "1.tar"
@@ -316,6 +331,19 @@ def test_hashes_that_nobody_can_compare_are_none(tmp_path: Path) -> None:
     index = where / "index.json"
     index.write_text(index.read_text().replace('"sha1"', '"blake9"'))
     assert "decoded only" in verify_data(where).how
+
+
+def test_a_broken_link_that_is_no_data_is_no_damage(tmp_path: Path) -> None:
+    for number in range(2):
+        np.save(tmp_path / f"{number}.npy", np.arange(6))
+    (tmp_path / "latest").symlink_to("nowhere")
+    assert verify_data(tmp_path).count == 0
+
+
+def test_an_option_that_the_format_does_not_have_is_no_damage(tmp_path: Path) -> None:
+    np.save(tmp_path / "rows.npy", np.arange(6))
+    with pytest.raises(rf.errors.ArgumentError, match="no such option"):
+        verify_data(tmp_path / "rows.npy", split="train")
 
 
 def test_nothing_is_no_data(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def index(
     from rankfeed.sources.paths import as_paths
 
     if detect(as_paths(options.dataset_path(data)), format) != "webdataset":
-        source = options.open_dataset(data, format=format, options=option, cache_dir=cache_dir)
+        source = options.open_dataset(data, **options.source_options(format, option, cache_dir))
         name = options.format_name(source)
         if json:
             show({"format": name, "needs_index": False, "samples": len(source)}, as_json=True)

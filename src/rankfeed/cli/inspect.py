@@ -29,9 +29,8 @@ def inspect(
     Example: rankfeed inspect data/ --samples 5
     Example: rankfeed inspect table.lance --column text --option version=3
     """
-    source = options.open_dataset(
-        data, format=format, columns=column, options=option, cache_dir=cache_dir, allow_pickle=allow_pickle
-    )
+    given = options.source_options(format, option, cache_dir, allow_pickle)
+    source = options.open_dataset(data, columns=column or None, **given)
     fields = source.fields
     seen, lengths = look(source, [name for name, field in fields.items() if field.kind not in ("dense", "object")])
     examples = _examples(source, samples)

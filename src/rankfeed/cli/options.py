@@ -48,26 +48,19 @@ def dataset_path(data: Sequence[str]) -> str | list[str]:
     return data[0] if len(data) == 1 else list(data)
 
 
-def open_dataset(
-    data: Sequence[str],
-    *,
-    format: str | None = None,
-    columns: Sequence[str] | None = None,
-    options: Sequence[str] | None = None,
-    cache_dir: str | None = None,
-    allow_pickle: bool = False,
-) -> Any:
-    """Open the source that the options describe; raises RankfeedError."""
+def open_dataset(data: Sequence[str], **options: Any) -> Any:
+    """Open a dataset with options of `rankfeed.open`; raises RankfeedError."""
     from rankfeed.sources import open as open_source
 
-    return open_source(
-        dataset_path(data),
-        format=format,
-        columns=columns or None,
-        cache_dir=cache_dir,
-        allow_pickle=allow_pickle,
-        **parse_options(options or ()),
-    )
+    return open_source(dataset_path(data), **options)
+
+
+def source_options(
+    format: str | None, texts: Sequence[str] | None, cache_dir: str | None, allow_pickle: bool = False
+) -> dict[str, Any]:
+    """Options of `rankfeed.open`."""
+    named = {"format": format, "cache_dir": cache_dir, "allow_pickle": allow_pickle}
+    return parse_options(texts or ()) | named
 
 
 def parse_options(texts: Sequence[str]) -> dict[str, Any]:
@@ -113,15 +106,10 @@ def describe_source(source: Any) -> dict[str, Any]:
 
 def disk_usage(data: Sequence[str]) -> dict[str, int]:
     """Number and bytes of the files of a dataset, without hidden files."""
+    from rankfeed.diagnostics.verify.formats import all_files
     from rankfeed.sources.paths import expand
 
-    paths = []
-    for path in expand(dataset_path(data)):
-        if not os.path.isdir(path):
-            paths.append(path)
-        for folder, folders, names in os.walk(path):
-            folders[:] = [name for name in folders if not name.startswith(".")]
-            paths += [os.path.join(folder, name) for name in names if not name.startswith(".")]
+    paths = all_files(expand(dataset_path(data)))
     sizes = [os.stat(path).st_size for path in paths if os.path.exists(path)]
     return {"files": len(sizes), "bytes": sum(sizes)}
 

@@ -51,9 +51,7 @@ def topology(
     Example: srun -n 4 rankfeed topology --check --ranks 4 --data data/ --batch-size 32
     """
     report, error = _report_of_this_process(data, batch_size, shuffle, seed, ranks)
-    reports = [report]
-    if check:
-        reports = _exchange(report, error, folder, job, timeout)
+    reports = _exchange(report, error, folder, job, timeout) if check else [report]
     if error is not None:
         raise error
     assert report.topology is not None
@@ -139,8 +137,9 @@ def _figures(report: ProcessReport, *, with_data: bool) -> dict[str, Any]:
         "launcher": report.topology.launcher,
         **asdict(report.topology),
         "host": report.host,
+        "pid": report.pid,
+        "found_in": _variables(),
     }
-    figures |= {"pid": report.pid, "found_in": _variables()}
     believed = detect_launcher(os.environ)
     others = {row.name: read_launcher(row, os.environ) for row in (TORCHRUN, *OUTER)}
     others.pop("" if believed is None else believed.launcher, None)
@@ -166,9 +165,9 @@ def _print_ranks(reports: list[ProcessReport], own: ProcessReport, *, with_data:
     for report in reports:
         here = report.topology
         assert here is not None
-        row: dict[str, Any] = {"rank": here.rank, "node": here.node, "local_rank": here.local_rank}
-        row |= {"host": report.host, "pid": report.pid}
-        rows.append(row | ({"reads_first": list(report.first)} if with_data else {}))
+        more = {"reads_first": list(report.first)} if with_data else {}
+        numbers = {"rank": here.rank, "node": here.node, "local_rank": here.local_rank}
+        rows.append({**numbers, "host": report.host, "pid": report.pid, **more})
     if as_json:
         show({"ok": True, **_figures(own, with_data=with_data), "ranks": rows}, as_json=True)
         return

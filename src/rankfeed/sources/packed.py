@@ -1,7 +1,7 @@
 """Datasets that `rankfeed.write` wrote: Arrow IPC shards and a manifest, read as numpy views of mapped files."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -80,12 +80,12 @@ def _matches_checksum(path: str, manifest: Manifest, number: int) -> bool:
     return False
 
 
-def check_shard(folder: str | Path, manifest: Manifest, shard: ShardInfo, step: Callable[[int], None]) -> None:
+def check_shard(folder: str | Path, manifest: Manifest, shard: ShardInfo) -> None:
     """Read a whole shard; a SourceError if it differs from size, checksum or columns in the manifest."""
     path = Path(folder, shard.path)
     check_shard_size(path, shard.bytes, MANIFEST_NAME, REMEDY)
     with file_errors(path):
-        digest = file_digest(path, step)
+        digest = file_digest(path)
     if digest != shard.xxh3:
         raise CorruptError(
             "a shard is damaged", expected=f"checksum {shard.xxh3}", found=f"checksum {digest}", where=path

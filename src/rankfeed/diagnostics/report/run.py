@@ -3,7 +3,7 @@
 from rankfeed.diagnostics.findings import Verdict
 from rankfeed.diagnostics.report.charts import bars, spans
 from rankfeed.diagnostics.report.page import Cell, Figure, Page, Section, sentences
-from rankfeed.diagnostics.verify.run_verdict import LoaderRun, RunVerdict
+from rankfeed.diagnostics.verify.runs import LoaderRun, RunVerdict
 
 #: Loaders, epochs, launches and notes that are shown.
 _LOADERS, _EPOCHS, _LAUNCHES, _NOTES = 4, 32, 50, 50

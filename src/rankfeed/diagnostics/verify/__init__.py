@@ -2,8 +2,7 @@
 
 from rankfeed.diagnostics.verify.data import DataVerdict, verify_data
 from rankfeed.diagnostics.verify.plans import PlanVerdict, verify_plan
-from rankfeed.diagnostics.verify.run_verdict import EpochRun, LoaderRun, RunVerdict
-from rankfeed.diagnostics.verify.runs import verify_run
+from rankfeed.diagnostics.verify.runs import EpochRun, LoaderRun, RunVerdict, verify_run
 
 __all__ = [
     "DataVerdict",

@@ -1,28 +1,22 @@
 """Whether a data set is as it was written: all of it is read, and compared with its checksums or decoded."""
 
 import os
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rankfeed._util.validate import check_bool, check_callable, check_int, check_optional, check_path
 from rankfeed.diagnostics.findings import Finding, Judged
-from rankfeed.diagnostics.verify.decoded import (
-    ROW_GROUP,
-    archive_pieces,
-    decoded_pieces,
-    has_page_checksums,
-    table_pieces,
-)
-from rankfeed.diagnostics.verify.indexed import mds_pieces, packed_pieces, tar_pieces, tar_shards, wholly_described
-from rankfeed.diagnostics.verify.pieces import Damage, DataPiece, VerifiedPieces
+from rankfeed.diagnostics.verify.formats import Damage, DataContents, DataPiece, contents_of, file_stamp
 from rankfeed.errors import RankfeedError, SourceError, UnsafeError
 from rankfeed.sources import open as open_source
-from rankfeed.sources.mds.detect import mds_folders
 from rankfeed.sources.open import detect
-from rankfeed.sources.paths import Paths, as_paths, expand
+from rankfeed.sources.paths import as_paths
+from rankfeed.sources.tar.index_cache import cache_folder
+from rankfeed.storage.checksum import digest_of
 
 _THREADS = 8
 
@@ -128,127 +122,74 @@ def verify_data(
     verdict = DataVerdict(name)
     opening = {"format": name, "cache_dir": cache_dir, "allow_pickle": allow_pickle, **options}
     try:
-        pieces, damage = _pieces(place, verdict, opening)
+        contents = contents_of(name, place, opening)
     except UnsafeError:
         raise
     except SourceError as error:
-        pieces, damage = [], [Damage.of(error, place)]
-    _add(verdict, damage, limit)
-    verified = VerifiedPieces(repr((_absolute(place), opening)), cache_dir, resume=resume)
-    _check(pieces, verdict, verified, limit, progress)
+        contents = DataContents([], damage=[Damage.of(error, place)])
+    verdict.checksums = contents.checksums
+    verdict.nbytes = sum(max(0, file_stamp(each)[1]) for each in contents.files)
+    paths = [os.path.abspath(each) for each in ([place] if isinstance(place, str | os.PathLike) else place)]
+    verified = VerifiedPieces(repr((paths, opening)), cache_dir, resume=resume)
+    todo = [piece for piece in contents.pieces if piece.key not in verified]
+    verdict.pieces, verdict.resumed = len(contents.pieces), len(contents.pieces) - len(todo)
+    total, done, seen = max(1, sum(piece.nbytes for piece in todo)), 0, set[int]()
+
+    def add(found: Iterable[Damage]) -> None:
+        for each in found:
+            if hash(each) not in seen and len(seen) < limit:
+                verdict.damage.append(each)
+            seen.add(hash(each))  # two checks may find one damage
+
+    add(contents.damage)
+    pool = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1))
+    try:  # reading, hashing and decompressing release the GIL
+        for piece, found in zip(todo, pool.map(_check, todo), strict=True):
+            add(found)
+            if not found:
+                verified.add(piece.key)
+            done += piece.nbytes
+            progress(done / total)
+    finally:
+        pool.shutdown(cancel_futures=True)
+    progress(1.0)
+    verdict.count = len(seen)
     verified.clear()
     return verdict
 
 
-def _absolute(place: Paths) -> list[str]:
-    return [os.path.abspath(each) for each in ([place] if isinstance(place, (str, os.PathLike)) else place)]
-
-
-def _pieces(place: Any, verdict: DataVerdict, opening: dict[str, Any]) -> tuple[list[DataPiece], list[Damage]]:
-    """The pieces of a data set, and what is wrong without reading them; sets the checksums of the verdict."""
-    if verdict.format == "packed":
-        verdict.checksums = "the manifest's checksums"
-        return packed_pieces(os.fspath(place))
-    if verdict.format == "mds":
-        found = [mds_pieces(folder) for folder in mds_folders(place)]
-        pieces, damage = (
-            [each for some, _, _ in found for each in some],
-            [each for _, some, _ in found for each in some],
-        )
-        files = _files(mds_folders(place))
-        if all(hashed for _, _, hashed in found):
-            verdict.checksums = "the hashes of index.json"
-    elif verdict.format == "webdataset":
-        shards = tar_shards(place, opening.get("split"))
-        pieces, damage = tar_pieces(shards, opening["cache_dir"])
-        files = [*shards.shards]
-        if wholly_described(shards):
-            verdict.checksums = f"the md5 sums of {shards.where}"
-    else:
-        files = _files(expand(place))
-        pieces, damage = [*archive_pieces(files), *table_pieces(files)], []
-        if verdict.format == "parquet" and all(map(has_page_checksums, files)):
-            verdict.checksums = "the checksums of pages"
-        if pieces and all(each.endswith(".npz") for each in files):
-            verdict.checksums = "the CRCs of archive members"
-    if verdict.format not in ("mds", "webdataset") or not (
-        verdict.checksums or (damage and verdict.format == "mds")
-    ):
-        try:
-            pieces += decoded_pieces(open_source(place, **opening), files)
-        except UnsafeError:
-            raise
-        except RankfeedError as error:  # damaged files are reported one by one
-            damage.append(Damage.of(error, place))
-    return pieces, damage
-
-
-def _files(places: Sequence[str]) -> list[str]:
-    """All files in these places without hidden ones."""
-    found = []
-    for place in places:
-        if not os.path.isdir(place):
-            found.append(place)
-        for folder, folders, names in os.walk(place):
-            folders[:] = sorted(each for each in folders if not each.startswith("."))
-            found += [os.path.join(folder, name) for name in sorted(names) if not name.startswith(".")]
+def _check(piece: DataPiece) -> list[Damage]:
+    found: list[Damage] = []
+    try:
+        found += piece.check() or ()
+    except RankfeedError as error:
+        found.append(Damage.of(error, piece.key[0]))
+    except OSError as error:  # a failing disk, or no permission: the other pieces are still checked
+        found.append(Damage("a file cannot be read", str(error.filename or piece.key[0]), "", str(error)))
     return found
 
 
-class _Stopped(Exception):
-    """The check was interrupted."""
+class VerifiedPieces:
+    """Keys of the pieces that an interrupted check found intact, a line each in the user's cache."""
 
+    def __init__(self, name: str, cache_dir: str | None, *, resume: bool) -> None:
+        self._path = Path(cache_folder(cache_dir), "verify", digest_of(os.fsencode(name))[:16])
+        self._known: frozenset[str] = frozenset()
+        with suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            if not resume:
+                self._path.unlink()
+            self._known = frozenset(self._path.read_text(errors="replace").splitlines())
 
-def _check(
-    pieces: Sequence[DataPiece],
-    verdict: DataVerdict,
-    verified: VerifiedPieces,
-    limit: int,
-    progress: Callable[[float], None],
-) -> None:
-    """Check all pieces in threads: reading, hashing and decompressing release the GIL."""
-    todo = [piece for piece in pieces if piece.key not in verified]
-    verdict.pieces, verdict.resumed = len(pieces), len(pieces) - len(todo)
-    verdict.nbytes = sum(piece.nbytes for piece in pieces)
-    total = max(1, verdict.nbytes)
-    done = total - sum(piece.nbytes for piece in todo)
-    lock, stop = threading.Lock(), threading.Event()
+    def __contains__(self, key: tuple[object, ...]) -> bool:
+        return digest_of(repr(key).encode()) in self._known
 
-    def step(nbytes: int) -> None:
-        nonlocal done
-        if stop.is_set():
-            raise _Stopped
-        with lock:
-            done += nbytes
-            progress(min(1.0, done / total))
+    def add(self, key: tuple[object, ...]) -> None:
+        """Remember a piece; if nothing can be written, the next check starts from the beginning."""
+        with suppress(OSError), self._path.open("a") as file:
+            file.write(digest_of(repr(key).encode()) + "\n")
 
-    def check(piece: DataPiece) -> list[Damage]:
-        if stop.is_set():
-            raise _Stopped
-        try:
-            found = list(piece.check(step))
-        except OSError as error:  # a failing disk, or no permission: the other pieces are still checked
-            found = [Damage("a file cannot be read", str(error.filename or piece.key[1]), "", str(error))]
-        if not found:
-            verified.add(piece.key)
-        return found
-
-    with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
-        try:
-            for found in pool.map(check, todo):
-                _add(verdict, found, limit)
-        except BaseException:
-            stop.set()
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    progress(1.0)
-
-
-def _add(verdict: DataVerdict, found: Sequence[Damage], limit: int) -> None:
-    """Count damages and list the first; one that two checks found is one, and so is all of a row group."""
-    for each in found:
-        groups = [f"{known.where}, " for known in verdict.damage if known.what == ROW_GROUP]
-        if each not in verdict.damage and not f"{each.where}, ".startswith(tuple(groups)):
-            verdict.count += 1
-            if len(verdict.damage) < limit:
-                verdict.damage.append(each)
+    def clear(self) -> None:
+        """A finished check remembers nothing: the next one reads everything."""
+        with suppress(OSError):
+            self._path.unlink()

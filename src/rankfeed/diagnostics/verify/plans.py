@@ -1,19 +1,26 @@
 """Whether a plan delivers each sample once: counted if it is small enough, otherwise sampled."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
 from rankfeed.diagnostics.findings import Finding, Judged
+from rankfeed.diagnostics.keys import Words
+from rankfeed.diagnostics.multiset import HashPartitions, distinct, partition_ranges
 from rankfeed.plan import Schedule, Tail
+from rankfeed.plan.plan import Int64
 from rankfeed.plan.schedule import SampleOrder
 from rankfeed.topology import Topology
 
 #: Plans with more samples than this are sampled.
 COUNTED = 20_000_000
 _SAMPLED_STEPS, _SAMPLED_RANKS, _SAMPLED_IDS = 64, 64, 1_000_000
+_MEMORY = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -58,16 +65,6 @@ class PlanVerdict(Judged):
         """For JSON."""
         return {**self.verdict_as_dict(), **vars(self)}
 
-    def __str__(self) -> str:
-        least, most = self.steps
-        steps = f"each rank takes {least:,}" if least == most else f"ranks take {least:,} to {most:,}"
-        sizes = "equal" if not self.uneven else f"equal up to {self.uneven:,} sample{'s' * (self.uneven > 1)}"
-        counted = f"{self.deliveries:,} deliveries {'counted' if self.counted else 'sampled'}"
-        return (
-            f"{counted}: {self.missing:,} missing, {self.repeated:,} repeated; {steps} steps; batch sizes of the "
-            f"ranks in a step are {sizes}" + (f"; {self.left_out:,} left out by tail=drop" * bool(self.left_out))
-        )
-
 
 def verify_plan(
     plan: SampleOrder,
@@ -107,53 +104,45 @@ def verify_plan(
         schedules.append(
             Schedule(plan, batch_size=batch_size, topology=topology, epoch=epoch, start=start, tail=tail)
         )
+    first, lengths = schedules[0], [len(schedule) for schedule in schedules]
     counted = count and plan.num_samples <= COUNTED
-    missing, repeated, deliveries, uneven = (_count if counted else _sample)(plan, schedules, progress)
-    lengths = [len(schedule) for schedule in schedules]
-    left_out = plan.num_samples - schedules[0].end
-    return PlanVerdict(counted, deliveries, (min(lengths), max(lengths)), missing, repeated, left_out, uneven)
-
-
-_Figures = tuple[int, int, int, int]  # missing, repeated, deliveries, uneven
-
-
-def _count(plan: SampleOrder, schedules: list[Schedule], progress: Callable[[float], None]) -> _Figures:
-    first, steps = schedules[0], max(map(len, schedules))
-    counts = np.zeros(plan.num_samples, np.int32)
-    if first.start:
-        counts[plan.sample_ids(first.epoch, np.arange(first.start))] += 1
-    deliveries = uneven = 0
-    for step in range(steps):
-        batches = [each.batch(step)[each.valid(step)] for each in schedules if step < len(each)]
-        for batch in batches:
-            np.add.at(counts, batch, 1)
-        sizes = [len(batch) for batch in batches]
-        deliveries += sum(sizes)
-        uneven = max(uneven, max(sizes) - min(sizes))
-        progress((step + 1) / steps)
-    missing = int((counts == 0).sum()) - (plan.num_samples - first.end)
-    return missing, int(np.maximum(counts - 1, 0).sum()), deliveries, uneven
-
-
-def _sample(plan: SampleOrder, schedules: list[Schedule], progress: Callable[[float], None]) -> _Figures:
-    """Some steps: do the shares of the ranks make up the global batch? Some positions: is no id there twice?"""
-    chance = np.random.default_rng(0)
-    first, total = schedules[0], len(schedules[0])
-    steps = {0, max(0, total - 2), total - 1, *chance.integers(0, total, _SAMPLED_STEPS).tolist()} if total else []
-    # The global batch of many ranks is large: some ranks represent all.
-    some = [schedules[rank] for rank in np.unique(chance.integers(0, len(schedules), _SAMPLED_RANKS))]
-    deliveries = missing = repeated = uneven = 0
-    for done, step in enumerate(sorted(steps)):
-        batches = [schedule.batch(step)[schedule.valid(step)] for schedule in some]
-        together, sizes = np.concatenate(batches), [len(batch) for batch in batches]
-        uneven = max(uneven, max(sizes) - min(sizes))
-        deliveries += len(together)
-        repeated += len(together) - len(np.unique(together))
-        if len(some) == len(schedules):
-            low = first.position_after(step - 1) if step else first.start
-            expected = plan.sample_ids(first.epoch, np.arange(low, first.position_after(step)))
-            missing += len(np.setdiff1d(expected, together))
-        progress((done + 1) / (len(steps) + 1))
-    ids = plan.sample_ids(first.epoch, np.unique(chance.integers(0, plan.num_samples, _SAMPLED_IDS)))
+    steps: Sequence[int] = range(max(lengths))
+    if counted:
+        others, expected = np.arange(first.start), first.end
+    else:
+        chance = Random(0)
+        # Of many ranks the global batch is large: some represent all.
+        steps = sorted({*steps[:1], *steps[-2:], *chance.sample(steps, min(len(steps), _SAMPLED_STEPS))})
+        schedules = chance.sample(schedules, min(ranks, _SAMPLED_RANKS))
+        others = np.unique(np.random.default_rng(0).integers(0, plan.num_samples, _SAMPLED_IDS))
+        expected = 0
+        for step in steps:
+            low, high = first.position_after(step - 1) if step else first.start, first.position_after(step)
+            others, expected = others[(others < low) | (others >= high)], expected + high - low
+        expected += len(others)
+    uneven = 0
+    with TemporaryDirectory() as folder:
+        ids = HashPartitions(Path(folder, "ids"), columns=1)
+        ids.add(_words(plan.sample_ids(epoch, others)))
+        for done, step in enumerate(steps):
+            batches = [each.batch(step)[each.valid(step)] for each in schedules if step < len(each)]
+            sizes = [len(batch) for batch in batches]
+            uneven = max(uneven, max(sizes) - min(sizes))
+            ids.add(_words(np.concatenate(batches)))
+            progress((done + 1) / len(steps))
+        parts = partition_ranges(len(ids), 1, _MEMORY)
+        unique = sum(len(distinct(ids.read(*part))[0]) for part in parts)
     progress(1.0)
-    return missing, repeated + len(ids) - len(np.unique(ids)), deliveries + len(ids), uneven
+    return PlanVerdict(
+        counted=counted,
+        deliveries=len(ids) - (first.start if counted else 0),
+        steps=(min(lengths), max(lengths)),
+        missing=expected - unique if len(schedules) == ranks else 0,
+        repeated=len(ids) - unique,
+        left_out=plan.num_samples - first.end,
+        uneven=uneven,
+    )
+
+
+def _words(ids: Int64) -> Words:
+    return ids.astype(np.uint64)[:, None]

@@ -5,6 +5,8 @@ a position takes back everything that was delivered from there on; what is left 
 each pass reaches to where the next one began, and what a rank did not deliver until there is missing.
 """
 
+import sys
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -48,7 +50,7 @@ class PositionRange:
     world_size: int
     tail: Tail
     steps: Mapping[int, int]  # delivered by each rank; absent ranks delivered none
-    until: int | None = None  # position at which another pass took over
+    until: int = sys.maxsize  # position at which another pass took over
     left: bool = False  # its own launch continued with a later epoch
 
     @property
@@ -69,15 +71,21 @@ class PositionRange:
         """The position after the first steps."""
         return self.schedule().position_after(steps - 1) if steps else self.start
 
-    def rows(self, rank: int, steps: int, limit: int | None = None) -> int:
-        """Samples of a rank in its first steps; only those before a position, if there is a limit."""
+    def rows(self, rank: int, steps: int, limit: int) -> int:
+        """Samples of a rank in its first steps, without those at the limit or behind it."""
         schedule = self.schedule(rank)
-        whole = min(steps, _steps_before(schedule, limit))
+        steps = min(steps, len(schedule))
+        whole = bisect_right(range(steps), limit, key=schedule.position_after)
         full = min(whole, max(0, len(schedule) - 2))  # all steps but the last two are alike
         rows = full * self.batch_size + sum(int(schedule.valid(step).sum()) for step in range(full, whole))
-        if limit is not None and whole < min(steps, len(schedule)):
-            rows += int((_positions(schedule, whole) < limit).sum())
-        return rows
+        return rows + int((_positions(schedule, whole) < limit).sum()) if whole < steps else rows
+
+    def rows_from(self, low: int) -> int:
+        """Samples that its ranks delivered from a position on, up to where another pass took over."""
+        return sum(
+            max(0, self.rows(rank, steps, self.until) - self.rows(rank, steps, low))
+            for rank, steps in self.steps.items()
+        )
 
 
 @lru_cache(maxsize=128)  # each takes some hundred KiB
@@ -86,18 +94,6 @@ def _schedule(
 ) -> Schedule:
     topology = Topology(rank=rank, world_size=world_size, local_rank=rank, local_world_size=world_size)
     return Schedule(shape, batch_size=batch_size, topology=topology, epoch=epoch, start=start, tail=tail)
-
-
-def _steps_before(schedule: Schedule, limit: int | None) -> int:
-    """Steps whose positions are all before a position."""
-    if limit is None or limit >= schedule.end:
-        return len(schedule)
-    steps = max(0, min((limit - schedule.start) // schedule.global_batch_size, len(schedule)))
-    while steps < len(schedule) and schedule.position_after(steps) <= limit:  # steps of a tail are smaller
-        steps += 1
-    while steps and schedule.position_after(steps - 1) > limit:  # or larger
-        steps -= 1
-    return steps
 
 
 def _positions(schedule: Schedule, step: int) -> Int64:
@@ -124,9 +120,9 @@ class MissingRange:
             return
         schedule = self.source.schedule(self.rank)
         for step in range(self.first_step, len(schedule)):
-            positions = _positions(schedule, step)
-            if len(positions) and int(positions.min()) >= self.high:
+            if self.source.reached(step) >= self.high:
                 return
+            positions = _positions(schedule, step)
             yield positions[positions < self.high]
 
     def __str__(self) -> str:
@@ -136,9 +132,8 @@ class MissingRange:
         launch = f"launch {self.source.launch + 1}"
         if self.rank is None:
             return f"{where}: {launch} stopped before them, and the next one began after them"
-        if self.rank not in self.source.steps:
-            return f"{where}: the share of rank {self.rank} in {launch}, which left no ledger"
-        return f"{where}: the share of rank {self.rank} in {launch}, which stopped after {self.first_step:,} steps"
+        came = f"stopped after {self.first_step:,} steps" if self.rank in self.source.steps else "left no ledger"
+        return f"{where}: the share of rank {self.rank} in {launch}, which {came}"
 
 
 @dataclass
@@ -151,27 +146,15 @@ class DeliveryTimeline:
     def push(self, new: PositionRange) -> None:
         """Add a pass that began after all others."""
         while self.ranges and (self.ranges[-1].epoch, self.ranges[-1].start) >= (new.epoch, new.start):
-            self.take_back(self.ranges.pop(), 0)
+            self.again[self.ranges[-1].epoch] += self.ranges.pop().rows_from(0)
         if self.ranges:
             last = self.ranges[-1]
             if last.epoch == new.epoch:
-                self.take_back(last, new.start)
+                self.again[last.epoch] += last.rows_from(new.start)
                 self.ranges[-1] = replace(last, until=new.start)
             elif last.launch == new.launch:
                 self.ranges[-1] = replace(last, left=True)
         self.ranges.append(new)
-
-    def take_back(self, last: PositionRange, low: int) -> None:
-        """Count what a pass delivered from a position on as delivered again."""
-        again = sum(
-            last.rows(rank, steps, last.until) - last.rows(rank, steps, low) for rank, steps in last.steps.items()
-        )
-        if again > 0:
-            self.again[last.epoch] += again
-
-    def delivered(self) -> int:
-        """Steps that count."""
-        return sum(each.most for each in self.ranges)
 
 
 def join_ranks(by_rank: Mapping[int, DeliveryTimeline]) -> DeliveryTimeline:
@@ -184,10 +167,9 @@ def join_ranks(by_rank: Mapping[int, DeliveryTimeline]) -> DeliveryTimeline:
             keys.setdefault((each.epoch, each.start, each.batch_size, each.tail), {})[rank] = each
     # Of passes with one start, the one that fewer ranks have kept was taken back by the others.
     for _, parts in sorted(keys.items(), key=lambda item: (item[0][:2], len(item[1]))):
-        until = min((part.until for part in parts.values() if part.until is not None), default=None)
-        for rank, part in parts.items():
-            if until is not None and part.until is None:
-                joined.take_back(replace(part, steps={rank: part.steps[rank]}), until)
+        until = min(part.until for part in parts.values())
+        for part in parts.values():
+            joined.again[part.epoch] += part.rows_from(until)
         steps = {rank: part.steps[rank] for rank, part in parts.items()}
         left = any(part.left for part in parts.values())
         joined.push(replace(next(iter(parts.values())), steps=steps, until=until, left=left))
@@ -195,25 +177,20 @@ def join_ranks(by_rank: Mapping[int, DeliveryTimeline]) -> DeliveryTimeline:
 
 
 def join_launches(launches: Iterable[DeliveryTimeline]) -> DeliveryTimeline:
-    """The timelines of launches, one after the other, as one."""
+    """The timelines of launches, one after the other, as one.
+
+    Passes that end where others were left, by a limit of batches an epoch, are marked as left too.
+    """
     line = DeliveryTimeline()
     for launch in launches:
         line.again.update(launch.again)
         for each in launch.ranges:
             line.push(each)
-    line.ranges = mark_step_limits(line.ranges)
+    limits = {each.reached(each.most) for each in line.ranges if each.left and not each.start and each.most}
+    for number, each in enumerate(line.ranges):
+        if not each.start and each.least == each.most and each.reached(each.most) in limits:
+            line.ranges[number] = replace(each, left=True)
     return line
-
-
-def mark_step_limits(ranges: list[PositionRange]) -> list[PositionRange]:
-    """The passes, with those marked as left that end where others were left: by a limit of batches an epoch."""
-    limits = {each.reached(each.most) for each in ranges if each.left and not each.start and each.most}
-    return [
-        each
-        if each.start or each.least != each.most or each.reached(each.most) not in limits
-        else replace(each, left=True)
-        for each in ranges
-    ]
 
 
 def missing_ranges(ranges: list[PositionRange]) -> Iterator[MissingRange]:
@@ -227,7 +204,14 @@ def missing_ranges(ranges: list[PositionRange]) -> Iterator[MissingRange]:
             samples = each.shape.num_samples
             for epoch in range(before.epoch + 1, min(each.epoch, before.epoch + 1 + _EPOCHS)):
                 yield MissingRange(epoch, 0, samples, samples)
-        yield from _missing_of(each, expected_end(each, following))
+        end, reached = expected_end(each, following), each.reached(each.most)
+        for rank in range(each.world_size):
+            steps = each.steps.get(rank, 0)
+            missing = each.rows(rank, each.most, end) - each.rows(rank, steps, end) if steps < each.most else 0
+            if missing:
+                yield MissingRange(each.epoch, each.reached(steps), min(reached, end), missing, rank, steps, each)
+        if end > reached:
+            yield MissingRange(each.epoch, reached, end, end - reached, None, each.most, each)
 
 
 def expected_end(each: PositionRange, following: PositionRange | None) -> int:
@@ -239,16 +223,3 @@ def expected_end(each: PositionRange, following: PositionRange | None) -> int:
     if each.left or following is None:
         return furthest if furthest == end or each.left else each.reached(each.least)
     return end
-
-
-def _missing_of(each: PositionRange, end: int) -> Iterator[MissingRange]:
-    most = each.most
-    reached = each.reached(most)
-    for rank in range(each.world_size):
-        steps = each.steps.get(rank, 0)
-        missing = each.rows(rank, most, end) - each.rows(rank, steps, end) if steps < most else 0
-        if missing:
-            low = each.reached(steps)
-            yield MissingRange(each.epoch, low, min(reached, end), missing, rank, steps, each)
-    if end > reached:
-        yield MissingRange(each.epoch, reached, end, end - reached, None, most, each)

@@ -1,15 +1,15 @@
 """What a job delivered, by the ledgers of its ranks: finished or killed, over all its launches."""
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from rankfeed._util.validate import check_callable, check_int, check_path
-from rankfeed.diagnostics.findings import Finding, Severity
-from rankfeed.diagnostics.verify.ledgers import Launch, LedgerPass, LedgerProcess, launches_of, read_folder
+from rankfeed.diagnostics.findings import Finding, Judged, Severity, merged
+from rankfeed.diagnostics.verify.ledgers import Launch, LedgerPass, launches_of, read_folder
 from rankfeed.diagnostics.verify.positions import (
     DeliveryTimeline,
     MissingRange,
@@ -19,13 +19,142 @@ from rankfeed.diagnostics.verify.positions import (
     join_ranks,
     missing_ranges,
 )
-from rankfeed.diagnostics.verify.run_verdict import EpochRun, LoaderRun, RunVerdict
 from rankfeed.errors import listed
 
 #: Steps by which ranks of a killed launch may differ; frameworks fetch some ahead.
 _SLACK = 2
 #: Clocks of different hosts may differ by this, in nanoseconds.
 _SKEW = 10 * 10**9
+
+
+@dataclass(frozen=True)
+class EpochRun:
+    """An epoch on the timeline that counts: a later pass takes back what had been delivered after its start.
+
+    Attributes:
+        epoch: which.
+        samples: in an epoch.
+        delivered: each exactly once.
+        missing: not delivered according to the ledgers, although the job continued after them.
+        again: deliveries that were taken back: the job continued from a position before them.
+        ahead: deliveries of some ranks after the last step that all ranks delivered.
+        dropped: left out by ``tail="drop"``.
+        left_early: not delivered because the launch continued with another epoch (a break).
+        under_way: not delivered because the job ended before.
+        gaps: the first missing ranges.
+        passes: that it consists of, with launch, positions, ranks, batch size and steps.
+    """
+
+    epoch: int
+    samples: int
+    delivered: int
+    missing: int
+    again: int
+    ahead: int
+    dropped: int
+    left_early: int
+    under_way: int
+    gaps: list[MissingRange]
+    passes: list[dict[str, Any]]
+
+    @property
+    def complete(self) -> bool:
+        """Whether each sample of the epoch was delivered exactly once, or dropped as declared."""
+        return self.delivered + self.dropped == self.samples
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**vars(self), "complete": self.complete, "gaps": [str(gap) for gap in self.gaps]}
+
+    def __str__(self) -> str:
+        counts = {
+            "missing": self.missing,
+            "left out by tail=drop": self.dropped,
+            "not reached before the next epoch": self.left_early,
+            "not reached": self.under_way,
+            "delivered again after a resume": self.again,
+            "delivered by some ranks alone at the end": self.ahead,
+        }
+        others = [f"{count:,} {what}" for what, count in counts.items() if count]
+        first = "each" if self.delivered == self.samples else f"{self.delivered:,}"
+        return ", ".join([f"epoch {self.epoch}: {first} of {self.samples:,} samples exactly once", *others])
+
+
+@dataclass
+class LoaderRun:
+    """What loaders of one order over one data set delivered.
+
+    Attributes:
+        data: the data set.
+        plan: what the order depends on.
+        source: fingerprint of the data.
+        launches: in the order in which they began: ranks, ledgers, hosts, times.
+        epochs: in their order.
+    """
+
+    data: str
+    plan: dict[str, int | str]
+    source: str
+    launches: list[dict[str, Any]] = field(default_factory=list)
+    epochs: list[EpochRun] = field(default_factory=list)
+
+    @property
+    def missing(self) -> int:
+        """Samples, over all epochs."""
+        return sum(epoch.missing for epoch in self.epochs)
+
+    @property
+    def again(self) -> int:
+        """Deliveries that were taken back, over all epochs."""
+        return sum(epoch.again for epoch in self.epochs)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        epochs = [epoch.as_dict() for epoch in self.epochs]
+        return {**vars(self), "missing": self.missing, "again": self.again, "epochs": epochs}
+
+    def __str__(self) -> str:
+        lines = [self.data]
+        for number, each in enumerate(self.launches, 1):
+            times = (datetime.fromtimestamp(each[name] / 1e9, UTC) for name in ("began_ns", "ended_ns"))
+            began, ended = (f"{time:%Y-%m-%d %H:%M:%S}" for time in times)
+            ranks = f"{each['ledgers']} of {each['ranks']:,} rank{'s' * (each['ranks'] != 1)}"
+            lines.append(f"launch {number}  {ranks} on {listed(each['hosts'])}, {began} to {ended} UTC")
+        return "\n".join([*lines, *map(str, self.epochs)])
+
+
+@dataclass
+class RunVerdict(Judged):
+    """What a job delivered, up to where it is or ended.
+
+    Attributes:
+        folder: of the ledgers.
+        ledgers: their number.
+        loaders: one for each order over each data set.
+        findings: what is wrong, could not be shown, or is worth knowing; the most severe first.
+    """
+
+    folder: str
+    ledgers: int
+    loaders: list[LoaderRun] = field(default_factory=list)
+    findings: tuple[Finding, ...] = ()
+
+    def add(self, *found: Finding) -> None:
+        """Add findings."""
+        self.findings = merged([*self.findings, *found])
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            **self.verdict_as_dict(),
+            "folder": self.folder,
+            "ledgers": self.ledgers,
+            "loaders": [loader.as_dict() for loader in self.loaders],
+        }
+
+    def __str__(self) -> str:
+        ledgers = f"{self.folder}: {self.ledgers} ledger{'s' * (self.ledgers != 1)}"
+        return "\n".join([ledgers, *map(str, [*self.loaders, *self.findings]), f"verdict: {self.verdict}"])
 
 
 def verify_run(
@@ -80,30 +209,75 @@ def verify_run(
 
 def _loader(passes: list[LedgerPass], limit: int, damaged: bool) -> tuple[LoaderRun, list[Finding]]:
     content, launches = passes[0].content, launches_of(passes)
-    run = LoaderRun(content.data, dict(content.plan), content.source)
-    run.launches = [_described(launch) for launch in launches]
     findings = [*_overlaps(launches)]
     uncertain = damaged or any(each.code == "overlapping-launches" for each in findings)
     lines = []
     for number, launch in enumerate(launches):
-        by_rank = {rank: _of_rank(each, number) for rank, each in launch.processes.items()}
-        lines.append(join_ranks(by_rank))
-        findings += _uneven_end(launch, lines[-1], number)
+        lines.append(join_ranks({rank: _of_rank(each, number) for rank, each in launch.processes.items()}))
+        findings += _uneven_end(launch, lines[-1].ranges[-1])
     line = join_launches(lines)
-    if epoch := line.ranges[0].epoch:
-        text = f"{run.data}: the first recorded epoch is {epoch}"
+    first, last = line.ranges[0], line.ranges[-1]
+    if first.epoch:
+        text = f"{content.data}: the first recorded epoch is {first.epoch}"
         findings.append(Finding("recorded-later", "note", "the ledgers do not begin with epoch 0", (text,)))
-    last = line.ranges[-1]
     if len(launches[last.launch].processes) < last.world_size and last.most > _SLACK:
-        findings.append(_absent_ledger(f"launch {last.launch + 1}, epoch {last.epoch}: {_absent(last)}"))
-    missing, gaps = Counter[int](), dict[int, list[MissingRange]]()
-    for number, gap in enumerate(missing_ranges(line.ranges)):
-        missing[gap.epoch] += gap.samples
-        if number < limit:
-            gaps.setdefault(gap.epoch, []).append(gap)
-        findings.append(_missing(gap, line.ranges[0], launches, uncertain))
-    run.epochs = [*_epochs(line, missing, gaps)]
-    return run, findings
+        findings.append(_absent_ledger(f"{_where(last)}: {_absent(last)}"))
+    gaps: dict[int, list[MissingRange]] = {}
+    for gap in missing_ranges(line.ranges):
+        gaps.setdefault(gap.epoch, []).append(gap)
+        findings.append(_missing(gap, first, launches, uncertain))
+    described = [launch.as_dict() for launch in launches]
+    epochs = [*_epochs(line, gaps, limit)]
+    return LoaderRun(content.data, dict(content.plan), content.source, described, epochs), findings
+
+
+def _of_rank(processes: Sequence[Sequence[LedgerPass]], launch: int) -> DeliveryTimeline:
+    """What a rank delivered in a launch; of parallel peers, the one that came least far."""
+    lines = []
+    for process in processes:
+        lines.append(DeliveryTimeline())
+        for one in process:
+            lines[-1].push(one.positions(launch))
+    return min(lines, key=lambda line: sum(each.most for each in line.ranges))
+
+
+def _epochs(line: DeliveryTimeline, gaps: dict[int, list[MissingRange]], limit: int) -> Iterator[EpochRun]:
+    """Count by epochs what was delivered, what is missing and what was delivered again."""
+    ranges = {epoch: list(some) for epoch, some in groupby(line.ranges, key=lambda each: each.epoch)}
+    following = dict(zip(map(id, line.ranges), line.ranges[1:], strict=False))
+    samples = line.ranges[0].shape.num_samples
+    for epoch in sorted({*ranges, *gaps, *+line.again}):
+        some, missing = ranges.get(epoch, []), gaps.get(epoch, [])
+        reach, end, ahead, after = samples if missing else 0, samples, 0, None
+        if some:
+            after = following.get(id(some[-1]))
+            reach, end = expected_end(some[-1], after), some[-1].schedule().end
+            ahead = some[-1].rows_from(reach)  # other ranks had stopped
+        yield EpochRun(
+            epoch=epoch,
+            samples=samples,
+            delivered=reach - sum(gap.samples for gap in missing),
+            missing=sum(gap.samples for gap in missing),
+            again=line.again[epoch],
+            ahead=ahead,
+            dropped=samples - end,
+            left_early=end - reach if after else 0,
+            under_way=0 if after else end - reach,
+            gaps=missing[:limit],
+            passes=[
+                {
+                    "launch": each.launch + 1,
+                    "from": each.start,
+                    "to": max(each.start, min(each.until, reach)),
+                    "ranks": each.world_size,
+                    "batch_size": each.batch_size,
+                    "steps_of_each_rank": {"least": each.least, "most": each.most},
+                    "steps_planned": len(each.schedule()),
+                }
+                for each in some
+            ],
+        )
+        limit = max(0, limit - len(missing))
 
 
 def _missing(gap: MissingRange, first: PositionRange, launches: Sequence[Launch], uncertain: bool) -> Finding:
@@ -124,82 +298,11 @@ def _absent_ledger(text: str) -> Finding:
     return Finding("absent-ledger", "unproven", what, (text,), "copy the ledgers of all hosts into one folder")
 
 
-def _of_rank(processes: Sequence[LedgerProcess], launch: int) -> DeliveryTimeline:
-    """What a rank delivered in a launch; of parallel peers, the one that came least far."""
-    lines = []
-    for process in processes:
-        line = DeliveryTimeline()
-        for one in process.passes:
-            line.push(one.positions(launch))
-        lines.append(line)
-    return min(lines, key=DeliveryTimeline.delivered)
-
-
-def _epochs(
-    line: DeliveryTimeline, missing: Counter[int], gaps: dict[int, list[MissingRange]]
-) -> Iterator[EpochRun]:
-    """Count by epochs what was delivered, what is missing and what was delivered again."""
-    ranges = {epoch: list(some) for epoch, some in groupby(line.ranges, key=lambda each: each.epoch)}
-    following = dict(zip(map(id, line.ranges), line.ranges[1:], strict=False))
-    samples = line.ranges[0].shape.num_samples
-    for epoch in sorted({*ranges, *missing, *line.again}):
-        some = ranges.get(epoch, [])
-        end = samples
-        reach = samples if missing[epoch] else 0
-        left = False
-        if some:
-            after = following.get(id(some[-1]))
-            reach, end, left = expected_end(some[-1], after), some[-1].schedule().end, after is not None
-        yield EpochRun(
-            epoch=epoch,
-            samples=samples,
-            delivered=reach - missing[epoch],
-            missing=missing[epoch],
-            again=line.again[epoch],
-            ahead=_ahead(some[-1], reach) if some else 0,
-            dropped=samples - end,
-            left_early=end - reach if left else 0,
-            under_way=end - reach if not left else 0,
-            gaps=gaps.get(epoch, []),
-            passes=[_pass(each, reach) for each in some],
-        )
-
-
-def _ahead(last: PositionRange, reach: int) -> int:
-    """Samples that some ranks delivered after what counts, because others had stopped."""
-    line = DeliveryTimeline([last])
-    line.push(replace(last, start=max(reach, last.start), steps={}))
-    return line.again.total()
-
-
-def _pass(each: PositionRange, reach: int) -> dict[str, Any]:
-    return {
-        "launch": each.launch + 1,
-        "from": each.start,
-        "to": max(each.start, reach if each.until is None else min(each.until, reach)),
-        "ranks": each.world_size,
-        "batch_size": each.batch_size,
-        "steps_of_each_rank": {"least": each.least, "most": each.most},
-        "steps_planned": len(each.schedule()),
-    }
-
-
-def _described(launch: Launch) -> dict[str, Any]:
-    processes = launch.all()
-    return {
-        "name": launch.name,
-        "ranks": launch.world_size,
-        "ledgers": len(processes),
-        "hosts": sorted({process.host for process in processes}),
-        "began_ns": min(process.first_ns for process in processes),
-        "ended_ns": max(process.last_ns for process in processes),
-    }
-
-
 def _overlaps(launches: Sequence[Launch]) -> Iterator[Finding]:
     """Launches that wrote at the same time: two jobs in one folder, or one whose ranks were not detected."""
+    hosts = [launch.by_host() for launch in launches]
     for number, launch in enumerate(launches):
-        earlier = next((each for each in range(number) if _overlap(launches[each], launch)), None)
+        earlier = next((each for each in range(number) if _overlap(hosts[each], hosts[number])), None)
         if earlier is None:
             continue
         other = launches[earlier]
@@ -216,38 +319,29 @@ def _overlaps(launches: Sequence[Launch]) -> Iterator[Finding]:
             yield Finding("overlapping-launches", "unproven", what, (text,), remedy)
 
 
-def _overlap(one: Launch, two: Launch) -> bool:
+def _overlap(one: Mapping[str, tuple[int, int]], two: Mapping[str, tuple[int, int]]) -> bool:
     return any(
-        a.last_ns > b.first_ns + (0 if a.host == b.host else _SKEW) and b.last_ns > a.first_ns
-        for a in _extremes(one)
-        for b in _extremes(two)
+        last > low + (0 if host == other else _SKEW) and high > first
+        for host, (first, last) in one.items()
+        for other, (low, high) in two.items()
     )
 
 
-def _extremes(launch: Launch) -> list[LedgerProcess]:
-    """On each host, the process that began first and the one that ended last."""
-    hosts: dict[str, list[LedgerProcess]] = {}
-    for process in launch.all():
-        hosts.setdefault(process.host, []).append(process)
-    pairs = (
-        (min(each, key=lambda one: one.first_ns), max(each, key=lambda one: one.last_ns))
-        for each in hosts.values()
-    )
-    return [each for pair in pairs for each in pair]
-
-
-def _uneven_end(launch: Launch, line: DeliveryTimeline, number: int) -> Iterator[Finding]:
+def _uneven_end(launch: Launch, last: PositionRange) -> Iterator[Finding]:
     """Ranks that came less far than others in the last pass of their launch."""
-    last = line.ranges[-1]
-    where = f"launch {number + 1}, epoch {last.epoch} from position {last.start:,}"
     short = sorted((rank for rank in last.steps if last.steps[rank] < last.most), key=last.steps.__getitem__)
     if short:
-        ends = [f"rank {rank} on {launch.processes[rank][0].host} after {last.steps[rank]:,}" for rank in short]
-        text = f"{where}: {listed(ends, 8)} of the {last.most:,} steps that others delivered"
+        hosts = {rank: launch.processes[rank][0][0].content.host for rank in short}
+        ends = [f"rank {rank} on {hosts[rank]} after {last.steps[rank]:,}" for rank in short]
+        text = f"{_where(last)}: {listed(ends, 8)} of the {last.most:,} steps that others delivered"
         yield Finding("uneven-end", "note", "ranks of a launch stopped after different numbers of steps", (text,))
     if len(last.steps) < last.world_size:
         what = "some ranks of a launch left no ledger of its last pass"
-        yield Finding("not-begun", "note", what, (f"{where}: {_absent(last)}",))
+        yield Finding("not-begun", "note", what, (f"{_where(last)}: {_absent(last)}",))
+
+
+def _where(each: PositionRange) -> str:
+    return f"launch {each.launch + 1}, epoch {each.epoch} from position {each.start:,}"
 
 
 def _absent(each: PositionRange) -> str:

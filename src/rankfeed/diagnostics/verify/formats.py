@@ -1,0 +1,330 @@
+"""What a data set of each format consists of, and how its pieces are compared with indexes and checksums."""
+
+import hashlib
+import os
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rankfeed.errors import RankfeedError, SourceError, UnsafeError, describe_error
+from rankfeed.sources import Source
+from rankfeed.sources import open as open_source
+from rankfeed.sources.mds.detect import mds_folders
+from rankfeed.sources.mds.index import ColumnEncodings, MdsShard, examine_index
+from rankfeed.sources.mds.shard import check_hashes, is_hashed, locate, read_shard
+from rankfeed.sources.open import FORMATS, detect
+from rankfeed.sources.packed import check_shard
+from rankfeed.sources.parquet.detect import list_files
+from rankfeed.sources.paths import expand, files_in
+from rankfeed.sources.tar.detect import is_wids
+from rankfeed.sources.tar.index import TarIndex, encode, read_summary, scan
+from rankfeed.sources.tar.index_cache import index_places
+from rankfeed.sources.tar.shard_list import list_shards, read_wids
+from rankfeed.storage.checksum import digest_of
+from rankfeed.storage.manifest import load_manifest
+from rankfeed.storage.mapped import map_file
+from rankfeed.storage.truncation import check_shard_size
+
+#: Samples that are decoded together; samples of a piece, at least, and pieces of a data set, at most.
+_TOGETHER, _PIECE_SAMPLES, _PIECES = 256, 4096, 1 << 16
+
+
+@dataclass(frozen=True)
+class Damage:
+    """One thing that is wrong with data.
+
+    Attributes:
+        what: in a few words.
+        where: file, and offset, row or sample in it.
+        expected, found: what should be there, and what is.
+    """
+
+    what: str
+    where: str
+    expected: str = ""
+    found: str = ""
+
+    @classmethod
+    def of(cls, error: RankfeedError, where: object = "") -> "Damage":
+        """As an error reports it."""
+        texts = ["" if fact is None else str(fact)[:500] for fact in (error.expected, error.found)]
+        return cls(error.summary, str(error.where or where), *texts)
+
+    def __str__(self) -> str:
+        facts = [f"expected {self.expected}"] * bool(self.expected) + [f"found {self.found}"] * bool(self.found)
+        return ": ".join([self.where, ", ".join([self.what, *facts])])
+
+
+#: Yields what is wrong; an error that it raises is damage as well.
+Check = Callable[[], Iterable[Damage] | None]
+
+
+@dataclass(frozen=True)
+class DataPiece:
+    """A part of the data that is verified as one."""
+
+    key: tuple[object, ...]  # begins with the path
+    nbytes: int
+    check: Check = field(repr=False)
+
+
+@dataclass
+class DataContents:
+    """The files of a data set, the pieces to check, and what is wrong without reading them."""
+
+    files: list[str]
+    pieces: list[DataPiece] = field(default_factory=list)
+    damage: list[Damage] = field(default_factory=list)
+    checksums: str = ""  # that all content is compared with
+    decode: bool = True  # whether the samples have to be decoded as well
+
+    def add(self, path: str, check: Check, *facts: object, share: float = 1) -> None:
+        """Add a file; ``facts`` are what it is compared with, ``share`` is how much of it is read."""
+        stamp = file_stamp(path)
+        self.pieces.append(DataPiece((*stamp, *facts), int(max(0, stamp[1]) * share), check))
+
+
+def file_stamp(path: str | os.PathLike[str]) -> tuple[str, int, int, int, int]:
+    """Path, bytes, times and inode of a file; -1 if there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return os.path.abspath(path), -1, -1, -1, -1
+    return os.path.abspath(path), found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
+
+
+def contents_of(name: str, place: Any, opening: dict[str, Any]) -> DataContents:
+    """The contents of a data set in a format; ``opening`` are the options of `rankfeed.open`."""
+    if name == "packed":
+        return _packed(os.fspath(place))
+    if name == "mds":
+        contents = _mds(mds_folders(place))
+    elif name == "webdataset":
+        contents = _tars(place, opening.get("split"), opening["cache_dir"])
+    elif name == "parquet":
+        contents = DataContents([each.path for each in list_files(place)])
+        if all(map(_has_page_checksums, contents.files)):
+            contents.checksums = "the checksums of pages"  # which reading compares
+    else:
+        contents = _archives(all_files(expand(place)))
+    if contents.decode:
+        _add_decoded(contents, place, opening)
+    return contents
+
+
+def all_files(places: Iterable[str]) -> list[str]:
+    """All files in these places without hidden ones."""
+    found = []
+    for place in places:
+        if not os.path.isdir(place):
+            found.append(place)
+        for folder, folders, names in os.walk(place):
+            folders[:] = sorted(each for each in folders if not each.startswith("."))
+            found += [os.path.join(folder, name) for name in sorted(names) if not name.startswith(".")]
+    return found
+
+
+def _unlisted(known: Iterable[str], suffix: str, listed_in: str) -> Iterator[Damage]:
+    """Shards beside those of an index or manifest, whose samples would be missing without an error."""
+    paths = set(map(os.path.abspath, known))
+    for folder in sorted({os.path.dirname(path) for path in paths}):
+        for path in files_in(folder, (suffix,)) if os.path.isdir(folder) else ():
+            if path not in paths:
+                yield Damage("a shard is not listed", path, f"only shards that {listed_in} names")
+
+
+def _packed(folder: str) -> DataContents:
+    manifest = load_manifest(folder)
+    paths = [os.path.join(folder, shard.path) for shard in manifest.shards]
+    contents = DataContents(paths, checksums="the manifest's checksums", decode=False)
+    contents.damage += _unlisted(paths, ".arrow", "the manifest")
+    for path, shard in zip(paths, manifest.shards, strict=True):
+        contents.add(path, partial(check_shard, folder, manifest, shard), shard.xxh3, shard.rows, shard.bytes)
+    return contents
+
+
+def _mds(folders: Sequence[str]) -> DataContents:
+    contents = DataContents(all_files(folders))
+    indexes = [examine_index(folder) for folder in folders]
+    for index in indexes:
+        contents.damage += map(Damage.of, index.problems)
+        for shard in index.shards:
+            check = partial(_check_mds, shard, index.columns)
+            contents.add(shard.path, check, sorted(shard.hashes.items()), shard.samples, shard.bytes)
+    if all(is_hashed(shard) for index in indexes for shard in index.shards):
+        contents.checksums, contents.decode = "the hashes of index.json", False
+    return contents
+
+
+def _check_mds(shard: MdsShard, columns: ColumnEncodings) -> None:
+    data = read_shard(map_file(shard.path), shard)
+    check_hashes(data, shard)
+    locate(data, np.arange(shard.samples), columns, shard)
+
+
+def _tars(place: Any, split: str | None, cache_dir: str | None) -> DataContents:
+    """Headers are compared with indexes; counts, sizes and checksums with descriptions."""
+    if isinstance(place, str) and is_wids(place) and split is None:
+        shards = read_wids(place, check=False)
+    else:
+        shards = list_shards(place, split)
+    contents = DataContents(shards.shards)
+    if shards.where.endswith(".json"):
+        contents.damage += _unlisted(shards.shards, ".tar", shards.where)
+    nothing = [None] * len(shards.shards)
+    described = zip(shards.counts, shards.sizes or nothing, shards.md5s or nothing, strict=True)
+    for path, facts in zip(shards.shards, described, strict=True):
+        indexes = [*map(os.fspath, index_places(path, cache_dir)), path + ".idx"]
+        check = partial(_check_tar, path, facts, indexes, shards.where)
+        contents.add(path, check, facts, [file_stamp(each)[1:] for each in indexes], share=1 if facts[2] else 0.01)
+    if shards.md5s and None not in shards.md5s:
+        contents.checksums, contents.decode = f"the md5 sums of {shards.where}", False
+    return contents
+
+
+def _check_tar(path: str, facts: Any, indexes: Sequence[str], described_in: str) -> Iterator[Damage]:
+    count, size, md5 = facts
+    check_shard_size(path, size, described_in)
+    if md5 is not None:
+        with open(path, "rb", buffering=0) as file:
+            digest = hashlib.file_digest(file, partial(hashlib.md5, usedforsecurity=False)).hexdigest()
+        if digest != md5:
+            yield Damage("a shard is damaged", path, f"md5 {md5}", f"md5 {digest}")
+    actual = scan(path)
+    if count not in (None, actual.summary.samples):
+        what = "a shard has another number of samples than its description says"
+        yield Damage(what, path, f"{count} samples", f"{actual.summary.samples} samples")
+    for place in filter(os.path.exists, indexes):
+        yield from _check_offsets(place, actual) if place.endswith(".idx") else _check_index(place, actual)
+
+
+def _check_index(place: str, actual: TarIndex) -> Iterator[Damage]:
+    """Compare an index that rankfeed made."""
+    found, summary = read_summary(place), actual.summary
+    if found is None:
+        yield Damage("an index is damaged", place, "an index with the right checksums")
+    elif (found.tar_bytes, found.tar_mtime_ns) != (summary.tar_bytes, summary.tar_mtime_ns):
+        return  # of an earlier state of the archive: it is replaced when it is read
+    elif Path(place).read_bytes() != encode(actual):
+        yield Damage("an index differs from the headers of its archive", place)
+
+
+def _check_offsets(place: str, actual: TarIndex) -> Iterator[Damage]:
+    right, content = actual.offsets.astype("<u8").tobytes(), Path(place).read_bytes()
+    if content != right:
+        at = next((at for at in range(0, len(right), 8) if content[at : at + 8] != right[at : at + 8]), len(right))
+        expected, found = (str(int.from_bytes(each[at : at + 8], "little")) for each in (right, content))
+        what = "offsets of an index are not those of the archive's headers"
+        yield Damage(what, f"{place}, entry {at // 8}", expected, found)
+
+
+def _archives(files: list[str]) -> DataContents:
+    """The members of ``.npz`` files have a CRC; other files nothing."""
+    contents = DataContents(files)
+    for path in files:
+        if path.endswith(".npz"):
+            contents.add(path, partial(_check_crc, path), "crc")
+    if contents.pieces and len(contents.pieces) == len(files):
+        contents.checksums = "the CRCs of archive members"
+    return contents
+
+
+def _check_crc(path: str) -> Iterator[Damage]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if (member := archive.testzip()) is not None:
+                yield Damage("a member is damaged", f"{path}, {member}", "the CRC that the archive lists")
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        yield Damage("an archive cannot be read", path, "a .npz file", str(error))
+
+
+def _has_page_checksums(path: str) -> bool:
+    """Whether the first page of each column chunk of a Parquet file has a checksum; writers give all pages one."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        metadata = pq.read_metadata(path)
+        groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+        chunks = [group.column(number) for group in groups for number in range(metadata.num_columns)]
+        pages = [chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks]
+        with open(path, "rb") as file:
+            return all(_has_checksum(os.pread(file.fileno(), 64, page)) for page in pages)
+    except (pa.ArrowException, OSError, IndexError):
+        return False
+
+
+def _has_checksum(header: bytes) -> bool:
+    """Whether a page header (Thrift compact protocol) has field 4: fields 1 to 3, all i32, are required."""
+    place = 0
+    for _ in range(3):
+        place += 1
+        while header[place] & 0x80:
+            place += 1
+        place += 1
+    return header[place] == 0x15
+
+
+def _add_decoded(contents: DataContents, place: Any, opening: dict[str, Any]) -> None:
+    """Add all samples; if the data set cannot be opened, those of each of its files that can."""
+    try:
+        contents.pieces += _decoded_pieces(open_source(place, **opening), contents.files)
+    except UnsafeError:
+        raise
+    except SourceError as error:
+        contents.damage.append(Damage.of(error, place))
+        name = opening["format"]
+        is_single = FORMATS[name].is_single or len(contents.files) == 1
+        for path in () if is_single else filter(os.path.isfile, contents.files):
+            if detect(path, name):
+                single = DataContents([path])
+                _add_decoded(single, path, opening)
+                contents.pieces += single.pieces
+                contents.damage += single.damage
+
+
+def _decoded_pieces(source: Source, files: Sequence[str]) -> Iterator[DataPiece]:
+    """Pieces that decode all samples of a source; sizes and times of its files represent the content."""
+    stamps = [file_stamp(each) for each in files]
+    nbytes, state = sum(max(0, each[1]) for each in stamps), digest_of(repr(stamps).encode())
+    size = max(_PIECE_SAMPLES, -(-len(source) // _PIECES))
+    for low in range(0, len(source), size):
+        samples = range(len(source))[low : low + size]
+        key = (source.fingerprint, state, samples)
+        yield DataPiece(key, nbytes * len(samples) // len(source), partial(_check_samples, source, samples))
+
+
+def _check_samples(source: Source, samples: range) -> Iterator[Damage]:
+    for low in samples[::_TOGETHER]:
+        yield from _decode(source, low, min(low + _TOGETHER, samples.stop))
+
+
+def _decode(source: Source, low: int, high: int) -> Iterator[Damage]:
+    """Halve a range that fails, unless its first and last samples fail for the same reason."""
+    damage = _failure(source, low, high)
+    if damage is None:
+        return
+    if high - low == 1 or damage == _failure(source, low, low + 1) == _failure(source, high - 1, high):
+        yield damage
+    else:
+        yield from _decode(source, low, (low + high) // 2)
+        yield from _decode(source, (low + high) // 2, high)
+
+
+def _failure(source: Source, low: int, high: int) -> Damage | None:
+    try:
+        for sample in source.fetch(np.arange(low, high)).samples():
+            for value in sample.values() if isinstance(sample, dict) else [sample]:
+                if isinstance(value, np.ndarray) and value.dtype.kind in "biufc" and value.size:
+                    value.max()  # reads it: it may be a view of a mapped file
+    except RankfeedError as error:
+        return Damage.of(error, f"sample {low}")
+    except Exception as error:  # third-party decoders raise anything
+        return Damage("a sample cannot be decoded", f"sample {low}", "", describe_error(error)[:500])
+    return None
