@@ -10,10 +10,8 @@ from typing import Any
 import numpy as np
 
 from rankfeed.diagnostics.findings import Finding, Judged
-from rankfeed.diagnostics.keys import Words
-from rankfeed.diagnostics.multiset import HashPartitions, distinct, partition_ranges
+from rankfeed.diagnostics.multiset import HashPartitions, distinct, partition_ranges, records_of
 from rankfeed.plan import Schedule, Tail
-from rankfeed.plan.plan import Int64
 from rankfeed.plan.schedule import SampleOrder
 from rankfeed.topology import Topology
 
@@ -122,16 +120,16 @@ def verify_plan(
         expected += len(others)
     uneven = 0
     with TemporaryDirectory() as folder:
-        ids = HashPartitions(Path(folder, "ids"), columns=1)
-        ids.add(_words(plan.sample_ids(epoch, others)))
+        ids = HashPartitions(Path(folder, "ids"))
+        ids.add(records_of(plan.sample_ids(epoch, others)))
         for done, step in enumerate(steps):
             batches = [each.batch(step)[each.valid(step)] for each in schedules if step < len(each)]
             sizes = [len(batch) for batch in batches]
             uneven = max(uneven, max(sizes) - min(sizes))
-            ids.add(_words(np.concatenate(batches)))
+            ids.add(records_of(np.concatenate(batches)))
             progress((done + 1) / len(steps))
-        parts = partition_ranges(len(ids), 1, _MEMORY)
-        unique = sum(len(distinct(ids.read(*part))[0]) for part in parts)
+        parts = partition_ranges(ids.size, _MEMORY)
+        unique = sum(len(distinct(ids.read(*part)["key"])) for part in parts)
     progress(1.0)
     return PlanVerdict(
         counted=counted,
@@ -142,7 +140,3 @@ def verify_plan(
         left_out=plan.num_samples - first.end,
         uneven=uneven,
     )
-
-
-def _words(ids: Int64) -> Words:
-    return ids.astype(np.uint64)[:, None]
