@@ -16,11 +16,7 @@ _DEPTH = 6
 
 
 def columns(batch: Any, rows: int | None = None) -> dict[str, Column]:
-    """Fields with one entry for each row, by path; empty if the batch has no such fields.
-
-    Args:
-        batch: any object that a loader yields.
-        rows: their number, if known: of samples that collate was given.
+    """Fields with one entry for each of ``rows`` (if known) rows, by path; empty if the batch has no such fields.
 
     Examples:
         >>> columns({"x": np.zeros((2, 3)), "meta": {"k": ["a", "b"]}, "step": 7}).keys()
@@ -163,12 +159,12 @@ def _entries(leaf: Any) -> Any:
 
 
 def array_of(tensor: Any) -> npt.NDArray[Any]:
-    """A tensor's values; of a type that numpy lacks, their bytes."""
+    """A tensor's values, dense; where numpy has no such type, their bytes."""
+    import torch
+
     tensor = tensor.detach().cpu()
-    tensor = tensor.to_dense() if tensor.is_sparse or "sparse" in str(tensor.layout) else tensor
+    tensor = tensor if tensor.layout is torch.strided else tensor.to_dense()
     try:
         return np.asarray(tensor.numpy())
     except TypeError:
-        import torch
-
         return np.asarray(tensor.contiguous().view(torch.uint8).numpy())
