@@ -74,15 +74,7 @@ def distinct(keys: KeyArray) -> KeyArray:
 def count(
     records: Records, ranks: Int64, expected: KeyArray, *, last_steps: Int64, interval: int = 1
 ) -> KeyCounts:
-    """Count deliveries.
-
-    Args:
-        records: the deliveries.
-        ranks: of each delivery.
-        expected: sorted, each once.
-        last_steps: by rank.
-        interval: steps of an interval of `KeyCounts.repeated`.
-    """
+    """Count deliveries; expected keys are `distinct`, ranks are of each delivery, last steps of each rank."""
     keys, times = np.unique(records["key"], return_counts=True)
     missing, unknown = _without(expected, keys), _without(keys, expected)
     counts = KeyCounts(len(records), len(keys), len(missing), len(unknown), _digest(keys), _digest(missing))

@@ -50,18 +50,10 @@ def roster_directory(launch: str) -> str:
 
 
 def exchange_reports(directory: Path, report: ProcessReport, timeout: float) -> list[ProcessReport]:
-    """Exchange reports with all other processes of this launch.
+    """The reports of all processes of this launch that came in time, by rank: the same on all of them.
 
-    Args:
-        directory: visible to all of them and used by no other launch; created here, removed by rank 0 at the end.
-        report: of this process.
-        timeout: seconds to wait for rank 0, and of rank 0 for all others.
-
-    Returns:
-        the reports in the order of ranks, the same on all processes; those that did not come in time are absent.
-
-    Raises:
-        TopologyError: rank 0 did not come, or disappeared, or the directory cannot be written.
+    The directory is visible to all of them and used by no other launch; rank 0 removes it at the end. Raises
+    TopologyError if rank 0 did not come, or disappeared, or the directory cannot be written.
     """
     roster = _Roster(directory, report, timeout)
     try:

@@ -37,11 +37,8 @@ class Tagged:
 def record(loader: Any, *, indices: bool = True) -> Callable[[], None]:
     """Batches of a torch DataLoader come as `Tagged` until the returned function is called.
 
-    Not those of a subclass with an `__iter__` of its own, which may look into its batches.
-
-    Args:
-        loader: any loader.
-        indices: whether to record indices, if the dataset is map-style.
+    Not those of a subclass with an `__iter__` of its own, which may look into its batches. Indices are those of a
+    map-style dataset.
     """
     data = sys.modules.get("torch.utils.data")
     is_plain = data is not None and isinstance(loader, data.DataLoader)

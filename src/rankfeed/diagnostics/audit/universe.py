@@ -15,14 +15,7 @@ _CHUNK = 1 << 20
 
 
 class Universe:
-    """Declared ids, or a number n for 0 to n - 1, or nothing.
-
-    Attributes:
-        known: whether anything was declared.
-        is_number: whether only the number of samples was declared.
-        size: number of samples.
-        kind: of their keys: "i" for whole numbers, "S" for digests, or empty.
-    """
+    """Declared ids, or a number n for 0 to n - 1 (``is_number``), or nothing (not ``known``)."""
 
     def __init__(self, given: Any) -> None:
         self.known, self.is_number = given is not None, False
@@ -38,6 +31,7 @@ class Universe:
         elif not isinstance(given, (Sequence, np.ndarray)):
             self._values = list(given)
         self.size = len(self._values)
+        #: Of their keys: "i" for whole numbers, "S" for digests, or empty.
         self.kind = key_array(self._values[:1]).dtype.kind if self.size else ""
 
     def chunks(self) -> Iterator[KeyArray]:

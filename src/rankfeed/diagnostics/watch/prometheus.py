@@ -39,12 +39,7 @@ _changing = threading.Lock()
 
 
 def serve(watched: WatchedLoader, host: str, port: int) -> MetricsEndpoint:
-    """Answer for a loader at ``http://host:port/metrics``, beside others of this process.
-
-    Raises:
-        MissingExtraError: prometheus_client is not installed.
-        ArgumentError: another loader has this name there, or the port cannot be opened.
-    """
+    """Answer for a loader at ``http://host:port/metrics``, beside others of this process."""
     with _changing:
         endpoint = _endpoints.get((host, port))
         if endpoint is None or endpoint.closed:
