@@ -261,6 +261,14 @@ def test_content_that_is_random_is_not_proven_unless_ranks_deliver_the_same() ->
     assert severe(everything, shape=random_content) == [("not-counted", "unproven")]
 
 
+def test_tokens_that_are_masked_at_random_are_no_shingles() -> None:
+    def masked(samples: list[int], worker: int | None, place: tuple[int, int, int]) -> Step:
+        shingles = [random.getrandbits(60) for _ in range(3 * len(samples))]
+        return replace(random_content(samples, worker, place), shingles=shingles, tokens=512 * len(samples))
+
+    assert severe(sound, shape=masked) == [("not-counted", "unproven")]
+
+
 def test_identical_sequences_of_batches_need_no_stable_content() -> None:
     def masked(samples: list[int], worker: int | None, place: tuple[int, int, int]) -> Step:
         step = seeded_content(samples, worker, place)
