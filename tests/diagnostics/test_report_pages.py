@@ -132,6 +132,16 @@ def test_nothing_in_the_data_becomes_a_part_of_the_page(hostile: str, tmp_path: 
     assert write(everything([hostile]), tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
 
 
+def test_evidence_and_remedy_of_a_finding_have_a_line_each() -> None:
+    """They were one paragraph in brackets."""
+    finding = Finding("uneven-steps", "note", "ranks differ", ("rank 0: 5", "rank 1: 4"), "cut")
+    texts = checked(
+        html(Page(title="", verdict=None, summary="", facts={}, findings=[finding], sections=[]))
+    ).texts
+    at = texts.index("note: ranks differ [uneven-steps]")
+    assert texts[at + 1 : at + 4] == ["rank 0: 5", "rank 1: 4", "remedy: cut"]
+
+
 def test_names_from_loaders_and_files_come_through_as_text(tmp_path: Path) -> None:
     rank = RankEpoch(0, 2, 4, {2: 2}, {-1: "a"})
     again = tuple(Repeat(name, 2, (Place(0, 0, 0, 0), Place(0, 0, 1, 0))) for name in HOSTILE)

@@ -73,8 +73,8 @@ def report(
         )
     pages = []
     if data is not None or samples is not None:
+        sizes = options.block_sizes(data, samples, blocks)
         source = None if data is None else options.open_dataset([data])
-        sizes = options.block_sizes(None, samples, blocks) if source is None else source.blocks
         schedule = Schedule(
             options.make_plan(sizes, shuffle, seed, window, lanes),
             batch_size=batch_size,

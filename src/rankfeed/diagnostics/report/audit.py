@@ -13,11 +13,11 @@ from rankfeed.diagnostics.report.page import Cell, Figure, Page, Section, shown
 _BARS, _LISTED, _ROWS = 24, 100, 32
 
 
-def audit_page(report: Any, title: str = "") -> Page:
-    """The report of an `AuditReport`, whose type is not imported, since its module imports this one.
+def audit_page(report: Any, title: str = "") -> Page:  # the module of AuditReport imports this one
+    """The report of an audit.
 
     Args:
-        report: the result of `rankfeed.audit`.
+        report: the `AuditReport` that `rankfeed.audit` returned.
         title: of the report.
 
     Examples:
