@@ -7,6 +7,7 @@ charts are configured in vega.json; page.js adds zoom.
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from math import isnan
 from typing import Any
 
 from rankfeed.diagnostics.report.page import Cell, Figure
@@ -55,13 +56,17 @@ def lines(
     caption: str,
     axis: str,
     unit: str,
-    series: Mapping[str, Sequence[tuple[float, float | None]]],
+    series: Mapping[str, Iterable[tuple[float, float]]],
     *,
     x_scale: Spec | None = None,
     y_scale: Spec | None = None,
 ) -> Figure:
-    """Lines through points, with gaps where a value is None; a point has a tooltip even where it is not drawn."""
-    rows: list[list[Cell]] = [[at, name, value] for name, points in series.items() for at, value in points]
+    """Lines through points, with gaps at NaN; a point has a tooltip even where it is not drawn."""
+    rows: list[list[Cell]] = [
+        [at, name, None if isnan(value) else float(f"{value:.6g}")]
+        for name, points in series.items()
+        for at, value in points
+    ]
     encoding = {
         "x": _axis(axis, rows, 0) | {"scale": {"nice": False} | (x_scale or {"zero": False})},
         "y": _axis(unit, rows, 2) | {"scale": y_scale or {}},

@@ -157,12 +157,11 @@ def _correlations(schedule: Schedule) -> Figure:
     (D. Knuth, "The Art of Computer Programming", volume 2, 3.3.2: serial tests).
     """
     total, draw = schedule.plan.num_samples, np.random.default_rng(1)
-    found: list[tuple[float, float | None]] = []
-    distances = []
+    found, distances = [], []
     for lag in (1 << power for power in range(11) if 1 << power <= total // 2):
         first = np.arange(total - lag) if total - lag <= _PAIRS else draw.integers(0, total - lag, _PAIRS)
         places, later = (schedule.plan.sample_ids(schedule.epoch, at) / total for at in (first, first + lag))
-        found.append((lag, round(float(np.corrcoef(places, later)[0, 1]), 4)))
+        found.append((lag, np.corrcoef(places, later)[0, 1]))
         distances.append(float(np.abs(places - later).mean()))
     chance = 2 / sqrt(min(_PAIRS, total))
     caption = (
@@ -193,13 +192,13 @@ def _ragged(source: Source) -> list[str]:
 
 def _padding(schedule: Schedule, source: Source, names: list[str]) -> Figure:
     """Share of padding of some batches of a rank, evenly spaced over its steps."""
-    found: dict[str, list[tuple[float, float | None]]] = {name: [] for name in names}
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     steps = _spread(len(schedule), _BATCHES)
     for step in steps:
         columns = source.fetch(schedule.batch(step)[schedule.valid(step)], names)
         for name in names:
             lengths = [len(row) for row in columns[name].rows()]
             padded = len(lengths) * max(lengths, default=0)
-            found[name].append((step, round(100 * (1 - sum(lengths) / max(1, padded)), 3)))
+            found[name].append((step, 100 * (1 - sum(lengths) / max(1, padded))))
     caption = f"Share of a padded batch that is padding, in {len(steps)} batches of rank {schedule.rank}."
     return lines("Padding by batch", caption, "step", "% padding", found)

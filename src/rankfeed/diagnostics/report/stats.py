@@ -82,12 +82,11 @@ def stats_page(snapshots: Mapping[str, Sequence[StatsSnapshot]], title: str = ""
     ends = np.array([table[-1] for table in tables.values()])
     total = dict(zip(_NAMES, ends.sum(axis=0).tolist(), strict=True))
     waited = min(1.0, total["waited_seconds"] / max(total["seconds"], _INSTANT))
-    rates = ends[:, 1] / np.maximum(ends[:, 2], _INSTANT)  # samples, seconds
     facts: dict[str, str | int] = {
         "ranks with snapshots": len(tables),
         "samples": int(total["samples"]),
         "steps of a rank": int(ends[:, 0].max()),
-        "samples a second, all ranks": round(rates.sum()),
+        "samples a second, all ranks": round((ends[:, 1] / np.maximum(ends[:, 2], _INSTANT)).sum()),
     }
     figures = []
     for figure, caption, unit, part, whole in _RATIOS:
@@ -143,10 +142,5 @@ def _lines(title: str, caption: str, unit: str, values: Mapping[str, tuple[Float
         with warnings.catch_warnings(action="ignore"):  # times without any value
             found = np.nanquantile(table, [0, 0.5, 1], axis=0, method="lower")
         values = {name: (times, each) for name, each in zip(("least", "median", "most"), found, strict=True)}
-    series = {
-        name: [
-            (at, None if np.isnan(each) else float(f"{each:.6g}")) for at, each in zip(x.tolist(), y, strict=True)
-        ]
-        for name, (x, y) in values.items()
-    }
+    series = {name: zip(x.tolist(), y.tolist(), strict=True) for name, (x, y) in values.items()}
     return lines(title, caption, "seconds", unit, series)
