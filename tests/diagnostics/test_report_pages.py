@@ -82,7 +82,7 @@ def everything(names: list[str]) -> Page:
             {one: [1, 2], two: [0, 3], three: [0, 0]},
         ),
         bars(next(pick), next(pick), "label", "unit", [one, two], {one: [1, 2], two: [0, 3]}),
-        lines(next(pick), next(pick), "x", "unit", {one: [(0, 1.0), (1, None), (2, 3.0)], two: [(0, 2.0)]}),
+        lines(next(pick), next(pick), "x", "unit", {one: [(0, 1.0), (1, np.nan), (2, 3.0)], two: [(0, 2.0)]}),
         spans(
             next(pick),
             next(pick),
