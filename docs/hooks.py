@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: links in docstrings and to the glossary, the list of decisions."""
+"""Hooks of mkdocs: links in docstrings and to the glossary, values of defaults, the list of decisions."""
 
 import re
 from collections.abc import Iterable
@@ -8,6 +8,8 @@ from typing import Any
 #: A reference in a docstring, as mkdocstrings renders it.
 ROLE = re.compile(r":(?:func|class|meth|mod|attr|data):<code>([\w.]+)</code>")
 TITLE = re.compile(r"^# (.+)$", re.MULTILINE)
+#: Constants that are defaults in signatures, and their values.
+DEFAULTS = {"CACHE_BYTES": "1 &lt;&lt; 30", "DEFAULT_WINDOW": "65536"}
 #: Anchors in the glossary, and the words that mean them in prose.
 TERMS = {
     "batch-global-batch": "global batch(?:es)?",
@@ -48,6 +50,8 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
     """Link the names in docstrings that have an entry, and on other pages the terms of the glossary."""
     folder = page.file.src_uri.partition("/")[0]
     if folder == "reference":
+        for name, value in DEFAULTS.items():
+            html = re.sub(rf"\b{name}\b", value, html)
         return ROLE.sub(r'<autoref identifier="\1" optional><code>\1</code></autoref>', html)
     if folder in ("decisions", "glossary.md"):
         return html

@@ -47,13 +47,7 @@ def rankfeed(
         typer.echo(context.get_help())
 
 
-def _add(command: Callable[..., None]) -> None:
-    text = inspection.cleandoc(command.__doc__ or "")
-    # A line with \b keeps the lines of the following paragraph as they are.
-    app.command(help=text.replace("\n\nExample:", "\n\n\b\nExample:"))(command)
-
-
-for _command in (
+_COMMANDS: tuple[Callable[..., None], ...] = (
     inspect.inspect,
     index.index,
     plan.plan,
@@ -64,8 +58,10 @@ for _command in (
     report.report,
     topology.topology,
     demo.demo,
-):
-    _add(_command)
+)
+for _command in _COMMANDS:  # a line with \b keeps the lines of the following paragraph as they are
+    _help = inspection.cleandoc(_command.__doc__ or "").replace("\n\nExample:", "\n\n\b\nExample:")
+    app.command(help=_help)(_command)
 
 
 def main() -> None:
@@ -73,19 +69,19 @@ def main() -> None:
     try:
         code = app(standalone_mode=False)
     except RankfeedError as error:
-        facts = {name: getattr(error, name) for name in ("expected", "found", "where", "remedy")}
-        told = {name: safe_str(fact) for name, fact in facts.items() if fact is not None}
-        code = _fail(2 if isinstance(error, ArgumentError) else 1, str(error), {"error": error.summary, **told})
+        parts = {name: getattr(error, name) for name in ("expected", "found", "where", "remedy")}
+        facts = {name: safe_str(part) for name, part in parts.items() if part is not None}
+        code = _fail(2 if isinstance(error, ArgumentError) else 1, str(error), error=error.summary, **facts)
     except _UsageError as error:
         text = error.format_message().replace("Value error, ", "")
         remedy = "see " + (error.ctx.command_path if error.ctx else "rankfeed") + " --help"
-        code = _fail(2, f"{text}\n  remedy: {remedy}", {"error": text, "remedy": remedy})
+        code = _fail(2, f"{text}\n  remedy: {remedy}", error=text, remedy=remedy)
     except typer.Abort:
         code = 130
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _fail(code: int, text: str, document: dict[str, str]) -> int:
+def _fail(code: int, text: str, **document: str) -> int:
     if "--json" in sys.argv:
         typer.echo(json.dumps({"ok": False, **document}))
     typer.secho(f"rankfeed: {text}", err=True, fg="red")

@@ -56,7 +56,7 @@ def say(text: str, style: str = "") -> None:
     out(clean(text, style))
 
 
-def show_findings(findings: Iterable[Finding], verdict: Verdict, summary: str) -> None:
+def show_findings(findings: Iterable[Finding], verdict: Verdict | None, summary: str) -> None:
     """Print findings with their evidence and remedies, and what follows from them."""
     for finding in findings:
         label = "not proven" if finding.severity == "unproven" else finding.severity
@@ -65,7 +65,7 @@ def show_findings(findings: Iterable[Finding], verdict: Verdict, summary: str) -
             out(Padding(clean(line, FAINT), (0, 0, 0, 2)))
         if finding.remedy:
             out(Padding(clean(f"remedy: {finding.remedy}"), (0, 0, 0, 2)))
-    say(summary, style=_STYLES[verdict])
+    say(summary, style="" if verdict is None else _STYLES[verdict])
 
 
 def grid() -> Table:

@@ -48,14 +48,16 @@ def plan(
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    least, most = _samples_of_a_rank(schedule)
+    ending = range(max(0, steps - 2), steps)  # only the last two steps can be smaller
+    shares = [[samples for _, samples in schedule.shares(step)] for step in ending]
+    full = (steps - len(ending)) * batch_size
     figures: dict[str, Any] = {
         "samples": made.num_samples,
         "blocks": made.num_blocks,
         "global_batch": schedule.global_batch_size,
         "steps_of_each_rank": steps,
         "steps_of_each_worker": {"least": steps // max(1, workers), "most": -(-steps // max(1, workers))},
-        "samples_of_each_rank": {"least": least, "most": most},
+        "samples_of_each_rank": {"least": full + sum(map(min, shares)), "most": full + sum(map(max, shares))},
         "left_out": made.num_samples - schedule.end,
         "last_rank_reads_first": ids[:8].tolist(),
         "seconds_to_the_first_batch": first_batch,
@@ -63,15 +65,3 @@ def plan(
         "fingerprint": made.fingerprint,
     }
     show(figures, as_json=json, title="plan")
-
-
-def _samples_of_a_rank(schedule: Schedule) -> tuple[int, int]:
-    """Bounds of the number of samples of a rank in the epoch."""
-    least = most = 0
-    full = max(0, len(schedule) - 2)  # only the last two steps can be smaller
-    for step in range(full, len(schedule)):
-        begin = schedule.position_after(step - 1) if step else schedule.start
-        size = schedule.position_after(step) - begin
-        least += size // schedule.world_size
-        most += -(-size // schedule.world_size)
-    return full * schedule.batch_size + least, full * schedule.batch_size + most

@@ -65,8 +65,6 @@ def prepare(
 def _import_function(name: str) -> Any:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # as `python -m` does
-    if not all(name.partition(":")):
-        raise ArgumentError("invalid function", expected="module:function", found=repr(name))
     try:
         function = pkgutil.resolve_name(name)
     except Exception as error:  # importing runs code of the user

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from rich.filesize import pick_unit_and_suffix
 
 #: Characters, bytes and elements of a value that are shown.
 _TEXT, _BYTES, _ELEMENTS = 72, 16, 8
@@ -45,13 +46,9 @@ def format_bytes(size: float) -> str:
         >>> format_bytes(1), format_bytes(512), format_bytes(3 << 20)
         ('1 byte', '512 bytes', '3 MiB')
     """
-    if size < 1024:
-        return f"{size:.4g} byte{'' if size == 1 else 's'}"
-    for unit in ("KiB", "MiB", "GiB"):
-        size /= 1024
-        if size < 1024:
-            return f"{size:.3g} {unit}" if size < 100 else f"{size:.0f} {unit}"
-    return f"{size / 1024:,.2f} TiB"
+    unit, name = pick_unit_and_suffix(int(size), ["bytes", "KiB", "MiB", "GiB", "TiB"], 1024)
+    number = f"{size / unit:.3g}" if size < 100 * unit else f"{size / unit:,.0f}"
+    return f"{number} {'byte' if size == 1 else name}"
 
 
 def format_bar(share: float, width: int) -> str:
@@ -76,19 +73,17 @@ def format_value(value: Any) -> str:
         >>> format_value("two\nlines"), format_value(np.float32(0.25))
         ("'two\\nlines'", '0.25')
     """
-    content = value_as_json(value)
-    if not isinstance(content, dict):
-        return repr(content) if isinstance(value, str) else str(content)
-    if "characters" in content:
-        return f"{content['characters']:,} characters  {content['head']!r} ..."
-    if "bytes" in content:
-        more = " ..." if content["bytes"] > _BYTES else ""
-        return f"{count_of(content['bytes'], 'byte')}  {value[:_BYTES].hex(' ')}{more}"
-    if "repr" in content:
-        return f"{content['type']}  {content['repr']}"
-    first = " ".join(f"{each:.4g}" if isinstance(each, float) else str(each) for each in content["first"])
-    shape = ", ".join(map(str, content["shape"]))
-    return f"{content['dtype']}[{shape}]  {first}" + (" ..." if value.size > _ELEMENTS else "")
+    if isinstance(value, str):
+        return repr(value) if len(value) <= _TEXT else f"{len(value):,} characters  {value[:_TEXT]!r} ..."
+    if isinstance(value, bytes):
+        return f"{count_of(len(value), 'byte')}  {value[:_BYTES].hex(' ')}" + " ..." * (len(value) > _BYTES)
+    if not isinstance(value, (np.ndarray, np.generic)) or value.dtype.kind == "O":
+        return f"{type(value).__name__}  {reprlib.repr(value)}"
+    first = " ".join(
+        f"{each:.4g}" if isinstance(each, float) else str(each) for each in value.ravel()[:_ELEMENTS].tolist()
+    )
+    shape = f"{value.dtype}[{', '.join(map(str, value.shape))}]  " if value.ndim else ""
+    return shape + first + " ..." * (value.size > _ELEMENTS)
 
 
 def value_as_json(value: Any) -> Any:

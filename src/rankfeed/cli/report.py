@@ -2,14 +2,16 @@
 
 import webbrowser
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from rankfeed._util.validate import check_path
 from rankfeed.cli import options
-from rankfeed.cli.output import Json, progress_bar, show
+from rankfeed.cli.output import Json, progress_bar, say, show, show_findings
 from rankfeed.errors import ArgumentError
+from rankfeed.plan import Schedule
+from rankfeed.plan.plan import DEFAULT_WINDOW
+from rankfeed.topology import Topology
 
 Audit = Annotated[
     list[Path] | None, typer.Option(metavar="FILE", help="File written by AuditReport.save; may be repeated.")
@@ -38,7 +40,7 @@ def report(
     batch_size: options.BatchSize = 1,
     shuffle: options.ShuffleKind = "global",
     seed: options.Seed = 0,
-    window: options.Window = 65536,
+    window: options.Window = DEFAULT_WINDOW,
     lanes: options.Lanes = None,
     tail: options.TailKind = "even",
     epoch: options.Epoch = 0,
@@ -59,30 +61,37 @@ def report(
     Example: rankfeed report clips --ranks 8 --batch-size 32 --out plan.html --png plan.png
     """
     from rankfeed.diagnostics import AuditReport, verify_run
-    from rankfeed.diagnostics.report import PlannedJob, joined, page_of, read_stats, write
+    from rankfeed.diagnostics.report import audit_page, joined, plan_page, read_stats, run_page, stats_page, write
 
     if png is not None and png.suffix.lower() != ".png":
         raise ArgumentError("a picture is a PNG", expected="a name that ends in .png", found=png)
     targets = [out, *([png] if png else [])]
-    _check_targets(targets, [*(audit or ()), *(stats or ()), *([Path(check_path("data", data))] if data else ())])
+    taken = {path.resolve() for path in (*(audit or ()), *(stats or ()), Path(data or ""))}
+    if len(taken.union(path.resolve() for path in targets)) < len(taken) + len(targets):
+        raise ArgumentError(
+            "no file is written over an input, or twice", found=targets, remedy="give another name"
+        )
     pages = []
     if data is not None or samples is not None:
         sizes = options.block_sizes(data, samples, blocks)
-        plan = options.make_plan(sizes, shuffle, seed, window, lanes)
-        schedule: dict[str, Any] = {"workers": workers, "epoch": epoch, "start": start, "tail": tail}
-        job = PlannedJob(plan, sizes, ranks, batch_size, source=_source(data), **schedule)
+        source = None if data is None else options.open_dataset([data])
+        schedule = Schedule(
+            options.make_plan(sizes, shuffle, seed, window, lanes),
+            batch_size=batch_size,
+            topology=Topology(rank=0, world_size=ranks, local_rank=0, local_world_size=ranks),
+            epoch=epoch,
+            start=start,
+            tail=tail,
+        )
+        title = f"Plan: {data or f'{schedule.plan.num_samples:,} samples'}"
         with progress_bar("counting deliveries") as progress:
-            title = f"Plan: {data or f'{plan.num_samples:,} samples'}"
-            pages.append(page_of(job, title=title, progress=progress))
+            pages.append(plan_page(schedule, workers=workers, source=source, title=title, progress=progress))
     for folder in run or ():
         with progress_bar("reading ledgers") as progress:
-            pages.append(page_of(verify_run(folder, progress=progress)))
-    pages += [page_of(AuditReport.load(path), title=f"Audit: {path}") for path in audit or ()]
+            pages.append(run_page(verify_run(folder, progress=progress)))
+    pages += [audit_page(AuditReport.load(path), f"Audit: {path}") for path in audit or ()]
     if stats:
-        names = [path.stem for path in stats]
-        if len({*names}) < len(names):  # of several launches, each with a folder
-            names = [str(path) for path in stats]
-        pages.append(page_of({name: read_stats(path) for name, path in zip(names, stats, strict=True)}))
+        pages.append(stats_page({str(path): read_stats(path) for path in stats}))
     if not pages:
         raise ArgumentError(
             "there is nothing to report on",
@@ -94,25 +103,10 @@ def report(
     if json:
         show({"files": files, **page.as_dict()}, as_json=True)
     else:
-        verdict = {} if page.verdict is None else {"verdict": page.verdict.value}
-        found = {"findings": "\n".join(page.findings)} if page.findings else {}
-        show({**verdict, "summary": page.summary, **found, "written": "\n".join(files)}, as_json=False)
+        verdict = "" if page.verdict is None else f"{page.verdict}: "
+        show_findings(page.findings, page.verdict, verdict + page.summary)
+        say("written: " + ", ".join(files))
     if open_page:
         webbrowser.open(out.resolve().as_uri())
     if page.verdict is not None and page.verdict.exit_code:
         raise typer.Exit(page.verdict.exit_code)
-
-
-def _check_targets(targets: list[Path], read: list[Path]) -> None:
-    """No file is written over one that is read, or twice."""
-    taken = {path.resolve() for path in read}
-    for path in targets:
-        if path.resolve() in taken:
-            raise ArgumentError("the file is an input, or written already", where=path, remedy="another name")
-        taken.add(path.resolve())
-
-
-def _source(data: str | None) -> Any:
-    from rankfeed.sources import open as open_source
-
-    return None if data is None else open_source(data)

@@ -1,19 +1,22 @@
 """Reports: a plan, an audit or a run on one page for people."""
 
+from rankfeed.diagnostics.report.audit import audit_page
 from rankfeed.diagnostics.report.page import Figure, Page, Section, joined
-from rankfeed.diagnostics.report.pages import page_of
-from rankfeed.diagnostics.report.plan import PlannedJob
+from rankfeed.diagnostics.report.plan import plan_page
 from rankfeed.diagnostics.report.render import write
-from rankfeed.diagnostics.report.stats import StatsSnapshot, read_stats
+from rankfeed.diagnostics.report.run import run_page
+from rankfeed.diagnostics.report.stats import StatsSnapshot, read_stats, stats_page
 
 __all__ = [
     "Figure",
     "Page",
-    "PlannedJob",
     "Section",
     "StatsSnapshot",
+    "audit_page",
     "joined",
-    "page_of",
+    "plan_page",
     "read_stats",
+    "run_page",
+    "stats_page",
     "write",
 ]

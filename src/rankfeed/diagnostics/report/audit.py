@@ -1,127 +1,116 @@
 """The report of an audit. Only this module of the report knows what an `AuditReport` consists of."""
 
-from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from rankfeed.diagnostics.findings import Verdict
+import numpy as np
+
 from rankfeed.diagnostics.report.charts import bars, heatmap
-from rankfeed.diagnostics.report.page import Cell, Figure, Page, Section, sentences
-from rankfeed.diagnostics.report.sampling import edges
+from rankfeed.diagnostics.report.page import Cell, Figure, Page, Section, shown
 
-_SUMMARIES = {
-    Verdict.SOUND: "Every sample came once an epoch, in equal steps on all ranks.",
-    Verdict.DISEASED: "The deliveries are wrong: see the findings.",
-    Verdict.NOT_PROVEN: "Nothing wrong was found, but not everything could be shown.",
-}
-#: Bars of a chart, samples and epochs that are listed, and rows of a heat map.
-_BARS, _LISTED, _EPOCHS, _ROWS = 24, 100, 24, 32
+#: Bars of a chart, samples that are listed, and rows of a heat map.
+_BARS, _LISTED, _ROWS = 24, 100, 32
 
 
-def audit_page(report: Any, title: str = "") -> Page:
-    """The report of an `AuditReport`, whose type is not imported, since its module imports this one."""
+def audit_page(report: Any, title: str = "") -> Page:  # the module of AuditReport imports this one
+    """The report of an audit.
+
+    Args:
+        report: the `AuditReport` that `rankfeed.audit` returned.
+        title: of the report.
+
+    Examples:
+        >>> import rankfeed as rf
+        >>> audit_page(rf.audit([{"sample_id": [0, 1, 2]}], universe=3)).summary
+        'epoch 0: 3 samples, 3 different, 0 missing, 0 repeated; 1 step a rank.'
+    """
     epochs = report.epochs
     worst = max(epochs, key=_faults)
+    number = f"epoch {worst.epoch}"
     known = epochs[-1].missing is not None
-    facts = {
-        "ranks": f"{len(epochs[0].ranks):,}",
-        "epochs": f"{len(epochs):,}",
-        "deliveries": f"{sum(each.samples for each in epochs):,}",
-        "different samples": f"{max(each.unique for each in epochs):,}",
-        "delivered again": f"{sum(each.repeated for each in epochs):,}",
-        "missing": f"{sum(each.missing or 0 for each in epochs):,}" if known else "not known",
+    facts: dict[str, str | int] = {
+        "ranks": len(epochs[0].ranks),
+        "epochs": len(epochs),
+        "deliveries": sum(each.samples for each in epochs),
+        "different samples": max(each.unique for each in epochs),
+        "delivered again": sum(each.repeated for each in epochs),
+        "missing": sum(each.missing for each in epochs) if known else "not known",
         "samples identified by": {"ids": "their ids", "content": "their content"}.get(
             report.facts.keys, "nothing"
         ),
-        **({"ended": "before the end of the epoch (max_steps)"} if report.facts.cut else {}),
     }
     sections = [
-        Section("What was delivered", [_by_epoch(epochs), *_repeats(worst), _sizes(worst)]),
-        Section(
-            f"Shares of the ranks, epoch {worst.epoch}", [_by_rank(worst, "steps"), _by_rank(worst, "samples")]
-        ),
+        Section("What was delivered", [_by_epoch(epochs), *_repeats(worst)]),
+        Section(f"Shares of the ranks, {number}", [_by_rank(worst, "steps"), _by_rank(worst, "samples")]),
     ]
     if worst.repeats or worst.missing_keys or worst.unknown_keys:
-        sections.append(Section(f"Samples, epoch {worst.epoch}", [_samples(worst)]))
+        sections.append(Section(f"Samples, {number}", [_samples(worst)]))
     return Page(
         title=title or "An audit",
         verdict=report.verdict,
-        summary=_SUMMARIES[report.verdict],
+        summary=f"{worst}.",
         facts=facts,
-        findings=sentences(report.findings),
+        findings=report.findings,
         sections=sections,
     )
 
 
 def _faults(epoch: Any) -> tuple[int, int]:
     """How many samples are wrong, and by how many steps ranks differ."""
-    steps = [each.steps for each in epoch.ranks]
-    return epoch.repeated + (epoch.missing or 0) + (epoch.unknown or 0), max(steps) - min(steps)
+    return epoch.repeated + (epoch.missing or 0) + (epoch.unknown or 0), max(epoch.steps) - min(epoch.steps)
 
 
 def _by_epoch(epochs: Sequence[Any]) -> Figure:
-    shown = epochs[:_EPOCHS]
-    some = "" if len(shown) == len(epochs) else f" The first {len(shown)} of {len(epochs):,} epochs are shown."
-    caption = "All deliveries are counted. A sound epoch is one bar of one colour." + some
+    first = epochs[:_BARS]
+    caption = "A sound epoch is one bar of one colour." + shown(len(first), len(epochs), "epochs")
     series = {
-        "delivered once": [each.unique for each in shown],
-        "delivered again": [each.repeated for each in shown],
-        "missing": [each.missing or 0 for each in shown],
+        "delivered once": [each.unique for each in first],
+        "delivered again": [each.repeated for each in first],
+        "missing": [each.missing or 0 for each in first],
     }
-    labels = [str(each.epoch) for each in shown]
-    return bars("Samples by epoch", caption, "epoch", "samples", labels, series, stacked=True)
+    return bars("Samples by epoch", caption, "epoch", "samples", [str(each.epoch) for each in first], series)
+
+
+def _groups(ranks: Sequence[Any], most: int) -> list[Sequence[Any]]:
+    """Neighbours among the ranks that share a row or a bar."""
+    cuts = np.linspace(0, len(ranks), min(len(ranks), most) + 1, dtype=int).tolist()
+    return [ranks[low:high] for low, high in pairwise(cuts)]
 
 
 def _repeats(epoch: Any) -> list[Figure]:
-    """Ranks x steps: the part of the deliveries that repeats a sample; of many ranks several share a row."""
+    """Ranks x steps: the part of the deliveries that repeats a sample."""
     if not epoch.repeated:
         return []
-    ranks = epoch.ranks
     rows: list[list[Cell]] = []
-    for low, high in pairwise(edges(len(ranks), _ROWS).tolist()):
-        group = ranks[low:high]
+    for group in _groups(epoch.ranks, _ROWS):
         longest = max(each.steps for each in group)
         for number, start in enumerate(range(0, longest, epoch.interval)):
             end = min(start + epoch.interval, longest)
             again = sum(each.repeated[number] for each in group if number < len(each.repeated))
-            share = sum(
-                each.samples * (min(end, each.steps) - start) / each.steps for each in group if each.steps > start
-            )
-            rows.append([start, end, str(ranks[low].rank), round(min(100.0, 100 * again / max(share, 1)), 2)])
-    several = " Several ranks share a row, labelled with the first of them." if len(ranks) > _ROWS else ""
-    caption = "Deliveries of samples that had been delivered before, on this or another rank." + several
-    columns = ["step from", "step to", "rank", "% of deliveries"]
-    return [heatmap(f"Where samples repeat, epoch {epoch.epoch}", caption, columns, rows, 100)]
+            rows.append([start, end, _label(group), round(again / (end - start) / len(group), 3)])
+    caption = "Deliveries of samples that had been delivered before, on this or another rank."
+    columns = ["step from", "step to", "rank", "in a batch"]
+    return [heatmap(f"Where samples repeat, epoch {epoch.epoch}", caption, columns, rows, epoch.batch_size)]
+
+
+def _label(group: Sequence[Any]) -> str:
+    first, last = group[0].rank, group[-1].rank
+    return str(first) if first == last else f"{first} to {last}"
 
 
 def _by_rank(epoch: Any, what: str) -> Figure:
-    ranks = [each.rank for each in epoch.ranks]
-    numbers = [getattr(each, what) for each in epoch.ranks]
-    cuts = edges(len(ranks), _BARS).tolist()
-    groups = [numbers[low:high] for low, high in pairwise(cuts)]
-    caption = "All the same." if min(numbers) == max(numbers) else f"From {min(numbers):,} to {max(numbers):,}."
-    if what == "steps" and min(numbers) < max(numbers):
+    groups = _groups(epoch.ranks, _BARS)
+    numbers = [[getattr(each, what) for each in group] for group in groups]
+    least, most = min(map(min, numbers)), max(map(max, numbers))
+    caption = "All the same." if least == most else f"From {least:,} to {most:,}."
+    if what == "steps" and least < most:
         caption += " A collective in the steps beyond the least waits forever."
-    series = {what: numbers}
-    if len(groups) < len(ranks):
-        caption += " Several ranks share a pair of bars, labelled with the first of them."
-        series = {"least": [min(each) for each in groups], "most": [max(each) for each in groups]}
-    labels = [str(ranks[low]) for low in cuts[:-1]]
-    return bars(f"{what.capitalize()} of each rank", caption, "rank", what, labels, series)
-
-
-def _sizes(epoch: Any) -> Figure:
-    counts: Counter[int] = Counter()
-    for each in epoch.ranks:
-        counts.update(each.batch_sizes)
-    shown = sorted(size for size, _ in counts.most_common(_BARS))
-    some = (
-        "" if len(shown) == len(counts) else f" The {len(shown)} most frequent of {len(counts):,} sizes are shown."
-    )
-    labels, series = [f"{size:,}" for size in shown], {"batches": [counts[size] for size in shown]}
-    caption = "Batches of each number of samples, on all ranks together." + some
-    return bars(f"Batches by size, epoch {epoch.epoch}", caption, "samples in a batch", "batches", labels, series)
+    series = {
+        "every rank": [min(each) for each in numbers],
+        "the rank with the most": [max(each) - min(each) for each in numbers],
+    }
+    return bars(f"{what.capitalize()} of each rank", caption, "rank", what, list(map(_label, groups)), series)
 
 
 def _samples(epoch: Any) -> Figure:

@@ -9,10 +9,13 @@ async function loadVega() {
 
 function draw(figure, { columns, rows, spec }) {
   const values = rows.map((row) => Object.fromEntries(row.map((cell, place) => [columns[place], cell])));
+  const main = (spec.layer ?? [spec])[0];
   const touch = matchMedia("(pointer: coarse)").matches; // a finger scrolls the page, it does not move the chart
-  const plain = JSON.parse(JSON.stringify(spec, (key, part) => (touch && key === "params" ? undefined : part)));
-  const whole = { ...plain, width: "container", data: { values } };
-  return vegaEmbed(figure.querySelector(".chart"), whole, {
+  if (!touch && main.encoding.x.type === "quantitative") {
+    const select = { type: "interval", encodings: ["x"], zoom: "wheel![event.shiftKey]" }; // the wheel alone scrolls
+    main.params = [{ name: "zoom", select, bind: "scales" }];
+  }
+  return vegaEmbed(figure.querySelector(".chart"), { ...spec, width: "container", data: { values } }, {
     actions: false, config, renderer: "svg", tooltip: { theme: "report" },
   });
 }

@@ -1,7 +1,7 @@
 """A report as data: a verdict, facts, findings, and figures with their numbers."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rankfeed.diagnostics.findings import Finding, Verdict
@@ -27,7 +27,7 @@ class Section:
     """Figures under one heading."""
 
     title: str
-    figures: list[Figure]
+    figures: Sequence[Figure]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,16 +39,16 @@ class Page:
         verdict: sound, diseased or not proven; None if there is nothing to prove (rates of a run).
         summary: the result in one sentence.
         facts: names and values, shown at the top.
-        findings: what is wrong, one sentence each.
+        findings: what is wrong, could not be shown, or is worth knowing.
         sections: the figures.
     """
 
     title: str
     verdict: Verdict | None
     summary: str
-    facts: dict[str, str]
-    findings: list[str]
-    sections: list[Section]
+    facts: Mapping[str, str | int]
+    findings: Sequence[Finding] = ()
+    sections: Sequence[Section]
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able; a figure is given by its numbers, without the specification of its chart."""
@@ -57,36 +57,26 @@ class Page:
             for section in self.sections
             for figure in section.figures
         ]
-        head = {name: getattr(self, name) for name in ("title", "summary", "facts", "findings")}
         proven = {} if self.verdict is None else {"verdict": self.verdict.value, "sound": self.verdict.sound}
-        return {**head, **proven, "figures": figures}
+        findings = [each.as_dict() for each in self.findings]
+        head = {"title": self.title, **proven, "summary": self.summary, "facts": {**self.facts}}
+        return {**head, "findings": findings, "figures": figures}
 
 
-def sentences(findings: Sequence[Finding]) -> list[str]:
-    """Findings for the top of a page, one line each; notes are not among them.
-
-    Examples:
-        >>> sentences([Finding("slow", "warning", "it is slow", ("rank 0", "rank 1"), "use workers")])
-        ['warning: it is slow (rank 0; rank 1). Remedy: use workers']
-    """
-    lines = []
-    for each in findings:
-        if each.severity != "note":
-            evidence = f" ({'; '.join(each.evidence)})" if each.evidence else ""
-            remedy = f". Remedy: {each.remedy}" if each.remedy else ""
-            lines.append(f"{each.severity}: {each.what}{evidence}{remedy}")
-    return lines
+def shown(count: int, total: int, what: str) -> str:
+    """A sentence for a caption if not all are shown."""
+    return "" if count == total else f" {count:,} of {total:,} {what} are shown."
 
 
 def joined(pages: Sequence[Page]) -> Page:
     """Several pages as one, under the worst of their verdicts.
 
     Examples:
-        >>> fine = Page(title="a", verdict=Verdict.SOUND, summary="Fine.", facts={}, findings=[], sections=[])
-        >>> bad = Page(title="b", verdict=Verdict.DISEASED, summary="Bad.", facts={}, findings=["x"], sections=[])
+        >>> fine = Page(title="a", verdict=Verdict.SOUND, summary="Fine.", facts={}, sections=[])
+        >>> bad = Page(title="b", verdict=Verdict.DISEASED, summary="Bad.", facts={"ranks": 2}, sections=[])
         >>> both = joined([fine, bad])
-        >>> both.title, both.verdict.value, both.summary, both.findings
-        ('a, b', 'diseased', 'b: Bad. a: Fine.', ['b: x'])
+        >>> both.title, both.verdict.value, both.summary, both.facts
+        ('a, b', 'diseased', 'b: Bad. a: Fine.', {'b: ranks': 2})
     """
     if len(pages) == 1:
         return pages[0]
@@ -96,8 +86,6 @@ def joined(pages: Sequence[Page]) -> Page:
         verdict=ordered[0].verdict,
         summary=" ".join(f"{page.title}: {page.summary}" for page in ordered),
         facts={f"{page.title}: {name}": fact for page in pages for name, fact in page.facts.items()},
-        findings=[f"{page.title}: {finding}" for page in ordered for finding in page.findings],
-        sections=[
-            Section(f"{page.title}: {part.title}", part.figures) for page in pages for part in page.sections
-        ],
+        findings=[replace(each, what=f"{page.title}: {each.what}") for page in ordered for each in page.findings],
+        sections=[replace(each, title=f"{page.title}: {each.title}") for page in pages for each in page.sections],
     )

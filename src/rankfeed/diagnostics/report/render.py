@@ -13,6 +13,7 @@ from string import Template
 from textwrap import wrap
 from typing import Any
 
+from rankfeed.diagnostics.findings import Finding
 from rankfeed.diagnostics.report.page import Figure, Page
 from rankfeed.diagnostics.written import written
 from rankfeed.sources.extras import need
@@ -21,8 +22,6 @@ from rankfeed.sources.extras import need
 _VERDICTS = {"sound": "✓ Sound", "diseased": "✕ Diseased", "not proven": "? Not proven"}
 #: Width of a chart in a picture, and letters in a line of its title.
 _WIDTH, _LETTERS = 720, 110
-#: Letters of a cell from which its table has the whole width.
-_LONG = 60
 
 
 def write(page: Page, path: str | os.PathLike[str]) -> Path:
@@ -38,28 +37,26 @@ def write(page: Page, path: str | os.PathLike[str]) -> Path:
 
 def html(page: Page) -> str:
     """The document: text from data is escaped; the script fills charts and tables from one copy of the numbers."""
-    vega = _vega()
     figures = [figure for section in page.sections for figure in section.figures]
     number = iter(range(len(figures)))
     sections = []
     for section in page.sections:
         drawn = "".join(_figure(figure, next(number)) for figure in section.figures)
         sections.append(f'<section><h2>{_text(section.title)}</h2><div class="figures">{drawn}</div></section>')
-    word = "" if page.verdict is None else f'<span class="word">{_VERDICTS[page.verdict.value]}</span>'
+    verdict = "" if page.verdict is None else page.verdict.value
+    facts = {name: fact if isinstance(fact, str) else f"{fact:,}" for name, fact in page.facts.items()}
     return Template(_asset("page.html")).substitute(
         title=_text(page.title),
         style=_asset("page.css"),
-        kind="" if page.verdict is None else page.verdict.replace(" ", "-"),
-        word=word,
+        kind=verdict.replace(" ", "-"),
+        word=f'<span class="word">{_VERDICTS[verdict]}</span>' if verdict else "",
         summary=_text(page.summary),
-        findings="".join(f"<li>{_text(finding)}</li>" for finding in page.findings),
-        facts="".join(
-            f"<div><dt>{_text(name)}</dt><dd>{_text(fact)}</dd></div>" for name, fact in page.facts.items()
-        ),
+        findings="".join(map(_finding, page.findings)),
+        facts="".join(f"<div><dt>{_text(name)}</dt><dd>{_text(fact)}</dd></div>" for name, fact in facts.items()),
         sections="".join(sections),
         config=_asset("vega.json"),
         charts=_json([{"columns": each.columns, "rows": each.rows, "spec": each.spec} for each in figures]),
-        vega=vega,
+        vega=_vega(),
         script=_asset("page.js"),
     )
 
@@ -68,21 +65,22 @@ def png(page: Page) -> bytes:
     """All charts of a page below each other, on a light background."""
     convert: Any = need("vl_convert", extra="report")
     word = "" if page.verdict is None else f"{page.verdict.value.capitalize()}. "
-    head = [line for text in (word + page.summary, *page.findings) for line in _lines(text)]
+    texts = [word + page.summary, *(line for each in page.findings for line in str(each).splitlines())]
     charts = [_for_picture(figure) for section in page.sections for figure in section.figures if figure.spec]
-    config = json.loads(_asset("vega.json"))
-    whole = {
-        "title": {"text": _lines(page.title), "subtitle": head, "fontSize": 18, "frame": "bounds", "offset": 24},
-        "vconcat": charts or [{"data": {"values": []}, "mark": "point"}],
-        "spacing": 36,
-        "resolve": {"scale": {"color": "independent", "strokeDash": "independent"}},
-        "config": config | {"background": "var(--card)", "padding": 24, "autosize": "pad"},
-    }
-    light = re.findall(r"--([\w-]+): (#\w+);", _asset("page.css").partition("@media")[0])
-    text = _json(whole)
-    for name, colour in light:
-        text = text.replace(f'"var(--{name})"', f'"{colour}"')
-    picture: bytes = convert.vegalite_to_png(text, scale=1.5)
+    head = {"text": _lines(page.title), "subtitle": [line for text in texts for line in _lines(text)]}
+    whole = _json(
+        {
+            "title": head | {"fontSize": 18, "frame": "bounds", "offset": 24},
+            "vconcat": charts or [{"data": {"values": []}, "mark": "point"}],
+            "spacing": 36,
+            "resolve": {"scale": {"color": "independent", "strokeDash": "independent"}},
+            "config": json.loads(_asset("vega.json"))
+            | {"background": "var(--card)", "padding": 24, "autosize": "pad"},
+        }
+    )
+    for name, colour in re.findall(r"--([\w-]+): (#\w+);", _asset("page.css").partition("@media")[0]):
+        whole = whole.replace(f'"var(--{name})"', f'"{colour}"')
+    picture: bytes = convert.vegalite_to_png(whole, scale=1.5)
     return picture
 
 
@@ -128,6 +126,12 @@ def _vega() -> str:
     return base64.b64encode(gzip.compress(script.encode(), mtime=0)).decode()
 
 
+def _finding(finding: Finding) -> str:
+    lines = [*finding.evidence, *([f"remedy: {finding.remedy}"] if finding.remedy else [])]
+    what = _text(f"{finding.severity}: {finding.what} [{finding.code}]")
+    return f"<li>{what}{''.join(f'<p>{_text(line)}</p>' for line in lines)}</li>"
+
+
 def _figure(figure: Figure, number: int) -> str:
     label = f'aria-label="{_text(figure.title)}"'
     body = f'<div class="table" tabindex="0" role="region" {label}></div>'
@@ -135,22 +139,10 @@ def _figure(figure: Figure, number: int) -> str:
         chart = f'<div class="chart" role="img" {label}></div>'
         body = f"{chart}<details><summary>Numbers</summary>{body}</details>"
     head = f"<figcaption><h3>{_text(figure.title)}</h3><p>{_text(figure.caption)}</p></figcaption>"
-    texts = (cell for row in figure.rows for cell in row if isinstance(cell, str))
-    wide = figure.spec is None and any(len(cell) > _LONG for cell in texts)
-    return f'<figure class="{"wide" if wide else ""}" data-number="{number}">{head}{body}</figure>'
+    return f'<figure data-number="{number}">{head}{body}</figure>'
 
 
 def _for_picture(figure: Figure) -> dict[str, Any]:
-    """A chart on its own, without zoom and the width of bars, whose scale has another name among other charts."""
-    spec = _without_zoom(figure.spec or {})
-    if isinstance(spec.get("mark"), dict) and "width" in spec["mark"]:
-        spec["mark"] = "bar"
-    if "layer" in spec:
-        spec["layer"] = [_without_zoom(layer) for layer in spec["layer"]]
     records = [dict(zip(figure.columns, row, strict=True)) for row in figure.rows]
     title = {"text": _lines(figure.title), "subtitle": _lines(figure.caption)}
-    return spec | {"width": _WIDTH, "title": title, "data": {"values": records}}
-
-
-def _without_zoom(spec: dict[str, Any]) -> dict[str, Any]:
-    return {name: part for name, part in spec.items() if name != "params"}
+    return {**(figure.spec or {}), "width": _WIDTH, "title": title, "data": {"values": records}}

@@ -1,6 +1,7 @@
 """The report of a run's rates, from snapshots of ``loader.stats()`` that a job wrote to files."""
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +12,6 @@ import numpy.typing as npt
 
 from rankfeed.diagnostics.report.charts import lines
 from rankfeed.diagnostics.report.page import Figure, Page, Section
-from rankfeed.diagnostics.report.sampling import picks
 from rankfeed.errors import CorruptError, SourceError
 from rankfeed.storage.commit import decodable
 
@@ -51,48 +51,42 @@ _RATIOS = (
 
 
 def read_stats(path: str | os.PathLike[str]) -> list[StatsSnapshot]:
-    """Snapshots from a file of JSON lines.
+    """Snapshots from a file of JSON lines; an incomplete last line is ignored (the job was killed while writing).
 
     Raises:
         SourceError: the file cannot be read, or is empty.
-        CorruptError: a line is no snapshot; an incomplete last line is ignored (the job was killed while writing).
+        CorruptError: a line is no snapshot.
     """
     try:
-        rows = Path(path).read_bytes().splitlines(keepends=True)
+        content = Path(path).read_bytes()
     except OSError as error:
         raise SourceError("the snapshots cannot be read", found=error.strerror or error, where=path) from error
-    found = []
-    for number, row in enumerate(rows, 1):
-        try:
-            if row.strip():
-                found.append(msgspec.json.decode(row, type=StatsSnapshot))
-        except (msgspec.DecodeError, RecursionError) as error:
-            if number == len(rows) and not row.endswith(b"\n"):
-                break
-            raise CorruptError(
-                "the line is no snapshot of a loader",
-                expected="json.dumps(loader.stats())",
-                found=str(error),
-                where=f"{path}, line {number}",
-            ) from error
+    expected = "lines of json.dumps(loader.stats())"
+    try:
+        found = msgspec.json.Decoder(StatsSnapshot).decode_lines(content[: content.rfind(b"\n") + 1])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise CorruptError("a line is no snapshot", expected=expected, found=str(error), where=path) from error
     if not found:
-        raise SourceError("there are no snapshots", expected="lines of json.dumps(loader.stats())", where=path)
+        raise SourceError("there are no snapshots", expected=expected, where=path)
     return found
 
 
 def stats_page(snapshots: Mapping[str, Sequence[StatsSnapshot]], title: str = "") -> Page:
-    """The report of the rates, waiting, padding, memory and cache of each rank, in the order of its snapshots."""
+    """The report of rates, waiting, padding, memory and cache.
+
+    Args:
+        snapshots: of each rank, in their order (see `read_stats`).
+        title: of the report.
+    """
     tables = {name: _continued(each) for name, each in snapshots.items()}
     ends = np.array([table[-1] for table in tables.values()])
     total = dict(zip(_NAMES, ends.sum(axis=0).tolist(), strict=True))
-    seconds, samples = ends[:, _NAMES.index("seconds")], ends[:, _NAMES.index("samples")]
-    long = seconds > _INSTANT
-    waited = min(1.0, total["waited_seconds"] / total["seconds"]) if long.any() else 0.0
-    facts = {
-        "ranks with snapshots": f"{len(tables):,}",
-        "samples": f"{total['samples']:,.0f}",
-        "steps of a rank": f"{ends[:, 0].max():,.0f}",
-        "samples a second, all ranks": f"{(samples[long] / seconds[long]).sum():,.0f}",
+    waited = min(1.0, total["waited_seconds"] / max(total["seconds"], _INSTANT))
+    facts: dict[str, str | int] = {
+        "ranks with snapshots": len(tables),
+        "samples": int(total["samples"]),
+        "steps of a rank": int(ends[:, 0].max()),
+        "samples a second, all ranks": round((ends[:, 1] / np.maximum(ends[:, 2], _INSTANT)).sum()),
     }
     figures = []
     for figure, caption, unit, part, whole in _RATIOS:
@@ -102,7 +96,7 @@ def stats_page(snapshots: Mapping[str, Sequence[StatsSnapshot]], title: str = ""
             figures.append(_lines(figure, caption, unit, values))
             if percent:
                 facts[figure.lower()] = f"{min(1.0, total[part] / max(total[whole], _INSTANT)):.1%}"
-    memory = {name: (_thinned(table)[:, 2], _thinned(table)[:, -1] / 2**20) for name, table in tables.items()}
+    memory = {name: (table[:, 2], table[:, -1] / 2**20) for name, table in tables.items()}
     if not all(np.isnan(each).all() for _, each in memory.values()):
         caption = "Memory that belongs to a rank's process alone. A lasting slope is a leak."
         figures.append(_lines("Private memory", caption, "MiB", memory))
@@ -112,34 +106,26 @@ def stats_page(snapshots: Mapping[str, Sequence[StatsSnapshot]], title: str = ""
         verdict=None,
         summary=f"Training waited for data for {waited:.0%} of the time{limits}",
         facts=facts,
-        findings=[],
         sections=[Section("Rates and waiting", figures)],
     )
 
 
 def _continued(snapshots: Sequence[StatsSnapshot]) -> Floats:
-    """A row for each snapshot, over all loaders of a rank: one that was made to resume counts from 0.
+    """A row for each snapshot that is drawn; a loader that was made to resume counts from 0.
 
     Examples:
         >>> _continued([StatsSnapshot(5, 50, 1.0, 0.0), StatsSnapshot(2, 20, 0.5, 0.0)])[:, 1].tolist()
         [50.0, 70.0]
     """
     table = np.array([msgspec.structs.astuple(each) for each in snapshots], float)
-    for row in range(1, len(table)):
-        before = msgspec.structs.astuple(snapshots[row - 1])
-        now = msgspec.structs.astuple(snapshots[row])
-        if now[0] < before[0] or now[2] < before[2]:  # steps or seconds
-            table[row:, :-1] += before[:-1]  # the memory is no count
-    return table
-
-
-def _thinned(table: Floats) -> Floats:
-    return table[picks(len(table), _POINTS)]
+    counts = table[:, :-1]  # the memory is no count
+    restarted = (np.diff(counts[:, [0, 2]], axis=0) < 0).any(axis=1, keepdims=True)  # steps or seconds
+    counts[1:] += np.cumsum(restarted * counts[:-1], axis=0)
+    return table[np.linspace(0, len(table) - 1, min(len(table), _POINTS), dtype=int)]
 
 
 def _ratio(table: Floats, part: str, whole: str, percent: bool) -> tuple[Floats, Floats]:
     """Times, and the growth of one count by that of another since the snapshot before."""
-    table = _thinned(table)
     grown = np.diff(table, axis=0, prepend=0)
     some, of = grown[:, _NAMES.index(part)], grown[:, _NAMES.index(whole)]
     found = np.full(len(table), np.nan)
@@ -153,18 +139,8 @@ def _lines(title: str, caption: str, unit: str, values: Mapping[str, tuple[Float
         caption += f" Of {len(values):,} ranks: least, median and most."
         times = max((x for x, _ in values.values()), key=lambda x: float(x[-1]))
         table = np.array([np.interp(times, x, y, right=np.nan) for x, y in values.values()])
-        columns = [column[~np.isnan(column)] for column in table.T]
-        values = {
-            name: (
-                times,
-                np.array([np.quantile(each, at, method="lower") if len(each) else np.nan for each in columns]),
-            )
-            for name, at in {"least": 0, "median": 0.5, "most": 1}.items()
-        }
-    series = {
-        name: [
-            (at, None if np.isnan(each) else float(f"{each:.6g}")) for at, each in zip(x.tolist(), y, strict=True)
-        ]
-        for name, (x, y) in values.items()
-    }
+        with warnings.catch_warnings(action="ignore"):  # times without any value
+            found = np.nanquantile(table, [0, 0.5, 1], axis=0, method="lower")
+        values = {name: (times, each) for name, each in zip(("least", "median", "most"), found, strict=True)}
+    series = {name: zip(x.tolist(), y.tolist(), strict=True) for name, (x, y) in values.items()}
     return lines(title, caption, "seconds", unit, series)
