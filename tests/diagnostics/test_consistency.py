@@ -11,8 +11,8 @@ from tests.diagnostics.test_diagnosis import Deal, alone, batched, codes, job, l
 
 from rankfeed.diagnostics.doctor.diagnosis import diagnose
 from rankfeed.diagnostics.doctor.records import Built, Step
-from rankfeed.diagnostics.doctor.rows import hashes
 from rankfeed.diagnostics.findings import Finding
+from rankfeed.diagnostics.keys import hashes
 
 SAMPLES = 96
 #: Run, rank, epoch, worker (None: no workers), and number of rows that the worker read before in this epoch.

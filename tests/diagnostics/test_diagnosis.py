@@ -367,7 +367,7 @@ def test_the_universe_is_a_control_of_its_own() -> None:
 def test_samples_that_collate_drops() -> None:
     def filtering(samples: list[int], worker: int | None, place: tuple[int, int, int]) -> Step:
         kept = [each for each in samples if each % 10]
-        return Step(rows=len(kept), indices=[*samples], nones=len(samples) - len(kept), worker=worker)
+        return Step(rows=len(kept), indices=[*samples], dropped=len(samples) - len(kept), worker=worker)
 
     def packing(samples: list[int], worker: int | None, place: tuple[int, int, int]) -> Step:
         return Step(rows=1, indices=[*samples], worker=worker)
@@ -388,6 +388,24 @@ def test_an_index_that_holds_other_data_on_another_rank() -> None:
     built = Built(seconds=0, samples=SAMPLES, cuts_one_dataset=True)
     found = severe(sound, shape=split, built=built)
     assert found[0] == ("differs-between-ranks", "error")
+
+
+def test_an_index_that_holds_other_data_in_each_worker() -> None:
+    """A worker_init_fn that gives each worker a part of a map-style dataset, whose indices go round."""
+
+    def cut_in_workers(samples: list[int], worker: int | None, place: tuple[int, int, int]) -> Step:
+        parts = 1 if worker is None else 2
+        held = [*range(worker or 0, SAMPLES, parts)]
+        values = [7 * held[each % len(held)] for each in samples]
+        return Step(rows=len(samples), indices=[*samples], fields={"x": values}, worker=worker)
+
+    def augmented(samples: list[int], worker: int | None, place: tuple[int, int, int]) -> Step:
+        values = [hash((each, worker, place)) for each in samples]
+        return Step(rows=len(samples), indices=[*samples], fields={"x": values}, worker=worker)
+
+    built = Built(seconds=0, samples=SAMPLES)
+    assert severe(sound, shape=cut_in_workers, built=built) != []
+    assert severe(sound, shape=augmented, built=built) == []
 
 
 def test_indices_of_a_rank_s_own_files_are_no_keys() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.diagnostics.jobs import pipelines
 from torch.utils.data import (
     BatchSampler,
@@ -310,8 +311,29 @@ class Many(Numbers):
 def test_samples_that_are_none_are_counted() -> None:
     came = indexed(Many(), batch_size=6, collate_fn=lambda samples: [each for each in samples if each is not None])
     assert came[0].indices == [*range(6)]
-    assert came[0].nones == 2
+    assert came[0].dropped == 2
     assert came[0].batch == [1, 2, 4, 5]
+
+
+class Named(Numbers):
+    def __getitem__(self, index: int) -> Any:
+        return {"name": f"n{index % 4}", "x": torch.full((3,), float(index % 4)), "tokens": [index] * 30}
+
+
+def one_of_each(samples: list[Any]) -> Any:
+    table = {each["name"]: each["x"] for each in samples}
+    return {"names": [*table], "x": torch.stack([*table.values()])}
+
+
+def packed(samples: list[Any]) -> Any:
+    tokens = [token for each in samples for token in each["tokens"]]
+    return {"tokens": torch.tensor(tokens).reshape(-1, 90)}
+
+
+@pytest.mark.parametrize(("collate", "dropped"), [(one_of_each, 2), (packed, 0), (None, 0)])
+def test_samples_that_collate_leaves_out_are_counted_and_packed_ones_are_not(collate: Any, dropped: int) -> None:
+    came = indexed(Named(), batch_size=6, collate_fn=collate)
+    assert [each.dropped for each in came[:3]] == [dropped] * 3
 
 
 def test_a_dataset_that_is_recorded_looks_like_the_user_s() -> None:

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankfeed.diagnostics.batch_columns import columns
-from rankfeed.diagnostics.doctor.rows import all_ends, ends, hashes, shingles_of, tokens
-from rankfeed.diagnostics.keys import required_ids
+from rankfeed.diagnostics.doctor.rows import all_ends, ends, shingles_of, tokens
+from rankfeed.diagnostics.keys import hashes, required_ids
 from rankfeed.errors import AuditError
 
 X = torch.arange(12).reshape(4, 3)

@@ -1,13 +1,15 @@
 """Keys of the samples of a batch: their ids, or a hash of their content."""
 
+import pickle
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from xxhash import xxh3_128_digest
+from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
-from rankfeed.diagnostics.batch_columns import array_of, columns
+from rankfeed.diagnostics.batch_columns import Column, array_of, columns, fields_of
 from rankfeed.errors import AuditError, listed
 
 #: One for each sample of a batch: int64 (a whole number is its own key) or S16 (XXH3 digests of 128 bits).
@@ -109,6 +111,29 @@ def key_array(values: Any) -> KeyArray:
 
 def _digests(rows: Iterable[bytes]) -> KeyArray:
     return np.frombuffer(b"".join(map(xxh3_128_digest, rows)), "S16")
+
+
+def hashes(column: Column) -> list[int] | None:
+    """A hash of each entry; None if the entries have no content that can be hashed."""
+    with suppress(Exception):
+        return hash_rows(column)
+    return None
+
+
+def hash_rows(column: Column) -> list[int]:
+    """As `hashes`; raises for entries that cannot be hashed."""
+    if isinstance(column, np.ndarray) and column.dtype != object:
+        prefix = f"{column.dtype.str}{column.ndim}".encode()
+        return [xxh3_64_intdigest(prefix + np.ascontiguousarray(row).tobytes()) for row in column]
+    return [xxh3_64_intdigest(_bytes(entry)) for entry in column]
+
+
+def _bytes(entry: Any) -> bytes:
+    try:
+        return bytes_of(entry)
+    except AuditError:
+        opened = fields_of(entry)
+        return bytes_of([[name, repr(each)] for name, each in opened.items()]) if opened else pickle.dumps(entry)
 
 
 def bytes_of(value: Any) -> bytes:

@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 from xxhash import xxh3_128_hexdigest
 
+from rankfeed.diagnostics.batch_columns import array_of, columns
+from rankfeed.diagnostics.keys import hashes
+
 #: How deep a dataset is searched for generators of its own, and how many entries of a list.
 _DEPTH, _ENTRIES = 4, 32
 
@@ -24,14 +27,14 @@ class Tagged:
         streams: random generators that were drawn from since the batch before: digests of the state when the
             worker began and after the first batch that drew, by name.
         indices: of the dataset that collate was given, if they were recorded.
-        nones: how many of the samples were None.
+        dropped: how many of the samples are surely not in the batch.
     """
 
     batch: Any
     worker: int | None
     streams: dict[str, str] = field(default_factory=dict)
     indices: list[int] | None = None
-    nones: int = 0
+    dropped: int = 0
 
 
 def record(loader: Any, *, indices: bool = True) -> Callable[[], None]:
@@ -132,16 +135,16 @@ class _Tagging:
         from torch.utils.data import get_worker_info
 
         several = [*samples] if isinstance(samples, (list, tuple)) else [samples]
-        indices, nones = None, 0
+        indices, bare = None, []
         if several and all(type(each) is _Indexed for each in several):
             if all(hasattr(each.index, "__index__") for each in several):
                 indices = [int(each.index) for each in several]
-            nones = sum(each.sample is None for each in several)
             bare = [each.sample for each in several]
             samples = bare if isinstance(samples, (list, tuple)) else bare[0]
         batch, info = self._collate(samples), get_worker_info()
+        dropped = _dropped(bare, batch)
         if info is None:
-            return Tagged(batch, None, {}, indices, nones)
+            return Tagged(batch, None, {}, indices, dropped)
         if not self._began:
             self._began = True
             self._find_generators()  # some are created with the first sample
@@ -153,7 +156,7 @@ class _Tagging:
             for name, state in self._states.items()
             if before[name] != state
         }
-        return Tagged(batch, info.id, drawn, indices, nones)
+        return Tagged(batch, info.id, drawn, indices, dropped)
 
     def _now(self) -> dict[str, str]:
         import torch
@@ -166,6 +169,27 @@ class _Tagging:
             )
             for name, each in self._generators.items()
         }
+
+
+def _dropped(samples: list[Any], batch: Any) -> int:
+    """How many samples are surely not in a batch: None, or those beyond the rows of a field without new values."""
+    if nones := sum(each is None for each in samples):
+        return nones
+    found = columns(batch, len(samples))
+    if not found or max(map(len, found.values())) >= len(samples):
+        return 0
+    given = {name: hashes(_stacked(column)) for name, column in columns(samples, len(samples)).items()}
+    known = {key for keys in given.values() for key in keys or ()}
+    fewer = [keys for column in found.values() if (keys := hashes(column)) and known.issuperset(keys)]
+    return len(samples) - min(map(len, fewer)) if fewer else 0
+
+
+def _stacked(values: list[Any]) -> Any:
+    """The values of a field, one array if collate may stack them."""
+    arrays = [array_of(each) if hasattr(each, "detach") else each for each in values]
+    kinds = {(each.dtype, each.shape) if isinstance(each, np.ndarray | np.generic) else None for each in arrays}
+    plain = all(isinstance(each, int | float) for each in values)
+    return np.stack(arrays) if plain or (len(kinds) == 1 and None not in kinds) else arrays
 
 
 def _is_generator(thing: Any) -> bool:

@@ -14,8 +14,8 @@ from itertools import combinations
 import numpy as np
 
 from rankfeed.diagnostics.doctor.records import Padding, RankLog, RunLog, padding_of
-from rankfeed.diagnostics.doctor.rows import hashes
 from rankfeed.diagnostics.doctor.rules import ENOUGH
+from rankfeed.diagnostics.keys import hashes
 
 #: Values are the same below the first share of what chance explains, and others above the second one.
 _SAME, _OTHER = 0.05, 0.2

@@ -70,7 +70,7 @@ def _found(
     good = [each for each in controls if each.ok or each.cut]
     differing = conflicts([*good, *runs])
     kinds = choose(good, runs, universe, same_indices=not differing)
-    kind = next((each for each in kinds if each.control is not None and each.exact), None)
+    kind = _strongest(kinds, runs)
     one_dataset = any(each.cuts_one_dataset for run in runs for each in run.built)
     for (one, other), text in differing.items():
         # Without a stable kind, data that differ between two equal runs are an unseeded split or order.
@@ -78,17 +78,41 @@ def _found(
             yield finding("differs-between-ranks", "error", "ranks read different datasets", text)
     for run in runs:
         if any(True for _ in run.steps):
-            yield from _counted(run, kinds, good, allow)
+            yield from _counted(run, kind, kinds, good, allow)
     for after in resumed:
         if kind is not None:
             yield from orders.resumed(runs[0], after, kind)
 
 
+def _strongest(kinds: Sequence[Kind], runs: Sequence[RunLog]) -> Kind | None:
+    """The strongest kind that both controls agree on; not indices if these are other samples in a run."""
+    usable = [each for each in kinds if each.control is not None and each.exact]
+    if usable and usable[0].name == "indices" and not usable[0].drawn:
+        for content in usable[1:]:
+            if not content.drawn and any(_exchanges(run, content) for run in runs):
+                return content
+    return usable[0] if usable else None
+
+
+def _exchanges(run: RunLog, kind: Kind) -> bool:
+    """Whether known samples of an epoch come instead of others, more than padding and dropping explain."""
+    facts = _facts(run, ())
+    explained = facts.ranks * max(facts.workers, 1) * facts.batch
+    for expected, each in zip(kind.control or (), run.epochs, strict=False):
+        counts = Counts(expected, [kind.order(epoch) for epoch in each])
+        if min(counts.excess.total(), counts.lack.total()) > explained:
+            return True
+    return False
+
+
 def _counted(
-    run: RunLog, kinds: Sequence[Kind], controls: Sequence[RunLog], allow: Collection[str]
+    run: RunLog,
+    kind: Kind | None,
+    kinds: Sequence[Kind],
+    controls: Sequence[RunLog],
+    allow: Collection[str],
 ) -> Iterator[Finding]:
-    """What a run delivers, by the strongest kind that both controls agree on."""
-    kind = next((each for each in kinds if each.control is not None and each.exact), None)
+    """What a run delivers, by the strongest kind."""
     inexact = next((each for each in kinds if each.control is not None), None)
     if run.cut:
         yield from _window(run, kind or next(iter(kinds), None), controls, allow)

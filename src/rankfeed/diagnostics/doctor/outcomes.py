@@ -118,8 +118,8 @@ def dropped(run: RunLog) -> Iterator[Finding]:
     steps = [(rank, step) for rank in run.ranks for epoch in rank.epochs for step in epoch.steps]
     known = [(rank, step) for rank, step in steps if step.indices is not None and step.rows is not None]
     fewer = [(rank, step) for rank, step in known if (step.rows or 0) < len(step.indices or ())]
-    nones = [(rank, step) for rank, step in fewer if step.nones]
-    if found := nones or (fewer if 2 * len(fewer) <= len(known) else []):
+    surely = [(rank, step) for rank, step in fewer if step.dropped]
+    if found := surely or (fewer if 2 * len(fewer) <= len(known) else []):
         rank, step = found[0]
         indices = listed([str(index) for index in step.indices or ()])
         text = (

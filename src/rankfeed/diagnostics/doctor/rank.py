@@ -35,7 +35,7 @@ from rankfeed.diagnostics.doctor.records import (
     RunFailure,
     Step,
 )
-from rankfeed.diagnostics.keys import USUAL, Key, KeyArray, ids_in, key_array, required_ids
+from rankfeed.diagnostics.keys import USUAL, Key, KeyArray, hashes, ids_in, key_array, required_ids
 from rankfeed.diagnostics.tagged import Tagged, record
 from rankfeed.errors import AuditError, safe_str
 
@@ -201,19 +201,19 @@ class LoaderReader:
         ids = self._ids(batch)
         self.phase = before
         fields = columns(batch, len(indices) if indices is not None else None)
-        hashes = {name: keys for name, column in fields.items() if (keys := shapes.hashes(column)) is not None}
+        found = {name: keys for name, column in fields.items() if (keys := hashes(column)) is not None}
         if self._ours and isinstance(batch, dict) and "valid" in batch:
             kept = np.flatnonzero(np.asarray(batch["valid"])).tolist()  # other rows are padding
-            hashes = {name: [keys[row] for row in kept] for name, keys in hashes.items()}
+            found = {name: [keys[row] for row in kept] for name, keys in found.items()}
             ids = None if ids is None else [ids[row] for row in kept]
         shingles, tokens = ([], 0) if ids is not None or indices is not None else shapes.tokens(fields)
         return Step(
-            rows=len(ids) if ids is not None else next(map(len, hashes.values()), None),
+            rows=len(ids) if ids is not None else next(map(len, found.values()), None),
             ids=ids,
             indices=indices,
-            nones=origin.nones,
+            dropped=origin.dropped,
             base=[self._subset[each] for each in indices or ()] if self._subset is not None else None,
-            fields=hashes,
+            fields=found,
             ends={} if ids is not None else shapes.all_ends(fields),
             shingles=shingles,
             tokens=tokens,

@@ -75,9 +75,9 @@ class Step:
     #: None if the batch has no rows that can be distinguished.
     rows: int | None = None
     ids: list[RowKey] | None = None
-    #: Dataset indices that collate was given, in order, and how many of their samples were None.
+    #: Dataset indices that collate was given, in order, and how many of their samples collate dropped.
     indices: list[int] | None = None
-    nones: int = 0
+    dropped: int = 0
     #: These indices in the dataset at the bottom of torch's Subsets.
     base: list[int] | None = None
     #: Hash of each row's value, by field.

@@ -1,44 +1,18 @@
 """What is compared of the rows of a batch: hashes, padding and shingles of tokens."""
 
-import pickle
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from xxhash import xxh3_64_intdigest
 
-from rankfeed.diagnostics.batch_columns import Column, fields_of
-from rankfeed.diagnostics.keys import bytes_of
-from rankfeed.errors import AuditError
+from rankfeed.diagnostics.batch_columns import Column
+from rankfeed.diagnostics.keys import hash_rows
 
 #: Tokens of a shingle, and of how many hashes one is kept.
 _TOKENS, _KEPT = 12, 16
 #: Factors of the hash of a shingle.
 _FACTORS = np.random.default_rng(12).integers(1 << 62, size=_TOKENS, dtype=np.uint64) | np.uint64(1)
-
-
-def hashes(column: Column) -> list[int] | None:
-    """A hash of each entry; None if the entries have no content that can be hashed."""
-    with suppress(Exception):
-        return _hashes(column)
-    return None
-
-
-def _hashes(column: Column) -> list[int]:
-    if isinstance(column, np.ndarray) and column.dtype != object:
-        prefix = f"{column.dtype.str}{column.ndim}".encode()
-        return [xxh3_64_intdigest(prefix + np.ascontiguousarray(row).tobytes()) for row in column]
-    return [xxh3_64_intdigest(_bytes(entry)) for entry in column]
-
-
-def _bytes(entry: Any) -> bytes:
-    try:
-        return bytes_of(entry)
-    except AuditError:
-        opened = fields_of(entry)
-        return bytes_of([[name, repr(each)] for name, each in opened.items()]) if opened else pickle.dumps(entry)
 
 
 def ends(column: Column, *, first: bool = False) -> list[tuple[int, int, int]]:
@@ -48,7 +22,7 @@ def ends(column: Column, *, first: bool = False) -> list[tuple[int, int, int]]:
         line = row[::-1] if first else row
         same = (line == line[-1]).reshape(len(line), -1).all(axis=1)
         run = len(line) if same.all() else int(np.argmin(same[::-1]))
-        found.append((_hashes(line[-1:])[0], _hashes(line[None, : len(line) - run])[0], run))
+        found.append((hash_rows(line[-1:])[0], hash_rows(line[None, : len(line) - run])[0], run))
     return found
 
 
