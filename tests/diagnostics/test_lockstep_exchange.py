@@ -223,4 +223,5 @@ def test_an_error_of_the_user_differs_from_that_of_a_collective() -> None:
     failure = local.fail(RuntimeError("DataLoader timed out after 5 seconds"))  # while data are waited for
     assert not failure.is_echo
     assert is_echo(RuntimeError("NCCL communicator was aborted on rank 1"))
+    assert not is_echo(ValueError("a peer's label"))
     assert not is_echo(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))

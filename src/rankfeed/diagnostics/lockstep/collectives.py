@@ -4,12 +4,12 @@ Each backend counts the collectives that were entered, those of DDP included. gl
 torch's flight recorder (torch 2.8 and newer) has the last 2,000 collectives of gloo, and which of them have ended.
 """
 
+import json
 import sys
 from contextlib import suppress
+from itertools import groupby
 from typing import Any
 from zlib import crc32
-
-import msgspec
 
 from rankfeed.diagnostics.lockstep.status import GroupCalls
 
@@ -17,50 +17,33 @@ from rankfeed.diagnostics.lockstep.status import GroupCalls
 _CALLS = 8
 
 
-class _Entry(msgspec.Struct, frozen=True):
-    process_group: tuple[str, str]
-    pg_id: int  # of an instance: a group that is created again has another one
-    profiling_name: str
-    collective_seq_id: int
-    retired: bool
-
-
-class _Trace(msgspec.Struct, frozen=True):
-    entries: list[_Entry]
-
-
 class FlightRecorder:
     """The last collectives of gloo's process groups; read again only after a change, since that takes 60 ms."""
 
     def __init__(self) -> None:
         self._state = ""
-        self._calls: dict[str, GroupCalls] = {}
+        self._groups: dict[str, GroupCalls] = {}
 
     def calls(self, keys: list[str]) -> dict[str, GroupCalls]:
         """Calls of process groups, given the keys of their numbers; empty if there is no recorder."""
         with suppress(Exception):
-            from torch._C import _distributed_c10d as c10d
-
-            dump: Any = c10d._dump_fr_trace_json  # type: ignore[attr-defined]
+            dump: Any = sys.modules["torch"]._C._distributed_c10d._dump_fr_trace_json
             state = dump(False, False)
             if state != self._state:
-                self._calls = group_calls(msgspec.json.decode(dump(True, False), type=_Trace).entries)
-                self._state = state
+                self._groups, self._state = _groups(json.loads(dump(True, False))["entries"]), state
         names = {key: key.rsplit("/", 2)[0] for key in keys if key.endswith("/gloo")}
-        return {key: self._calls[name] for key, name in names.items() if name in self._calls}
+        return {key: self._groups[name] for key, name in names.items() if name in self._groups}
 
 
-def group_calls(entries: list[_Entry]) -> dict[str, GroupCalls]:
-    """Calls by the name of the process group."""
-    groups: dict[tuple[str, int], list[_Entry]] = {}
-    for each in entries:
-        if each.profiling_name.startswith("gloo:"):
-            groups.setdefault((each.process_group[0], each.pg_id), []).append(each)
+def _groups(entries: list[dict[str, Any]]) -> dict[str, GroupCalls]:
     found: dict[str, GroupCalls] = {}
-    for (name, _), calls in groups.items():
-        open_calls = [each.collective_seq_id for each in calls if not each.retired]
-        kinds = {each.collective_seq_id: each.profiling_name.partition(":")[2] for each in calls[-_CALLS:]}
-        found[name] = GroupCalls(max(kinds), max(open_calls, default=0), kinds)
+    entries = [each for each in entries if each["profiling_name"].startswith("gloo:")]
+    # By instance: a group that is created again has the same name, and begins to count again.
+    for _, group in groupby(sorted(entries, key=lambda each: each["pg_id"]), key=lambda each: each["pg_id"]):
+        calls = {each["collective_seq_id"]: each for each in group}
+        kinds = {number: calls[number]["profiling_name"].removeprefix("gloo:") for number in [*calls][-_CALLS:]}
+        name = next(iter(calls.values()))["process_group"][0]
+        found[name] = GroupCalls(max(calls), max((n for n in calls if not calls[n]["retired"]), default=0), kinds)
     return found
 
 
