@@ -21,16 +21,16 @@ class FlightRecorder:
     """The last collectives of gloo's process groups; read again only after a change, since that takes 60 ms."""
 
     def __init__(self) -> None:
-        self._state = ""
+        self._states = ("", "")
         self._groups: dict[str, GroupCalls] = {}
 
     def calls(self, keys: list[str]) -> dict[str, GroupCalls]:
         """Calls of process groups, given the keys of their numbers; empty if there is no recorder."""
         with suppress(Exception):
             dump: Any = sys.modules["torch"]._C._distributed_c10d._dump_fr_trace_json
-            state = dump(False, False)
-            if state != self._state:
-                self._groups, self._state = _groups(json.loads(dump(True, False))["entries"]), state
+            states = (self._states[1], dump(False, False))
+            if states != self._states:  # twice after a change: torch notes the state a little before the entry
+                self._groups, self._states = _groups(json.loads(dump(True, False))["entries"]), states
         names = {key: key.rsplit("/", 2)[0] for key in keys if key.endswith("/gloo")}
         return {key: self._groups[name] for key, name in names.items() if name in self._groups}
 
