@@ -87,9 +87,13 @@ def test_the_rank_at_fault_is_named_on_all_others_and_a_healthy_job_hears_nothin
         "gil,0,5,3,4,with",
         "never,1,5,3,4,with",
         "sys.exit,0,5,2,4,with",
+        "leave,1,5,2,4,with",
+        "return to barrier,0,5,3,4,with",
+        "gather,2,5,3,4,with",
+        "pipeline,1,5,3,4,stages",
     ]
     if not thorough:
-        rounds = rounds[1:4]
+        rounds = [rounds[1], rounds[2], rounds[3], rounds[-4]]
     well = "healthy,0,400,3,6,healthy"  # of three, since the last ends two seconds after the store
     played(tmp_path, 60, *rounds, well)  # one job for all, since starting it takes longer than a round
     for each in rounds:

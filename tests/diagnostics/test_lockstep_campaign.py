@@ -25,6 +25,10 @@ PLAYED = {
     "slow": "no collectives",
     "evaluation": "evaluation",
     "after": "after",
+    "leave": "with",
+    "return to barrier": "with",
+    "gather": "with",
+    "pipeline": "stages",
     "never": "with",
     "sys.exit": "with",
 }
@@ -62,7 +66,8 @@ def test_twenty_faulty_jobs(piece: int, tmp_path: Path) -> None:
     for number in range(20 * piece, 20 * piece + 20):
         case = list(CASES)[number % len(CASES)]
         how = PLAYED.get(case) or chance.choice(["with", "with", "with", "bare"])
-        ranks = 4 if how == "subgroups" else chance.choice([2, 3, 3, 4])
+        # Of two ranks in different collectives, either may be the one at fault.
+        ranks = 4 if how == "subgroups" else chance.choice([3, 4] if case == "gather" else [2, 3, 3, 4])
         bad = 0 if number // len(CASES) % 3 == 0 else chance.randrange(ranks)
         rounds.append(f"{case},{bad},{chance.randrange(5, 36)},{ranks},{chance.choice([3, 4, 5])},{how}")
     played(tmp_path, 60, *rounds, at_once=3)

@@ -1,5 +1,6 @@
 """Ranks read of each other through a store, and see processes end, whichever of them is gone."""
 
+import json
 import socket
 import subprocess
 import sys
@@ -14,13 +15,14 @@ import torch.distributed as dist
 
 from rankfeed._util.process_info import process_start_time
 from rankfeed.diagnostics.lockstep import progress as observing
+from rankfeed.diagnostics.lockstep.collectives import FlightRecorder
 from rankfeed.diagnostics.lockstep.exchange import Exchange, Judgement
 from rankfeed.diagnostics.lockstep.find_cause import JobHistory
 from rankfeed.diagnostics.lockstep.job_store import JobStore
 from rankfeed.diagnostics.lockstep.progress import LocalProgress, Observer, is_echo
 from rankfeed.diagnostics.lockstep.rank_monitor import RankMonitor
 from rankfeed.diagnostics.lockstep.siblings import SiblingProcesses
-from rankfeed.diagnostics.lockstep.status import LoopFailure, Progress, RankStatus
+from rankfeed.diagnostics.lockstep.status import GroupCalls, LoopFailure, Progress, RankStatus
 
 
 class Job:
@@ -119,7 +121,7 @@ class FailingExchange:
 def test_a_store_that_is_late_is_asked_again_and_one_that_is_gone_is_not(exists: bool) -> None:
     monitor = RankMonitor.__new__(RankMonitor)
     monitor.local, monitor.over, monitor.rank, monitor.cause = LocalProgress(), False, 1, None
-    monitor._store_is_gone, monitor._has_store, monitor._standing, monitor._owner = False, False, 0.0, 0
+    monitor._store_is_gone, monitor._has_store, monitor._owner = False, False, 0
     monitor._siblings, monitor._hurry = SiblingProcesses(), threading.Event()
     monitor._observer, monitor._limit = Observer(RankStatus(1), monitor.local), 9.0
     monitor._exchange = exchange = FailingExchange(monitor, 2)  # type: ignore[assignment]
@@ -165,8 +167,36 @@ def test_progress_numbers_and_ages_come_from_one_read(monkeypatch: pytest.Monkey
     status = observer.status({})
     assert (status.age, status.ages, status.standing) == (3.0, {"all": 2.0, "new": 2.0}, 2.0)
     assert any("observer.status({})" in line for line in status.stack)
-    monkeypatch.setattr(observing, "collective_numbers", lambda: local.step() or {"all": 9})
-    assert observer.status({}).numbers == {}  # steps begin faster than they are read
+
+
+def test_torch_records_what_a_group_is_in_and_a_group_of_the_same_name_begins_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = [(7, "gloo:all_reduce", 9), (8, "gloo:broadcast", 1), (8, "gloo:barrier", 2), (9, "nccl:reduce", 3)]
+    entries = [
+        {
+            "process_group": ["0", "default_pg"],
+            "pg_id": group,
+            "profiling_name": name,
+            "collective_seq_id": number,
+            "retired": name != "gloo:barrier",
+            "state": "scheduled",
+        }
+        for group, name, number in calls
+    ]
+    reads: list[bool] = []
+
+    def dump(with_entries: bool, only_active: bool) -> str:
+        reads.append(with_entries)
+        return json.dumps({"entries": entries if with_entries else []})
+
+    monkeypatch.setattr("torch._C._distributed_c10d._dump_fr_trace_json", dump, raising=False)
+    recorder, keys = FlightRecorder(), ["0/ab/gloo", "0/ab/nccl", "1/ab/gloo"]
+    expected = {"0/ab/gloo": GroupCalls(2, 2, {1: "broadcast", 2: "barrier"})}
+    assert [recorder.calls(keys) for _ in range(3)] == [expected] * 3
+    assert reads == [False, True, False, True, False]  # all of it only after a change, since that takes long
+    monkeypatch.delattr("torch._C._distributed_c10d._dump_fr_trace_json")
+    assert FlightRecorder().calls(keys) == {}  # an older torch
 
 
 def test_the_end_of_a_process_is_seen_at_once() -> None:
@@ -193,4 +223,5 @@ def test_an_error_of_the_user_differs_from_that_of_a_collective() -> None:
     failure = local.fail(RuntimeError("DataLoader timed out after 5 seconds"))  # while data are waited for
     assert not failure.is_echo
     assert is_echo(RuntimeError("NCCL communicator was aborted on rank 1"))
+    assert not is_echo(ValueError("a peer's label"))
     assert not is_echo(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from rankfeed.diagnostics.lockstep.find_cause import SETTLE, SILENT, JobHistory, find_cause, incomparable_groups
-from rankfeed.diagnostics.lockstep.status import Cause, LoopFailure, Progress, RankStatus, State
+from rankfeed.diagnostics.lockstep.find_cause import SETTLE, SILENT, JobHistory, find_cause
+from rankfeed.diagnostics.lockstep.status import Cause, GroupCalls, LoopFailure, Progress, RankStatus, State
 
 LIMIT = 100.0
 LONG = 2 * LIMIT
@@ -143,31 +143,49 @@ def test_ranks_that_wait_for_each_other_in_two_groups_are_reported() -> None:
     assert blamed(one, other)[0] == 0
 
 
-def test_point_to_point_calls_raise_no_alarm() -> None:
-    """They count on two ranks only: in a common pause rank 2 has a lower number than the others, as always."""
-    history = JobHistory(3, LIMIT)
-    for beat, (step, age) in enumerate([(1, 0.0), (2, 0.0), (3, 0.0), (3, LONG), (3, LONG)], 1):
-        counts = [10 * step, 10 * step, 6 * step]
-        statuses = [rank(i, at(step), age, numbers={"all": counts[i]}, ages={"all": age}) for i in range(3)]
-        history.update([structs.replace(status, beat=beat) for status in statuses], float(beat))
-    assert find_cause(history) is None
+def recorded(number: int, last: int, *kinds: str, inside: bool = True) -> dict[str, Any]:
+    """A rank without progress whose collectives torch has recorded, up to the last one; others count calls too."""
+    known = dict(enumerate(kinds, last + 1 - len(kinds)))
+    return {**entered(all=number), "calls": {"all": GroupCalls(last, inside * last, known)}}
 
 
-def test_numbers_that_differ_at_the_beginning_of_a_pass_are_left_out() -> None:
-    marks = [(("all", number), ("pair", 2)) for number in (7, 6)]
-    one, other = (rank(i, at(3, marks=marks[i]), **entered(all=9 - i, pair=4)) for i in range(2))
-    assert incomparable_groups([one, other]) == {"all"}
-    assert job(one, other) is None
+def test_point_to_point_calls_are_not_compared() -> None:
+    """They count on two ranks only: rank 2 has a lower number than the others, in a common pause as always."""
+    counts = [30, 30, 18]
+    pause = (rank(i, at(3), **recorded(counts[i], 9, "all_reduce", inside=False)) for i in range(3))
+    assert job(*pause) is None
+    hang = [rank(i, at(3), **recorded(counts[i], 9, "all_reduce")) for i in range(3)]
+    assert job(*hang) is None  # a network that hangs is not told from one that is slow
+    hang[1] = rank(1, at(3), **recorded(29, 8, "all_reduce", inside=False))
+    assert blamed(*hang)[0] == 1
 
 
-@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), min_size=2, max_size=6), st.integers(1, 3))
-def test_collectives_of_all_ranks_are_comparable(seen: list[tuple[int, int]], each_step: int) -> None:
-    """Every rank enters the same collectives in each step, and was seen somewhere in it."""
-    statuses = [
-        rank(number, at(step), numbers={"all": max(step - 1, 0) * each_step + min(part, each_step, step * 9)})
-        for number, (step, part) in enumerate(seen)
-    ]
-    assert incomparable_groups(statuses) == set()
+def test_a_rank_that_has_left_its_collective_waits_for_no_other() -> None:
+    """The last status of rank 1 is from before it, and native code holds the GIL there since."""
+    late = rank(1, at(5), numbers={"all": 5})
+    assert job(rank(0, at(5), **recorded(6, 6, "all_reduce", inside=False)), late, silent={1: LIMIT}) is None
+    inside = rank(0, at(5), **recorded(6, 6, "all_reduce"), peers={1: "alive"})
+    assert "holds the interpreter's lock" in blamed(inside, late, silent={1: LIMIT})[1]
+
+
+def test_the_rank_in_another_collective_is_blamed() -> None:
+    reduces = [rank(i, at(5), **recorded(6, 6, "all_reduce", "all_reduce")) for i in range(3)]
+    leaves = rank(1, at(5, "left", done=(1, 5)), **recorded(6, 6, "all_reduce", "barrier"))
+    text = (
+        "rank 1 (host host1, process 101) has been out of its loop, which it left in step 5 of pass 1 for 200 s, "
+        "in barrier as collective 6 of process group all, which is all_reduce on rank 0, in step 5 of pass 1"
+    )
+    assert blamed(reduces[0], leaves) == (1, text)
+    assert blamed(reduces[0], leaves, reduces[2]) == (1, text)
+    gathers = rank(1, at(5), **recorded(6, 6, "all_reduce", "all_gather"))
+    assert blamed(reduces[0], gathers, reduces[2])[0] == 1
+    ahead = rank(1, at(5), **recorded(8, 8, "broadcast", "reduce", "barrier"))
+    assert blamed(reduces[0], ahead, reduces[2])[0] == 1  # the root of a broadcast need not wait for the others
+    early = structs.replace(reduces[0], age=1.0, ages={"all": 1.0})
+    assert job(early, leaves) is None
+    assert job(reduces[0], leaves, confirmed=False) is None
+    ended = rank(0, at(5), **recorded(6, 6, "all_reduce", "all_reduce", inside=False))
+    assert job(ended, rank(1, at(5), **recorded(6, 6, "all_reduce", "barrier", inside=False))) is None
 
 
 @pytest.mark.parametrize("numbers", [{}, {"all": 7}])  # of no group, or of one without collectives
@@ -267,6 +285,9 @@ def test_a_rank_is_blocked_by_one_that_has_not_entered_its_collective() -> None:
     assert cause.blocks(late)
     assert cause.blocks(rank(0, at(5), **entered(all=6)))
     assert not cause.blocks(rank(0, at(5), **entered(all=5)))
+    other = Cause(1, "", status=rank(1, at(5), **recorded(5, 5, "barrier")), hangs=True)
+    assert other.blocks(rank(0, at(5), **recorded(5, 5, "all_reduce")))
+    assert not other.blocks(rank(0, at(5), **recorded(5, 5, "all_reduce", inside=False)))
 
 
 def test_a_thousand_ranks_are_judged_in_one_look() -> None:

@@ -29,6 +29,10 @@ import rankfeed as rf
 import rankfeed.diagnostics.lockstep.rank_monitor  # likewise
 from rankfeed.diagnostics.lockstep.job_store import JobStore
 
+MISMATCH = r"collective \d+ of process group 0, which is all_reduce on rank \d, in step {step} of pass 1"
+LEFT = (
+    r"rank {bad} .* out of its loop, which it left in step {step} of pass 1 for \d+ s, in barrier as " + MISMATCH
+)
 #: What can happen to a rank, and what all ranks report of it.
 CASES = {
     "raise": r"rank {bad} \(host \S+, process \d+\) failed in step {step} of pass 1: ValueError: the user's own",
@@ -44,6 +48,10 @@ CASES = {
     "slow": r"rank {bad} .* has been waiting for the data of step {step} of pass 1 for \d+ s, and rank \d has",
     "evaluation": r"rank {bad} .* has been in step {step} of pass 1 for \d+ s, and rank \d has waited for",
     "after": r"rank {bad} .* has been at the end of its data after 40 steps of pass 1 for \d+ s, and rank \d has",
+    "leave": LEFT,
+    "return to barrier": LEFT,
+    "gather": r"rank {bad} .* has been in step {step} of pass 1 for \d+ s, in all_gather as " + MISMATCH,
+    "pipeline": r"rank {bad} .* has been in step {step} of pass 1 for \d+ s, and rank \d has waited for",
     "gil": r"rank {bad} .* has published nothing for \d+ s: its process is alive, and code that holds",
     "never": r"rank {bad} has not reached its first step after \d+ s, and rank \d has waited for",
     "sys.exit": r"rank {bad} .* failed in step {step} of pass 1: SystemExit: 3",
@@ -52,9 +60,9 @@ CASES = {
 #: Cases in which the rank at fault cannot end itself, or is not watched.
 ENDLESS = ("kill", "stop", "gil", "never")
 #: Cases in which it ends itself with an exit code.
-HANGING = ("sleep", "subgroup", "slow", "evaluation", "after")
+HANGING = ("sleep", "subgroup", "slow", "evaluation", "after", "leave", "gather", "pipeline")
 #: Cases that are seen at the limit, or before.
-AT_LIMIT = ("return", "stop", "gil", "never", *HANGING)
+AT_LIMIT = ("return", "return to barrier", "stop", "gil", "never", *HANGING)
 STEPS = 40
 
 
@@ -92,8 +100,12 @@ def train(lockstep: Any, model: Any, case: str, at: int, pair: Any = None, evalu
             happened(case if case not in ("loader", "short", "slow", "evaluation", "after", "never") else "")
             if case == "raise":
                 raise ValueError("the user's own")
-            if case == "return":
+            if case in ("return", "return to barrier"):
                 return
+            if case == "leave":
+                break
+            if case == "gather":
+                dist.all_gather_object([None] * dist.get_world_size(), step)
             if case == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             if case == "stop":
@@ -117,6 +129,14 @@ def train(lockstep: Any, model: Any, case: str, at: int, pair: Any = None, evalu
         if pair is not None:
             dist.all_reduce(torch.ones(1), group=pair)
         model(batch).sum().backward()
+
+
+def send_on(rank: int, batch: torch.Tensor) -> None:
+    """What a stage of a pipeline sends to the next one."""
+    if rank:
+        dist.recv(batch, rank - 1)
+    if rank < dist.get_world_size() - 1:
+        dist.send(batch, rank + 1)
 
 
 def hold_gil(seconds: int) -> None:
@@ -155,14 +175,24 @@ def work(rank: int, ranks: int, port: int, case: str, at: int, limit: float, how
                 if case == "after":
                     happened(case)
                     time.sleep(3600)
-                if how == "after":
+                if how == "after" or case == "leave":
                     dist.barrier()
+            if case == "return to barrier":
+                dist.barrier()
         elif how == "subgroups":
             # Ranks 0 and 1 wait for each other only, and so do the others.
             pairs = [dist.new_group([2 * pair, 2 * pair + 1]) for pair in range(ranks // 2)]
             with watched as batches:
                 train(batches, torch.nn.Linear(4, 4), case, at, pairs[rank // 2])
                 dist.barrier()
+        elif how == "stages":
+            with watched as batches:
+                for step, batch in enumerate(batches, 1):
+                    send_on(rank, batch)
+                    if step == at and case:
+                        happened(case)
+                        time.sleep(3600)
+                    dist.all_reduce(batch)
         elif how == "no collectives":
             with watched as batches:
                 for step, _ in enumerate(batches, 1):
@@ -232,13 +262,10 @@ def long_evaluation(rank: int, steps: int, limit: float) -> int:
 
 def pipeline(rank: int, steps: int, limit: float) -> int:
     """Stages send to the next one, so that the numbers of the group differ, and all pause beyond the limit."""
-    trained, last = 0, dist.get_world_size() - 1
+    trained = 0
     with rf.Lockstep(range(steps), limit=limit) as lockstep:
         for step in lockstep:
-            if rank:
-                dist.recv(torch.ones(1), rank - 1)
-            if rank < last:
-                dist.send(torch.ones(1), rank + 1)
+            send_on(rank, torch.ones(1))
             dist.all_reduce(torch.ones(1))
             trained += 1
             time.sleep(0.4)
@@ -285,7 +312,6 @@ def native_pauses(rank: int, steps: int, limit: float) -> int:
             trained += 1
             if step in (2, 4):
                 seconds = int(limit) + 3
-                time.sleep(1.5)  # what a rank has not published before cannot be known
                 hold_gil(seconds) if rank == 0 or step == 4 else time.sleep(seconds)
     return trained
 

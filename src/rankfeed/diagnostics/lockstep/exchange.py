@@ -49,7 +49,7 @@ class Exchange:
         self.written = status
         judgement = self._store.read("judgement", Judgement())
         if self._rank in _JUDGES:
-            judgement = self._judge(status.beat, now)
+            judgement = self._judge(judgement.cause, status.beat, now)
             self._store.write("judgement", judgement)
         if (judgement.judge, judgement.beat) != (self.judgement.judge, self.judgement.beat):
             self.judgement, self.judged = judgement, now
@@ -70,16 +70,15 @@ class Exchange:
             not (each.rank in done or each.has_left or self._history.is_silent(each)) for each in self._history
         )
 
-    def _judge(self, beat: int, now: float) -> Judgement:
+    def _judge(self, cause: Cause | None, beat: int, now: float) -> Judgement:
         history = self._history
         if not self._begun:
             for rank, key in enumerate(self._keys):
                 self._store.read(key, RankStatus(rank))
             self._begun = True
         history.update(self._store.read_all(self._keys, RankStatus), now)
-        # Both judges report what the first one has found.
-        cause: Cause | None = self._store.read("cause", None, Cause | None)
+        cause = cause or self.judgement.cause
         if cause is None and (found := find_cause(history)):
-            cause = self._store.write_once("cause", found)
+            cause = self._store.read("cause", found)  # both judges report what the first one has found
         closed = [status.progress.closed for status in history]
         return Judgement(self._rank, beat, closed[0], all(closed), cause)

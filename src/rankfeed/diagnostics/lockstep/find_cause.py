@@ -5,7 +5,6 @@ counts for how long it has received nothing from it.
 """
 
 from collections.abc import Iterable, Iterator
-from itertools import groupby
 
 from rankfeed.diagnostics.lockstep.status import Cause, RankStatus
 
@@ -24,11 +23,9 @@ class JobHistory:
         self.limit, self.uneven, self.now = limit, uneven, 0.0
         self.statuses = {rank: RankStatus(rank) for rank in range(world_size)}
         self.received = dict.fromkeys(range(world_size), 0.0)
-        self._earlier = dict(self.statuses)  # the last one at another step
         self._confirmed: set[int] = set()
         self._stopped: set[int] = set()  # processes, as ranks on their hosts see them
-        self._active: set[str] = set()  # process groups whose numbers changed under watch
-        self._incomparable: set[str] = set()
+        self.active: set[str] = set()  # process groups whose numbers changed under watch
 
     def __iter__(self) -> Iterator[RankStatus]:
         return iter(self.statuses.values())
@@ -40,16 +37,12 @@ class JobHistory:
             if new.beat == old.beat:
                 continue
             self.statuses[new.rank], self.received[new.rank] = new, now
-            if new.place != old.place:
-                self._earlier[new.rank] = old
             self._confirmed.discard(new.rank)
             if (new.progress, new.numbers) == (old.progress, old.numbers):
                 self._confirmed.add(new.rank)
         recent = [each.peers for each in self if self.silence(each) < SILENT]
         self._stopped = {rank for peers in recent for rank, state in peers.items() if state == "stopped"}
-        self._active = {key for status in self for key in status.ages}
-        if not self.uneven:
-            self._incomparable |= incomparable_groups([*self._earlier.values(), *self])
+        self.active = {key for status in self for key in status.ages}
 
     def silence(self, status: RankStatus) -> float:
         return self.now - self.received[status.rank]
@@ -68,40 +61,15 @@ class JobHistory:
         """Seconds since its state changed, as far as is known."""
         return status.age + self.silence(status)
 
-    def entered(self, status: RankStatus) -> dict[str, int]:
-        """Collectives that a rank has entered, by process group; only numbers that can be compared."""
-        groups = self._active - self._incomparable
-        return {key: number for key, number in status.numbers.items() if key in groups}
-
     def peer_state(self, status: RankStatus) -> str:
         """State of its process, as a rank of its host sees it that is not silent itself; else empty."""
         observers = (each.peers for each in self if status.rank in each.peers and not self.is_silent(each))
         return next((peers[status.rank] for peers in observers), "")
 
 
-def incomparable_groups(statuses: Iterable[RankStatus]) -> set[str]:
-    """Process groups whose collectives are not the same on all ranks.
-
-    Point-to-point calls count on two ranks only, and background threads enter collectives at any time. So numbers
-    at the beginning of a pass differ, or a rank in a later step has a lower number than one in an earlier step.
-    """
-    found: set[str] = set()
-    marks: dict[tuple[int, str], int] = {}
-    highest: dict[str, int] = {}
-    for place, same in groupby(sorted(statuses, key=lambda status: status.place), key=lambda status: status.place):
-        group = list(same)
-        starts = [item for status in group for item in status.progress.marks]
-        numbers = [item for status in group for item in status.numbers.items()]
-        found |= {key for key, number in starts if marks.setdefault((place[0], key), number) != number}
-        found |= {key for key, number in numbers if number < highest.get(key, 0)}
-        for key, number in numbers:
-            highest[key] = max(highest.get(key, 0), number)
-    return found
-
-
 def find_cause(job: JobHistory) -> Cause | None:
     """The most certain cause for which ranks wait in vain; None if the job is healthy, or may be."""
-    return _failed(job) or _uneven(job) or _dead(job) or _broken(job) or _waited_for(job)
+    return _failed(job) or _uneven(job) or _dead(job) or _broken(job) or _mismatched(job) or _waited_for(job)
 
 
 def _failed(job: JobHistory) -> Cause | None:
@@ -173,31 +141,67 @@ def _broken(job: JobHistory) -> Cause | None:
     )
 
 
+def _mismatched(job: JobHistory) -> Cause | None:
+    """Ranks that entered different collectives, as the same one of a group, and have not left them since."""
+    for key in sorted({key for each in job for key in each.calls}):
+        members = [each for each in job if key in each.calls]
+        inside = max(each.calls[key].inside for each in members)
+        for number in sorted({number for each in members for number in each.calls[key].kinds if number <= inside}):
+            kinds: dict[str, list[RankStatus]] = {}
+            for each in members:
+                if number in each.calls[key].kinds:
+                    kinds.setdefault(each.calls[key].kinds[number], []).append(each)
+            # The fewest ranks are the cause; of equally many, those that have left their loop.
+            ranked = sorted(kinds, key=lambda kind: (len(kinds[kind]), kinds[kind][0].progress.state != "left"))
+            status, other = kinds[ranked[0]][0], kinds[ranked[-1]][0]
+            if len(kinds) > 1 and min(job.standing(status), job.standing(other)) >= job.limit:
+                return status.cause(
+                    f"has been {status.where} for {job.standing(status):.0f} s, in {ranked[0]} as collective "
+                    f"{number} of process group {key.split('/')[0]}, which is {ranked[-1]} on rank {other.rank}, "
+                    f"{other.where}",
+                    "enter the same collectives in the same order on all ranks",
+                    hangs=True,
+                )
+    return None
+
+
 def _waited_for(job: JobHistory) -> Cause | None:
     """A rank for which another one has waited beyond the limit while it made no progress."""
-    entered = {each.rank: job.entered(each) for each in job}
+    entered = {each.rank: {key: n for key, n in each.entered.items() if key[0] in job.active} for each in job}
     stuck = {each.rank for each in job if not each.failure and job.standing(each) >= job.limit}
     waiters = [each for each in job if each.rank in stuck and not job.is_silent(each)]
-    front: dict[str, RankStatus] = {}  # the waiter that has entered most collectives of a group
+    front: dict[tuple[str, bool], RankStatus] = {}  # the waiter that is in the last collective of a group
     for each in waiters:
-        for key, number in entered[each.rank].items():
-            if key not in front or number > entered[front[key].rank][key]:
+        for key, number in each.inside.items():
+            if key not in front or number > front[key].inside[key]:
                 front[key] = each
     stepped = max((each for each in waiters if each.progress.state != "data"), key=_place, default=None)
-    inside = max((each for each in waiters if each.is_inside), key=_place, default=None)
+    blocked = [each for each in waiters if any(recorded for _, recorded in each.inside)]
+    unknown = [
+        each
+        for each in waiters
+        if each.is_inside and not (each.calls and all(recorded for _, recorded in each.inside))
+    ]
     waits: dict[int, RankStatus] = {}  # ranks that are waited for, each with a rank that waits
     for rank, status in job.statuses.items():
         own, is_silent = entered[rank], job.silence(status) >= job.limit
-        ahead = [front[key] for key in own if key in front and entered[front[key].rank][key] > own[key]]
+        ahead = [front[key] for key in own if key in front and front[key].inside[key] > own[key]]
         if ahead:
             waits[rank] = max(ahead, key=_place)
         elif stepped and not own and stepped.place > status.place and not (job.uneven and status.beat):
             waits[rank] = stepped  # without numbers, places are compared
-        elif inside and status.is_inside and is_silent and job.peer_state(status) != "alive":
-            waits[rank] = inside  # its host may hang in the same collective
+        elif is_silent and not status.progress.closed:
+            # Its numbers are old. If it is alive and no rank is blocked, native code may hold the GIL in a pause.
+            seen = blocked or (unknown if status.is_inside and job.peer_state(status) != "alive" else [])
+            if seen:
+                waits[rank] = max(seen, key=_place)
     # Who waits for another rank itself is not the cause, unless ranks wait for each other in different groups.
-    lowest = {key: min(own[key] for own in entered.values() if key in own) for key in front}
-    roots = {rank for rank in waits if all(entered[rank].get(key, last) == last for key, last in lowest.items())}
+    lowest: dict[tuple[str, bool], int] = {}
+    for key, number in (item for own in entered.values() for item in own.items()):
+        lowest[key] = min(number, lowest.get(key, number))
+    roots = {
+        rank for rank in waits if all(n <= lowest.get(key, n) for key, n in job.statuses[rank].inside.items())
+    }
     if not roots and waits.keys() <= stuck:
         roots = set(waits)
     candidates = [job.statuses[rank] for rank in sorted(roots & stuck)]

@@ -54,26 +54,16 @@ class JobStore:
     def write(self, key: str, value: Any) -> None:
         self._keys.set(key, msgspec.json.encode(value).decode())
 
-    def read(self, key: str, default: _T, kind: Any = None) -> _T:
-        """Read a key; it is created if there is none, so that no request waits for it."""
-        found: _T = self._replace(key, "", default, kind or type(default))
-        return found
+    def read(self, key: str, default: _T) -> _T:
+        """Read a key; the default is written if there is none, so that no request waits for it."""
+        found = self._keys.compare_set(key, "", msgspec.json.encode(default).decode())
+        return msgspec.json.decode(found, type=type(default))
 
     def read_all(self, keys: Sequence[str], kind: type[_T]) -> list[_T]:
         """Read keys that exist."""
         extended = self._keys.has_extended_api()
         found = self._keys.multi_get(keys) if extended else [self._keys.get(key) for key in keys]
         return [msgspec.json.decode(each, type=kind) for each in found]
-
-    def write_once(self, key: str, value: _T) -> _T:
-        """Write a key that was created as None, unless another rank was first; returns what it holds."""
-        found: _T = self._replace(key, "null", value, type(value))
-        return found
-
-    def _replace(self, key: str, old: str, value: Any, kind: Any) -> Any:
-        return msgspec.json.decode(
-            self._keys.compare_set(key, old, msgspec.json.encode(value).decode()), type=kind
-        )
 
 
 def default_store() -> Any:

@@ -30,9 +30,10 @@ class Lockstep(Generic[_T]):
     error of a collective that another rank caused is raised as that. Without the ``with``, an error is published
     when it ends the process. Attributes of the loader (``set_epoch``, ``state_dict``...) are passed through.
 
-    A rank waits for another one if it has entered a collective that the other one has not entered, by the numbers
-    that torch counts in each process group; if there are no such numbers, if it is in a later step. Ranks that are
-    all busy do not wait, however long. A rank that blocks others in a point-to-point call is not seen.
+    A rank waits for another one if it is in a collective that the other one has not entered, by the numbers that
+    torch counts in each process group; if there are no such numbers, if it is in a later step. Ranks that are all
+    busy do not wait, however long. Ranks in different collectives are a hang too. A rank that blocks others in a
+    point-to-point call is not seen.
 
     Args:
         loader: any iterable of batches; None if `step` is called by hand.

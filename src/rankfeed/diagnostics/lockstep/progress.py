@@ -1,21 +1,15 @@
-"""Progress of the training thread of this process, and its observation by the monitor's threads.
-
-torch counts the collectives that a process enters in each process group, those of DDP included, and point-to-point
-calls too. The numbers can be read from another thread (``_get_sequence_number_for_group``, private: tried with
-torch 2.13). Backends without such a number are left out.
-"""
+"""Progress of the training thread of this process, and its observation by the monitor's threads."""
 
 import re
 import sys
 import threading
 import time
 import traceback
-from contextlib import suppress
 from typing import Any
-from zlib import crc32
 
 from msgspec import structs
 
+from rankfeed.diagnostics.lockstep.collectives import FlightRecorder, collective_numbers
 from rankfeed.diagnostics.lockstep.status import LoopFailure, PeerState, Progress, RankStatus, State
 
 #: Errors that are likely to be the effect of another rank's end.
@@ -23,7 +17,7 @@ _ECHO = re.compile(r"gloo|nccl|peer|socket|timed? ?out|process group|abort|broke
 _LINES = 6
 #: Seconds between two observations that count: in a longer interval this process was stopped.
 _GAP = 2.0
-#: Seconds without progress from which on the stack is published.
+#: Seconds without progress from which on the stack and the last collectives are published.
 _PATIENCE = 1.5
 
 
@@ -46,16 +40,16 @@ class LocalProgress:
 
     def begin_pass(self) -> None:
         self.thread = threading.get_ident()
-        self._set(passes=self.progress.passes + 1, steps=0, state="data", marks=tuple(self.numbers().items()))
+        self._set(passes=self.progress.passes + 1, steps=0, state="data")
 
     def wait(self) -> None:
-        sequence, passes, steps, _, _, closed, done, marks = self.progress
-        self.progress = Progress(sequence + 1, passes, steps, "data", time.monotonic(), closed, done, marks)
+        sequence, passes, steps, _, _, closed, done = self.progress
+        self.progress = Progress(sequence + 1, passes, steps, "data", time.monotonic(), closed, done)
 
     def step(self) -> None:
-        sequence, passes, steps, _, _, closed, done, marks = self.progress
+        sequence, passes, steps, _, _, closed, done = self.progress
         now = time.monotonic()
-        self.progress = Progress(sequence + 1, passes, steps + 1, "step", now, closed, done, marks)
+        self.progress = Progress(sequence + 1, passes, steps + 1, "step", now, closed, done)
 
     def work(self) -> None:
         """What follows belongs to the step that was begun."""
@@ -83,14 +77,7 @@ class LocalProgress:
 
 
 def is_echo(error: BaseException) -> bool:
-    """Whether an error is likely to be the effect of another rank's end: a collective that failed.
-
-    Examples:
-        >>> is_echo(RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer"))
-        True
-        >>> is_echo(ValueError("a peer's label"))
-        False
-    """
+    """Whether an error is likely to be the effect of another rank's end: a collective that failed."""
     return isinstance(error, (RuntimeError, ConnectionError)) and bool(_ECHO.search(str(error)))
 
 
@@ -103,7 +90,8 @@ class Observer:
         self._last = time.monotonic()
         self._progress, self._since = local.progress, 0.0
         self._numbers, self._changed = local.numbers(), dict[str, float]()
-        self.now, self._beat = 0.0, 0
+        self._recorder = FlightRecorder()
+        self.now, self.standing, self._beat = 0.0, 0.0, 0
 
     def status(self, peers: dict[int, PeerState]) -> RankStatus:
         """Progress, collective numbers and their ages from one read."""
@@ -112,12 +100,9 @@ class Observer:
             last, self._last = self._last, time.monotonic()
             self.now += min(self._last - last, _GAP)
             self._beat += 1
-            for _ in range(3):
-                progress, failure, numbers = local.progress, local.failure, local.numbers()
-                if local.progress is progress:
-                    break
-            else:
-                numbers = {}  # in the middle of a step, which cannot hang now
+            # Before the numbers, so that a collective that is entered meanwhile counts as progress.
+            calls = self._recorder.calls(list(self._numbers)) if self.standing > _PATIENCE else {}
+            progress, failure, numbers = local.progress, local.failure, local.numbers()
             if progress is not self._progress:
                 self._progress = progress
                 self._since = max(self._since, self.now - max(self._last - progress.since, 0.0))
@@ -126,6 +111,7 @@ class Observer:
                     self._numbers[key], self._changed[key] = number, self.now
             age = self.now - self._since
             ages = {key: self.now - time for key, time in self._changed.items() if key in numbers}
+            self.standing = min([age, *ages.values()])
         frame = sys._current_frames().get(local.thread) if age > _PATIENCE else None
         stack = "".join(traceback.format_stack(frame)).splitlines()[-_LINES:] if frame is not None else []
         return structs.replace(
@@ -136,30 +122,7 @@ class Observer:
             age=age,
             numbers=numbers,
             ages=ages,
+            calls=calls,
             stack=stack,
             peers=peers,
         )
-
-
-def collective_numbers() -> dict[str, int]:
-    """How many collectives this process has entered, by process group and backend; groups of one are left out."""
-    c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
-    numbers: dict[str, int] = {}
-    for group in list(c10d._world.pg_map) if c10d is not None else []:
-        ranks = sorted(c10d._world.pg_group_ranks.get(group, ()))
-        for device in group._device_types if len(ranks) > 1 else ():
-            with suppress(Exception):  # destroyed meanwhile, or a backend without numbers
-                backend = group._get_backend(device)
-                name = f"{c10d._world.pg_names[group]}/{crc32(str(ranks).encode()):x}/{backend.name()}"
-                numbers[name] = backend._get_sequence_number_for_group()
-    return numbers
-
-
-def abort_nccl() -> None:
-    """Abort NCCL's communicators, so that a thread that waits for one raises."""
-    torch: Any = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available():
-        for group in list(torch.distributed.distributed_c10d._world.pg_map):
-            with suppress(Exception):  # of another backend, or destroyed
-                if torch.distributed.get_backend(group) == "nccl":
-                    group._get_backend(torch.device("cuda")).abort()

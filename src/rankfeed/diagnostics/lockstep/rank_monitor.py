@@ -16,10 +16,11 @@ from types import TracebackType
 from typing import Literal
 
 from rankfeed._util.process_info import pid_namespace_id, process_start_time
+from rankfeed.diagnostics.lockstep.collectives import abort_nccl
 from rankfeed.diagnostics.lockstep.exchange import Exchange
 from rankfeed.diagnostics.lockstep.find_cause import SETTLE, SILENT, JobHistory
 from rankfeed.diagnostics.lockstep.job_store import JobStore, default_store
-from rankfeed.diagnostics.lockstep.progress import LocalProgress, Observer, abort_nccl
+from rankfeed.diagnostics.lockstep.progress import LocalProgress, Observer
 from rankfeed.diagnostics.lockstep.siblings import SiblingProcesses
 from rankfeed.diagnostics.lockstep.status import Cause, RankStatus
 from rankfeed.errors import LockstepError
@@ -51,7 +52,6 @@ class RankMonitor:
         born = process_start_time(self.pid)
         identity = RankStatus(self.rank, socket.gethostname(), self.pid, born, self._namespace)
         self._observer, self._siblings = Observer(identity, self.local), SiblingProcesses()
-        self._standing = 0.0
         self._store_is_gone = False
         self._acknowledged, self._decided, self._hurry = (threading.Event() for _ in range(3))
         self._store = JobStore(default_store(), name)
@@ -145,9 +145,7 @@ class RankMonitor:
     # Called by the threads.
 
     def _status(self) -> RankStatus:
-        status = self._observer.status(self._siblings.states())
-        self._standing = status.standing
-        return status
+        return self._observer.status(self._siblings.states())
 
     def _talk(self) -> None:
         exchange = self._exchange
@@ -179,7 +177,7 @@ class RankMonitor:
     def _is_urgent(self) -> bool:
         """Whether the ranks get to know each other, or something is about to be decided."""
         is_decided = self._exchange.judgement.cause or self.local.failure or self.local.progress.closed
-        return bool(is_decided) or self._observer.now < _START or self._standing >= self._limit - _SOON
+        return bool(is_decided) or self._observer.now < _START or self._observer.standing >= self._limit - _SOON
 
     def _lost_store(self) -> bool:
         return not self._has_store and self._store.port > 0 and not self._store.exists()

@@ -23,7 +23,6 @@ class Progress(NamedTuple):
     since: float = 0.0  # time.monotonic() of the change
     closed: bool = False  # begins no other step
     done: tuple[int, int] = (0, 0)  # the last completed pass, and its steps
-    marks: tuple[tuple[str, int], ...] = ()  # collectives entered before this pass, by process group
 
 
 @decodable
@@ -33,6 +32,15 @@ class LoopFailure(msgspec.Struct, frozen=True):
     error: str
     lines: list[str]  # end of its traceback
     is_echo: bool  # it came out of a collective: another rank is likely to be the cause
+
+
+@decodable
+class GroupCalls(msgspec.Struct, frozen=True):
+    """Collectives of a process group, without point-to-point calls."""
+
+    entered: int  # the last one
+    inside: int  # the last one that was entered and has not ended, or 0
+    kinds: dict[int, str]  # what the last ones were
 
 
 @decodable
@@ -50,7 +58,8 @@ class RankStatus(msgspec.Struct, frozen=True):
     age: float = 0.0  # seconds since the progress changed
     numbers: dict[str, int] = {}  # collectives entered since the loop began, by process group
     ages: dict[str, float] = {}  # seconds since each number changed, for those that have changed under watch
-    stack: list[str] = []  # its end, if the training thread makes no progress
+    calls: dict[str, GroupCalls] = {}  # by process group, if it makes no progress and torch records them
+    stack: list[str] = []  # its end, likewise
     peers: dict[int, PeerState] = {}  # ranks whose processes it watches
     has_left: bool = False  # it makes no other request to the store
 
@@ -58,6 +67,17 @@ class RankStatus(msgspec.Struct, frozen=True):
     def standing(self) -> float:
         """Seconds since it last made a step or entered a collective."""
         return min([self.age, *self.ages.values()])
+
+    @property
+    def entered(self) -> dict[tuple[str, bool], int]:
+        """Number of its last collective, by process group and whether it was recorded: only like are compared."""
+        calls = self.calls
+        return {(k, k in calls): calls[k].entered if k in calls else number for k, number in self.numbers.items()}
+
+    @property
+    def inside(self) -> dict[tuple[str, bool], int]:
+        """Likewise, of groups whose last collective has not ended, or is not recorded."""
+        return {key: n for key, n in self.entered.items() if n and (not key[1] or self.calls[key[0]].inside)}
 
     @property
     def place(self) -> tuple[int, int]:
@@ -113,8 +133,10 @@ class Cause(msgspec.Struct, frozen=True):
         """Whether a rank is known to hang because of it; others may be busy and raise at their next step."""
         if self.status is None or status.rank == self.rank:
             return self.hangs
-        own, other = status.numbers, self.status.numbers
-        return status.place > self.status.place or any(own[key] > other[key] for key in own.keys() & other.keys())
+        own, other = status.inside, self.status.entered
+        # Ranks in different collectives of one number block each other.
+        common = own.keys() & other.keys()
+        return status.place > self.status.place or any(own[key] >= other[key] + (not key[1]) for key in common)
 
     def error(self, status: RankStatus) -> LockstepError:
         failure, stack = (self.status.failure, self.status.stack) if self.status is not None else (None, [])
