@@ -59,6 +59,17 @@ class PlanVerdict(Judged):
             found.append(Finding("sampled", "unproven", what, (), f"at most {COUNTED:,} samples are counted"))
         return tuple(found)
 
+    def __str__(self) -> str:
+        least, most = self.steps
+        steps = f"each rank takes {least:,}" if least == most else f"ranks take {least:,} to {most:,}"
+        sizes = "equal" if not self.uneven else f"equal up to {self.uneven:,} sample{'s' * (self.uneven > 1)}"
+        left_out = f"; {self.left_out:,} left out by tail=drop" if self.left_out else ""
+        counted = f"{self.deliveries:,} deliveries {'counted' if self.counted else 'sampled'}"
+        return (
+            f"{counted}: {self.missing:,} missing, {self.repeated:,} repeated; {steps} steps; "
+            f"batch sizes of the ranks in a step are {sizes}{left_out}"
+        )
+
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {**self.verdict_as_dict(), **vars(self)}
