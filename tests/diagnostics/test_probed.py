@@ -327,7 +327,7 @@ def one_of_each(samples: list[Any]) -> Any:
 
 def packed(samples: list[Any]) -> Any:
     tokens = [token for each in samples for token in each["tokens"]]
-    return {"tokens": torch.tensor(tokens).reshape(-1, 90)}
+    return {"tokens": torch.tensor(tokens).reshape(-1, 60)}
 
 
 @pytest.mark.parametrize(("collate", "dropped"), [(one_of_each, 2), (packed, 0), (None, 0)])

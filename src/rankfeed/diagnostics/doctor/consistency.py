@@ -74,6 +74,15 @@ def conflicts(logs: Sequence[RunLog]) -> dict[tuple[int, int], str]:
     return found
 
 
+def sample_fields(controls: Sequence[RunLog]) -> set[str]:
+    """Fields that are the same at an index whenever one process reads it, in whatever order."""
+    steps = [step for log in controls for step in log.steps]
+    paddings = {name: padding_of(name, steps) for name in {name for step in steps for name in step.fields}}
+    readings = [_reading(number, rank, paddings) for number, log in enumerate(controls) for rank in log.ranks]
+    names = set.intersection(*({*each.values} for each in readings)) if readings else set()
+    return {name for name in names if all(_is_seen_moved(name, each) for each in readings)}
+
+
 def index_fields(logs: Sequence[RunLog]) -> set[str]:
     """Fields that are the index itself, which says nothing about the sample."""
     steps = [step for log in logs for step in log.steps if step.indices]
@@ -107,12 +116,16 @@ def _reading(run: int, rank: RankLog, paddings: Mapping[str, Padding | None]) ->
 
 
 def _belongs_to_samples(name: str, readings: Sequence[_Reading]) -> bool:
-    for each in readings:
-        several = [each.values[name][index] for index, places in each.positions.items() if len(places) > 1]
-        if _by_chance(several) >= ENOUGH:
-            return True
+    if any(_is_seen_moved(name, each) for each in readings):
+        return True
     shares = (_difference(name, *pair, elsewhere=True) for pair in combinations(readings, 2))
     return any(share is not None and share < _SAME for share in shares)
+
+
+def _is_seen_moved(name: str, reading: _Reading) -> bool:
+    """Whether enough indices were read at several positions, always with one value."""
+    several = [reading.values[name][index] for index, places in reading.positions.items() if len(places) > 1]
+    return _by_chance(several) >= ENOUGH
 
 
 def _difference(name: str, one: _Reading, other: _Reading, *, elsewhere: bool = False) -> float | None:

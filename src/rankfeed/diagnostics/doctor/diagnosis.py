@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import combinations
 
 from rankfeed.diagnostics.doctor import orders, outcomes, resources
-from rankfeed.diagnostics.doctor.consistency import conflicts
+from rankfeed.diagnostics.doctor.consistency import conflicts, sample_fields
 from rankfeed.diagnostics.doctor.kinds import Kind, choose
 from rankfeed.diagnostics.doctor.records import EpochLog, RowKey, RunLog, Step
 from rankfeed.diagnostics.doctor.rules import (
@@ -70,7 +70,7 @@ def _found(
     good = [each for each in controls if each.ok or each.cut]
     differing = conflicts([*good, *runs])
     kinds = choose(good, runs, universe, same_indices=not differing)
-    kind = _strongest(kinds, runs)
+    kind = _strongest(kinds, runs, sample_fields(good))
     one_dataset = any(each.cuts_one_dataset for run in runs for each in run.built)
     for (one, other), text in differing.items():
         # Without a stable kind, data that differ between two equal runs are an unseeded split or order.
@@ -84,12 +84,13 @@ def _found(
             yield from orders.resumed(runs[0], after, kind)
 
 
-def _strongest(kinds: Sequence[Kind], runs: Sequence[RunLog]) -> Kind | None:
+def _strongest(kinds: Sequence[Kind], runs: Sequence[RunLog], of_samples: Collection[str]) -> Kind | None:
     """The strongest kind that both controls agree on; not indices if these are other samples in a run."""
     usable = [each for each in kinds if each.control is not None and each.exact]
     if usable and usable[0].name == "indices" and not usable[0].drawn:
         for content in usable[1:]:
-            if not content.drawn and any(_exchanges(run, content) for run in runs):
+            is_sure = content.fields.issubset(of_samples) and not content.drawn
+            if is_sure and any(_exchanges(run, content) for run in runs):
                 return content
     return usable[0] if usable else None
 

@@ -27,6 +27,8 @@ class Kind:
     #: Whether equal keys mean equal samples, and whether the control draws with replacement.
     exact: bool = True
     drawn: bool = False
+    #: The fields of the batch that a key is made of, if it is.
+    fields: frozenset[str] = frozenset()
 
     def order(self, epoch: EpochLog) -> list[RowKey]:
         """All keys of an epoch of a rank."""
@@ -121,7 +123,8 @@ def _content(controls: Sequence[RunLog], runs: Sequence[RunLog], ignored: Collec
     kind = kind_of(fields or names, "content" if every else f"the fields {', '.join(fields or names)}")
     repeats = any(repeated(one) >= REPETITIVE for pair in _epochs(kind, controls) for one in pair)
     exact = every or _identifies(kind, controls)
-    return replace(kind, control=kind.control if fields else None, exact=exact, drawn=every and repeats)
+    control = kind.control if fields else None
+    return replace(kind, control=control, exact=exact, drawn=every and repeats, fields=frozenset(fields))
 
 
 def _identifies(kind: Kind, controls: Sequence[RunLog]) -> bool:
