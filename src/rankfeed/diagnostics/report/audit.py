@@ -28,14 +28,14 @@ def audit_page(report: Any, title: str = "") -> Page:  # the module of AuditRepo
     epochs = report.epochs
     worst = max(epochs, key=_faults)
     number = f"epoch {worst.epoch}"
-    known = epochs[-1].missing is not None
+    known = all(each.missing is not None for each in epochs)
     facts: dict[str, str | int] = {
         "ranks": len(epochs[0].ranks),
         "epochs": len(epochs),
         "deliveries": sum(each.samples for each in epochs),
         "different samples": max(each.unique for each in epochs),
         "delivered again": sum(each.repeated for each in epochs),
-        "missing": sum(each.missing for each in epochs) if known else "not known",
+        "missing": sum(each.missing or 0 for each in epochs) if known else "not known",
         "samples identified by": {"ids": "their ids", "content": "their content"}.get(
             report.facts.keys, "nothing"
         ),
