@@ -2,11 +2,13 @@
 
 import inspect as inspection
 import json
+import re
 import sys
 from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
+import typer.core
 
 from rankfeed.cli import demo, doctor, index, inspect, plan, prepare, report, topology, verify, write
 from rankfeed.errors import ArgumentError, RankfeedError, safe_str
@@ -47,6 +49,13 @@ def rankfeed(
         typer.echo(context.get_help())
 
 
+class _Command(typer.core.TyperCommand):
+    """A command whose help says ``DATA`` of an argument, where Typer says ``DATA <list[str]>``."""
+
+    def get_help(self, ctx: Any) -> str:
+        return re.sub(r"^(  [A-Z:|]+) <(?:str|list\[str\])>", r"\1", super().get_help(ctx), flags=re.MULTILINE)
+
+
 _COMMANDS: tuple[Callable[..., None], ...] = (
     inspect.inspect,
     index.index,
@@ -61,7 +70,7 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
 )
 for _command in _COMMANDS:  # a line with \b keeps the lines of the following paragraph as they are
     _help = inspection.cleandoc(_command.__doc__ or "").replace("\n\nExample:", "\n\n\b\nExample:")
-    app.command(help=_help)(_command)
+    app.command(cls=_Command, help=_help)(_command)
 
 
 def main() -> None:
