@@ -44,6 +44,7 @@ def test_a_plan_that_repeats_samples_is_found_out_by_sampling(monkeypatch: pytes
     sampled = plans.verify_plan(Plan(100_000), ranks=3, batch_size=64)
     assert sampled.sound is None
     assert [each.code for each in sampled.findings] == ["sampled"]
+    assert "audit=" in sampled.findings[0].remedy
     verdict = plans.verify_plan(Broken(100_000), ranks=3, batch_size=64)
     assert verdict.sound is False
     assert verdict.repeated > 0

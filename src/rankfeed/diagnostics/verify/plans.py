@@ -19,6 +19,10 @@ from rankfeed.topology import Topology
 COUNTED = 20_000_000
 _SAMPLED_STEPS, _SAMPLED_RANKS, _SAMPLED_IDS = 64, 64, 1_000_000
 _MEMORY = 256 << 20
+_COUNT_RUN = (
+    'count what the job delivers, for any number of samples: train with rf.Loader(..., audit="run/ledger"), then '
+    "call `rankfeed verify run/ledger`"
+)
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,8 @@ class PlanVerdict(Judged):
         found = [Finding(code, "error", what) for code, (is_so, what) in wrong.items() if is_so]
         if not self.counted:
             what = f"{self.deliveries:,} deliveries were sampled, not all counted"
-            found.append(Finding("sampled", "unproven", what, (), f"at most {COUNTED:,} samples are counted"))
+            limit = f"plans of up to {COUNTED:,} samples are counted"
+            found.append(Finding("sampled", "unproven", what, (limit,), _COUNT_RUN))
         return tuple(found)
 
     def __str__(self) -> str:
