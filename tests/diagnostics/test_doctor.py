@@ -126,6 +126,16 @@ def test_a_pipeline_that_hangs_is_ended_and_says_where_it_stood() -> None:
     assert {*left()} <= {*before}
 
 
+def test_an_error_in_a_worker_shows_its_last_line_and_what_was_run() -> None:
+    found = examined("raises_in_a_worker")
+    assert severe(found) == ["factory-raises"]
+    evidence = found.findings[0].evidence
+    assert "Caught ValueError in DataLoader worker process 0" in evidence[0]
+    assert evidence[0].endswith("ValueError: the reason")
+    assert found.summary.startswith("diseased. Run: 2 ranks, 2 workers (fork)")
+    assert "(" not in found.summary.replace("(fork)", "").replace("(the control)", "")
+
+
 def test_what_cannot_be_meant_is_refused() -> None:
     with pytest.raises(ArgumentError, match="names no function"):
         examine("nothing")

@@ -254,6 +254,28 @@ def raises() -> Any:
     raise ValueError("the user's own")
 
 
+class Deep(Dataset[Any]):
+    """Raises below many stages, as a pipeline does."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        return self.first(21)
+
+    def first(self, stages: int) -> Any:
+        return self.second(stages - 1)
+
+    def second(self, stages: int) -> Any:
+        if not stages:
+            raise ValueError("the reason")
+        return self.first(stages)
+
+
+def raises_in_a_worker() -> Any:
+    return DataLoader(Deep(), 4, num_workers=1)
+
+
 def raises_later() -> Iterator[Any]:
     yield {"sample_id": [1]}
     raise ValueError("the user's own, in step 1")

@@ -18,6 +18,8 @@ from rankfeed.errors import ArgumentError
 START_METHODS = ("fork", "spawn", "forkserver")
 #: What a caller may allow.
 ALLOWED = ("shared", "replacement")
+#: Names of the control runs begin with it.
+_CONTROL = "control"
 
 
 @dataclass(frozen=True)
@@ -41,10 +43,13 @@ class Examination:
 
     @property
     def summary(self) -> str:
-        """One line: the verdict, and the configurations that were run."""
-        configurations = "; ".join(dict.fromkeys(run.job.name for run in self.runs)) or "nothing was run"
+        """One line: the verdict, the configurations that were run, and what they were compared with."""
+        names = dict.fromkeys(run.job.name for run in self.runs)
+        configurations = "; ".join(name for name in names if not name.startswith(_CONTROL)) or "nothing"
         meaning = ": each rank and worker delivers its share of what one process delivers"
-        return f"{self.verdict}{meaning if self.verdict.sound else ''} ({configurations})"
+        compared = ". Compared with: one process that reads everything, run twice (the control)"
+        with_control = compared if any(name.startswith(_CONTROL) for name in names) else ""
+        return f"{self.verdict}{meaning if self.verdict.sound else ''}. Run: {configurations}{with_control}"
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able."""
@@ -154,7 +159,7 @@ def examine(
                 runs.append(run(ranks=3, workers=0, epochs=min(2, epochs)))
             steps = max_steps * (ranks if first.cut else max(ranks, 3))
             alone = {"ranks": 1, "workers": 0, "step_seconds": 0.0, "max_steps": steps}
-            controls = [run(f"control {number}", **alone) for number in (1, 2)]
+            controls = [run(f"{_CONTROL} {number}, 1 rank, no workers", **alone) for number in (1, 2)]
         if first.ok and all(rank.state_after is not None for rank in first.ranks):
             resumed.append(run(resume=states, epochs=1))
             elastic = all(built.elastic for built in first.built)

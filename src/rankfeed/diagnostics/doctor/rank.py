@@ -76,8 +76,21 @@ def read(job: Job, rank: int, report: Callable[[Record], object]) -> None:
     except BaseException as error:  # SystemExit of the user's code, too
         trace = "".join(traceback.format_exception(error))
         ours = reader.phase == IDS and isinstance(error, AuditError)
-        text = _encodable(f"{type(error).__name__}: {safe_str(error)}").strip()[:2000]
-        report(RunFailure("raised", reader.phase, text, [] if ours else _encodable(trace).splitlines()[-20:]))
+        text = _encodable(f"{type(error).__name__}: {safe_str(error)}").strip()
+        repeated = ours or "\nOriginal Traceback" in text  # of a DataLoader's worker
+        report(RunFailure("raised", reader.phase, _shortened(text), [] if repeated else _last_lines(trace)))
+
+
+def _shortened(text: str) -> str:
+    """Both ends: the error that a worker raised comes after its traceback."""
+    return (
+        text if len(text) <= 2000 else f"{text[:200]}\n  ...\n{text[-1800:].partition(chr(10))[2] or text[-1800:]}"
+    )
+
+
+def _last_lines(trace: str) -> list[str]:
+    """As many as a finding shows."""
+    return _encodable(trace).splitlines()[-10:]
 
 
 class LoaderReader:
