@@ -50,7 +50,7 @@ def test_a_broken_shard_does_not_make_the_files_beside_it_the_data(tmp_path: Pat
         (lambda path: None, "no such file or folder"),
         (lambda path: path.mkdir(), "the folder is empty"),
         (lambda path: (path.mkdir(), (path / "a.txt").touch()), r"no data that rankfeed reads[\s\S]*a\.txt"),
-        (lambda path: path.touch(), "unknown format"),
+        (lambda path: path.touch(), r"unknown format[\s\S]*rankfeed\.from_dataset"),
         (lambda path: (path / ".rankfeed-write").mkdir(parents=True), "was not finished"),
     ],
 )

@@ -197,7 +197,8 @@ def _not_found(paths: list[str], format: str | None) -> SourceError:
         return SourceError("the files are not all of one known format", expected=expected, found=found)
     path = Path(paths[0])
     if not path.is_dir():
-        return SourceError("unknown format", expected=expected, found=path.suffix or "no suffix", where=path)
+        found, remedy = path.suffix or "no suffix", "read it in a Dataset: rankfeed.from_dataset(dataset)"
+        return SourceError("unknown format", expected=expected, found=found, where=path, remedy=remedy)
     files_in(path, ("",), skip=())  # raises for a broken link
     names = sorted(os.listdir(path))
     summary = "the folder holds no data that rankfeed reads" if names else "the folder is empty"

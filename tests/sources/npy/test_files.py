@@ -569,8 +569,14 @@ def test_many_files_are_samples_without_a_look_at_their_headers(tmp_path: Path) 
 
 def test_arrays_that_fit_neither_way_are_named_with_the_reasons(tmp_path: Path) -> None:
     folder = _saved(tmp_path, x_train=np.zeros((9, 2)), y_train=np.zeros(9), x_test=np.zeros((4, 2)))
-    with pytest.raises(SourceError, match=r"unlike the others[\s\S]*9 rows in x_train\.npy, 4 in x_test\.npy"):
+    reasons = r"unlike the others[\s\S]*9 rows in x_train\.npy, 4 in x_test\.npy"
+    with pytest.raises(SourceError, match=reasons) as caught:
         rf.open(folder)
+    assert "rankfeed.open([path, path])" in str(caught.value)
+    with pytest.raises(SourceError, match="neither samples nor columns") as caught:
+        rf.open(sorted(folder.iterdir()))
+    assert "rankfeed.open([" not in str(caught.value)
+    assert "rankfeed.from_dataset(" in str(caught.value)
     assert list(rf.open([folder / "x_train.npy", folder / "y_train.npy"])[0]) == ["x_train", "y_train"]
 
 
@@ -618,6 +624,15 @@ def test_folders_are_labels_on_request(animals: Path) -> None:
     np.save(animals / "stray.npy", np.zeros((1, 2)))
     with pytest.raises(SourceError, match="no subdirectory that has a label"):
         rf.open(animals, labels="folder")
+
+
+def test_the_remedy_for_labels_in_a_table_is_a_transform(tmp_path: Path) -> None:
+    folder = _saved(tmp_path, a=np.zeros((1, 2)), b=np.zeros((2, 2)))
+    (tmp_path / "labels.csv").write_text("file,label\na.npy,1\nb.npy,0\n")
+    with pytest.raises(SourceError, match=r"a subdirectory for each class[\s\S]*name_column=[\s\S]*transform="):
+        rf.open(folder, labels="folder")
+    with pytest.raises(ArgumentError, match=r"labels\.csv[\s\S]*name_column=[\s\S]*transform="):
+        rf.open(folder, labels="labels.csv")
 
 
 def test_files_in_subfolders_are_an_error_that_says_how_to_read_them(animals: Path) -> None:

@@ -12,7 +12,7 @@ from rankfeed.sources.concat import concat
 from rankfeed.sources.npy.arrays import ARRAY, Header, read_headers
 from rankfeed.sources.npy.detect import list_files
 from rankfeed.sources.npy.rows import NumpyRowsSource, column_name
-from rankfeed.sources.npy.samples import Labels, NumpySamplesSource
+from rankfeed.sources.npy.samples import LABELS_OF_TABLE, Labels, NumpySamplesSource
 from rankfeed.sources.paths import Paths
 from rankfeed.sources.source import Source
 
@@ -54,7 +54,8 @@ def open_numpy(
     check_optional(check_name, "name_column", name_column)
     if labels is not None and labels != "folder":
         if isinstance(labels, str):
-            raise invalid("labels", '"folder", or a list of the names of the subdirectories', labels)
+            expected = '"folder", or a list of the names of the subdirectories'
+            raise invalid("labels", expected, labels, LABELS_OF_TABLE)
         labels = check_names("labels", labels)
         if len({*labels}) < len(labels):
             raise invalid("labels", "each name once", labels)
@@ -125,7 +126,9 @@ def _find_layout(where: Paths, root: str, paths: Sequence[str], allow_pickle: bo
         "or in the first (columns)",
         found=f"{no_samples}; {no_columns}",
         where=where,
-        remedy="open those that belong together: rankfeed.open([path, path])",
+        remedy="open those that belong together: rankfeed.open([path, path])"
+        if isinstance(where, (str, os.PathLike))
+        else "open those that agree, or combine the files in a Dataset: rankfeed.from_dataset(dataset)",
     )
 
 

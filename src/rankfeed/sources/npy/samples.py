@@ -26,6 +26,9 @@ _MOST_DIMENSIONS = 31 if np.lib.NumpyVersion(np.__version__) < "2.0.0" else 63
 
 Labels = Literal["folder"] | Sequence[str] | None
 
+#: The remedy for labels that are in no directory name.
+LABELS_OF_TABLE = "for labels in a CSV file, pass name_column= and add them in the transform= of the Loader"
+
 
 class NumpySamplesSource(Source):
     """Files with a sample each, in natural order of their names (2 before 10).
@@ -84,11 +87,17 @@ class NumpySamplesSource(Source):
         classes = sorted(found) if labels is None or labels == "folder" else list(labels)
         unknown = sorted(found - {*classes} | (found & {""}))
         if unknown:
+            named = [each for each in classes if each]
             raise SourceError(
                 "a file is in no subdirectory that has a label",
-                expected="files in the subdirectories " + ", ".join(map(repr, classes[:8])),
+                expected="files in the subdirectories " + ", ".join(map(repr, named[:8]))
+                if named
+                else "a subdirectory for each class",
                 found=f"files in {unknown[0]!r}" if unknown[0] else "files outside the subdirectories",
                 where=where,
+                remedy="name all subdirectories in labels=[...]"
+                if unknown[0]
+                else f"move the files into subdirectories; {LABELS_OF_TABLE}",
             )
         return classes
 
