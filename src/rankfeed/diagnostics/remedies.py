@@ -92,7 +92,10 @@ REMEDIES = {
     "no-ids": _IDS,
     "repeated-samples": "look at the places: the sampler, or the list of files, contains them more than once",
     "unknown-samples": "check universe= and key=, or look for data of another split",
-    "expected-unknown": "give universe=: the number of samples (ids from 0), or their ids",
+    "expected-unknown": (
+        "give universe=: the number of samples (ids from 0), or their ids; of a map-style dataset "
+        "`rankfeed doctor` sees samples that collate leaves out, without ids"
+    ),
     "epoch-not-finished": "leave max_steps out, or enlarge it, so that the epoch ends",
 }
 
