@@ -142,7 +142,7 @@ class _Tagging:
             bare = [each.sample for each in several]
             samples = bare if isinstance(samples, (list, tuple)) else bare[0]
         batch, info = self._collate(samples), get_worker_info()
-        dropped = _dropped(bare, batch)
+        dropped = _dropped(bare, batch) if bare else 0
         if info is None:
             return Tagged(batch, None, {}, indices, dropped)
         if not self._began:

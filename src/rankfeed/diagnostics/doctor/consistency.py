@@ -38,11 +38,8 @@ class _Reading:
 
 def conflicts(logs: Sequence[RunLog]) -> dict[tuple[int, int], str]:
     """Runs between which, or in which, an index is another sample: pairs of their numbers, with an example."""
-    steps = [step for log in logs for step in log.steps]
-    paddings = {name: padding_of(name, steps) for name in {name for step in steps for name in step.fields}}
-    every = [(number, rank) for number, log in enumerate(logs) for rank in log.ranks]
-    readings = [_reading(number, rank, paddings) for number, rank in every]
-    names = set.intersection(*({*each.values} for each in readings)) - index_fields(logs) if readings else set()
+    readings, names = _readings(logs)
+    names -= index_fields(logs)
     sure = {name for name in names if _belongs_to_samples(name, readings)}
     found: dict[tuple[int, int], str] = {}
     if not sure:
@@ -76,10 +73,7 @@ def conflicts(logs: Sequence[RunLog]) -> dict[tuple[int, int], str]:
 
 def sample_fields(controls: Sequence[RunLog]) -> set[str]:
     """Fields that are the same at an index whenever one process reads it, in whatever order."""
-    steps = [step for log in controls for step in log.steps]
-    paddings = {name: padding_of(name, steps) for name in {name for step in steps for name in step.fields}}
-    readings = [_reading(number, rank, paddings) for number, log in enumerate(controls) for rank in log.ranks]
-    names = set.intersection(*({*each.values} for each in readings)) if readings else set()
+    readings, names = _readings(controls)
     return {name for name in names if all(_is_seen_moved(name, each) for each in readings)}
 
 
@@ -91,6 +85,14 @@ def index_fields(logs: Sequence[RunLog]) -> set[str]:
         equal = hashes(step.indices), hashes(np.array(step.indices))
         names = {name for name in names if step.fields.get(name) in equal}
     return names
+
+
+def _readings(logs: Sequence[RunLog]) -> tuple[list[_Reading], set[str]]:
+    """What each rank of each run read, and the fields that change at no index in any of them."""
+    steps = [step for log in logs for step in log.steps]
+    paddings = {name: padding_of(name, steps) for name in {name for step in steps for name in step.fields}}
+    readings = [_reading(number, rank, paddings) for number, log in enumerate(logs) for rank in log.ranks]
+    return readings, set.intersection(*({*each.values} for each in readings)) if readings else set()
 
 
 def _reading(run: int, rank: RankLog, paddings: Mapping[str, Padding | None]) -> _Reading:

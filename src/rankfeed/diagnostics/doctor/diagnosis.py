@@ -70,7 +70,7 @@ def _found(
     good = [each for each in controls if each.ok or each.cut]
     differing = conflicts([*good, *runs])
     kinds = choose(good, runs, universe, same_indices=not differing)
-    kind = _strongest(kinds, runs, sample_fields(good))
+    kind = _strongest(kinds, runs, good)
     one_dataset = any(each.cuts_one_dataset for run in runs for each in run.built)
     for (one, other), text in differing.items():
         # Without a stable kind, data that differ between two equal runs are an unseeded split or order.
@@ -84,13 +84,13 @@ def _found(
             yield from orders.resumed(runs[0], after, kind)
 
 
-def _strongest(kinds: Sequence[Kind], runs: Sequence[RunLog], of_samples: Collection[str]) -> Kind | None:
+def _strongest(kinds: Sequence[Kind], runs: Sequence[RunLog], controls: Sequence[RunLog]) -> Kind | None:
     """The strongest kind that both controls agree on; not indices if these are other samples in a run."""
     usable = [each for each in kinds if each.control is not None and each.exact]
     if usable and usable[0].name == "indices" and not usable[0].drawn:
         for content in usable[1:]:
-            is_sure = content.fields.issubset(of_samples) and not content.drawn
-            if is_sure and any(_exchanges(run, content) for run in runs):
+            exchanged = not content.drawn and any(_exchanges(run, content) for run in runs)
+            if exchanged and content.fields.issubset(sample_fields(controls)):
                 return content
     return usable[0] if usable else None
 
