@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankfeed.columns.columns import Bytes, Columns, Dense, Ragged, RowSlices, RowTake
+from rankfeed.columns.columns import Bytes, Columns, Dense, Ragged, column_from_parts
+from rankfeed.columns.field import Field
+from rankfeed.columns.pointers import RowPointers
 from rankfeed.errors import ArgumentError, CorruptError
 
 INNERS = [(), (3,), (2, 2), (700,)]
@@ -30,9 +32,11 @@ def test_dense_rows_come_in_the_order_asked_for(parts: Any, inner: tuple[int, ..
     for slots in parts[0]:
         values = rng.integers(0, 100, (9, *inner))
         rows = rng.integers(0, 9, len(slots))
-        made.append(RowTake(values, rows, slots))
+        made.append(RowPointers.into(values, rows, np.ones_like(rows)))
         expected |= {int(slot): values[row] for slot, row in zip(slots, rows, strict=True)}
-    gathered = Dense(made).gather()
+    column = column_from_parts(Field("dense", "int64", inner), made, parts[0])
+    assert isinstance(column, Dense)
+    gathered = column.gather()
     assert len(gathered) == len(expected)
     for slot, row in expected.items():
         np.testing.assert_array_equal(gathered[slot], row)
@@ -46,10 +50,11 @@ def test_ragged_rows_compact_and_pad_alike(parts: Any, inner: tuple[int, ...], s
         values = rng.random((20, *inner))
         starts = rng.integers(0, 15, len(slots))
         lengths = rng.integers(0, 5, len(slots))
-        made.append(RowSlices(values, starts, lengths, slots))
+        made.append(RowPointers.into(values, starts, lengths))
         for slot, start, length in zip(slots.tolist(), starts, lengths, strict=True):
             expected[slot] = values[start : start + length]
-    column = Ragged(made)
+    column = column_from_parts(Field("ragged", "float64", inner), made, parts[0])
+    assert isinstance(column, Ragged)
     values, offsets = column.compact()
     padded = column.pad(fill=-1)
     for slot, row in expected.items():
@@ -77,10 +82,12 @@ def test_many_ragged_rows_are_padded_as_one_by_one(
         starts = np.cumsum(lengths) - lengths
         starts = starts + 5 if in_order else rng.permutation(starts)
         values = rng.integers(1, 100, (int((starts + lengths).max(initial=0)), *inner)).astype(np.int16)
-        made.append(RowSlices(values, starts, lengths, each))
+        made.append(RowPointers.into(values, starts, lengths))
         for slot, start, length in zip(where.tolist(), starts, lengths, strict=True):
             expected[slot] = values[start : start + length]
-    padded = Ragged(made).pad(fill=-1)
+    column = column_from_parts(Field("ragged", "int16", inner), made, slots)
+    assert isinstance(column, Ragged)
+    padded = column.pad(fill=-1)
     assert padded.shape == (count, max(map(len, expected.values())), *inner)
     for slot, row in expected.items():
         np.testing.assert_array_equal(padded[slot, : len(row)], row)
@@ -93,7 +100,7 @@ def test_text_comes_back(rows: list[str]) -> None:
 
 
 def test_damaged_text_is_an_error_of_ours() -> None:
-    column = Bytes([RowSlices(np.array([0xC3], np.uint8), np.array([0]), np.array([1]))], text=True)
+    column = Bytes(RowPointers.into(np.array([0xC3], np.uint8), np.array([0]), np.array([1])), text=True)
     with pytest.raises(CorruptError, match="UTF-8"):
         column.rows()
 

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import rankfeed as rf
-from rankfeed.columns.columns import Column, Columns, Dense, Objects, Ragged, RowSlices, RowTake
+from rankfeed.columns.columns import Column, Columns, Dense, Objects, Ragged, column_from_parts
 from rankfeed.columns.field import Field
 from rankfeed.errors import ArgumentError, SourceError
 from rankfeed.sources.concat import agreed_fields, concat_columns
@@ -354,14 +354,11 @@ def test_agreement_holds_every_row_or_is_refused_in_any_order(fields: list[Field
 
 
 def test_parts_in_an_order_of_their_own_are_joined_in_the_batchs() -> None:
-    one = Dense(
-        [
-            RowTake(np.array([1, 2]), np.array([1, 0]), np.array([2, 0])),
-            RowTake(np.array([3]), np.array([0]), np.array([1])),
-        ]
-    )
-    two = Dense([RowTake(np.array([7]), np.array([0]))])
-    joined = concat_columns("x", Field("dense", "int64"), [(one, np.array([3, 1, 0])), (two, np.array([2]))])
+    field = Field("dense", "int64")
+    parts = [Dense.of(np.array([1, 2]), np.array([1, 0])), Dense.of(np.array([3]))]
+    one = column_from_parts(field, [part.pointers for part in parts], [np.array([2, 0]), np.array([1])])
+    assert isinstance(one, Dense)
+    joined = concat_columns("x", field, [(one, np.array([3, 1, 0])), (Dense.of(np.array([7])), np.array([2]))])
     assert isinstance(joined, Dense)
     assert one.gather().tolist() == [1, 3, 2]
     assert joined.gather().tolist() == [2, 3, 7, 1]
@@ -374,6 +371,6 @@ def test_columns_of_different_kinds_do_not_become_one() -> None:
             Field("bytes"),
             [
                 (Objects([1]), np.array([0])),
-                (Ragged([RowSlices(np.zeros(1), *np.ones((2, 1), int))]), np.array([1])),
+                (Ragged.of([np.zeros(1)]), np.array([1])),
             ],
         )

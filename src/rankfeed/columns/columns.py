@@ -1,23 +1,20 @@
 """A batch as columns: where each row is, and how it is copied into one array.
 
-A column does not hold its rows but points at them: *parts*, each an existing array (a memory-mapped file, a
-decoded row group) with the rows wanted from it. So a batch is copied once, from the pages of the file into the
-buffer that becomes the tensor.
+A column does not hold its rows but points at them, in memory-mapped files or decoded row groups. So a batch is
+copied once, from the pages of the files into the buffer that becomes the tensor.
 """
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from rankfeed.columns.field import Field
-from rankfeed.columns.gather import copy_padded, copy_segments, take_rows
 from rankfeed.columns.layout import (
     Branch,
     as_array,
@@ -28,6 +25,7 @@ from rankfeed.columns.layout import (
     leaf_of_field,
     resolve_dtypes,
 )
+from rankfeed.columns.pointers import RowPointers
 from rankfeed.errors import ArgumentError, CorruptError
 
 Array = npt.NDArray[Any]
@@ -35,33 +33,8 @@ Int64 = npt.NDArray[np.int64]
 #: Allocates an array: (shape, dtype) -> uninitialised array.
 Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 
-#: Up to this many numbers, numpy allocates the result fastest itself.
-_FEW_ROWS = 4096
-#: From this many bytes per row, a Python loop that copies once beats two vectorised copies.
-_LARGE_ROW = 16384
-
-
-class RowTake(NamedTuple):
-    """Rows of an array: ``values[rows[i]]`` is row ``slots[i]`` of the batch (``i`` if slots is None)."""
-
-    values: Array
-    rows: Int64
-    slots: Int64 | None = None
-
-
-class RowSlices(NamedTuple):
-    """Slices of an array: ``values[starts[i] : starts[i] + lengths[i]]`` is row ``slots[i]`` of the batch."""
-
-    values: Array
-    starts: Int64
-    lengths: Int64
-    slots: Int64 | None = None
-    place: Callable[[int], str] | None = None  # names row i in errors
-
-
-def slots_of(part: RowTake | RowSlices) -> Int64:
-    """The rows of the batch that a part fills."""
-    return np.arange(len(part[1])) if part.slots is None else part.slots
+#: Rows of a column: where they are in memory, or the objects.
+Part = RowPointers | Array
 
 
 class Column(ABC):
@@ -85,96 +58,75 @@ class Column(ABC):
         """Each row as a sample contains it."""
 
 
-class Dense(Column):
-    """Rows of one shape.
+class PointedColumn(Column):
+    """Rows of bytes in memory."""
 
-    Examples:
-        >>> column = Dense([RowTake(np.array([10, 11, 12, 13]), np.array([3, 0]))])
-        >>> column.gather()
-        array([13, 10])
-    """
-
-    def __init__(self, parts: Sequence[RowTake]) -> None:
-        self.parts = parts
-
-    @classmethod
-    def of(cls, array: Array) -> Dense:
-        """All rows of an array, in order."""
-        return cls([RowTake(array, np.arange(len(array)))])
-
-    @property
-    def field(self) -> Field:
-        values = self.parts[0].values
-        return Field("dense", values.dtype.name, values.shape[1:])
+    def __init__(self, rows: RowPointers) -> None:
+        self.pointers = rows
 
     def __len__(self) -> int:
-        return sum(len(part.rows) for part in self.parts)
+        return len(self.pointers.lengths)
 
     @property
     def nbytes(self) -> int:
-        return len(self) * int(self.parts[0].values[:1].nbytes)
+        return int(self.pointers.lengths.sum()) * self.pointers.width
+
+
+class Dense(PointedColumn):
+    """Rows of one shape.
+
+    Examples:
+        >>> Dense.of(np.array([10, 11, 12, 13]), np.array([3, 0])).gather()
+        array([13, 10])
+    """
+
+    def __init__(self, rows: RowPointers, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> None:
+        super().__init__(rows)
+        self.dtype, self.shape = np.dtype(dtype), shape
+
+    @classmethod
+    def of(cls, array: Array, rows: Int64 | None = None) -> Dense:
+        """Some rows of an array, or all in order."""
+        array = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+        starts = np.arange(len(array)) if rows is None else rows
+        return cls(RowPointers.into(array, starts, np.ones_like(starts)), array.dtype, array.shape[1:])
+
+    @property
+    def field(self) -> Field:
+        return Field("dense", self.dtype.name, self.shape)
 
     def gather(self, allocate: Allocate = np.empty) -> Array:
         """The rows in one array: [rows, *shape]."""
-        values, rows, slots = self.parts[0]
-        if slots is None and values.ndim == 1 and len(rows) <= _FEW_ROWS:
-            return values.take(rows, 0, None, "clip")
-        out = allocate((len(self), *values.shape[1:]), values.dtype)
-        if slots is None:
-            take_rows(values, rows, out)
-        elif out.nbytes >= _LARGE_ROW * len(out):
-            for part in self.parts:
-                for row, slot in zip(part.rows.tolist(), slots_of(part).tolist(), strict=True):
-                    out[slot] = part.values[row]
-        else:
-            # First part by part, then into the order of the batch: the second copy stays in the cache.
-            by_part, first = allocate(out.shape, out.dtype), 0
-            for part in self.parts:
-                last = first + len(part.rows)
-                take_rows(part.values, part.rows, by_part[first:last])
-                first = last
-            place = np.empty(len(out), np.int64)
-            place[np.concatenate([slots_of(part) for part in self.parts])] = np.arange(len(out))
-            take_rows(by_part, place, out)
+        out = allocate((len(self), *self.shape), self.dtype)
+        self.pointers.copy_rows(out)
         return out
 
     def rows(self) -> Sequence[Any]:
         return list(self.gather())
 
 
-class _Segmented(Column):
-    """Rows that are slices of elements."""
+class _Segmented(PointedColumn):
+    """Rows that differ in length."""
 
-    def __init__(self, parts: Sequence[RowSlices]) -> None:
-        self.parts = parts
-        if len(parts) == 1 and parts[0].slots is None:
-            self.lengths: Int64 = parts[0].lengths
-        else:
-            self.lengths = np.empty(sum(len(part.lengths) for part in parts), np.int64)
-            for part in parts:
-                self.lengths[slots_of(part)] = part.lengths
-
-    def __len__(self) -> int:
-        return len(self.lengths)
+    dtype: np.dtype[Any] = np.dtype(np.uint8)
+    shape: tuple[int, ...] = ()  # of an element
 
     @property
-    def nbytes(self) -> int:
-        values = self.parts[0].values  # may have no elements, while those of other parts have
-        return int(self.lengths.sum()) * values.itemsize * math.prod(values.shape[1:])
+    def lengths(self) -> Int64:
+        """Elements of each row along the first dimension: int64 [rows]."""
+        return self.pointers.lengths
 
     def compact(self, allocate: Allocate = np.empty) -> tuple[Array, Int64]:
         """All elements, and where each row starts: [sum of lengths, *inner], int64 [rows + 1]."""
-        values = self.parts[0].values
         offsets = np.zeros(len(self) + 1, np.int64)
         np.cumsum(self.lengths, out=offsets[1:])
-        out = allocate((int(offsets[-1]), *values.shape[1:]), values.dtype)
-        for part in self.parts:
-            copy_segments(part.values, part.starts, part.lengths, out, offsets[slots_of(part)])
+        out = allocate((int(offsets[-1]), *self.shape), self.dtype)
+        self.pointers.copy_elements(out, offsets)
         return out, offsets
 
 
 class Ragged(_Segmented):
-    """Rows that differ in their first dimension; ``lengths`` (int64 [rows]) are the elements along it.
+    """Rows that differ in their first dimension.
 
     Examples:
         >>> column = Ragged.of([np.array([1.0, 2.0]), np.array([3.0])])
@@ -185,17 +137,21 @@ class Ragged(_Segmented):
         (array([1., 2., 3.]), array([0, 2, 3]))
     """
 
+    def __init__(self, rows: RowPointers, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> None:
+        super().__init__(rows)
+        self.dtype, self.shape = np.dtype(dtype), shape
+
     @classmethod
     def of(cls, rows: Sequence[Array]) -> Ragged:
         """A column of arrays with the same dtype and the same dimensions except the first."""
         lengths = np.array([len(row) for row in rows], np.int64)
         values = np.concatenate(rows) if len(rows) else np.empty(0)
-        return cls([RowSlices(values, np.cumsum(lengths) - lengths, lengths)])
+        values = values.astype(values.dtype.newbyteorder("="), copy=False)
+        return cls(RowPointers.into(values, np.cumsum(lengths) - lengths, lengths), values.dtype, values.shape[1:])
 
     @property
     def field(self) -> Field:
-        values = self.parts[0].values
-        return Field("ragged", values.dtype.name, values.shape[1:])
+        return Field("ragged", self.dtype.name, self.shape)
 
     def longest(self, multiple: int = 1) -> int:
         """Elements of the longest row, rounded up to a multiple."""
@@ -203,10 +159,8 @@ class Ragged(_Segmented):
 
     def pad(self, allocate: Allocate = np.empty, *, fill: Any = 0, multiple: int = 1) -> Array:
         """The rows, padded to the longest (rounded up to a multiple): [rows, longest, *inner]."""
-        values = self.parts[0].values
-        out = allocate((len(self), self.longest(multiple), *values.shape[1:]), values.dtype)
-        for part in self.parts:
-            copy_padded(part.values, part.starts, part.lengths, out, slots_of(part), fill)
+        out = allocate((len(self), self.longest(multiple), *self.shape), self.dtype)
+        self.pointers.copy_padded(out, fill=fill)
         return out
 
     def rows(self) -> Sequence[Array]:
@@ -215,15 +169,15 @@ class Ragged(_Segmented):
 
 
 class Bytes(_Segmented):
-    """Byte strings, or UTF-8 text; the parts are slices of uint8.
+    """Byte strings, or UTF-8 text.
 
     Examples:
         >>> Bytes.of([b"ab", b""]).rows()
         [b'ab', b'']
     """
 
-    def __init__(self, parts: Sequence[RowSlices], *, text: bool = False) -> None:
-        super().__init__(parts)
+    def __init__(self, rows: RowPointers, *, text: bool = False) -> None:
+        super().__init__(rows)
         self.text = text
 
     @classmethod
@@ -233,33 +187,29 @@ class Bytes(_Segmented):
         encoded = [row.encode() if isinstance(row, str) else row for row in rows]
         lengths = np.array([len(row) for row in encoded], np.int64)
         values = np.frombuffer(b"".join(encoded), np.uint8)
-        return cls([RowSlices(values, np.cumsum(lengths) - lengths, lengths)], text=text)
+        return cls(RowPointers.into(values, np.cumsum(lengths) - lengths, lengths), text=text)
 
     @property
     def field(self) -> Field:
         return Field("str" if self.text else "bytes")
 
     def rows(self) -> list[Any]:
-        out: list[Any] = [None] * len(self)
-        for part in self.parts:
-            view = memoryview(part.values.data)  # its slices are cheaper than those of an array
-            slices = zip(slots_of(part).tolist(), part.starts.tolist(), part.lengths.tolist(), strict=True)
-            if not self.text:
-                for slot, start, length in slices:
-                    out[slot] = bytes(view[start : start + length])
-                continue
-            for row, (slot, start, length) in enumerate(slices):
-                try:
-                    out[slot] = str(view[start : start + length], "utf-8")
-                except UnicodeDecodeError as error:
-                    raise CorruptError(
-                        "text is damaged",
-                        expected="UTF-8",
-                        found=error,
-                        where=None if part.place is None else part.place(row),
-                        remedy="fetch or write the data again",
-                    ) from error
-        return out
+        content = self.pointers.content()
+        if not self.text:
+            return content
+        texts = []
+        for row, each in enumerate(content):
+            try:
+                texts.append(each.decode())
+            except UnicodeDecodeError as error:
+                raise CorruptError(
+                    "text is damaged",
+                    expected="UTF-8",
+                    found=error,
+                    where=self.pointers.place_of(row) or None,
+                    remedy="fetch or write the data again",
+                ) from error
+        return texts
 
 
 class Objects(Column):
@@ -322,34 +272,62 @@ class ColumnBuffer:
             return len(self.index)
         return len(self.values) if self.offsets is None else len(self.offsets) - 1
 
-    def part(self, rows: Int64, slots: Int64 | None = None) -> RowTake | RowSlices:
-        """Some rows, as the part of a column that fills ``slots``; raises for an unreadable one."""
+    def part(self, rows: Int64) -> Part:
+        """Some rows, as a part of a column; raises for an unreadable one."""
         if self.unreadable is not None:
             self.unreadable.refuse(rows)
         if self.index is not None:
             rows = self.index[rows].astype(np.int64, copy=False)
         if self.decode is not None:
-            return RowTake(self.decode(rows), np.arange(len(rows)), slots)
+            return self.decode(rows)
+        if self.values.dtype.hasobject:
+            return self.values[rows]
         if self.offsets is None:
-            return RowTake(self.values, rows, slots)
+            return RowPointers.into(self.values, rows, np.ones_like(rows))
         starts = self.offsets[rows]
         place = (lambda row: f"{self.origin}, row {rows[row]}") if self.origin else None
-        return RowSlices(self.values, starts, self.offsets[rows + 1] - starts, slots, place)
+        return RowPointers.into(self.values, starts, self.offsets[rows + 1] - starts, place)
 
 
-def column_from_parts(field: Field, parts: Sequence[Any]) -> Column:
-    """The column with these parts (at least one)."""
+def column_from_parts(field: Field, parts: Sequence[Part], slots: Sequence[Int64 | None] = (None,)) -> Column:
+    """The column of parts (at least one), whose rows have these positions (None for all rows, in order)."""
+    if field.kind == "object":
+        out: list[Any] = [None] * sum(map(len, parts))
+        for part, some in zip(parts, slots, strict=True):
+            for slot, value in zip(range(len(part)) if some is None else some.tolist(), part, strict=True):
+                out[slot] = value
+        return Objects(out)
+    rows = RowPointers.join([part for part in parts if isinstance(part, RowPointers)], slots)
     if field.kind == "dense":
-        return Dense(parts)
+        return Dense(rows, field.dtype, field.shape)
     if field.kind == "ragged":
-        return Ragged(parts)
-    if field.kind != "object":
-        return Bytes(parts, text=field.kind == "str")
-    out: list[Any] = [None] * sum(len(part.rows) for part in parts)
-    for part in parts:
-        for slot, row in zip(slots_of(part).tolist(), part.rows.tolist(), strict=True):
-            out[slot] = part.values[row]
-    return Objects(out)
+        return Ragged(rows, field.dtype, field.shape)
+    return Bytes(rows, text=field.kind == "str")
+
+
+def columns_from_buffers(
+    fields: Mapping[str, Field],
+    names: Sequence[str],
+    groups: Sequence[tuple[int, Int64, Int64 | None]],
+    buffers: Sequence[Mapping[str, ColumnBuffer]],
+) -> dict[str, Column]:
+    """The columns of a batch out of the buffers of several chunks.
+
+    Args:
+        fields: types of the columns.
+        names: of the columns to return.
+        groups: for each chunk its number, the rows in it, and their positions in the batch (None for all).
+        buffers: the columns of each chunk.
+    """
+    slots = [each for _, _, each in groups]
+    return {
+        name: column_from_parts(
+            fields[name],
+            [chunk[name].part(rows) for (_, rows, _), chunk in zip(groups, buffers, strict=True)],
+            slots,
+        )
+        for name in names
+    }
 
 
 class Columns(Mapping[str, Column]):

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from rankfeed._util.fork_safety import init_in_each_process
 from rankfeed._util.validate import check_int
-from rankfeed.columns.columns import Column, ColumnBuffer, column_from_parts
+from rankfeed.columns.columns import Column, ColumnBuffer, columns_from_buffers
 from rankfeed.sources.source import Int64, Source, by_chunk, check_columns, check_ids, starts_of
 
 Chunk = Mapping[str, ColumnBuffer]
@@ -76,7 +76,8 @@ class ChunkedSource(Source):
 
     def _fetch(self, ids: Int64, names: Sequence[str]) -> dict[str, Column]:
         names = tuple(names)
-        parts: dict[str, list[Any]] = {name: [] for name in names}
+        groups: list[tuple[int, Int64, Int64 | None]] = []
+        chunks: list[Chunk] = []
         single: list[tuple[Int64, Any]] = []
         can_take = type(self)._take is not ChunkedSource._take
         wanted = by_chunk(ids, self._chunk_starts)
@@ -87,17 +88,14 @@ class ChunkedSource(Source):
             if chunk is None and can_take and not self._cache.has_capacity():
                 single.append((rows + self._chunk_starts[number], slots))
                 continue
-            loaded = chunk or self._cache.get((number, names), self._loader(number, names))
-            for name in names:
-                parts[name].append(loaded[name].part(rows, slots))
+            groups.append((number, rows, slots))
+            chunks.append(chunk or self._cache.get((number, names), self._loader(number, names)))
         if single:  # rows of chunks that are not worth decoding, in one call
             unique, places = np.unique(np.concatenate([rows for rows, _ in single]), return_inverse=True)
             slots = None if single[0][1] is None else np.concatenate([each for _, each in single])
-            taken = self._take(unique, names)
-            for name in names:
-                parts[name].append(taken[name].part(places, slots))
-        fields = self.fields
-        return {name: column_from_parts(fields[name], parts[name]) for name in names}
+            groups.append((-1, places, slots))
+            chunks.append(self._take(unique, names))
+        return columns_from_buffers(self.fields, names, groups, chunks)
 
     def expect(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> None:
         self._expect(check_ids(sample_ids, len(self)), check_columns(columns, self.fields))

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankfeed._util.validate import check_names, invalid
-from rankfeed.columns.columns import Column, Columns, Dense, Objects, Ragged, column_from_parts
+from rankfeed.columns.columns import Column, Columns, Dense, Objects, PointedColumn, Ragged, column_from_parts
 from rankfeed.columns.field import Field
 from rankfeed.errors import ArgumentError, SourceError, safe_repr
 from rankfeed.sources.source import (
@@ -201,10 +201,9 @@ def concat_columns(name: str, field: Field, pieces: Sequence[tuple[Column, Int64
     """One column from several, each with the positions of its rows; no copy if they have the same layout."""
     found = {column.field for column, _ in pieces}
     kinds, dtypes = {each.kind for each in found}, {each.dtype for each in found}
-    if len(found) == 1 and field.kind in kinds - {"object"}:
-        parts = [part for column, slots in pieces for part in _moved(column, slots)]
-        if all(part.values.dtype.isnative for part in parts):  # else a batch combines files of both byte orders
-            return column_from_parts(field, parts)
+    pointers = [column.pointers for column, _ in pieces if isinstance(column, PointedColumn)]
+    if len(found) == 1 and field.kind in kinds and len(pointers) == len(pieces):
+        return column_from_parts(field, pointers, [slots for _, slots in pieces])
     rows = _in_slots([(column.rows(), slots) for column, slots in pieces])
     if not rows:
         return empty_column(field)
@@ -231,10 +230,3 @@ def _in_slots(pieces: Sequence[tuple[Sequence[Any], Int64 | None]]) -> list[Any]
         for place, value in zip(range(len(some)) if slots is None else slots.tolist(), some, strict=True):
             values[place] = value
     return values
-
-
-def _moved(column: Any, slots: Int64 | None) -> list[Any]:
-    """The parts of a column with their positions in the result."""
-    if slots is None:
-        return list(column.parts)
-    return [part._replace(slots=slots if part.slots is None else slots[part.slots]) for part in column.parts]

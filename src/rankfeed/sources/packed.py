@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.columns.columns import Column, ColumnBuffer, column_from_parts
+from rankfeed.columns.columns import Column, ColumnBuffer, columns_from_buffers
 from rankfeed.errors import CorruptError
 from rankfeed.sources.source import Int64, Source, by_chunk, check_columns, even_blocks, starts_of
 from rankfeed.storage.arrow_shard import REMEDY, read_shard
@@ -62,12 +62,9 @@ class PackedSource(Source):
 
     def _fetch(self, ids: Int64, names: Sequence[str]) -> dict[str, Column]:
         """Pointers into the mapped shards."""
-        parts: dict[str, list[Any]] = {name: [] for name in names}
-        for number, rows, slots in by_chunk(ids, self._starts):
-            shard = self.files.get(number, self._read_shard)
-            for name in names:
-                parts[name].append(shard[name].part(rows, slots))
-        return {name: column_from_parts(self._fields[name], part) for name, part in parts.items()}
+        groups = by_chunk(ids, self._starts)
+        shards = [self.files.get(number, self._read_shard) for number, _, _ in groups]
+        return columns_from_buffers(self._fields, names, groups, shards)
 
     def _read_shard(self, data: npt.NDArray[np.uint8], number: int) -> dict[str, ColumnBuffer]:
         return read_shard(data, self._manifest.fields, self._manifest.shards[number].rows, self.files.path(number))

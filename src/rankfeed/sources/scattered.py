@@ -1,15 +1,12 @@
 """Values at arbitrary byte offsets of a file."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.columns.columns import Allocate, Dense, RowSlices, RowTake
-from rankfeed.columns.field import Field
-from rankfeed.columns.gather import copy_segments
+from rankfeed.columns.pointers import Place, RowPointers
 from rankfeed.errors import CorruptError, MissingExtraError, RankfeedError, describe_error
 from rankfeed.sources.source import with_where
 
@@ -17,58 +14,24 @@ Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
 Int64 = npt.NDArray[np.int64]
 
-#: From this many elements per row on, a loop of plain copies is faster than one call with an index per element.
-_LOOP_ELEMENTS = 64
 
-
-@dataclass(frozen=True)
-class RowOffsets:
-    """Row ``slots[i]`` of the batch is ``data[starts[i] : starts[i] + size]``, which lies inside ``data``."""
+class ByteSlices(NamedTuple):
+    """Slices of a file: ``data[starts[i] : starts[i] + lengths[i]]`` is the value of row ``slots[i]``."""
 
     data: Bytes
-    starts: Int64  # in bytes, at any alignment
+    starts: Int64
+    lengths: Int64
     slots: Int64 | None = None  # None for all rows of the batch, in order
+    place: Place | None = None
 
-
-class ScatteredRows(Dense):
-    """A dense column whose rows are copied once, from byte offsets straight into the batch."""
-
-    def __init__(self, parts: Sequence[RowOffsets], dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-        self._row_offsets = parts
-        self._dtype = dtype
-        self._shape = shape
-        self._length = sum(len(part.starts) for part in parts)
+    def pointers(self, width: int = 1) -> RowPointers:
+        """The slices as rows of elements of ``width`` bytes."""
+        return RowPointers.into_bytes(self.data, self.starts, self.lengths, width, self.place)
 
     @property
-    def field(self) -> Field:
-        return Field("dense", self._dtype.name, self._shape)
-
-    @property
-    def parts(self) -> Sequence[RowTake]:  # type: ignore[override]
-        """The gathered rows, for callers that combine columns."""
-        return [RowTake(self.gather(), np.arange(self._length))]
-
-    @property
-    def nbytes(self) -> int:
-        return self._length * self.field.row_bytes()
-
-    def gather(self, allocate: Allocate = np.empty) -> Array:
-        out = allocate((self._length, *self._shape), self._dtype)
-        size = self.field.row_bytes()
-        if not size or not self._length:
-            return out
-        rows, item = out.reshape(-1).view(np.uint8).reshape(-1, size), self._dtype.itemsize
-        for part in self._row_offsets:
-            if size >= _LOOP_ELEMENTS * item:
-                source, target = memoryview(part.data.data), rows.reshape(-1).data
-                slots = range(len(part.starts)) if part.slots is None else part.slots.tolist()
-                for start, slot in zip(part.starts.tolist(), slots, strict=True):
-                    target[slot * size : (slot + 1) * size] = source[start : start + size]
-            elif part.slots is None:
-                rows_at(part.data, part.starts, size, item, rows)
-            else:
-                rows[part.slots] = rows_at(part.data, part.starts, size, item)
-        return out
+    def positions(self) -> Int64:
+        """The rows of the batch that the values are for."""
+        return np.arange(len(self.starts)) if self.slots is None else self.slots
 
 
 def rows_at(data: Bytes, starts: Int64, size: int, item: int = 1, out: Bytes | None = None) -> Bytes:
@@ -91,26 +54,18 @@ def words(data: Bytes, item: int) -> Array:
     return data[: len(data) // item * item].view(f"<u{item}")
 
 
-def packed_runs(data: Array, starts: Int64, lengths: Int64) -> tuple[Array, Int64]:
-    """Runs of an array copied one behind the other: [sum of lengths], and the new start of each: int64 [m]."""
-    targets = np.cumsum(lengths) - lengths
-    out = np.empty(int(lengths.sum()), data.dtype)
-    copy_segments(data, starts, lengths, out, targets)
-    return out, targets
-
-
-def decode_each(part: RowSlices, decode: Callable[[bytes], Any]) -> Iterator[Any]:
+def decode_each(part: ByteSlices, decode: Callable[[bytes], Any]) -> Iterator[Any]:
     """Decoded values of slices of bytes; None for a negative length. Errors name the value."""
     for row, (start, length) in enumerate(zip(part.starts.tolist(), part.lengths.tolist(), strict=True)):
         try:
-            yield None if length < 0 else decode(part.values[start : start + length].tobytes())
+            yield None if length < 0 else decode(part.data[start : start + length].tobytes())
         except MissingExtraError:
             raise
         except Exception as error:  # decoders are libraries' and users' functions, and may execute a pickle
             raise undecodable(error, part, row) from error
 
 
-def undecodable(error: Exception, part: RowSlices, row: int) -> RankfeedError:
+def undecodable(error: Exception, part: ByteSlices, row: int) -> RankfeedError:
     """The error for a value that cannot be decoded, with its place."""
     if isinstance(error, RankfeedError):
         return with_where(error, place_of(part, row))
@@ -122,6 +77,6 @@ def undecodable(error: Exception, part: RowSlices, row: int) -> RankfeedError:
     )
 
 
-def place_of(part: RowSlices, row: int) -> str:
+def place_of(part: ByteSlices, row: int) -> str:
     """The name of a row in error messages; "" if it has none."""
     return "" if part.place is None else part.place(row)

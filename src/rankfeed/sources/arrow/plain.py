@@ -5,23 +5,22 @@ taken once into arrays, and the rows of a batch are found by arithmetic on them.
 checked when they are used: damaged ones must not lead out of their buffer.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.columns.columns import RowSlices
 from rankfeed.columns.field import Field
+from rankfeed.columns.pointers import Place, RowPointers
 from rankfeed.errors import CorruptError
 from rankfeed.sources.arrow.columns import shape_error
 from rankfeed.sources.arrow.types import ArrayShape, field_of, shaped_field, storage_type, tensor_axes
-from rankfeed.sources.scattered import RowOffsets, packed_runs, words
+from rankfeed.sources.scattered import words
+from rankfeed.sources.source import starts_of
 
 Bytes = npt.NDArray[np.uint8]
 Int64 = npt.NDArray[np.int64]
-Where = Callable[[int], str]
 
 
 @dataclass(frozen=True)
@@ -116,6 +115,7 @@ class PlainColumn:
         self._begin = buffers[:, -1, 0].copy()
         #: Bytes that an innermost offset counts; of a row, without offsets.
         self._step = field.row_bytes()
+        self._width = field.row_bytes() if field.kind in ("dense", "ragged") else 1
         if layout.offsets and field.kind in ("dense", "ragged"):
             lists = len(layout.offsets) - (field.kind == "ragged")
             # Several elements for fixed-size lists.
@@ -129,11 +129,13 @@ class PlainColumn:
             numbers = words(data, width).view(f"<i{width}")
             self._levels.append(_Level(buffers[:, level, 0] // width, numbers, top, length))
 
-    def part(self, batch: Int64, row: Int64, slots: Int64 | None, where: Where) -> RowOffsets | RowSlices:
-        """Some rows by record batch and number in it, as a part of a column; ``where`` names a row in errors."""
+    def pointers(self, batch: Int64, row: Int64, where: Place) -> RowPointers:
+        """Some rows by record batch and number in it; ``where`` names a row in errors."""
         begin = self._begin.take(batch)
         if not self._levels:
-            return RowOffsets(self._data, begin + row * self._step, slots)
+            return RowPointers.into_bytes(
+                self._data, begin + row * self._step, np.full_like(row, self._step), self._width, where
+            )
         first, last = row, row + 1
         for number, level in enumerate(self._levels):
             base, top, length = level.first.take(batch), level.top.take(batch), level.length
@@ -156,30 +158,19 @@ class PlainColumn:
                     where=where(which),
                 )
         starts, nbytes = begin + first * self._step, (last - first) * self._step
-        if self._field.kind == "dense":
-            return RowOffsets(self._data, starts, slots)
-        return self._slices(starts, nbytes, slots, where)
-
-    def _slices(self, starts: Int64, nbytes: Int64, slots: Int64 | None, where: Where) -> RowSlices:
-        """Slices of the file if they are aligned to the element size, else of a copy."""
-        field = self._field
-        if field.kind != "ragged":
-            return RowSlices(self._data, starts, nbytes, slots, where)
-        dtype, shape = np.dtype(field.dtype).newbyteorder("<"), field.shape
-        if not shape and not (starts % dtype.itemsize).any():
-            size = dtype.itemsize
-            return RowSlices(words(self._data, size).view(dtype), starts // size, nbytes // size, slots)
-        copied, targets = packed_runs(self._data, starts, nbytes)
-        size = max(1, field.row_bytes())
-        return RowSlices(copied.view(dtype).reshape(-1, *shape), targets // size, nbytes // size, slots)
+        return RowPointers.into_bytes(self._data, starts, nbytes, self._width, where)
 
 
 def _check_lengths(
-    offsets: npt.NDArray[Any], base: Int64, first: Int64, last: Int64, length: int, where: Where
+    offsets: npt.NDArray[Any], base: Int64, first: Int64, last: Int64, length: int, where: Place
 ) -> None:
     """Check that all lists from ``first`` to ``last`` have one length; a CorruptError if one has another."""
     counts = np.where(first == last, 0, last - first + 1)
-    copied, targets = packed_runs(offsets, base + first, counts)
+    rows = RowPointers.into(offsets, base + first, counts)
+    targets = starts_of(counts)
+    copied = np.empty(int(targets[-1]), offsets.dtype)
+    rows.copy_elements(copied, targets)
+    targets = targets[:-1]
     steps = np.append(np.diff(copied.astype(np.int64)), length)
     steps[(targets + counts - 1)[counts > 0]] = length  # from the last offset of a row to the next row's first
     if (steps != length).any():

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from rankfeed._util.validate import check_bool, invalid
 from rankfeed.columns.columns import Column, ColumnBuffer, Dense, column_from_parts
+from rankfeed.columns.pointers import RowPointers
 from rankfeed.sources.arrow.columns import read_columns
 from rankfeed.sources.arrow.detect import arrow_files
 from rankfeed.sources.arrow.errors import arrow_errors
@@ -17,7 +18,6 @@ from rankfeed.sources.arrow.file import ArrowFile
 from rankfeed.sources.arrow.types import VALID, ArrayShape, Nulls, check_same_schema, fields_of
 from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
 from rankfeed.sources.paths import Paths, label
-from rankfeed.sources.scattered import ScatteredRows
 from rankfeed.sources.source import Int64, by_chunk, check_columns, starts_of
 from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.data_files import DataFiles
@@ -111,8 +111,9 @@ class ArrowSource(ChunkedSource):
     def _fetch(self, ids: Int64, names: Sequence[str]) -> dict[str, Column]:
         """Pointers into the mapped files for the columns that are read in place."""
         plain = [name for name in names if name in self._plain]
-        parts: dict[str, list[Any]] = {name: [] for name in plain}
-        for number, rows, slots in by_chunk(ids, self._file_starts) if plain else ():
+        parts: dict[str, list[RowPointers]] = {name: [] for name in plain}
+        groups = by_chunk(ids, self._file_starts) if plain else []
+        for number, rows, _ in groups:
             file = self._file(number)
             batch = file.starts.searchsorted(rows, side="right") - 1
             within = rows - file.starts[batch]
@@ -121,14 +122,9 @@ class ArrowSource(ChunkedSource):
                 return f"{self.files.path(number)}, record batch {batch[row]}, row {rows[row]}"
 
             for name in plain:
-                parts[name].append(file.plain[name].part(batch, within, slots, where))
-        found: dict[str, Column] = {}
-        for name in plain:
-            field = self._fields[name]
-            if field.kind == "dense":
-                found[name] = ScatteredRows(parts[name], np.dtype(field.dtype), field.shape)
-            else:
-                found[name] = column_from_parts(field, parts[name])
+                parts[name].append(file.plain[name].pointers(batch, within, where))
+        slots = [each for _, _, each in groups]
+        found = {name: column_from_parts(self._fields[name], parts[name], slots) for name in plain}
         found |= {name: Dense.of(np.ones(len(ids), np.bool_)) for name in names if name in self._all_valid}
         if decoded := [name for name in names if name in self._decoded]:
             found |= super()._fetch(ids, decoded)

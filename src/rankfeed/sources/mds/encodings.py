@@ -5,7 +5,7 @@ Numbers, arrays, bytes and text are read for a whole batch at once; images, JSON
 
 import json
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
@@ -15,19 +15,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.columns.columns import Column, RowSlices, RowTake, column_from_parts
+from rankfeed.columns.columns import Dense, Part
 from rankfeed.columns.field import Field
 from rankfeed.errors import CorruptError, SourceError, safe_str
 from rankfeed.sources.extras import need
-from rankfeed.sources.scattered import (
-    RowOffsets,
-    ScatteredRows,
-    decode_each,
-    packed_runs,
-    place_of,
-    rows_at,
-    undecodable,
-)
+from rankfeed.sources.scattered import ByteSlices, decode_each, place_of, rows_at, undecodable
 from rankfeed.sources.source import Int64
 
 #: Code in the header of an array -> dtype.
@@ -47,31 +39,24 @@ class Encoding:
     def __init__(self, field: Field) -> None:
         self._field = field
 
-    def field(self, probe: Callable[[], list[RowSlices]]) -> Field:
+    def field(self, probe: Callable[[], list[ByteSlices]]) -> Field:
         """The field of the column; ``probe`` reads some of its values."""
         return self._field
 
-    def part(self, field: Field, values: RowSlices) -> Any:
+    def part(self, field: Field, values: ByteSlices) -> Part:
         """Some values as a part of a column."""
-        return values
-
-    def column(self, field: Field, parts: Sequence[Any]) -> Column:
-        """The column of a batch."""
-        return column_from_parts(field, parts)
+        return values.pointers()
 
 
 class FixedEncoding(Encoding):
     """Numbers and arrays of one dtype and shape."""
 
-    def part(self, field: Field, values: RowSlices) -> RowOffsets:
+    def part(self, field: Field, values: ByteSlices) -> Part:
         size = field.row_bytes()
         _check(
             values, values.lengths != size, f"{size} bytes of {field}", lambda row: f"{values.lengths[row]} bytes"
         )
-        return RowOffsets(values.values, values.starts, values.slots)
-
-    def column(self, field: Field, parts: Sequence[Any]) -> Column:
-        return ScatteredRows(parts, np.dtype(field.dtype).newbyteorder("<"), field.shape)
+        return values.pointers(size)
 
 
 class ArrayEncoding(Encoding):
@@ -86,7 +71,7 @@ class ArrayEncoding(Encoding):
         super().__init__(_OBJECT)
         self._dtype, self._as_objects = dtype, as_objects
 
-    def field(self, probe: Callable[[], list[RowSlices]]) -> Field:
+    def field(self, probe: Callable[[], list[ByteSlices]]) -> Field:
         found = {
             (group.dtype, *(tuple(shape) for shape in np.unique(group.shapes[:, 1:], axis=0).tolist()))
             for group in _read_headers(probe()[0], self._dtype)
@@ -95,7 +80,7 @@ class ArrayEncoding(Encoding):
             return _OBJECT
         return Field("ragged", str(first[0]), tuple(first[1]))
 
-    def part(self, field: Field, values: RowSlices) -> RowTake | RowSlices:
+    def part(self, field: Field, values: ByteSlices) -> Part:
         groups = _read_headers(values, self._dtype)
         header_sizes = np.zeros(len(values.starts), np.int64)
         for group in groups:
@@ -105,15 +90,12 @@ class ArrayEncoding(Encoding):
             arrays = np.empty(len(starts), object)
             for group in groups:
                 for row, shape in zip(group.which.tolist(), group.shapes.tolist(), strict=True):
-                    content = values.values[starts[row] : starts[row] + lengths[row]]
+                    content = values.data[starts[row] : starts[row] + lengths[row]]
                     arrays[row] = content.copy().view(group.dtype).reshape(shape)
-            return RowTake(arrays, np.arange(len(arrays)), values.slots)
+            return arrays
         for group in groups:
             _check_alike(field, group, values)
-        packed, targets = packed_runs(values.values, starts, lengths)
-        size = field.row_bytes()
-        elements = packed.view(np.dtype(field.dtype).newbyteorder("<")).reshape(-1, *field.shape)
-        return RowSlices(elements, targets // size, lengths // size, values.slots)
+        return values._replace(starts=starts, lengths=lengths).pointers(field.row_bytes())
 
 
 @dataclass(frozen=True)
@@ -126,11 +108,11 @@ class _ArrayHeaders:
     shapes: Int64  # [arrays, dimensions]
 
 
-def _read_headers(values: RowSlices, dtype: str | None) -> list[_ArrayHeaders]:
+def _read_headers(values: ByteSlices, dtype: str | None) -> list[_ArrayHeaders]:
     """Read headers of arrays (of ``dtype``, or each of its own), and check that the elements fill the rest."""
     first = 1 if dtype else 2
     _check(values, values.lengths < first, "a header of an array", lambda row: f"{values.lengths[row]} bytes")
-    raw = rows_at(values.values, values.starts, first).astype(np.int64)
+    raw = rows_at(values.data, values.starts, first).astype(np.int64)
     codes = raw[:, 0] if dtype else raw[:, 0] << 8 | raw[:, 1]
     groups = []
     for code in np.unique(codes).tolist():
@@ -142,7 +124,7 @@ def _read_headers(values: RowSlices, dtype: str | None) -> list[_ArrayHeaders]:
             raise _damaged("an array with a dtype and a shape", f"code {code:#x}", values, int(which[0]))
         lengths = values.lengths[which] - size
         _check(values, lengths < 0, f"an array with a header of {size} bytes", lambda _: "fewer bytes", which)
-        shapes = rows_at(values.values, values.starts[which] + first, ndim * width).view(f"<u{width}")
+        shapes = rows_at(values.data, values.starts[which] + first, ndim * width).view(f"<u{width}")
         # As floats: a product of damaged sizes overflows, and valid ones are exact.
         wrong = shapes.astype(np.float64).prod(1) * np.dtype(found).itemsize != lengths
         wrong |= (shapes == 0).any(1)
@@ -157,7 +139,7 @@ def _read_headers(values: RowSlices, dtype: str | None) -> list[_ArrayHeaders]:
     return groups
 
 
-def _check_alike(field: Field, group: _ArrayHeaders, values: RowSlices) -> None:
+def _check_alike(field: Field, group: _ArrayHeaders, values: ByteSlices) -> None:
     same = group.dtype == field.dtype and group.shapes.shape[1] == len(field.shape) + 1
     unlike = (group.shapes[:, 1:] != field.shape).any(1) if same else np.ones(len(group.which), np.bool_)
     if unlike.any():
@@ -178,7 +160,7 @@ class ValueEncoding(Encoding):
         super().__init__(field)
         self._decode, self.unsafe = decode, unsafe
 
-    def part(self, field: Field, values: RowSlices) -> RowTake:
+    def part(self, field: Field, values: ByteSlices) -> Part:
         dtype = np.dtype(object if field.kind == "object" else field.dtype)
         try:
             decoded = np.fromiter(decode_each(values, self._decode), dtype, len(values.starts))
@@ -186,11 +168,13 @@ class ValueEncoding(Encoding):
             numbers = decode_each(values, self._decode)
             row = next(row for row, number in enumerate(numbers) if not -(2**63) <= number < 2**63)
             raise undecodable(error, values, row) from error
-        return RowTake(decoded, np.arange(len(decoded)), values.slots)
+        if field.kind == "object":
+            return decoded
+        return Dense.of(decoded).pointers
 
 
 def _check(
-    values: RowSlices,
+    values: ByteSlices,
     bad: npt.NDArray[np.bool_],
     expected: object,
     found: Callable[[int], object],
@@ -202,7 +186,7 @@ def _check(
         raise _damaged(expected, found(row), values, row if which is None else int(which[row]))
 
 
-def _damaged(expected: object, found: object, values: RowSlices, row: int) -> CorruptError:
+def _damaged(expected: object, found: object, values: ByteSlices, row: int) -> CorruptError:
     return CorruptError("a value is damaged", expected=expected, found=found, where=place_of(values, row))
 
 

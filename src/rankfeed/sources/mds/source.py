@@ -3,13 +3,13 @@
 import os
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from rankfeed._util.validate import check_bool
-from rankfeed.columns.columns import Column, ColumnBuffer, RowSlices
+from rankfeed.columns.columns import Column, ColumnBuffer, Part, column_from_parts
 from rankfeed.errors import SourceError, UnsafeError
 from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
 from rankfeed.sources.mds.detect import INDEX_NAME, mds_folders
@@ -17,6 +17,7 @@ from rankfeed.sources.mds.encodings import encoding_of
 from rankfeed.sources.mds.index import MdsIndex, MdsShard, read_index
 from rankfeed.sources.mds.shard import check_hashes, locate, read_shard
 from rankfeed.sources.paths import Paths, label
+from rankfeed.sources.scattered import ByteSlices
 from rankfeed.sources.source import BLOCK_BYTES, Int64, by_chunk, check_columns
 from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.data_files import DataFiles
@@ -89,23 +90,23 @@ class MdsSource(ChunkedSource):
     def default_shuffle(self) -> Literal["global", "window"]:  # type: ignore[override]
         return "global" if all(shard.compression is None for shard in self._shards) else "window"
 
-    def _values(
-        self, number: int, rows: Int64, names: Sequence[str], slots: Int64 | None = None
-    ) -> list[RowSlices]:
+    def _values(self, number: int, rows: Int64, names: Sequence[str]) -> list[ByteSlices]:
         shard, data = self._shards[number], self._shard(number, len(rows))
         places = locate(data, rows, self._columns, shard)
 
         def where(row: int, name: str) -> str:
             return f"{shard.path}, sample {rows[row]}, column {name!r}"
 
-        return [RowSlices(data, *places[name], slots, partial(where, name=name)) for name in names]
+        return [ByteSlices(data, *places[name], None, partial(where, name=name)) for name in names]
 
     def _fetch(self, ids: Int64, names: Sequence[str]) -> dict[str, Column]:
-        parts: dict[str, list[Any]] = {name: [] for name in names}
-        for number, rows, slots in by_chunk(ids, self._chunk_starts):
-            for name, values in zip(names, self._values(number, rows, names, slots), strict=True):
+        parts: dict[str, list[Part]] = {name: [] for name in names}
+        groups = by_chunk(ids, self._chunk_starts)
+        for number, rows, _ in groups:
+            for name, values in zip(names, self._values(number, rows, names), strict=True):
                 parts[name].append(self._encodings[name].part(self._fields[name], values))
-        return {name: self._encodings[name].column(self._fields[name], parts[name]) for name in names}
+        slots = [each for _, _, each in groups]
+        return {name: column_from_parts(self._fields[name], parts[name], slots) for name in names}
 
     def _expect(self, ids: Int64, names: Sequence[str]) -> None:
         for number, _, _ in by_chunk(ids, self._chunk_starts):

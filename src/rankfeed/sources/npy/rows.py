@@ -7,7 +7,7 @@ from copy import deepcopy
 from typing import Any
 
 from rankfeed._util.fork_safety import init_in_each_process
-from rankfeed.columns.columns import Column, Dense, Objects, RowTake
+from rankfeed.columns.columns import Column, Dense, Objects
 from rankfeed.columns.field import Field
 from rankfeed.errors import SourceError, listed
 from rankfeed.sources.npy.arrays import Array, Header, load_arrays, read_headers
@@ -111,7 +111,7 @@ class NumpyRowsSource(Source):
             if array.dtype.hasobject:
                 out[name] = Objects([deepcopy(each) for each in array[ids]])  # the array is kept
             elif array.dtype.isnative and array.flags.c_contiguous and array.flags.aligned:
-                out[name] = Dense([RowTake(array, ids)])
+                out[name] = Dense.of(array, ids)
             else:  # numpy's take would copy the whole array first
                 out[name] = Dense.of(array[ids].astype(array.dtype.newbyteorder("="), order="C", copy=False))
         return out

@@ -136,8 +136,7 @@ class NumpySamplesSource(Source):
             numbers = {name: number for number, name in enumerate(self.classes)}
             added[LABEL] = Dense.of(np.array([numbers[_class_of(name)] for name in names], np.int64))
         if self._name_column is not None:
-            encoded = [printable(name).encode() for name in names]
-            added[self._name_column] = Bytes(Bytes.of(encoded).parts, text=True)
+            added[self._name_column] = Bytes.of([printable(name) for name in names], text=True)
         return added
 
     def _read(self, sample_id: int, names: list[str]) -> dict[str, Array]:

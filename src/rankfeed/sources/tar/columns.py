@@ -11,21 +11,18 @@ import numpy as np
 
 from rankfeed._util.validate import check_names, invalid
 from rankfeed.columns.columns import (
-    Bytes,
     Column,
     Dense,
     Objects,
-    Ragged,
-    RowSlices,
-    RowTake,
+    column_from_parts,
     make_column,
-    slots_of,
 )
 from rankfeed.columns.field import Field
 from rankfeed.columns.layout import Mismatch, flat_fields, infer_layout, resolve_dtypes
+from rankfeed.columns.pointers import RowPointers
 from rankfeed.errors import ArgumentError, RankfeedError, SourceError, safe_repr
 from rankfeed.sources.npy.arrays import check_size, read_header
-from rankfeed.sources.scattered import decode_each, place_of, undecodable
+from rankfeed.sources.scattered import ByteSlices, decode_each, place_of, undecodable
 from rankfeed.sources.source import Int64, check_columns, empty_column
 from rankfeed.sources.tar.decoders import Decoder, decoder_of, pickle_refused
 from rankfeed.sources.tar.shards import Missing, Shard, ShardSet
@@ -43,7 +40,7 @@ _MAX_HEADERS = 1 << 14
 Decode = bool | Callable[[str, bytes], Any] | Mapping[str, Any]
 
 
-def _members(extension: str, shard: Shard, rows: Int64, slots: Int64 | None) -> RowSlices:
+def _members(extension: str, shard: Shard, rows: Int64, slots: Int64 | None) -> ByteSlices:
     """The members of some samples of a shard; of length -1 for a sample without one."""
     starts, sizes = shard.index.locate(extension, rows)
 
@@ -51,10 +48,10 @@ def _members(extension: str, shard: Shard, rows: Int64, slots: Int64 | None) -> 
         key = shard.index.key(int(rows[row]))
         return f"{shard.path}, sample {key!r}, .{extension} at offset {starts[row]}"
 
-    return RowSlices(shard.data, starts, sizes, slots, place)
+    return ByteSlices(shard.data, starts, sizes, slots, place)
 
 
-def _unlike_others(extension: str, field: Field, found: object, part: RowSlices, row: int) -> SourceError:
+def _unlike_others(extension: str, field: Field, found: object, part: ByteSlices, row: int) -> SourceError:
     return SourceError(
         "a member is unlike the others of its column",
         expected=field,
@@ -70,7 +67,7 @@ class SampleBatch:
 
     def __init__(self, shards: ShardSet, ids: Int64) -> None:
         self._shards, self._ids = shards, ids
-        self._members: dict[str, list[RowSlices]] = {}
+        self._members: dict[str, list[ByteSlices]] = {}
         self._values: dict[str, list[Any]] = {}
 
     @cached_property
@@ -79,7 +76,7 @@ class SampleBatch:
         places = self._shards.places(self._ids)
         return [(self._shards.open(number), rows, slots) for number, rows, slots in places]
 
-    def members(self, extension: str) -> list[RowSlices]:
+    def members(self, extension: str) -> list[ByteSlices]:
         """The members of one extension, by shard; of length -1 for a sample without one."""
         if extension not in self._members:
             self._members[extension] = [_members(extension, *place) for place in self.places]
@@ -90,13 +87,13 @@ class SampleBatch:
         if extension not in self._values:
             out: list[Any] = [None] * len(self._ids)
             for part in self.members(extension):
-                for slot, value in zip(slots_of(part).tolist(), decode_each(part, decode), strict=True):
+                for slot, value in zip(part.positions.tolist(), decode_each(part, decode), strict=True):
                     out[slot] = value
             self._values[extension] = out
         return self._values[extension]
 
 
-def column_of_values(field: Field, values: list[Any], extension: str, members: list[RowSlices]) -> Column:
+def column_of_values(field: Field, values: list[Any], extension: str, members: list[ByteSlices]) -> Column:
     """A column of decoded values, None for a missing member; a SourceError if a value does not fit."""
     if field.kind == "object":
         return Objects(values)
@@ -107,18 +104,13 @@ def column_of_values(field: Field, values: list[Any], extension: str, members: l
     try:
         return make_column(extension, [missing if each is None else each for each in values], field)
     except Mismatch as error:
-        part = next(each for each in members if error.row in slots_of(each))
-        row = slots_of(part).tolist().index(error.row)
+        part = next(each for each in members if error.row in each.positions)
+        row = part.positions.tolist().index(error.row)
         raise _unlike_others(extension, field, error.found, part, row) from error
 
 
 class NpyReader:
-    """Reads `.npy` members of one extension in place; ``field`` is dense or ragged.
-
-    Members begin at multiples of 512 bytes and their elements 128 bytes later, so rows of a column are not rows of
-    one array. But all rows at the same remainder of the row size are rows of one view, so a batch is split by
-    remainders.
-    """
+    """Reads `.npy` members of one extension in place; ``field`` is dense or ragged."""
 
     def __init__(self, extension: str, field: Field) -> None:
         self._extension, self._field = extension, field
@@ -127,32 +119,24 @@ class NpyReader:
         #: in place.
         self._layouts: dict[bytes, tuple[int, int, int, bool]] = {}
 
-    def column(self, members: Sequence[RowSlices]) -> Dense | Ragged | None:
+    def column(self, members: Sequence[ByteSlices]) -> Column | None:
         """A column that points into the shards; None if that is not possible (other byte order, no elements)."""
-        takes, slices = list[RowTake](), list[RowSlices]()
+        parts = []
         for part in members:
             if not self._row_bytes or (part.lengths < _HEAD_BYTES).any():
                 return None
             found = np.array(self._layouts_of(part), np.int64).reshape(-1, 4)
             if not found[:, 3].all():
                 return None
-            begins, remainders = part.starts + found[:, 0], (part.starts + found[:, 0]) % self._row_bytes
-            for remainder in np.unique(remainders).tolist():
-                some = remainders == remainder
-                slots = part.slots if some.all() else slots_of(part)[some]
-                size = (len(part.values) - remainder) // self._row_bytes * self._row_bytes
-                rows = part.values[remainder : remainder + size].view(self._field.dtype)
-                rows = rows.reshape(-1, *self._field.shape)
-                first = begins[some] // self._row_bytes
-                takes.append(RowTake(rows, first, slots))
-                slices.append(RowSlices(rows, first, found[some, 1], slots))
-        if not takes:
+            content = part._replace(starts=part.starts + found[:, 0], lengths=found[:, 1] * self._row_bytes)
+            parts.append(content.pointers(self._row_bytes))
+        if not sum(len(part.lengths) for part in parts):
             return None
-        return Dense(takes) if self._field.kind == "dense" else Ragged(slices)
+        return column_from_parts(self._field, parts, [part.slots for part in members])
 
-    def _layouts_of(self, part: RowSlices) -> list[tuple[int, int, int, bool]]:
+    def _layouts_of(self, part: ByteSlices) -> list[tuple[int, int, int, bool]]:
         out = []
-        data: Any = part.values.data
+        data: Any = part.data.data
         for row, (start, size) in enumerate(zip(part.starts.tolist(), part.lengths.tolist(), strict=True)):
             head = bytes(data[start : start + _HEAD_BYTES])
             layout = self._layouts.get(head)
@@ -186,17 +170,18 @@ class ColumnSpec:
     def read(self, batch: SampleBatch) -> Column:
         """The column of some samples."""
         if self.role == "key":
-            keys = [RowSlices(*shard.index.key_runs(rows), slots) for shard, rows, slots in batch.places]
-            return Bytes(keys, text=True)
+            keys = [RowPointers.into(*shard.index.key_runs(rows)) for shard, rows, _ in batch.places]
+            return column_from_parts(Field("str"), keys, [slots for _, _, slots in batch.places])
         members, decode = batch.members(self.extension), self.decoder.decode
         if self.role == "valid":
             valid = np.empty(sum(len(part.starts) for part in members), np.bool_)
             for part in members:
-                valid[slots_of(part)] = part.lengths >= 0
+                valid[part.positions] = part.lengths >= 0
             return Dense.of(valid)
         if decode is None:
-            some = [part._replace(lengths=np.maximum(part.lengths, 0)) for part in members]
-            return Bytes(some, text=self.decoder.kind == "text")
+            content = [part._replace(lengths=np.maximum(part.lengths, 0)).pointers() for part in members]
+            field = Field("str" if self.decoder.kind == "text" else "bytes")
+            return column_from_parts(field, content, [part.slots for part in members])
         column = None if self.npy is None else self.npy.column(members)
         if column is not None:
             return column

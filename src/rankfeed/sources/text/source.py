@@ -6,7 +6,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from rankfeed.columns.columns import Column, ColumnBuffer, Columns, column_from_parts
+from rankfeed.columns.columns import Column, ColumnBuffer, Columns, columns_from_buffers
 from rankfeed.errors import CorruptError, SourceError, listed
 from rankfeed.sources.arrow.columns import read_columns
 from rankfeed.sources.arrow.types import Nulls, fields_of, roots_of
@@ -68,11 +68,10 @@ class _TextSource(Source):
         return reopen, (type(self), self._paths, self._options, self._fingerprint)
 
     def _fetch(self, ids: Int64, names: Sequence[str]) -> dict[str, Column]:
-        parts: dict[str, list[Any]] = {name: [] for name in names}
-        for number, rows, slots in by_chunk(ids, self._starts):
-            for name in names:
-                parts[name].append(self._buffers[number][name].part(rows, slots))
-        return {name: column_from_parts(self._fields[name], parts[name]) for name in names}
+        groups = by_chunk(ids, self._starts)
+        return columns_from_buffers(
+            self._fields, names, groups, [self._buffers[number] for number, _, _ in groups]
+        )
 
 
 class CsvSource(_TextSource):
@@ -178,7 +177,7 @@ def rows(where: Paths, *, delimiter: str | None = None, types: Mapping[str, str]
             fields = fields_of(table.schema)
             buffers = read_columns(table, fields, where=path, first_row=first)
             every = np.arange(len(table))
-            columns = {name: column_from_parts(fields[name], [each.part(every)]) for name, each in buffers.items()}
+            columns = columns_from_buffers(fields, list(buffers), [(0, every, None)], [buffers])
             yield from Columns(columns, len(table)).samples()
             first += len(table)
 
