@@ -253,10 +253,10 @@ def test_what_an_object_is_does_not_follow_from_the_rows_beside_it(kind: Any, ma
     rows = [[[value], []], None, [[value, None]], [None, [value]], [[value, value]], []]
     table = pa.table({"x": pa.array(rows, make(make(kind)))})
     fields = fields_of(table.schema, nulls="mask")
-    together = read_columns(table, fields, where="here", nulls="mask")["x"].part(np.arange(len(rows))).values
+    together = read_columns(table, fields, where="here", nulls="mask")["x"].part(np.arange(len(rows)))
     for row in range(len(rows)):
         single = read_columns(table.slice(row, 1), fields, where="here", nulls="mask")["x"]
-        (alone,) = single.part(np.array([0])).values
+        (alone,) = single.part(np.array([0]))
         assert repr(together[row]) == repr(alone)
     assert together[1] is None
     assert [type(each) for each in together[0]] == [type(each) for each in together[4] * 2] == [np.ndarray] * 2
@@ -295,7 +295,7 @@ def test_objects_take_no_more_than_arrow_does_until_they_are_asked_for(array: An
     assert stored.nbytes == array.nbytes
     assert stored.rows == len(array)
     for rows in ([5, 3, 3, 900], range(40, 60)):
-        taken = stored.part(np.array(rows)).values
+        taken = stored.part(np.array(rows))
         assert plain(list(taken)) == plain([array[row].as_py() for row in rows])
 
 

@@ -128,7 +128,8 @@ class NpyReader:
             found = np.array(self._layouts_of(part), np.int64).reshape(-1, 4)
             if not found[:, 3].all():
                 return None
-            content = part._replace(starts=part.starts + found[:, 0], lengths=found[:, 1] * self._row_bytes)
+            rows = found[:, 1] if self._field.kind == "ragged" else np.ones(len(found), np.int64)
+            content = part._replace(starts=part.starts + found[:, 0], lengths=rows * self._row_bytes)
             parts.append(content.pointers(self._row_bytes))
         if not sum(len(part.lengths) for part in parts):
             return None
