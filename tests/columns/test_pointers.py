@@ -1,0 +1,195 @@
+"""Rows copied by the native library and without it: the same bytes, and an error for a truncated file."""
+
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import rankfeed as rf
+from rankfeed.columns import pointers
+from rankfeed.columns.pointers import RowPointers, native_library
+from rankfeed.errors import CorruptError
+from rankfeed.storage.mapped import map_file
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_the_native_library_is_built_where_there_is_a_compiler() -> None:
+    assert native_library() is not None
+
+
+@st.composite
+def rows_in_memory(draw: st.DrawFn) -> tuple[Any, RowPointers]:
+    """An array, and rows of it that may be empty, overlap, repeat, and begin at any byte."""
+    dtype = np.dtype(draw(st.sampled_from(["u1", "i2", "f4", "i8", "c16"])))
+    inner = draw(st.sampled_from([(), (1,), (2, 3), (0,)]))
+    size = draw(st.integers(0, 40))
+    shift = draw(st.integers(0, 9))
+    content = np.arange(size * int(np.prod(inner)) * dtype.itemsize + shift, dtype=np.uint8)
+    values = content[shift:].view(dtype).reshape(size, *inner)
+    starts = np.array(draw(st.lists(st.integers(0, size), max_size=30)), np.int64)
+    lengths = np.array([draw(st.integers(0, size - start)) for start in starts.tolist()], np.int64)
+    return values, RowPointers.into(values, starts, lengths)
+
+
+@pytest.mark.parametrize("native", [True, False])
+@given(case=rows_in_memory(), fill=st.integers(0, 100), extra=st.integers(0, 3))
+def test_rows_are_copied_padded_and_joined(
+    case: tuple[Any, RowPointers], fill: int, extra: int, native: bool
+) -> None:
+    values, rows = case
+    expected = [
+        values[first : first + length]
+        for first, length in zip(_starts(values, rows), rows.lengths.tolist(), strict=True)
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        if not native:
+            patch.setattr(pointers, "native_library", lambda: None)
+        longest = int(rows.lengths.max(initial=0)) + extra
+        padded = np.ones((len(rows), longest, *values.shape[1:]), values.dtype)
+        rows.copy_padded(padded, fill=fill)
+        offsets = np.concatenate([[0], np.cumsum(rows.lengths)]).astype(np.int64)
+        joined = np.ones((int(offsets[-1]), *values.shape[1:]), values.dtype)
+        rows.copy_elements(joined, offsets)
+    rest = np.full(1, fill, values.dtype)
+    for row, each in enumerate(expected):
+        assert padded[row, : len(each)].tobytes() == each.tobytes()
+        assert padded[row, len(each) :].tobytes() == rest.tobytes() * padded[row, len(each) :].size
+    assert joined.tobytes() == b"".join(each.tobytes() for each in expected)
+
+
+def _starts(values: Any, rows: RowPointers) -> list[int]:
+    if rows.width == 0:
+        return [0] * len(rows)
+    return [int(start) for start in (rows.addresses - values.__array_interface__["data"][0]) // rows.width]
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_rows_of_several_arrays_in_any_order(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not native:
+        monkeypatch.setattr(pointers, "native_library", lambda: None)
+    one, two = np.arange(6).reshape(3, 2), np.arange(6, 12).reshape(3, 2)
+    parts = [RowPointers.into(each, np.array([2, 0]), np.ones(2, np.int64)) for each in (one, two)]
+    rows = RowPointers.join(parts, [np.array([0, 3]), np.array([2, 1])])
+    out = np.zeros((4, 2), np.int64)
+    rows.copy_rows(out)
+    assert out.tolist() == [[4, 5], [6, 7], [10, 11], [0, 1]]
+    rows.slice(1, 3).copy_rows(out)
+    assert out.tolist() == [[6, 7], [10, 11], [10, 11], [0, 1]]
+    with pytest.raises(IndexError):
+        rows.copy_rows(out[:3])
+    with pytest.raises(IndexError):
+        RowPointers.into(one, np.array([2]), np.array([2]))
+    long = RowPointers.into(one, np.array([0, 0]), np.array([1, 3]))
+    with pytest.raises(IndexError):
+        long.copy_rows(np.zeros((2, 2), np.int64))
+
+
+def _rows_of(path: Path, count: int) -> RowPointers:
+    data = map_file(path)
+    size = len(data) // count
+    starts = np.arange(count) * size
+    return RowPointers.into(data, starts, np.full(count, size), lambda row: f"{path.name}, row {row}")
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("left", [PAGE, PAGE + 7, 4 * PAGE - 1, 0])
+def test_a_truncated_file_is_an_error(
+    left: int, native: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not native:
+        monkeypatch.setattr(pointers, "native_library", lambda: None)
+    paths = [tmp_path / name for name in "ab"]
+    for path in paths:
+        path.write_bytes(b"x" * 4 * PAGE)
+    parts = [_rows_of(path, 8) for path in paths]
+    rows = RowPointers.join(parts, [np.arange(8), np.arange(8) + 8])
+    out = np.zeros((16, 4 * PAGE), np.uint8)
+    rows.copy_padded(out)
+    os.truncate(paths[1], left)
+    for _ in range(2):
+        with pytest.raises(CorruptError, match=r"truncated[\s\S]*b, row"):
+            rows.copy_padded(out)
+        with pytest.raises(CorruptError, match=r"truncated[\s\S]*b, row"):
+            rows.content()
+    rows.slice(0, 8).copy_padded(out)  # of the other file only
+    os.truncate(paths[1], 4 * PAGE)
+    rows.copy_padded(out)
+
+
+@pytest.mark.skipif(native_library() is None, reason="needs the native library")
+def test_threads_that_copy_other_files_are_not_disturbed(tmp_path: Path) -> None:
+    for name in "abcd":
+        (tmp_path / name).write_bytes(b"x" * 64 * PAGE)
+    rows = {name: _rows_of(tmp_path / name, 64) for name in "abcd"}
+    os.truncate(tmp_path / "a", PAGE)
+    os.truncate(tmp_path / "b", 2 * PAGE)
+
+    def copy(name: str) -> int:
+        errors = 0
+        for _ in range(200):
+            out = np.zeros((64, PAGE), np.uint8)
+            try:
+                rows[name].copy_padded(out)
+                assert (out == ord("x")).all()
+            except CorruptError:
+                errors += 1
+        return errors
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(copy, "abcd")) == [200, 200, 0, 0]
+
+
+OTHER_FAULT = """
+import ctypes, faulthandler, mmap, os, sys
+import numpy as np
+from rankfeed.columns.pointers import RowPointers
+order = sys.argv[1]
+if order == "before":
+    faulthandler.enable()
+values = np.arange(10)
+RowPointers.into(values, np.arange(10), np.ones(10, np.int64)).copy_rows(np.zeros(10, np.int64))
+if order == "after":
+    faulthandler.enable()
+with open(sys.argv[2], "wb") as file:
+    file.write(b"x" * 100000)
+with open(sys.argv[2], "rb") as file:
+    data = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+os.truncate(sys.argv[2], 0)
+data[50000]
+"""
+
+
+@pytest.mark.parametrize("order", ["before", "after", "never"])
+def test_a_bus_error_elsewhere_is_that_of_the_process(order: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", OTHER_FAULT, order, str(tmp_path / "file")]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert found.returncode == -7
+    assert ("Bus error" in found.stderr) == (order != "never")
+
+
+@pytest.mark.parametrize("workers", [{}, {"num_workers": 2}, {"num_workers": 2, "worker_kind": "process"}])
+@pytest.mark.timeout(120)
+def test_a_shard_that_is_truncated_in_the_middle_of_an_epoch_is_an_error(
+    workers: dict[str, Any], tmp_path: Path
+) -> None:
+    samples = ({"x": np.full(1000, row, np.int32)} for row in range(4000))
+    source = rf.write(samples, tmp_path / "data", progress=False, key="a")
+    loader = rf.Loader(source, 8, shuffle=True, **workers)
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    (shard,) = (tmp_path / "data").glob("*.arrow")
+    os.truncate(shard, shard.stat().st_size - PAGE - 100)
+    with pytest.raises(CorruptError, match="shard-00000"):
+        for _ in iterator:
+            pass
