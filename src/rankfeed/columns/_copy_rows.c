@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #define EXPORT __attribute__((visibility("default")))
 /* Rows ahead of the copy whose first cache lines are loaded: far enough to hide a miss of cache and TLB. */
@@ -58,15 +59,38 @@ static void fill_rest(char *at, int64_t left, const char *fill, int64_t fill_byt
         memcpy(at + done, at, done < left - done ? done : left - done);
 }
 
+/* A memory-mapped file: its descriptor (-1 for memory without a file), its mapped size, and the call that checked it. */
+typedef struct {
+    int64_t descriptor, size, checked;
+} file_t;
+
+static int64_t last_call;
+
+/* Return the first row whose file is shorter than its mapping, or -1. Each file is checked once, whatever its rows. */
+static int64_t find_truncated(const int32_t *part, int64_t n, file_t *files) {
+    int64_t call = __atomic_add_fetch(&last_call, 1, __ATOMIC_RELAXED);
+    for (int64_t i = 0; i < (part ? n : n > 0); i++) {
+        file_t *file = files + (part ? part[i] : 0);
+        struct stat found;
+        if (file->descriptor < 0 || __atomic_load_n(&file->checked, __ATOMIC_RELAXED) == call)
+            continue;
+        __atomic_store_n(&file->checked, call, __ATOMIC_RELAXED);
+        if (fstat((int)file->descriptor, &found) || found.st_size < file->size)
+            return i;
+    }
+    return -1;
+}
+
 /* Copy lengths[i] elements of `width` bytes from addresses[i] to element offsets[i] of `out`, for each of n rows.
  *
  * Without offsets, row i begins at i * stride and is filled up to stride bytes: with copies of the element of
- * fill_bytes bytes at fill, or with zeros if fill_bytes is 0.
+ * fill_bytes bytes at fill, or with zeros if fill_bytes is 0. Row i is in the file files[part[i]], or files[0].
  *
- * Returns -1, or the number of a row that could not be read because its file was truncated.
+ * Returns -1; the number of a row whose file was truncated; or n if a row is longer than stride.
  */
 EXPORT int64_t rankfeed_copy_rows(const int64_t *addresses, const int64_t *lengths, const int64_t *offsets, int64_t n,
-                                  int64_t width, char *out, int64_t stride, const char *fill, int64_t fill_bytes) {
+                                  int64_t width, char *out, int64_t stride, const char *fill, int64_t fill_bytes,
+                                  const int32_t *part, file_t *files) {
     volatile int64_t row = 0;
     install_handler();
     if (sigsetjmp(truncated, 0))
@@ -76,6 +100,10 @@ EXPORT int64_t rankfeed_copy_rows(const int64_t *addresses, const int64_t *lengt
         int64_t size = lengths[i] * width;
         char *target = out + (offsets ? offsets[i] * width : i * stride);
         row = i;
+        if (!offsets && size > stride) {
+            copying = 0;
+            return n;
+        }
         if (i + AHEAD < n)
             prefetch((const char *)addresses[i + AHEAD], lengths[i + AHEAD] * width);
         memcpy(target, (const char *)addresses[i], size);
@@ -83,5 +111,5 @@ EXPORT int64_t rankfeed_copy_rows(const int64_t *addresses, const int64_t *lengt
             fill_rest(target + size, stride - size, fill, fill_bytes);
     }
     copying = 0;
-    return -1;
+    return find_truncated(part, n, files); /* the rest of a page behind the end of a file reads as zeros */
 }

@@ -57,6 +57,10 @@ class Column(ABC):
     def rows(self) -> Sequence[Any]:
         """Each row as a sample contains it."""
 
+    @abstractmethod
+    def slice(self, first: int, last: int) -> Column:
+        """Consecutive rows."""
+
 
 class PointedColumn(Column):
     """Rows of bytes in memory."""
@@ -65,7 +69,7 @@ class PointedColumn(Column):
         self.pointers = rows
 
     def __len__(self) -> int:
-        return len(self.pointers.lengths)
+        return len(self.pointers)
 
     @property
     def nbytes(self) -> int:
@@ -94,6 +98,9 @@ class Dense(PointedColumn):
     @property
     def field(self) -> Field:
         return Field("dense", self.dtype.name, self.shape)
+
+    def slice(self, first: int, last: int) -> Dense:
+        return Dense(self.pointers.slice(first, last), self.dtype, self.shape)
 
     def gather(self, allocate: Allocate = np.empty) -> Array:
         """The rows in one array: [rows, *shape]."""
@@ -153,6 +160,9 @@ class Ragged(_Segmented):
     def field(self) -> Field:
         return Field("ragged", self.dtype.name, self.shape)
 
+    def slice(self, first: int, last: int) -> Ragged:
+        return Ragged(self.pointers.slice(first, last), self.dtype, self.shape)
+
     def longest(self, multiple: int = 1) -> int:
         """Elements of the longest row, rounded up to a multiple."""
         return -(-int(self.lengths.max(initial=0)) // multiple) * multiple
@@ -193,6 +203,9 @@ class Bytes(_Segmented):
     def field(self) -> Field:
         return Field("str" if self.text else "bytes")
 
+    def slice(self, first: int, last: int) -> Bytes:
+        return Bytes(self.pointers.slice(first, last), text=self.text)
+
     def rows(self) -> list[Any]:
         content = self.pointers.content()
         if not self.text:
@@ -227,6 +240,9 @@ class Objects(Column):
 
     def rows(self) -> Sequence[Any]:
         return self.values
+
+    def slice(self, first: int, last: int) -> Objects:
+        return Objects(self.values[first:last])
 
 
 @dataclass(frozen=True)
@@ -292,8 +308,9 @@ class ColumnBuffer:
 def column_from_parts(field: Field, parts: Sequence[Part], slots: Sequence[Int64 | None] = (None,)) -> Column:
     """The column of parts (at least one), whose rows have these positions (None for all rows, in order)."""
     if field.kind == "object":
-        out: list[Any] = [None] * sum(map(len, parts))
-        for part, some in zip(parts, slots, strict=True):
+        arrays = [part for part in parts if isinstance(part, np.ndarray)]
+        out: list[Any] = [None] * sum(map(len, arrays))
+        for part, some in zip(arrays, slots, strict=True):
             for slot, value in zip(range(len(part)) if some is None else some.tolist(), part, strict=True):
                 out[slot] = value
         return Objects(out)
@@ -382,6 +399,11 @@ class Columns(Mapping[str, Column]):
 
     def __len__(self) -> int:
         return len(self._columns)
+
+    def slice(self, first: int, last: int) -> Columns:
+        """Consecutive rows."""
+        columns = {name: column.slice(first, last) for name, column in self._columns.items()}
+        return Columns(columns, last - first, as_dicts=self.as_dicts)
 
     def samples(self) -> list[Any]:
         """Each row as a sample: a dict, unless samples are something else."""

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from rankfeed.columns.layout import (
 )
 from rankfeed.errors import ArgumentError, RankfeedError, SourceError, StreamError, TransformError, safe_str
 from rankfeed.loading.collate import Padding, RaggedAs, check_collated, collate, collate_samples
+from rankfeed.loading.row_lookup import RowLookup
 from rankfeed.plan import RngStreams, Schedule, wants_rng
 from rankfeed.sources import Source
 from rankfeed.sources.chunked import LOOKUPS
@@ -69,6 +71,7 @@ class BatchSpec:
     position: int  # samples of the epoch before them
     masked: bool  # whether any rank has padding rows at this step, or may have
     samples: Sequence[Any] | None = None  # of a stream, whose samples cannot be fetched by id
+    rows: Columns | None = None  # if they were looked up before
 
     @property
     def where(self) -> str:
@@ -102,12 +105,20 @@ class BatchBuilder:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, allocate=BufferPool().allocate)
 
+    @cached_property
+    def _lookup(self) -> RowLookup | None:
+        if not self.source.reads_in_place or self.source.declared is not None:
+            return None
+        return RowLookup(self.source, self.columns, self.stride)
+
     def build_step(self, schedule: Schedule, step: int) -> BatchResult:
         if self.prefetch_steps and self.source.prefetch_distance:
             self._announce(schedule, step)
         ids, valid, masked = schedule.batch(step), schedule.valid(step), schedule.is_filled(step)
         first = schedule.first_position(step)
-        result = self.build(BatchSpec(step, ids, valid, schedule.rank, schedule.epoch, first, masked))
+        rows = None if self._lookup is None else self._lookup.rows(schedule, step)
+        spec = BatchSpec(step, ids, valid, schedule.rank, schedule.epoch, first, masked, rows=rows)
+        result = self.build(spec)
         if step + self.stride >= len(schedule):  # the last step that this process builds
             self.source.check_unchanged()
         return result
@@ -264,7 +275,11 @@ class BatchBuilder:
         return found, transformed, first_error
 
     def _rows(self, spec: BatchSpec) -> Columns | Sequence[Any]:
-        rows = self._read(spec.ids, spec.epoch) if spec.samples is None else spec.samples
+        rows: Columns | Sequence[Any]
+        if spec.rows is not None:
+            rows = spec.rows
+        else:
+            rows = self._read(spec.ids, spec.epoch) if spec.samples is None else spec.samples
         if self.transform is None:
             return rows
         samples: Iterable[Any] = _as_samples(rows)

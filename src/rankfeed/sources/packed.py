@@ -35,6 +35,7 @@ class PackedSource(Source):
         (2, 2)
     """
 
+    reads_in_place = True
     files: DataFiles
 
     def __init__(self, path: str | Path, *, columns: Sequence[str] | None = None) -> None:

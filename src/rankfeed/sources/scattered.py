@@ -26,7 +26,7 @@ class ByteSlices(NamedTuple):
 
     def pointers(self, width: int = 1) -> RowPointers:
         """The slices as rows of elements of ``width`` bytes."""
-        return RowPointers.into_bytes(self.data, self.starts, self.lengths, width, self.place)
+        return RowPointers.into(self.data, self.starts, self.lengths, self.place, width=width)
 
     @property
     def positions(self) -> Int64:

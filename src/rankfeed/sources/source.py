@@ -78,6 +78,7 @@ class Source:
         collate: makes a batch of samples that are not dicts if the user gives no ``collate_fn``; None for torch's.
         annotate: ``annotate(batch, name, tensor)`` adds a tensor to such a batch; None if it cannot be added.
         prefetch_distance: number of samples ahead of their use that `expect` should announce; 0 for none.
+        reads_in_place: whether `fetch` only points at rows in memory-mapped files or in memory, without a copy.
         as_dicts: whether samples are dicts of columns. If not, ``fetch`` returns one column of objects.
         declared: what the user declared about the fields; None if the data define them.
         files: the files of the source as this job first saw them; None if it reads no files itself.
@@ -90,6 +91,7 @@ class Source:
     collate: Collate | None = None
     annotate: Annotate | None = None
     prefetch_distance: int = 0
+    reads_in_place: bool = False
     as_dicts: bool = True
     declared: Declared | None = None
     files: DataFiles | None = None
@@ -165,17 +167,17 @@ class Source:
     def expect(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> None:
         """Announce samples that will be read soon: a prefetch hint."""
 
-    def check_unchanged(self) -> None:
+    def check_unchanged(self, *, at_intervals: bool = False) -> None:
         """Check that no open file was rewritten in place since the source was opened.
 
-        Sources check at most once per second while they read; a Loader calls this with each ``state_dict()`` and
-        at the end of each epoch.
+        A Loader calls this with each ``state_dict()`` and at the end of each epoch; and for each batch with
+        ``at_intervals``, which checks at most once per second.
 
         Raises:
             CorruptError: a file was changed; names it.
         """
         if self.files is not None:
-            self.files.check_open()
+            self.files.check_open(at_intervals=at_intervals)
 
     def select(
         self, chosen: Selection, *, columns: Sequence[str] | None = None, progress: bool = True
@@ -270,6 +272,11 @@ class SourceView(Source):
         return any(source.runs_user_code for source in self.sources)
 
     @property
+    def reads_in_place(self) -> bool:  # type: ignore[override]
+        """Whether all do, from columns of the same types."""
+        return all(source.reads_in_place and source.fields == self.sources[0].fields for source in self.sources)
+
+    @property
     def identified(self) -> bool:
         """Whether all fingerprints depend on content."""
         return all(source.identified for source in self.sources)
@@ -293,9 +300,9 @@ class SourceView(Source):
         layout = some[0].layout if all(each == declared[0] for each in declared) else None
         return Declared(some[0].what, some[0].call, layout, tuple(sorted(ragged)))
 
-    def check_unchanged(self) -> None:
+    def check_unchanged(self, *, at_intervals: bool = False) -> None:
         for source in self.sources:
-            source.check_unchanged()
+            source.check_unchanged(at_intervals=at_intervals)
 
 
 class SelectSource(SourceView):

@@ -1,12 +1,11 @@
 """Errors about shards and files that are truncated: before they are opened, and while they are mapped."""
 
-import mmap
 import os
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
+from rankfeed.columns.pointers import file_of
 from rankfeed.errors import CorruptError
 
 
@@ -41,22 +40,19 @@ def check_not_truncated(array: npt.NDArray[Any], where: str | os.PathLike[str]) 
     Accessing truncated pages kills the process (SIGBUS). A file that is truncated between this check and the
     access is not detected.
     """
-    base: Any = array.base
-    while type(base) is np.ndarray:
-        base = base.base
-    mapping: Any = base.obj if type(base) is memoryview else None
-    if type(mapping) is not mmap.mmap:
+    descriptor, mapped = file_of(array)
+    if descriptor < 0:
         return
     found: Any
     try:
-        if (size := mapping.size()) >= len(mapping):
+        if (size := os.fstat(descriptor).st_size) >= mapped:
             return
         found = f"{size} bytes"
     except OSError as error:  # another host removed it from a network file system
         found = error
     raise CorruptError(
         "a file was changed while it was in use",
-        expected=f"{len(mapping)} bytes, as when it was opened",
+        expected=f"{mapped} bytes, as when it was opened",
         found=found,
         where=where,
         remedy="start the job again",

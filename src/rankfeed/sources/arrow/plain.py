@@ -133,8 +133,8 @@ class PlainColumn:
         """Some rows by record batch and number in it; ``where`` names a row in errors."""
         begin = self._begin.take(batch)
         if not self._levels:
-            return RowPointers.into_bytes(
-                self._data, begin + row * self._step, np.full_like(row, self._step), self._width, where
+            return RowPointers.into(
+                self._data, begin + row * self._step, np.full_like(row, self._step), where, width=self._width
             )
         first, last = row, row + 1
         for number, level in enumerate(self._levels):
@@ -158,7 +158,7 @@ class PlainColumn:
                     where=where(which),
                 )
         starts, nbytes = begin + first * self._step, (last - first) * self._step
-        return RowPointers.into_bytes(self._data, starts, nbytes, self._width, where)
+        return RowPointers.into(self._data, starts, nbytes, where, width=self._width)
 
 
 def _check_lengths(

@@ -101,7 +101,7 @@ class ArrowSource(ChunkedSource):
         self._chunks = np.array(chunks, np.int64)
         self._init_chunks(self._chunks[:, 3], cache_bytes)
         if not self._decoded:
-            self.prefetch_distance = 0
+            self.prefetch_distance, self.reads_in_place = 0, True
 
     @property
     def default_shuffle(self) -> Literal["global", "window"]:  # type: ignore[override]

@@ -227,7 +227,7 @@ class HuggingFaceSource(Source):
         rows = self._rows(check_ids(sample_ids, len(self)))
         self._table.expect(rows, [self._names[name] for name in names])
 
-    def check_unchanged(self) -> None:
+    def check_unchanged(self, *, at_intervals: bool = False) -> None:
         for each in (self._table, self._mapping):
             if each is not None:
                 each.check_unchanged()

@@ -62,6 +62,7 @@ class NumpyRowsSource(Source):
             else Field("dense", header.dtype.name, header.shape[1:])
             for name, header in self._headers.items()
         }
+        self.reads_in_place = all(header.is_plain for header in self._headers.values())
         row_bytes = sum(field.row_bytes() for field in fields.values())
         schema = ",".join(f"{name}:{header!r}" for name, header in self._headers.items())
         self._init_samples(

@@ -67,6 +67,8 @@ class _TextSource(Source):
     def __reduce__(self) -> tuple[Any, ...]:
         return reopen, (type(self), self._paths, self._options, self._fingerprint)
 
+    reads_in_place = True
+
     def _fetch(self, ids: Int64, names: Sequence[str]) -> dict[str, Column]:
         groups = by_chunk(ids, self._starts)
         return columns_from_buffers(
