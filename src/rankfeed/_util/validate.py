@@ -210,6 +210,8 @@ def _check_each(
 
 
 def _as_int(value: object) -> int | None:
+    if type(value) is int:
+        return value
     if isinstance(value, bool | np.bool_) or str(getattr(value, "dtype", "")) in ("bool", "torch.bool"):
         return None
     try:

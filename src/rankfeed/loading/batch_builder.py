@@ -65,11 +65,10 @@ class BatchSpec:
 
     step: int
     ids: Int64
-    valid: npt.NDArray[np.bool_]  # False for padding rows
+    valid: npt.NDArray[np.bool_] | None  # False for padding rows; None if no rank has any at this step
     rank: int
     epoch: int
     position: int  # samples of the epoch before them
-    masked: bool  # whether any rank has padding rows at this step, or may have
     samples: Sequence[Any] | None = None  # of a stream, whose samples cannot be fetched by id
     rows: Columns | None = None  # if they were looked up before
 
@@ -114,11 +113,10 @@ class BatchBuilder:
     def build_step(self, schedule: Schedule, step: int) -> BatchResult:
         if self.prefetch_steps and self.source.prefetch_distance:
             self._announce(schedule, step)
-        ids, valid, masked = schedule.batch(step), schedule.valid(step), schedule.is_filled(step)
+        valid = schedule.valid(step) if schedule.is_filled(step) else None
         first = schedule.first_position(step)
-        rows = None if self._lookup is None else self._lookup.rows(schedule, step)
-        spec = BatchSpec(step, ids, valid, schedule.rank, schedule.epoch, first, masked, rows=rows)
-        result = self.build(spec)
+        ids, rows = (schedule.batch(step), None) if self._lookup is None else self._lookup.rows(schedule, step)
+        result = self.build(BatchSpec(step, ids, valid, schedule.rank, schedule.epoch, first, rows=rows))
         if step + self.stride >= len(schedule):  # the last step that this process builds
             self.source.check_unchanged()
         return result
@@ -130,8 +128,8 @@ class BatchBuilder:
         seeded = self.seed_globals and self._runs_user_code
         with preserve_rng_state() if seeded else nullcontext():
             rows = self._rows(spec)
-            streams = RngStreams("batch", self.seed, spec.epoch)
             if seeded:
+                streams = RngStreams("batch", self.seed, spec.epoch)
                 seed_global_rngs(streams.word(spec.position))
             batch: Any
             if isinstance(rows, Columns) and self.collate_fn is None:
@@ -143,12 +141,13 @@ class BatchBuilder:
                 batch, padding = self._collate_samples(_as_samples(rows), spec)
             self._add_columns(batch, spec)
             if self.batch_transform is not None:
+                streams = RngStreams("batch", self.seed, spec.epoch)
                 generator = (streams.generator(spec.position),) if wants_rng(self.batch_transform) else ()
                 try:
                     batch = self.batch_transform(batch, *generator)
                 except (Exception, SystemExit) as error:
                     raise _user_error("the batch transform raised", error, spec.where) from error
-        delivered = spec.ids if spec.valid.all() else spec.ids[spec.valid]
+        delivered = spec.ids if spec.valid is None else spec.ids[spec.valid]
         found = LOOKUPS.so_far[0] - hits, LOOKUPS.so_far[1] - lookups
         return BatchResult(spec.step, batch, delivered, padding, found)
 
@@ -164,8 +163,7 @@ class BatchBuilder:
             return
         for count in (PROBES, MORE_PROBES):
             probes = probe_ids(len(self.source), count)
-            valid = np.ones(len(probes), np.bool_)
-            ids, samples, failure = self._try_samples(BatchSpec(0, probes, valid, 0, 0, 0, False))
+            ids, samples, failure = self._try_samples(BatchSpec(0, probes, None, 0, 0, 0))
             if failure is not None and not samples:
                 raise failure
             try:
@@ -343,7 +341,7 @@ class BatchBuilder:
 
     def _add_columns(self, batch: Any, spec: BatchSpec) -> None:
         extra: dict[str, npt.NDArray[Any]] = {} if self.id_column is None else {self.id_column: spec.ids}
-        if spec.masked:
+        if spec.valid is not None:
             extra["valid"] = spec.valid
         if not extra:
             return

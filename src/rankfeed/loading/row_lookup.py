@@ -8,11 +8,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from rankfeed.columns.columns import Columns
 from rankfeed.errors import RankfeedError
 from rankfeed.plan import Schedule
 from rankfeed.sources import Source
+
+Int64 = npt.NDArray[np.int64]
 
 #: Rows looked up at once, after some smaller groups: the first batch must not wait for them.
 _MAX_ROWS = 16384
@@ -31,26 +34,27 @@ class RowLookup:
 
     def __init__(self, source: Source, columns: Sequence[str] | None, stride: int) -> None:
         self._source, self._columns, self._stride = source, columns, stride
-        self._groups: tuple[tuple[Schedule, dict[int, tuple[int, int]], Columns], ...] = ()
+        self._groups: tuple[tuple[Schedule, dict[int, tuple[int, int]], Int64, Columns], ...] = ()
         self._next_steps = 1
 
-    def rows(self, schedule: Schedule, step: int) -> Columns:
-        """The rows of this rank at a step."""
+    def rows(self, schedule: Schedule, step: int) -> tuple[Int64, Columns]:
+        """Sample ids and rows of this rank at a step."""
         self._source.check_unchanged(at_intervals=True)
-        for of, places, rows in self._groups:
+        for of, places, ids, rows in self._groups:
             if of is schedule and (place := places.get(step)) is not None:
-                return rows.slice(*place)
+                return ids[slice(*place)].copy(), rows.slice(*place)
         steps = range(step, min(step + self._next_steps * self._stride, len(schedule)), self._stride)
-        ids = [schedule.batch(each) for each in steps]
+        batches = [schedule.batch(each) for each in steps]
+        ids = np.concatenate(batches)
         try:
-            rows = self._source.fetch(np.concatenate(ids), self._columns)
+            rows = self._source.fetch(ids, self._columns)
         except RankfeedError:  # perhaps of a later step, which raises it when it is its turn
-            return self._source.fetch(ids[0], self._columns)
-        ends = np.cumsum([len(each) for each in ids]).tolist()
+            return batches[0], self._source.fetch(batches[0], self._columns)
+        ends = np.cumsum([len(each) for each in batches]).tolist()
         places = dict(zip(steps, zip([0, *ends], ends, strict=False), strict=True))
-        self._groups = ((schedule, places, rows), *self._groups[: _GROUPS - 1])  # one assignment: no lock
-        self._next_steps = max(1, min(2 * self._next_steps, _MAX_ROWS // max(1, len(ids[0]))))
-        return rows.slice(*places[step])
+        self._groups = ((schedule, places, ids, rows), *self._groups[: _GROUPS - 1])  # one assignment: no lock
+        self._next_steps = max(1, min(2 * self._next_steps, _MAX_ROWS // max(1, len(batches[0]))))
+        return batches[0], rows.slice(*places[step])
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_groups": (), "_next_steps": 1}

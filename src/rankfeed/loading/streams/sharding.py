@@ -59,14 +59,14 @@ class StreamSharding:
         offset = (self.offset - (first - self.start)) % self.stride
         positions = first + offset + self.stride * np.arange(rows, dtype=np.int64)
         positions[len(mine) :] = max(0, first + count - 1)
+        is_masked = is_padded or count < self.stride
         return BatchSpec(
             step=step,
             ids=positions * self.world_size + self.rank if self.sharded else positions,
-            valid=np.arange(rows) < len(mine),
+            valid=np.arange(rows) < len(mine) if is_masked else None,
             rank=self.rank,
             epoch=self.epoch,
             position=first * (self.world_size // self.stride) + self.rank * count // self.stride,
-            masked=is_padded or count < self.stride,
             samples=mine + list(map(copy_sample, filler * (rows - len(mine)))),
         )
 
