@@ -18,8 +18,8 @@ from hypothesis.extra import numpy as arrays
 from tests.loading.feeds import Pair, same
 
 from rankfeed._util.workers import Channel, PeerGoneError
-from rankfeed.columns.buffers import BufferPool
-from rankfeed.loading.engines.process import SerializedBatch, receive, serialize
+from rankfeed.loading.engines.process import receive, serialize
+from rankfeed.loading.engines.regions import BorrowedRegions, RegionPool
 
 
 @contextmanager
@@ -32,13 +32,40 @@ def channels() -> Iterator[tuple[Channel, Channel]]:
     os.close(pidfd)
 
 
-def sent(value: Any, allocate: Any = np.empty) -> Any:
+class Memory:
+    """Shared memory, and both sides of it within this process."""
+
+    def __init__(self) -> None:
+        self.descriptor = os.memfd_create("test")
+        self.pool, self.borrowed = RegionPool(self.descriptor), BorrowedRegions(self.descriptor)
+
+    @property
+    def size(self) -> int:
+        return os.fstat(self.descriptor).st_size
+
+    def give_back(self) -> int:
+        """Return the regions that are free again; how many there are."""
+        offsets = self.borrowed.take_returned()
+        for each in offsets:
+            self.pool.take_back(each)
+        return len(offsets)
+
+
+@pytest.fixture
+def memory() -> Iterator[Memory]:
+    memory = Memory()
+    yield memory
+    os.close(memory.descriptor)
+
+
+def sent(value: Any, memory: Memory | None = None) -> Any:
     """A value that went through a connection."""
     with channels() as (ours, theirs):
-        sender = threading.Thread(target=serialize(value).send, args=(theirs,))
+        batch = serialize(value, regions=None if memory is None else memory.pool)
+        sender = threading.Thread(target=batch.send, args=(theirs,))
         sender.start()
         try:
-            return receive(ours.receive(), ours, allocate)
+            return receive(ours.receive(), None if memory is None else memory.borrowed)
         finally:
             sender.join()
 
@@ -101,17 +128,77 @@ def test_what_arrives_can_be_written_and_is_independent_of_what_was_sent() -> No
     assert not array.any()
 
 
-def test_memory_is_used_again_once_what_arrived_is_gone_and_not_before() -> None:
-    pool = BufferPool()
-    first = sent(torch.zeros(50_000), pool.allocate)
-    address = first.data_ptr()
-    part = first[10:20]
-    del first
-    second = sent(torch.ones(50_000), pool.allocate)
-    assert second.data_ptr() != address
-    assert not part.any()
-    del part
-    assert sent(torch.ones(50_000), pool.allocate).data_ptr() == address
+def test_large_arrays_are_in_shared_memory_and_small_ones_in_the_message(memory: Memory) -> None:
+    small, large = sent((torch.ones(100), np.arange(50_000)), memory)
+    assert memory.size >= large.nbytes
+    assert small.tolist() == [1] * 100
+    assert large.tolist() == list(range(50_000))
+    small += 1
+    large += 1
+
+
+def test_a_batch_that_was_built_in_shared_memory_is_not_copied(memory: Memory) -> None:
+    array = memory.pool.allocate((50_000,), np.dtype(np.int64))
+    array[:] = 7
+    array[40_000:] = 8
+    arrived, part, again = sent((array, array[40_000:], torch.from_numpy(array)), memory)
+    array[0] = 1  # the same memory
+    assert arrived[0] == again[0] == 1
+    assert part.tolist() == [8] * 10_000
+
+
+def test_memory_is_used_again_once_what_arrived_is_gone_and_not_before(memory: Memory) -> None:
+    first = sent(torch.zeros(50_000), memory)
+    part = first[10:20].view(2, 5)
+    weights = torch.ones(2, 5, requires_grad=True)
+    loss = (part * weights).sum()  # autograd keeps the part
+    del first, part
+    assert memory.give_back() == 0
+    second = sent(torch.ones(50_000), memory)
+    loss.backward()
+    assert weights.grad is not None
+    assert not weights.grad.any()
+    size = memory.size
+    del loss, second
+    assert memory.give_back() == 2
+    third = sent(torch.full((50_000,), 3.0), memory)
+    assert memory.size == size
+    assert third.unique().tolist() == [3.0]
+
+
+def test_batches_that_are_kept_make_the_memory_larger(memory: Memory) -> None:
+    def twenty() -> list[torch.Tensor]:
+        return [sent(torch.full((50_000,), float(number)), memory) for number in range(20)]
+
+    expected = [[float(number)] for number in range(20)]
+    kept = twenty()
+    assert [each.unique().tolist() for each in kept] == expected
+    size = memory.size
+    del kept
+    assert memory.give_back() == 20
+    kept = twenty()
+    assert memory.size == size
+    assert [each.unique().tolist() for each in kept] == expected
+
+
+def test_an_array_that_the_worker_keeps_is_copied(memory: Memory) -> None:
+    def filled(value: int) -> Any:
+        array = memory.pool.allocate((50_000,), np.dtype(np.int64))
+        array[:] = value
+        return array
+
+    kept = filled(7)
+    batch = serialize(kept, regions=memory.pool)
+    batch = batch._replace(buffers=[memory.pool.copy_if_kept(each) for each in batch.buffers])
+    with channels() as (ours, theirs):
+        batch.send(theirs)
+        arrived = receive(ours.receive(), memory.borrowed)
+    kept[:] = 8
+    assert np.unique(arrived).tolist() == [7]
+    del arrived, kept
+    assert memory.give_back() == 1
+    arrays = [filled(value) for value in range(5)]
+    assert [np.unique(each).tolist() for each in arrays] == [[value] for value in range(5)]
 
 
 def test_what_does_not_pickle_fails_before_a_byte_is_sent() -> None:
@@ -125,9 +212,7 @@ def test_a_lambda_arrives() -> None:
 
 def test_a_peer_that_closes_its_end_in_the_middle_of_a_message_is_an_error() -> None:
     with channels() as (ours, theirs):
-        batch = serialize(torch.ones(10))
-        SerializedBatch(batch.content, [*batch.buffers, memoryview(b"")]).send(theirs)
+        theirs.write((1000).to_bytes(8, "little") + b"x" * 999)
         theirs.socket.close()
-        message = ours.receive()
         with pytest.raises(PeerGoneError):
-            receive(message + b"", ours, lambda shape, dtype: np.empty(shape[0] + 1, dtype))
+            ours.receive()

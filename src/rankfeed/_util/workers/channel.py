@@ -1,5 +1,6 @@
 """Messages between two processes over a socket, while each watches whether the other is alive."""
 
+import os
 import select
 import socket
 import struct
@@ -16,22 +17,25 @@ class Channel:
 
     The end of a process is seen by its pidfd, not by the end of the stream: a child of the peer may have inherited
     the socket and keep it open.
+
+    Attributes:
+        memory: descriptor of a memfd that both processes may map; -1 for none.
     """
 
-    def __init__(self, connected: socket.socket, peer: int) -> None:
+    def __init__(self, connected: socket.socket, peer: int, memory: int = -1) -> None:
         connected.setblocking(False)
-        self.socket, self._peer = connected, peer
+        self.socket, self.memory, self._peer = connected, memory, peer
 
     def send(self, message: bytes) -> None:
         """Send a message; blocks while the peer's buffer is full."""
         self.write(_LENGTH.pack(len(message)) + message)
 
-    def receive(self) -> bytes:
+    def receive(self) -> bytearray:
         message = bytearray(_LENGTH.size)
         self.read_into(memoryview(message))
         message = bytearray(*_LENGTH.unpack(message))
         self.read_into(memoryview(message))
-        return bytes(message)
+        return message
 
     def write(self, data: bytes | memoryview) -> None:
         view = memoryview(data).cast("B")
@@ -68,6 +72,8 @@ class Channel:
 
     def close(self) -> None:
         self.socket.close()
+        if self.memory >= 0:
+            os.close(self.memory)
 
 
 def poll_descriptors(events: dict[int, int], seconds: float | None = None) -> dict[int, int]:

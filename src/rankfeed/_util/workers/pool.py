@@ -108,10 +108,15 @@ class Server:
         if not self.is_ready(_IMPORT_LIMIT):
             raise self._error(f"it did not start within {_IMPORT_LIMIT:.0f} s")
         ours, theirs = socket.socketpair()
-        with theirs:
-            descriptors = [payload.file.fileno(), theirs.fileno()]
-            reply, (pidfd,) = self._request({"fork": payload.offset}, descriptors)
-        return reply["pid"], pidfd, Channel(ours, pidfd)
+        memory = os.memfd_create("rankfeed-batches", os.MFD_CLOEXEC)
+        try:
+            with theirs:
+                descriptors = [payload.file.fileno(), theirs.fileno(), memory]
+                reply, (pidfd,) = self._request({"fork": payload.offset}, descriptors)
+        except BaseException:
+            os.close(memory)
+            raise
+        return reply["pid"], pidfd, Channel(ours, pidfd, memory)
 
     def exit_status(self, pid: int) -> int | None:
         """Exit status of a worker that has ended, negative for a signal; None if it is unknown."""
@@ -234,7 +239,7 @@ class WorkerPool:
                 self.replace(index)
         return True
 
-    def receive(self, index: int, what: str) -> bytes:
+    def receive(self, index: int, what: str) -> bytearray:
         """The next message of a worker, named ``what`` in logs; raises PeerGoneError or WorkerError."""
         worker, waited = self.workers[index], 0.0
         while not (worker.wait_ready(_REPORT_INTERVAL) and worker.channel.poll(_REPORT_INTERVAL)):

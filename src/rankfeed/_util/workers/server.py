@@ -30,8 +30,8 @@ def serve(descriptor: int, client_pid: int, modules: list[str]) -> None:
 
     Each request is JSON and has one reply:
 
-    - ``{"fork": offset}`` with descriptors of a payload and a socket: fork a worker. Replies ``{"pid": pid}`` with
-      a pidfd.
+    - ``{"fork": offset}`` with descriptors of a payload, a socket and a memfd: fork a worker. Replies
+      ``{"pid": pid}`` with a pidfd.
     - ``{"status": pid}``: wait for a worker that has ended. Replies ``{"status": exit status}``.
     """
     for number in (signal.SIGINT, signal.SIGTERM):  # sent to the job's process group: the client decides
@@ -52,7 +52,7 @@ def serve(descriptor: int, client_pid: int, modules: list[str]) -> None:
                 os.close(each)
             if client_pidfd in poll_descriptors({client.fileno(): select.POLLIN, client_pidfd: select.POLLIN}):
                 break
-            message, descriptors, _, _ = socket.recv_fds(client, MESSAGE_BYTES, 2)
+            message, descriptors, _, _ = socket.recv_fds(client, MESSAGE_BYTES, 3)
             if not message:
                 break
             request = json.loads(message)
@@ -60,8 +60,8 @@ def serve(descriptor: int, client_pid: int, modules: list[str]) -> None:
                 pid = os.fork()
                 if pid == 0:
                     client.close()
-                    payload, connected = descriptors
-                    _run_worker(payload, request["fork"], connected, client_pidfd)
+                    payload, connected, memory = descriptors
+                    _run_worker(payload, request["fork"], connected, client_pidfd, memory)
                 workers.add(pid)
                 for each in descriptors:
                     os.close(each)
@@ -76,14 +76,14 @@ def serve(descriptor: int, client_pid: int, modules: list[str]) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def _run_worker(payload: int, offset: int, connected: int, client_pidfd: int) -> NoReturn:
+def _run_worker(payload: int, offset: int, connected: int, client_pidfd: int, memory: int) -> NoReturn:
     """Unpickle the handler, report success, and call the handler with each message until the client ends."""
     status = 1
     try:
         with suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # if the server is killed
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        channel = Channel(socket.socket(fileno=connected), client_pidfd)
+        channel = Channel(socket.socket(fileno=connected), client_pidfd, memory)
         try:
             handler = _load(payload, offset)
         except BaseException:

@@ -51,7 +51,7 @@ class RankHandler:
     def __init__(self, job: Job) -> None:
         self._job = job
 
-    def __call__(self, message: bytes, channel: Channel) -> None:
+    def __call__(self, message: bytearray, channel: Channel) -> None:
         if not message:
             atexit._run_exitfuncs()  # what loaders clean up in the end
             os._exit(0)

@@ -16,14 +16,12 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from rankfeed._util.pickling import dumps, main_classes
 from rankfeed._util.threads import DaemonPool, run_ahead
 from rankfeed._util.workers import Channel, Payload, PeerGoneError, RemoteTraceback, WorkerPool, is_supported
-from rankfeed.columns.columns import Allocate
 from rankfeed.errors import ArgumentError, RankfeedError, StreamError, WorkerError, safe_str
 from rankfeed.loading.batch_builder import BatchBuilder, BatchResult, BatchSpec
+from rankfeed.loading.engines.regions import BorrowedRegions, Place, RegionPool
 from rankfeed.plan import Schedule
 
 #: How many workers may die of the same batch while no other one is delivered.
@@ -36,6 +34,10 @@ _START_WAIT = 300.0
 _CLOSE_WAIT = 60.0
 #: What the server imports before it forks a worker: this module, and so torch.
 _PRELOAD = ("cloudpickle", __name__)
+
+#: Number of buffers of a message, and the place of each; a region of -1 means that it is in the message.
+_COUNT, _PLACE = struct.Struct("<16xQ8x"), struct.Struct("<4q")
+_ALIGNMENT = 16
 
 Task = int | BatchSpec
 
@@ -107,8 +109,9 @@ class ProcessBuilder:
         self._locks = [threading.Lock() for _ in range(count)]
         #: Batches that the consumer has received: deaths of workers between two of them count together.
         self.delivered = 0
-        #: The schedule of each worker, by its pid.
+        #: The schedule of each worker, by its pid, and the memory that it builds batches in.
         self._schedules: dict[int, Schedule] = {}
+        self._regions: dict[int, BorrowedRegions] = {}
 
     @property
     def is_mine(self) -> bool:
@@ -141,13 +144,16 @@ class ProcessBuilder:
                 if schedule is not None and self._schedules.get(worker.pid) is not schedule:
                     serialize(schedule).send(worker.channel)
                     self._schedules[worker.pid] = schedule
+                regions = self._regions.setdefault(worker.pid, BorrowedRegions(worker.channel.memory))
+                if returned := regions.take_returned():
+                    serialize(returned).send(worker.channel)
                 request.send(worker.channel)
-                message = self._pool.receive(index, f"the batch of {where}")
-                result = receive(message, worker.channel, self._builder.allocate)
+                result = receive(self._pool.receive(index, f"the batch of {where}"), regions)
             except PeerGoneError:
                 now = self.delivered  # before the replacement, which may be killed before it is seen here
                 deaths, delivered = deaths + 1 if now == delivered else 1, now
                 self._schedules.pop(worker.pid, None)
+                self._regions.pop(worker.pid, None)
                 ending = self._pool.replace(index)
                 continue
             if isinstance(result, BatchResult):
@@ -186,11 +192,19 @@ class BuildHandler:
         #: Created in the rank, which has these classes.
         self._main_classes = main_classes()
         self._schedule: Schedule | None = None
+        self._regions: RegionPool | None = None
         #: A step that was built before it was requested, and its batch.
         self._ahead: tuple[int, SerializedBatch] | None = None
 
-    def __call__(self, message: bytes, channel: Channel) -> None:
-        task = receive(message, channel, np.empty)
+    def __call__(self, message: bytearray, channel: Channel) -> None:
+        if self._regions is None:
+            self._regions = RegionPool(channel.memory)
+            self._builder.allocate = self._regions.allocate
+        task = receive(message)
+        if isinstance(task, list):
+            for region in task:
+                self._regions.take_back(region)
+            return
         if isinstance(task, Schedule):
             self._schedule, self._ahead = task, None
             return
@@ -203,8 +217,9 @@ class BuildHandler:
 
     def _serialized(self, task: Task) -> SerializedBatch:
         where = _where(self._rank, task)
+        assert self._regions is not None
         try:
-            return serialize(self._build(task, where), self._main_classes)
+            batch = serialize(self._build(task, where), self._main_classes, self._regions)
         except Exception as error:
             refusal = WorkerError(
                 "a batch cannot be sent from its worker process",
@@ -213,6 +228,8 @@ class BuildHandler:
                 remedy="let transform and collate_fn return what can be pickled, or use worker_kind='thread'",
             )
             return serialize((refusal, traceback.format_exc()))
+        # User code that kept an array may change it later: the rank gets a copy.
+        return batch._replace(buffers=[self._regions.copy_if_kept(each) for each in batch.buffers])
 
     def _build(self, task: Task, where: str) -> BatchResult | tuple[RankfeedError, str]:
         try:
@@ -243,29 +260,40 @@ def _where(rank: int, task: Task) -> str:
 
 
 class SerializedBatch(NamedTuple):
-    """A pickle, and the bytes of its tensors and arrays, which the receiver reads into recycled memory."""
+    """A pickle, and its tensors and arrays: small ones, and where the large ones are in shared memory."""
 
     content: bytes
-    buffers: list[memoryview]
+    buffers: list[memoryview | Place]
 
     def send(self, channel: Channel) -> None:
-        count = len(self.buffers)
-        header = struct.pack(f"<Q{count}Q", count, *(buffer.nbytes for buffer in self.buffers))
-        channel.send(header + self.content)
-        for buffer in self.buffers:
-            channel.write(buffer)
+        table = [each if isinstance(each, Place) else Place(-1, 0, 0, each.nbytes) for each in self.buffers]
+        small = [each for each in self.buffers if not isinstance(each, Place)]
+        parts: list[bytes | memoryview] = [_COUNT.pack(len(table)), *(_PLACE.pack(*each) for each in table)]
+        for each in small:  # aligned, since arrays will be views of the message
+            parts += [each, bytes(-each.nbytes % _ALIGNMENT)]
+        channel.send(b"".join([*parts, self.content]))
 
 
-def serialize(value: Any, by_name: Collection[str] = ()) -> SerializedBatch:
+def serialize(value: Any, by_name: Collection[str] = (), regions: RegionPool | None = None) -> SerializedBatch:
     """Pickle a value without sending it, so that a failure can still be reported."""
-    return SerializedBatch(*dumps(value, by_name))
+    content, buffers = dumps(value, by_name)
+    if regions is None:
+        return SerializedBatch(content, list(buffers))
+    return SerializedBatch(content, [regions.lend(each) or each for each in buffers])
 
 
-def receive(message: bytes, channel: Channel, allocate: Allocate) -> Any:
-    """The value of a message that `SerializedBatch.send` sent."""
-    (count,) = struct.unpack_from("<Q", message)
+def receive(message: bytearray, regions: BorrowedRegions | None = None) -> Any:
+    """The value of a message that `SerializedBatch.send` sent; its arrays are views of the message and regions."""
+    view, at = memoryview(message), _COUNT.size
+    (count,) = _COUNT.unpack_from(message)
+    table = [Place(*each) for each in _PLACE.iter_unpack(view[at : at + count * _PLACE.size])]
+    at += count * _PLACE.size
+    shared = {} if regions is None else regions.borrow([each for each in table if each.region >= 0])
     buffers = []
-    for size in struct.unpack_from(f"<{count}Q", message, 8):
-        buffers.append(allocate((size,), np.dtype(np.uint8)).data)
-        channel.read_into(buffers[-1])
-    return pickle.loads(memoryview(message)[8 + 8 * count :], buffers=buffers)  # noqa: S301  (of our own worker)
+    for each in table:
+        if each.region >= 0:
+            buffers.append(shared[each])
+        else:
+            buffers.append(view[at : at + each.nbytes])
+            at += each.nbytes + -each.nbytes % _ALIGNMENT
+    return pickle.loads(view[at:], buffers=buffers)  # noqa: S301  (of our own worker)

@@ -45,7 +45,7 @@ class TaskHandler:
     def __init__(self, job: WriteJob) -> None:
         self._job = job
 
-    def __call__(self, message: bytes, channel: Channel) -> None:
+    def __call__(self, message: bytearray, channel: Channel) -> None:
         try:
             reply = pickle.dumps((True, run_task(self._job, pickle.loads(message))))  # noqa: S301  (of our parent)
         except Exception as error:

@@ -1,0 +1,157 @@
+"""Shared memory in which a worker process builds batches, and which the rank's tensors are views of.
+
+The memory is one memfd for each worker, divided into regions. The worker takes a free region for each large array,
+or a new one at the end; the rank returns a region when its last tensor over it is gone. So nothing waits for the
+rank: batches that are kept only make the memory larger. It has no name, and is freed with its last mapping.
+"""
+
+import mmap
+import os
+from collections import deque
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from rankfeed._util.mapped_memory import MappedMemory
+
+Buffer = npt.NDArray[np.uint8]
+
+#: Smaller buffers are sent with the pickle of a batch.
+MIN_BYTES = 1 << 16
+
+
+class Place(NamedTuple):
+    """Where a buffer is in the shared memory."""
+
+    region: int  # offset of its region
+    size: int  # of the region
+    start: int  # within the region
+    nbytes: int
+
+
+class _Region:
+    """A region as the worker sees it; free when no array is over it here and the rank has not borrowed it."""
+
+    def __init__(self, memory: int, offset: int, size: int) -> None:
+        self.offset, self.size = offset, size
+        self.buffer = np.asarray(MappedMemory(memory, size, offset=offset, writable=True))
+        self.address: int = self.buffer.__array_interface__["data"][0]
+        self.in_use = self.is_lent = False
+
+
+class _Handle:
+    """The base of all arrays over a region in the worker."""
+
+    __slots__ = ("__array_interface__", "_pool", "_region")
+
+    def __init__(self, pool: "RegionPool", region: _Region) -> None:
+        self._pool, self._region = pool, region
+        self.__array_interface__ = region.buffer.__array_interface__
+
+    def __del__(self) -> None:
+        self._region.in_use = False
+        self._pool.reuse(self._region)
+
+
+class RegionPool:
+    """The worker's side: allocates arrays in shared memory, and lends them to the rank."""
+
+    def __init__(self, memory: int) -> None:
+        self._memory, self._end = memory, 0
+        self._regions: dict[int, _Region] = {}
+        self._taken: dict[int, bool] = {}
+        #: Free regions by size. Only atomic operations: the garbage collector may free one at any point.
+        self._free: dict[int, deque[_Region]] = {}
+
+    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        """An uninitialised C-contiguous array."""
+        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        if nbytes < MIN_BYTES:
+            return np.empty(shape, dtype)
+        size = max(1 << (nbytes - 1).bit_length(), mmap.PAGESIZE)
+        try:
+            region = self._free.setdefault(size, deque()).pop()
+        except IndexError:
+            os.ftruncate(self._memory, self._end + size)
+            region = self._regions[self._end] = _Region(self._memory, self._end, size)
+            self._end += size
+        region.in_use, self._taken[region.offset] = True, True
+        return np.asarray(_Handle(self, region))[:nbytes].view(dtype).reshape(shape)
+
+    def lend(self, buffer: memoryview) -> Place | None:
+        """Where a buffer of a batch is, or a copy of it; None for a small one."""
+        if buffer.nbytes < MIN_BYTES:
+            return None
+        content = np.frombuffer(buffer, np.uint8)
+        address = content.__array_interface__["data"][0]
+        for region in self._regions.values():
+            if region.address <= address < region.address + region.size:
+                break
+        else:
+            copy = self.allocate((len(content),), np.dtype(np.uint8))
+            copy[:] = content
+            return self.lend(copy.data)
+        region.is_lent = True
+        return Place(region.offset, region.size, address - region.address, len(content))
+
+    def copy_if_kept(self, lent: memoryview | Place) -> memoryview | Place:
+        """A copy of a lent buffer if arrays over its region still exist here, otherwise the buffer."""
+        if not isinstance(lent, Place) or not self._regions[lent.region].in_use:
+            return lent
+        copy = self.lend(self._regions[lent.region].buffer[lent.start : lent.start + lent.nbytes].copy().data)
+        assert copy is not None
+        self.take_back(lent.region)
+        return copy
+
+    def take_back(self, offset: int) -> None:
+        """Note that the rank does not use a region."""
+        region = self._regions[offset]
+        region.is_lent = False
+        self.reuse(region)
+
+    def reuse(self, region: _Region) -> None:
+        """Free a region, unless it is used here or lent."""
+        # The garbage collector may call this in the middle of itself: only one of two calls gets the region.
+        if not region.in_use and not region.is_lent and self._taken.pop(region.offset, None) is not None:
+            self._free.setdefault(region.size, deque()).append(region)
+
+
+class _Borrowed:
+    """The base of all arrays over a region in the rank; returns the region when the last one is gone."""
+
+    __slots__ = ("__array_interface__", "_mapped", "_offset", "_returned")
+
+    def __init__(self, mapped: Buffer, offset: int, returned: deque[int]) -> None:
+        self._mapped, self._offset, self._returned = mapped, offset, returned
+        self.__array_interface__ = mapped.__array_interface__
+
+    def __del__(self) -> None:
+        self._returned.append(self._offset)
+
+
+class BorrowedRegions:
+    """The rank's side of the memory of one worker."""
+
+    def __init__(self, memory: int) -> None:
+        self._memory = memory
+        self._mapped: dict[int, Buffer] = {}
+        self._returned: deque[int] = deque()
+
+    def borrow(self, places: list[Place]) -> dict[Place, memoryview]:
+        """The buffers at some places of a batch."""
+        bases: dict[int, Buffer] = {}
+        for each in places:
+            if each.region not in self._mapped:
+                mapping = MappedMemory(self._memory, each.size, offset=each.region, writable=True)
+                self._mapped[each.region] = np.asarray(mapping)
+            if each.region not in bases:
+                bases[each.region] = np.asarray(_Borrowed(self._mapped[each.region], each.region, self._returned))
+        return {each: bases[each.region][each.start : each.start + each.nbytes].data for each in places}
+
+    def take_returned(self) -> list[int]:
+        """Offsets of the regions that are free again since the last call."""
+        offsets = []
+        while self._returned:
+            offsets.append(self._returned.popleft())
+        return offsets
