@@ -10,6 +10,7 @@ from rankfeed.cli.lengths import look
 from rankfeed.cli.output import BAR, FAINT, NAME, Json, clean, grid, out, show
 from rankfeed.cli.render import count_of, format_bar, format_bytes, format_value, value_as_json
 from rankfeed.columns.field import Field
+from rankfeed.columns.pointers import native_library
 
 
 def inspect(
@@ -35,6 +36,7 @@ def inspect(
     seen, lengths = look(source, [name for name, field in fields.items() if field.kind not in ("dense", "object")])
     examples = _examples(source, samples)
     figures = options.describe_source(source) | {"on_disk": options.disk_usage(data)}
+    figures["native_copy"] = native_library() is not None
     if json:
         figures["bytes_of_a_sample"] = {
             name: _row_bytes(field, lengths.get(name)) for name, field in fields.items()
@@ -76,6 +78,7 @@ def _summary(figures: dict[str, Any]) -> dict[str, Any]:
         "blocks": f"{figures['blocks']:,} of {sizes}",
         "on disk": f"{format_bytes(disk['bytes'])} in {count_of(disk['files'], 'file')}, {each} a sample",
         "fingerprint": figures["fingerprint"],
+        "rows are copied": "by native code" if figures["native_copy"] else "one by one: there was no C compiler",
     }
 
 

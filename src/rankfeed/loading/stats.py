@@ -4,6 +4,7 @@ import os
 import time
 from pathlib import Path
 
+from rankfeed.columns.pointers import native_library
 from rankfeed.loading.batch_builder import BatchResult
 from rankfeed.plan import Cursor
 
@@ -75,6 +76,7 @@ class LoaderStats:
             "padded_bytes": self._padded,  # of ragged columns with their padding
             "padding_bytes": padding,
             "padding_share": padding / self._padded if padding else 0.0,
+            "native_copy": int(native_library() is not None),
             "private_bytes": private_bytes(),
         }
 

@@ -21,7 +21,7 @@ from rankfeed._util.threads import DaemonPool, run_ahead
 from rankfeed._util.workers import Channel, Payload, PeerGoneError, RemoteTraceback, WorkerPool, is_supported
 from rankfeed.errors import ArgumentError, RankfeedError, StreamError, WorkerError, safe_str
 from rankfeed.loading.batch_builder import BatchBuilder, BatchResult, BatchSpec
-from rankfeed.loading.engines.regions import BorrowedRegions, Place, RegionPool
+from rankfeed.loading.engines.regions import BorrowedRegions, RegionSlice, RegionPool
 from rankfeed.plan import Schedule
 
 #: How many workers may die of the same batch while no other one is delivered.
@@ -263,11 +263,13 @@ class SerializedBatch(NamedTuple):
     """A pickle, and its tensors and arrays: small ones, and where the large ones are in shared memory."""
 
     content: bytes
-    buffers: list[memoryview | Place]
+    buffers: list[memoryview | RegionSlice]
 
     def send(self, channel: Channel) -> None:
-        table = [each if isinstance(each, Place) else Place(-1, 0, 0, each.nbytes) for each in self.buffers]
-        small = [each for each in self.buffers if not isinstance(each, Place)]
+        table = [
+            each if isinstance(each, RegionSlice) else RegionSlice(-1, 0, 0, each.nbytes) for each in self.buffers
+        ]
+        small = [each for each in self.buffers if not isinstance(each, RegionSlice)]
         parts: list[bytes | memoryview] = [_COUNT.pack(len(table)), *(_PLACE.pack(*each) for each in table)]
         for each in small:  # aligned, since arrays will be views of the message
             parts += [each, bytes(-each.nbytes % _ALIGNMENT)]
@@ -286,7 +288,7 @@ def receive(message: bytearray, regions: BorrowedRegions | None = None) -> Any:
     """The value of a message that `SerializedBatch.send` sent; its arrays are views of the message and regions."""
     view, at = memoryview(message), _COUNT.size
     (count,) = _COUNT.unpack_from(message)
-    table = [Place(*each) for each in _PLACE.iter_unpack(view[at : at + count * _PLACE.size])]
+    table = [RegionSlice(*each) for each in _PLACE.iter_unpack(view[at : at + count * _PLACE.size])]
     at += count * _PLACE.size
     shared = {} if regions is None else regions.borrow([each for each in table if each.region >= 0])
     buffers = []

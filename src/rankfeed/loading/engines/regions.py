@@ -21,7 +21,7 @@ Buffer = npt.NDArray[np.uint8]
 MIN_BYTES = 1 << 16
 
 
-class Place(NamedTuple):
+class RegionSlice(NamedTuple):
     """Where a buffer is in the shared memory."""
 
     region: int  # offset of its region
@@ -79,7 +79,7 @@ class RegionPool:
         region.in_use, self._taken[region.offset] = True, True
         return np.asarray(_Handle(self, region))[:nbytes].view(dtype).reshape(shape)
 
-    def lend(self, buffer: memoryview) -> Place | None:
+    def lend(self, buffer: memoryview) -> RegionSlice | None:
         """Where a buffer of a batch is, or a copy of it; None for a small one."""
         if buffer.nbytes < MIN_BYTES:
             return None
@@ -93,11 +93,11 @@ class RegionPool:
             copy[:] = content
             return self.lend(copy.data)
         region.is_lent = True
-        return Place(region.offset, region.size, address - region.address, len(content))
+        return RegionSlice(region.offset, region.size, address - region.address, len(content))
 
-    def copy_if_kept(self, lent: memoryview | Place) -> memoryview | Place:
+    def copy_if_kept(self, lent: memoryview | RegionSlice) -> memoryview | RegionSlice:
         """A copy of a lent buffer if arrays over its region still exist here, otherwise the buffer."""
-        if not isinstance(lent, Place) or not self._regions[lent.region].in_use:
+        if not isinstance(lent, RegionSlice) or not self._regions[lent.region].in_use:
             return lent
         copy = self.lend(self._regions[lent.region].buffer[lent.start : lent.start + lent.nbytes].copy().data)
         assert copy is not None
@@ -138,7 +138,7 @@ class BorrowedRegions:
         self._mapped: dict[int, Buffer] = {}
         self._returned: deque[int] = deque()
 
-    def borrow(self, places: list[Place]) -> dict[Place, memoryview]:
+    def borrow(self, places: list[RegionSlice]) -> dict[RegionSlice, memoryview]:
         """The buffers at some places of a batch."""
         bases: dict[int, Buffer] = {}
         for each in places:
