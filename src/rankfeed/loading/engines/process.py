@@ -21,7 +21,7 @@ from rankfeed._util.threads import DaemonPool, run_ahead
 from rankfeed._util.workers import Channel, Payload, PeerGoneError, RemoteTraceback, WorkerPool, is_supported
 from rankfeed.errors import ArgumentError, RankfeedError, StreamError, WorkerError, safe_str
 from rankfeed.loading.batch_builder import BatchBuilder, BatchResult, BatchSpec
-from rankfeed.loading.engines.regions import BorrowedRegions, RegionSlice, RegionPool
+from rankfeed.loading.engines.regions import BorrowedRegions, RegionPool, RegionSlice
 from rankfeed.plan import Schedule
 
 #: How many workers may die of the same batch while no other one is delivered.
