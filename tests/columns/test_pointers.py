@@ -193,3 +193,34 @@ def test_a_shard_that_is_truncated_in_the_middle_of_an_epoch_is_an_error(
     with pytest.raises(CorruptError, match="shard-00000"):
         for _ in iterator:
             pass
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_the_native_library_under_address_sanitizer(tmp_path: Path) -> None:
+    package = tmp_path / "rankfeed"
+    shutil.copytree(Path(rf.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    source = package / "columns" / "_copy_rows.c"
+    flags = ["-g", "-O1", "-fsanitize=address", "-shared", "-fPIC"]
+    subprocess.run(["cc", *flags, "-o", source.with_suffix(".so"), source], check=True, timeout=120)
+    runtime = subprocess.run(
+        ["cc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True, timeout=60
+    )
+    # Python does not free all of its memory at its end; the kernel handles SIGBUS itself.
+    environ = {
+        **os.environ,
+        "PYTHONPATH": str(tmp_path),
+        "LD_PRELOAD": runtime.stdout.strip(),
+        "ASAN_OPTIONS": "detect_leaks=0:handle_sigbus=0",
+    }
+    tests = ["-k", "copied or several or truncated_file or threads", "-p", "no:cacheprovider", str(Path(__file__))]
+    found = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", *tests],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=1200,
+        check=False,
+        cwd=Path(__file__).parents[2],
+    )
+    assert found.returncode == 0, found.stdout[-3000:] + found.stderr[-3000:]
