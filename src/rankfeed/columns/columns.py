@@ -93,7 +93,7 @@ class Dense(PointedColumn):
         """Some rows of an array, or all in order."""
         array = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
         starts = np.arange(len(array)) if rows is None else rows
-        return cls(RowPointers.into(array, starts, np.ones_like(starts)), array.dtype, array.shape[1:])
+        return cls(RowPointers.of_rows(array, starts), array.dtype, array.shape[1:])
 
     @property
     def field(self) -> Field:
@@ -299,7 +299,7 @@ class ColumnBuffer:
         if self.values.dtype.hasobject:
             return self.values[rows]
         if self.offsets is None:
-            return RowPointers.into(self.values, rows, np.ones_like(rows))
+            return RowPointers.of_rows(self.values, rows)
         starts = self.offsets[rows]
         place = (lambda row: f"{self.origin}, row {rows[row]}") if self.origin else None
         return RowPointers.into(self.values, starts, self.offsets[rows + 1] - starts, place)
