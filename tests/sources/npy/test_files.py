@@ -7,6 +7,7 @@ import pickle
 import tarfile
 import threading
 import time
+import tracemalloc
 import zipfile
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -663,3 +664,19 @@ def test_options_that_cannot_be_meant_are_refused(options: Any, animals: Path) -
         rf.open(animals, **options)
     with pytest.raises(ArgumentError, match="directory"):
         rf.open(f"{animals}/*/*.npy", labels="folder")
+
+
+def test_rows_of_an_unaligned_member_are_not_copied_when_they_are_looked_up(tmp_path: Path) -> None:
+    # The loader looks up thousands of rows at once.
+    path = tmp_path / "data.npz"
+    # The elements begin after a header that contains the name, here at an odd offset.
+    np.savez(path, x=np.arange(256 * 16384, dtype=np.float32).reshape(256, 16384))
+    source = rf.open(path)
+    source.fetch([0])
+    tracemalloc.start()
+    try:
+        rows = source.fetch(np.arange(256))
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    assert np.array_equal(rows.slice(7, 8)["x"].rows()[0], np.arange(7 * 16384, 8 * 16384, dtype=np.float32))

@@ -111,7 +111,7 @@ class NumpyRowsSource(Source):
             check_not_truncated(array, self._path(name))
             if array.dtype.hasobject:
                 out[name] = Objects([deepcopy(each) for each in array[ids]])  # the array is kept
-            elif array.dtype.isnative and array.flags.c_contiguous and array.flags.aligned:
+            elif array.dtype.isnative and array.flags.c_contiguous:  # of any alignment
                 out[name] = Dense.of(array, ids)
             else:  # numpy's take would copy the whole array first
                 out[name] = Dense.of(array[ids].astype(array.dtype.newbyteorder("="), order="C", copy=False))
