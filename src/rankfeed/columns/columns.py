@@ -93,7 +93,7 @@ class Dense(PointedColumn):
         """Some rows of an array, or all in order."""
         array = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
         starts = np.arange(len(array)) if rows is None else rows
-        return cls(RowPointers.of_rows(array, starts), array.dtype, array.shape[1:])
+        return cls(RowPointers.of_rows([array], [starts]), array.dtype, array.shape[1:])
 
     @property
     def field(self) -> Field:
@@ -288,6 +288,12 @@ class ColumnBuffer:
             return len(self.index)
         return len(self.values) if self.offsets is None else len(self.offsets) - 1
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether row i is element i of the values."""
+        others = (self.offsets, self.index, self.decode, self.unreadable)
+        return all(each is None for each in others) and not self.values.dtype.hasobject
+
     def part(self, rows: Int64) -> Part:
         """Some rows, as a part of a column; raises for an unreadable one."""
         if self.unreadable is not None:
@@ -299,7 +305,7 @@ class ColumnBuffer:
         if self.values.dtype.hasobject:
             return self.values[rows]
         if self.offsets is None:
-            return RowPointers.of_rows(self.values, rows)
+            return RowPointers.of_rows([self.values], [rows])
         starts = self.offsets[rows]
         place = (lambda row: f"{self.origin}, row {rows[row]}") if self.origin else None
         return RowPointers.into(self.values, starts, self.offsets[rows + 1] - starts, place)
@@ -336,15 +342,17 @@ def columns_from_buffers(
         groups: for each chunk its number, the rows in it, and their positions in the batch (None for all).
         buffers: the columns of each chunk.
     """
-    slots = [each for _, _, each in groups]
-    return {
-        name: column_from_parts(
-            fields[name],
-            [chunk[name].part(rows) for (_, rows, _), chunk in zip(groups, buffers, strict=True)],
-            slots,
-        )
-        for name in names
-    }
+    rows, slots = [each for _, each, _ in groups], [each for _, _, each in groups]
+    columns: dict[str, Column] = {}
+    for name in names:
+        field, chunks = fields[name], [chunk[name] for chunk in buffers]
+        if field.kind == "dense" and all(each.is_plain for each in chunks):
+            pointers = RowPointers.of_rows([each.values for each in chunks], rows, slots)
+            columns[name] = Dense(pointers, field.dtype, field.shape)
+        else:
+            parts = [each.part(some) for each, some in zip(chunks, rows, strict=True)]
+            columns[name] = column_from_parts(field, parts, slots)
+    return columns
 
 
 class Columns(Mapping[str, Column]):

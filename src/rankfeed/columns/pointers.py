@@ -81,14 +81,25 @@ class RowPointers:
         return cls(addresses, lengths, item, (values,), None, place)
 
     @classmethod
-    def of_rows(cls, values: Array, rows: Int64) -> RowPointers:
-        """``values[rows[i]]`` of a C-contiguous array; cheaper than `into`, as a batch may have many parts."""
-        if len(rows) and int(rows.view(np.uint64).max()) >= len(
-            values
-        ):  # as unsigned, negative numbers are too large
-            raise IndexError(f"a row is not within an array of {len(values)} elements")
-        width = values.nbytes // max(1, len(values))
-        return cls(_address(values) + rows * width, np.ones(len(rows), np.int64), width, (values,))
+    def of_rows(
+        cls, arrays: Sequence[Array], rows: Sequence[Int64], slots: Sequence[Int64 | None] = (None,)
+    ) -> RowPointers:
+        """``arrays[k][rows[k][i]]`` of C-contiguous arrays with rows of one size, at position ``slots[k][i]``.
+
+        As `join` of `into` for each array, with less work: a batch may have many parts.
+        """
+        counts = [len(some) for some in rows]
+        width = max(array.nbytes // max(1, len(array)) for array in arrays)
+        which, limits = np.repeat(np.arange(len(arrays), dtype=np.int32), counts), [len(array) for array in arrays]
+        wanted = np.concatenate(rows)
+        if (wanted.view(np.uint64) >= np.array(limits, np.uint64)[which]).any():  # negative numbers are too large
+            raise IndexError(f"a row is not within an array of {min(limits)} elements")
+        addresses = np.array([_address(array) for array in arrays])[which] + wanted * width
+        positions = [each for each in slots if each is not None]
+        if positions:
+            order = np.concatenate(positions)
+            addresses[order], which[order] = addresses.copy(), which.copy()
+        return cls(addresses, np.ones(len(wanted), np.int64), width, arrays, which)
 
     @classmethod
     def join(cls, parts: Sequence[RowPointers], slots: Sequence[Int64 | None]) -> RowPointers:
