@@ -49,7 +49,7 @@ def test_rows_are_copied_padded_and_joined(
     values, rows = case
     expected = [
         values[first : first + length]
-        for first, length in zip(_starts(values, rows), rows.lengths.tolist(), strict=True)
+        for first, length in zip(rows.first.tolist(), rows.lengths.tolist(), strict=True)
     ]
     with pytest.MonkeyPatch.context() as patch:
         if not native:
@@ -67,12 +67,6 @@ def test_rows_are_copied_padded_and_joined(
     assert joined.tobytes() == b"".join(each.tobytes() for each in expected)
 
 
-def _starts(values: Any, rows: RowPointers) -> list[int]:
-    if rows.width == 0:
-        return [0] * len(rows)
-    return [int(start) for start in (rows.addresses - values.__array_interface__["data"][0]) // rows.width]
-
-
 @pytest.mark.parametrize("native", [True, False])
 def test_rows_of_several_arrays_in_any_order(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not native:
@@ -87,8 +81,13 @@ def test_rows_of_several_arrays_in_any_order(native: bool, monkeypatch: pytest.M
     assert out.tolist() == [[6, 7], [10, 11], [10, 11], [0, 1]]
     with pytest.raises(IndexError):
         rows.copy_rows(out[:3])
-    with pytest.raises(IndexError):
-        RowPointers.into(one, np.array([2]), np.array([2]))
+    large = np.iinfo(np.int64).max
+    for first, length in [(2, 2), (4, 0), (-1, 1), (0, -1), (large, 1), (1, large), (large, large)]:
+        outside = RowPointers.into(one, np.array([0, first]), np.array([1, length]))
+        with pytest.raises(IndexError, match="not within"):
+            outside.copy_rows(out)
+        with pytest.raises(IndexError, match="not within"):
+            outside.content()
     long = RowPointers.into(one, np.array([0, 0]), np.array([1, 3]))
     with pytest.raises(IndexError):
         long.copy_rows(np.zeros((2, 2), np.int64))
@@ -158,8 +157,10 @@ if order == "before":
     faulthandler.enable()
 values = np.arange(10)
 RowPointers.into(values, np.arange(10), np.ones(10, np.int64)).copy_rows(np.zeros(10, np.int64))
-if order == "after":
+if order in ("after", "between"):
     faulthandler.enable()
+if order == "between":
+    RowPointers.into(values, np.arange(10), np.ones(10, np.int64)).copy_rows(np.zeros(10, np.int64))
 with open(sys.argv[2], "wb") as file:
     file.write(b"x" * 100000)
 with open(sys.argv[2], "rb") as file:
@@ -169,7 +170,7 @@ data[50000]
 """
 
 
-@pytest.mark.parametrize("order", ["before", "after", "never"])
+@pytest.mark.parametrize("order", ["before", "after", "between", "never"])
 def test_a_bus_error_elsewhere_is_that_of_the_process(order: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", OTHER_FAULT, order, str(tmp_path / "file")]
     found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

@@ -104,7 +104,7 @@ def test_a_batch_from_one_source_is_copied_no_more_often_than_without(parts: dic
     alone = parts["c"].fetch([0, 4])["x"]
     assert isinstance(column, Ragged)
     assert isinstance(alone, Ragged)
-    assert column.pointers.memory[0] is alone.pointers.memory[0]
+    assert column.pointers.memory[0].array is alone.pointers.memory[0].array
 
 
 def test_dense_and_ragged_columns_make_a_ragged_one_whatever_is_in_a_batch() -> None:

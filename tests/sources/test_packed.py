@@ -53,8 +53,8 @@ def test_a_batch_points_into_the_file_and_copies_nothing(pristine: Path) -> None
     again = source.fetch([4])["x"]
     assert isinstance(column, Ragged)
     assert isinstance(again, Ragged)
-    assert column.pointers.memory[0] is again.pointers.memory[0]
-    assert not column.pointers.memory[0].flags.writeable
+    assert column.pointers.memory[0].array is again.pointers.memory[0].array
+    assert not column.pointers.memory[0].array.flags.writeable
 
 
 def test_it_is_a_map_style_dataset(pristine: Path) -> None:

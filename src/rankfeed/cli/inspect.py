@@ -78,7 +78,7 @@ def _summary(figures: dict[str, Any]) -> dict[str, Any]:
         "blocks": f"{figures['blocks']:,} of {sizes}",
         "on disk": f"{format_bytes(disk['bytes'])} in {count_of(disk['files'], 'file')}, {each} a sample",
         "fingerprint": figures["fingerprint"],
-        "rows are copied": "by native code" if figures["native_copy"] else "one by one: there was no C compiler",
+        "rows copied": "by native code" if figures["native_copy"] else "one by one: there was no C compiler",
     }
 
 

@@ -1,8 +1,8 @@
 /* Copies rows from anywhere in memory into a batch.
  *
  * No Python.h: the library is called through ctypes, which releases the GIL for the whole call, so one build serves
- * every Python. The caller checks all addresses. The one fault that it cannot exclude is a SIGBUS, because another
- * process may truncate a file while it is mapped here: the copy then stops and returns the number of the row.
+ * every Python. Rows are checked to be within their memory. The one fault that this cannot exclude is a SIGBUS, because
+ * another process may truncate a file while it is mapped here: the copy then stops and returns the number of the row.
  */
 #include <setjmp.h>
 #include <signal.h>
@@ -13,12 +13,14 @@
 #define EXPORT __attribute__((visibility("default")))
 /* Rows ahead of the copy whose first cache lines are loaded: far enough to hide a miss of cache and TLB. */
 #define AHEAD 4
+#define AHEAD_SMALL 16 /* of rows of at most two lines, without lengths */
 #define LINE 64
 #define MAX_LINES 8
 
 static __thread sigjmp_buf truncated;
 static __thread volatile sig_atomic_t copying;
 static struct sigaction previous;
+static volatile sig_atomic_t passed_on;
 
 static void on_sigbus(int number, siginfo_t *info, void *context) {
     (void)number, (void)info, (void)context;
@@ -26,7 +28,13 @@ static void on_sigbus(int number, siginfo_t *info, void *context) {
         copying = 0;
         siglongjmp(truncated, 1);
     }
-    sigaction(SIGBUS, &previous, NULL); /* not ours: the instruction runs again and faults under the other handler */
+    /* Not ours: the instruction runs again and faults under the other handler. That may be one which restores ours
+     * (faulthandler, if it was enabled after us): the second time, the fault ends the process. */
+    if (passed_on)
+        signal(SIGBUS, SIG_DFL);
+    else
+        sigaction(SIGBUS, &previous, NULL);
+    passed_on = 1;
 }
 
 /* Another library (faulthandler) may install its handler at any time, so this is checked at each call. */
@@ -38,6 +46,7 @@ static void install_handler(void) {
     ours.sa_sigaction = on_sigbus;
     ours.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK; /* NODEFER: siglongjmp need not restore the signal mask */
     previous = current;
+    passed_on = 0;
     sigaction(SIGBUS, &ours, NULL);
 }
 
@@ -59,57 +68,70 @@ static void fill_rest(char *at, int64_t left, const char *fill, int64_t fill_byt
         memcpy(at + done, at, done < left - done ? done : left - done);
 }
 
-/* A memory-mapped file: its descriptor (-1 for memory without a file), its mapped size, and the call that checked it. */
+/* Memory that rows are in; descriptor (-1 for none) and mapped size of its file, and the call that checked that. */
 typedef struct {
-    int64_t descriptor, size, checked;
-} file_t;
+    int64_t address, bytes, descriptor, mapped, checked;
+} memory_t;
+
+/* What a call returns: the number of a row and what is wrong with it, or 0. */
+enum { OUT_OF_BOUNDS = 1, TOO_LONG, TRUNCATED, FAULTS };
 
 static int64_t last_call;
 
-/* Return the first row whose file is shorter than its mapping, or -1. Each file is checked once, whatever its rows. */
-static int64_t find_truncated(const int32_t *part, int64_t n, file_t *files) {
+/* Find a row whose file is shorter than its mapping. Each file is checked once, whatever its rows. */
+static int64_t find_truncated(const int32_t *part, int64_t n, memory_t *memory) {
     int64_t call = __atomic_add_fetch(&last_call, 1, __ATOMIC_RELAXED);
     for (int64_t i = 0; i < (part ? n : n > 0); i++) {
-        file_t *file = files + (part ? part[i] : 0);
+        memory_t *file = memory + (part ? part[i] : 0);
         struct stat found;
         if (file->descriptor < 0 || __atomic_load_n(&file->checked, __ATOMIC_RELAXED) == call)
             continue;
         __atomic_store_n(&file->checked, call, __ATOMIC_RELAXED);
-        if (fstat((int)file->descriptor, &found) || found.st_size < file->size)
-            return i;
+        if (fstat((int)file->descriptor, &found) || found.st_size < file->mapped)
+            return i * FAULTS + TRUNCATED;
     }
-    return -1;
+    return 0;
 }
 
-/* Copy lengths[i] elements of `width` bytes from addresses[i] to element offsets[i] of `out`, for each of n rows.
+/* Copy lengths[i] elements of `width` bytes to element offsets[i] of `out`, for each of n rows. Row i begins
+ * first[i] * step bytes into memory[part[i]].
  *
- * Without offsets, row i begins at i * stride and is filled up to stride bytes: with copies of the element of
- * fill_bytes bytes at fill, or with zeros if fill_bytes is 0. Row i is in the file files[part[i]], or files[0].
- *
- * Returns -1; the number of a row whose file was truncated; or n if a row is longer than stride.
+ * Without part, all rows are in memory[0]; without lengths, each has one element. Without offsets, row i is copied
+ * to i * stride and filled up to stride bytes: with copies of the element of fill_bytes bytes at fill, or with zeros
+ * if fill_bytes is 0.
  */
-EXPORT int64_t rankfeed_copy_rows(const int64_t *addresses, const int64_t *lengths, const int64_t *offsets, int64_t n,
-                                  int64_t width, char *out, int64_t stride, const char *fill, int64_t fill_bytes,
-                                  const int32_t *part, file_t *files) {
+EXPORT int64_t rankfeed_copy_rows(memory_t *memory, const int32_t *part, const int64_t *first, int64_t step,
+                                  const int64_t *lengths, const int64_t *offsets, int64_t n, int64_t width, char *out,
+                                  int64_t stride, const char *fill, int64_t fill_bytes) {
     volatile int64_t row = 0;
+    const int64_t ahead = !lengths && width <= 2 * LINE ? AHEAD_SMALL : AHEAD;
     install_handler();
     if (sigsetjmp(truncated, 0))
-        return row;
+        return row * FAULTS + TRUNCATED;
     copying = 1;
     for (int64_t i = 0; i < n; i++) {
-        int64_t size = lengths[i] * width;
-        char *target = out + (offsets ? offsets[i] * width : i * stride);
+        const memory_t *from = memory + (part ? part[i] : 0);
+        int64_t size, start, fault = 0;
+        if (__builtin_mul_overflow(lengths ? lengths[i] : 1, width, &size) ||
+            __builtin_mul_overflow(first[i], step, &start) || start < 0 || size < 0 || start > from->bytes ||
+            size > from->bytes - start)
+            fault = OUT_OF_BOUNDS;
+        else if (!offsets && size > stride)
+            fault = TOO_LONG;
         row = i;
-        if (!offsets && size > stride) {
+        if (fault) {
             copying = 0;
-            return n;
+            return i * FAULTS + fault;
         }
-        if (i + AHEAD < n)
-            prefetch((const char *)addresses[i + AHEAD], lengths[i + AHEAD] * width);
-        memcpy(target, (const char *)addresses[i], size);
+        int64_t next = i + ahead;
+        if (next < n)
+            prefetch((const char *)memory[part ? part[next] : 0].address + first[next] * step,
+                     (lengths ? lengths[next] : 1) * width);
+        char *target = out + (offsets ? offsets[i] * width : i * stride);
+        memcpy(target, (const char *)from->address + start, size);
         if (!offsets && size < stride)
             fill_rest(target + size, stride - size, fill, fill_bytes);
     }
     copying = 0;
-    return find_truncated(part, n, files); /* the rest of a page behind the end of a file reads as zeros */
+    return find_truncated(part, n, memory); /* the rest of a page behind the end of a file reads as zeros */
 }

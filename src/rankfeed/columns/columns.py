@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from rankfeed.columns.layout import (
     leaf_of_field,
     resolve_dtypes,
 )
-from rankfeed.columns.pointers import RowPointers
+from rankfeed.columns.pointers import Memory, RowPointers, put
 from rankfeed.errors import ArgumentError, CorruptError
 
 Array = npt.NDArray[Any]
@@ -73,7 +74,7 @@ class PointedColumn(Column):
 
     @property
     def nbytes(self) -> int:
-        return int(self.pointers.lengths.sum()) * self.pointers.width
+        return self.pointers.nbytes
 
 
 class Dense(PointedColumn):
@@ -85,15 +86,14 @@ class Dense(PointedColumn):
     """
 
     def __init__(self, rows: RowPointers, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> None:
-        super().__init__(rows)
-        self.dtype, self.shape = np.dtype(dtype), shape
+        self.pointers, self.dtype, self.shape = rows, np.dtype(dtype), shape
 
     @classmethod
     def of(cls, array: Array, rows: Int64 | None = None) -> Dense:
         """Some rows of an array, or all in order."""
         array = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
-        starts = np.arange(len(array)) if rows is None else rows
-        return cls(RowPointers.of_rows([array], [starts]), array.dtype, array.shape[1:])
+        first = np.arange(len(array)) if rows is None else rows
+        return cls(RowPointers([Memory(array)], first), array.dtype, array.shape[1:])
 
     @property
     def field(self) -> Field:
@@ -104,6 +104,9 @@ class Dense(PointedColumn):
 
     def gather(self, allocate: Allocate = np.empty) -> Array:
         """The rows in one array: [rows, *shape]."""
+        small = self.pointers.take_small()
+        if small is not None:
+            return small
         out = allocate((len(self), *self.shape), self.dtype)
         self.pointers.copy_rows(out)
         return out
@@ -121,6 +124,7 @@ class _Segmented(PointedColumn):
     @property
     def lengths(self) -> Int64:
         """Elements of each row along the first dimension: int64 [rows]."""
+        assert self.pointers.lengths is not None
         return self.pointers.lengths
 
     def compact(self, allocate: Allocate = np.empty) -> tuple[Array, Int64]:
@@ -288,27 +292,35 @@ class ColumnBuffer:
             return len(self.index)
         return len(self.values) if self.offsets is None else len(self.offsets) - 1
 
-    @property
+    @cached_property
+    def memory(self) -> Memory:
+        """Where the values are."""
+        return Memory(self.values)
+
+    @cached_property
     def is_plain(self) -> bool:
         """Whether row i is element i of the values."""
-        others = (self.offsets, self.index, self.decode, self.unreadable)
-        return all(each is None for each in others) and not self.values.dtype.hasobject
+        return self.offsets is None and self.index is None and self.unreadable is None
 
-    def part(self, rows: Int64) -> Part:
-        """Some rows, as a part of a column; raises for an unreadable one."""
+    def segments(self, rows: Int64) -> tuple[Int64, Int64 | None]:
+        """First element and number of elements of some rows (None for one each); raises for an unreadable one."""
         if self.unreadable is not None:
             self.unreadable.refuse(rows)
         if self.index is not None:
             rows = self.index[rows].astype(np.int64, copy=False)
-        if self.decode is not None:
-            return self.decode(rows)
-        if self.values.dtype.hasobject:
-            return self.values[rows]
         if self.offsets is None:
-            return RowPointers.of_rows([self.values], [rows])
+            return rows, None
         starts = self.offsets[rows]
-        place = (lambda row: f"{self.origin}, row {rows[row]}") if self.origin else None
-        return RowPointers.into(self.values, starts, self.offsets[rows + 1] - starts, place)
+        return starts, self.offsets[rows + 1] - starts
+
+    def part(self, rows: Int64) -> Part:
+        """Some rows, as a part of a column; raises for an unreadable one."""
+        starts, lengths = self.segments(rows)
+        if self.decode is not None:
+            return self.decode(starts)
+        if self.values.dtype.hasobject:
+            return self.values[starts]
+        return RowPointers([self.memory], starts, lengths, place=partial(_place_in, [self], [rows], [None]))
 
 
 def column_from_parts(field: Field, parts: Sequence[Part], slots: Sequence[Int64 | None] = (None,)) -> Column:
@@ -320,7 +332,21 @@ def column_from_parts(field: Field, parts: Sequence[Part], slots: Sequence[Int64
             for slot, value in zip(range(len(part)) if some is None else some.tolist(), part, strict=True):
                 out[slot] = value
         return Objects(out)
-    rows = RowPointers.join([part for part in parts if isinstance(part, RowPointers)], slots)
+    return _column_of(field, RowPointers.join([part for part in parts if isinstance(part, RowPointers)], slots))
+
+
+def _place_in(
+    chunks: Sequence[ColumnBuffer], rows: Sequence[Int64], slots: Sequence[Int64 | None], row: int
+) -> str:
+    """The name of a row of a batch in error messages."""
+    for chunk, some, positions in zip(chunks, rows, slots, strict=True):
+        at = [row] if positions is None else np.flatnonzero(positions == row).tolist()
+        if at and chunk.origin:
+            return f"{chunk.origin}, row {some[at[0]]}"
+    return ""
+
+
+def _column_of(field: Field, rows: RowPointers) -> Column:
     if field.kind == "dense":
         return Dense(rows, field.dtype, field.shape)
     if field.kind == "ragged":
@@ -343,15 +369,28 @@ def columns_from_buffers(
         buffers: the columns of each chunk.
     """
     rows, slots = [each for _, each, _ in groups], [each for _, _, each in groups]
+    shared, part = put(rows, slots), None  # of all columns
+    if len(groups) > 1:
+        part = put([np.full(len(some), number, np.int32) for number, some in enumerate(rows)], slots)
     columns: dict[str, Column] = {}
     for name in names:
         field, chunks = fields[name], [chunk[name] for chunk in buffers]
-        if field.kind == "dense" and all(each.is_plain for each in chunks):
-            pointers = RowPointers.of_rows([each.values for each in chunks], rows, slots)
-            columns[name] = Dense(pointers, field.dtype, field.shape)
-        else:
+        if field.kind == "object":
             parts = [each.part(some) for each, some in zip(chunks, rows, strict=True)]
             columns[name] = column_from_parts(field, parts, slots)
+            continue
+        first, lengths, memory = shared, None, []
+        is_plain = True
+        for chunk in chunks:
+            is_plain = is_plain and chunk.is_plain
+            memory.append(chunk.memory)
+        if not is_plain:
+            segments = [each.segments(some) for each, some in zip(chunks, rows, strict=True)]
+            first = put([each for each, _ in segments], slots)
+            if field.kind != "dense":
+                lengths = put([each for _, each in segments if each is not None], slots)
+        pointers = RowPointers(memory, first, lengths, None, part, partial(_place_in, chunks, rows, slots))
+        columns[name] = _column_of(field, pointers)
     return columns
 
 

@@ -12,6 +12,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +26,47 @@ Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 #: Names a row in error messages.
 Place = Callable[[int], str]
+#: Where the content of CPython's byte strings begins; `id` is their address.
+_BYTES_OFFSET = bytes.__basicsize__ - 1
+_Nothing = ctypes.c_char * 0
+#: Bytes that numpy copies in less time than a native call takes.
+_SMALL = 1 << 14
+#: What may be wrong with a row, as in _copy_rows.c.
+_OUT_OF_BOUNDS, _TOO_LONG, _TRUNCATED, _FAULTS = 1, 2, 3, 4
+
+
+class Memory:
+    """A C-contiguous array that rows are in, with what the native function needs, which is looked up once.
+
+    Args:
+        array: elements are counted along its first dimension.
+    """
+
+    __slots__ = ("array", "has_file", "step", "table", "table_address")
+
+    def __init__(self, array: Array) -> None:
+        self.array, self.step = array, array.itemsize * math.prod(array.shape[1:])
+        #: Address and bytes; of its file, the descriptor (-1 for none), mapped size, and the call that checked it.
+        descriptor, mapped = file_of(array)
+        self.has_file = descriptor >= 0
+        self.table = np.array([[_address(array), array.nbytes, descriptor, mapped, 0]], np.int64)
+        self.table_address = _address(self.table)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Memory, (self.array,)
 
 
 class RowPointers:
-    """Rows anywhere in memory: ``lengths[i]`` elements of ``width`` bytes at ``addresses[i]``.
+    """Rows anywhere in memory: ``lengths[i]`` elements of ``width`` bytes from element ``first[i]`` of an array.
+
+    Bounds are checked when the rows are copied.
 
     Args:
-        addresses: int64 [rows].
-        lengths: int64 [rows].
-        width: bytes of an element.
-        memory: the arrays that the rows are in; keeps them alive.
-        part: int32 [rows], which of these arrays a row is in; None for the first.
+        memory: the arrays that rows are in.
+        first: int64 [rows], in elements of the array.
+        lengths: int64 [rows], in elements of ``width`` bytes; None for one each.
+        width: bytes of an element; by default those of the array's.
+        part: int32 [rows], in which array a row is; None for the first.
         place: names a row in error messages.
 
     Examples:
@@ -47,20 +78,24 @@ class RowPointers:
                [ 2,  3,  4]], dtype=int32)
     """
 
-    __slots__ = ("_files", "addresses", "lengths", "memory", "part", "place", "width")
+    __slots__ = ("_tables", "first", "lengths", "memory", "part", "place", "step", "width")
 
     def __init__(
         self,
-        addresses: Int64,
-        lengths: Int64,
-        width: int,
-        memory: Sequence[Array],
+        memory: Sequence[Memory],
+        first: Int64,
+        lengths: Int64 | None = None,
+        width: int | None = None,
         part: Int32 | None = None,
         place: Place | None = None,
     ) -> None:
-        self.addresses, self.lengths, self.width = addresses, lengths, width
         self.memory, self.part, self.place = memory, part, place
-        self._files: Int64 | None = None
+        # The native function takes contiguous int64.
+        self.first = np.ascontiguousarray(first, np.int64)
+        self.lengths = None if lengths is None else np.ascontiguousarray(lengths, np.int64)
+        self.step = memory[0].step
+        self.width = self.step if width is None else width
+        self._tables: Int64 | None = None
 
     @classmethod
     def into(
@@ -70,94 +105,81 @@ class RowPointers:
 
         Without ``width``, the elements are those of the array.
         """
-        item = values.itemsize * math.prod(values.shape[1:])
-        if len(starts):  # as unsigned numbers, negative ones are too large; then the sum cannot overflow
-            largest = max(int(each.view(np.uint64).max()) for each in (starts, lengths))
-            if largest > len(values) or int((starts + lengths).max()) > len(values):
-                raise IndexError(f"a row is not within an array of {len(values)} elements")
-        addresses = _address(values) + starts * item
+        memory = Memory(values)
         if width is not None:
-            lengths, item = lengths * item // max(1, width), width
-        return cls(addresses, lengths, item, (values,), None, place)
-
-    @classmethod
-    def of_rows(
-        cls, arrays: Sequence[Array], rows: Sequence[Int64], slots: Sequence[Int64 | None] = (None,)
-    ) -> RowPointers:
-        """``arrays[k][rows[k][i]]`` of C-contiguous arrays with rows of one size, at position ``slots[k][i]``.
-
-        As `join` of `into` for each array, with less work: a batch may have many parts.
-        """
-        counts = [len(some) for some in rows]
-        width = max(array.nbytes // max(1, len(array)) for array in arrays)
-        which, limits = np.repeat(np.arange(len(arrays), dtype=np.int32), counts), [len(array) for array in arrays]
-        wanted = np.concatenate(rows)
-        if (wanted.view(np.uint64) >= np.array(limits, np.uint64)[which]).any():  # negative numbers are too large
-            raise IndexError(f"a row is not within an array of {min(limits)} elements")
-        addresses = np.array([_address(array) for array in arrays])[which] + wanted * width
-        positions = [each for each in slots if each is not None]
-        if positions:
-            order = np.concatenate(positions)
-            addresses[order], which[order] = addresses.copy(), which.copy()
-        return cls(addresses, np.ones(len(wanted), np.int64), width, arrays, which)
+            lengths = lengths * memory.step // max(1, width)
+        return cls([memory], starts, lengths, width, None, place)
 
     @classmethod
     def join(cls, parts: Sequence[RowPointers], slots: Sequence[Int64 | None]) -> RowPointers:
-        """The rows of several parts; ``slots`` are the positions of theirs (None for all rows, in order)."""
-        if len(parts) == 1 and slots[0] is None:
+        """The rows of several parts at the positions ``slots`` (None for all rows of a single part, in order)."""
+        if slots[0] is None:
             return parts[0]
-        pairs = [
-            (part, np.arange(len(part)) if some is None else some) for part, some in zip(parts, slots, strict=True)
-        ]
-        addresses = np.empty(sum(len(some) for _, some in pairs), np.int64)
-        lengths = np.empty_like(addresses)
-        number = np.empty(len(addresses), np.int32)
-        memory: list[Array] = []
-        for part, some in pairs:
-            addresses[some], lengths[some] = part.addresses, part.lengths
-            number[some] = len(memory) if part.part is None else part.part + len(memory)
+        step = parts[0].step if len({part.step for part in parts}) == 1 else 1
+        numbers, memory = [], list[Memory]()
+        for part in parts:
+            numbers.append(np.full(len(part), len(memory), np.int32) + (0 if part.part is None else part.part))
             memory += part.memory
 
         def place(row: int) -> str:
-            part, some = next((part, some) for part, some in pairs if row in some)
-            return part.place_of(int(np.flatnonzero(some == row)[0]))
+            found = ((part, np.flatnonzero(some == row)) for part, some in zip(parts, slots, strict=True))
+            return next(part.place_of(int(at[0])) for part, at in found if len(at))
 
-        return cls(addresses, lengths, parts[0].width, memory, number, place)
+        first = put([part.first if part.step == step else part.first * part.step for part in parts], slots)
+        lengths = put([np.ones(len(p), np.int64) if p.lengths is None else p.lengths for p in parts], slots)
+        rows = cls(memory, first, lengths, parts[0].width, put(numbers, slots), place)
+        rows.step = step
+        return rows
 
     def __len__(self) -> int:
-        return len(self.lengths)
+        return len(self.first)
 
     def slice(self, first: int, last: int) -> RowPointers:
         """Consecutive rows."""
         rows = RowPointers(
-            self.addresses[first:last],
-            self.lengths[first:last],
-            self.width,
             self.memory,
+            self.first[first:last],
+            None if self.lengths is None else self.lengths[first:last],
+            self.width,
             None if self.part is None else self.part[first:last],
             None if self.place is None else lambda row: self.place_of(first + row),
         )
-        rows._files = self.files
+        rows.step, rows._tables = self.step, self.tables
         return rows
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows."""
+        return (len(self) if self.lengths is None else int(self.lengths.sum())) * self.width
 
     def place_of(self, row: int) -> str:
         """The name of a row in error messages; "" if it has none."""
         return "" if self.place is None else self.place(row)
 
     @property
-    def files(self) -> Int64:
-        """Of each array of ``memory``, its file's descriptor (-1 for none) and mapped size: int64 [arrays, 3].
-
-        The native function notes in the last column which files it has checked.
-        """
-        if self._files is None:
-            self._files = np.array([(*file_of(array), 0) for array in self.memory], np.int64).reshape(-1, 3)
-        return self._files
+    def tables(self) -> Int64:
+        """The tables of all parts of ``memory``: int64 [parts, 5]."""
+        if self._tables is None:
+            one = len(self.memory) == 1
+            self._tables = self.memory[0].table if one else np.concatenate([each.table for each in self.memory])
+        return self._tables
 
     def content(self) -> list[bytes]:
         """Each row as a byte string."""
-        self._check_files()
-        return list(map(_bytes_at(), self.addresses.tolist(), (self.lengths * self.width).tolist()))
+        lengths = np.ones(len(self), np.int64) if self.lengths is None else self.lengths
+        self._check(lengths * self.width)
+        strings = list(map(_new_bytes(), repeat(None), (lengths * self.width).tolist()))
+        rows = RowPointers(self.memory, self.first, lengths * self.width, 1, self.part, self.place)
+        rows.step, rows._tables = self.step, self.tables
+        rows._copy_to(0, np.fromiter(map(id, strings), np.int64, len(strings)) + _BYTES_OFFSET, 0)
+        return strings
+
+    def take_small(self) -> Array | None:
+        """A few small rows of an array that is not in a file, which numpy copies faster; None for others."""
+        memory = self.memory[0]
+        if self.part is not None or len(self) * self.step > _SMALL or memory.has_file or self.lengths is not None:
+            return None
+        return memory.array.take(self.first, axis=0)  # checks bounds
 
     def copy_rows(self, out: Array) -> None:
         """Copy each row into a row of ``out``, which has its size."""
@@ -168,52 +190,80 @@ class RowPointers:
         self._copy(out, offsets, 0)
 
     def copy_padded(self, out: Array, *, fill: Any = 0) -> None:
-        """Copy each row into a row of ``out``, which has room for the longest, and fill the rest of that."""
-        self._copy(out, None, self.width * math.prod(out.shape[1:2]), fill)
+        """Copy each row into a row of ``out``, which has space for the longest, and fill the rest of that."""
+        pattern = b"" if fill == 0 else np.asarray(fill, out.dtype).tobytes()
+        self._copy(out, None, self.width * math.prod(out.shape[1:2]), pattern)
 
-    def _copy(self, out: Array, offsets: Int64 | None, stride: int, fill: Any = 0) -> None:
-        rows = len(self)
-        needed = rows * stride if offsets is None else int(offsets[-1]) * self.width
+    def _copy(self, out: Array, offsets: Int64 | None, stride: int, fill: bytes = b"") -> None:
+        needed = len(self) * stride if offsets is None else int(offsets[-1]) * self.width
         if out.nbytes < needed:
             raise IndexError(f"{needed} bytes of rows do not fit into a batch of {out.nbytes}")
-        if native_library() is None:
-            self._check_files()
-            _copy_each(self, out, offsets, stride, fill)
+        self._copy_to(_address(out), offsets, stride, fill)
+
+    def _copy_to(self, address: int, offsets: Int64 | None, stride: int, fill: bytes = b"") -> None:
+        """Copy row i to element ``offsets[i]`` after an address; without these, every ``stride`` bytes, padded."""
+        library = native_library()
+        if library is None:
+            _copy_each(self, address, offsets, stride, fill)
             return
-        pattern = b"" if fill == 0 else np.asarray(fill, out.dtype).tobytes()
-        files = self.files
-        bad = native_library().rankfeed_copy_rows(
-            _address(self.addresses),
-            _address(self.lengths),
-            None if offsets is None else _address(offsets),
-            rows,
-            self.width,
-            _address(out),
-            stride,
-            pattern,
-            len(pattern),
+        one = len(self.memory) == 1
+        found = library.rankfeed_copy_rows(
+            self.memory[0].table_address if one else _address(self.tables),
             None if self.part is None else _address(self.part),
-            _address(files),
+            _address(self.first),
+            self.step,
+            None if self.lengths is None else _address(self.lengths),
+            None if offsets is None else _address(offsets),
+            len(self.first),
+            self.width,
+            address,
+            stride,
+            fill,
+            len(fill),
         )
-        if bad >= rows:
-            raise IndexError(f"a row does not fit into {stride} bytes")
-        if bad >= 0:
-            raise self._truncated(bad)
+        if found:
+            row, fault = divmod(found, _FAULTS)
+            raise self._error(row, fault, stride)
 
-    def _check_files(self) -> None:
-        """Check with fstat that no file below the rows was truncated."""
+    def _check(self, sizes: Int64) -> Int64:
+        """What the native function checks before it copies a row; returns the addresses."""
+        table = self.tables.take(0 if self.part is None else self.part, axis=0).reshape(-1, self.tables.shape[1])
+        starts, limits = self.first * self.step, table[:, 1]
+        bad = (self.first < 0) | (sizes < 0) | (sizes > limits - starts)
+        if self.step:
+            bad |= self.first > limits // self.step
+        if bad.any():
+            raise self._error(int(np.argmax(bad)), _OUT_OF_BOUNDS, 0)
         for number in [0] if self.part is None else np.unique(self.part).tolist():
-            descriptor, size, _ = self.files[number].tolist()
-            if descriptor >= 0 and os.fstat(descriptor).st_size < size:
-                raise self._truncated(0 if self.part is None else int(np.argmax(self.part == number)))
+            descriptor, mapped = self.tables[number, 2:4].tolist()
+            if descriptor >= 0 and os.fstat(descriptor).st_size < mapped:
+                row = 0 if self.part is None else int(np.argmax(self.part == number))
+                raise self._error(row, _TRUNCATED, 0)
+        addresses: Int64 = table[:, 0] + starts
+        return addresses
 
-    def _truncated(self, row: int) -> CorruptError:
+    def _error(self, row: int, fault: int, stride: int) -> Exception:
+        if fault == _TOO_LONG:
+            return IndexError(f"a row does not fit into {stride} bytes")
+        if fault == _OUT_OF_BOUNDS:
+            memory = self.memory[0 if self.part is None else int(self.part[row])]
+            return IndexError(f"a row is not within an array of {len(memory.array)} elements")
         return CorruptError(
             "a file was truncated while it was in use",
             found="fewer bytes than when it was opened",
             where=self.place_of(row) or None,
             remedy="start the job again; do not change data while a job reads them",
         )
+
+
+def put(values: Sequence[Array], slots: Sequence[Int64 | None]) -> Array:
+    """An array with ``values[k][i]`` at ``slots[k][i]``; with None for ``slots``, a single part in order."""
+    if slots[0] is None:
+        return values[0]
+    joined = np.concatenate(values)
+    found = np.empty_like(joined)
+    found[np.concatenate([each for each in slots if each is not None])] = joined
+    return found
 
 
 @cache
@@ -226,38 +276,42 @@ def native_library() -> Any:
     pointer: Any = ctypes.c_void_p
     number: Any = ctypes.c_int64
     function = library.rankfeed_copy_rows
-    function.argtypes = [pointer] * 3 + [number] * 2 + [pointer, number, ctypes.c_char_p, number] + [pointer] * 2
+    function.argtypes = (
+        [pointer] * 3 + [number] + [pointer] * 2 + [number] * 2 + [pointer, number, ctypes.c_char_p]
+    )
+    function.argtypes += [number]
     function.restype = number
     return library
 
 
 @cache
-def _bytes_at() -> Callable[[int, int], bytes]:
-    """What `ctypes.string_at` does, which takes a size of 32 bits and so cuts off larger ones."""
+def _new_bytes() -> Callable[[None, int], bytes]:
+    """Creates a byte string of a size, whose content is to be written before anyone sees it."""
     prototype = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)
     function: Any = prototype(("PyBytes_FromStringAndSize", ctypes.pythonapi))
     return function  # type: ignore[no-any-return]
 
 
-def _copy_each(rows: RowPointers, out: Array, offsets: Int64 | None, stride: int, fill: Any) -> None:
+def _copy_each(rows: RowPointers, address: int, offsets: Int64 | None, stride: int, fill: bytes) -> None:
     """What the native function does."""
-    sizes = rows.lengths * rows.width
-    if offsets is None:
-        if int(sizes.max(initial=0)) > stride:
-            raise IndexError(f"a row does not fit into {stride} bytes")
-        starts = np.arange(len(sizes)) * stride
-        if (sizes < stride).any():
-            out[...] = fill
-    else:
-        starts = offsets[:-1] * rows.width
-    targets = (_address(out) + starts).tolist()
-    for target, address, size in zip(targets, rows.addresses.tolist(), sizes.tolist(), strict=True):
-        ctypes.memmove(target, address, size)
+    sizes = np.full(len(rows), rows.width) if rows.lengths is None else rows.lengths * rows.width
+    sources = rows._check(sizes)
+    if offsets is None and int(sizes.max(initial=0)) > stride:
+        raise rows._error(int(sizes.argmax()), _TOO_LONG, stride)
+    targets = address + (np.arange(len(sizes)) * stride if offsets is None else offsets[: len(sizes)] * rows.width)
+    for target, source, size in zip(targets.tolist(), sources.tolist(), sizes.tolist(), strict=True):
+        ctypes.memmove(target, source, size)
+        if offsets is None and size < stride:
+            rest = (fill or b"\0") * ((stride - size) // max(1, len(fill)))
+            ctypes.memmove(target + size, rest, stride - size)
 
 
 def _address(array: Array) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address
+    try:
+        return ctypes.addressof(_Nothing.from_buffer(array.data))  # a fifth of the time of what follows
+    except (TypeError, ValueError, BufferError):  # read-only
+        address: int = array.__array_interface__["data"][0]
+        return address
 
 
 def file_of(array: Array) -> tuple[int, int]:

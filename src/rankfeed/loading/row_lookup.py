@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from rankfeed.columns.columns import Columns
-from rankfeed.errors import RankfeedError
 from rankfeed.plan import Schedule
 from rankfeed.sources import Source
 
@@ -48,7 +47,8 @@ class RowLookup:
         ids = np.concatenate(batches)
         try:
             rows = self._source.fetch(ids, self._columns)
-        except RankfeedError:  # perhaps of a later step, which raises it when it is its turn
+        except Exception:  # perhaps of a later step, which raises it when it is its turn
+            self._next_steps = 1
             return batches[0], self._source.fetch(batches[0], self._columns)
         ends = np.cumsum([len(each) for each in batches]).tolist()
         places = dict(zip(steps, zip([0, *ends], ends, strict=False), strict=True))

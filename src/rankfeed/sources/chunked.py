@@ -79,15 +79,17 @@ class ChunkedSource(Source):
         groups: list[tuple[int, Int64, Int64 | None]] = []
         chunks: list[Chunk] = []
         single: list[tuple[Int64, Any]] = []
-        can_take = type(self)._take is not ChunkedSource._take
+        can_take, is_full = type(self)._take is not ChunkedSource._take, False
         wanted = by_chunk(ids, self._chunk_starts)
         cached = self._cache.find(
             [(number, names) for number, _, _ in wanted], [len(rows) for _, rows, _ in wanted]
         )
         for (number, rows, slots), chunk in zip(wanted, cached, strict=True):
-            if chunk is None and can_take and not self._cache.has_capacity():
-                single.append((rows + self._chunk_starts[number], slots))
-                continue
+            if chunk is None and can_take:
+                is_full = is_full or not self._cache.has_capacity()
+                if is_full:
+                    single.append((rows + self._chunk_starts[number], slots))
+                    continue
             groups.append((number, rows, slots))
             chunks.append(chunk or self._cache.get((number, names), self._loader(number, names)))
         if single:  # rows of chunks that are not worth decoding, in one call
@@ -106,7 +108,8 @@ class ChunkedSource(Source):
         # Most batches lie in one chunk.
         some = chunks[:1] if (chunks == chunks[:1]).all() else np.unique(chunks)
         for number in some.tolist():
-            self._cache.prefetch((number, names), self._loader(number, names))
+            if not self._cache.prefetch((number, names), self._loader(number, names)):
+                break
 
     def _chunk(self, number: int, names: tuple[str, ...], used: int) -> Chunk:
         """A chunk, of which ``used`` rows are read now."""
@@ -226,18 +229,20 @@ class ChunkCache:
         finally:
             del pending  # a cycle: the error refers to this frame
 
-    def prefetch(self, key: Hashable, load: Callable[[], Chunk]) -> None:
-        """Decode a chunk in the background if there is capacity; the reader that needs it meets the errors."""
+    def prefetch(self, key: Hashable, load: Callable[[], Chunk]) -> bool:
+        """Decode a chunk in the background; the reader that needs it meets the errors. False without capacity."""
         with self._lock:
-            is_known = key in self._entries or key in self._pending
+            if key in self._entries or key in self._pending:
+                return True
             # The size of a chunk is unknown until one is decoded.
             most_pending = _MOST_PENDING if self._largest else _PREFETCH_THREADS
             # Capacity for another one: that of a reader.
-            if is_known or len(self._pending) >= most_pending or not self._has_capacity(2):
-                return
+            if len(self._pending) >= most_pending or not self._has_capacity(2):
+                return False
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(_PREFETCH_THREADS, thread_name_prefix="rankfeed-prefetch")
             self._pending[key] = self._pool.submit(self._load, key, load)
+            return True
 
     def _load(self, key: Hashable, load: Callable[[], Chunk]) -> Chunk:
         try:

@@ -19,7 +19,7 @@ from tests.loading.feeds import Pair, same
 
 from rankfeed._util.workers import Channel, PeerGoneError
 from rankfeed.loading.engines.process import receive, serialize
-from rankfeed.loading.engines.regions import BorrowedRegions, RegionPool
+from rankfeed.loading.engines.regions import BorrowedRegions, RegionPool, RegionSlice
 
 
 @contextmanager
@@ -189,7 +189,7 @@ def test_an_array_that_the_worker_keeps_is_copied(memory: Memory) -> None:
 
     kept = filled(7)
     batch = serialize(kept, regions=memory.pool)
-    batch = batch._replace(buffers=[memory.pool.copy_if_kept(each) for each in batch.buffers])
+    batch = batch._replace(buffers=memory.pool.copy_kept(batch.buffers))
     with channels() as (ours, theirs):
         batch.send(theirs)
         arrived = receive(ours.receive(), memory.borrowed)
@@ -199,6 +199,20 @@ def test_an_array_that_the_worker_keeps_is_copied(memory: Memory) -> None:
     assert memory.give_back() == 1
     arrays = [filled(value) for value in range(5)]
     assert [np.unique(each).tolist() for each in arrays] == [[value] for value in range(5)]
+
+
+def test_an_array_that_dies_while_its_buffers_are_copied(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = [memory.pool.allocate((1 << 18,), np.dtype(np.uint8))]
+    lent = [memory.pool.lend(kept[0][first : first + (1 << 17)].data) for first in (0, 1 << 17)]
+    lend = memory.pool.lend
+
+    def lend_and_forget(buffer: memoryview) -> Any:
+        kept.clear()
+        return lend(buffer)
+
+    monkeypatch.setattr(memory.pool, "lend", lend_and_forget)
+    copies = memory.pool.copy_kept([each for each in lent if each is not None])
+    assert len({each.region for each in [*lent, *copies] if isinstance(each, RegionSlice)}) == 3
 
 
 def test_what_does_not_pickle_fails_before_a_byte_is_sent() -> None:

@@ -144,7 +144,7 @@ def test_what_is_not_compressed_is_read_in_the_file_itself(tmp_path: Path) -> No
     size = (tmp_path / "t.arrow").stat().st_size
     for name in ("text", "ragged"):
         column: Any = source.fetch([3, 25, 49])[name]
-        data = column.pointers.memory[0]  # one file, with any number of record batches
+        data = column.pointers.memory[0].array  # one file, with any number of record batches
         assert data.nbytes in range(size - 8, size + 1)
         assert not data.flags.writeable
     write(tmp_path / "c.arrow", cut(table(50), 20, 30), compression="lz4")

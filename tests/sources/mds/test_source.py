@@ -146,8 +146,8 @@ def test_numbers_of_every_width_lie_at_any_place(encoding: str, tmp_path: Path) 
 
 def test_bytes_and_text_are_pointers_into_the_shard(folders: Callable[[str | None], Path]) -> None:
     column: Any = rf.open(folders(None)).fetch([3, 5], ["raw"])["raw"]
-    assert not column.pointers.memory[0].flags.writeable
-    assert len(column.pointers.memory[0]) == (folders(None) / "shard.00000.mds").stat().st_size
+    assert not column.pointers.memory[0].array.flags.writeable
+    assert len(column.pointers.memory[0].array) == (folders(None) / "shard.00000.mds").stat().st_size
 
 
 def test_images_are_what_its_own_reader_gives_or_bytes(tmp_path: Path) -> None:

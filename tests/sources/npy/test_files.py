@@ -76,7 +76,7 @@ def test_one_file_is_rows(order: str, tmp_path: Path) -> None:
     np.save(tmp_path / "rows.npy", rows)
     source = rf.open(tmp_path / "rows.npy")
     np.testing.assert_array_equal(source.fetch([9, 0])["array"].gather(), rows[[9, 0]])  # type: ignore[attr-defined]
-    in_place = not source.fetch([9, 0])["array"].pointers.memory[0].flags.writeable  # type: ignore[attr-defined]
+    in_place = not source.fetch([9, 0])["array"].pointers.memory[0].array.flags.writeable  # type: ignore[attr-defined]
     assert in_place == (order == "C")
 
 

@@ -161,7 +161,7 @@ def test_bytes_text_and_arrays_are_not_copied_before_they_are_collated(folder: P
     source = rf.open(folder)
     batch, again = source.fetch([3, 5]), source.fetch([4])
     for name in ("raw", "txt", "feats.npy", "tokens.npy"):
-        values, others = batch[name].pointers.memory[0], again[name].pointers.memory[0]  # type: ignore[attr-defined]
+        values, others = batch[name].pointers.memory[0].array, again[name].pointers.memory[0].array  # type: ignore[attr-defined]
         assert not values.flags.owndata
         assert not values.flags.writeable
         assert np.may_share_memory(source._shards.open(0).data, values)

@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from rankfeed._util.pickling import dumps, main_classes
@@ -84,6 +85,15 @@ class ProcessEngine:
         return {**self.__dict__, "_idle": None}
 
 
+@dataclass
+class _Peer:
+    """What the rank knows of a worker."""
+
+    channel: Channel
+    regions: BorrowedRegions
+    schedule: Schedule | None = None  # that it was sent
+
+
 class ProcessBuilder:
     """Builds batches in worker processes, each of which has one task at a time, and a thread that waits for it."""
 
@@ -109,9 +119,7 @@ class ProcessBuilder:
         self._locks = [threading.Lock() for _ in range(count)]
         #: Batches that the consumer has received: deaths of workers between two of them count together.
         self.delivered = 0
-        #: The schedule of each worker, by its pid, and the memory that it builds batches in.
-        self._schedules: dict[int, Schedule] = {}
-        self._regions: dict[int, BorrowedRegions] = {}
+        self._peers: list[_Peer | None] = [None] * count
 
     @property
     def is_mine(self) -> bool:
@@ -141,19 +149,19 @@ class ProcessBuilder:
         while deaths < _ATTEMPTS:
             worker = self._pool.workers[index]
             try:
-                if schedule is not None and self._schedules.get(worker.pid) is not schedule:
-                    serialize(schedule).send(worker.channel)
-                    self._schedules[worker.pid] = schedule
-                regions = self._regions.setdefault(worker.pid, BorrowedRegions(worker.channel.memory))
-                if returned := regions.take_returned():
-                    serialize(returned).send(worker.channel)
-                request.send(worker.channel)
-                result = receive(self._pool.receive(index, f"the batch of {where}"), regions)
+                peer = self._peers[index]
+                if peer is None or peer.channel is not worker.channel:  # a new worker
+                    peer = self._peers[index] = _Peer(worker.channel, BorrowedRegions(worker.channel.memory))
+                if schedule is not None and peer.schedule is not schedule:
+                    serialize(schedule).send(peer.channel)
+                    peer.schedule = schedule
+                if returned := peer.regions.take_returned():
+                    serialize(returned).send(peer.channel)
+                request.send(peer.channel)
+                result = receive(self._pool.receive(index, f"the batch of {where}"), peer.regions)
             except PeerGoneError:
                 now = self.delivered  # before the replacement, which may be killed before it is seen here
                 deaths, delivered = deaths + 1 if now == delivered else 1, now
-                self._schedules.pop(worker.pid, None)
-                self._regions.pop(worker.pid, None)
                 ending = self._pool.replace(index)
                 continue
             if isinstance(result, BatchResult):
@@ -229,7 +237,7 @@ class BuildHandler:
             )
             return serialize((refusal, traceback.format_exc()))
         # User code that kept an array may change it later: the rank gets a copy.
-        return batch._replace(buffers=[self._regions.copy_if_kept(each) for each in batch.buffers])
+        return batch._replace(buffers=self._regions.copy_kept(batch.buffers))
 
     def _build(self, task: Task, where: str) -> BatchResult | tuple[RankfeedError, str]:
         try:

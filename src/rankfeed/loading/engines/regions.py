@@ -8,6 +8,7 @@ rank: batches that are kept only make the memory larger. It has no name, and is 
 import mmap
 import os
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -95,13 +96,20 @@ class RegionPool:
         region.is_lent = True
         return RegionSlice(region.offset, region.size, address - region.address, len(content))
 
-    def copy_if_kept(self, lent: memoryview | RegionSlice) -> memoryview | RegionSlice:
-        """A copy of a lent buffer if arrays over its region still exist here, otherwise the buffer."""
-        if not isinstance(lent, RegionSlice) or not self._regions[lent.region].in_use:
-            return lent
+    def copy_kept(self, lent: Sequence[memoryview | RegionSlice]) -> list[memoryview | RegionSlice]:
+        """The buffers of a batch, with copies of those over whose regions arrays still exist here."""
+        regions = {each.region for each in lent if isinstance(each, RegionSlice)}
+        kept = {offset for offset in regions if self._regions[offset].in_use}  # they may be freed at any time
+        copies = [
+            self._copy(each) if isinstance(each, RegionSlice) and each.region in kept else each for each in lent
+        ]
+        for offset in kept:
+            self.take_back(offset)
+        return copies
+
+    def _copy(self, lent: RegionSlice) -> RegionSlice:
         copy = self.lend(self._regions[lent.region].buffer[lent.start : lent.start + lent.nbytes].copy().data)
         assert copy is not None
-        self.take_back(lent.region)
         return copy
 
     def take_back(self, offset: int) -> None:

@@ -131,7 +131,7 @@ class NpyReader:
             rows = found[:, 1] if self._field.kind == "ragged" else np.ones(len(found), np.int64)
             content = part._replace(starts=part.starts + found[:, 0], lengths=rows * self._row_bytes)
             parts.append(content.pointers(self._row_bytes))
-        if not sum(len(part.lengths) for part in parts):
+        if not any(map(len, parts)):
             return None
         return column_from_parts(self._field, parts, [part.slots for part in members])
 
@@ -194,7 +194,12 @@ class ColumnSpec:
 
 def _check_decode(decode: Decode, extensions: Sequence[str]) -> None:
     if not isinstance(decode, (bool, Mapping)) and not callable(decode):
-        raise invalid("decode", "True, False, a function, or a dict by extension", decode)
+        raise invalid(
+            "decode",
+            "True, False, a function, or a dict by extension",
+            decode,
+            "leave it out: images become uint8 arrays; for other forms, pass a function of (extension, bytes)",
+        )
     for name, choice in decode.items() if isinstance(decode, Mapping) else ():
         if not any(name in (each, each.rpartition(".")[2]) for each in extensions):
             raise ArgumentError(
