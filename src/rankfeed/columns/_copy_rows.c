@@ -50,10 +50,11 @@ static void install_handler(void) {
     sigaction(SIGBUS, &ours, NULL);
 }
 
-static void prefetch(const char *row, int64_t bytes) {
-    int64_t most = bytes < MAX_LINES * LINE ? bytes : MAX_LINES * LINE;
-    for (int64_t at = 0; at < most; at += LINE)
-        __builtin_prefetch(row + at, 0, 0);
+/* An invalid address does no harm. Unsigned numbers, because the row's bounds are checked later. */
+static void prefetch(uint64_t row, uint64_t bytes) {
+    uint64_t most = bytes < MAX_LINES * LINE ? bytes : MAX_LINES * LINE;
+    for (uint64_t at = 0; at < most; at += LINE)
+        __builtin_prefetch((const char *)(row + at), 0, 0);
 }
 
 static void fill_rest(char *at, int64_t left, const char *fill, int64_t fill_bytes) {
@@ -125,8 +126,8 @@ EXPORT int64_t rankfeed_copy_rows(memory_t *memory, const int32_t *part, const i
         }
         int64_t next = i + ahead;
         if (next < n)
-            prefetch((const char *)memory[part ? part[next] : 0].address + first[next] * step,
-                     (lengths ? lengths[next] : 1) * width);
+            prefetch((uint64_t)memory[part ? part[next] : 0].address + (uint64_t)first[next] * (uint64_t)step,
+                     (uint64_t)(lengths ? lengths[next] : 1) * (uint64_t)width);
         char *target = out + (offsets ? offsets[i] * width : i * stride);
         memcpy(target, (const char *)from->address + start, size);
         if (!offsets && size < stride)

@@ -26,7 +26,7 @@ from rankfeed.columns.layout import (
     leaf_of_field,
     resolve_dtypes,
 )
-from rankfeed.columns.pointers import Memory, RowPointers, put
+from rankfeed.columns.pointers import Memory, RowPointers, locate, put
 from rankfeed.errors import ArgumentError, CorruptError
 
 Array = npt.NDArray[Any]
@@ -86,7 +86,8 @@ class Dense(PointedColumn):
     """
 
     def __init__(self, rows: RowPointers, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> None:
-        self.pointers, self.dtype, self.shape = rows, np.dtype(dtype), shape
+        super().__init__(rows)
+        self.dtype, self.shape = np.dtype(dtype), shape
 
     @classmethod
     def of(cls, array: Array, rows: Int64 | None = None) -> Dense:
@@ -339,11 +340,9 @@ def _place_in(
     chunks: Sequence[ColumnBuffer], rows: Sequence[Int64], slots: Sequence[Int64 | None], row: int
 ) -> str:
     """The name of a row of a batch in error messages."""
-    for chunk, some, positions in zip(chunks, rows, slots, strict=True):
-        at = [row] if positions is None else np.flatnonzero(positions == row).tolist()
-        if at and chunk.origin:
-            return f"{chunk.origin}, row {some[at[0]]}"
-    return ""
+    number, at = locate(slots, row)
+    origin = chunks[number].origin
+    return f"{origin}, row {rows[number][at]}" if origin else ""
 
 
 def _column_of(field: Field, rows: RowPointers) -> Column:

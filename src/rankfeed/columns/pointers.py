@@ -42,7 +42,7 @@ class Memory:
         array: elements are counted along its first dimension.
     """
 
-    __slots__ = ("array", "has_file", "step", "table", "table_address")
+    __slots__ = ("array", "has_file", "step", "table")
 
     def __init__(self, array: Array) -> None:
         self.array, self.step = array, array.itemsize * math.prod(array.shape[1:])
@@ -50,7 +50,6 @@ class Memory:
         descriptor, mapped = file_of(array)
         self.has_file = descriptor >= 0
         self.table = np.array([[_address(array), array.nbytes, descriptor, mapped, 0]], np.int64)
-        self.table_address = _address(self.table)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Memory, (self.array,)
@@ -68,6 +67,7 @@ class RowPointers:
         width: bytes of an element; by default those of the array's.
         part: int32 [rows], in which array a row is; None for the first.
         place: names a row in error messages.
+        step: bytes that ``first`` counts; by default an element of the arrays.
 
     Examples:
         >>> rows = RowPointers.into(np.arange(10, dtype=np.int32), np.array([7, 2]), np.array([1, 3]))
@@ -88,12 +88,13 @@ class RowPointers:
         width: int | None = None,
         part: Int32 | None = None,
         place: Place | None = None,
+        step: int | None = None,
     ) -> None:
         self.memory, self.part, self.place = memory, part, place
         # The native function takes contiguous int64.
         self.first = np.ascontiguousarray(first, np.int64)
         self.lengths = None if lengths is None else np.ascontiguousarray(lengths, np.int64)
-        self.step = memory[0].step
+        self.step = memory[0].step if step is None else step
         self.width = self.step if width is None else width
         self._tables: Int64 | None = None
 
@@ -122,14 +123,12 @@ class RowPointers:
             memory += part.memory
 
         def place(row: int) -> str:
-            found = ((part, np.flatnonzero(some == row)) for part, some in zip(parts, slots, strict=True))
-            return next(part.place_of(int(at[0])) for part, at in found if len(at))
+            number, at = locate(slots, row)
+            return parts[number].place_of(at)
 
         first = put([part.first if part.step == step else part.first * part.step for part in parts], slots)
         lengths = put([np.ones(len(p), np.int64) if p.lengths is None else p.lengths for p in parts], slots)
-        rows = cls(memory, first, lengths, parts[0].width, put(numbers, slots), place)
-        rows.step = step
-        return rows
+        return cls(memory, first, lengths, parts[0].width, put(numbers, slots), place, step)
 
     def __len__(self) -> int:
         return len(self.first)
@@ -143,8 +142,9 @@ class RowPointers:
             self.width,
             None if self.part is None else self.part[first:last],
             None if self.place is None else lambda row: self.place_of(first + row),
+            self.step,
         )
-        rows.step, rows._tables = self.step, self.tables
+        rows._tables = self.tables
         return rows
 
     @property
@@ -166,20 +166,23 @@ class RowPointers:
 
     def content(self) -> list[bytes]:
         """Each row as a byte string."""
-        lengths = np.ones(len(self), np.int64) if self.lengths is None else self.lengths
-        self._check(lengths * self.width)
-        strings = list(map(_new_bytes(), repeat(None), (lengths * self.width).tolist()))
-        rows = RowPointers(self.memory, self.first, lengths * self.width, 1, self.part, self.place)
-        rows.step, rows._tables = self.step, self.tables
+        sizes = self._sizes()
+        self._sources(sizes)  # before memory is allocated for them
+        strings = list(map(_new_bytes(), repeat(None), sizes.tolist()))
+        rows = RowPointers(self.memory, self.first, sizes, 1, self.part, self.place, self.step)
+        rows._tables = self.tables
         rows._copy_to(0, np.fromiter(map(id, strings), np.int64, len(strings)) + _BYTES_OFFSET, 0)
         return strings
 
     def take_small(self) -> Array | None:
-        """A few small rows of an array that is not in a file, which numpy copies faster; None for others."""
+        """A few small rows of an array that is not in a file, which numpy copies faster; None for others.
+
+        Like numpy's, its negative rows would count from the end: sample ids and dictionaries are checked before.
+        """
         memory = self.memory[0]
         if self.part is not None or len(self) * self.step > _SMALL or memory.has_file or self.lengths is not None:
             return None
-        return memory.array.take(self.first, axis=0)  # checks bounds
+        return memory.array.take(self.first, axis=0)
 
     def copy_rows(self, out: Array) -> None:
         """Copy each row into a row of ``out``, which has its size."""
@@ -206,9 +209,8 @@ class RowPointers:
         if library is None:
             _copy_each(self, address, offsets, stride, fill)
             return
-        one = len(self.memory) == 1
         found = library.rankfeed_copy_rows(
-            self.memory[0].table_address if one else _address(self.tables),
+            _address(self.tables),
             None if self.part is None else _address(self.part),
             _address(self.first),
             self.step,
@@ -225,8 +227,12 @@ class RowPointers:
             row, fault = divmod(found, _FAULTS)
             raise self._error(row, fault, stride)
 
-    def _check(self, sizes: Int64) -> Int64:
-        """What the native function checks before it copies a row; returns the addresses."""
+    def _sizes(self) -> Int64:
+        """Bytes of each row."""
+        return np.full(len(self), self.width) if self.lengths is None else self.lengths * self.width
+
+    def _sources(self, sizes: Int64) -> Int64:
+        """The address of each row, after the checks that the native function makes of its bounds."""
         table = self.tables.take(0 if self.part is None else self.part, axis=0).reshape(-1, self.tables.shape[1])
         starts, limits = self.first * self.step, table[:, 1]
         bad = (self.first < 0) | (sizes < 0) | (sizes > limits - starts)
@@ -234,13 +240,16 @@ class RowPointers:
             bad |= self.first > limits // self.step
         if bad.any():
             raise self._error(int(np.argmax(bad)), _OUT_OF_BOUNDS, 0)
+        addresses: Int64 = table[:, 0] + starts
+        return addresses
+
+    def _check_files(self) -> None:
+        """Check with fstat that no file below the rows was truncated."""
         for number in [0] if self.part is None else np.unique(self.part).tolist():
             descriptor, mapped = self.tables[number, 2:4].tolist()
             if descriptor >= 0 and os.fstat(descriptor).st_size < mapped:
                 row = 0 if self.part is None else int(np.argmax(self.part == number))
                 raise self._error(row, _TRUNCATED, 0)
-        addresses: Int64 = table[:, 0] + starts
-        return addresses
 
     def _error(self, row: int, fault: int, stride: int) -> Exception:
         if fault == _TOO_LONG:
@@ -266,6 +275,14 @@ def put(values: Sequence[Array], slots: Sequence[Int64 | None]) -> Array:
     return found
 
 
+def locate(slots: Sequence[Int64 | None], row: int) -> tuple[int, int]:
+    """The part that a row is in, and its position there, where ``slots`` are as in `put`."""
+    if slots[0] is None:
+        return 0, row
+    found = (np.flatnonzero(some == row) for some in slots)
+    return next((number, int(at[0])) for number, at in enumerate(found) if len(at))
+
+
 @cache
 def native_library() -> Any:
     """The library of ``_copy_rows.c``; None if it was not built."""
@@ -276,10 +293,8 @@ def native_library() -> Any:
     pointer: Any = ctypes.c_void_p
     number: Any = ctypes.c_int64
     function = library.rankfeed_copy_rows
-    function.argtypes = (
-        [pointer] * 3 + [number] + [pointer] * 2 + [number] * 2 + [pointer, number, ctypes.c_char_p]
-    )
-    function.argtypes += [number]
+    rows, target = [pointer, pointer, pointer, number, pointer], [pointer, number, number, pointer, number]
+    function.argtypes = [*rows, *target, ctypes.c_char_p, number]
     function.restype = number
     return library
 
@@ -294,8 +309,9 @@ def _new_bytes() -> Callable[[None, int], bytes]:
 
 def _copy_each(rows: RowPointers, address: int, offsets: Int64 | None, stride: int, fill: bytes) -> None:
     """What the native function does."""
-    sizes = np.full(len(rows), rows.width) if rows.lengths is None else rows.lengths * rows.width
-    sources = rows._check(sizes)
+    sizes = rows._sizes()
+    sources = rows._sources(sizes)
+    rows._check_files()
     if offsets is None and int(sizes.max(initial=0)) > stride:
         raise rows._error(int(sizes.argmax()), _TOO_LONG, stride)
     targets = address + (np.arange(len(sizes)) * stride if offsets is None else offsets[: len(sizes)] * rows.width)
