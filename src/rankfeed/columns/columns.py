@@ -7,9 +7,10 @@ copied once, from the pages of the files into the buffer that becomes the tensor
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -85,9 +86,8 @@ class Dense(PointedColumn):
         array([13, 10])
     """
 
-    def __init__(self, rows: RowPointers, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> None:
-        super().__init__(rows)
-        self.dtype, self.shape = np.dtype(dtype), shape
+    def __init__(self, rows: RowPointers, dtype: np.dtype[Any] | str, shape: tuple[int, ...]) -> None:
+        self.pointers, self.dtype, self.shape = rows, _numpy_dtype(dtype), shape
 
     @classmethod
     def of(cls, array: Array, rows: Int64 | None = None) -> Dense:
@@ -378,19 +378,20 @@ def columns_from_buffers(
             parts = [each.part(some) for each, some in zip(chunks, rows, strict=True)]
             columns[name] = column_from_parts(field, parts, slots)
             continue
-        first, lengths, memory = shared, None, []
-        is_plain = True
-        for chunk in chunks:
-            is_plain = is_plain and chunk.is_plain
-            memory.append(chunk.memory)
-        if not is_plain:
+        first, lengths = shared, None
+        if not all(map(_is_plain, chunks)):
             segments = [each.segments(some) for each, some in zip(chunks, rows, strict=True)]
             first = put([each for each, _ in segments], slots)
             if field.kind != "dense":
                 lengths = put([each for _, each in segments if each is not None], slots)
-        pointers = RowPointers(memory, first, lengths, None, part, partial(_place_in, chunks, rows, slots))
+        place = partial(_place_in, chunks, rows, slots)
+        pointers = RowPointers(list(map(_memory, chunks)), first, lengths, None, part, place)
         columns[name] = _column_of(field, pointers)
     return columns
+
+
+# A batch has many columns, and each of these calls takes a microsecond otherwise.
+_is_plain, _memory, _numpy_dtype = attrgetter("is_plain"), attrgetter("memory"), cache(np.dtype)
 
 
 class Columns(Mapping[str, Column]):
@@ -439,6 +440,10 @@ class Columns(Mapping[str, Column]):
 
     def __getitem__(self, name: str) -> Column:
         return self._columns[name]
+
+    def items(self) -> ItemsView[str, Column]:
+        """Names and columns; those of a dict are faster than those of a Mapping."""
+        return self._columns.items()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._columns)

@@ -179,10 +179,10 @@ class RowPointers:
 
         Like numpy's, its negative rows would count from the end: sample ids and dictionaries are checked before.
         """
-        memory = self.memory[0]
-        if self.part is not None or len(self) * self.step > _SMALL or memory.has_file or self.lengths is not None:
+        memory, rows = self.memory[0], self.first
+        if self.part is not None or len(rows) * self.step > _SMALL or memory.has_file or self.lengths is not None:
             return None
-        return memory.array.take(self.first, axis=0)
+        return memory.array.take(rows, axis=0)
 
     def copy_rows(self, out: Array) -> None:
         """Copy each row into a row of ``out``, which has its size."""

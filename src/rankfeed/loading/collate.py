@@ -48,7 +48,7 @@ def collate(
             batch[name] = column.rows()
         else:
             batch[name] = list(column.rows())
-    return _spread_lengths(batch), _padding(padded)
+    return _spread_lengths(batch) if padded else batch, _padding(padded)
 
 
 def collate_samples(
