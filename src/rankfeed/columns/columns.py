@@ -370,7 +370,8 @@ def columns_from_buffers(
     rows, slots = [each for _, each, _ in groups], [each for _, _, each in groups]
     shared, part = put(rows, slots), None  # of all columns
     if len(groups) > 1:
-        part = put([np.full(len(some), number, np.int32) for number, some in enumerate(rows)], slots)
+        numbers = np.arange(len(groups), dtype=np.int32)
+        part = put([numbers.repeat([len(some) for some in rows])], slots)
     columns: dict[str, Column] = {}
     for name in names:
         field, chunks = fields[name], [chunk[name] for chunk in buffers]

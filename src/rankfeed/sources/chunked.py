@@ -190,13 +190,15 @@ class ChunkCache:
     def find(self, keys: Sequence[Hashable], used: Sequence[int]) -> list[Chunk | None]:
         """Cached chunks, None for others; counts the rows that the caller reads of each."""
         with self._lock:
-            return [self._use(key, count) for key, count in zip(keys, used, strict=True)]
+            found = [self._use(key, count) for key, count in zip(keys, used, strict=True)]
+        hits, total = LOOKUPS.so_far
+        cached = sum(count for count, chunk in zip(used, found, strict=True) if chunk is not None)
+        LOOKUPS.so_far = hits + cached, total + sum(used)
+        return found
 
     def _use(self, key: Hashable, count: int) -> Chunk | None:
         self._now += count
         entry = self._entries.get(key)
-        hits, total = LOOKUPS.so_far
-        LOOKUPS.so_far = hits + count * (entry is not None), total + count
         if entry is None:
             self._uncached_rows[key] = self._uncached_rows.get(key, 0) + count
             return None
