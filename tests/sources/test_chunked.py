@@ -3,6 +3,7 @@
 import multiprocessing
 import pickle
 import threading
+import time
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -163,6 +164,16 @@ def test_no_more_is_decoded_ahead_than_fits_though_the_size_of_a_chunk_is_not_kn
     source.expect(range(0, 1600, 100), ["x"])
     source._cache._pool.shutdown(wait=True)  # type: ignore[union-attr]
     assert len(source.decoded) <= 2
+
+
+def test_what_is_expected_before_the_size_of_a_chunk_is_known_is_decoded_as_soon_as_it_is() -> None:
+    source = Squares([5] * 8)
+    source.expect(range(0, 40, 5))
+    deadline = time.monotonic() + 60
+    while len(source.decoded) < 8:
+        assert time.monotonic() < deadline, source.decoded
+        time.sleep(0.01)
+    assert Counter(source.decoded) == Counter(range(8))
 
 
 def test_an_error_reaches_everybody_who_waits_for_the_chunk() -> None:

@@ -11,6 +11,7 @@ from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -169,6 +170,8 @@ class ChunkCache:
         self._lock = threading.Lock()
         #: Chunks that are being decoded, or wait for it.
         self._pending: dict[Hashable, Future[Chunk]] = {}
+        #: Chunks to prefetch as soon as the size of one is known.
+        self._deferred: dict[Hashable, Callable[[], Chunk]] = {}
         self._pool: ThreadPoolExecutor | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -236,10 +239,11 @@ class ChunkCache:
         with self._lock:
             if key in self._entries or key in self._pending:
                 return True
-            # The size of a chunk is unknown until one is decoded.
-            most_pending = _MOST_PENDING if self._largest else _PREFETCH_THREADS
+            if not self._largest and len(self._pending) >= _PREFETCH_THREADS:
+                self._deferred[key] = load
+                return True
             # Capacity for another one: that of a reader.
-            if len(self._pending) >= most_pending or not self._has_capacity(2):
+            if len(self._pending) >= _MOST_PENDING or not self._has_capacity(2):
                 return False
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(_PREFETCH_THREADS, thread_name_prefix="rankfeed-prefetch")
@@ -254,6 +258,10 @@ class ChunkCache:
         finally:
             with self._lock:
                 self._pending.pop(key, None)
+                deferred, self._deferred = self._deferred, {}
+            with suppress(RuntimeError):  # the interpreter is about to exit
+                for each in deferred.items():
+                    self.prefetch(*each)
 
     def _insert(self, key: Hashable, chunk: Chunk) -> None:
         nbytes = sum(stored.nbytes for stored in chunk.values())

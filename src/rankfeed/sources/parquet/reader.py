@@ -232,6 +232,14 @@ class ParquetReader:
         }
         if group.num_rows <= _FEW_ROWS or not (texts or sized):
             return _AS_IN_FOOTER
+        schema = metadata.schema.to_arrow_schema()
+        fixed = [
+            count for name in schema.names if name in names for count in _values_per_row(schema.field(name).type)
+        ]
+        if not texts and len(fixed) == len(leaves) and all(fixed):
+            values = dict(zip(leaves, fixed, strict=True))
+            row_bytes = sum(values[number] * value_bytes for number, value_bytes in sized.items())
+            return _Decoded(group.num_rows * row_bytes, frozenset())
         # The metadata of column chunks can only be used after a row was read: see `footer`.
         one_row = replace(part, first=0, rows=1, step=1)
         with arrow_errors(self._where(part)):
@@ -376,6 +384,20 @@ def _leaves_of(array: Any) -> list[tuple[Any, int]]:
     else:
         return [(array, 0)]
     return [(leaf, empty + more) for leaf, more in _leaves_of(child)]
+
+
+def _values_per_row(kind: Any) -> list[int]:
+    """Values of each leaf in a row of an Arrow type; 0 where rows differ."""
+    import pyarrow as pa
+
+    if isinstance(kind, pa.BaseExtensionType):
+        return _values_per_row(kind.storage_type)
+    counts = [each for index in range(kind.num_fields) for each in _values_per_row(kind.field(index).type)]
+    if pa.types.is_struct(kind):
+        return counts
+    if pa.types.is_fixed_size_list(kind):
+        return [kind.list_size * each for each in counts]
+    return [0] * len(counts) if counts else [1]
 
 
 def _has_dictionary(kind: Any) -> bool:
