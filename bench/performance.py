@@ -1,8 +1,8 @@
 """rankfeed and its peers beside each other; writes docs/performance.md and its chart: ``make bench``.
 
-Each loader has an environment of its own (.venv/bench/NAME, made at the first run) and a process of its own. They run
-in turn, so that the machine's moods affect all alike, and each is compared with the reference of the same turn: one
-thread that gathers the same samples with NumPy into one buffer, which it reuses.
+Each loader has an environment of its own (.venv/bench/NAME, made at the first run) and a process of its own. They
+run in turn, so that the machine's moods affect all alike, and each is compared with the reference of the same
+turn: one thread that gathers the same samples with NumPy into one buffer, which it reuses.
 """
 
 from __future__ import annotations
@@ -31,6 +31,23 @@ ROOT = Path(__file__).parents[1]
 PAGE, CHART = ROOT / "docs/performance.md", ROOT / "docs/images/performance.svg"
 #: Loaders that are also run on several ranks at once.
 RANKS = ("rankfeed", "mapped")
+
+INTRODUCTION = """\
+# Performance
+
+<!-- Written by `make bench`; changes are lost. -->
+
+rankfeed beside hand-written loaders and other libraries. Each library wrote the same samples in its own format, and runs in
+its own environment and process, in the configuration that is its own best on this machine. The loaders run in turn. The
+consumer reads one value of every cache line of a batch. Rates are ratios to the reference of the same turn: **one thread that
+gathers the same samples with NumPy into one buffer, which it reuses**. Data are in the page cache. A cell has the median and
+the range of all turns.
+
+*First batch*: seconds from the import of the library (torch is imported) to the first batch, in a fresh process. *Resume*:
+the same after 99 % of an epoch, for loaders whose state can be saved. *Memory*: anonymous and shared memory of the process
+and its workers. [Benchmarks](benchmarks.md) has more workloads of rankfeed alone.
+
+![Rates as ratios to the reference](images/performance.svg)"""  # noqa: E501
 
 Figures = dict[str, list[float]]
 
@@ -72,7 +89,7 @@ class Contestant:
         source = PEERS[name].written_by or name
         arguments = [name, workload, str(samples), os.fspath(folder / source), *command]
         (folder / source).mkdir(exist_ok=True)
-        self._errors: IO[bytes] = tempfile.TemporaryFile()
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
         self._process = subprocess.Popen(
             [environment(name), "-m", "bench.contestant", *arguments],
             stdin=subprocess.PIPE,
@@ -119,7 +136,9 @@ def alone(name: str, workload: str, samples: int, folder: Path, command: str) ->
         return contestant.answer()["seconds"]
 
 
-def several(name: str, workload: str, samples: int, folder: Path, ranks: int, turns: int, seconds: float) -> Figures:
+def several(
+    name: str, workload: str, samples: int, folder: Path, ranks: int, turns: int, seconds: float
+) -> Figures:
     """Samples per second of one process, and of several at once together."""
     rates: Figures = {"1": [], str(ranks): []}
     with ExitStack() as stack:
@@ -156,7 +175,7 @@ def measure(workload: str, names: Sequence[str], options: argparse.Namespace) ->
             print(f"{workload}: {name} writes", file=sys.stderr)
             attempt(name, "write")
         for _ in range(options.turns):
-            for name in set(names) - set(failed):
+            for name in [each for each in names if each not in failed]:
                 commands = ["first"]
                 if (folder / (PEERS[name].written_by or name) / f"{name}.state").exists():
                     commands.append("resume")
@@ -209,19 +228,7 @@ def cell(values: Sequence[float], digits: int, unit: str = "") -> str:
 
 def page(results: Sequence[dict[str, Any]], used: Mapping[str, Mapping[str, str]], command: str) -> str:
     """The page as Markdown."""
-    lines = [
-        "# Performance",
-        "",
-        "<!-- Written by `make bench`; changes are lost. -->",
-        "",
-        "rankfeed beside hand-written loaders and other libraries. Each library has written the same samples in its own",
-        "format and runs in its own environment and process, in the configuration that is its own best on this machine.",
-        "The loaders run in turn. The consumer reads one value of every cache line of a batch. Rates are ratios to the",
-        "reference of the same turn: **one thread that gathers the same samples with NumPy into one buffer, which it",
-        "reuses**. Data are in the page cache. A cell has the median and the range of all turns.",
-        "",
-        "![Rates as ratios to the reference](images/performance.svg)",
-    ]
+    lines = [INTRODUCTION]
     for result in results:
         loaders = result["loaders"]
         reference = loaders["reference"]
@@ -231,9 +238,7 @@ def page(results: Sequence[dict[str, Any]], used: Mapping[str, Mapping[str, str]
             "",
             f"## {result['workload'].capitalize()}: {result['samples']:,} {workload.text}",
             "",
-            f"The reference gathers {rate:,.0f} samples/s. *First batch*: seconds from before the import of the library",
-            "(torch is imported) in a fresh process. *Resume*: the same for the first batch after 99 % of an epoch.",
-            "*Memory*: anonymous and shared memory of the process and its workers.",
+            f"The reference gathers {rate:,.0f} samples/s.",
             "",
             "| loader | order | rate | first batch (s) | resume (s) | memory (MiB) |",
             "|---|---|---|---|---|---|",
@@ -285,7 +290,8 @@ def chart(results: Sequence[dict[str, Any]]) -> str:
         "y": {"field": "loader", "type": "nominal", "sort": order, "title": None},
         "x": {"field": "ratio", "type": "quantitative", "title": "rate / reference"},
     }
-    colour = {"condition": {"test": "indexof(datum.loader, 'rankfeed') == 0", "value": "#00695c"}, "value": "#9e9e9e"}
+    ours = {"test": "indexof(datum.loader, 'rankfeed') == 0", "value": "#00695c"}
+    colour = {"condition": ours, "value": "#9e9e9e"}
     text = {"field": "ratio", "type": "quantitative", "format": ".2f"}
     spec = {
         "data": {"values": values},
