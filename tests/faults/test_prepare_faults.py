@@ -36,8 +36,13 @@ def build(staging: Path) -> None:
     (staging / "a").write_bytes(b"a" * 1000)
 
 
+def in_one_launch(number: int) -> None:
+    """So that a rank that calls when the others have failed already fails too."""
+    os.environ.update(PMI_RANK=str(number), PMI_SIZE=str(RANKS))
+
+
 def fill(staging: Path) -> None:
-    time.sleep(0.5)  # so that the others wait already
+    time.sleep(0.5)  # so that the others have started: the failure of an earlier launch does not count
     (staging / "a").write_bytes(b"a" * (4 << 20))
 
 
@@ -67,7 +72,7 @@ def on_all_ranks(path: Path, make: Callable[[Path], Any], before: Callable[[int]
 
 def test_a_full_disk_is_told_to_all_and_freed(tmp_path: Path) -> None:
     with tmpfs(tmp_path / "disk", 1) as disk:
-        told = on_all_ranks(disk / "data", fill)
+        told = on_all_ranks(disk / "data", fill, in_one_launch)
         assert told.total() == RANKS
         assert len(told) == 1, told
         assert "No space left on device" in next(iter(told))
