@@ -21,6 +21,7 @@ import datasets
 import numpy as np
 import torch
 from bench.loader import WORKLOADS, drain
+from bench.peers import of_arrow
 from bench.turns import in_turn, medians
 from datasets import Dataset, Features, List, Value
 from torch.nn.utils.rnn import pad_sequence
@@ -61,14 +62,7 @@ def ours(source: rf.Source, batch: int) -> Contestants:
 
 def collate_table(table: Any) -> dict[str, Any]:
     """What a user would write for a batch that `datasets` gives as an Arrow table: its fastest way."""
-    column = table["x"].combine_chunks()
-    if hasattr(column.type, "list_size"):
-        return {"x": torch.tensor(column.flatten().to_numpy().reshape(len(column), -1))}
-    if not hasattr(column.type, "value_type"):
-        return {"x": column.to_pylist()}
-    values = torch.tensor(column.flatten().flatten().to_numpy().reshape(-1, 64))
-    lengths = np.diff(column.offsets.to_numpy()).tolist()
-    return {"x": pad_sequence(list(values.split(lengths)), batch_first=True)}
+    return {"x": of_arrow(table)}
 
 
 def hugging_face(

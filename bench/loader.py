@@ -14,40 +14,25 @@ import json
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from bench.turns import in_turn, medians
+from bench.workloads import Array, blobs, ragged, tokens
 
 import rankfeed as rf
 
-Array = np.ndarray[Any, Any]
 
-
-def ragged(count: int, rng: np.random.Generator) -> Iterator[dict[str, Any]]:
-    noise = rng.standard_normal((1 << 16, 64), dtype=np.float32)
-    for length in rng.integers(16, 241, count).tolist():
-        start = int(rng.integers(0, len(noise) - length))
-        yield {"x": noise[start : start + length]}
-
-
-def tokens(count: int, rng: np.random.Generator) -> Iterator[dict[str, Any]]:
-    for _ in range(count):
-        yield {"x": rng.integers(0, 50_000, 512, dtype=np.int32)}
-
-
-def blobs(count: int, rng: np.random.Generator) -> Iterator[dict[str, Any]]:
-    noise = rng.bytes(1 << 20)
-    for size in rng.integers(20_000, 100_001, count).tolist():
-        start = int(rng.integers(0, len(noise) - size))
-        yield {"x": noise[start : start + size]}
+def samples(make: Callable[..., Iterator[Any]], count: int, rng: np.random.Generator) -> Iterator[dict[str, Any]]:
+    return ({"x": row} for row in make(count, rng))
 
 
 WORKLOADS: dict[str, tuple[Callable[..., Iterator[dict[str, Any]]], int, int]] = {
-    "W1 ragged": (ragged, 20_000, 64),
-    "W2 tokens": (tokens, 100_000, 256),
-    "W3 bytes": (blobs, 20_000, 64),
+    "W1 ragged": (partial(samples, ragged), 20_000, 64),
+    "W2 tokens": (partial(samples, tokens), 100_000, 256),
+    "W3 bytes": (partial(samples, blobs), 20_000, 64),
 }
 
 

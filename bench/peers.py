@@ -63,6 +63,20 @@ class Peer:
         return self.workload.rows(self.samples)
 
 
+class Checkpointed(Peer):
+    """A loader that saves and restores its position itself; used in a process that did nothing else."""
+
+    def state_after(self, batches: int) -> Any:
+        loader: Any = self.epoch()
+        exhaust(itertools.islice(loader, batches))
+        return loader.state_dict()
+
+    def resume(self, state: Any) -> Iterable[Any]:
+        loader: Any = self.epoch()
+        loader.load_state_dict(state)
+        return loader  # type: ignore[no-any-return]
+
+
 class Mapped(Peer):
     """What a user writes by hand: one flat file, offsets, a memory map and torch's DataLoader."""
 
@@ -145,7 +159,7 @@ class Reference(Mapped):
         return buffer[: len(ids), :longest]
 
 
-class Rankfeed(Peer):
+class Rankfeed(Checkpointed):
     """rankfeed's Loader; data in four shards."""
 
     options: ClassVar[dict[str, Any]] = {}
@@ -157,26 +171,13 @@ class Rankfeed(Peer):
         rows = ({"x": row} for row in self.rows)
         rf.write(rows, self.folder / "data", shard_bytes=max(1, size // 4) << 20, progress=False)
 
-    def new(self) -> Any:
-        import rankfeed as rf
-
-        source = rf.open(self.folder / "data")
-        return rf.Loader(source, self.batch_size, shuffle=True, seed=SEED, topology=rf.Topology(), **self.options)
-
     def epoch(self) -> Iterable[Any]:
         if not hasattr(self, "loader"):
-            self.loader = self.new()
-        return self.loader  # type: ignore[no-any-return]
+            import rankfeed as rf
 
-    def state_after(self, batches: int) -> Any:
-        loader = self.new()
-        exhaust(itertools.islice(loader, batches))
-        return loader.state_dict()
-
-    def resume(self, state: Any) -> Iterable[Any]:
-        loader = self.new()
-        loader.load_state_dict(state)
-        return loader  # type: ignore[no-any-return]
+            source, options = rf.open(self.folder / "data"), {"topology": rf.Topology(), **self.options}
+            self.loader = rf.Loader(source, self.batch_size, shuffle=True, seed=SEED, **options)
+        return self.loader  # type: ignore[return-value]
 
 
 class RankfeedThreads(Rankfeed):
@@ -233,7 +234,7 @@ def of_arrow(table: Any) -> Any:
     return pad_sequence(list(values.split(lengths)), batch_first=True)
 
 
-class TorchdataNodes(Mapped):
+class TorchdataNodes(Checkpointed, Mapped):
     """torchdata's nodes over the memory map written by hand."""
 
     packages = ("torchdata",)
@@ -246,16 +247,6 @@ class TorchdataNodes(Mapped):
             self.open()
             self.loader = Loader(Mapper(SamplerWrapper(self.batches_of_ids()), self.__getitem__))
         return self.loader  # type: ignore[no-any-return]
-
-    def state_after(self, batches: int) -> Any:
-        loader: Any = self.epoch()
-        exhaust(itertools.islice(loader, batches))
-        return loader.state_dict()
-
-    def resume(self, state: Any) -> Iterable[Any]:
-        loader: Any = self.epoch()
-        loader.load_state_dict(state)
-        return loader  # type: ignore[no-any-return]
 
 
 class Spdl(Mapped):
@@ -322,7 +313,7 @@ def of_samples(samples: list[dict[str, Any]]) -> Any:
     return collate([sample["x"] for sample in samples])
 
 
-class LitData(Peer):
+class LitData(Checkpointed):
     """LitData's StreamingDataset and StreamingDataLoader."""
 
     packages = ("litdata",)
@@ -342,18 +333,8 @@ class LitData(Peer):
             from litdata import StreamingDataLoader, StreamingDataset
 
             dataset = StreamingDataset(str(self.folder / "data"), shuffle=True, seed=SEED)
-            self.loader = StreamingDataLoader(dataset, self.batch_size, collate_fn=of_samples)
+            self.loader = StreamingDataLoader(dataset, batch_size=self.batch_size, collate_fn=of_samples)
         return self.loader  # type: ignore[no-any-return]
-
-    def state_after(self, batches: int) -> Any:
-        loader: Any = self.epoch()
-        exhaust(itertools.islice(loader, batches))
-        return loader.state_dict()
-
-    def resume(self, state: Any) -> Iterable[Any]:
-        loader: Any = self.epoch()
-        loader.load_state_dict(state)
-        return loader  # type: ignore[no-any-return]
 
 
 class WebDataset(Peer):

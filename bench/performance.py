@@ -318,7 +318,9 @@ def main() -> None:
     parser.add_argument("--folder", help="where to put the data, 15 GB (default: a temporary folder)")
     parser.add_argument("--json", type=Path, help="also write all figures to this file")
     options = parser.parse_args()
-    names = [name for name in PEERS if name == "reference" or not options.loader or name in options.loader]
+    chosen = {"reference", *(options.loader or PEERS)}
+    chosen |= {PEERS[name].written_by for name in chosen}  # whose files they read
+    names = [name for name in PEERS if name in chosen]
     used = {name: versions(name) for name in names}
     results = [measure(workload, names, options) for workload in options.workload or WORKLOADS]
     if options.json:

@@ -162,6 +162,8 @@ def test_what_is_expected_is_there_when_it_is_read() -> None:
 def test_no_more_is_decoded_ahead_than_fits_though_the_size_of_a_chunk_is_not_known_yet() -> None:
     source = Squares([100] * 16, cache_bytes=2000)
     source.expect(range(0, 1600, 100), ["x"])
+    while source._cache._pending:
+        time.sleep(0.01)
     source._cache._pool.shutdown(wait=True)  # type: ignore[union-attr]
     assert len(source.decoded) <= 2
 
