@@ -19,6 +19,7 @@ def of_group() -> Topology:
     for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"):
         del os.environ[name]
     found = Topology.detect()
+    dist.barrier()  # a rank that leaves while another still connects makes that one fail
     dist.destroy_process_group()
     return found
 
