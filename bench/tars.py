@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from bench.loader import WORKLOADS
+from bench.peers import of_member
 from bench.turns import in_turn, medians
 
 import rankfeed as rf
@@ -53,12 +54,6 @@ def collated(values: list[Any]) -> Any:
     return torch.nn.utils.rnn.pad_sequence([torch.from_numpy(value) for value in values], batch_first=True)
 
 
-def as_value(member: Any) -> Any:
-    """What wids gives: a stream of bytes."""
-    data = member.read() if hasattr(member, "read") else member
-    return np.load(io.BytesIO(data)) if data[:6] == b"\x93NUMPY" else data
-
-
 class Wids:
     """wids' data set in its best setting: local files, no copy, all shards open."""
 
@@ -80,7 +75,7 @@ class Wids:
 
     def __getitem__(self, index: int) -> Any:
         sample = self.data[index]
-        return as_value(next(value for name, value in sample.items() if name in (".npy", ".bin")))
+        return of_member(next(value for name, value in sample.items() if name in (".npy", ".bin")))
 
     def chunks(self) -> Iterator[int]:
         import wids
@@ -115,7 +110,7 @@ def contestants(name: str, shards: list[Path], folder: Path, workers: int) -> di
         data: Any = webdataset.WebDataset([str(path) for path in shards], shardshuffle=len(shards))
         data = (
             data.shuffle(1000)
-            .map(lambda sample: as_value(sample[extension]))
+            .map(lambda sample: of_member(sample[extension]))
             .batched(batch, collation_fn=collated)
         )
         return drain(webdataset.WebLoader(data, batch_size=None, num_workers=count))
