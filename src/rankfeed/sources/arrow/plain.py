@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankfeed.columns.field import Field
-from rankfeed.columns.pointers import Place, RowPointers
+from rankfeed.columns.pointers import Memory, Place, RowPointers
 from rankfeed.errors import CorruptError
 from rankfeed.sources.arrow.columns import shape_error
 from rankfeed.sources.arrow.types import ArrayShape, field_of, shaped_field, storage_type, tensor_axes
@@ -111,7 +111,7 @@ class PlainColumn:
     def __init__(self, layout: PlainLayout, data: Bytes, buffers: Int64) -> None:
         # int64 [batches, buffers, 2]: start in the file and size of each of ``layout.buffers``.
         field = layout.field
-        self._field, self._data = field, data
+        self._memory = Memory(data)
         self._begin = buffers[:, -1, 0].copy()
         #: Bytes that an innermost offset counts; of a row, without offsets.
         self._step = field.row_bytes()
@@ -133,9 +133,7 @@ class PlainColumn:
         """Some rows by record batch and number in it; ``where`` names a row in errors."""
         begin = self._begin.take(batch)
         if not self._levels:
-            return RowPointers.into(
-                self._data, begin + row * self._step, np.full_like(row, self._step), where, width=self._width
-            )
+            return self._rows(begin + row * self._step, np.full_like(row, self._step), where)
         first, last = row, row + 1
         for number, level in enumerate(self._levels):
             base, top, length = level.first.take(batch), level.top.take(batch), level.length
@@ -157,8 +155,11 @@ class PlainColumn:
                     found=f"{first[which]} to {last[which]}",
                     where=where(which),
                 )
-        starts, nbytes = begin + first * self._step, (last - first) * self._step
-        return RowPointers.into(self._data, starts, nbytes, where, width=self._width)
+        return self._rows(begin + first * self._step, (last - first) * self._step, where)
+
+    def _rows(self, starts: Int64, nbytes: Int64, where: Place) -> RowPointers:
+        lengths = nbytes if self._width == 1 else nbytes // max(1, self._width)
+        return RowPointers([self._memory], starts, lengths, self._width, None, where)
 
 
 def _check_lengths(
