@@ -117,18 +117,20 @@ class RowPointers:
         if slots[0] is None:
             return parts[0]
         step = parts[0].step if len({part.step for part in parts}) == 1 else 1
-        numbers, memory = [], list[Memory]()
-        for part in parts:
-            numbers.append(np.full(len(part), len(memory), np.int32) + (0 if part.part is None else part.part))
-            memory += part.memory
+        memory = [each for part in parts for each in part.memory]
+        before = np.cumsum([0, *(len(part.memory) for part in parts[:-1])], dtype=np.int32)
+        numbers = before.repeat([len(part) for part in parts])
+        if len(memory) > len(parts):
+            numbers += np.concatenate([np.zeros(len(p), np.int32) if p.part is None else p.part for p in parts])
 
         def place(row: int) -> str:
             number, at = locate(slots, row)
             return parts[number].place_of(at)
 
-        first = put([part.first if part.step == step else part.first * part.step for part in parts], slots)
-        lengths = put([np.ones(len(p), np.int64) if p.lengths is None else p.lengths for p in parts], slots)
-        return cls(memory, first, lengths, parts[0].width, put(numbers, slots), place, step)
+        order = [np.concatenate([each for each in slots if each is not None])]
+        first = put([part.first if part.step == step else part.first * part.step for part in parts], order)
+        lengths = put([np.ones(len(p), np.int64) if p.lengths is None else p.lengths for p in parts], order)
+        return cls(memory, first, lengths, parts[0].width, put([numbers], order), place, step)
 
     def __len__(self) -> int:
         return len(self.first)
@@ -167,7 +169,7 @@ class RowPointers:
     def content(self) -> list[bytes]:
         """Each row as a byte string."""
         sizes = self._sizes()
-        self._sources(sizes)  # before memory is allocated for them
+        self._check_bounds(sizes)  # before memory is allocated for them
         strings = list(map(_new_bytes(), repeat(None), sizes.tolist()))
         rows = RowPointers(self.memory, self.first, sizes, 1, self.part, self.place, self.step)
         rows._tables = self.tables
@@ -231,17 +233,14 @@ class RowPointers:
         """Bytes of each row."""
         return np.full(len(self), self.width) if self.lengths is None else self.lengths * self.width
 
-    def _sources(self, sizes: Int64) -> Int64:
-        """The address of each row, after the checks that the native function makes of its bounds."""
-        table = self.tables.take(0 if self.part is None else self.part, axis=0).reshape(-1, self.tables.shape[1])
-        starts, limits = self.first * self.step, table[:, 1]
-        bad = (self.first < 0) | (sizes < 0) | (sizes > limits - starts)
-        if self.step:
+    def _check_bounds(self, sizes: Int64) -> None:
+        """What the native function checks of each row before it copies it."""
+        limits = self.tables[:, 1].take(0 if self.part is None else self.part)
+        bad = (self.first < 0) | (sizes < 0) | (sizes > limits - self.first * self.step)
+        if self.step > 1:  # the product may overflow
             bad |= self.first > limits // self.step
         if bad.any():
             raise self._error(int(np.argmax(bad)), _OUT_OF_BOUNDS, 0)
-        addresses: Int64 = table[:, 0] + starts
-        return addresses
 
     def _check_files(self) -> None:
         """Check with fstat that no file below the rows was truncated."""
@@ -310,7 +309,8 @@ def _new_bytes() -> Callable[[None, int], bytes]:
 def _copy_each(rows: RowPointers, address: int, offsets: Int64 | None, stride: int, fill: bytes) -> None:
     """What the native function does."""
     sizes = rows._sizes()
-    sources = rows._sources(sizes)
+    rows._check_bounds(sizes)
+    sources = rows.tables[:, 0].take(0 if rows.part is None else rows.part) + rows.first * rows.step
     rows._check_files()
     if offsets is None and int(sizes.max(initial=0)) > stride:
         raise rows._error(int(sizes.argmax()), _TOO_LONG, stride)

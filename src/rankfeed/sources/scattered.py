@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rankfeed.columns.pointers import Place, RowPointers
+from rankfeed.columns.pointers import Memory, Place, RowPointers
 from rankfeed.errors import CorruptError, MissingExtraError, RankfeedError, describe_error
 from rankfeed.sources.source import with_where
 
@@ -18,15 +18,21 @@ Int64 = npt.NDArray[np.int64]
 class ByteSlices(NamedTuple):
     """Slices of a file: ``data[starts[i] : starts[i] + lengths[i]]`` is the value of row ``slots[i]``."""
 
-    data: Bytes
+    memory: Memory
     starts: Int64
     lengths: Int64
     slots: Int64 | None = None  # None for all rows of the batch, in order
     place: Place | None = None
 
+    @property
+    def data(self) -> Bytes:
+        """The bytes of the file."""
+        return self.memory.array
+
     def pointers(self, width: int = 1) -> RowPointers:
         """The slices as rows of elements of ``width`` bytes."""
-        return RowPointers.into(self.data, self.starts, self.lengths, self.place, width=width)
+        lengths = self.lengths if width == 1 else self.lengths // max(1, width)
+        return RowPointers([self.memory], self.starts, lengths, width, None, self.place)
 
     @property
     def positions(self) -> Int64:

@@ -19,6 +19,7 @@ import xxhash
 
 from rankfeed._util.handle_cache import HandleCache
 from rankfeed._util.process_info import boot_id
+from rankfeed.columns.pointers import file_of
 from rankfeed.errors import CorruptError, SourceError
 from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.mapped import map_file
@@ -27,6 +28,8 @@ from rankfeed.storage.truncation import check_not_truncated
 Int64 = npt.NDArray[np.int64]
 
 Parsed = TypeVar("Parsed")
+#: Path, mapped bytes, descriptor and size of the mapping, and what was parsed.
+_Opened = tuple[str, npt.NDArray[np.uint8], tuple[int, int], Any]
 
 #: Files kept open; a batch keeps those that it points into, even if they are closed here.
 OPEN_FILES = 256
@@ -77,7 +80,7 @@ class DataFiles:
         self._starts[1:-1] = np.flatnonzero(np.frombuffer(self._names, np.uint8) == 0) + 1
         self._starts[-1] = len(self._names) + 1
         #: Path and bytes of mapped files, and what `get` parsed of them.
-        self._open: HandleCache[tuple[str, npt.NDArray[np.uint8], Any]] = HandleCache(OPEN_FILES)
+        self._open: HandleCache[_Opened] = HandleCache(OPEN_FILES)
         #: Open files, the most recently opened last.
         self._watched: dict[int, None] = {}
         self._next_check = 0.0
@@ -117,15 +120,15 @@ class DataFiles:
         Raises CorruptError if the file was changed before it was opened, or is truncated.
         """
         parsed: Parsed
-        path, data, parsed = self._open.get(number, partial(self._map, number, parse))
-        check_not_truncated(data, path)
+        path, _, file, parsed = self._open.get(number, partial(self._map, number, parse))
+        check_not_truncated(file, path)
         return parsed
 
-    def _map(self, number: int, parse: Callable[[npt.NDArray[np.uint8], int], Any]) -> tuple[str, Any, Any]:
+    def _map(self, number: int, parse: Callable[[npt.NDArray[np.uint8], int], Any]) -> _Opened:
         path = self.path(number)
         data = map_file(path)
         self.opened(number)
-        return path, data, parse(data, number)
+        return path, data, file_of(data), parse(data, number)
 
     def check(self, number: int) -> None:
         """Compare a file with what this job first saw; raises CorruptError, or SourceError if it is gone.

@@ -3,9 +3,6 @@
 import os
 from typing import Any
 
-import numpy.typing as npt
-
-from rankfeed.columns.pointers import file_of
 from rankfeed.errors import CorruptError
 
 
@@ -34,13 +31,13 @@ def check_shard_size(
         )
 
 
-def check_not_truncated(array: npt.NDArray[Any], where: str | os.PathLike[str]) -> None:
-    """Check with fstat that the file below an array of `map_file` is not truncated; other arrays pass.
+def check_not_truncated(file: tuple[int, int], where: str | os.PathLike[str]) -> None:
+    """Check with fstat that a mapped file, as `file_of` describes it, is not truncated.
 
     Accessing truncated pages kills the process (SIGBUS). A file that is truncated between this check and the
     access is not detected.
     """
-    descriptor, mapped = file_of(array)
+    descriptor, mapped = file
     if descriptor < 0:
         return
     found: Any

@@ -20,6 +20,7 @@ from tests.support.seeds import fresh_seed
 
 import rankfeed as rf
 from rankfeed.columns.field import Field
+from rankfeed.columns.pointers import Memory
 from rankfeed.errors import ArgumentError, CorruptError, RankfeedError, SourceError, UnsafeError
 from rankfeed.sources.mds.encodings import encoding_of
 from rankfeed.sources.mds.source import MdsSource
@@ -365,7 +366,7 @@ def test_an_index_that_lists_a_shard_twice_is_refused(copy: Callable[[str | None
 def test_text_that_is_no_integer_of_64_bits_is_named(digits: bytes) -> None:
     encoding = encoding_of("str_int", "digits", "index.json")
     content, lengths = np.frombuffer(b"12" + digits, np.uint8), np.array([2, len(digits)])
-    values = ByteSlices(content, np.array([0, 2]), lengths, None, lambda row: f"sample {row}")
+    values = ByteSlices(Memory(content), np.array([0, 2]), lengths, None, lambda row: f"sample {row}")
     with pytest.raises(CorruptError, match=r"decoded[\s\S]*sample 1"):
         encoding.part(encoding.field(lambda: [values]), values)
 

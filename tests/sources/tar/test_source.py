@@ -164,8 +164,8 @@ def test_bytes_text_and_arrays_are_not_copied_before_they_are_collated(folder: P
         values, others = batch[name].pointers.memory[0].array, again[name].pointers.memory[0].array  # type: ignore[attr-defined]
         assert not values.flags.owndata
         assert not values.flags.writeable
-        assert np.may_share_memory(source._shards.open(0).data, values)
-        assert np.may_share_memory(source._shards.open(0).data, others)
+        assert np.may_share_memory(source._shards.open(0).memory.array, values)
+        assert np.may_share_memory(source._shards.open(0).memory.array, others)
 
 
 @pytest.mark.parametrize("prefetch_bytes", [0, 1 << 40])

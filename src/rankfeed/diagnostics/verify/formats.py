@@ -163,9 +163,9 @@ def _mds(folders: Sequence[str]) -> DataContents:
 
 
 def _check_mds(shard: MdsShard, columns: ColumnEncodings) -> None:
-    data = read_shard(map_file(shard.path), shard)
-    check_hashes(data, shard)
-    locate(data, np.arange(shard.samples), columns, shard)
+    content = read_shard(map_file(shard.path), shard)
+    check_hashes(content.values, shard)
+    locate(content, np.arange(shard.samples), columns, shard)
 
 
 def _tars(place: Any, split: str | None, cache_dir: str | None) -> DataContents:

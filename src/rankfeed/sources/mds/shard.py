@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from rankfeed.columns.columns import ColumnBuffer
 from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.mds.index import ColumnEncodings, MdsShard
 from rankfeed.sources.scattered import rows_at
@@ -24,8 +25,11 @@ Bytes = npt.NDArray[np.uint8]
 _CODECS = {"br": "brotli", "bz2": "bz2", "gz": "gzip", "snappy": "snappy", "zstd": "zstd"}
 
 
-def read_shard(data: Bytes, shard: MdsShard) -> Bytes:
-    """The bytes of a shard: those of its file, or decompressed and compared with the checksums of the index."""
+def read_shard(data: Bytes, shard: MdsShard) -> ColumnBuffer:
+    """The bytes of a shard, with the offsets of its samples in them.
+
+    They are those of its file, or decompressed and compared with the checksums of the index.
+    """
     if len(data) != shard.bytes:
         raise damaged(shard, f"{shard.bytes} bytes", f"{len(data)} bytes")
     if shard.compression is not None:
@@ -34,7 +38,7 @@ def read_shard(data: Bytes, shard: MdsShard) -> Bytes:
     if len(data) < 4 * (shard.samples + 2) or int(data[:4].view("<u4")[0]) != shard.samples:
         raise damaged(shard, f"{shard.samples} samples", "another number")
     _check_header(data, shard)
-    return data
+    return ColumnBuffer(data, data[4 : 4 * (shard.samples + 2)].view("<u4"))
 
 
 @decodable
@@ -132,10 +136,13 @@ def _hasher(name: str) -> Any:
     return getattr(xxhash, name, None) if name in xxhash.algorithms_available else None
 
 
-def locate(data: Bytes, rows: Int64, columns: ColumnEncodings, shard: MdsShard) -> dict[str, tuple[Int64, Int64]]:
+def locate(
+    content: ColumnBuffer, rows: Int64, columns: ColumnEncodings, shard: MdsShard
+) -> dict[str, tuple[Int64, Int64]]:
     """Start and length in bytes of each column in some samples: int64 [m] each, checked to be inside the shard."""
-    offsets = data[4 : 4 * (shard.samples + 2)].view("<u4")
-    begin, end = offsets[rows].astype(np.int64), offsets[rows + 1].astype(np.int64)
+    data, offsets = content.values, content.offsets
+    assert offsets is not None
+    begin, end = offsets.take(rows).astype(np.int64), offsets.take(rows + 1).astype(np.int64)
     varying = [name for name, (_, size) in columns.items() if not size]
     head = 4 * len(varying)
     first = 4 * (shard.samples + 2)

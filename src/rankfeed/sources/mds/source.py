@@ -91,13 +91,13 @@ class MdsSource(ChunkedSource):
         return "global" if all(shard.compression is None for shard in self._shards) else "window"
 
     def _values(self, number: int, rows: Int64, names: Sequence[str]) -> list[ByteSlices]:
-        shard, data = self._shards[number], self._shard(number, len(rows))
-        places = locate(data, rows, self._columns, shard)
+        shard, content = self._shards[number], self._content(number, len(rows))
+        places = locate(content, rows, self._columns, shard)
 
         def where(row: int, name: str) -> str:
             return f"{shard.path}, sample {rows[row]}, column {name!r}"
 
-        return [ByteSlices(data, *places[name], None, partial(where, name=name)) for name in names]
+        return [ByteSlices(content.memory, *places[name], None, partial(where, name=name)) for name in names]
 
     def _fetch(self, ids: Int64, names: Sequence[str]) -> dict[str, Column]:
         parts: dict[str, list[Part]] = {name: [] for name in names}
@@ -115,22 +115,21 @@ class MdsSource(ChunkedSource):
 
     def _load_chunk(self, number: int, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
         shard = self._shards[number]
-        data = read_shard(map_file(shard.path), shard)
+        content = read_shard(map_file(shard.path), shard)
         self.files.check(number)
-        # With offsets, so that it counts as many rows as it has samples.
-        return {"": ColumnBuffer(data, data[4 : 4 * (shard.samples + 2)].view("<u4"))}
+        return {"": content}
 
-    def _shard(self, number: int, used: int) -> Bytes:
+    def _content(self, number: int, used: int) -> ColumnBuffer:
         if self._shards[number].compression is not None:
-            return self._chunk(number, (), used)[""].values
+            return self._chunk(number, (), used)[""]
         return self.files.get(number, self._read_stored)
 
-    def _read_stored(self, data: Bytes, number: int) -> Bytes:
+    def _read_stored(self, data: Bytes, number: int) -> ColumnBuffer:
         shard = self._shards[number]
-        data = read_shard(data, shard)
+        content = read_shard(data, shard)
         if self._check:
             check_hashes(data, shard)
-        return data
+        return content
 
 
 def _read_indexes(folders: Sequence[str]) -> MdsIndex:

@@ -9,6 +9,7 @@ from typing import Any
 from rankfeed._util.fork_safety import init_in_each_process
 from rankfeed.columns.columns import Column, Dense, Objects
 from rankfeed.columns.field import Field
+from rankfeed.columns.pointers import file_of
 from rankfeed.errors import SourceError, listed
 from rankfeed.sources.npy.arrays import Array, Header, load_arrays, read_headers
 from rankfeed.sources.paths import label
@@ -108,7 +109,7 @@ class NumpyRowsSource(Source):
         out: dict[str, Column] = {}
         for name in names:
             array = self._arrays[name]
-            check_not_truncated(array, self._path(name))
+            check_not_truncated(file_of(array), self._path(name))
             if array.dtype.hasobject:
                 out[name] = Objects([deepcopy(each) for each in array[ids]])  # the array is kept
             elif array.dtype.isnative and array.flags.c_contiguous:  # of any alignment

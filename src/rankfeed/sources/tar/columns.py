@@ -48,7 +48,7 @@ def _members(extension: str, shard: Shard, rows: Int64, slots: Int64 | None) -> 
         key = shard.index.key(int(rows[row]))
         return f"{shard.path}, sample {key!r}, .{extension} at offset {starts[row]}"
 
-    return ByteSlices(shard.data, starts, sizes, slots, place)
+    return ByteSlices(shard.memory, starts, sizes, slots, place)
 
 
 def _unlike_others(extension: str, field: Field, found: object, part: ByteSlices, row: int) -> SourceError:

@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from rankfeed.columns.pointers import Memory
 from rankfeed.errors import CorruptError, SourceError
 from rankfeed.sources.source import Int64, by_chunk, starts_of
 from rankfeed.sources.tar.headers import BLOCK
@@ -24,7 +25,7 @@ class Shard:
     """An open shard."""
 
     path: str
-    data: npt.NDArray[np.uint8]  #: the whole file, memory-mapped
+    memory: Memory  #: the whole file, memory-mapped
     index: TarIndex
 
 
@@ -78,9 +79,9 @@ class ShardSet:
 
     def _load(self, data: npt.NDArray[np.uint8], number: int) -> Shard:
         path, summary = self.paths[number], self.summaries[number]
-        shard = Shard(path, data, self._cache.load(path))
+        shard = Shard(path, Memory(data), self._cache.load(path))
         # An index is found by size and time of the shard, which another archive may have too.
-        headers = headers_digest(lambda offset: shard.data[offset : offset + BLOCK].tobytes(), shard.index.offsets)
+        headers = headers_digest(lambda offset: data[offset : offset + BLOCK].tobytes(), shard.index.offsets)
         if (shard.index.summary.digest, headers) != (summary.digest, summary.headers):
             raise CorruptError(
                 "a shard is not the one that was indexed",
