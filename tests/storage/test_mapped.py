@@ -50,7 +50,7 @@ def test_a_truncated_file_is_named_and_other_changes_are_not_looked_at(tmp_path:
     np.arange(4096).tofile(path)
     values = map_file(path).view(np.int64)[10:].reshape(-1, 2)
     check_not_truncated(file_of(values), path)
-    assert file_of(values.copy()) == (-1, 0)
+    check_not_truncated(file_of(values.copy()), path)
     path.unlink()
     check_not_truncated(file_of(values), path)  # the mapping keeps the file
     np.arange(4096).tofile(path)

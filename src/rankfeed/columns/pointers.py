@@ -99,16 +99,16 @@ class RowPointers:
         self._tables: Int64 | None = None
 
     @classmethod
-    def into(
-        cls, values: Array, starts: Int64, lengths: Int64, place: Place | None = None, *, width: int | None = None
-    ) -> RowPointers:
-        """``values[starts[i] : starts[i] + lengths[i]]`` of a C-contiguous array, as elements of ``width`` bytes.
+    def into(cls, values: Array, starts: Int64, lengths: Int64, place: Place | None = None) -> RowPointers:
+        """``values[starts[i] : starts[i] + lengths[i]]`` of a C-contiguous array."""
+        return cls([Memory(values)], starts, lengths, place=place)
 
-        Without ``width``, the elements are those of the array.
-        """
-        memory = Memory(values)
-        if width is not None:
-            lengths = lengths * memory.step // max(1, width)
+    @classmethod
+    def into_bytes(
+        cls, memory: Memory, starts: Int64, nbytes: Int64, width: int, place: Place | None
+    ) -> RowPointers:
+        """``nbytes[i]`` bytes from byte ``starts[i]`` of an array of bytes, as elements of ``width`` bytes."""
+        lengths = nbytes if width == 1 else nbytes // max(1, width)
         return cls([memory], starts, lengths, width, None, place)
 
     @classmethod

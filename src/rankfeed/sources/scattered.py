@@ -31,8 +31,7 @@ class ByteSlices(NamedTuple):
 
     def pointers(self, width: int = 1) -> RowPointers:
         """The slices as rows of elements of ``width`` bytes."""
-        lengths = self.lengths if width == 1 else self.lengths // max(1, width)
-        return RowPointers([self.memory], self.starts, lengths, width, None, self.place)
+        return RowPointers.into_bytes(self.memory, self.starts, self.lengths, width, self.place)
 
     @property
     def positions(self) -> Int64:

@@ -28,7 +28,7 @@ from rankfeed.storage.truncation import check_not_truncated
 Int64 = npt.NDArray[np.int64]
 
 Parsed = TypeVar("Parsed")
-#: Path, mapped bytes, descriptor and size of the mapping, and what was parsed.
+#: Of a mapped file: path, bytes, descriptor and size of the mapping, and what `DataFiles.get` parsed.
 _Opened = tuple[str, npt.NDArray[np.uint8], tuple[int, int], Any]
 
 #: Files kept open; a batch keeps those that it points into, even if they are closed here.
@@ -79,7 +79,6 @@ class DataFiles:
         self._starts = np.zeros(self._names.count(b"\0") + 2, np.int64)
         self._starts[1:-1] = np.flatnonzero(np.frombuffer(self._names, np.uint8) == 0) + 1
         self._starts[-1] = len(self._names) + 1
-        #: Path and bytes of mapped files, and what `get` parsed of them.
         self._open: HandleCache[_Opened] = HandleCache(OPEN_FILES)
         #: Open files, the most recently opened last.
         self._watched: dict[int, None] = {}

@@ -133,7 +133,8 @@ class PlainColumn:
         """Some rows by record batch and number in it; ``where`` names a row in errors."""
         begin = self._begin.take(batch)
         if not self._levels:
-            return self._rows(begin + row * self._step, np.full_like(row, self._step), where)
+            starts, nbytes = begin + row * self._step, np.full_like(row, self._step)
+            return RowPointers.into_bytes(self._memory, starts, nbytes, self._width, where)
         first, last = row, row + 1
         for number, level in enumerate(self._levels):
             base, top, length = level.first.take(batch), level.top.take(batch), level.length
@@ -155,11 +156,8 @@ class PlainColumn:
                     found=f"{first[which]} to {last[which]}",
                     where=where(which),
                 )
-        return self._rows(begin + first * self._step, (last - first) * self._step, where)
-
-    def _rows(self, starts: Int64, nbytes: Int64, where: Place) -> RowPointers:
-        lengths = nbytes if self._width == 1 else nbytes // max(1, self._width)
-        return RowPointers([self._memory], starts, lengths, self._width, None, where)
+        starts, nbytes = begin + first * self._step, (last - first) * self._step
+        return RowPointers.into_bytes(self._memory, starts, nbytes, self._width, where)
 
 
 def _check_lengths(
