@@ -43,9 +43,11 @@ class HandleCache(Generic[_Value]):
         Raises:
             SourceError: the files in use are all that the process may open.
         """
-        with suppress(KeyError):  # also if another thread is just closing it
+        try:
             value = self._values[number] = self._values.pop(number)
             return value
+        except KeyError:  # also if another thread is just closing it
+            pass
         try:
             value = open_file()
         except (OSError, SourceError) as error:

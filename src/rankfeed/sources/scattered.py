@@ -30,8 +30,8 @@ class ByteSlices(NamedTuple):
         return self.memory.array
 
     def pointers(self, width: int = 1) -> RowPointers:
-        """The slices as rows of elements of ``width`` bytes."""
-        return RowPointers.into_bytes(self.memory, self.starts, self.lengths, width, self.place)
+        """The slices as rows of elements of ``width`` bytes; a missing value, of negative length, is empty."""
+        return RowPointers.into_bytes(self.memory, self.starts, np.maximum(self.lengths, 0), width, self.place)
 
     @property
     def positions(self) -> Int64:

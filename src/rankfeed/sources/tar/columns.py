@@ -180,7 +180,7 @@ class ColumnSpec:
                 valid[part.positions] = part.lengths >= 0
             return Dense.of(valid)
         if decode is None:
-            content = [part._replace(lengths=np.maximum(part.lengths, 0)).pointers() for part in members]
+            content = [part.pointers() for part in members]
             field = Field("str" if self.decoder.kind == "text" else "bytes")
             return column_from_parts(field, content, [part.slots for part in members])
         column = None if self.npy is None else self.npy.column(members)
