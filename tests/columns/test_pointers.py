@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.sources.tar.test_source import write_tar
 
 import rankfeed as rf
 from rankfeed.columns import pointers
@@ -194,6 +195,33 @@ def test_a_shard_that_is_truncated_in_the_middle_of_an_epoch_is_an_error(
     with pytest.raises(CorruptError, match="shard-00000"):
         for _ in iterator:
             pass
+
+
+@pytest.mark.parametrize("form", ["packed", "tar", "huggingface", "npy"])
+def test_no_row_of_a_truncated_file_is_delivered_as_zeros(form: str, tmp_path: Path) -> None:
+    rows = np.full((400, 250), 7, np.int32)
+    if form == "packed":
+        rf.write(({"x": row} for row in rows), tmp_path / "data", progress=False)
+    elif form == "tar":
+        write_tar(tmp_path / "data.tar", [(f"{number}.bin", row.tobytes()) for number, row in enumerate(rows)])
+    elif form == "npy":
+        np.save(tmp_path / "data.npy", rows)
+    else:
+        datasets = pytest.importorskip("datasets")
+        datasets.Dataset.from_dict({"x": [row.tobytes() for row in rows]}).save_to_disk(tmp_path / "data")
+    loader = rf.Loader(rf.open(next(tmp_path.glob("data*"))), 1, columns=["bin"] if form == "tar" else None)
+    iterator = iter(loader)
+    for _ in range(150):  # the rows of the next hundred steps are looked up already
+        next(iterator)
+    (path,) = (each for each in tmp_path.rglob("*") if each.is_file() and each.stat().st_size > rows.nbytes // 2)
+    os.truncate(path, path.stat().st_size // 2 + 100)
+    delivered = []
+    with pytest.raises(CorruptError, match="truncated"):
+        delivered.extend(iterator)
+    assert len(delivered) < 100
+    for batch in delivered:
+        (value,) = batch.values()
+        assert (value[0] if isinstance(value, list) else value.numpy().tobytes()) == rows[0].tobytes()
 
 
 @pytest.mark.soak

@@ -117,7 +117,7 @@ def read_shard(
         if batch.num_rows != rows:
             raise _damaged(where, f"{rows} rows", f"{batch.num_rows} rows")
         return {
-            name: _stored(batch.column(number).buffers(), field, rows, f"{where}, column {name!r}")
+            name: _stored(data, batch.column(number).buffers(), field, rows, f"{where}, column {name!r}")
             for number, (name, field) in enumerate(fields.items())
         }
     except (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
@@ -126,18 +126,18 @@ def read_shard(
         raise _damaged(where, "an Arrow IPC file", error) from error
 
 
-def _stored(buffers: list[Any], field: Field, rows: int, where: str) -> ColumnBuffer:
+def _stored(data: npt.NDArray[np.uint8], buffers: list[Any], field: Field, rows: int, where: str) -> ColumnBuffer:
     # Arrow's order of buffers: validity, then offsets, for each level of nesting, and the values last.
     offsets = None
     if field.kind != "dense":
         if buffers[0] is not None:
             raise _damaged(where, "no nulls", "nulls")
-        offsets = _view(buffers[1], np.dtype(np.int64), rows + 1, where)
+        offsets = _view(data, buffers[1], np.dtype(np.int64), rows + 1, where)
         buffers = buffers[2:]
     if any(buffer is not None for buffer in buffers[:-1]):
         raise _damaged(where, "no nulls", "nulls")
     if offsets is None:
-        return ColumnBuffer(_values(buffers[-1], field, rows, where))
+        return ColumnBuffer(_values(data, buffers[-1], field, rows, where), origin=where)
     if offsets[0] != 0:
         raise _damaged(where, "offsets from 0 upwards", f"the first is {offsets[0]}")
     for first in range(0, rows, _CHECK_ROWS):
@@ -147,21 +147,27 @@ def _stored(buffers: list[Any], field: Field, rows: int, where: str) -> ColumnBu
             bad = first + int(np.argmax(down))
             raise _damaged(where, "offsets from 0 upwards", f"{offsets[bad]} to {offsets[bad + 1]} for row {bad}")
     if field.kind == "ragged":
-        return ColumnBuffer(_values(buffers[-1], field, int(offsets[-1]), where), offsets)
-    return ColumnBuffer(_view(buffers[-1], np.dtype(np.uint8), int(offsets[-1]), where), offsets, where)
+        return ColumnBuffer(_values(data, buffers[-1], field, int(offsets[-1]), where), offsets, where)
+    return ColumnBuffer(_view(data, buffers[-1], np.dtype(np.uint8), int(offsets[-1]), where), offsets, where)
 
 
-def _values(buffer: Any, field: Field, length: int, where: str) -> Array:
+def _values(data: npt.NDArray[np.uint8], buffer: Any, field: Field, length: int, where: str) -> Array:
     dtype = np.dtype(field.dtype)
     per_row = int(np.prod(field.shape, dtype=object))
-    return _view(buffer, dtype, length * per_row, where).reshape(length, *field.shape)
+    return _view(data, buffer, dtype, length * per_row, where).reshape(length, *field.shape)
 
 
-def _view(buffer: Any, dtype: np.dtype[Any], count: int, where: str) -> Array:
+def _view(data: npt.NDArray[np.uint8], buffer: Any, dtype: np.dtype[Any], count: int, where: str) -> Array:
+    """The elements of a buffer, as a view of the file, whose size is checked when they are copied."""
     size = 0 if buffer is None else buffer.size
     if size != count * dtype.itemsize:
         raise _damaged(where, f"{count * dtype.itemsize} bytes", f"{size} bytes")
-    return np.empty(0, dtype) if not count else np.frombuffer(buffer, dtype, count)
+    if not count:
+        return np.empty(0, dtype)
+    start = buffer.address - data.ctypes.data
+    if not 0 <= start <= len(data) - size:
+        raise _damaged(where, "uncompressed buffers", "compressed ones")
+    return data[start : start + size].view(dtype)
 
 
 def _damaged(where: str, expected: object, found: object) -> CorruptError:
