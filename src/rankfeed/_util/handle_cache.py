@@ -58,7 +58,7 @@ class HandleCache(Generic[_Value]):
         self._values[number] = value
         while len(self._values) > self._max_open:
             self._close_oldest()
-        _shrink_all(_process_limit())
+        _shrink_all(open_file_limit())
         return value
 
     def _close_oldest(self) -> None:
@@ -104,8 +104,8 @@ def _open_again(open_file: Callable[[], _Value]) -> _Value:
         ) from error
 
 
-def _process_limit() -> int:
-    """Files that all caches may keep open (a mapping counts as an open file)."""
+def open_file_limit() -> int:
+    """Files that all caches together may keep open: a part of what the process may open."""
     try:
         import resource
     except ImportError:  # not Unix

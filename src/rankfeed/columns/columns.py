@@ -452,6 +452,14 @@ class Columns(Mapping[str, Column]):
     def __len__(self) -> int:
         return len(self._columns)
 
+    @property
+    def num_files(self) -> int:
+        """Number of files that the rows point into, which stay open meanwhile."""
+        pointed = [each.pointers for each in self._columns.values() if isinstance(each, PointedColumn)]
+        return len(
+            {descriptor for each in pointed for descriptor in each.tables[:, 2].tolist() if descriptor >= 0}
+        )
+
     def slice(self, first: int, last: int) -> Columns:
         """Consecutive rows."""
         columns = {name: column.slice(first, last) for name, column in self._columns.items()}

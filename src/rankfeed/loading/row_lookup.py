@@ -1,7 +1,7 @@
 """Looks up the rows of several steps at once, in sources that only point at them.
 
 Finding the rows of a batch takes a dozen numpy calls for each file. Thousands of rows take hardly more, so the
-rows of many steps are looked up together, and each step copies its own.
+rows of many steps are looked up together, and each step copies its own. What was looked up keeps its files open.
 """
 
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rankfeed._util.handle_cache import open_file_limit
 from rankfeed.columns.columns import Columns
 from rankfeed.plan import Schedule
 from rankfeed.sources import Source
@@ -48,12 +49,13 @@ class RowLookup:
         try:
             rows = self._source.fetch(ids, self._columns)
         except Exception:  # perhaps of a later step, which raises it when it is its turn
-            self._next_steps = 1
+            self._groups, self._next_steps = (), 1
             return batches[0], self._source.fetch(batches[0], self._columns)
         ends = np.cumsum([len(each) for each in batches]).tolist()
         places = dict(zip(steps, zip([0, *ends], ends, strict=False), strict=True))
         self._groups = ((schedule, places, ids, rows), *self._groups[: _GROUPS - 1])  # one assignment: no lock
-        self._next_steps = max(1, min(2 * self._next_steps, _MAX_ROWS // max(1, len(batches[0]))))
+        most = min(_MAX_ROWS / len(ids), open_file_limit() / _GROUPS / max(1, rows.num_files))
+        self._next_steps = max(1, int(len(steps) * min(2.0, most)))
         return batches[0], rows.slice(*places[step])
 
     def __getstate__(self) -> dict[str, Any]:

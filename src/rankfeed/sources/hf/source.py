@@ -191,6 +191,7 @@ class HuggingFaceSource(Source):
                     where=place,
                 )
         self.prefetch_distance = self._table.prefetch_distance
+        self.reads_in_place = self._table.reads_in_place
         parts = [own_fingerprint, self._table.fingerprint, self._mapping.fingerprint if self._mapping else ""]
         self._init_samples(
             self._folder or "a Dataset",
@@ -230,7 +231,7 @@ class HuggingFaceSource(Source):
     def check_unchanged(self, *, at_intervals: bool = False) -> None:
         for each in (self._table, self._mapping):
             if each is not None:
-                each.check_unchanged()
+                each.check_unchanged(at_intervals=at_intervals)
 
     def _rows(self, ids: Int64) -> Int64:
         """The rows of the table that contain some samples."""

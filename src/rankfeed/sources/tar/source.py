@@ -92,6 +92,7 @@ class WebDatasetSource(Source):
         if missing != "mask":
             needed = [spec.extension for spec in self._specs.values() if spec.role in ("member", "rate")]
             self._shards.check_missing(needed, skip=missing == "skip")
+        self.reads_in_place = all(spec.decoder.decode is None for spec in self._specs.values())
         sizes = zip(self._shards.counts.tolist(), self.files.sizes.tolist(), strict=True)
         blocks = [even_blocks(rows, BLOCK_BYTES * rows // max(1, size)) for rows, size in sizes]
         fields = {name: spec.field for name, spec in self._specs.items()}

@@ -1,0 +1,57 @@
+"""Rows of many steps are looked up at once, within the files that a process may open."""
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from tests.sources.tar.test_source import write_tar
+
+import rankfeed as rf
+
+#: Three epochs over more files than the process may open, in batches of a few samples; prints the most open files.
+SCRIPT = """
+    import os, resource, sys
+    from collections import Counter
+
+    import rankfeed as rf
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+    source = rf.open(sys.argv[1])
+    most = 0
+    for workers in (0, 2, 0):
+        loader = rf.Loader(source, 8, shuffle="global", num_workers=workers, id_column="id")
+        counted = Counter()
+        for batch in loader:
+            counted.update(batch["id"].tolist())
+            most = max(most, len(os.listdir("/proc/self/fd")))
+        assert counted == Counter(range(len(source))), counted
+    print(most)
+"""
+
+
+@pytest.mark.parametrize("form", ["packed", "tar", "huggingface"])
+@pytest.mark.timeout(300)
+def test_an_epoch_over_more_files_than_may_be_open(form: str, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    if form == "tar":
+        folder.mkdir()
+        for number in range(600):
+            write_tar(folder / f"{number:03}.tar", [(f"{number}-{row}.bin", bytes(100)) for row in range(3)])
+    elif form == "packed":
+        rf.write(({"x": bytes(3000)} for _ in range(1500)), folder, shard_bytes=10_000, progress=False)
+        assert len(list(folder.glob("*.arrow"))) > 300
+    else:
+        datasets = pytest.importorskip("datasets")
+        data = datasets.Dataset.from_dict({"x": [bytes(10)] * 900})
+        data.save_to_disk(folder, num_shards=300)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(SCRIPT), str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 200  # of 256: others need files too
