@@ -93,6 +93,21 @@ def test_rows_of_several_arrays_in_any_order(native: bool, monkeypatch: pytest.M
         long.copy_rows(np.zeros((2, 2), np.int64))
 
 
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("lengths", [(900, -890), (1, 900, -890), (900, 1 << 62, 1 << 62, 1 << 62, (1 << 62) - 890)])
+def test_damaged_lengths_do_not_write_outside_of_the_batch(
+    lengths: tuple[int, ...], native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not native:
+        monkeypatch.setattr(pointers, "native_library", lambda: None)
+    rows = RowPointers.into(np.ones(1000, np.uint8), np.zeros(len(lengths), np.int64), np.array(lengths))
+    offsets = np.append(0, np.cumsum(rows.lengths))
+    batch = np.zeros(1000, np.uint8)
+    with pytest.raises(IndexError):
+        rows.copy_elements(batch[: offsets[-1]], offsets)
+    assert not batch[offsets[-1] :].any()
+
+
 def _rows_of(path: Path, count: int) -> RowPointers:
     data = map_file(path)
     size = len(data) // count
