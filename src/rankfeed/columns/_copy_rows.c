@@ -28,12 +28,15 @@ static void on_sigbus(int number, siginfo_t *info, void *context) {
         copying = 0;
         siglongjmp(truncated, 1);
     }
-    /* Not ours: the instruction runs again and faults under the other handler. That may be one which restores ours
-     * (faulthandler, if it was enabled after us): the second time, the fault ends the process. */
+    /* Not ours: the instruction runs again and faults under the other handler, once. That may be one which restores
+     * ours (faulthandler, if it was enabled after us), or returns at once (if it was disabled since then): the next
+     * fault ends the process. */
+    struct sigaction other = previous;
+    other.sa_flags |= SA_RESETHAND;
     if (passed_on)
         signal(SIGBUS, SIG_DFL);
     else
-        sigaction(SIGBUS, &previous, NULL);
+        sigaction(SIGBUS, &other, NULL);
     passed_on = 1;
 }
 
@@ -45,7 +48,8 @@ static void install_handler(void) {
     memset(&ours, 0, sizeof ours);
     ours.sa_sigaction = on_sigbus;
     ours.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK; /* NODEFER: siglongjmp need not restore the signal mask */
-    previous = current;
+    if (!passed_on || (current.sa_flags & SA_SIGINFO) || current.sa_handler != SIG_DFL)
+        previous = current; /* else the other one has had its fault, and is to have the next one too */
     passed_on = 0;
     sigaction(SIGBUS, &ours, NULL);
 }
