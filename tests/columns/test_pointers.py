@@ -94,6 +94,21 @@ def test_rows_of_several_arrays_in_any_order(native: bool, monkeypatch: pytest.M
         long.copy_rows(np.zeros((2, 2), np.int64))
 
 
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("lengths", [(900, -890), (1, 900, -890), (900, *[1 << 62] * 3, (1 << 62) - 890)])
+def test_damaged_lengths_do_not_write_outside_of_the_batch(
+    lengths: tuple[int, ...], native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not native:
+        monkeypatch.setattr(pointers, "native_library", lambda: None)
+    rows = RowPointers.into(np.ones(1000, np.uint8), np.zeros(len(lengths), np.int64), np.array(lengths))
+    offsets = np.append(0, np.cumsum(rows.lengths))
+    batch = np.zeros(1000, np.uint8)
+    with pytest.raises(IndexError):
+        rows.copy_elements(batch[: offsets[-1]], offsets)
+    assert not batch[offsets[-1] :].any()
+
+
 def _rows_of(path: Path, count: int) -> RowPointers:
     data = map_file(path)
     size = len(data) // count
@@ -158,10 +173,12 @@ if order == "before":
     faulthandler.enable()
 values = np.arange(10)
 RowPointers.into(values, np.arange(10), np.ones(10, np.int64)).copy_rows(np.zeros(10, np.int64))
-if order in ("after", "between"):
+if order in ("after", "between", "disabled"):
     faulthandler.enable()
-if order == "between":
+if order in ("between", "disabled"):
     RowPointers.into(values, np.arange(10), np.ones(10, np.int64)).copy_rows(np.zeros(10, np.int64))
+if order == "disabled":
+    faulthandler.disable()
 with open(sys.argv[2], "wb") as file:
     file.write(b"x" * 100000)
 with open(sys.argv[2], "rb") as file:
@@ -171,12 +188,12 @@ data[50000]
 """
 
 
-@pytest.mark.parametrize("order", ["before", "after", "between", "never"])
+@pytest.mark.parametrize("order", ["before", "after", "between", "disabled", "never"])
 def test_a_bus_error_elsewhere_is_that_of_the_process(order: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", OTHER_FAULT, order, str(tmp_path / "file")]
     found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert found.returncode == -7
-    assert ("Bus error" in found.stderr) == (order != "never")
+    assert ("Bus error" in found.stderr) == (order not in ("never", "disabled"))
 
 
 @pytest.mark.parametrize("workers", [{}, {"num_workers": 2}, {"num_workers": 2, "worker_kind": "process"}])

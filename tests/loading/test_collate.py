@@ -14,6 +14,7 @@ from rankfeed.columns.columns import Columns
 from rankfeed.columns.layout import infer_layout
 from rankfeed.loading import Loader
 from rankfeed.loading.collate import collate, collate_samples
+from rankfeed.loading.device import to_device
 from rankfeed.loading.state import encode_state
 from rankfeed.plan import Cursor
 from rankfeed.sources import from_dataset
@@ -280,3 +281,10 @@ def test_all_rows_may_be_empty() -> None:
     assert batch["x"].shape[:2] == (2, 0)
     assert batch["x_lengths"].tolist() == [0, 0]
     assert [len(row) for row in collate(rows, "list")[0]["x"]] == [0, 0]
+
+
+def test_a_packed_sequence_moves_its_own_tensors() -> None:
+    sequence = torch.nn.utils.rnn.pack_sequence([torch.arange(3.0), torch.arange(2.0)])
+    moved = to_device({"x": sequence}, torch.device("meta"))["x"]
+    assert moved.data.device.type == "meta"
+    assert moved.batch_sizes.tolist() == [2, 2, 1]  # on the CPU

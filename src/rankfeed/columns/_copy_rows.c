@@ -28,12 +28,15 @@ static void on_sigbus(int number, siginfo_t *info, void *context) {
         copying = 0;
         siglongjmp(truncated, 1);
     }
-    /* Not ours: the instruction runs again and faults under the other handler. That may be one which restores ours
-     * (faulthandler, if it was enabled after us): the second time, the fault ends the process. */
+    /* Not ours: the instruction runs again and faults under the other handler, once. That may be one which restores
+     * ours (faulthandler, if it was enabled after us), or returns at once (if it was disabled since then): the next
+     * fault ends the process. */
+    struct sigaction other = previous;
+    other.sa_flags |= SA_RESETHAND;
     if (passed_on)
         signal(SIGBUS, SIG_DFL);
     else
-        sigaction(SIGBUS, &previous, NULL);
+        sigaction(SIGBUS, &other, NULL);
     passed_on = 1;
 }
 
@@ -45,7 +48,8 @@ static void install_handler(void) {
     memset(&ours, 0, sizeof ours);
     ours.sa_sigaction = on_sigbus;
     ours.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK; /* NODEFER: siglongjmp need not restore the signal mask */
-    previous = current;
+    if (!passed_on || (current.sa_flags & SA_SIGINFO) || current.sa_handler != SIG_DFL)
+        previous = current; /* else the other one has had its fault, and is to have the next one too */
     passed_on = 0;
     sigaction(SIGBUS, &ours, NULL);
 }
@@ -99,7 +103,7 @@ static int64_t find_truncated(const int32_t *part, int64_t n, memory_t *memory) 
  *
  * Without part, all rows are in memory[0]; without lengths, each has one element. Without offsets, row i is copied
  * to i * stride and filled up to stride bytes: with copies of the element of fill_bytes bytes at fill, or with zeros
- * if fill_bytes is 0.
+ * if fill_bytes is 0. With offsets, stride is the size of `out`: offsets from damaged lengths may not be ascending.
  */
 EXPORT int64_t rankfeed_copy_rows(memory_t *memory, const int32_t *part, const int64_t *first, int64_t step,
                                   const int64_t *lengths, const int64_t *offsets, int64_t n, int64_t width, char *out,
@@ -112,12 +116,14 @@ EXPORT int64_t rankfeed_copy_rows(memory_t *memory, const int32_t *part, const i
     copying = 1;
     for (int64_t i = 0; i < n; i++) {
         const memory_t *from = memory + (part ? part[i] : 0);
-        int64_t size, start, fault = 0;
+        int64_t size, start, target = offsets ? 0 : i * stride, fault = 0;
         if (__builtin_mul_overflow(lengths ? lengths[i] : 1, width, &size) ||
             __builtin_mul_overflow(first[i], step, &start) || start < 0 || size < 0 || start > from->bytes ||
             size > from->bytes - start)
             fault = OUT_OF_BOUNDS;
-        else if (!offsets && size > stride)
+        else if (offsets ? __builtin_mul_overflow(offsets[i], width, &target) || target < 0 || target > stride ||
+                               size > stride - target
+                         : size > stride)
             fault = TOO_LONG;
         row = i;
         if (fault) {
@@ -128,10 +134,9 @@ EXPORT int64_t rankfeed_copy_rows(memory_t *memory, const int32_t *part, const i
         if (next < n)
             prefetch((uint64_t)memory[part ? part[next] : 0].address + (uint64_t)first[next] * (uint64_t)step,
                      (uint64_t)(lengths ? lengths[next] : 1) * (uint64_t)width);
-        char *target = out + (offsets ? offsets[i] * width : i * stride);
-        memcpy(target, (const char *)from->address + start, size);
+        memcpy(out + target, (const char *)from->address + start, size);
         if (!offsets && size < stride)
-            fill_rest(target + size, stride - size, fill, fill_bytes);
+            fill_rest(out + target + size, stride - size, fill, fill_bytes);
     }
     copying = 0;
     return find_truncated(part, n, memory); /* the rest of a page behind the end of a file reads as zeros */

@@ -31,6 +31,8 @@ _BYTES_OFFSET = bytes.__basicsize__ - 1
 _Nothing = ctypes.c_char * 0
 #: Bytes that numpy copies in less time than a native call takes.
 _SMALL = 1 << 14
+#: The size of all memory.
+_ANYWHERE = (1 << 63) - 1
 #: What may be wrong with a row, as in _copy_rows.c.
 _OUT_OF_BOUNDS, _TOO_LONG, _TRUNCATED, _FAULTS = 1, 2, 3, 4
 
@@ -173,7 +175,7 @@ class RowPointers:
         strings = list(map(_new_bytes(), repeat(None), sizes.tolist()))
         rows = RowPointers(self.memory, self.first, sizes, 1, self.part, self.place, self.step)
         rows._tables = self.tables
-        rows._copy_to(0, np.fromiter(map(id, strings), np.int64, len(strings)) + _BYTES_OFFSET, 0)
+        rows._copy_to(0, np.fromiter(map(id, strings), np.int64, len(strings)) + _BYTES_OFFSET, _ANYWHERE)
         return strings
 
     def take_small(self) -> Array | None:
@@ -192,7 +194,7 @@ class RowPointers:
 
     def copy_elements(self, out: Array, offsets: Int64) -> None:
         """Copy the elements of each row to ``out[offsets[i]]`` and behind; ``offsets`` are int64 [rows + 1]."""
-        self._copy(out, offsets, 0)
+        self._copy(out, offsets, out.nbytes)
 
     def copy_padded(self, out: Array, *, fill: Any = 0) -> None:
         """Copy each row into a row of ``out``, which has space for the longest, and fill the rest of that."""
@@ -206,7 +208,10 @@ class RowPointers:
         self._copy_to(_address(out), offsets, stride, fill)
 
     def _copy_to(self, address: int, offsets: Int64 | None, stride: int, fill: bytes = b"") -> None:
-        """Copy row i to element ``offsets[i]`` after an address; without these, every ``stride`` bytes, padded."""
+        """Copy row i to element ``offsets[i]`` after an address; without these, every ``stride`` bytes, padded.
+
+        With offsets, ``stride`` is the number of bytes there.
+        """
         library = native_library()
         if library is None:
             _copy_each(self, address, offsets, stride, fill)

@@ -10,14 +10,15 @@ from rankfeed.errors import ArgumentError, safe_repr
 
 def to_device(batch: Any, device: torch.device) -> Any:
     """The batch with its tensors on a device; tensors on the CPU are copied to CUDA through pinned memory."""
-    if isinstance(batch, dict):
-        return {name: to_device(value, device) for name, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(to_device(value, device) for value in batch))
-    if isinstance(batch, (list, tuple)):
-        return type(batch)(to_device(value, device) for value in batch)
-    if not callable(getattr(batch, "to", None)):  # a tensor, or a batch of graphs that moves its own tensors
+    if not callable(getattr(batch, "to", None)):
+        if isinstance(batch, dict):
+            return {name: to_device(value, device) for name, value in batch.items()}
+        if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+            return type(batch)(*(to_device(value, device) for value in batch))
+        if isinstance(batch, (list, tuple)):
+            return type(batch)(to_device(value, device) for value in batch)
         return batch
+    # A tensor, or what moves its own tensors: a batch of graphs, a PackedSequence (a tuple that leaves one here).
     is_tensor = isinstance(batch, torch.Tensor)
     can_pin = batch.device.type == "cpu" and not batch.is_nested if is_tensor else hasattr(batch, "pin_memory")
     if device.type == "cuda" and can_pin:

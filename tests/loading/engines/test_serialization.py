@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from tests.loading.feeds import Pair, same
 
 from rankfeed._util.workers import Channel, PeerGoneError
 from rankfeed.loading.engines.process import receive, serialize
-from rankfeed.loading.engines.regions import BorrowedRegions, RegionPool, RegionSlice
+from rankfeed.loading.engines.regions import MIN_BYTES, BorrowedRegions, RegionPool, RegionSlice
 
 
 @contextmanager
@@ -179,6 +180,21 @@ def test_batches_that_are_kept_make_the_memory_larger(memory: Memory) -> None:
     kept = twenty()
     assert memory.size == size
     assert [each.unique().tolist() for each in kept] == expected
+
+
+def test_batches_that_are_kept_take_few_of_the_mappings_that_a_process_may_have(memory: Memory) -> None:
+    def mappings() -> int:
+        return Path("/proc/self/maps").read_text().count("memfd:test")
+
+    arrays = []
+    for number in range(300):
+        arrays.append(memory.pool.allocate((MIN_BYTES << number % 3,), np.dtype(np.uint8)))
+        arrays[-1][:] = number % 251
+    large = memory.pool.allocate((100_000_000,), np.dtype(np.uint8))
+    large[-1] = 7
+    kept = sent([*arrays, large], memory)
+    assert [each[-1] for each in kept] == [*(number % 251 for number in range(300)), 7]
+    assert mappings() < 10
 
 
 def test_an_array_that_the_worker_keeps_is_copied(memory: Memory) -> None:

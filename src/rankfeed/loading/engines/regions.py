@@ -20,6 +20,8 @@ Buffer = npt.NDArray[np.uint8]
 
 #: Smaller buffers are sent with the pickle of a batch.
 MIN_BYTES = 1 << 16
+#: Bytes mapped at once, or one larger region: a process has at most 65530 mappings (vm.max_map_count).
+_WINDOW = 1 << 26
 
 
 class RegionSlice(NamedTuple):
@@ -31,14 +33,31 @@ class RegionSlice(NamedTuple):
     nbytes: int
 
 
+class _Windows:
+    """Maps a memfd, also behind its end, in windows; the offset of a region is a multiple of its size."""
+
+    def __init__(self, memory: int) -> None:
+        self._memory = memory
+        self._mapped: dict[int, Buffer] = {}
+
+    def buffer(self, offset: int, size: int) -> Buffer:
+        """The bytes of a region."""
+        window = max(size, _WINDOW)
+        within = offset % window
+        first = offset - within
+        if first not in self._mapped:
+            mapping = MappedMemory(self._memory, window, offset=first, writable=True)
+            self._mapped[first] = np.asarray(mapping)
+        return self._mapped[first][within : within + size]
+
+
 class _Region:
     """A region as the worker sees it; free when no array is over it here and the rank has not borrowed it."""
 
-    def __init__(self, memory: int, offset: int, size: int) -> None:
-        self.offset, self.size = offset, size
-        self.buffer = np.asarray(MappedMemory(memory, size, offset=offset, writable=True))
-        self.address: int = self.buffer.__array_interface__["data"][0]
-        self.in_use = self.is_lent = False
+    def __init__(self, buffer: Buffer, offset: int) -> None:
+        self.buffer, self.offset, self.size = buffer, offset, len(buffer)
+        self.address: int = buffer.__array_interface__["data"][0]
+        self.is_lent = False
 
 
 class _Handle:
@@ -51,8 +70,7 @@ class _Handle:
         self.__array_interface__ = region.buffer.__array_interface__
 
     def __del__(self) -> None:
-        self._region.in_use = False
-        self._pool.reuse(self._region)
+        self._pool.release(self._region)
 
 
 class RegionPool:
@@ -60,7 +78,10 @@ class RegionPool:
 
     def __init__(self, memory: int) -> None:
         self._memory, self._end = memory, 0
+        self._windows = _Windows(memory)
+        #: By offset: all, and those that an array is over.
         self._regions: dict[int, _Region] = {}
+        self._in_use: dict[int, _Region] = {}
         self._taken: dict[int, bool] = {}
         #: Free regions by size. Only atomic operations: the garbage collector may free one at any point.
         self._free: dict[int, deque[_Region]] = {}
@@ -74,10 +95,11 @@ class RegionPool:
         try:
             region = self._free.setdefault(size, deque()).pop()
         except IndexError:
-            os.ftruncate(self._memory, self._end + size)
-            region = self._regions[self._end] = _Region(self._memory, self._end, size)
-            self._end += size
-        region.in_use, self._taken[region.offset] = True, True
+            offset = -(-self._end // size) * size
+            os.ftruncate(self._memory, offset + size)
+            region = self._regions[offset] = _Region(self._windows.buffer(offset, size), offset)
+            self._end = offset + size
+        self._in_use[region.offset], self._taken[region.offset] = region, True
         return np.asarray(_Handle(self, region))[:nbytes].view(dtype).reshape(shape)
 
     def lend(self, buffer: memoryview) -> RegionSlice | None:
@@ -86,7 +108,7 @@ class RegionPool:
             return None
         content = np.frombuffer(buffer, np.uint8)
         address = content.__array_interface__["data"][0]
-        for region in self._regions.values():
+        for region in self._in_use.copy().values():
             if region.address <= address < region.address + region.size:
                 break
         else:
@@ -99,7 +121,7 @@ class RegionPool:
     def copy_kept(self, lent: Sequence[memoryview | RegionSlice]) -> list[memoryview | RegionSlice]:
         """The buffers of a batch, with copies of those over whose regions arrays still exist here."""
         regions = {each.region for each in lent if isinstance(each, RegionSlice)}
-        kept = {offset for offset in regions if self._regions[offset].in_use}  # they may be freed at any time
+        kept = regions & self._in_use.copy().keys()  # they may be freed at any time
         copies = [
             self._copy(each) if isinstance(each, RegionSlice) and each.region in kept else each for each in lent
         ]
@@ -116,12 +138,19 @@ class RegionPool:
         """Note that the rank does not use a region."""
         region = self._regions[offset]
         region.is_lent = False
-        self.reuse(region)
+        self._reuse(region)
 
-    def reuse(self, region: _Region) -> None:
+    def release(self, region: _Region) -> None:
+        """Note that no array is over a region."""
+        del self._in_use[region.offset]
+        self._reuse(region)
+
+    def _reuse(self, region: _Region) -> None:
         """Free a region, unless it is used here or lent."""
         # The garbage collector may call this in the middle of itself: only one of two calls gets the region.
-        if not region.in_use and not region.is_lent and self._taken.pop(region.offset, None) is not None:
+        if region.offset in self._in_use or region.is_lent:
+            return
+        if self._taken.pop(region.offset, None) is not None:
             self._free.setdefault(region.size, deque()).append(region)
 
 
@@ -142,19 +171,16 @@ class BorrowedRegions:
     """The rank's side of the memory of one worker."""
 
     def __init__(self, memory: int) -> None:
-        self._memory = memory
-        self._mapped: dict[int, Buffer] = {}
+        self._windows = _Windows(memory)
         self._returned: deque[int] = deque()
 
     def borrow(self, places: list[RegionSlice]) -> dict[RegionSlice, memoryview]:
         """The buffers at some places of a batch."""
         bases: dict[int, Buffer] = {}
         for each in places:
-            if each.region not in self._mapped:
-                mapping = MappedMemory(self._memory, each.size, offset=each.region, writable=True)
-                self._mapped[each.region] = np.asarray(mapping)
             if each.region not in bases:
-                bases[each.region] = np.asarray(_Borrowed(self._mapped[each.region], each.region, self._returned))
+                buffer = self._windows.buffer(each.region, each.size)
+                bases[each.region] = np.asarray(_Borrowed(buffer, each.region, self._returned))
         return {each: bases[each.region][each.start : each.start + each.nbytes].data for each in places}
 
     def take_returned(self) -> list[int]:
