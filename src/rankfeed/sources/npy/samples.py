@@ -21,8 +21,8 @@ from rankfeed.storage.data_files import DataFiles
 LABEL = "label"
 #: Files are read one by one, so blocks only keep the list of blocks short.
 _BLOCK = 256
-#: A batch has one more dimension than a sample.
-_MOST_DIMENSIONS = 31 if np.lib.NumpyVersion(np.__version__) < "2.0.0" else 63
+#: A batch has one more dimension than a sample, and an array of NumPy 1 has at most 32.
+_MOST_DIMENSIONS = 31
 
 Labels = Literal["folder"] | Sequence[str] | None
 
@@ -171,9 +171,9 @@ def _field(header: Header, varies: bool) -> Field:
             expected=f"up to {_MOST_DIMENSIONS}",
             found=len(header.shape),
         )
-    is_ragged = varies and len(header.shape) > 0
-    shape = header.shape[1:] if is_ragged else header.shape
-    return Field("ragged" if is_ragged else "dense", header.dtype.name, shape)
+    if varies and header.shape:
+        return Field("ragged", header.dtype.name, header.shape[1:])
+    return Field("dense", header.dtype.name, header.shape)
 
 
 def _column(field: Field, rows: list[Array]) -> Column:

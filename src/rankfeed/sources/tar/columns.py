@@ -10,13 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from rankfeed._util.validate import check_names, invalid
-from rankfeed.columns.columns import (
-    Column,
-    Dense,
-    Objects,
-    column_from_parts,
-    make_column,
-)
+from rankfeed.columns.columns import Column, Dense, Objects, column_from_parts, make_column
 from rankfeed.columns.field import Field
 from rankfeed.columns.layout import Mismatch, flat_fields, infer_layout, resolve_dtypes
 from rankfeed.columns.pointers import RowPointers
@@ -38,17 +32,6 @@ _HEAD_BYTES = 128
 _MAX_HEADERS = 1 << 14
 
 Decode = bool | Callable[[str, bytes], Any] | Mapping[str, Any]
-
-
-def _members(extension: str, shard: Shard, rows: Int64, slots: Int64 | None) -> ByteSlices:
-    """The members of some samples of a shard; of length -1 for a sample without one."""
-    starts, sizes = shard.index.locate(extension, rows)
-
-    def place(row: int) -> str:
-        key = shard.index.key(int(rows[row]))
-        return f"{shard.path}, sample {key!r}, .{extension} at offset {starts[row]}"
-
-    return ByteSlices(shard.memory, starts, sizes, slots, place)
 
 
 def _unlike_others(extension: str, field: Field, found: object, part: ByteSlices, row: int) -> SourceError:
@@ -78,8 +61,18 @@ class SampleBatch:
 
     def members(self, extension: str) -> list[ByteSlices]:
         """The members of one extension, by shard; of length -1 for a sample without one."""
+
+        def find(shard: Shard, rows: Int64, slots: Int64 | None) -> ByteSlices:
+            starts, sizes = shard.index.locate(extension, rows)
+
+            def place(row: int) -> str:
+                key = shard.index.key(int(rows[row]))
+                return f"{shard.path}, sample {key!r}, .{extension} at offset {starts[row]}"
+
+            return ByteSlices(shard.memory, starts, sizes, slots, place)
+
         if extension not in self._members:
-            self._members[extension] = [_members(extension, *place) for place in self.places]
+            self._members[extension] = [find(*each) for each in self.places]
         return self._members[extension]
 
     def values(self, extension: str, decode: Callable[[bytes], Any]) -> list[Any]:
@@ -93,7 +86,7 @@ class SampleBatch:
         return self._values[extension]
 
 
-def column_of_values(field: Field, values: list[Any], extension: str, members: list[ByteSlices]) -> Column:
+def _column_of_values(field: Field, values: list[Any], extension: str, members: list[ByteSlices]) -> Column:
     """A column of decoded values, None for a missing member; a SourceError if a value does not fit."""
     if field.kind == "object":
         return Objects(values)
@@ -189,7 +182,7 @@ class ColumnSpec:
         values = batch.values(self.extension, decode)
         if self.decoder.kind == "audio":
             values = [value and value[self.role == "rate"] for value in values]
-        return column_of_values(self.field, values, self.extension, members)
+        return _column_of_values(self.field, values, self.extension, members)
 
 
 def _check_decode(decode: Decode, extensions: Sequence[str]) -> None:
