@@ -17,7 +17,7 @@ from rankfeed.sources import Source
 from rankfeed.sources import open as open_source
 from rankfeed.sources.mds.detect import mds_folders
 from rankfeed.sources.mds.index import MdsShard, examine_index
-from rankfeed.sources.mds.shard import check_hashes, is_hashed, locate, read_shard
+from rankfeed.sources.mds.shard import is_hashed, locate, read_shard
 from rankfeed.sources.open import FORMATS, detect
 from rankfeed.sources.packed import check_shard
 from rankfeed.sources.parquet.detect import list_files
@@ -163,8 +163,7 @@ def _mds(folders: Sequence[str]) -> DataContents:
 
 
 def _check_mds(shard: MdsShard) -> None:
-    content = read_shard(map_file(shard.path), shard)
-    check_hashes(content.values, shard)
+    content = read_shard(map_file(shard.path), shard, check=True)
     locate(content, np.arange(shard.samples), shard)
 
 

@@ -15,7 +15,7 @@ from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
 from rankfeed.sources.mds.detect import INDEX_NAME, mds_folders
 from rankfeed.sources.mds.encodings import encoding_of
 from rankfeed.sources.mds.index import MdsShard, read_indexes
-from rankfeed.sources.mds.shard import check_hashes, locate, read_shard
+from rankfeed.sources.mds.shard import locate, read_shard
 from rankfeed.sources.paths import Paths, label
 from rankfeed.sources.scattered import ByteSlices
 from rankfeed.sources.source import BLOCK_BYTES, Int64, by_chunk, check_columns
@@ -125,11 +125,7 @@ class MdsSource(ChunkedSource):
         return self.files.get(number, self._read_stored)
 
     def _read_stored(self, data: Bytes, number: int) -> ColumnBuffer:
-        shard = self._shards[number]
-        content = read_shard(data, shard)
-        if self._check:
-            check_hashes(data, shard)
-        return content
+        return read_shard(data, self._shards[number], check=self._check)
 
 
 def _block_rows(shard: MdsShard) -> Int64:

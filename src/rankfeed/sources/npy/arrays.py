@@ -244,11 +244,9 @@ def load_arrays(
             check(ARRAY, header)
             if header.dtype.hasobject:
                 return {ARRAY: load_objects(path, header, path, allow_pickle=allow_pickle)}
-            if mapped:
-                content = map_file(path)
-                check_size(header, len(content), path)
-                return {ARRAY: array_at(content, header)}
             check_size(header, os.fstat(file.fileno()).st_size, path)
+            if mapped:
+                return {ARRAY: array_at(map_file(path), header)}
             file.seek(header.offset)
             content = np.empty(header.nbytes, np.uint8)
             check_size(header, header.offset + file.readinto(content.data), path)

@@ -67,7 +67,6 @@ def open_numpy(
             found=f"layout={layout!r}",
             remedy="leave labels= and name_column= out",
         )
-    where = os.fspath(where) if isinstance(where, os.PathLike) else where
     is_file = isinstance(where, str) and os.path.isfile(where)
     if layout is None and not needs_samples:
         layout = "rows" if is_file else _find_layout(where, *list_files(where), allow_pickle)
@@ -127,7 +126,7 @@ def _find_layout(where: Paths, root: str, paths: Sequence[str], allow_pickle: bo
         found=f"{no_samples}; {no_columns}",
         where=where,
         remedy="open those that belong together: rankfeed.open([path, path])"
-        if isinstance(where, (str, os.PathLike))
+        if isinstance(where, str)
         else "open those that agree, or combine the files in a Dataset: rankfeed.from_dataset(dataset)",
     )
 

@@ -14,11 +14,11 @@ from rankfeed.columns.columns import Column, Dense, Objects, column_from_parts, 
 from rankfeed.columns.field import Field
 from rankfeed.columns.layout import Mismatch, flat_fields, infer_layout, resolve_dtypes
 from rankfeed.columns.pointers import RowPointers
-from rankfeed.errors import ArgumentError, RankfeedError, SourceError, safe_repr
+from rankfeed.errors import ArgumentError, RankfeedError, SourceError, UnsafeError, safe_repr
 from rankfeed.sources.npy.arrays import check_size, read_header
 from rankfeed.sources.scattered import ByteSlices, decode_each, place_of, undecodable
 from rankfeed.sources.source import Int64, check_columns, empty_column
-from rankfeed.sources.tar.decoders import Decoder, decoder_of, pickle_refused
+from rankfeed.sources.tar.decoders import Decoder, decoder_of
 from rankfeed.sources.tar.shards import Missing, Shard, ShardSet
 
 #: The column of the samples' keys.
@@ -249,7 +249,12 @@ def schema_of(
     for name in chosen:
         decoder, kind = _decoder_for(name, decode, allow_pickle)
         if decoder.kind == "pickle" and not allow_pickle:
-            raise pickle_refused(name, found=f".{name}", where=shards.paths[0])
+            raise UnsafeError(
+                f"a .{name} member is a pickle or may hold one: reading it runs code that it contains",
+                where=shards.paths[0],
+                remedy=f"leave the column out with columns=, take its bytes with decode={{{name!r}: False}}, "
+                "or pass allow_pickle=True if you trust its author",
+            )
         added: dict[str, ColumnSpec] = {}
         if decoder.kind == "audio":
             added[name + _RATE] = ColumnSpec(name, Field("dense", "int64"), decoder, "rate")
