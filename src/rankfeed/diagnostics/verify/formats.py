@@ -16,8 +16,8 @@ from rankfeed.errors import RankfeedError, SourceError, UnsafeError, describe_er
 from rankfeed.sources import Source
 from rankfeed.sources import open as open_source
 from rankfeed.sources.mds.detect import mds_folders
-from rankfeed.sources.mds.index import ColumnEncodings, MdsShard, examine_index
-from rankfeed.sources.mds.shard import check_hashes, is_hashed, locate, read_shard
+from rankfeed.sources.mds.index import MdsShard, examine_index
+from rankfeed.sources.mds.shard import is_hashed, locate, read_shard
 from rankfeed.sources.open import FORMATS, detect
 from rankfeed.sources.packed import check_shard
 from rankfeed.sources.parquet.detect import list_files
@@ -155,17 +155,16 @@ def _mds(folders: Sequence[str]) -> DataContents:
     for index in indexes:
         contents.damage += map(Damage.of, index.problems)
         for shard in index.shards:
-            check = partial(_check_mds, shard, index.columns)
+            check = partial(_check_mds, shard)
             contents.add(shard.path, check, sorted(shard.hashes.items()), shard.samples, shard.bytes)
     if all(is_hashed(shard) for index in indexes for shard in index.shards):
         contents.checksums, contents.decode = "the hashes of index.json", False
     return contents
 
 
-def _check_mds(shard: MdsShard, columns: ColumnEncodings) -> None:
-    content = read_shard(map_file(shard.path), shard)
-    check_hashes(content.values, shard)
-    locate(content, np.arange(shard.samples), columns, shard)
+def _check_mds(shard: MdsShard) -> None:
+    content = read_shard(map_file(shard.path), shard, check=True)
+    locate(content, np.arange(shard.samples), shard)
 
 
 def _tars(place: Any, split: str | None, cache_dir: str | None) -> DataContents:

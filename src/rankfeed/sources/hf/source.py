@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -62,38 +61,31 @@ class _Splits(msgspec.Struct):
     splits: list[str]
 
 
-@dataclass(frozen=True)
-class Features:
-    """What `datasets` knows about columns beyond their Arrow types."""
+def _read_features(features: Mapping[str, Any] | None, where: str) -> tuple[dict[str, ArrayShape], set[str]]:
+    """The shapes of columns of arrays, and the columns of encoded files."""
+    shapes: dict[str, ArrayShape] = {}
+    files: set[str] = set()
+    for name, feature in (features or {}).items():
+        kind = feature.get("_type") if isinstance(feature, Mapping) else None
+        if kind in _FILE_FEATURES:
+            files.add(name)
+        elif kind in _ARRAY_FEATURES:
+            try:
+                shapes[name] = msgspec.convert(feature.get("shape"), tuple[_Length | None, ...])
+                if len(shapes[name]) != int(kind[5]):
+                    raise ValueError(f"{len(shapes[name])} dimensions")
+            except (ValueError, msgspec.ValidationError) as error:
+                where = f"{where}, column {name!r}"
+                raise CorruptError("an array has an invalid shape", found=error, where=where) from error
+    return shapes, files
 
-    shapes: Mapping[str, ArrayShape] = field(default_factory=dict)  #: of arrays
-    files: frozenset[str] = frozenset()  #: columns of encoded files, of which the bytes are delivered
 
-    @classmethod
-    def read(cls, features: Mapping[str, Any] | None, where: str) -> Features:
-        """The features of columns, each a dict with ``_type``; any other content is ignored."""
-        shapes: dict[str, ArrayShape] = {}
-        files: set[str] = set()
-        for name, feature in (features or {}).items():
-            kind = feature.get("_type") if isinstance(feature, Mapping) else None
-            if kind in _FILE_FEATURES:
-                files.add(name)
-            elif kind in _ARRAY_FEATURES:
-                try:
-                    shapes[name] = msgspec.convert(feature.get("shape"), tuple[_Length | None, ...])
-                    if len(shapes[name]) != int(kind[5]):
-                        raise ValueError(f"{len(shapes[name])} dimensions")
-                except (ValueError, msgspec.ValidationError) as error:
-                    where = f"{where}, column {name!r}"
-                    raise CorruptError("an array has an invalid shape", found=error, where=where) from error
-        return cls(shapes, frozenset(files))
-
-    def column_name(self, stored: str) -> str | None:
-        """The name of a stored column; None for the name of a file, which is left out."""
-        outer, _, inner = stored.rpartition(".")
-        if outer not in self.files:
-            return stored
-        return {"bytes": outer, "bytes_valid": f"{outer}_valid"}.get(inner)
+def _column_name(stored: str, files: set[str]) -> str | None:
+    """The name of a stored column; None for the name of an encoded file, which is left out."""
+    outer, _, inner = stored.rpartition(".")
+    if outer not in files:
+        return stored
+    return {"bytes": outer, "bytes_valid": f"{outer}_valid"}.get(inner)
 
 
 class HuggingFaceSource(Source):
@@ -152,10 +144,10 @@ class HuggingFaceSource(Source):
             place = self._folder
             where = os.path.join(place, STATE_NAME)
             state = read_json(where, _State)
-            features = Features.read(read_json(os.path.join(place, INFO_NAME), _Info).features, place)
+            features = read_json(os.path.join(place, INFO_NAME), _Info).features
             table, mapping = (
-                [resolve_data_name(place, each.filename, where) for each in files]
-                for files in (state.data_files, state.indices or ())
+                [resolve_data_name(place, each.filename, where) for each in listed]
+                for listed in (state.data_files, state.indices or ())
             )
             mapping = mapping or None
             if not table:
@@ -163,23 +155,24 @@ class HuggingFaceSource(Source):
             own_fingerprint, format_columns = state.fingerprint, None if state.all_columns else state.columns
         else:
             dataset, place = self._dataset, "the Dataset"
-            features = Features.read(dataset.features.to_dict(), place)
+            features = dataset.features.to_dict()
             table, mapping = _files_or_table(dataset.data), _files_or_table(dataset._indices)
             own_fingerprint = dataset._fingerprint
             format_columns = None if dataset._output_all_columns else dataset._format_columns
+        shapes, files = _read_features(features, place)
         nulls, wanted = self._options["nulls"], self._wanted
         columns = None if wanted is None else [*wanted, *(f"{each}.bytes" for each in wanted)]
         where = table[0] if isinstance(table, list) else place
         with arrow_errors(where):
             schema = read_schema(where) if isinstance(table, list) else table.schema
-            stored = fields_of(schema, nulls=nulls, columns=columns, shapes=features.shapes)
-        known = {name: each for each in stored if (name := features.column_name(each)) is not None}
+            stored = fields_of(schema, nulls=nulls, columns=columns, shapes=shapes)
+        known = {name: each for each in stored if (name := _column_name(each, files)) is not None}
         if wanted is None and format_columns is not None:  # with the fields of structs
             wanted = tuple(name for name in known if any(f"{name}.".startswith(f"{c}.") for c in format_columns))
         #: Name of each column -> name in the table.
         self._names = {name: known[name] for name in check_columns(wanted, known)}
-        columns, options = list(self._names.values()), {**self._options, "shapes": features.shapes}
-        self._table = _open_table(table, place, columns=columns, **options)
+        columns = list(self._names.values())
+        self._table = _open_table(table, place, columns=columns, shapes=shapes, **self._options)
         self._mapping = None
         if mapping is not None:
             self._mapping = _open_table(mapping, place)
@@ -257,11 +250,9 @@ def is_dataset(where: Any) -> bool:
 
 
 def _open_table(table: Any, place: str, **options: Any) -> ArrowSource | ArrowTableSource:
-    return (
-        ArrowSource(table, **options)
-        if isinstance(table, list)
-        else ArrowTableSource(table, name=place, **options)
-    )
+    if isinstance(table, list):
+        return ArrowSource(table, **options)
+    return ArrowTableSource(table, name=place, **options)
 
 
 def _files_or_table(table: Any) -> Any:

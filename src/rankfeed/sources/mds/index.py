@@ -3,7 +3,7 @@
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated
@@ -75,18 +75,28 @@ class MdsIndex:
     problems: list[SourceError]  # about shards that are missing, invalid, or not in the index
 
 
-def read_index(folder: str) -> MdsIndex:
-    """Read ``index.json`` and check that its shards exist; raises the first problem."""
-    index = examine_index(folder)
-    for error in index.problems:
-        raise error
-    if not index.shards or not index.columns:
-        raise SourceError("the dataset is empty", where=os.path.join(folder, INDEX_NAME))
-    return index
+def read_indexes(folders: Sequence[str]) -> MdsIndex:
+    """The indexes of some directories as one; raises the first problem."""
+    indexes = [examine_index(folder) for folder in folders]
+    for folder, index in zip(folders, indexes, strict=True):
+        for error in index.problems:
+            raise error
+        if not index.shards or not index.columns:
+            raise SourceError("the dataset is empty", where=os.path.join(folder, INDEX_NAME))
+        if index.columns != indexes[0].columns:
+            raise SourceError(
+                "folders differ in their columns",
+                expected=indexes[0].columns,
+                found=index.columns,
+                where=folder,
+                remedy="open them one by one",
+            )
+    shards = [shard for index in indexes for shard in index.shards]
+    return MdsIndex(shards, indexes[0].columns, b"\n".join(index.digest for index in indexes), [])
 
 
 def examine_index(folder: str) -> MdsIndex:
-    """As `read_index`, but returns problems of single shards."""
+    """Read ``index.json``, and check that its shards exist."""
     where = os.path.join(folder, INDEX_NAME)
     index = read_json(where, _IndexFile)
     listed = _listed_files(index, where)

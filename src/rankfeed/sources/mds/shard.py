@@ -14,7 +14,7 @@ import xxhash
 
 from rankfeed.columns.columns import ColumnBuffer
 from rankfeed.errors import CorruptError, SourceError
-from rankfeed.sources.mds.index import ColumnEncodings, MdsShard
+from rankfeed.sources.mds.index import MdsShard
 from rankfeed.sources.scattered import rows_at
 from rankfeed.sources.source import Int64
 from rankfeed.storage.commit import decodable
@@ -25,16 +25,14 @@ Bytes = npt.NDArray[np.uint8]
 _CODECS = {"br": "brotli", "bz2": "bz2", "gz": "gzip", "snappy": "snappy", "zstd": "zstd"}
 
 
-def read_shard(data: Bytes, shard: MdsShard) -> ColumnBuffer:
-    """The bytes of a shard, with the offsets of its samples in them.
-
-    They are those of its file, or decompressed and compared with the checksums of the index.
-    """
+def read_shard(data: Bytes, shard: MdsShard, *, check: bool = False) -> ColumnBuffer:
+    """The bytes of a shard, and the offsets of its samples; compared with checksums if compressed or ``check``."""
     if len(data) != shard.bytes:
         raise damaged(shard, f"{shard.bytes} bytes", f"{len(data)} bytes")
     if shard.compression is not None:
         data = _decompressed(data, shard)
-        check_hashes(data, shard)
+    if check or shard.compression is not None:
+        _check_hashes(data, shard)
     if len(data) < 4 * (shard.samples + 2) or int(data[:4].view("<u4")[0]) != shard.samples:
         raise damaged(shard, f"{shard.samples} samples", "another number")
     _check_header(data, shard)
@@ -60,7 +58,7 @@ def _check_header(data: Bytes, shard: MdsShard) -> None:
         found = msgspec.json.decode(data[first:end].tobytes(), type=_Header)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise damaged(shard, "a header of JSON that describes the columns", error) from error
-    sizes = None if found.column_sizes is None else [size or 0 for size in found.column_sizes]
+    sizes = found.column_sizes and [size or 0 for size in found.column_sizes]
     for name, given, expected in (
         ("column_names", found.column_names, list(shard.columns)),
         ("column_encodings", found.column_encodings, [encoding for encoding, _ in shard.columns.values()]),
@@ -107,17 +105,14 @@ def _decompress_snappy(data: Bytes, out: Bytes) -> None:
     """Decompress after checking the size, a varint at the start: pyarrow does not fill a larger buffer."""
     import pyarrow as pa
 
-    size = 0
-    for place, byte in enumerate(data[:5].tolist()):
-        size |= (byte & 0x7F) << (7 * place)
-        if byte < 0x80:
-            break
+    digits = data[: 1 + int(np.argmax(data[:5] < 0x80))].tolist()  # of 7 bits; the last byte is below 128
+    size = sum((digit & 0x7F) << (7 * place) for place, digit in enumerate(digits))
     if size != len(out):
         raise ValueError(f"{size} bytes")
     out[:] = np.frombuffer(pa.Codec("snappy").decompress(pa.py_buffer(data), decompressed_size=size), np.uint8)
 
 
-def check_hashes(data: Bytes, shard: MdsShard) -> None:
+def _check_hashes(data: Bytes, shard: MdsShard) -> None:
     """Compare a shard with the checksums of known algorithms."""
     for name, expected in shard.hashes.items():
         hasher = _hasher(name)
@@ -136,14 +131,12 @@ def _hasher(name: str) -> Any:
     return getattr(xxhash, name, None) if name in xxhash.algorithms_available else None
 
 
-def locate(
-    content: ColumnBuffer, rows: Int64, columns: ColumnEncodings, shard: MdsShard
-) -> dict[str, tuple[Int64, Int64]]:
+def locate(content: ColumnBuffer, rows: Int64, shard: MdsShard) -> dict[str, tuple[Int64, Int64]]:
     """Start and length in bytes of each column in some samples: int64 [m] each, checked to be inside the shard."""
     data, offsets = content.values, content.offsets
     assert offsets is not None
     begin, end = offsets.take(rows).astype(np.int64), offsets.take(rows + 1).astype(np.int64)
-    varying = [name for name, (_, size) in columns.items() if not size]
+    varying = [name for name, (_, size) in shard.columns.items() if not size]
     head = 4 * len(varying)
     first = 4 * (shard.samples + 2)
     bad = (begin < first) | (end > len(data)) | (begin + head > end)
@@ -153,7 +146,7 @@ def locate(
     sizes = rows_at(data, begin, head).view("<u4").astype(np.int64) if head else np.empty((len(rows), 0), np.int64)
     places: dict[str, tuple[Int64, Int64]] = {}
     start = begin + head
-    for name, (_, size) in columns.items():
+    for name, (_, size) in shard.columns.items():
         length = np.full(len(rows), size, np.int64) if size else sizes[:, varying.index(name)]
         places[name] = start, length
         start = start + length  # at most 2^32 per column: no overflow

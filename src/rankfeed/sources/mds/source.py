@@ -10,12 +10,12 @@ import numpy.typing as npt
 
 from rankfeed._util.validate import check_bool
 from rankfeed.columns.columns import Column, ColumnBuffer, Part, column_from_parts
-from rankfeed.errors import SourceError, UnsafeError
+from rankfeed.errors import UnsafeError
 from rankfeed.sources.chunked import CACHE_BYTES, ChunkedSource
 from rankfeed.sources.mds.detect import INDEX_NAME, mds_folders
 from rankfeed.sources.mds.encodings import encoding_of
-from rankfeed.sources.mds.index import MdsIndex, MdsShard, read_index
-from rankfeed.sources.mds.shard import check_hashes, locate, read_shard
+from rankfeed.sources.mds.index import MdsShard, read_indexes
+from rankfeed.sources.mds.shard import locate, read_shard
 from rankfeed.sources.paths import Paths, label
 from rankfeed.sources.scattered import ByteSlices
 from rankfeed.sources.source import BLOCK_BYTES, Int64, by_chunk, check_columns
@@ -59,15 +59,15 @@ class MdsSource(ChunkedSource):
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
         decode, self._check = check_bool("decode", decode), check_bool("check", check)
-        self._folders = [os.path.abspath(each) for each in mds_folders(where)]
-        index = _read_indexes(self._folders)
-        self._shards, self._columns = index.shards, index.columns
+        folders = [os.path.abspath(each) for each in mds_folders(where)]
+        index = read_indexes(folders)
+        self._shards = index.shards
         self.files = DataFiles([shard.path for shard in self._shards])
-        names = check_columns(columns, self._columns)
-        check_columns(objects, self._columns)
-        place = os.path.join(self._folders[0], INDEX_NAME)
+        names = check_columns(columns, index.columns)
+        check_columns(objects, index.columns)
+        place = os.path.join(folders[0], INDEX_NAME)
         self._encodings = {
-            name: encoding_of(self._columns[name][0], name, place, decode=decode, as_objects=name in objects)
+            name: encoding_of(index.columns[name][0], name, place, decode=decode, as_objects=name in objects)
             for name in names
         }
         for name, encoding in self._encodings.items():
@@ -84,7 +84,7 @@ class MdsSource(ChunkedSource):
         }
         blocks = np.concatenate([_block_rows(shard) for shard in self._shards])
         fingerprint = digest_of(index.digest, self.files.fingerprint.encode())
-        self._init_samples(label(self._folders), fields, blocks, fingerprint)
+        self._init_samples(label(folders), fields, blocks, fingerprint)
 
     @property
     def default_shuffle(self) -> Literal["global", "window"]:  # type: ignore[override]
@@ -92,7 +92,7 @@ class MdsSource(ChunkedSource):
 
     def _values(self, number: int, rows: Int64, names: Sequence[str]) -> list[ByteSlices]:
         shard, content = self._shards[number], self._content(number, len(rows))
-        places = locate(content, rows, self._columns, shard)
+        places = locate(content, rows, shard)
 
         def where(row: int, name: str) -> str:
             return f"{shard.path}, sample {rows[row]}, column {name!r}"
@@ -125,27 +125,7 @@ class MdsSource(ChunkedSource):
         return self.files.get(number, self._read_stored)
 
     def _read_stored(self, data: Bytes, number: int) -> ColumnBuffer:
-        shard = self._shards[number]
-        content = read_shard(data, shard)
-        if self._check:
-            check_hashes(data, shard)
-        return content
-
-
-def _read_indexes(folders: Sequence[str]) -> MdsIndex:
-    """The indexes of some directories as one."""
-    indexes = [read_index(folder) for folder in folders]
-    for folder, index in zip(folders, indexes, strict=True):
-        if index.columns != indexes[0].columns:
-            raise SourceError(
-                "folders differ in their columns",
-                expected=indexes[0].columns,
-                found=index.columns,
-                where=folder,
-                remedy="open them one by one",
-            )
-    shards = [shard for index in indexes for shard in index.shards]
-    return MdsIndex(shards, indexes[0].columns, b"\n".join(index.digest for index in indexes), [])
+        return read_shard(data, self._shards[number], check=self._check)
 
 
 def _block_rows(shard: MdsShard) -> Int64:

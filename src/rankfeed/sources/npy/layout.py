@@ -67,7 +67,6 @@ def open_numpy(
             found=f"layout={layout!r}",
             remedy="leave labels= and name_column= out",
         )
-    where = os.fspath(where) if isinstance(where, os.PathLike) else where
     is_file = isinstance(where, str) and os.path.isfile(where)
     if layout is None and not needs_samples:
         layout = "rows" if is_file else _find_layout(where, *list_files(where), allow_pickle)
@@ -127,7 +126,7 @@ def _find_layout(where: Paths, root: str, paths: Sequence[str], allow_pickle: bo
         found=f"{no_samples}; {no_columns}",
         where=where,
         remedy="open those that belong together: rankfeed.open([path, path])"
-        if isinstance(where, (str, os.PathLike))
+        if isinstance(where, str)
         else "open those that agree, or combine the files in a Dataset: rankfeed.from_dataset(dataset)",
     )
 
@@ -148,8 +147,8 @@ def _layout_of_one(where: Paths, path: str, allow_pickle: bool) -> Layout:
 
 def _why_no_samples(headers: dict[str, Header]) -> str | None:
     """Which array is unlike the others, if one is."""
-    (path, first), *others = headers.items()
-    for other, header in others:
+    path, first = next(iter(headers.items()))
+    for other, header in headers.items():
         same = len(header.shape) == len(first.shape) and header.shape[1:] == first.shape[1:]
         if not same or header.dtype.newbyteorder("=") != first.dtype.newbyteorder("="):
             return f"an array is unlike the others: {header} in {Path(other).name}, {first} in {Path(path).name}"
@@ -158,11 +157,10 @@ def _why_no_samples(headers: dict[str, Header]) -> str | None:
 
 def _why_no_columns(headers: dict[str, Header]) -> str | None:
     """Which files cannot be columns of one table, if some cannot."""
-    (path, first), *others = headers.items()
+    path, first = next(iter(headers.items()))
     for other, header in headers.items():
         if not header.shape:
             return f"there are no rows in {Path(other).name}"
-    for other, header in others:
         if header.shape[0] != first.shape[0]:
             return f"{header.shape[0]} rows in {Path(other).name}, {first.shape[0]} in {Path(path).name}"
     names = [column_name(each) for each in headers]

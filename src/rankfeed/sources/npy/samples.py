@@ -21,8 +21,8 @@ from rankfeed.storage.data_files import DataFiles
 LABEL = "label"
 #: Files are read one by one, so blocks only keep the list of blocks short.
 _BLOCK = 256
-#: A batch has one more dimension than a sample.
-_MOST_DIMENSIONS = 31 if np.lib.NumpyVersion(np.__version__) < "2.0.0" else 63
+#: A batch has one more dimension than a sample, and an array of NumPy 1 has at most 32.
+_MOST_DIMENSIONS = 31
 
 Labels = Literal["folder"] | Sequence[str] | None
 
@@ -44,7 +44,7 @@ class NumpySamplesSource(Source):
 
     def __init__(
         self,
-        where: str | Sequence[str | os.PathLike[str]],
+        where: Paths,
         *,
         columns: Sequence[str] | None = None,
         allow_pickle: bool = False,
@@ -65,7 +65,14 @@ class NumpySamplesSource(Source):
 
     def _find_fields(self) -> dict[str, Field]:
         """From one header and the sizes of all files for `.npy`, from all headers for `.npz`."""
-        first, varying = self._headers(0), self._varying()
+        first, varying = self._headers(0), set[str]()
+        if self._suffix == ".npz":
+            with ThreadPoolExecutor(4) as pool:
+                for headers in pool.map(self._headers, range(len(self.files))):
+                    both = headers.keys() & first.keys()
+                    varying |= {name for name in both if headers[name].shape != first[name].shape}
+        elif (self.files.sizes != self.files.sizes[0]).any():  # reading checks dtype and the other dimensions
+            varying = {ARRAY}
         found = {name: _field(header, name in varying) for name, header in first.items()}
         added = {LABEL: Field("dense", "int64")} if self._labels is not None else {}
         if self._name_column is not None:
@@ -103,20 +110,6 @@ class NumpySamplesSource(Source):
 
     def _headers(self, sample_id: int) -> dict[str, Header]:
         return read_headers(self.files.path(sample_id), allow_pickle=self._allow_pickle)
-
-    def _varying(self) -> set[str]:
-        """Names of the arrays whose shapes vary."""
-        if self._suffix == ".npy":
-            # Dtype and inner shape are checked when files are read, so sizes tell whether the lengths differ.
-            return {ARRAY} if bool((self.files.sizes != self.files.sizes[0]).any()) else set()
-        first = self._headers(0)
-        with ThreadPoolExecutor(4) as pool:
-            return {
-                name
-                for headers in pool.map(self._headers, range(len(self.files)))
-                for name in headers.keys() & first.keys()
-                if headers[name].shape != first[name].shape
-            }
 
     def _fetch(self, ids: Int64, names: Sequence[str]) -> dict[str, Column]:
         found = self._added_columns(ids)
@@ -171,9 +164,9 @@ def _field(header: Header, varies: bool) -> Field:
             expected=f"up to {_MOST_DIMENSIONS}",
             found=len(header.shape),
         )
-    is_ragged = varies and len(header.shape) > 0
-    shape = header.shape[1:] if is_ragged else header.shape
-    return Field("ragged" if is_ragged else "dense", header.dtype.name, shape)
+    if varies and header.shape:
+        return Field("ragged", header.dtype.name, header.shape[1:])
+    return Field("dense", header.dtype.name, header.shape)
 
 
 def _column(field: Field, rows: list[Array]) -> Column:

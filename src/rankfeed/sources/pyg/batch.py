@@ -193,11 +193,7 @@ class GraphLayout:
 
     @classmethod
     def of(cls, data: Any, slices: Any, size: int) -> GraphLayout | None:
-        """The layout of ``size`` graphs, or None if only PyG can join them.
-
-        Only PyG can join classes with an ``__inc__`` or ``__cat_dim__`` of their own, sparse and nested tensors,
-        attributes that are dicts or lists of tensors, and everything else that is not a plain tensor or text.
-        """
+        """The layout of ``size`` graphs; None if not all attributes are plain tensors, numbers and texts."""
         if not _is_plain_class(type(data)) or not isinstance(slices, dict) or size < 2:
             return None
         spans: list[tuple[Int64, Int64]] = []

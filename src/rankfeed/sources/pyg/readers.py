@@ -85,23 +85,11 @@ class InMemoryReader(GraphReader):
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
-        self.indices = _dataset_indices(dataset)
+        self.indices = compose(None, dataset._indices, dataset.len())
         self.runs_user_code = dataset.transform is not None
         self.supports_batched_getitem = False
         layout = GraphLayout.of(dataset._data, dataset.slices, dataset.len())
         self._layout = layout if layout is not None and _cache_is_unchanged(dataset, layout) else None
-
-    @staticmethod
-    def fits(dataset: Any) -> bool:
-        """Whether it is one and reads graphs as that class does."""
-        from torch_geometric.data import InMemoryDataset
-
-        return (
-            isinstance(dataset, InMemoryDataset)
-            and dataset._data is not None
-            and _inherits(dataset, InMemoryDataset, "get", "len", "indices", "__getitem__", "__len__")
-            and not hasattr(dataset, "__getitems__")
-        )
 
     def read(self, numbers: Int64) -> Sequence[Any]:
         transform = self.dataset.transform
@@ -140,26 +128,14 @@ class OnDiskReader(GraphReader):
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
-        self.indices = _dataset_indices(dataset)
+        self._length = int(dataset.len())
+        self.indices = compose(None, dataset._indices, self._length)
         self.runs_user_code = True
         self.supports_batched_getitem = True
         #: The dataset by process; a fork keeps its parent's, since closing it would affect the parent's database.
         self._open = threading.local()
-        self._length = int(dataset.len())
         if dataset.backend == "sqlite":
             self.path = os.path.abspath(dataset.processed_paths[0])
-
-    def __len__(self) -> int:
-        return self._length
-
-    @staticmethod
-    def fits(dataset: Any) -> bool:
-        """Whether it is one."""
-        from torch_geometric.data import OnDiskDataset
-
-        return isinstance(dataset, OnDiskDataset) and _inherits(
-            dataset, OnDiskDataset, "indices", "__getitem__", "__len__"
-        )
 
     def read(self, numbers: Int64) -> Sequence[Any]:
         from torch_geometric.data import OnDiskDataset
@@ -185,7 +161,7 @@ class OnDiskReader(GraphReader):
             return None
         with file_errors(path), open(path, "rb") as file:
             # SQLite's header has the number of pages and a change counter.
-            return [str(len(self)).encode(), repr(self.dataset.schema).encode(), file.read(100)]
+            return [str(self._length).encode(), repr(self.dataset.schema).encode(), file.read(100)]
 
     def picklable_dataset(self) -> Any:
         dataset = copy.copy(self.dataset)
@@ -194,33 +170,34 @@ class OnDiskReader(GraphReader):
 
 
 def reader_of(dataset: Any) -> GraphReader:
-    """The reader for a dataset."""
-    for kind in (InMemoryReader, OnDiskReader):
-        if kind.fits(dataset):
-            return kind(dataset)
+    """The reader for a dataset: that of a class of PyG if the dataset reads graphs as the class does."""
+    from torch_geometric.data import InMemoryDataset, OnDiskDataset
+
+    def inherits(base: type, *methods: str) -> bool:
+        own = type(dataset)
+        return isinstance(dataset, base) and all(getattr(own, name) is getattr(base, name) for name in methods)
+
+    if inherits(InMemoryDataset, "get", "len", "indices", "__getitem__", "__len__"):
+        if dataset._data is not None and not hasattr(dataset, "__getitems__"):
+            return InMemoryReader(dataset)
+    elif inherits(OnDiskDataset, "indices", "__getitem__", "__len__"):
+        return OnDiskReader(dataset)
     return GraphReader(dataset)
 
 
-def check_indices(indices: Int64, length: int) -> Int64:
-    """Indices into a dataset; negative ones count from its end."""
-    indices = np.where(indices < 0, indices + length, indices)
-    if len(indices) and not 0 <= indices.min() <= indices.max() < length:
+def compose(indices: Int64 | None, subset: Any, length: int) -> Int64 | None:
+    """The graphs of a subset of ``length`` selected graphs; negative numbers count from the end. None is all."""
+    if subset is None:
+        return indices
+    numbers = np.array(subset, np.int64).reshape(-1)
+    numbers[numbers < 0] += length
+    if len(numbers) and not 0 <= numbers.min() <= numbers.max() < length:
         raise SourceError(
             "a part of a dataset has indices that the dataset does not have",
             expected=f"0 to {length - 1}",
-            found=f"{indices.min()} to {indices.max()}",
+            found=f"{numbers.min()} to {numbers.max()}",
         )
-    return indices
-
-
-def _dataset_indices(dataset: Any) -> Int64 | None:
-    if dataset._indices is None:
-        return None
-    return check_indices(np.array(dataset._indices, np.int64).reshape(-1), dataset.len())
-
-
-def _inherits(dataset: Any, base: type, *methods: str) -> bool:
-    return all(getattr(type(dataset), name) is getattr(base, name) for name in methods)
+    return numbers if indices is None else indices[numbers]
 
 
 def _cache_is_unchanged(dataset: Any, layout: GraphLayout) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from rankfeed.errors import CorruptError, RankfeedError, SourceError, UnsafeError, safe_str
+from rankfeed.errors import CorruptError, SourceError, UnsafeError, safe_str
 from rankfeed.sources.extras import need
 from rankfeed.sources.paths import check_utf8
 from rankfeed.sources.pyg.detect import saved_file
@@ -48,30 +48,20 @@ class PyGFileSource(PyGSource):
         exclude_keys: Sequence[str] | None = None,
     ) -> None:
         check_no_columns(columns)
-        self.path = saved_file(Path(where))
-        self._read(DataFiles([self.path]), allow_pickle, follow_batch, exclude_keys)
+        self.__setstate__((DataFiles([saved_file(Path(where))]), allow_pickle, follow_batch, exclude_keys))
 
-    def _read(
-        self,
-        files: DataFiles,
-        allow_pickle: bool,
-        follow_batch: Sequence[str] | None,
-        exclude_keys: Sequence[str] | None,
-    ) -> None:
-        self._allow_pickle = allow_pickle
+    def __getstate__(self) -> tuple[Any, ...]:
+        return self.files, self._allow_pickle, self._follow, self._exclude
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        files, self._allow_pickle, follow_batch, exclude_keys = state
         need("torch_geometric", extra="pyg")
+        self.path = files.path(0)
         files.check(0)
-        dataset = _saved_dataset(self.path, allow_pickle)
+        dataset = _saved_dataset(self.path, self._allow_pickle)
         files.opened(0)
         super().__init__(dataset, follow_batch=follow_batch, exclude_keys=exclude_keys)
         self.files, self._label = files, self.path
-
-    def __getstate__(self) -> tuple[Any, ...]:
-        return self.path, self.files, self._allow_pickle, self._follow, self._exclude
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.path, *options = state
-        self._read(*options)
 
 
 def _saved_dataset(path: str, allow_pickle: bool) -> Any:
@@ -91,8 +81,6 @@ def _saved_dataset(path: str, allow_pickle: bool) -> Any:
         dataset._data = kind.from_dict(data) if isinstance(data, dict) else data
         dataset.slices = slices
         _check_slices(dataset._data, slices)
-    except RankfeedError:
-        raise
     except Exception as error:
         raise CorruptError(
             "the file's graphs do not fit together", found=f"{type(error).__name__}: {safe_str(error)}", where=path
@@ -115,25 +103,23 @@ def _load(path: str, allow_pickle: bool) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return torch.load(path, map_location="cpu", weights_only=not allow_pickle, mmap=True)
-    except pickle.UnpicklingError as error:
-        message = " ".join(str(error).split())
-        if allow_pickle or ("Unsupported" not in message and "GLOBAL" not in message):
-            raise CorruptError("the file is damaged", found=message[:200], where=path) from None
-        start = max(0, message.find("Unsupported"))
-        raise UnsafeError(
-            "the file has objects whose reading could run code",
-            expected="tensors, plain containers, and PyG's own classes",
-            found=message[start : start + 160],
-            where=path,
-            remedy="if you trust it: open(..., allow_pickle=True), or rankfeed.from_dataset() of your own Dataset",
-        ) from None
-    except OSError as error:
-        if os.path.isfile(path) and error.errno == errno.EINVAL:  # torch seeks the end of the archive
-            raise CorruptError("the file is damaged", found="it ends early", where=path) from error
-        raise SourceError("the file cannot be read", found=error.strerror or error, where=path) from error
     except Exception as error:
-        message = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
-        raise CorruptError("the file is damaged", found=message, where=path) from error
+        # EINVAL: torch seeks the end of an archive that is not complete.
+        if isinstance(error, OSError) and not (os.path.isfile(path) and error.errno == errno.EINVAL):
+            raise SourceError("the file cannot be read", found=error.strerror or error, where=path) from error
+        message = " ".join(str(error).split())
+        is_refused = isinstance(error, pickle.UnpicklingError) and not allow_pickle
+        if is_refused and ("Unsupported" in message or "GLOBAL" in message):
+            start = max(0, message.find("Unsupported"))
+            raise UnsafeError(
+                "the file has objects whose reading could run code",
+                expected="tensors, plain containers, and PyG's own classes",
+                found=message[start : start + 160],
+                where=path,
+                remedy="if you trust it: open(..., allow_pickle=True), or rankfeed.from_dataset(your_dataset)",
+            ) from None
+        found = f"{type(error).__name__}: {message[:160]}"
+        raise CorruptError("the file is damaged", found=found, where=path) from error
 
 
 def _check_slices(data: Any, slices: dict[Any, Any] | None) -> None:

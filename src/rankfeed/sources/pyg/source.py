@@ -15,7 +15,7 @@ from rankfeed.columns.field import Field
 from rankfeed.errors import ArgumentError, SourceError
 from rankfeed.sources.extras import need
 from rankfeed.sources.pyg.batch import join_graphs
-from rankfeed.sources.pyg.readers import GraphReader, Graphs, check_indices, reader_of
+from rankfeed.sources.pyg.readers import GraphReader, Graphs, compose, reader_of
 from rankfeed.sources.source import Int64, Source
 from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.data_files import DataFiles
@@ -63,27 +63,24 @@ class PyGSource(Source):
         dataset, subset = _without_subsets(dataset)
         try:
             self._reader: GraphReader = reader_of(dataset)
-            length = len(self._reader) if self._reader.indices is None else len(self._reader.indices)
+            length = len(self._reader)
         except TypeError as error:
             raise SourceError(
                 "the dataset has no length",
                 found=type(dataset).__name__,
                 remedy="give a map-style Dataset; for a stream, use rf.split",
             ) from error
+        self.supports_batched_getitem = self._reader.supports_batched_getitem
         if self._reader.path is not None:
             self.files = DataFiles([self._reader.path])
         #: Numbers of the graphs in the dataset; None for all in order.
-        self._indices = _compose(self._reader.indices, subset, length)
+        self._indices = compose(self._reader.indices, subset, length)
         blocks = np.array([length if self._indices is None else len(self._indices)], np.int64)
         self._init_samples(type(dataset).__name__, {"": Field("object")}, blocks)
 
     @property
     def runs_user_code(self) -> bool:  # type: ignore[override]
         return self._reader.runs_user_code
-
-    @property
-    def supports_batched_getitem(self) -> bool:  # type: ignore[override]
-        return self._reader.supports_batched_getitem
 
     @cached_property
     def _identity(self) -> list[bytes] | None:
@@ -162,13 +159,4 @@ def _without_subsets(dataset: Any) -> tuple[Any, Int64 | None]:
     if type(dataset) is not Subset:
         return dataset, None
     inner, indices = _without_subsets(dataset.dataset)
-    selected = np.asarray(dataset.indices, np.int64).reshape(-1)
-    return inner, _compose(indices, selected, len(dataset.dataset))  # type: ignore[arg-type]
-
-
-def _compose(indices: Int64 | None, subset: Int64 | None, length: int) -> Int64 | None:
-    """The graphs of a subset of a selection."""
-    if subset is None:
-        return indices
-    subset = check_indices(subset, length)
-    return subset if indices is None else indices[subset]
+    return inner, compose(indices, dataset.indices, len(dataset.dataset))  # type: ignore[arg-type]

@@ -10,21 +10,15 @@ from typing import Any, Literal
 import numpy as np
 
 from rankfeed._util.validate import check_names, invalid
-from rankfeed.columns.columns import (
-    Column,
-    Dense,
-    Objects,
-    column_from_parts,
-    make_column,
-)
+from rankfeed.columns.columns import Column, Dense, Objects, column_from_parts, make_column
 from rankfeed.columns.field import Field
 from rankfeed.columns.layout import Mismatch, flat_fields, infer_layout, resolve_dtypes
 from rankfeed.columns.pointers import RowPointers
-from rankfeed.errors import ArgumentError, RankfeedError, SourceError, safe_repr
+from rankfeed.errors import ArgumentError, RankfeedError, SourceError, UnsafeError, safe_repr
 from rankfeed.sources.npy.arrays import check_size, read_header
 from rankfeed.sources.scattered import ByteSlices, decode_each, place_of, undecodable
 from rankfeed.sources.source import Int64, check_columns, empty_column
-from rankfeed.sources.tar.decoders import Decoder, decoder_of, pickle_refused
+from rankfeed.sources.tar.decoders import Decoder, decoder_of
 from rankfeed.sources.tar.shards import Missing, Shard, ShardSet
 
 #: The column of the samples' keys.
@@ -38,17 +32,6 @@ _HEAD_BYTES = 128
 _MAX_HEADERS = 1 << 14
 
 Decode = bool | Callable[[str, bytes], Any] | Mapping[str, Any]
-
-
-def _members(extension: str, shard: Shard, rows: Int64, slots: Int64 | None) -> ByteSlices:
-    """The members of some samples of a shard; of length -1 for a sample without one."""
-    starts, sizes = shard.index.locate(extension, rows)
-
-    def place(row: int) -> str:
-        key = shard.index.key(int(rows[row]))
-        return f"{shard.path}, sample {key!r}, .{extension} at offset {starts[row]}"
-
-    return ByteSlices(shard.memory, starts, sizes, slots, place)
 
 
 def _unlike_others(extension: str, field: Field, found: object, part: ByteSlices, row: int) -> SourceError:
@@ -78,8 +61,18 @@ class SampleBatch:
 
     def members(self, extension: str) -> list[ByteSlices]:
         """The members of one extension, by shard; of length -1 for a sample without one."""
+
+        def find(shard: Shard, rows: Int64, slots: Int64 | None) -> ByteSlices:
+            starts, sizes = shard.index.locate(extension, rows)
+
+            def place(row: int) -> str:
+                key = shard.index.key(int(rows[row]))
+                return f"{shard.path}, sample {key!r}, .{extension} at offset {starts[row]}"
+
+            return ByteSlices(shard.memory, starts, sizes, slots, place)
+
         if extension not in self._members:
-            self._members[extension] = [_members(extension, *place) for place in self.places]
+            self._members[extension] = [find(*each) for each in self.places]
         return self._members[extension]
 
     def values(self, extension: str, decode: Callable[[bytes], Any]) -> list[Any]:
@@ -93,7 +86,7 @@ class SampleBatch:
         return self._values[extension]
 
 
-def column_of_values(field: Field, values: list[Any], extension: str, members: list[ByteSlices]) -> Column:
+def _column_of_values(field: Field, values: list[Any], extension: str, members: list[ByteSlices]) -> Column:
     """A column of decoded values, None for a missing member; a SourceError if a value does not fit."""
     if field.kind == "object":
         return Objects(values)
@@ -189,7 +182,7 @@ class ColumnSpec:
         values = batch.values(self.extension, decode)
         if self.decoder.kind == "audio":
             values = [value and value[self.role == "rate"] for value in values]
-        return column_of_values(self.field, values, self.extension, members)
+        return _column_of_values(self.field, values, self.extension, members)
 
 
 def _check_decode(decode: Decode, extensions: Sequence[str]) -> None:
@@ -256,7 +249,12 @@ def schema_of(
     for name in chosen:
         decoder, kind = _decoder_for(name, decode, allow_pickle)
         if decoder.kind == "pickle" and not allow_pickle:
-            raise pickle_refused(name, found=f".{name}", where=shards.paths[0])
+            raise UnsafeError(
+                f"a .{name} member is a pickle or may hold one: reading it runs code that it contains",
+                where=shards.paths[0],
+                remedy=f"leave the column out with columns=, take its bytes with decode={{{name!r}: False}}, "
+                "or pass allow_pickle=True if you trust its author",
+            )
         added: dict[str, ColumnSpec] = {}
         if decoder.kind == "audio":
             added[name + _RATE] = ColumnSpec(name, Field("dense", "int64"), decoder, "rate")

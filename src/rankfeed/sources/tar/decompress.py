@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rankfeed.errors import CorruptError, UnsafeError
+from rankfeed.errors import UnsafeError
 from rankfeed.sources.parallel import in_parallel
 from rankfeed.sources.paths import head
 from rankfeed.sources.tar.headers import compression_of
@@ -17,6 +17,7 @@ from rankfeed.sources.tar.index_cache import cache_folder, locked, not_writable
 from rankfeed.sources.tar.shard_list import ShardList
 from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.commit import TEMPORARY, atomic_file
+from rankfeed.storage.file_errors import file_errors
 
 #: A compressed shard may expand to this multiple of its size, and this many bytes more.
 _RATIO, _MORE_BYTES = 200, 1 << 28
@@ -24,10 +25,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 def decompressed(listed: ShardList, cache_dir: str | os.PathLike[str] | None) -> ShardList:
-    """The same shards, compressed ones replaced by decompressed copies.
-
-    Copies are made once, under a lock that all processes share; another version of a shard gets another copy.
-    """
+    """The same shards, compressed ones replaced by copies: each version is decompressed once, under a lock."""
     folder = cache_folder(cache_dir) / "decompressed"
     copies: dict[str, Path] = {}
     for shard in listed.shards:
@@ -49,7 +47,12 @@ def _decompress(shard: str, copy: Path) -> None:
     limit = _RATIO * os.path.getsize(shard) + _MORE_BYTES
     try:
         with atomic_file(copy) as out, _open(shard) as file:
-            while chunk := _read(file, shard):
+            while True:
+                # The libraries have errors of their own, some of them OSErrors.
+                with file_errors(shard, Exception):
+                    chunk = bytes(file.read(_CHUNK_BYTES))
+                if not chunk:
+                    break
                 if out.tell() + len(chunk) > limit:
                     raise UnsafeError(
                         "a compressed shard expands too much",
@@ -71,10 +74,3 @@ def _open(shard: str) -> Any:
         return pa.input_stream(pa.OSFile(os.fsencode(shard)), compression=kind)
     openers: dict[str | None, Callable[[str], Any]] = {"bzip2": bz2.open, "xz": lzma.open}
     return openers.get(kind, gzip.open)(shard)  # all open for reading
-
-
-def _read(file: Any, shard: str) -> bytes:
-    try:
-        return bytes(file.read(_CHUNK_BYTES))
-    except Exception as error:  # the libraries have errors of their own, some of them OSErrors
-        raise CorruptError("a compressed shard is damaged", found=error, where=shard) from error

@@ -52,7 +52,16 @@ class ShardSet:
                     remedy="create the description again, or open the .tar files themselves by a pattern",
                 )
             if summary.repeated is not None and not keep_repeated:
-                raise self._repeated_key(number, *summary.repeated)
+                index = cache.load(self.paths[number])
+                first, second = (int(index.offsets[row]) for row in summary.repeated)
+                raise SourceError(
+                    "two samples that are not adjacent have the same key: probably one sample in two pieces",
+                    expected="all members of a sample side by side",
+                    found=f"{index.key(summary.repeated[0])!r} at offset {first} and at {second}",
+                    where=f"{self.paths[number]}, offset {second}",
+                    remedy='write the archive again by `tar --sort=name`; or pass duplicate_keys="keep" to have '
+                    "each as a sample, as WebDataset does",
+                )
         #: Rows that remain, for shards of which some are left out.
         self._kept: dict[int, Int64] = {}
         self._exclude(listed)
@@ -140,14 +149,3 @@ class ShardSet:
             index = self._cache.load(self.paths[number])
             rows = [row for row in range(index.summary.samples) if index.key(row) not in keys]
             self._kept[number] = np.array(rows, np.int64)
-
-    def _repeated_key(self, number: int, first: int, second: int) -> SourceError:
-        index = self._cache.load(self.paths[number])
-        return SourceError(
-            "two samples that are not adjacent have the same key: probably one sample in two pieces",
-            expected="all members of a sample side by side",
-            found=f"{index.key(first)!r} at offset {index.offsets[first]} and at {index.offsets[second]}",
-            where=f"{self.paths[number]}, offset {index.offsets[second]}",
-            remedy='write the archive again by `tar --sort=name`; or pass duplicate_keys="keep" to have each '
-            "as a sample, as WebDataset does",
-        )

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from rankfeed._util.validate import check_bool, check_choice, check_name, check_optional
 from rankfeed.columns.columns import Column
+from rankfeed.columns.pointers import file_of
 from rankfeed.errors import SourceError
 from rankfeed.sources.paths import Paths, label
 from rankfeed.sources.source import BLOCK_BYTES, Int64, Source, check_ids, even_blocks, probe_ids
@@ -116,22 +117,18 @@ class WebDatasetSource(Source):
             return
         is_cached = True
         for number, rows, _ in self._shards.places(check_ids(sample_ids, len(self))):
-            offsets = self._shards.open(number).index.offsets
-            # A moved or removed file is read from its mapping.
-            with suppress(OSError), open(self._shards.paths[number], "rb", buffering=0) as file:
-                # If the first sample is cached, the others probably are.
-                if len(rows) and not _is_cached(file.fileno(), int(offsets[rows[0]])):
-                    is_cached = False
-                    for first, last in zip(offsets[rows].tolist(), offsets[rows + 1].tolist(), strict=True):
-                        os.posix_fadvise(file.fileno(), first, last - first, os.POSIX_FADV_WILLNEED)
+            shard = self._shards.open(number)
+            offsets, (descriptor, _) = shard.index.offsets, file_of(shard.memory.array)
+            # If the first sample is cached, the others probably are.
+            if len(rows) and not _is_cached(descriptor, int(offsets[rows[0]])):
+                is_cached = False
+                for first, last in zip(offsets[rows].tolist(), offsets[rows + 1].tolist(), strict=True):
+                    os.posix_fadvise(descriptor, first, last - first, os.POSIX_FADV_WILLNEED)
         self._batches_to_skip = _BATCHES_BETWEEN_LOOKS if is_cached else 0
 
 
-def _is_cached(handle: int, offset: int) -> bool:
+def _is_cached(descriptor: int, offset: int) -> bool:
     """Whether a byte is in the page cache; False if the system does not say."""
-    if not hasattr(os, "RWF_NOWAIT"):
-        return False
-    try:
-        return os.preadv(handle, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
-    except OSError:
-        return False
+    with suppress(OSError, AttributeError):  # not cached, or no such flag
+        return os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
+    return False

@@ -4,7 +4,6 @@ import re
 from collections.abc import Sequence
 from csv import Error as CsvError
 from csv import reader as csv_reader
-from decimal import Decimal
 from functools import partial
 from io import BytesIO, StringIO
 from itertools import islice
@@ -16,7 +15,7 @@ from rankfeed.errors import CorruptError
 from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.arrow.types import UNNAMED
 from rankfeed.sources.text.dialect import BOM, REMEDY, Dialect
-from rankfeed.sources.text.exact_numbers import has_large, inexact_error
+from rankfeed.sources.text.exact_numbers import has_large, inexact_error, is_inexact
 
 _INTEGER = re.compile(r"\s*[+-]?[0-9]+\s*")
 
@@ -134,8 +133,7 @@ def _first_inexact(texts: Any) -> int | None:
     is_long = pc.greater_equal(pc.binary_length(texts), 16).fill_null(False)
     for row in np.flatnonzero(np.asarray(is_long)).tolist():
         text = texts[row].as_py()
-        # int() refuses more than 4,300 digits.
-        if _INTEGER.fullmatch(text) and Decimal(text) != Decimal(float(text)):
+        if _INTEGER.fullmatch(text) and is_inexact(text):
             return int(row)
     return None
 

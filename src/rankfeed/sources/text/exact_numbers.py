@@ -1,5 +1,6 @@
 """Detecting integers in text that float64 would round: Arrow infers float64 above int64, or beside a fraction."""
 
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -22,12 +23,9 @@ def has_large(column: Any) -> bool:
     return column.type == pa.float64() and bool((np.abs(np.asarray(column)) >= _EXACT).any())
 
 
-def is_inexact(value: int) -> bool:
-    """Whether float64 would round an integer."""
-    try:
-        return int(float(value)) != value
-    except OverflowError:
-        return True
+def is_inexact(integer: int | str) -> bool:
+    """Whether float64 would round an integer, of any number of digits."""
+    return Decimal(integer) != Decimal(float(str(integer)))
 
 
 def inexact_error(value: object, where: str, column: str, remedy: str) -> SourceError:

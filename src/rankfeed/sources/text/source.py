@@ -1,7 +1,7 @@
 """CSV files and files of JSON lines, parsed into memory with pyarrow."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -32,12 +32,13 @@ class _TextSource(Source):
     def _open(self, where: Paths, columns: Sequence[str] | None, nulls: Nulls, dialect: Dialect) -> None:
         self._paths = [os.path.abspath(path) for path in list_files(where, dialect.kind)]
         self._options = {"columns": columns, "nulls": nulls, "types": dialect.types}
+        parse = parse_csv if dialect.kind == "csv" else parse_json_lines
         tables, digests = [], []
         names: dict[str, None] = {}
         for path, text in zip(self._paths, read_texts(self._paths), strict=True):
             if not text.strip():
                 raise SourceError("the file is empty", where=path)
-            table = _parser(dialect)(text, path, dialect, columns)
+            table = parse(text, path, dialect, columns)
             is_csv = dialect.kind == "csv"
             names |= dict.fromkeys(table.schema.names if is_csv else columns_in(table, text, dialect))
             tables.append(table)
@@ -186,7 +187,8 @@ def rows(where: Paths, *, delimiter: str | None = None, types: Mapping[str, str]
 
 def _stream(path: str, dialect: Dialect) -> Iterator[Any]:
     """The rows as `pyarrow.Table`s of one schema, which the first piece of text defines."""
-    parse, schema, line, is_csv = _parser(dialect), None, 1, dialect.kind == "csv"
+    schema, line, is_csv = None, 1, dialect.kind == "csv"
+    parse = parse_csv if is_csv else parse_json_lines
     with open_text(path) as file:
         for piece in _pieces(file, path, dialect):
             # In CSV, a line of spaces or tabs is a row.
@@ -199,10 +201,6 @@ def _stream(path: str, dialect: Dialect) -> Iterator[Any]:
             line += piece.count(b"\n")
     if schema is None:
         raise SourceError("the file is empty", where=path)
-
-
-def _parser(dialect: Dialect) -> Callable[..., Any]:
-    return parse_csv if dialect.kind == "csv" else parse_json_lines
 
 
 def _pieces(file: BinaryIO, path: str, dialect: Dialect) -> Iterator[bytes]:
