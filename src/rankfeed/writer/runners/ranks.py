@@ -8,17 +8,16 @@ dies or hangs is reassigned.
 
 import os
 import secrets
-import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from rankfeed._util.progress import progress_bar
+from rankfeed._util.threads import DaemonPool
 from rankfeed.errors import RankfeedError, WriteError
 from rankfeed.sources import PackedSource, Source
 from rankfeed.sources.open import STAGING_NAME
@@ -192,7 +191,8 @@ class RanksRunner(Runner):
         # Unclaimed tasks first. There are at most as many claimed ones as ranks.
         free = claim_order(self.rank, self._topology.world_size, tasks.keys() - claimed)
         for number in [*free, *sorted(claimed)]:
-            task, lease = tasks[number], self._lease(job, number)
+            task, folder = tasks[number], job.staging / TASKS / f"{number:05d}"
+            lease = Lease(folder, duration=self._stall_timeout, by_progress=True)
             chain = lease.chain() if number in claimed else []
             held = self._claim(task, lease, chain)
             if held is None:
@@ -206,9 +206,6 @@ class RanksRunner(Runner):
                     self.fail(error)  # before the lease is released, so that no other rank claims the task
                     raise
         return None
-
-    def _lease(self, job: WriteJob, number: int) -> Lease:
-        return Lease(job.staging / TASKS / f"{number:05d}", duration=self._stall_timeout, by_progress=True)
 
     def _claim(self, task: WriteTask, lease: Lease, chain: list[LeaseOwner]) -> HeldLease | None:
         owner = chain[-1] if chain else None
@@ -248,31 +245,21 @@ class RanksRunner(Runner):
         watched = replace(job, step=step)
         if not hanging:
             return run_task(watched, task)
-        future = _in_thread(lambda: run_task(watched, task))
-        stalls = StallDetector()
-        while True:
-            with suppress(TimeoutError):
-                return future.result(self._interval)
-            self._check()
-            parts = read_task(job.staging, task.number, job.name)
-            if parts is not None and all(is_intact(job.staging, part) for part in parts):
-                return parts  # the other rank was only slow
-            seconds = stalls.seconds("", steps)
-            if seconds > _PATIENCE_FACTOR * self._stall_timeout:
-                raise _stalled_task(task, seconds, [*hanging, held.owner])
-
-
-def _in_thread(work: Callable[[], list[Part]]) -> "Future[list[Part]]":
-    future = Future[list[Part]]()
-
-    def run() -> None:
+        pool, stalls = DaemonPool(1, "rankfeed-write"), StallDetector()
+        future = pool.submit(run_task, watched, task)
         try:
-            future.set_result(work())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="rankfeed-write", daemon=True).start()
-    return future
+            while True:
+                with suppress(TimeoutError):
+                    return future.result(self._interval)
+                self._check()
+                parts = read_task(job.staging, task.number, job.name)
+                if parts is not None and all(is_intact(job.staging, part) for part in parts):
+                    return parts  # the other rank was only slow
+                seconds = stalls.seconds("", steps)
+                if seconds > _PATIENCE_FACTOR * self._stall_timeout:
+                    raise _stalled_task(task, seconds, [*hanging, held.owner])
+        finally:
+            pool.close()
 
 
 def _stalled_task(task: WriteTask, seconds: float, owners: list[LeaseOwner]) -> WriteError:
