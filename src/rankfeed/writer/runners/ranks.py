@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from rankfeed._util.progress import progress_bar
@@ -27,12 +26,9 @@ from rankfeed.topology import Topology
 from rankfeed.topology.job import is_same_job, job_id
 from rankfeed.writer.coordinator import (
     REMEDY,
-    BegunWrite,
+    StagedWrite,
     WriteRequest,
-    begin_write,
     check_destination,
-    finish_write,
-    write_parts,
 )
 from rankfeed.writer.journal import complete_commit
 from rankfeed.writer.runners import Runner
@@ -42,7 +38,6 @@ from rankfeed.writer.staging import (
     finished_tasks,
     is_begun,
     is_intact,
-    keep_lease,
     lock_staging,
     read_task,
 )
@@ -64,15 +59,16 @@ def write_on_ranks(request: WriteRequest, stall_timeout: float) -> PackedSource:
     with convert_os_error("cannot write the dataset", request.dest, REMEDY):
         check_destination(request.dest, append=request.append)
         with runner.lock() as (staging, held):
-            begun = begin_write(request, staging, held, lambda _: None, shared=True)
-            if begun is not None:
-                runner.begin(begun.stamp)
+            write = StagedWrite(request, staging, held)
+            has_begun = write.begin(lambda _: None, shared=True)
+            if has_begun:
+                runner.begin(write.stamp)
         cause: Exception | None = None
         try:
-            if begun is not None:
-                _write(request, runner, begun, staging)
+            if has_begun:
+                _write(write, runner)
         except (RankfeedError, OSError, _EndedError) as error:
-            if begun is not None and is_begun(staging, begun.stamp):
+            if is_begun(staging, write.stamp):
                 runner.fail(error)
                 raise
             cause = error
@@ -85,15 +81,16 @@ def write_on_ranks(request: WriteRequest, stall_timeout: float) -> PackedSource:
     return source
 
 
-def _write(request: WriteRequest, runner: "RanksRunner", begun: BegunWrite, staging: Path) -> None:
+def _write(write: StagedWrite, runner: "RanksRunner") -> None:
+    request = write.request
     assert isinstance(request.given, Source)
     enabled = request.progress and runner.rank == 0
     with progress_bar("writing", len(request.given), enabled=enabled) as advance:
-        parts = write_parts(request, runner, begun, staging, advance)
-    with runner.lock() as (_, held):
-        complete_commit(staging, partial(keep_lease, held, request.dest))
-        if is_begun(staging, begun.stamp):
-            finish_write(request, begun, staging, held, parts, verify=True, keep=True)
+        parts = write.run(runner, advance)
+    with runner.lock() as (_, write.held):
+        complete_commit(write.staging, write.keep_lease)
+        if is_begun(write.staging, write.stamp):
+            write.finish(parts, verify=True, keep=True)
 
 
 def _open_finished(request: WriteRequest, cause: Exception | None) -> PackedSource:
