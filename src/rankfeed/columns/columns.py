@@ -325,13 +325,9 @@ def columns_from_buffers(
     groups: Sequence[tuple[int, Int64, Int64 | None]],
     buffers: Sequence[Mapping[str, ColumnBuffer]],
 ) -> dict[str, Column]:
-    """The columns of a batch out of the buffers of several chunks.
+    """The columns of a batch out of the ``buffers`` of several chunks.
 
-    Args:
-        fields: types of the columns.
-        names: of the columns to return.
-        groups: for each chunk its number, the rows in it, and their positions in the batch (None for all).
-        buffers: the columns of each chunk.
+    ``groups`` have for each chunk its number, the rows in it, and their positions in the batch (None for all).
     """
     rows, slots = [each for _, each, _ in groups], [each for _, _, each in groups]
     shared, part = put(rows, slots), None  # of all columns

@@ -408,10 +408,7 @@ _IMMUTABLE = frozenset({bool, int, float, complex, str, bytes, type(None)})
 
 
 def as_array(name: str, value: Any) -> npt.NDArray[Any]:
-    """A number, array, tensor or list of numbers as a numeric array of a dtype that torch has.
-
-    Raises:
-        ArgumentError: the value is none of these (None, an object array, a mixture), or no dtype holds all digits.
+    """A number, array, tensor or list of numbers as an array of a dtype that torch has; raises ArgumentError.
 
     Examples:
         >>> as_array("x", [1, 2**63 + 1])

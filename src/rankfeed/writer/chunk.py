@@ -212,9 +212,7 @@ def gather_shards(chunks: Iterable[Chunk], limit: int) -> Iterator[Chunk]:
             yield joined
             del joined
     if gathered:
-        joined = concat_chunks(gathered)
-        gathered.clear()
-        yield joined
+        yield concat_chunks(gathered)
 
 
 def join_fields(one: Fields, other: Fields, where: str) -> dict[str, Field]:
