@@ -300,12 +300,7 @@ _POINTED: dict[str, type[PointedColumn]] = {"dense": Dense, "ragged": Ragged, "b
 def column_from_parts(field: Field, parts: Sequence[Part], slots: Sequence[Int64 | None] = (None,)) -> Column:
     """The column of parts (at least one), whose rows have these positions (None for all rows, in order)."""
     if field.kind == "object":
-        arrays = [part for part in parts if isinstance(part, np.ndarray)]
-        out: list[Any] = [None] * sum(map(len, arrays))
-        for part, some in zip(arrays, slots, strict=True):
-            for slot, value in zip(range(len(part)) if some is None else some.tolist(), part, strict=True):
-                out[slot] = value
-        return Objects(out)
+        return Objects(put([part for part in parts if isinstance(part, np.ndarray)], slots).tolist())
     pointers = RowPointers.join([part for part in parts if isinstance(part, RowPointers)], slots)
     return _POINTED[field.kind](pointers, field)
 
