@@ -100,7 +100,8 @@ def test_text_comes_back(rows: list[str]) -> None:
 
 
 def test_damaged_text_is_an_error_of_ours() -> None:
-    column = Bytes(RowPointers.into(np.array([0xC3], np.uint8), np.array([0]), np.array([1])), text=True)
+    pointers = RowPointers.into(np.array([0xC3], np.uint8), np.array([0]), np.array([1]))
+    column = Bytes(pointers, Field("str"))
     with pytest.raises(CorruptError, match="UTF-8"):
         column.rows()
 

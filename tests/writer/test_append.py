@@ -117,8 +117,8 @@ def test_an_append_that_is_interrupted_again_while_it_is_known_again_adds_once(
 
     for module, name in (
         (journal, "complete_commit"),
-        (coordinator_module, "write_parts"),
-        (coordinator_module, "write_parts"),
+        (coordinator_module.StagedWrite, "run"),
+        (coordinator_module.StagedWrite, "run"),
     ):
         with monkeypatch.context() as patch, suppress(Killed):
             patch.setattr(module, name, killed)

@@ -30,11 +30,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 def main_classes() -> frozenset[str]:
     """Names of the classes that ``__main__`` defines."""
     main = dict(vars(sys.modules["__main__"]))
-    return frozenset(name for name, each in main.items() if isinstance(each, type) and _is_defined(each, name))
-
-
-def _is_defined(value: type, name: str) -> bool:
-    return value.__module__ in _MAIN_MODULES and value.__qualname__ == name
+    classes = ((name, each) for name, each in main.items() if isinstance(each, type))
+    return frozenset(n for n, each in classes if each.__module__ in _MAIN_MODULES and each.__qualname__ == n)
 
 
 def _main_class(module: str, name: str) -> Any:

@@ -15,10 +15,8 @@ def process_start_time(pid: int) -> int:
         return -1
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
+    except OSError:  # there is none, it ended meanwhile, or it is hidden
         return -1 if _exists(pid) else 0
-    except OSError:  # it ended meanwhile, or is hidden
-        return 0 if not Path(f"/proc/{pid}").exists() else -1
     state, *numbers = status.rpartition(")")[2].split()  # the name in brackets may hold anything
     return 0 if state in "ZX" else int(numbers[18])
 
@@ -63,10 +61,9 @@ def pid_namespace_id() -> str:
 
 def _exists(pid: int) -> bool:
     """Whether there is a process that /proc hides from this user (``hidepid``)."""
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except OSError:
-        return True
+    with suppress(PermissionError):
+        try:
+            os.kill(pid, 0)
+        except (ProcessLookupError, OverflowError):
+            return False
     return True

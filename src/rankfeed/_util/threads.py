@@ -65,12 +65,6 @@ class DaemonPool:
             self._tasks.put(None)
         return done
 
-    def join(self, timeout: float) -> None:
-        deadline = time.monotonic() + timeout
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(max(0.0, deadline - time.monotonic()))
-
     @property
     def is_mine(self) -> bool:
         """Whether this process created the pool; a forked child has none of its threads."""
@@ -125,5 +119,5 @@ def _stop_all() -> None:
     for pool in pools:
         pool.close()
     deadline = time.monotonic() + _EXIT_WAIT
-    for pool in pools:
-        pool.join(max(0.0, deadline - time.monotonic()))
+    for thread in {thread for pool in pools for thread in pool._threads} - {threading.current_thread()}:
+        thread.join(max(0.0, deadline - time.monotonic()))

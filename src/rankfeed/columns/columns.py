@@ -11,7 +11,7 @@ from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from operator import attrgetter
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -42,10 +42,7 @@ Part = RowPointers | Array
 class Column(ABC):
     """One column of a batch."""
 
-    @property
-    @abstractmethod
-    def field(self) -> Field:
-        """Type of the column."""
+    field: Field  # type of the column
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -60,15 +57,15 @@ class Column(ABC):
         """Each row as a sample contains it."""
 
     @abstractmethod
-    def slice(self, first: int, last: int) -> Column:
+    def slice(self, first: int, last: int) -> Self:
         """Consecutive rows."""
 
 
 class PointedColumn(Column):
     """Rows of bytes in memory."""
 
-    def __init__(self, rows: RowPointers) -> None:
-        self.pointers = rows
+    def __init__(self, pointers: RowPointers, field: Field) -> None:
+        self.pointers, self.field = pointers, field
 
     def __len__(self) -> int:
         return len(self.pointers)
@@ -76,6 +73,14 @@ class PointedColumn(Column):
     @property
     def nbytes(self) -> int:
         return self.pointers.nbytes
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of an element; bytes and text consist of uint8."""
+        return _numpy_dtype(self.field.dtype or "uint8")
+
+    def slice(self, first: int, last: int) -> Self:
+        return type(self)(self.pointers.slice(first, last), self.field)
 
 
 class Dense(PointedColumn):
@@ -86,29 +91,19 @@ class Dense(PointedColumn):
         array([13, 10])
     """
 
-    def __init__(self, rows: RowPointers, dtype: np.dtype[Any] | str, shape: tuple[int, ...]) -> None:
-        self.pointers, self.dtype, self.shape = rows, _numpy_dtype(dtype), shape
-
     @classmethod
     def of(cls, array: Array, rows: Int64 | None = None) -> Dense:
         """Some rows of an array, or all in order."""
         array = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
         first = np.arange(len(array)) if rows is None else rows
-        return cls(RowPointers([Memory(array)], first), array.dtype, array.shape[1:])
-
-    @property
-    def field(self) -> Field:
-        return Field("dense", self.dtype.name, self.shape)
-
-    def slice(self, first: int, last: int) -> Dense:
-        return Dense(self.pointers.slice(first, last), self.dtype, self.shape)
+        return cls(RowPointers([Memory(array)], first), Field("dense", array.dtype.name, array.shape[1:]))
 
     def gather(self, allocate: Allocate = np.empty) -> Array:
         """The rows in one array: [rows, *shape]."""
         small = self.pointers.take_small()
         if small is not None:
             return small
-        out = allocate((len(self), *self.shape), self.dtype)
+        out = allocate((len(self), *self.field.shape), self.dtype)
         self.pointers.copy_rows(out)
         return out
 
@@ -116,11 +111,8 @@ class Dense(PointedColumn):
         return list(self.gather())
 
 
-class _Segmented(PointedColumn):
+class Segmented(PointedColumn):
     """Rows that differ in length."""
-
-    dtype: np.dtype[Any] = np.dtype(np.uint8)
-    shape: tuple[int, ...] = ()  # of an element
 
     @property
     def lengths(self) -> Int64:
@@ -132,12 +124,12 @@ class _Segmented(PointedColumn):
         """All elements, and where each row starts: [sum of lengths, *inner], int64 [rows + 1]."""
         offsets = np.zeros(len(self) + 1, np.int64)
         np.cumsum(self.lengths, out=offsets[1:])
-        out = allocate((int(offsets[-1]), *self.shape), self.dtype)
+        out = allocate((int(offsets[-1]), *self.field.shape), self.dtype)
         self.pointers.copy_elements(out, offsets)
         return out, offsets
 
 
-class Ragged(_Segmented):
+class Ragged(Segmented):
     """Rows that differ in their first dimension.
 
     Examples:
@@ -149,24 +141,14 @@ class Ragged(_Segmented):
         (array([1., 2., 3.]), array([0, 2, 3]))
     """
 
-    def __init__(self, rows: RowPointers, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> None:
-        super().__init__(rows)
-        self.dtype, self.shape = np.dtype(dtype), shape
-
     @classmethod
     def of(cls, rows: Sequence[Array]) -> Ragged:
         """A column of arrays with the same dtype and the same dimensions except the first."""
         lengths = np.array([len(row) for row in rows], np.int64)
         values = np.concatenate(rows) if len(rows) else np.empty(0)
         values = values.astype(values.dtype.newbyteorder("="), copy=False)
-        return cls(RowPointers.into(values, np.cumsum(lengths) - lengths, lengths), values.dtype, values.shape[1:])
-
-    @property
-    def field(self) -> Field:
-        return Field("ragged", self.dtype.name, self.shape)
-
-    def slice(self, first: int, last: int) -> Ragged:
-        return Ragged(self.pointers.slice(first, last), self.dtype, self.shape)
+        pointers = RowPointers.into(values, np.cumsum(lengths) - lengths, lengths)
+        return cls(pointers, Field("ragged", values.dtype.name, values.shape[1:]))
 
     def longest(self, multiple: int = 1) -> int:
         """Elements of the longest row, rounded up to a multiple."""
@@ -174,7 +156,7 @@ class Ragged(_Segmented):
 
     def pad(self, allocate: Allocate = np.empty, *, fill: Any = 0, multiple: int = 1) -> Array:
         """The rows, padded to the longest (rounded up to a multiple): [rows, longest, *inner]."""
-        out = allocate((len(self), self.longest(multiple), *self.shape), self.dtype)
+        out = allocate((len(self), self.longest(multiple), *self.field.shape), self.dtype)
         self.pointers.copy_padded(out, fill=fill)
         return out
 
@@ -183,17 +165,13 @@ class Ragged(_Segmented):
         return np.split(values, offsets[1:-1]) if len(self) else []
 
 
-class Bytes(_Segmented):
+class Bytes(Segmented):
     """Byte strings, or UTF-8 text.
 
     Examples:
         >>> Bytes.of([b"ab", b""]).rows()
         [b'ab', b'']
     """
-
-    def __init__(self, rows: RowPointers, *, text: bool = False) -> None:
-        super().__init__(rows)
-        self.text = text
 
     @classmethod
     def of(cls, rows: Sequence[bytes] | Sequence[str], *, text: bool | None = None) -> Bytes:
@@ -202,18 +180,12 @@ class Bytes(_Segmented):
         encoded = [row.encode() if isinstance(row, str) else row for row in rows]
         lengths = np.array([len(row) for row in encoded], np.int64)
         values = np.frombuffer(b"".join(encoded), np.uint8)
-        return cls(RowPointers.into(values, np.cumsum(lengths) - lengths, lengths), text=text)
-
-    @property
-    def field(self) -> Field:
-        return Field("str" if self.text else "bytes")
-
-    def slice(self, first: int, last: int) -> Bytes:
-        return Bytes(self.pointers.slice(first, last), text=self.text)
+        pointers = RowPointers.into(values, np.cumsum(lengths) - lengths, lengths)
+        return cls(pointers, Field("str" if text else "bytes"))
 
     def rows(self) -> list[Any]:
         content = self.pointers.content()
-        if not self.text:
+        if self.field.kind == "bytes":
             return content
         texts = []
         for row, each in enumerate(content):
@@ -233,12 +205,10 @@ class Bytes(_Segmented):
 class Objects(Column):
     """Python objects, such as the samples of a wrapped Dataset."""
 
+    field = Field("object")
+
     def __init__(self, values: Sequence[Any]) -> None:
         self.values = values
-
-    @property
-    def field(self) -> Field:
-        return Field("object")
 
     def __len__(self) -> int:
         return len(self.values)
@@ -246,8 +216,8 @@ class Objects(Column):
     def rows(self) -> Sequence[Any]:
         return self.values
 
-    def slice(self, first: int, last: int) -> Objects:
-        return Objects(self.values[first:last])
+    def slice(self, first: int, last: int) -> Self:
+        return type(self)(self.values[first:last])
 
 
 @dataclass(frozen=True)
@@ -324,16 +294,15 @@ class ColumnBuffer:
         return RowPointers([self.memory], starts, lengths, place=partial(_place_in, [self], [rows], [None]))
 
 
+_POINTED: dict[str, type[PointedColumn]] = {"dense": Dense, "ragged": Ragged, "bytes": Bytes, "str": Bytes}
+
+
 def column_from_parts(field: Field, parts: Sequence[Part], slots: Sequence[Int64 | None] = (None,)) -> Column:
     """The column of parts (at least one), whose rows have these positions (None for all rows, in order)."""
     if field.kind == "object":
-        arrays = [part for part in parts if isinstance(part, np.ndarray)]
-        out: list[Any] = [None] * sum(map(len, arrays))
-        for part, some in zip(arrays, slots, strict=True):
-            for slot, value in zip(range(len(part)) if some is None else some.tolist(), part, strict=True):
-                out[slot] = value
-        return Objects(out)
-    return _column_of(field, RowPointers.join([part for part in parts if isinstance(part, RowPointers)], slots))
+        return Objects(put([part for part in parts if isinstance(part, np.ndarray)], slots).tolist())
+    pointers = RowPointers.join([part for part in parts if isinstance(part, RowPointers)], slots)
+    return _POINTED[field.kind](pointers, field)
 
 
 def _place_in(
@@ -345,27 +314,15 @@ def _place_in(
     return f"{origin}, row {rows[number][at]}" if origin else ""
 
 
-def _column_of(field: Field, rows: RowPointers) -> Column:
-    if field.kind == "dense":
-        return Dense(rows, field.dtype, field.shape)
-    if field.kind == "ragged":
-        return Ragged(rows, field.dtype, field.shape)
-    return Bytes(rows, text=field.kind == "str")
-
-
 def columns_from_buffers(
     fields: Mapping[str, Field],
     names: Sequence[str],
     groups: Sequence[tuple[int, Int64, Int64 | None]],
     buffers: Sequence[Mapping[str, ColumnBuffer]],
 ) -> dict[str, Column]:
-    """The columns of a batch out of the buffers of several chunks.
+    """The columns of a batch out of the ``buffers`` of several chunks.
 
-    Args:
-        fields: types of the columns.
-        names: of the columns to return.
-        groups: for each chunk its number, the rows in it, and their positions in the batch (None for all).
-        buffers: the columns of each chunk.
+    ``groups`` have for each chunk its number, the rows in it, and their positions in the batch (None for all).
     """
     rows, slots = [each for _, each, _ in groups], [each for _, _, each in groups]
     shared, part = put(rows, slots), None  # of all columns
@@ -387,7 +344,7 @@ def columns_from_buffers(
                 lengths = put([each for _, each in segments if each is not None], slots)
         place = partial(_place_in, chunks, rows, slots)
         pointers = RowPointers(list(map(_memory, chunks)), first, lengths, None, part, place)
-        columns[name] = _column_of(field, pointers)
+        columns[name] = _POINTED[field.kind](pointers, field)
     return columns
 
 

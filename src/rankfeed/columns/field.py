@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -54,18 +55,12 @@ class Field:
             return spec
         if spec in ("bytes", "str", "object"):
             return cls(spec)  # type: ignore[arg-type]
-        text: object = spec
-        found = _SPEC.fullmatch(text) if isinstance(text, str) else None
-        try:
-            dtype = np.dtype(found["dtype"]) if found else None
-        except TypeError:
-            dtype = None
-        if (
-            found is None
-            or dtype is None
-            or dtype.kind not in "biufc"
-            or dtype.itemsize > 8 << (dtype.kind == "c")
-        ):
+        given: object = spec
+        found = _SPEC.fullmatch(given) if isinstance(given, str) else None
+        dtype = np.dtype(object)
+        with suppress(TypeError):
+            dtype = np.dtype(found["dtype"] if found else object)
+        if found is None or dtype.kind not in "biufc" or dtype.itemsize > 8 << (dtype.kind == "c"):
             raise ArgumentError(
                 "invalid type of a field",
                 expected='"int64", "float32[3, 32]", "float32[*, 64]" (a first dimension that differs), "str"',

@@ -8,7 +8,7 @@ not fit.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from numbers import Integral, Number
@@ -45,11 +45,6 @@ class Mismatch(ArgumentError):
         error = cls(summary, expected=expected, found=found, where=where)
         error.row, error.path, error.cure = row, path, cure
         return error
-
-    def at(self, row: int) -> Mismatch:
-        """The same error for another sample."""
-        self.row = row
-        return self
 
 
 @dataclass(frozen=True)
@@ -187,7 +182,8 @@ def infer_layout(samples: Iterable[Any], known: Fields | None = None, *, loose: 
             each = describe_sample(sample, known)
             found = each if found is None else join_layouts(found, each, loose=loose)
         except Mismatch as error:
-            raise error.at(row) from None
+            error.row = row
+            raise
         except ArgumentError as error:
             expected, actual = error.expected, error.found
             raise Mismatch.of(error.summary, (), "value", expected=expected, found=actual, row=row) from error
@@ -412,10 +408,7 @@ _IMMUTABLE = frozenset({bool, int, float, complex, str, bytes, type(None)})
 
 
 def as_array(name: str, value: Any) -> npt.NDArray[Any]:
-    """A number, array, tensor or list of numbers as a numeric array of a dtype that torch has.
-
-    Raises:
-        ArgumentError: the value is none of these (None, an object array, a mixture), or no dtype holds all digits.
+    """A number, array, tensor or list of numbers as an array of a dtype that torch has; raises ArgumentError.
 
     Examples:
         >>> as_array("x", [1, 2**63 + 1])
@@ -463,7 +456,7 @@ def as_array(name: str, value: Any) -> npt.NDArray[Any]:
 
 def _with_exact_integers(name: str, value: Any, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """The floats that numpy made of a list if no integer lost digits, else the list as uint64."""
-    items = list(_items(value))
+    items = np.array(value, object).ravel().tolist()
     integers = [int(item) for item in items if isinstance(item, Integral)]
     only_integers = len(integers) == len(items)
     if only_integers and min(integers) >= 0 and max(integers) < 2**64:
@@ -475,14 +468,6 @@ def _with_exact_integers(name: str, value: Any, array: npt.NDArray[Any]) -> npt.
             remedy="convert them in the sample, or pass a collate_fn",
         )
     return array
-
-
-def _items(value: Any) -> Iterator[Any]:
-    if isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _items(item)
-    else:
-        yield from value.reshape(-1).tolist() if hasattr(value, "reshape") else (value,)
 
 
 def is_tensor(value: Any) -> bool:

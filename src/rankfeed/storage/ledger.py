@@ -89,18 +89,7 @@ class DamagedBytes:
 
 
 def encode_header(number: int, content: PassInfo) -> tuple[bytes, int]:
-    """The bytes of a header, and the seed for the checksums of its steps.
-
-    Examples:
-        >>> from io import BytesIO
-        >>> content = PassInfo(launch="", process="p", host="h", pid=1, rank=0, world_size=1, launcher="",
-        ...     loader=0, plan={"samples": 4}, plan_fingerprint="", source="", data="", epoch=0, start=0,
-        ...     batch_size=2, tail="even", time_ns=5)
-        >>> head, seed = encode_header(0, content)
-        >>> file = BytesIO(head + encode_step(0, seed, 0, 2, 6) + b"torn")
-        >>> [type(each).__name__ for each in decode_ledger(file)]
-        ['PassHeader', 'StepRecord', 'DamagedBytes']
-    """
+    """The bytes of a header, and the seed for the checksums of its steps."""
     payload = msgspec.json.encode(content)
     payload += b" " * (-len(payload) % SLOT)
     check = _check(number, payload, VERSION)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rankfeed.columns.columns import Column, ColumnBuffer, Columns, Dense, Objects
+from rankfeed.columns.columns import Column, ColumnBuffer, Columns, Dense, Segmented
 from rankfeed.columns.field import Field
 from rankfeed.columns.layout import Mismatch, as_array, convert_exactly, flat_fields, join_layouts, parse_layout
 from rankfeed.errors import ArgumentError, WriteError
@@ -148,25 +148,20 @@ def _stored(name: Any, column: Column, where: str) -> tuple[Field, ColumnBuffer]
     place = f"{where}, field {name!r}"
     if type(name) is not str or not name or name.encode(errors="replace").decode() != name:
         raise WriteError("a field name must be a non-empty str", found=repr(name), where=where)
-    if isinstance(column, Objects):
+    if isinstance(column, Dense):
+        stored = ColumnBuffer(column.gather())
+    elif isinstance(column, Segmented):
+        stored = ColumnBuffer(*column.compact())
+    else:
         raise WriteError(
             "Python objects cannot be written: reading them would run code",
             found=", ".join(sorted({type(value).__name__ for value in column.rows()})),
             where=place,
             remedy="convert them to numbers, arrays, strings or bytes",
         )
-    if isinstance(column, Dense):
-        stored = ColumnBuffer(_native(column.gather()))
-    else:
-        values, offsets = column.compact()  # type: ignore[attr-defined]
-        stored = ColumnBuffer(_native(values), offsets)
-    field = column.field
-    if field.kind in ("bytes", "str"):
-        return field, stored
-    dtype = stored.values.dtype
+    field, dtype = column.field, column.dtype
     if dtype.itemsize > (16 if dtype.kind == "c" else 8):
         raise WriteError("Arrow has no type for this dtype", found=dtype, where=place)
-    field = Field(field.kind, dtype.name, field.shape)
     if field.kind == "dense" and field.shape[:1] == (0,):
         # Arrow's fixed-size lists have at least one element.
         wide = Field("ragged", field.dtype, field.shape[1:])
@@ -174,10 +169,6 @@ def _stored(name: Any, column: Column, where: str) -> tuple[Field, ColumnBuffer]
     if 0 in field.shape:
         raise WriteError("arrays with an inner dimension of 0 cannot be written", found=field, where=place)
     return field, stored
-
-
-def _native(array: Any) -> Any:
-    return np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
 
 
 def concat_chunks(chunks: list[Chunk]) -> Chunk:
@@ -221,9 +212,7 @@ def gather_shards(chunks: Iterable[Chunk], limit: int) -> Iterator[Chunk]:
             yield joined
             del joined
     if gathered:
-        joined = concat_chunks(gathered)
-        gathered.clear()
-        yield joined
+        yield concat_chunks(gathered)
 
 
 def join_fields(one: Fields, other: Fields, where: str) -> dict[str, Field]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rankfeed._util.progress import progress_bar
 from rankfeed.errors import WriteError, listed
@@ -26,17 +26,16 @@ from rankfeed.writer.sample_map import SampleMap
 from rankfeed.writer.staging import (
     TASKS,
     Part,
-    begin,
+    begin_staging,
     clear,
     forget_part,
     is_intact,
     is_resumable,
-    keep_lease,
     lock_staging,
     widened,
     write_part,
 )
-from rankfeed.writer.tasks import WriteJob, chunks_of_iterable, chunks_of_task, convert_os_error, partition
+from rankfeed.writer.tasks import WriteJob, chunks_of_iterable, convert_os_error, partition, shards_of_task
 
 #: Changes if the same input would be written as different bytes.
 _LAYOUT = "3"
@@ -87,13 +86,6 @@ class WriteRequest:
         return WriteJob(name, self.given, staging, self.shard_bytes, batch, self.sample_map, self.plan)
 
 
-class BegunWrite(NamedTuple):
-    """A write whose staging directory is prepared."""
-
-    stamp: str  # digits of the job that is staged
-    base: Manifest | None  # of the dataset to append to
-
-
 def coordinate(request: WriteRequest, runner: Runner) -> PackedSource:
     """Write the dataset, as the only process that does so in this directory."""
     dest = request.dest
@@ -106,10 +98,9 @@ def coordinate(request: WriteRequest, runner: Runner) -> PackedSource:
             with lock_staging(dest) as (staging, held):
                 try:
                     with runner.session(), bar as advance:
-                        begun = begin_write(request, staging, held, advance)
-                        if begun is not None:
-                            parts = write_parts(request, runner, begun, staging, advance)
-                            finish_write(request, begun, staging, held, parts, verify=runner.is_remote)
+                        write = StagedWrite(request, staging, held)
+                        if write.begin(advance):
+                            write.finish(write.run(runner, advance), verify=runner.is_remote)
                     return PackedSource(dest)
                 finally:
                     # What a second call continues stays, and what ranks are writing.
@@ -150,92 +141,89 @@ def check_destination(dest: Path, *, append: bool) -> None:
         )
 
 
-def begin_write(
-    request: WriteRequest,
-    staging: Path,
-    held: HeldLease,
-    advance: Callable[[int], None],
-    *,
-    shared: bool = False,
-) -> BegunWrite | None:
-    """Prepare the staging directory; None if the dataset contains the rows already."""
-    base, origin = None, request.origin
-    complete_commit(staging, partial(keep_lease, held, request.dest))
-    check_destination(request.dest, append=request.append)  # again, now that no other process writes
-    if (request.dest / MANIFEST_NAME).exists():
-        existing = PackedSource(request.dest)
-        base = existing.manifest
-        if (request.append or shared) and request.is_in(base):
-            return None
-        if not request.append:
-            _compare(existing, request, advance)
-            return None
-    stamp = origin if base is None else digest_of(b"append", base.fingerprint.encode(), origin.encode())
-    begin(staging, stamp, resume=request.resume, shared=shared)
-    return BegunWrite(stamp, base)
+class StagedWrite:
+    """A write in its staging directory, by a process that holds the lease except while tasks run on ranks."""
 
+    def __init__(self, request: WriteRequest, staging: Path, held: HeldLease) -> None:
+        self.request, self.staging, self.held = request, staging, held
+        self.stamp = ""  # digits of the job that is staged
+        self.base: Manifest | None = None  # of the dataset to append to
 
-def write_parts(
-    request: WriteRequest, runner: Runner, begun: BegunWrite, staging: Path, advance: Callable[[int], None]
-) -> list[Part]:
-    """Write all rows; the staged shards in order."""
-    given, parts = request.given, []
-    if not isinstance(given, Source):
-        chunks = chunks_of_iterable(given, request.sample_map, request.shard_bytes)
-        for number, chunk in enumerate(gather_shards(chunks, request.shard_bytes)):
-            parts.append(write_part(staging, 0, number, chunk))
-            advance(chunk.rows)
+    def keep_lease(self) -> None:
+        """Renew the lease of the staging directory; raises WriteError if another process has taken over."""
+        self.held.renew()
+        if not self.held.is_held():
+            raise WriteError(
+                "lost the lease of the staging directory (no heartbeat); another process took over",
+                where=self.request.dest,
+                remedy="call write again when that process has ended; a writer must not be stopped for long",
+            )
+
+    def begin(self, advance: Callable[[int], None], *, shared: bool = False) -> bool:
+        """Prepare the staging directory; False if the dataset contains the rows already."""
+        request = self.request
+        complete_commit(self.staging, self.keep_lease)
+        check_destination(request.dest, append=request.append)  # again, now that no other process writes
+        self.stamp = request.origin
+        if (request.dest / MANIFEST_NAME).exists():
+            existing = PackedSource(request.dest)
+            self.base = existing.manifest
+            if (request.append or shared) and request.is_in(self.base):
+                return False
+            if not request.append:
+                _compare(existing, request, advance)
+                return False
+            self.stamp = digest_of(b"append", self.base.fingerprint.encode(), request.origin.encode())
+        begin_staging(self.staging, self.stamp, resume=request.resume, shared=shared)
+        return True
+
+    def run(self, runner: Runner, advance: Callable[[int], None]) -> list[Part]:
+        """Write all rows; the staged shards in order."""
+        request, given, parts = self.request, self.request.given, []
+        if not isinstance(given, Source):
+            for number, chunk in enumerate(_shards_of_iterable(request)):
+                parts.append(write_part(self.staging, 0, number, chunk))
+                advance(chunk.rows)
+            return parts
+        # Records of an earlier run are used if they are certain to be of the same rows, and of the same partition.
+        name = self.stamp if request.origin else secrets.token_hex(16)
+        found = partition(request.job(name, self.staging))
+        name = digest_of(name.encode(), repr(found).encode())
+        done: dict[int, list[Part]] = {}
+        for task, written in runner.run(request.job(name, self.staging, found.batch), found.tasks):
+            if task.number not in done:
+                advance(task.stop - task.start)
+            done[task.number] = written
+        parts = [part for task in found.tasks for part in done[task.number]]
+        rows = sum(part.shard.rows for part in parts)
+        if request.sample_map is None and rows != len(given):
+            raise WriteError(
+                "the source returned a different number of rows than its length",
+                expected=len(given),
+                found=rows,
+                where=request.dest,
+                remedy="if it changed while it was read, call write again",
+            )
         return parts
-    # Records of an earlier run are used if they are certain to be of the same rows, and of the same partition.
-    name = begun.stamp if request.origin else secrets.token_hex(16)
-    found = partition(request.job(name, staging))
-    name = digest_of(name.encode(), repr(found).encode())
-    done: dict[int, list[Part]] = {}
-    for task, written in runner.run(request.job(name, staging, found.batch), found.tasks):
-        if task.number not in done:
-            advance(task.stop - task.start)
-        done[task.number] = written
-    parts = [part for task in found.tasks for part in done[task.number]]
-    rows = sum(part.shard.rows for part in parts)
-    if request.sample_map is None and rows != len(given):
-        raise WriteError(
-            "the source returned a different number of rows than its length",
-            expected=len(given),
-            found=rows,
-            where=request.dest,
-            remedy="if it changed while it was read, call write again",
-        )
-    return parts
 
-
-def finish_write(
-    request: WriteRequest,
-    begun: BegunWrite,
-    staging: Path,
-    held: HeldLease,
-    parts: list[Part],
-    *,
-    verify: bool,
-    keep: bool = False,
-) -> None:
-    """Commit the staged shards; ``verify`` reads them before, ``keep`` keeps rows that do not fit."""
-    step, base = partial(keep_lease, held, request.dest), begun.base
-    if verify:
-        _check_parts(staging, parts, step)
-    if not parts:
-        which = "map returned no samples" if request.sample_map else "there are no samples"
-        raise WriteError(f"{which} to write", where=request.dest)
-    try:
-        fields = _common_fields(parts, None if base is None else base.fields)
-        wide = []
-        for part in parts:
-            step()
-            wide.append(widened(staging, part, fields))
-    except WriteError:
-        if base is not None and not keep and held.is_held():
-            clear(staging)  # the rows will never fit
-        raise
-    commit(staging, wide, fields, request.origin, base, step)
+    def finish(self, parts: list[Part], *, verify: bool, keep: bool = False) -> None:
+        """Commit the staged shards; ``verify`` reads them before, ``keep`` keeps rows that do not fit."""
+        if verify:
+            _check_parts(self.staging, parts, self.keep_lease)
+        if not parts:
+            which = "map returned no samples" if self.request.sample_map else "there are no samples"
+            raise WriteError(f"{which} to write", where=self.request.dest)
+        try:
+            fields = _common_fields(parts, None if self.base is None else self.base.fields)
+            wide = []
+            for part in parts:
+                self.keep_lease()
+                wide.append(widened(self.staging, part, fields))
+        except WriteError:
+            if self.base is not None and not keep and self.held.is_held():
+                clear(self.staging)  # the rows will never fit
+            raise
+        commit(self.staging, wide, fields, self.request.origin, self.base, self.keep_lease)
 
 
 def _check_parts(staging: Path, parts: list[Part], step: Callable[[], object]) -> None:
@@ -306,11 +294,15 @@ def _compare(existing: PackedSource, request: WriteRequest, advance: Callable[[i
 
 
 def _shards_to_write(request: WriteRequest) -> Iterator[Chunk]:
-    given, limit = request.given, request.shard_bytes
-    if not isinstance(given, Source):
-        yield from gather_shards(chunks_of_iterable(given, request.sample_map, limit), limit)
+    if not isinstance(request.given, Source):
+        yield from _shards_of_iterable(request)
         return
     found = partition(request.job("", Path()))
     job = request.job("", Path(), found.batch)
     for task in found.tasks:
-        yield from gather_shards(chunks_of_task(job, task), 2 * limit)
+        yield from shards_of_task(job, task)
+
+
+def _shards_of_iterable(request: WriteRequest) -> Iterator[Chunk]:
+    chunks = chunks_of_iterable(request.given, request.sample_map, request.shard_bytes)
+    return gather_shards(chunks, request.shard_bytes)

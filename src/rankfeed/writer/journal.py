@@ -73,12 +73,15 @@ def commit(
 
 def complete_commit(staging: Path, step: Callable[[], object]) -> bool:
     """Complete the commit in the journal; False if there is none that can be completed."""
-    dest, journal = staging.parent, _read_journal(staging / JOURNAL_NAME)
+    dest, path = staging.parent, staging / JOURNAL_NAME
+    journal = read_record(path, CommitJournal)
     if journal is None:
         return False
+    for name in (*journal.staged, *(shard.path for shard in journal.manifest.shards)):
+        check_data_name(name, path)
     if _committed_shards(dest) != journal.manifest.shards:
         if not _can_complete(staging, journal, step):
-            (staging / JOURNAL_NAME).unlink()
+            path.unlink()
             return False
         for staged, shard in zip(journal.staged, journal.new, strict=True):
             if (staging / staged).exists():  # else it was renamed before the interruption
@@ -100,25 +103,10 @@ def _can_complete(staging: Path, journal: CommitJournal, step: Callable[[], obje
     places += [(staging / staged, shard) for staged, shard in zip(journal.staged, journal.new, strict=True)]
     for path, shard in places:
         step()
-        if not any(_size(each) == shard.bytes for each in (path, dest / shard.path)):
+        if not any(each.exists() and each.stat().st_size == shard.bytes for each in (path, dest / shard.path)):
             return False
     return True
 
 
 def _committed_shards(dest: Path) -> list[ShardInfo]:
     return load_manifest(dest).shards if (dest / MANIFEST_NAME).exists() else []
-
-
-def _read_journal(path: Path) -> CommitJournal | None:
-    journal = read_record(path, CommitJournal)
-    if journal is not None:
-        for name in (*journal.staged, *(shard.path for shard in journal.manifest.shards)):
-            check_data_name(name, path)
-    return journal
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return -1

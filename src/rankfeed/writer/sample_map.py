@@ -38,19 +38,18 @@ class SampleMap:
 
     def _results(self, arguments: tuple[Any, ...], where: str) -> Iterator[Any]:
         """The samples of one call, one by one: they need not fit into memory."""
+        refused = ""
         try:
             result = self.function(*arguments)
-            if isinstance(result, dict):
-                yield result
-            elif result is not None:
-                yield from _iterate(result)
-        except _InvalidResult as invalid:
-            raise WriteError(
-                "map returned something other than samples",
-                expected="a dict, None, or several dicts (a list, a generator)",
-                found=str(invalid),
-                where=where,
-            ) from None
+            samples = [] if result is None else [result] if isinstance(result, dict) else result
+            if isinstance(samples, Iterable) and not isinstance(samples, (str, bytes, np.ndarray)):
+                for sample in samples:
+                    if not isinstance(sample, dict):
+                        refused = f"a {type(result).__name__} that contains a {type(sample).__name__}"
+                        break
+                    yield sample
+            else:
+                refused = type(result).__name__
         except (Exception, SystemExit) as error:
             raise WriteError(
                 "map raised an error",
@@ -58,6 +57,13 @@ class SampleMap:
                 where=where,
                 remedy="fix the function, and change its key if it has one; or return None to leave samples out",
             ) from error
+        if refused:
+            raise WriteError(
+                "map returned something other than samples",
+                expected="a dict, None, or several dicts (a list, a generator)",
+                found=refused,
+                where=where,
+            )
 
     def _calls(self, samples: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, Any, str]]:
         """First id, argument and description of each call."""
@@ -67,21 +73,5 @@ class SampleMap:
         remaining = iter(samples)
         while batch := list(islice(remaining, self.batch)):
             first = batch[0][0]
-            yield (
-                first,
-                [sample for _, sample in batch],
-                f"the batch of {len(batch)} samples from sample {first} on",
-            )
-
-
-class _InvalidResult(Exception):
-    """What the function returned is not a sample."""
-
-
-def _iterate(result: Any) -> Iterator[Any]:
-    if not isinstance(result, Iterable) or isinstance(result, (str, bytes, np.ndarray)):
-        raise _InvalidResult(type(result).__name__)
-    for sample in result:
-        if not isinstance(sample, dict):
-            raise _InvalidResult(f"a {type(result).__name__} that contains a {type(sample).__name__}")
-        yield sample
+            where = f"the batch of {len(batch)} samples from sample {first} on"
+            yield first, [sample for _, sample in batch], where

@@ -107,18 +107,7 @@ def _is_writing(owner: LeaseOwner, staging: Path) -> WriteError:
     )
 
 
-def keep_lease(held: HeldLease, dest: Path) -> None:
-    """Renew the lease of the staging directory; raises WriteError if another process has taken over."""
-    held.renew()
-    if not held.is_held():
-        raise WriteError(
-            "lost the lease of the staging directory (no heartbeat); another process took over",
-            where=dest,
-            remedy="call write again when that process has ended; a writer must not be stopped for long",
-        )
-
-
-def begin(staging: Path, origin: str, *, resume: bool, shared: bool) -> None:
+def begin_staging(staging: Path, origin: str, *, resume: bool, shared: bool) -> None:
     """Prepare the staging directory for a job: keep the parts of its earlier runs, or start over."""
     is_same = is_begun(staging, origin)
     for tasks in () if is_same and shared else staging.glob(f"{TASKS}/*"):

@@ -76,8 +76,8 @@ def run_task(job: WriteJob, task: WriteTask) -> list[Part]:
     if found is not None and all(is_intact(job.staging, part) for part in found):
         return found
     with convert_os_error("cannot write a shard", job.staging.parent):
-        shards = gather_shards(chunks_of_task(job, task), 2 * job.shard_bytes)
-        parts = [write_part(job.staging, task.number, number, shard) for number, shard in enumerate(shards)]
+        shards = enumerate(shards_of_task(job, task))
+        parts = [write_part(job.staging, task.number, number, shard) for number, shard in shards]
         write_task(job.staging, task.number, job.name, parts)
     return parts
 
@@ -156,8 +156,12 @@ def align_to_blocks(bounds: Int64, blocks: Int64) -> Int64:
     return np.where(near, nearest, bounds)
 
 
-def chunks_of_task(job: WriteJob, task: WriteTask) -> Iterator[Chunk]:
-    """The rows of a task as they are written."""
+def shards_of_task(job: WriteJob, task: WriteTask) -> Iterator[Chunk]:
+    """The rows of a task as they are written: in one shard, unless rows are much larger than estimated."""
+    return gather_shards(_chunks_of_task(job, task), 2 * job.shard_bytes)
+
+
+def _chunks_of_task(job: WriteJob, task: WriteTask) -> Iterator[Chunk]:
     if job.sample_map is not None:
         samples = (
             pair for ids in _ids(job, task) for pair in zip(ids.tolist(), job.source.samples(ids), strict=True)

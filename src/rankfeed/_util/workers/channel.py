@@ -28,17 +28,7 @@ class Channel:
 
     def send(self, message: bytes) -> None:
         """Send a message; blocks while the peer's buffer is full."""
-        self.write(_LENGTH.pack(len(message)) + message)
-
-    def receive(self) -> bytearray:
-        message = bytearray(_LENGTH.size)
-        self.read_into(memoryview(message))
-        message = bytearray(*_LENGTH.unpack(message))
-        self.read_into(memoryview(message))
-        return message
-
-    def write(self, data: bytes | memoryview) -> None:
-        view = memoryview(data).cast("B")
+        view = memoryview(_LENGTH.pack(len(message)) + message)
         while view:
             try:
                 view = view[self.socket.send(view) :]
@@ -47,7 +37,13 @@ class Channel:
             except OSError as error:
                 raise PeerGoneError(str(error)) from None
 
-    def read_into(self, view: memoryview) -> None:
+    def receive(self) -> bytearray:
+        """The next message; blocks until it is there."""
+        return self._read(*_LENGTH.unpack(self._read(_LENGTH.size)))
+
+    def _read(self, size: int) -> bytearray:
+        message = bytearray(size)
+        view = memoryview(message)
         while view:
             try:
                 received = self.socket.recv_into(view)
@@ -59,6 +55,7 @@ class Channel:
             if not received:
                 raise PeerGoneError("the other end is closed")
             view = view[received:]
+        return message
 
     def poll(self, seconds: float) -> bool:
         """Wait for a message; whether one, or the end of the peer, came in time."""

@@ -5,6 +5,7 @@ import pickle
 import queue
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 
 from rankfeed._util.workers import Channel, Payload, PeerGoneError, WorkerPool, is_supported
 from rankfeed.errors import WriteError
@@ -25,18 +26,10 @@ class LocalRunner(Runner):
     def run(self, job: WriteJob, tasks: list[WriteTask]) -> Iterator[tuple[WriteTask, list[Part]]]:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         count = min(len(tasks), cores if self.workers is None else self.workers)
-        payload = _payload(job) if count > 1 and is_supported() else None
-        if payload is None:
-            return ((task, run_task(job, task)) for task in tasks)
-        return _run_in_workers(payload, tasks, count)
-
-
-def _payload(job: WriteJob) -> Payload | None:
-    """What runs a job in a worker; None if it cannot be pickled."""
-    try:
-        return Payload(TaskHandler(job))
-    except Exception:
-        return None
+        if count > 1 and is_supported():
+            with suppress(Exception):  # the job cannot be pickled
+                return _run_in_workers(Payload(TaskHandler(job)), tasks, count)
+        return ((task, run_task(job, task)) for task in tasks)
 
 
 class TaskHandler:

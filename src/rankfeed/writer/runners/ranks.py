@@ -8,17 +8,15 @@ dies or hangs is reassigned.
 
 import os
 import secrets
-import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from rankfeed._util.progress import progress_bar
+from rankfeed._util.threads import DaemonPool
 from rankfeed.errors import RankfeedError, WriteError
 from rankfeed.sources import PackedSource, Source
 from rankfeed.sources.open import STAGING_NAME
@@ -28,12 +26,9 @@ from rankfeed.topology import Topology
 from rankfeed.topology.job import is_same_job, job_id
 from rankfeed.writer.coordinator import (
     REMEDY,
-    BegunWrite,
+    StagedWrite,
     WriteRequest,
-    begin_write,
     check_destination,
-    finish_write,
-    write_parts,
 )
 from rankfeed.writer.journal import complete_commit
 from rankfeed.writer.runners import Runner
@@ -43,7 +38,6 @@ from rankfeed.writer.staging import (
     finished_tasks,
     is_begun,
     is_intact,
-    keep_lease,
     lock_staging,
     read_task,
 )
@@ -65,15 +59,16 @@ def write_on_ranks(request: WriteRequest, stall_timeout: float) -> PackedSource:
     with convert_os_error("cannot write the dataset", request.dest, REMEDY):
         check_destination(request.dest, append=request.append)
         with runner.lock() as (staging, held):
-            begun = begin_write(request, staging, held, lambda _: None, shared=True)
-            if begun is not None:
-                runner.begin(begun.stamp)
+            write = StagedWrite(request, staging, held)
+            has_begun = write.begin(lambda _: None, shared=True)
+            if has_begun:
+                runner.begin(write.stamp)
         cause: Exception | None = None
         try:
-            if begun is not None:
-                _write(request, runner, begun, staging)
+            if has_begun:
+                _write(write, runner)
         except (RankfeedError, OSError, _EndedError) as error:
-            if begun is not None and is_begun(staging, begun.stamp):
+            if is_begun(staging, write.stamp):
                 runner.fail(error)
                 raise
             cause = error
@@ -86,15 +81,16 @@ def write_on_ranks(request: WriteRequest, stall_timeout: float) -> PackedSource:
     return source
 
 
-def _write(request: WriteRequest, runner: "RanksRunner", begun: BegunWrite, staging: Path) -> None:
+def _write(write: StagedWrite, runner: "RanksRunner") -> None:
+    request = write.request
     assert isinstance(request.given, Source)
     enabled = request.progress and runner.rank == 0
     with progress_bar("writing", len(request.given), enabled=enabled) as advance:
-        parts = write_parts(request, runner, begun, staging, advance)
-    with runner.lock() as (_, held):
-        complete_commit(staging, partial(keep_lease, held, request.dest))
-        if is_begun(staging, begun.stamp):
-            finish_write(request, begun, staging, held, parts, verify=True, keep=True)
+        parts = write.run(runner, advance)
+    with runner.lock() as (_, write.held):
+        complete_commit(write.staging, write.keep_lease)
+        if is_begun(write.staging, write.stamp):
+            write.finish(parts, verify=True, keep=True)
 
 
 def _open_finished(request: WriteRequest, cause: Exception | None) -> PackedSource:
@@ -192,7 +188,8 @@ class RanksRunner(Runner):
         # Unclaimed tasks first. There are at most as many claimed ones as ranks.
         free = claim_order(self.rank, self._topology.world_size, tasks.keys() - claimed)
         for number in [*free, *sorted(claimed)]:
-            task, lease = tasks[number], self._lease(job, number)
+            task, folder = tasks[number], job.staging / TASKS / f"{number:05d}"
+            lease = Lease(folder, duration=self._stall_timeout, by_progress=True)
             chain = lease.chain() if number in claimed else []
             held = self._claim(task, lease, chain)
             if held is None:
@@ -206,9 +203,6 @@ class RanksRunner(Runner):
                     self.fail(error)  # before the lease is released, so that no other rank claims the task
                     raise
         return None
-
-    def _lease(self, job: WriteJob, number: int) -> Lease:
-        return Lease(job.staging / TASKS / f"{number:05d}", duration=self._stall_timeout, by_progress=True)
 
     def _claim(self, task: WriteTask, lease: Lease, chain: list[LeaseOwner]) -> HeldLease | None:
         owner = chain[-1] if chain else None
@@ -248,31 +242,21 @@ class RanksRunner(Runner):
         watched = replace(job, step=step)
         if not hanging:
             return run_task(watched, task)
-        future = _in_thread(lambda: run_task(watched, task))
-        stalls = StallDetector()
-        while True:
-            with suppress(TimeoutError):
-                return future.result(self._interval)
-            self._check()
-            parts = read_task(job.staging, task.number, job.name)
-            if parts is not None and all(is_intact(job.staging, part) for part in parts):
-                return parts  # the other rank was only slow
-            seconds = stalls.seconds("", steps)
-            if seconds > _PATIENCE_FACTOR * self._stall_timeout:
-                raise _stalled_task(task, seconds, [*hanging, held.owner])
-
-
-def _in_thread(work: Callable[[], list[Part]]) -> "Future[list[Part]]":
-    future = Future[list[Part]]()
-
-    def run() -> None:
+        pool, stalls = DaemonPool(1, "rankfeed-write"), StallDetector()
+        future = pool.submit(run_task, watched, task)
         try:
-            future.set_result(work())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="rankfeed-write", daemon=True).start()
-    return future
+            while True:
+                with suppress(TimeoutError):
+                    return future.result(self._interval)
+                self._check()
+                parts = read_task(job.staging, task.number, job.name)
+                if parts is not None and all(is_intact(job.staging, part) for part in parts):
+                    return parts  # the other rank was only slow
+                seconds = stalls.seconds("", steps)
+                if seconds > _PATIENCE_FACTOR * self._stall_timeout:
+                    raise _stalled_task(task, seconds, [*hanging, held.owner])
+        finally:
+            pool.close()
 
 
 def _stalled_task(task: WriteTask, seconds: float, owners: list[LeaseOwner]) -> WriteError:

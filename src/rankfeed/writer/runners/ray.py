@@ -56,8 +56,15 @@ class RayRunner(Runner):
                     remedy="check RAY_ADDRESS and `ray status`, or call ray.init(...) before rankfeed.write",
                 ) from error
         try:
-            with _convert_errors(ray):
-                yield
+            yield
+        except (ray.exceptions.RayError, ConnectionError) as error:
+            if isinstance(error, RankfeedError):
+                raise
+            raise WriteError(
+                "lost the Ray cluster",
+                found=f"{type(error).__name__}: {safe_str(error)}",
+                remedy="start it and call write again, which continues where it stopped",
+            ) from error
         finally:
             if not is_connected:
                 ray.shutdown()
@@ -118,20 +125,6 @@ class RayRunner(Runner):
                 RuntimeWarning,
                 stacklevel=2,
             )
-
-
-@contextmanager
-def _convert_errors(ray: Any) -> Iterator[None]:
-    try:
-        yield
-    except RankfeedError:
-        raise
-    except (ray.exceptions.RayError, ConnectionError) as error:
-        raise WriteError(
-            "lost the Ray cluster",
-            found=f"{type(error).__name__}: {safe_str(error)}",
-            remedy="start it and call write again, which continues where it stopped",
-        ) from error
 
 
 def _result(ray: Any, done: Any, task: WriteTask) -> list[Part]:
