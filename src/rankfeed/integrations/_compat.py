@@ -28,8 +28,14 @@ class ActiveEpoch:
 
     remainder = 0  # samples to keep of the last step; 0 for all, since no padding is gathered
 
-    def __init__(self, schedule: Schedule) -> None:
-        self.schedule, self.step = schedule, -1
+    def __init__(self, schedule: Schedule, *, cuts_padding: bool = False) -> None:
+        self.schedule, self.step, self._cuts_padding = schedule, -1, cuts_padding
+
+    @property
+    def shares(self) -> list[tuple[int, int]]:
+        """For each rank, the rows of the current batch, and how many of them are not padding."""
+        shares = self.schedule.shares(self.step)
+        return [(max(samples, 1) if self._cuts_padding else rows, samples) for rows, samples in shares]
 
     @property
     def end_of_dataloader(self) -> bool:

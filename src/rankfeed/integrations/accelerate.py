@@ -79,21 +79,22 @@ def accelerated(loader: Loader, accelerator: Any, *, checkpoint: bool = True) ->
     if isinstance(accelerator, type) or not hasattr(accelerator, "gather_for_metrics"):
         raise invalid("accelerator", "an accelerate.Accelerator", accelerator)
     checkpoint = check_bool("checkpoint", checkpoint)
-    _check_ranks(loader, accelerator)
+    meshes = getattr(accelerator, "parallelism_config", None)
+    peers = 1 if meshes is None else meshes.non_data_parallel_size
+    check_ranks(loader, accelerator.num_processes, accelerator.process_index, peers)
     connected = AcceleratedLoader(loader, accelerator)
     if checkpoint:
         accelerator.register_for_checkpointing(_LoaderCheckpoint(connected))
-    if getattr(accelerator.gather_for_metrics, "func", None) is not _gather_for_metrics:
-        accelerator.gather_for_metrics = partial(_gather_for_metrics, accelerator, accelerator.gather_for_metrics)
+    if getattr(accelerator.gather_for_metrics, "func", None) is not gather_for_metrics:
+        accelerator.gather_for_metrics = partial(gather_for_metrics, accelerator, accelerator.gather_for_metrics)
         accelerator.skip_first_batches = partial(_skip_first_batches, accelerator.skip_first_batches)
     return connected
 
 
-def _check_ranks(loader: Loader, accelerator: Any) -> None:
-    meshes = getattr(accelerator, "parallelism_config", None)
-    peers = 1 if meshes is None else meshes.non_data_parallel_size
-    expected, topology = accelerator.num_processes // peers, loader.topology
-    if topology.world_size != expected or (peers == 1 and topology.rank != accelerator.process_index):
+def check_ranks(loader: Loader, processes: int, process: int, peers: int) -> None:
+    """Check that the loader's ranks are a job's processes, of which ``peers`` each read the same samples."""
+    expected, topology = processes // peers, loader.topology
+    if topology.world_size != expected or (peers == 1 and topology.rank != process):
         remedy = "leave out the loader's topology"
         if peers > 1:
             remedy = "give the loader topology=rankfeed.Topology.from_mesh(mesh, its data-parallel dimensions)"
@@ -101,7 +102,7 @@ def _check_ranks(loader: Loader, accelerator: Any) -> None:
             "the loader's ranks are not those of the accelerator",
             expected=f"{expected} ranks that read different samples",
             found=f"rank {topology.rank} of {topology.world_size}",
-            where=f"process {accelerator.process_index} of {accelerator.num_processes}",
+            where=f"process {process} of {processes}",
             remedy=remedy,
         )
 
@@ -114,21 +115,13 @@ class AcceleratedLoader:
         loader.is_integrated = True
         self.accelerator = accelerator
         #: The end of the epoch that a loaded state was taken at; the loader is at the start of the next.
-        self._ended: Cursor | None = None
+        self.ended: Cursor | None = None
 
     @property
     def dataset(self) -> Source:
         """The source: its length is that of an epoch over all ranks."""
         source: Source = self.loader.source
         return source
-
-    @property
-    def sampler(self) -> Any:
-        """Not available: only code that rebuilds the loader as a DataLoader reads it."""
-        raise ArgumentError(
-            "this loader has no sampler, and cannot be rebuilt as a DataLoader",
-            remedy="use accelerator.skip_first_batches(loader, n), not accelerate.skip_first_batches",
-        )
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -154,7 +147,7 @@ class AcceleratedLoader:
             ArgumentError: the epoch has fewer steps.
         """
         steps = check_int("num_batches", num_batches, at_least=0)
-        loader, ended = self.loader, self._ended
+        loader, ended = self.loader, self.ended
         cursor: Cursor = loader.progress.cursor
         if ended is not None and cursor == ended.next_epoch() and steps == ended.steps:
             cursor = ended  # the script's epoch is the one that has ended
@@ -170,28 +163,15 @@ class AcceleratedLoader:
         loader.progress.go_to(cursor.after(schedule, more))
         return self
 
-    def go_to(self, state: Mapping[str, Any]) -> None:
-        """Go to a loaded position; from the end of an epoch to the start of the next.
-
-        A checkpoint at the last batch is taken before the loader moves on. A script that counts steps continues
-        with the next epoch, and one that does not would mistake the empty rest for that epoch.
-        """
-        loader = self.loader
-        loader.load_state_dict(state)
-        end, self._ended = loader.progress.cursor, None
-        if not len(loader.schedule_at(end)):
-            loader.set_epoch(loader.epoch + 1)
-            self._ended = end
-
 
 class _LoaderCheckpoint:
     """What ``save_state`` saves: written by the main process, the same on every rank."""
 
-    def __init__(self, loader: AcceleratedLoader) -> None:
-        self._loader = loader
+    def __init__(self, connected: AcceleratedLoader) -> None:
+        self._connected = connected
 
     def state_dict(self) -> dict[str, Any]:
-        return {"loader": self._loader.loader.state_dict(), "accumulate_step": self._loader.accelerator.step}
+        return {"loader": self._connected.loader.state_dict(), "accumulate_step": self._connected.accelerator.step}
 
     def load_state_dict(self, state: Any) -> None:
         if not isinstance(state, Mapping) or set(state) != {"loader", "accumulate_step"}:
@@ -200,10 +180,17 @@ class _LoaderCheckpoint:
                 remedy="call accelerated() and register_for_checkpointing() in the order of the script that saved;"
                 " loaders that are created repeatedly need checkpoint=False",
             )
-        self._loader.go_to(state["loader"])
+        loader = self._connected.loader
+        loader.load_state_dict(state["loader"])
+        end, self._connected.ended = loader.progress.cursor, None
+        # A checkpoint at the last batch is taken before the loader moves on. A script that counts steps continues
+        # with the next epoch, and one that does not would mistake the empty rest for that epoch.
+        if not len(loader.schedule_at(end)):
+            loader.set_epoch(loader.epoch + 1)
+            self._connected.ended = end
         # Accelerate saves it per rank: a new rank would count from 0, and step the optimizer at other batches than
         # its peers, so that they would wait for each other.
-        self._loader.accelerator.step = state["accumulate_step"]
+        self._connected.accelerator.step = state["accumulate_step"]
 
 
 def _skip_first_batches(original: Any, dataloader: Any, num_batches: int = 0) -> Any:
@@ -212,14 +199,14 @@ def _skip_first_batches(original: Any, dataloader: Any, num_batches: int = 0) ->
     return original(dataloader, num_batches)
 
 
-def _gather_for_metrics(accelerator: Any, original: Any, input_data: Any, use_gather_object: bool = False) -> Any:
+def gather_for_metrics(accelerator: Any, original: Any, input_data: Any, use_gather_object: bool = False) -> Any:
     """Accelerate's own, except in a last step where ranks have different numbers of rows, or padding rows."""
     # It would gather tensors of different sizes, which aborts a process under gloo and is undefined under NCCL,
     # and drop padding only from the end.
     epoch = accelerator.gradient_state.active_dataloader
     if not isinstance(epoch, ActiveEpoch) or epoch.step < 0:
         return original(input_data, use_gather_object)
-    shares = epoch.schedule.shares(epoch.step)
+    shares = epoch.shares
     if all(share == (shares[0][0], shares[0][0]) for share in shares):
         return original(input_data, use_gather_object)
     if len(shares) != accelerator.num_processes:
@@ -258,7 +245,8 @@ def _joined(ranks: Sequence[torch.Tensor], shares: Sequence[tuple[int, int]]) ->
         "a tensor for metrics has neither one entry for each row of the batch nor one length on all ranks",
         expected=f"{_by_rank([rows for rows, _ in shares])}, or one length",
         found=f"shapes {_by_rank([tuple(values.shape) for values in ranks])}",
-        remedy="gather the whole batch: padding is left out here",
+        remedy="gather the whole batch: padding is left out here; in a Trainer, leave the prediction out "
+        "(ignore_keys)",
     )
 
 

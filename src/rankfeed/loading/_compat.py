@@ -51,20 +51,14 @@ class DataLoaderCompat:
     def dataset(self) -> NoReturn:
         """Not available: only code that rebuilds the loader as a DataLoader, to skip batches, reads it."""
         raise DataLoaderAttributeError(
-            "a rankfeed.Loader has no dataset, and batches cannot be skipped by rebuilding it as a DataLoader",
-            expected="a loader that resumes from its own state",
-            remedy="save loader.state_dict() in the checkpoint and call load_state_dict(); under Accelerate use "
+            "a rankfeed.Loader has no dataset and no sampler, and cannot be rebuilt as a DataLoader",
+            expected="a loader that is iterated as it is, and resumes from its own state",
+            remedy="leave it out of what prepares DataLoaders (Ray Train's prepare_data_loader); to skip batches, "
+            "load_state_dict() of a saved loader.state_dict(), under Accelerate accelerator.skip_first_batches of "
             "rankfeed.integrations.accelerate.accelerated, in a Trainer of Transformers FeedMixin",
         )
 
-    @property
-    def sampler(self) -> NoReturn:
-        """Not available: only code that rebuilds the loader as a DataLoader reads it."""
-        raise DataLoaderAttributeError(
-            "a rankfeed.Loader has no sampler, and cannot be rebuilt as a DataLoader",
-            expected="a loader that is iterated as it is: it reads this rank's share already",
-            remedy="leave it out of what prepares DataLoaders, such as Ray Train's prepare_data_loader",
-        )
+    sampler = dataset
 
 
 # Lightning 2.6: a Trainer that resumes in mid-epoch limits this epoch to the number of batches that it counted

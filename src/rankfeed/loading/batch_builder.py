@@ -131,14 +131,7 @@ class BatchBuilder:
             if seeded:
                 streams = RngStreams("batch", self.seed, spec.epoch)
                 seed_global_rngs(streams.word(spec.position))
-            batch: Any
-            if isinstance(rows, Columns) and self.collate_fn is None:
-                try:
-                    batch, padding = collate(rows, self.ragged, self.allocate, pad_to=self.pad_to)
-                except ArgumentError as error:
-                    raise _user_error("the samples could not be collated", error, spec.where) from error
-            else:
-                batch, padding = self._collate_samples(_as_samples(rows), spec)
+            batch, padding = self._collate(rows if self.collate_fn is None else _as_samples(rows), spec)
             self._add_columns(batch, spec)
             if self.batch_transform is not None:
                 streams = RngStreams("batch", self.seed, spec.epoch)
@@ -325,18 +318,22 @@ class BatchBuilder:
         rows = self.source.fetch(ids, self.columns)
         return rows if self.source.as_dicts else rows[""].rows()
 
-    def _collate_samples(self, samples: Sequence[Any], spec: BatchSpec) -> tuple[Any, Padding]:
+    def _collate(self, rows: Columns | Sequence[Any], spec: BatchSpec) -> tuple[Any, Padding]:
         layout = self.layout
         try:
             if self.collate_fn is not None:
-                return self.collate_fn(list(samples)), (0, 0)
+                return self.collate_fn(list(rows)), (0, 0)
+            if isinstance(rows, Columns):
+                return collate(rows, self.ragged, self.allocate, pad_to=self.pad_to)
             if layout is None and self.source.collate is not None:
-                return self.source.collate(samples), (0, 0)
+                return self.source.collate(rows), (0, 0)
             assert layout is not None, "the layout is fixed before the first batch"
-            return collate_samples(samples, layout, self.ragged, self.allocate, pad_to=self.pad_to)
+            return collate_samples(rows, layout, self.ragged, self.allocate, pad_to=self.pad_to)
         except Mismatch as error:
             raise self.field_error(error, f"sample {spec.ids[error.row]}, {spec.where}", layout) from error
         except (Exception, SystemExit) as error:
+            if isinstance(rows, Columns) and not isinstance(error, ArgumentError):
+                raise  # of the source, whose rows are read here
             raise _user_error("the samples could not be collated", error, spec.where) from error
 
     def _add_columns(self, batch: Any, spec: BatchSpec) -> None:

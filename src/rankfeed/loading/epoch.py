@@ -25,7 +25,7 @@ class EpochProgress:
         #: Whether nothing has chosen the start yet: no iteration, no loaded state, no `set_epoch`.
         self.is_new = True
         #: Whether the latest iteration has been asked for its first batch.
-        self._started = True
+        self.started = True
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of another epoch; in the current one a loaded position is kept."""
@@ -39,7 +39,7 @@ class EpochProgress:
         # One that has not started yet moves along: frameworks call `iter` before `set_epoch`.
         self.begun = self.cursor = self.previous = cursor
         self.is_new = False
-        if self._started:
+        if self.started:
             self.generation += 1
 
     def new_iteration(self) -> int:
@@ -48,20 +48,8 @@ class EpochProgress:
         if self.cursor != self.begun:
             self.go_to(Cursor(self.cursor.epoch))
         self.generation += 1
-        self._started = False
+        self.started = False
         return self.generation
-
-    def start(self) -> None:
-        """Note that the latest iteration is asked for its first batch."""
-        self._started = True
-
-    def advance(self, cursor: Cursor) -> None:
-        self.previous, self.cursor = self.cursor, cursor
-
-    def finish(self) -> None:
-        ended = self.cursor
-        self.go_to(ended.next_epoch())
-        self.previous = ended
 
 
 def iterate_epoch(
@@ -75,7 +63,7 @@ def iterate_epoch(
     def batches(begun: Cursor) -> Iterator[Any]:
         is_latest = progress.generation == generation
         if is_latest:
-            progress.start()
+            progress.started = True
             begun = progress.begun
         steps = feed.steps_left(begun)
         if is_latest:
@@ -88,13 +76,15 @@ def iterate_epoch(
                 batch = result.batch if device is None else to_device(result.batch, device)
             except StopIteration:
                 if progress.generation == generation:
-                    progress.finish()
+                    ended = progress.cursor
+                    progress.go_to(ended.next_epoch())
+                    progress.previous = ended
                 return
             finally:
                 stats.answer()
             stats.deliver(result)
             if progress.generation == generation:
-                progress.advance(cursor)
+                progress.previous, progress.cursor = progress.cursor, cursor
             if result.step + 1 == steps:
                 # A framework that counts steps (Lightning) does not ask once more: free the workers and audit now.
                 next(results, None)

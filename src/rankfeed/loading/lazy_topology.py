@@ -5,7 +5,7 @@ from typing import Any
 
 from torch.utils.data import get_worker_info
 
-from rankfeed._util.validate import check_instance
+from rankfeed._util.validate import check_instance, check_optional
 from rankfeed.topology import Topology, process_group
 
 #: Distinguishes processes of different hosts, and a process from an earlier one with the same pid.
@@ -21,7 +21,10 @@ class LazyTopology:
     """
 
     def __init__(self, given: Topology | None) -> None:
-        self.given = check_topology(given)
+        expected = "a rankfeed.Topology, such as rankfeed.Topology(rank=0, world_size=2)"
+        self.given: Topology | None = check_optional(
+            check_instance, "topology", given, kind=Topology, expected=expected
+        )
         #: The process that detected a topology, and that topology.
         self._detected: tuple[tuple[int, bytes], Topology] | None = None
 
@@ -55,15 +58,6 @@ class LazyTopology:
         topology = self.peek()
         known = self.given is None and topology.launcher != "single"
         return {"given": self.given, "_detected": (_this_process(), topology) if known else None}
-
-
-def check_topology(topology: object) -> Topology | None:
-    """A topology, or None."""
-    if topology is None:
-        return None
-    return check_instance(
-        "topology", topology, Topology, "a rankfeed.Topology, such as rankfeed.Topology(rank=0, world_size=2)"
-    )
 
 
 def _this_process() -> tuple[int, bytes]:

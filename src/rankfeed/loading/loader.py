@@ -22,12 +22,12 @@ from rankfeed.loading.audit import EpochAudit
 from rankfeed.loading.batch_builder import BatchBuilder, preserve_rng_state
 from rankfeed.loading.collate import Batch, RaggedAs, check_ragged
 from rankfeed.loading.device import check_device
-from rankfeed.loading.engines import WorkerKind
 from rankfeed.loading.epoch import EpochProgress, iterate_epoch
 from rankfeed.loading.lazy_topology import LazyTopology
 from rankfeed.loading.map_feed import MapFeed
 from rankfeed.loading.options import (
     FeedOptions,
+    WorkerKind,
     as_source,
     check_column_names,
     check_id_column,

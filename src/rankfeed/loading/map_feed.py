@@ -6,7 +6,8 @@ from typing import Any
 
 from rankfeed.loading.audit import EpochAudit, gather_audits
 from rankfeed.loading.batch_builder import BatchBuilder, BatchResult
-from rankfeed.loading.engines import make_engine
+from rankfeed.loading.engines.process import ProcessEngine
+from rankfeed.loading.engines.thread import ThreadEngine
 from rankfeed.loading.ledger import EpochLedger
 from rankfeed.loading.options import FeedOptions
 from rankfeed.loading.state import LoaderState, decode_as, encode_state, resume_cursor
@@ -32,7 +33,10 @@ class MapFeed:
         self.plan, self.source = plan, builder.source
         self.audit_report: EpochAudit | None = None
         self._builder, self._options = builder, options
-        self._engine = make_engine(builder, options.worker_kind, options.num_workers, options.prefetch_factor)
+        self._engine: ThreadEngine | ProcessEngine | None = None
+        if options.num_workers:
+            kind = ThreadEngine if options.worker_kind == "thread" else ProcessEngine
+            self._engine = kind(builder, options.num_workers, options.prefetch_factor)
         self._takes_lanes, self._audit, self._ledger = takes_lanes, audit, ledger
 
     def schedule(self, begun: Cursor) -> Schedule:
@@ -57,6 +61,11 @@ class MapFeed:
         self.plan = plan
         return cursor
 
+    def _batches(self, schedule: Schedule) -> Iterator[BatchResult]:
+        if self._engine is None:
+            return (self._builder.build_step(schedule, step) for step in range(len(schedule)))
+        return self._engine.run(schedule)
+
     def run(self, begun: Cursor) -> Iterator[tuple[BatchResult, Cursor]]:
         schedule, plan, topology = self.schedule(begun), self.plan, self._options.topology.resolve()
         ledger = audit = None
@@ -65,7 +74,7 @@ class MapFeed:
         if self._audit:
             audit = EpochAudit.of_rank(schedule, plan.fingerprint)
         self._builder.fix_layout()  # before the first batch, in the process that iterates
-        for result in self._engine.run(schedule):
+        for result in self._batches(schedule):
             if result.step + 1 == len(schedule):
                 self.source.check_unchanged()
             cursor = begun.after(schedule, result.step + 1)

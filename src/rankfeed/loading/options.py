@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -12,12 +12,14 @@ from rankfeed._util.validate import check_choice, check_int, check_name, check_n
 from rankfeed.columns.layout import Layout, parse_layout
 from rankfeed.errors import ArgumentError, safe_repr
 from rankfeed.loading.collate import name_conflict
-from rankfeed.loading.engines import WorkerKind
 from rankfeed.loading.lazy_topology import LazyTopology
 from rankfeed.plan import Plan, Tail
 from rankfeed.plan.plan import DEFAULT_LANES, DEFAULT_WINDOW, Shuffle
 from rankfeed.plan.schedule import MAX_BATCH_SIZE
 from rankfeed.sources import ConcatSource, SelectSource, Source, from_dataset
+from rankfeed.sources.source import check_columns
+
+WorkerKind = Literal["thread", "process"]
 
 #: More workers or batches than any machine can serve are a typing error.
 _MAX_WORKERS, _MAX_PREFETCH_FACTOR = 4096, 2**20
@@ -156,14 +158,7 @@ def check_column_names(
                     remedy="return dicts from the Dataset's __getitem__",
                 )
         return columns
-    missing = [name for name in columns or () if name not in fields]
-    if missing:
-        raise ArgumentError(
-            "no such column",
-            expected="some of " + ", ".join(fields),
-            found=", ".join(map(repr, missing)),
-        )
-    names = list(fields if columns is None else columns)
+    names = check_columns(columns, fields)
     added = [f"{name}_lengths" for name in names if ragged == "pad" and fields[name].kind == "ragged"]
     added += [id_column] if id_column is not None else []
     added += ["valid"] if tail == "pad" else []

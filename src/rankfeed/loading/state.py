@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from rankfeed._util.validate import check_int
 from rankfeed.errors import ArgumentError, StateError, safe_str
 from rankfeed.plan import Cursor
 from rankfeed.storage.commit import decodable
@@ -67,26 +68,18 @@ def resume_cursor(state: LoaderState, plan: Mapping[str, int | str], source: str
             found="; ".join(differing),
             remedy="resume with the same data, seed and shuffle; or begin an epoch with set_epoch()",
         )
-    cursor = check_cursor(state.epoch, state.position, state.steps)
-    if cursor.position > int(plan["samples"]):
-        raise StateError(
-            "the position of the checkpoint is beyond the epoch",
-            expected=f"at most {plan['samples']}",
-            found=cursor.position,
-        )
-    return cursor
+    return check_cursor(state.epoch, state.position, state.steps, most=int(plan["samples"]))
 
 
-def check_cursor(epoch: int, position: int, steps: int) -> Cursor:
-    """The position of a state, with at least one sample per step."""
+def check_cursor(epoch: int, position: int, steps: int, most: int | None = None) -> Cursor:
+    """The position of a state: of at most ``most`` samples, with at least one sample per step."""
     try:
-        cursor = Cursor(epoch, position, steps)
+        check_int("position", position, at_least=0, at_most=most)
+        check_int("steps", steps, at_least=0, at_most=position)
+        return Cursor(epoch, position, steps)
     except ArgumentError as error:
-        raise StateError("the checkpoint has an impossible position", found=error.summary) from error
-    if steps > position:
         raise StateError(
             "the checkpoint has an impossible position",
-            expected="at least one sample per step",
-            found=f"{steps} steps, {position} samples",
-        )
-    return cursor
+            expected=error.expected,
+            found=f"{error.summary}: {error.found}",
+        ) from error

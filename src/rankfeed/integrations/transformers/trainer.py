@@ -7,15 +7,15 @@ processes when it resumes (huggingface/transformers#34365 on its sharding).
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from rankfeed.errors import ArgumentError, StateError, describe_error, safe_str
+from rankfeed.errors import ArgumentError, StateError, describe_error
 from rankfeed.integrations._compat import ActiveEpoch
+from rankfeed.integrations.accelerate import check_ranks, gather_for_metrics
 from rankfeed.integrations.transformers.tokens import IGNORED, PadTokens
 from rankfeed.loading import Loader
 from rankfeed.loading.streams.stream import Stream
@@ -59,8 +59,8 @@ class TrainerFeed:
         self.batch_size = loader.batch_size
         #: Rows of the current batch that are not padding.
         self.rows = 0
-        #: Which rows of the current step are not padding, over all ranks: bool [world_size * batch_size].
-        self.kept = torch.ones(loader.batch_size * loader.topology.world_size, dtype=torch.bool)
+        #: In evaluation, the weighted sum of this rank's losses, and the sum of the weights.
+        self.loss, self.weight = 0.0, 0.0
         self._columns = columns  # that are kept; None for all
         self._gradient_state = gradient_state  # accelerate's, in evaluation
         self._masks_loss = masks_loss  # whether rows with masked labels do not affect the loss
@@ -78,11 +78,8 @@ class TrainerFeed:
             yield from self._training_batches()
             return
         self.loader.progress.go_to(Cursor())
-        epoch = ActiveEpoch(self.loader.schedule_at(Cursor()))
-        for batch in epoch.count(self.loader, self._gradient_state):
-            samples = torch.tensor([samples for _, samples in epoch.schedule.shares(epoch.step)])
-            self.kept = (torch.arange(self.batch_size) < samples[:, None]).flatten()
-            yield self._select(batch)
+        epoch = ActiveEpoch(self.loader.schedule_at(Cursor()), cuts_padding=True)
+        yield from map(self._select, epoch.count(self.loader, self._gradient_state))
 
     def _training_batches(self) -> Iterator[Any]:
         progress = self.loader.progress
@@ -124,16 +121,6 @@ class TrainerFeed:
             batch["labels"] = torch.full_like(labels, IGNORED)
 
 
-@dataclass
-class _Losses:
-    """The weighted sum of this rank's losses, and the sum of the weights."""
-
-    feed: TrainerFeed
-    shifted: bool  # whether the model predicts the next label, so that the first of a row has no loss
-    total: float = 0.0
-    weight: float = 0.0
-
-
 class FeedMixin(_Trainer):  # type: ignore[misc]
     """Lets a Trainer read rankfeed sources and loaders: ``class Trainer(FeedMixin, transformers.Trainer): ...``.
 
@@ -162,7 +149,9 @@ class FeedMixin(_Trainer):  # type: ignore[misc]
     _first_epoch: int | None = None
     #: The loader's state at the last update; the Trainer reads the batches of the next update before it.
     _state_at_update: Mapping[str, Any] | None = None
-    _losses: _Losses | None = None
+    #: What is evaluated, and whether the model predicts the next label, so that the first of a row has no loss.
+    _evaluated: TrainerFeed | None = None
+    _is_shifted = False
     # Attributes of the Trainer.
     gather_function: Any
     model_accepts_loss_kwargs: Any
@@ -263,15 +252,8 @@ class FeedMixin(_Trainer):  # type: ignore[misc]
             raise ArgumentError(
                 "sequence parallelism divides a DataLoader's batches, and cannot be used here", found="sp_size > 1"
             )
-        ranks = args.world_size // (self.get_tp_size() * self.get_cp_size())
-        topology = loader.topology
-        if topology.world_size != ranks or (ranks == args.world_size and topology.rank != args.process_index):
-            raise ArgumentError(
-                "the loader's ranks are not the data-parallel ranks of the Trainer",
-                expected=f"{ranks} ranks",
-                found=f"rank {topology.rank} of {topology.world_size}",
-                remedy="give a Loader with topology=rankfeed.Topology.from_mesh(mesh, dims)",
-            )
+        peers = self.get_tp_size() * self.get_cp_size()
+        check_ranks(loader, args.world_size, args.process_index, peers)
         return loader
 
     def _loader_of_source(self, source: Source, batch_size: int, shuffle: bool, tail: Any) -> Loader:
@@ -371,8 +353,9 @@ class FeedMixin(_Trainer):  # type: ignore[misc]
             return super().evaluation_loop(dataloader, *rest)
         args = self.args
         original = self.gather_function, self.model_accepts_loss_kwargs, args.average_tokens_across_devices
-        self._losses = losses = _Losses(dataloader, shifted=self._shifts_labels())
-        self.gather_function = lambda data, **_: self._gathered(dataloader, data)
+        self._evaluated, self._is_shifted = dataloader, self._shifts_labels()
+        dataloader.loss = dataloader.weight = 0.0
+        self.gather_function = partial(gather_for_metrics, self.accelerator, self.accelerator.gather_for_metrics)
         # A rank's loss must be the model's mean over its rows, which is weighted here. The Trainer would divide it
         # by a count over all ranks, which is too high for some models (it includes the first labels of GPT-2).
         self.model_accepts_loss_kwargs = args.average_tokens_across_devices = False
@@ -380,25 +363,23 @@ class FeedMixin(_Trainer):  # type: ignore[misc]
             output = super().evaluation_loop(dataloader, *rest)
         finally:
             self.gather_function, self.model_accepts_loss_kwargs, args.average_tokens_across_devices = original
-            self._losses = None
+            self._evaluated = None
         if output.metrics is not None and f"{metric_key_prefix}_loss" in output.metrics:
-            mine = torch.tensor([losses.total, losses.weight], dtype=torch.float64, device=self.args.device)
+            mine = torch.tensor([dataloader.loss, dataloader.weight], dtype=torch.float64, device=args.device)
             total, weight = self.accelerator.gather(mine).view(-1, 2).sum(0).tolist()
             output.metrics[f"{metric_key_prefix}_loss"] = total / weight if weight else math.nan
         return output
 
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """As the Trainer's; the loss is weighted by the number of labels or rows that it is the mean of."""
-        losses = self._losses
-        if losses is None:
-            return super().prediction_step(model, inputs, *args, **kwargs)
-        weight = _weight(inputs, losses.feed.rows, shifted=losses.shifted)
+        feed = self._evaluated
+        weight = 0 if feed is None else _weight(inputs, feed.rows, shifted=self._is_shifted)
         done = super().prediction_step(model, inputs, *args, **kwargs)
-        if done[0] is not None and weight:
+        if feed is not None and done[0] is not None and weight:
             loss = float(done[0])
             if math.isfinite(loss) or not self.args.logging_nan_inf_filter:
-                losses.total += loss * weight
-                losses.weight += weight
+                feed.loss += loss * weight
+                feed.weight += weight
         return done
 
     def _shifts_labels(self) -> bool:
@@ -410,24 +391,6 @@ class FeedMixin(_Trainer):  # type: ignore[misc]
             getattr(self, "_loss_shifts_labels", False) or {type(each).__name__ for each in (model, inner)} & names
         )
         return bool(causal) and not getattr(getattr(model, "config", None), "is_encoder_decoder", False)
-
-    def _gathered(self, feed: TrainerFeed, data: Any) -> Any:
-        """Rows of all ranks, in the source's order, without padding."""
-
-        def gather(values: torch.Tensor) -> torch.Tensor:
-            rows: torch.Tensor = self.accelerator.gather(_padded(values, feed.batch_size, max(feed.rows, 1)))
-            return rows[feed.kept.to(rows.device)]
-
-        operations = need("accelerate.utils.operations", extra="accelerate")
-        try:
-            return operations.recursively_apply(gather, data, error_on_other_type=True)
-        except TypeError as error:
-            raise ArgumentError(
-                "predictions cannot be gathered",
-                expected="tensors, or lists, tuples and dicts of them",
-                found=safe_str(error),
-                remedy="let the model return tensors, or pass prediction_loss_only=True",
-            ) from error
 
 
 def _read_checkpoint(checkpoint: Path) -> tuple[int, Mapping[str, Any]]:
@@ -479,17 +442,3 @@ def _weight(inputs: Any, rows: int, *, shifted: bool) -> int:
         return rows
     predicted = labels[..., 1:] if shifted and labels.dim() > 1 else labels
     return int(predicted.ne(IGNORED).sum())
-
-
-def _padded(data: torch.Tensor, rows: int, valid: int) -> torch.Tensor:
-    """A tensor of this rank's rows, padded to the same number on every rank."""
-    if data.dim() == 0 or len(data) not in (valid, rows):
-        raise ArgumentError(
-            "a prediction does not have one row for each sample",
-            expected=f"{valid} rows",
-            found=f"a tensor of shape {tuple(data.shape)}",
-            remedy="leave it out with ignore_keys, or with preprocess_logits_for_metrics",
-        )
-    if len(data) == rows:
-        return data.contiguous()
-    return torch.cat([data, data.new_zeros(rows - len(data), *data.shape[1:])])

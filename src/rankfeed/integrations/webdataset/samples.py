@@ -19,7 +19,7 @@ from rankfeed.columns.field import Field
 from rankfeed.errors import PlanError, StateError
 from rankfeed.integrations.shared_epoch import SharedEpoch
 from rankfeed.loading._compat import refuse_double_sharding
-from rankfeed.loading.lazy_topology import LazyTopology, check_topology
+from rankfeed.loading.lazy_topology import LazyTopology
 from rankfeed.loading.options import check_batch_size, make_plan
 from rankfeed.loading.state import LoaderState, decode_as, encode_state, resume_cursor
 from rankfeed.plan import Cursor, Schedule, Tail
@@ -145,7 +145,7 @@ class ShardedSamples(IterableDataset[dict[str, Any]]):
         """Ids of the samples that a worker of a rank reads in the next iteration, batch by batch."""
         num_workers = check_int("num_workers", num_workers, at_least=1)
         worker = check_int("worker", worker, at_least=0, at_most=num_workers - 1)
-        schedule = self._schedule(self._epochs.next(), check_topology(topology) or self.topology)
+        schedule = self._schedule(self._epochs.next(), LazyTopology(topology).given or self.topology)
         return [schedule.batch(step) for step in range(worker, len(schedule), num_workers)]
 
     def __iter__(self) -> Iterator[dict[str, Any]]:

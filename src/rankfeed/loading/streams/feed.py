@@ -91,7 +91,7 @@ class StreamFeed:
     def steps_left(self, begun: Cursor) -> None: ...
 
     def state_at(self, cursor: Cursor) -> dict[str, Any]:
-        snapshot = _snapshot_at(cursor) or StreamSnapshot(0, b"null")
+        snapshot = getattr(cursor, "snapshot", None) or StreamSnapshot(0, b"null")
         position = {"epoch": cursor.epoch, "position": cursor.position, "steps": cursor.steps}
         own = {"at": snapshot.num_read, "own": msgspec.json.decode(snapshot.content)}
         return {"rankfeed": VERSION, **position, "seed": self._builder.seed, "shards": self._shards, **own}
@@ -141,8 +141,9 @@ class StreamFeed:
                 "fields": "not inferred yet" if builder.layout is None else builder.layout,
             }
             window = check_same_start(group, topology.rank, equal, ranks, window)
+        snapshot: StreamSnapshot | None = getattr(begun, "snapshot", None)  # a plain Cursor has none
         open_stream = partial(
-            stream.open, epoch=begun.epoch, shard=(topology.rank, ranks), start=start, snapshot=_snapshot_at(begun)
+            stream.open, epoch=begun.epoch, shard=(topology.rank, ranks), start=start, snapshot=snapshot
         )
         batches = StreamBatches(open_stream, sharding, builder, options)
         try:
@@ -205,8 +206,8 @@ class StreamBatches:
         self._reader: StreamReader | None = None
         self._specs: Iterator[tuple[BatchSpec, StreamPosition]] = iter(())
         self._failure: Exception | None = None
-        self._started = False
-        self._borrowed_filler: list[Any] = []
+        #: A sample for padding rows: the last one read, or one of another rank.
+        self.filler: list[Any] = []
         self._position = StreamPosition(sharding.start)
         self._steps = 0
         self._batches = self._run()
@@ -242,22 +243,17 @@ class StreamBatches:
         return self._reader
 
     def _run(self) -> Generator[PositionedBatch, None, None]:
-        self._started = True
         if self._failure is not None:
             raise self._failure
         reader = self._reader or self._open()
         options, processes, specs = self._options, self.processes, self._specs
-        try:
-            wait_ready = process.INLINE_AFTER
-            while not options.num_workers or (processes is not None and not processes.start(wait_ready)):
-                item = next(specs, None)
-                if item is None:
-                    return
-                yield self._builder.build(item[0]), item[1]
-                wait_ready = 0.0
-        except BaseException:
-            reader.close()
-            raise
+        wait_ready = process.INLINE_AFTER
+        while not options.num_workers or (processes is not None and not processes.start(wait_ready)):
+            item = next(specs, None)
+            if item is None:
+                return
+            yield self._builder.build(item[0]), item[1]
+            wait_ready = 0.0
         read_pool, build_pool = DaemonPool(1, "rankfeed-read"), DaemonPool(options.num_workers, "rankfeed")
 
         def build(step: int, read: Future[tuple[BatchSpec, StreamPosition] | None]) -> PositionedBatch | None:
@@ -285,17 +281,11 @@ class StreamBatches:
                 self.unfinished_read.result()
                 self.unfinished_read = None
 
-    @property
-    def filler(self) -> list[Any]:
-        return self._borrowed_filler or ([] if self._reader is None else self._reader.last)
-
-    @filler.setter
-    def filler(self, sample: list[Any]) -> None:
-        self._borrowed_filler = sample
-
     def report(self, ready: Sequence[PositionedBatch], ended: bool, error: str) -> RankReport:
         if ready:
             self._position = ready[-1][1]
+        if self._reader is not None:
+            self.filler = self._reader.last or self.filler
         self._steps += len(ready)
         fingerprint = digest_of(*(position.fingerprint.encode() for _, position in ready))
         num_read = self._position.num_read
@@ -309,7 +299,7 @@ class StreamBatches:
 
     def close(self) -> None:
         self._batches.close()
-        if self._reader is not None and not self._started:
+        if self._reader is not None and self.unfinished_read is None:
             self._reader.close()
 
 
@@ -351,10 +341,6 @@ class StreamSource(Source):
 
     def fetch(self, sample_ids: npt.ArrayLike, columns: Sequence[str] | None = None) -> NoReturn:
         raise NotImplementedError("samples of a stream come with their BatchSpec")
-
-
-def _snapshot_at(cursor: Cursor) -> StreamSnapshot | None:
-    return cursor.snapshot if isinstance(cursor, StreamCursor) else None
 
 
 def _describe_shards(shards: int) -> str:

@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any, cast
 
@@ -46,9 +47,8 @@ class Stream:
                 expected="a function that returns an iterable of samples",
                 found=type(factory).__name__,
             )
-        self._factory: Callable[..., Iterable[Any]] = (
-            cast(Any, factory) if is_factory else _IterableFactory(factory)
-        )
+        self._given = factory
+        self._factory: Callable[..., Any] = cast(Any, factory) if is_factory else partial(_rewound, factory)
         self._parameters = _factory_parameters(self._factory)
         #: Whether each rank has a stream of its own; otherwise all ranks read the same one.
         self.sharded = "shard" in self._parameters
@@ -58,7 +58,7 @@ class Stream:
         self._used: object = None
 
     def __repr__(self) -> str:
-        return f"from_iterable({self._factory!r})"
+        return f"from_iterable({self._given!r})"
 
     def open(
         self,
@@ -207,18 +207,9 @@ def from_iterable(
     return Stream(factory, ragged)
 
 
-class _IterableFactory:
-    """Returns an iterable each time it is called."""
-
-    def __init__(self, iterable: Any) -> None:
-        self._iterable = iterable
-
-    def __call__(self) -> Any:
-        # An iterable that has loaded a state keeps it, and would begin the next epoch there.
-        return copy.copy(self._iterable) if hasattr(self._iterable, "load_state_dict") else self._iterable
-
-    def __repr__(self) -> str:
-        return repr(self._iterable)
+def _rewound(iterable: Any) -> Any:
+    # An iterable that has loaded a state keeps it, and would begin the next epoch there.
+    return copy.copy(iterable) if hasattr(iterable, "load_state_dict") else iterable
 
 
 def _factory_parameters(factory: Callable[..., Any]) -> tuple[str, ...]:
