@@ -14,7 +14,7 @@ import numpy.typing as npt
 from rankfeed.errors import CorruptError
 from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.arrow.plain import PlainColumn, PlainLayout, plain_layout
-from rankfeed.sources.arrow.types import ArrayShape, Nulls, leaves_of, roots_of, type_name
+from rankfeed.sources.arrow.types import ArrayShape, leaves_of, roots_of, type_name
 from rankfeed.sources.source import BLOCK_BYTES, Int64, even_blocks, starts_of
 from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.mapped import map_file
@@ -42,11 +42,9 @@ class _Ipc:
             batches: list[_Message] = []
             with suppress(pa.ArrowException, OSError, ValueError):  # polars leaves gaps between the messages
                 batches += [message for message in _scan(data, 8, count) if message.is_batch]
-            if len(batches) != count:
-                batches = []
-            self.rows = [message.rows for message in batches]
             self.is_compressed = any(message.is_compressed for message in batches)
-            if not batches:
+            self.rows = [message.rows for message in batches]
+            if len(batches) != count:
                 self.rows = [self._reader.get_batch(number).num_rows for number in range(count)]
             return
         messages = list(_scan(data, 0))
@@ -180,9 +178,9 @@ class ArrowFile:
         self.starts = starts_of(rows)  # int64 [batches + 1], the first row of each record batch
         self.digest = digest_of(repr((len(self.data), types)).encode(), self.starts.tobytes())
 
-    def read(self, number: int, names: Sequence[str], nulls: Nulls, first: int, rows: int) -> Any:
+    def read(self, number: int, names: Sequence[str], first: int, rows: int) -> Any:
         """Rows of a record batch, with the top-level columns that contain some fields."""
-        wanted = roots_of(self.schema, names, nulls=nulls)
+        wanted = roots_of(self.schema, names)
         columns = [index for index, name in enumerate(self.schema.names) if name in wanted]
         batch = self._ipc.read(number, columns, is_compressed=self.is_compressed).select(wanted)
         if batch.num_rows != self.starts[number + 1] - self.starts[number]:
