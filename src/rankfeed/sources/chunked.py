@@ -192,26 +192,24 @@ class ChunkCache:
 
     def find(self, keys: Sequence[Hashable], used: Sequence[int]) -> list[Chunk | None]:
         """Cached chunks, None for others; counts the rows that the caller reads of each."""
+        found: list[Chunk | None] = []
+        cached = 0
         with self._lock:
-            found = [self._use(key, count) for key, count in zip(keys, used, strict=True)]
+            for key, count in zip(keys, used, strict=True):
+                self._now += count
+                entry = self._entries.get(key)
+                found.append(None if entry is None else entry.chunk)
+                if entry is None:
+                    self._uncached_rows[key] = self._uncached_rows.get(key, 0) + count
+                    continue
+                cached += count
+                entry.used = count if entry.used >= entry.rows else entry.used + count  # or another epoch
+                entry.last = self._now
+                entry.requests += 1
+                self._entries.move_to_end(key, last=entry.used < entry.rows)
         hits, total = LOOKUPS.so_far
-        cached = sum(count for count, chunk in zip(used, found, strict=True) if chunk is not None)
         LOOKUPS.so_far = hits + cached, total + sum(used)
         return found
-
-    def _use(self, key: Hashable, count: int) -> Chunk | None:
-        self._now += count
-        entry = self._entries.get(key)
-        if entry is None:
-            self._uncached_rows[key] = self._uncached_rows.get(key, 0) + count
-            return None
-        if entry.used >= entry.rows:
-            entry.used = 0  # another epoch
-        entry.used += count
-        entry.last = self._now
-        entry.requests += 1
-        self._entries.move_to_end(key, last=entry.used < entry.rows)
-        return entry.chunk
 
     def get(self, key: Hashable, load: Callable[[], Chunk]) -> Chunk:
         """A chunk, decoded by ``load`` unless another thread does; raises the errors of ``load``."""
@@ -219,10 +217,8 @@ class ChunkCache:
             if (entry := self._entries.get(key)) is not None:
                 return entry.chunk
             pending = self._pending.get(key)
-            is_mine = False
-            if pending is None or pending.cancel():  # a prefetch that has not begun
+            if is_mine := pending is None or pending.cancel():  # a prefetch that has not begun
                 pending = self._pending[key] = Future()
-                is_mine = True
                 pending.set_running_or_notify_cancel()
         if is_mine:
             try:

@@ -7,12 +7,7 @@ from rankfeed.errors import MissingExtraError
 
 
 def need(module: str, extra: str) -> Any:
-    """Import a module of an optional dependency; a MissingExtraError names the extra if it is not installed.
-
-    Examples:
-        >>> need("math", extra="image").floor(2.5)
-        2
-    """
+    """Import a module of an optional dependency; a MissingExtraError names the extra if it is not installed."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:

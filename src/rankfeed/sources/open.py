@@ -58,7 +58,7 @@ class Format:
 #: In the order of detection.
 FORMATS = {
     "packed": Format(
-        "a folder that rankfeed.write wrote", "arrow.detect:is_packed", "packed:open_packed", is_single=True
+        "a folder that rankfeed.write wrote", "arrow.detect:is_packed", "packed:PackedSource", is_single=True
     ),
     "numpy": Format(".npy or .npz files", "npy.detect:is_numpy", "npy.layout:open_numpy"),
     "lance": Format(

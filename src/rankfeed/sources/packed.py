@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -89,8 +88,3 @@ def check_shard(folder: str | Path, manifest: Manifest, shard: ShardInfo) -> Non
             "a shard is damaged", expected=f"checksum {shard.xxh3}", found=f"checksum {digest}", where=path
         )
     read_shard(map_file(path), manifest.fields, shard.rows, str(path))
-
-
-def open_packed(where: Any, *, columns: Sequence[str] | None = None) -> PackedSource:
-    """Open the folder of a written dataset."""
-    return PackedSource(os.fspath(where), columns=columns)

@@ -456,12 +456,7 @@ def with_where(error: RankfeedError, where: str) -> RankfeedError:
 
 
 def starts_of(counts: npt.ArrayLike) -> Int64:
-    """First index of each chunk, and the total at the end: int64 [chunks + 1].
-
-    Examples:
-        >>> starts_of([2, 0, 4])
-        array([0, 2, 2, 6])
-    """
+    """First index of each chunk, and the total at the end: int64 [chunks + 1]."""
     counts = np.asarray(counts, np.int64)
     starts = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=starts[1:])
@@ -469,12 +464,7 @@ def starts_of(counts: npt.ArrayLike) -> Int64:
 
 
 def even_blocks(rows: int, block_rows: int) -> Int64:
-    """Blocks of ``block_rows`` rows; the last one has the remainder.
-
-    Examples:
-        >>> even_blocks(7, 3)
-        array([3, 3, 1])
-    """
+    """Blocks of ``block_rows`` rows; the last one has the remainder."""
     block_rows = max(1, min(rows, block_rows))
     return np.diff(np.append(np.arange(0, rows, block_rows), rows))
 

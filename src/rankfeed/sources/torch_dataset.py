@@ -45,9 +45,6 @@ class TorchDatasetSource(Source):
         layout = None if fields is None else parse_layout(fields)
         self.declared = Declared("the Dataset", "from_dataset(dataset", layout, names)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"dataset": self.dataset, "_length": self._length, "declared": self.declared}
-
     def __repr__(self) -> str:
         return f"from_dataset({self.dataset!r})"
 

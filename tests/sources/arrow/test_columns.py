@@ -334,7 +334,7 @@ def test_a_mask_can_be_had_without_its_column() -> None:
     table = pa.table({"x": pa.array([1, None])})
     stored = read_columns(table, {"x_valid": Field("dense", "bool")}, where="here", nulls="mask")
     assert list(stored) == ["x_valid"]
-    assert roots_of(table.schema, ["x_valid"], nulls="mask") == ["x"]
+    assert roots_of(table.schema, ["x_valid"]) == ["x"]
 
 
 def test_names_that_collide_and_words_that_mean_nothing_are_refused() -> None:

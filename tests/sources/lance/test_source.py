@@ -219,7 +219,7 @@ def test_nulls_are_an_error_that_names_the_row_or_are_masked(tmp_path: Path) -> 
         with pytest.raises(SourceError, match=r"null[\s\S]*version 1, [a-z 0]*, row 2, column 'x'"):
             some.fetch([1], ["x"])
     assert samples(source, [0]) == [{"x": 1, "image": b"a"}]
-    with pytest.raises(SourceError, match=r"null[\s\S]*version 1, column 'image', row 1[\s\S]*nulls="):
+    with pytest.raises(SourceError, match=r"null[\s\S]*version 1, row 1, column 'image'[\s\S]*nulls="):
         source.fetch([2, 1], ["image"])
     masked = rf.open(path, nulls="mask")
     assert samples(masked, [2, 1]) == [
@@ -275,10 +275,10 @@ def test_what_is_read_after_an_interrupt_is_what_was_asked_for(
     assert ids(3) == [3, 4]
     beside = handle._open
     assert isinstance(beside, lance_process.IsolatedTable)
-    beside.helper._pipe.recv = interrupted  # type: ignore[method-assign]
+    beside._pipe.recv = interrupted  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         ids(5)
-    assert beside.helper._process.returncode is not None
+    assert beside._process.returncode is not None
     with closing(handle._opened()):
         assert ids(7) == [7, 8]
 

@@ -253,6 +253,17 @@ def test_a_column_that_contradicts_its_folder_is_an_error(tmp_path: Path) -> Non
     assert samples_of(rf.open(tmp_path, columns=["x"])) == [{"x": 1}, {"x": 2}]
 
 
+@pytest.mark.parametrize("kind", [pa.string_view(), pa.binary(), pa.dictionary(pa.int8(), pa.string())], ids=str)
+def test_text_of_any_type_is_compared_with_its_folder(kind: Any, tmp_path: Path) -> None:
+    for key in ("a", "b"):
+        table = pa.table({"x": [1, 2], "k": pa.array(["a", None], pa.string()).cast(kind)})
+        write(table, tmp_path / f"k={key}" / "a.parquet")
+    source = rf.open(tmp_path, nulls="mask")
+    assert samples_of(source, [0])[0]["k"] in ("a", b"a")
+    with pytest.raises(SourceError, match=r"'k' contradicts its folder[\s\S]*k=b"):
+        source.fetch([2])
+
+
 @pytest.mark.parametrize("key", [5, "e"])
 def test_a_null_in_a_column_of_the_folders_name_is_an_error_for_its_row(key: Any, tmp_path: Path) -> None:
     write(pa.table({"x": [1, 2, 3], "k": [key, None, key]}), tmp_path / f"k={key}" / "a.parquet")

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from rankfeed.errors import CorruptError
 from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.arrow.plain import PlainColumn, PlainLayout, plain_layout
-from rankfeed.sources.arrow.types import ArrayShape, Nulls, leaves_of, roots_of, type_name
+from rankfeed.sources.arrow.types import ArrayShape, leaves_of, roots_of, type_name
 from rankfeed.sources.source import BLOCK_BYTES, Int64, even_blocks, starts_of
 from rankfeed.storage.checksum import digest_of
 from rankfeed.storage.mapped import map_file
@@ -39,20 +39,18 @@ class _Ipc:
         if self.is_file:
             self._reader = pa.ipc.open_file(self._buffer, options=pa.ipc.IpcReadOptions(use_threads=False))
             self.schema, count = self._reader.schema, self._reader.num_record_batches
-            batches: list[_Message] = []
+            found: list[_Message] = []
             with suppress(pa.ArrowException, OSError, ValueError):  # polars leaves gaps between the messages
-                batches += [message for message in _scan(data, 8, count) if message.is_batch]
-            if len(batches) != count:
-                batches = []
-            self.rows = [message.rows for message in batches]
-            self.is_compressed = any(message.is_compressed for message in batches)
-            if not batches:
+                found += _scan(data, 8, count)
+            self.is_compressed = any(message.is_compressed for message in found)
+            self.rows = [message.rows for message in found if message.rows is not None]
+            if len(self.rows) != count:
                 self.rows = [self._reader.get_batch(number).num_rows for number in range(count)]
             return
         messages = list(_scan(data, 0))
-        self._batches = [message for message in messages if message.is_batch]
-        self._others = [message for message in messages if not message.is_batch]  # schema and dictionaries
-        self.rows = [message.rows for message in self._batches]
+        self._batches = [message for message in messages if message.rows is not None]
+        self._others = [message for message in messages if message.rows is None]  # schema and dictionaries
+        self.rows = [message.rows for message in messages if message.rows is not None]
         self.is_compressed = any(message.is_compressed for message in messages)
         end = messages[-1].end if messages else 0
         tail = data[end : end + 8].tobytes()
@@ -97,8 +95,7 @@ class _Message(NamedTuple):
 
     start: int
     end: int
-    is_batch: bool
-    rows: int
+    rows: int | None
     is_compressed: bool  # it, or a record batch before it; found at the first one with rows
 
 
@@ -119,10 +116,10 @@ def _scan(data: Bytes, start: int, max_batches: int = _MAX_ROWS) -> Iterator[_Me
         end = start + prefix + message.metadata.size + (0 if message.body is None else message.body.size)
         is_batch = message.type == "record batch"
         # Without decoding it.
-        rows = pa.ipc.read_record_batch(message, no_columns).num_rows if is_batch else 0
+        rows = pa.ipc.read_record_batch(message, no_columns).num_rows if is_batch else None
         if rows and is_compressed is None:
             is_compressed = _has_compression(message.metadata.to_pybytes())
-        yield _Message(start, end, is_batch, rows, bool(is_compressed))
+        yield _Message(start, end, rows, bool(is_compressed))
         start = end
         max_batches -= is_batch
 
@@ -180,9 +177,9 @@ class ArrowFile:
         self.starts = starts_of(rows)  # int64 [batches + 1], the first row of each record batch
         self.digest = digest_of(repr((len(self.data), types)).encode(), self.starts.tobytes())
 
-    def read(self, number: int, names: Sequence[str], nulls: Nulls, first: int, rows: int) -> Any:
+    def read(self, number: int, names: Sequence[str], first: int, rows: int) -> Any:
         """Rows of a record batch, with the top-level columns that contain some fields."""
-        wanted = roots_of(self.schema, names, nulls=nulls)
+        wanted = roots_of(self.schema, names)
         columns = [index for index, name in enumerate(self.schema.names) if name in wanted]
         batch = self._ipc.read(number, columns, is_compressed=self.is_compressed).select(wanted)
         if batch.num_rows != self.starts[number + 1] - self.starts[number]:

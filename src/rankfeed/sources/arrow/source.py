@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -102,11 +102,7 @@ class ArrowSource(ChunkedSource):
         self._init_chunks(self._chunks[:, 3], cache_bytes)
         if not self._decoded:
             self.prefetch_distance, self.reads_in_place = 0, True
-
-    @property
-    def default_shuffle(self) -> Literal["global", "window"]:  # type: ignore[override]
-        """Global if all columns are read in place, windows if a column is decoded."""
-        return "window" if self._decoded else "global"
+            self.default_shuffle = "global"  # type: ignore[misc]
 
     def _fetch(self, ids: Int64, names: Sequence[str]) -> dict[str, Column]:
         """Pointers into the mapped files for the columns that are read in place."""
@@ -142,7 +138,7 @@ class ArrowSource(ChunkedSource):
         where = f"{file.path}, record batch {batch}"
         fields = {name: self._fields[name] for name in names}
         with arrow_errors(where):
-            found = file.read(batch, names, self._nulls, first, rows)
+            found = file.read(batch, names, first, rows)
             if any(field.kind == "object" for field in fields.values()):
                 # Objects are decoded from it later: in memory of its own.
                 sink = pa.BufferOutputStream()

@@ -46,8 +46,8 @@ class ArrowTableSource(ChunkedSource):
         fields = {each: known[each] for each in check_columns(columns, known)}
         self._shapes = dict(shapes or {})
         self._nulls: Nulls = nulls
-        roots = roots_of(table.schema, list(fields), nulls=nulls)
-        self._batches = [each for each in table.select(roots).to_batches(max_chunksize=_CHUNK_ROWS) if len(each)]
+        columns = roots_of(table.schema, fields)
+        self._batches = [each for each in table.select(columns).to_batches(max_chunksize=_CHUNK_ROWS) if len(each)]
         blocks = np.array([len(each) for each in self._batches], np.int64)
         self._init_samples(name, fields, blocks, digest_of(repr((fields, int(blocks.sum()))).encode()))
         self._init_chunks(blocks, cache_bytes)

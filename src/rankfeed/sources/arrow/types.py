@@ -58,10 +58,9 @@ def fields_of(
     return fields
 
 
-def roots_of(schema: Any, names: Sequence[str], *, nulls: Nulls = "error") -> list[str]:
+def roots_of(schema: Any, names: Iterable[str]) -> list[str]:
     """The top-level columns that contain some fields, in the order of the schema."""
-    chosen = set(names) | {name.removesuffix(VALID) for name in names if nulls == "mask"}
-    wanted = {path[0] for name, path, _ in leaves_of(schema) if name in chosen}
+    wanted = set(parents_of(schema, names).values())
     return [name for name in schema.names if name in wanted]
 
 

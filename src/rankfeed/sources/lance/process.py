@@ -6,17 +6,21 @@ process that was forked from one that had imported the library reads through a h
 """
 
 import os
+import signal
+import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
+from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
-from rankfeed.errors import CorruptError
-from rankfeed.sources.helper_process import HelperCrash, HelperProcess
+from rankfeed.errors import CorruptError, RankfeedError
 from rankfeed.sources.lance.table import LanceTable, TableInfo
 from rankfeed.sources.source import check_same_data
 
+#: Seconds between two checks of the helper process that its parent still exists.
+_PARENT_CHECK_SECONDS = 5.0
+_PROGRAM = "import sys; from rankfeed.sources.lance.process import serve; serve(int(sys.argv[1]))"
 #: Tables that a fork inherited: freeing them would run the library.
 _ABANDONED: list[object] = []
 _forked_from_lance = False
@@ -37,38 +41,79 @@ if hasattr(os, "register_at_fork"):
 
 
 class IsolatedTable:
-    """A `LanceTable` in a helper process; a crash of the library is a CorruptError."""
+    """A `LanceTable` in a helper process, which ends with this one; a crash of the library is a CorruptError."""
 
     def __init__(self, uri: str, version: int | str | None) -> None:
         self._where = f"{uri}, version {version or 'latest'}"
-        with self._crash_errors(""):
-            self.helper = HelperProcess("rankfeed.sources.lance.table:LanceTable", uri, version)
-        self._where = self.call("describe")
+        self._lock = threading.Lock()
+        self._pipe, theirs = Pipe()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _PROGRAM, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            )
+        try:
+            self._where = self.call("open", uri, version)
+        except RankfeedError:
+            self.close()
+            raise
 
     def call(self, method: str, *arguments: Any, about: str = "") -> Any:
         """Call a method of the table; ``about`` is what it reads, for the error."""
-        with self._crash_errors(about):
-            return self.helper.call(method, *arguments)
-
-    @contextmanager
-    def _crash_errors(self, about: str) -> Iterator[None]:
-        try:
-            yield
-        except HelperCrash as crash:
-            raise CorruptError(
-                "Lance crashed while it read the table: it may be damaged",
-                found=crash,
-                where=self._where + about,
-                remedy="open an older version of the table (version=...), or restore it from a copy",
-            ) from crash
+        with self._lock:
+            try:
+                self._pipe.send((method, arguments))
+                answer = self._pipe.recv()
+            except BaseException as error:  # if interrupted, the next call must not receive this answer
+                self.close()
+                if not isinstance(error, (EOFError, OSError)):
+                    raise
+                raise CorruptError(
+                    "Lance crashed while it read the table: it may be damaged",
+                    found=f"exit status {self._process.returncode}",
+                    where=self._where + about,
+                    remedy="open an older version of the table (version=...), or restore it from a copy",
+                ) from error
+        if isinstance(answer, RankfeedError):
+            raise answer
+        return answer
 
     @property
     def closed(self) -> bool:
         """Whether the helper process ended."""
-        return self.helper.closed
+        return self._pipe.closed
 
     def close(self) -> None:
-        self.helper.close()
+        self._pipe.close()
+        self._process.kill()
+        self._process.wait()
+
+
+def serve(descriptor: int) -> None:
+    """The main function of the helper process: open a table, and answer calls until the parent ends."""
+    parent = os.getppid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is for the parent
+    table: Any = None
+    with Connection(descriptor) as pipe:
+        while True:
+            while not pipe.poll(_PARENT_CHECK_SECONDS):
+                if os.getppid() != parent:
+                    return
+            try:
+                method, arguments = pipe.recv()
+            except (EOFError, OSError):
+                return
+            try:
+                if method == "open":
+                    table = LanceTable(*arguments)
+                    answer = table.describe()
+                else:
+                    answer = table.call(method, *arguments)
+            except RankfeedError as error:
+                answer = error
+            pipe.send(answer)
 
 
 def inspect_table(uri: str, version: int | str | None, condition: str | None) -> TableInfo:

@@ -1,7 +1,7 @@
 """Lance tables: fragments are blocks, read in ranges of some MiB."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -110,9 +110,9 @@ class LanceSource(ChunkedSource):
         found = super()._fetch(ids, plain) if plain else {}
         unique, places = np.unique(ids, return_inverse=True)
         for parent in {self._parents[name] for name in names} & self._blobs:
-            for name, stored in self._read_blobs(parent, unique).items():
-                field = self._fields.get(name) or Field("dense", "bool")
-                found[name] = column_from_parts(field, [stored.part(places.reshape(-1))])
+            fields = {name: self._fields[name] for name in names if self._parents[name] == parent}
+            for name, stored in self._read_blobs(parent, fields, unique).items():
+                found[name] = column_from_parts(fields[name], [stored.part(places.reshape(-1))])
         return {name: found[name] for name in names}
 
     def _expect(self, ids: Int64, names: Sequence[str]) -> None:
@@ -122,19 +122,13 @@ class LanceSource(ChunkedSource):
     def _without_blobs(self, names: Iterable[str]) -> list[str]:
         return [name for name in names if self._parents[name] not in self._blobs]
 
-    def _read_blobs(self, column: str, ids: Int64) -> dict[str, ColumnBuffer]:
+    def _read_blobs(self, column: str, fields: Mapping[str, Field], ids: Int64) -> dict[str, ColumnBuffer]:
+        import pyarrow as pa
+
         rows = self._rows(ids)
         contents = self._read(self._fragments_of(rows), "blobs", rows, column)
-        valid = np.array([content is not None for content in contents], bool)
-        if self._nulls == "error" and not valid.all():
-            raise SourceError(
-                "a blob is null",
-                where=f"{self._where}, column {column!r}, row {rows[int(np.argmin(valid))]}",
-                remedy='leave the column out with columns=..., or open the table with nulls="mask"',
-            )
-        offsets = starts_of([len(content or b"") for content in contents])
-        values = np.frombuffer(b"".join(content or b"" for content in contents), np.uint8)
-        return {column: ColumnBuffer(values, offsets), f"{column}_valid": ColumnBuffer(valid)}
+        table = pa.table({column: pa.array(contents, pa.large_binary())})
+        return read_columns(table, fields, where=self._where, first_row=rows, nulls=self._nulls)
 
     def _load_chunk(self, number: int, names: tuple[str, ...]) -> dict[str, ColumnBuffer]:
         return self._take(np.arange(self._chunk_starts[number], self._chunk_starts[number + 1]), names)

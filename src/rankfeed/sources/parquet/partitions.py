@@ -9,6 +9,7 @@ import numpy as np
 from rankfeed.columns.columns import ColumnBuffer
 from rankfeed.columns.field import Field
 from rankfeed.errors import SourceError
+from rankfeed.sources.arrow.types import storage_type
 from rankfeed.sources.parquet.detect import PartitionedFile
 from rankfeed.sources.paths import check_utf8
 
@@ -70,6 +71,11 @@ class Partitions:
                     remedy="rename the folders of one of them, or leave the column out with columns=",
                 )
 
+    @property
+    def names(self) -> Collection[str]:
+        """The keys of the directories."""
+        return self._texts.keys()
+
     def describe(self) -> list[str]:
         """For the fingerprint: each key with its value for each file."""
         return [f"{name}={texts}" for name, texts in self._texts.items()]
@@ -89,26 +95,18 @@ class Partitions:
         encoded = np.frombuffer((text or "").encode(), np.uint8)
         return ColumnBuffer(np.tile(encoded, rows), np.arange(rows + 1, dtype=np.int64) * len(encoded))
 
-    def check(self, name: str, file: int, column: ColumnBuffer) -> None:
-        """Compare a file's own column with its directory, if both are integers or both text; nulls are ignored."""
-        text = self._texts[name][file] if name in self._texts else None
-        if text is None:
+    def check(self, name: str, file: int, column: Any, field: Field) -> None:
+        """Compare a file's own column with its directory, if both are integers or text; nulls are ignored."""
+        import pyarrow as pa
+
+        text = self._texts[name][file]
+        is_integer = field.kind == "dense" and np.dtype(field.dtype).kind in "iu" and field.shape == ()
+        if text is None or not (field.kind in ("str", "bytes") or (is_integer and self._is_integer[name])):
             return
-        given: Any = slice(None) if column.unreadable is None else ~column.unreadable.rows
-        if column.index is not None:  # of a dictionary, the values that are used
-            given = np.unique(column.index[given])
-        if column.offsets is None:
-            if not self._is_integer[name] or column.values.dtype.kind not in "iu" or column.values.ndim != 1:
-                return
-            same = bool((column.values[given] == int(text)).all())
-        else:
-            encoded = text.encode()
-            starts, lengths = column.offsets[:-1][given], np.diff(column.offsets)[given]
-            same = bool((lengths == len(encoded)).all())
-            if same and len(starts) and encoded:
-                rows = column.values[starts[:, None] + np.arange(len(encoded))]
-                same = bool((rows == np.frombuffer(encoded, np.uint8)).all())
-        if not same:
+        expected = int(text) if is_integer else text if field.kind == "str" else text.encode()
+        kind = storage_type(column.type)
+        kind = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}.get(kind, kind)
+        if not set(column.cast(kind).unique().to_pylist()) <= {expected, None}:
             raise SourceError(
                 f"the file's own column {name!r} contradicts its folder",
                 expected=f"{text} in all rows",

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 from rankfeed._util.handle_cache import HandleCache
 from rankfeed.errors import CorruptError, RankfeedError
@@ -85,48 +85,25 @@ class RowGroupPart:
             for number, (rows, before) in enumerate(zip(self.totals, starts, strict=False))
         ]
 
-    def cut(self, factor: int) -> list[RowGroupPart]:
-        """Parts of fewer rows by this factor, of all row groups that begin in this one."""
-        found = []
-        for part in self.by_group():
-            total = sum(part.totals)
-            step = max(1, part.step // factor)
-            for first in range(0, total, step) if part.first == 0 else ():
-                found.append(replace(part, first=first, rows=min(step, total - first), step=step))
-        return found
-
 
 #: File, row group, and the columns that are read.
 _GroupKey = tuple[int, int, tuple[str, ...]]
 
 
-@dataclass(frozen=True)
-class _Decoded:
+class _Decoded(NamedTuple):
     """What a row group becomes when it is decoded, as far as the footer does not tell."""
 
-    nbytes: int  # of numbers, also in lists, and of bytes of a fixed size
-    dictionaries: frozenset[str]  # paths of Parquet columns of text or bytes that stay dictionaries
+    nbytes: int = 0  # of numbers, also in lists, and of bytes of a fixed size
+    dictionaries: frozenset[str] = frozenset()  # paths of Parquet columns of text or bytes that stay dictionaries
 
 
-_AS_IN_FOOTER = _Decoded(0, frozenset())
-
-
-@dataclass(frozen=True)
-class _Cursor:
+class _Cursor(NamedTuple):
     """A row group that was read up to some row."""
 
     batches: Iterator[Any]  # the next rows
     nbytes: int  # approximate bytes that it holds
     leaves: list[int]  # numbers of the Parquet columns that are read
     values: dict[int, int]  # number of values read so far of columns in lists, by number
-
-
-@dataclass(frozen=True)
-class _OpenFile:
-    """An open file, shared by threads: its reads have offsets."""
-
-    handle: Any
-    metadata: Any
 
 
 class ParquetReader:
@@ -140,7 +117,7 @@ class ParquetReader:
         self.pid = os.getpid()
         self._data_files = files
         self._lock = threading.Lock()
-        self._files: HandleCache[_OpenFile] = HandleCache(OPEN_FILES)
+        self._files: HandleCache[tuple[Any, Any]] = HandleCache(OPEN_FILES)
         #: One thread at a time reads on in a row group; some row groups share a lock.
         self._group_locks = [threading.Lock() for _ in range(_LOCKS)]
         #: By row group and next row, least recently used first.
@@ -165,7 +142,12 @@ class ParquetReader:
             raise
 
     def _read(self, part: RowGroupPart, names: tuple[str, ...]) -> Any:
-        decoded = [self._decoded_group(each, names) for each in part.by_group()]
+        decoded = []
+        for each in part.by_group():
+            key = (each.file, each.group, names)
+            if key not in self._decoded:
+                self._decoded[key] = self._examine(each, names)
+            decoded.append(self._decoded[key])
         nbytes = sum(each.nbytes for each in decoded) * part.rows // max(1, sum(part.totals))
         if nbytes > _MOST_DECODED and part.rows > 1:
             raise LargeRowsError(self._where(part), -(-nbytes * _CUT // _MOST_DECODED))
@@ -196,7 +178,8 @@ class ParquetReader:
 
     def _check_values(self, part: RowGroupPart, cursor: _Cursor) -> None:
         """Compare the number of values in lists with the footer: pyarrow ignores surplus values."""
-        group = self._file(part.file).metadata.row_group(part.group)
+        _, metadata = self._file(part.file)
+        group = metadata.row_group(part.group)
         for number, values in cursor.values.items():
             column = group.column(number)
             if column.num_values != values:
@@ -207,14 +190,8 @@ class ParquetReader:
                     where=f"{self._where(part)}, column {column.path_in_schema!r}",
                 )
 
-    def _decoded_group(self, part: RowGroupPart, names: tuple[str, ...]) -> _Decoded:
-        key = (part.file, part.group, names)
-        if key not in self._decoded:
-            self._decoded[key] = self._examine(part, names)
-        return self._decoded[key]
-
     def _examine(self, part: RowGroupPart, names: tuple[str, ...]) -> _Decoded:
-        metadata = self._file(part.file).metadata
+        _, metadata = self._file(part.file)
         group = metadata.row_group(part.group)
         leaves = _leaf_columns(metadata.schema, names)
         texts = {
@@ -231,7 +208,7 @@ class ParquetReader:
             if column.max_repetition_level or column.physical_type == "FIXED_LEN_BYTE_ARRAY"
         }
         if group.num_rows <= _FEW_ROWS or not (texts or sized):
-            return _AS_IN_FOOTER
+            return _Decoded()
         schema = metadata.schema.to_arrow_schema()
         fixed = [
             count for name in schema.names if name in names for count in _values_per_row(schema.field(name).type)
@@ -239,7 +216,7 @@ class ParquetReader:
         if not texts and len(fixed) == len(leaves) and all(fixed):
             values = dict(zip(leaves, fixed, strict=True))
             row_bytes = sum(values[number] * value_bytes for number, value_bytes in sized.items())
-            return _Decoded(group.num_rows * row_bytes, frozenset())
+            return _Decoded(group.num_rows * row_bytes)
         # The metadata of column chunks can only be used after a row was read: see `footer`.
         one_row = replace(part, first=0, rows=1, step=1)
         with arrow_errors(self._where(part)):
@@ -317,15 +294,15 @@ class ParquetReader:
     ) -> _Cursor:
         import pyarrow.parquet as pq
 
-        file = self._file(part.file)
+        handle, metadata = self._file(part.file)
         with arrow_errors(self._where(part)):
-            leaves = _leaf_columns(file.metadata.schema, names)
+            leaves = _leaf_columns(metadata.schema, names)
             values = {number: 0 for number, column in leaves.items() if column.max_repetition_level}
             share = self._most_cursor_bytes // (_CURSORS * max(1, len(leaves))) - _PAGE
             buffer = 0 if part.rows == sum(part.totals) else min(_BUFFER, max(_LEAST_BUFFER, share))
             reader = pq.ParquetFile(
-                file.handle,
-                metadata=file.metadata,
+                handle,
+                metadata=metadata,
                 page_checksum_verification=True,
                 pre_buffer=False,
                 buffer_size=buffer,
@@ -337,10 +314,11 @@ class ParquetReader:
             )
             return _Cursor(iter(batches), len(leaves) * (buffer + _PAGE), list(leaves), values)
 
-    def _file(self, number: int) -> _OpenFile:
+    def _file(self, number: int) -> tuple[Any, Any]:
+        """A file that threads share, as its reads have offsets, and its metadata."""
         return self._files.get(number, lambda: self._open(number))
 
-    def _open(self, number: int) -> _OpenFile:
+    def _open(self, number: int) -> tuple[Any, Any]:
         import pyarrow as pa
 
         path = self._data_files.path(number)
@@ -348,7 +326,7 @@ class ParquetReader:
             handle = pa.OSFile(os.fsencode(path))
             content = footer_bytes(handle, path)
         self._data_files.opened(number)
-        return _OpenFile(handle, parse_footer(content, path).metadata)
+        return handle, parse_footer(content, path).metadata
 
 
 def _concat(batches: list[Any]) -> Any:

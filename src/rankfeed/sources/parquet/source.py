@@ -15,7 +15,7 @@ from rankfeed.sources.arrow.errors import arrow_errors
 from rankfeed.sources.arrow.types import Nulls, check_same_schema, fields_of, parents_of
 from rankfeed.sources.chunked import CACHE_BYTES, ChunkCache, ChunkedSource
 from rankfeed.sources.parquet.detect import list_files
-from rankfeed.sources.parquet.footer import Footer, read_footers
+from rankfeed.sources.parquet.footer import read_footers
 from rankfeed.sources.parquet.partitions import Partitions
 from rankfeed.sources.parquet.reader import LargeRowsError, ParquetReader, RowGroupPart
 from rankfeed.sources.paths import Paths, label
@@ -93,19 +93,19 @@ class ParquetSource(ChunkedSource):
         self._init_samples(label(paths), fields, blocks, digest_of(b"parquet", *map(os.fsencode, facts)))
         share = len([name for name in fields if name in own]) / len(own)
         row_bytes = sum(each.row_bytes() if each.kind == "dense" else _LEAST_ROW_BYTES for each in fields.values())
-        #: Approximate decoded bytes of each row group of each file.
+        # Approximate decoded bytes of each row group of each file.
         sizes = [
             [int(max(rows * row_bytes, size * share)) for rows, size in zip(each.rows, each.nbytes, strict=True)]
             for each in footers
         ]
-        most = _PART_BYTES
+        self._most_part_bytes = _PART_BYTES
         if sum(map(sum, sizes)) > cache_bytes:
-            most = min(most, max(_LEAST_PART_BYTES, cache_bytes // _PARTS_IN_CACHE))
-        self._parts = [
-            part
-            for number, footer in enumerate(footers)
-            for part in _cut(number, footer, sizes[number], paths[number], most)
-        ]
+            self._most_part_bytes = min(_PART_BYTES, max(_LEAST_PART_BYTES, cache_bytes // _PARTS_IN_CACHE))
+        #: Rows and sizes of the row groups of each file.
+        self._groups = [(footer.rows, some) for footer, some in zip(footers, sizes, strict=True)]
+        #: Parts have fewer rows by this factor; 0: small row groups are combined as well.
+        self._factor = 0
+        self._parts = self._cut()
         self._reader: ParquetReader | None = None
         #: The same data in smaller parts, once a part could not be decoded.
         self._finer: ParquetSource | None = None
@@ -121,15 +121,15 @@ class ParquetSource(ChunkedSource):
             try:
                 return super()._fetch(ids, names)
             except LargeRowsError as error:
-                parts = [each for part in self._parts for each in part.cut(error.factor)]
+                factor = error.factor
             except SourceError:
                 if all(part.groups == 1 for part in self._parts):
                     raise
-                # The damage may be in another row group of the part.
-                parts = [each for part in self._parts for each in part.by_group()]
+                factor = 1  # the damage may be in another row group of the part
             finer = copy.copy(self)
-            finer._parts = parts
-            finer._init_chunks([part.rows for part in parts], self._cache_bytes)
+            finer._factor = max(1, self._factor) * factor
+            finer._parts = finer._cut()
+            finer._init_chunks([part.rows for part in finer._parts], self._cache_bytes)
             self._finer, self._cache = finer, ChunkCache(0)
         return self._finer._fetch(ids, names)
 
@@ -151,34 +151,35 @@ class ParquetSource(ChunkedSource):
             first = part.before + part.first
             with arrow_errors(where):
                 loaded = read_columns(rows, wanted, where=where, first_row=first, nulls=self._nulls)
-            for name, column in loaded.items():
-                self._partitions.check(name, part.file, column)
+                for name in rows.schema.names:
+                    if name in wanted and name in self._partitions.names:
+                        self._partitions.check(name, part.file, rows.column(name), wanted[name])
         for name in names:
             if name not in wanted:
                 loaded[name] = self._partitions.column(name, part.file, part.rows)
         return {name: loaded[name] for name in names}
 
-
-def _cut(number: int, footer: Footer, sizes: Sequence[int], path: str, most: int) -> list[RowGroupPart]:
-    """The parts of a file of up to ``most`` bytes: large row groups are cut, small ones combined."""
-    parts: list[RowGroupPart] = []
-    rows_before = combined = 0
-    for group, (rows, nbytes) in enumerate(zip(footer.rows, sizes, strict=True)):
-        step = max(1, rows // max(1, -(-nbytes // most)))
-        if rows // step > _MOST_PARTS:
-            raise CorruptError(
-                "a row group has too many rows",
-                found=f"{rows} rows, {nbytes} bytes",
-                where=f"{path}, row group {group}",
-            )
-        if parts and combined + nbytes <= most:
-            parts[-1] = parts[-1].with_next_group(rows)
-            combined += nbytes
-        else:
-            parts += [
-                RowGroupPart(number, group, first, min(step, rows - first), step, (rows,), rows_before)
-                for first in range(0, max(rows, 1), step)
-            ]
-            combined = nbytes
-        rows_before += rows
-    return parts
+    def _cut(self) -> list[RowGroupPart]:
+        """The parts of all files: large row groups are cut, small ones combined."""
+        parts: list[RowGroupPart] = []
+        for file, (group_rows, sizes) in enumerate(self._groups):
+            before = combined = 0
+            for group, (rows, nbytes) in enumerate(zip(group_rows, sizes, strict=True)):
+                step = max(1, rows // max(1, -(-nbytes // self._most_part_bytes)) // max(1, self._factor))
+                if rows // step > _MOST_PARTS:
+                    raise CorruptError(
+                        "a row group has too many rows",
+                        found=f"{rows} rows, {nbytes} bytes",
+                        where=f"{self.files.path(file)}, row group {group}",
+                    )
+                if group and not self._factor and combined + nbytes <= self._most_part_bytes:
+                    parts[-1] = parts[-1].with_next_group(rows)
+                    combined += nbytes
+                else:
+                    parts += [
+                        RowGroupPart(file, group, first, min(step, rows - first), step, (rows,), before)
+                        for first in range(0, max(rows, 1), step)
+                    ]
+                    combined = nbytes
+                before += rows
+        return parts

@@ -47,7 +47,7 @@ class _TextSource(Source):
         schema = _common_schema(self._paths, [table.schema for table in tables], columns)
         known = fields_of(schema, nulls=nulls, columns=columns)
         fields = {name: known[name] for name in check_columns(columns, known)}
-        wanted = [schema.field(name) for name in roots_of(schema, list(fields), nulls=nulls)]
+        wanted = [schema.field(name) for name in roots_of(schema, fields)]
         self._buffers: list[dict[str, ColumnBuffer]] = []
         for path, table in zip(self._paths, tables, strict=True):
             cast = _cast(table, wanted, path)
